@@ -50,9 +50,9 @@ seconds." seconds)))
   (end-use event))
 
 (defun delay (function &key time event-cb (loop *event-loop*))
-  "Have FUNCTION called, without arguments, on LOOP in TIME seconds, a real; nil: as soon as
-possible, but not before this returns. EVENT-CB gets errors in it, if the loop sends them there.
-Return the event, for CANCEL. From any thread."
+  "Call FUNCTION, without arguments, on LOOP in TIME seconds, a real; with nil as soon as possible,
+but not before this returns. EVENT-CB gets errors in it, if the loop sends them there. Return the
+event, for CANCEL. From any thread."
   (let ((event (make-event function :event-cb event-cb :loop loop)))
     (add-event event :timeout time)
     event))
@@ -62,9 +62,9 @@ Return the event, for CANCEL. From any thread."
   `(delay (lambda () ,@body) :time ,seconds))
 
 (defun interval (function &key time event-cb (loop *event-loop*))
-  "Have FUNCTION called, without arguments, on LOOP every TIME seconds, a positive real, the first
-time in TIME seconds. Return a function that ends it, as CANCEL and REMOVE-INTERVAL of that do, and
-the event. From any thread."
+  "Call FUNCTION, without arguments, on LOOP every TIME seconds, a positive real, the first time in
+TIME seconds. Return a function that ends it, as CANCEL and REMOVE-INTERVAL of that do, and the
+event. From any thread."
   (let ((period (timeout-ns time)))
     (unless (plusp period) (misuse "~S is not a time in seconds for an interval." time))
     (let ((event (%make-event :loop (the-loop loop) :function function :event-cb event-cb

@@ -114,12 +114,12 @@ LOOP has stopped."
 
 (defgeneric call-with-restarts (handle function)
   (:documentation "Call FUNCTION, without arguments, with the restarts that only handles of HANDLE's
-kind have. Return what becomes of the callback.")
+kind have. Return the outcome of the callback.")
   (:method ((handle handle) function) (funcall function)))
 
 (defun offer-restarts (loop event-cb handle condition)
   "Let handlers outside of LOOP see CONDITION, which a callback for HANDLE has signalled, and then
-the debugger. Return what becomes of the callback."
+the debugger. Return the outcome of the callback."
   (restart-case (call-with-restarts handle (lambda ()
                                              (let ((loop:*unguarded* t))
                                                (error condition))))

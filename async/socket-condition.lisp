@@ -21,7 +21,7 @@
                   tcp-reset socket-reset tcp-timeout socket-timeout tcp-refused socket-refused))
 
 (defun event-errcode (condition)
-  "The system's errno, a positive integer, or -1 if none says what it was."
+  "Return the system's errno, a positive integer, or -1 if there is none."
   (loop:socket-error-code condition))
 
 (defun event-errmsg (condition)
@@ -33,5 +33,5 @@
   (loop:socket-error-owner condition))
 
 (defun tcp-socket (condition)
-  "As SOCKET, for those who know that name."
+  "As SOCKET, under cl-async's name."
   (socket condition))

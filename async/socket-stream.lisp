@@ -42,7 +42,8 @@ Signal MISUSE if it was made without. On its loop."
 ;;; Input
 
 (defun stream-feeder (read-cb)
-  "The in-place read callback of sockets used as streams: keep what has come and call READ-CB."
+  "The in-place read callback of sockets used as streams: keep the received octets and call
+READ-CB."
   (declare (type callback read-cb))
   (lambda (socket octets start end)
     (let* ((stream (socket-stream socket))

@@ -53,7 +53,8 @@
     (let ((tls (if (eq t tls) (tls-credentials :alpn nil) tls)))
       (when tls (loop:check-credentials tls (if incoming :server :client)))
       (when (and stream in-place)
-        (misuse "A socket has :STREAM or :IN-PLACE, not both: a stream keeps what is not read."))
+        (misuse "A socket has :STREAM or :IN-PLACE, not both: a stream keeps octets that are not
+read."))
       (make-socket-settings :read-cb (if stream (stream-feeder read-cb) read-cb)
                             :stream (and stream #'stream-feeder)
                             :event-cb event-cb :connect-cb connect-cb :write-cb write-cb
@@ -141,8 +142,8 @@ connect."
           do (if (char= char #\%) (write-string "%25" target) (write-char char target)))))
 
 (defun close-tcp-server (server)
-  "Have SERVER accept no more connections; those it has go on. Closing again does nothing. From any
-thread."
+  "Stop accepting connections at SERVER; its present ones go on. Closing again does nothing. From
+any thread."
   (end-handle server (lambda (server)
                        (setf (%server-closed server) t)
                        (loop:close-listener (%server-listener server))

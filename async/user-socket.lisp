@@ -55,7 +55,7 @@
   (stream nil)                          ; its ASYNC-IO-STREAM, once that is used
   (timeouts nil :type (or null timeouts)) ; nil while it has none
   (closed nil :type boolean)            ; for its user; the connection may still send
-  (awaits nil :type boolean)            ; a look at what is left of the output will be deferred
+  (awaits nil :type boolean)            ; a look at the remaining output will be deferred
   (choked nil :type boolean))           ; the output went past the high-water mark
 
 (declaim (sb-ext:freeze-type socket-settings timeouts socket))
@@ -116,7 +116,7 @@
     end))
 
 (define-hot socket-fill ((connection loop:connection)) null
-  "The handler's FILL: defer a look at what is left of the output."
+  "The handler's FILL: defer a look at the remaining output."
   (let ((socket (the socket (loop:connection-user connection))))
     (when (%socket-awaits socket)
       (loop:defer (loop:connection-loop connection) #'look-at-output socket))
@@ -259,7 +259,7 @@ thread."
     (t (misuse "Octets, a string or another sequence of octets are wanted, not ~S." data))))
 
 (define-hot write-now ((socket socket) (octets octets) (start index) (end index)) boolean
-  "Append the octets to what SOCKET is to send. Return true if it is ready for more."
+  "Append the octets to SOCKET's output. Return true if it is ready for more."
   (let ((connection (%socket-connection socket)) (settings (%socket-settings socket)))
     (cond ((%socket-closed socket) nil)
           (t (append-octets (if connection

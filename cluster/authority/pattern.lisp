@@ -54,7 +54,7 @@
     (%make-pattern text (and spiffe-p t) (parse-parts text spiffe-p))))
 
 (defun parts-match-p (parts separator text start name)
-  "True if PARTS of a pattern are what TEXT has from START on; NAME stands for :NAME."
+  "True if PARTS of a pattern match TEXT from START on; NAME stands for :NAME."
   (if (null parts)
       (= start (length text))
       (let* ((part (first parts))

@@ -8,8 +8,8 @@
 (in-package #:clgrpc.authority)
 
 (defparameter *roles* '(:start :work :read :operate :join :raft)
-  "All roles: to start workflows and to signal them; to work on them; to read what is known; to
-cancel and delete; to be a member of the cluster by a call; to send as a member of a Raft group.")
+  "All roles: to start workflows and to signal them; to work on them; to read their state; to cancel
+and delete; to be a member of the cluster by a call; to send as a member of a Raft group.")
 
 (defstruct (permission (:constructor make-permission (role kind pattern)) (:copier nil))
   "The permission that gives ROLE to every identity that matches PATTERN."
@@ -93,8 +93,8 @@ the peer wants to be, for :join, or to send as, for :raft. From any thread."
        (not (eq :none (loop:tls-credentials-client-certificates credentials)))))
 
 (defun authority-warning (authority credentials roles)
-  "Return what a person who starts a server with CREDENTIALS, or nil, by AUTHORITY has to know about
-ROLES, a text such as \"read\", a string; or nil. From any thread."
+  "Return a warning, a string, about AUTHORITY for the operator of a server with CREDENTIALS, or
+nil; ROLES is a text such as \"read\". Return nil if there is nothing to warn of. From any thread."
   (let ((permissions (authority-permissions authority)))
     (cond ((and (null permissions) credentials)
            (format nil "with TLS and without permissions no call may ~A" roles))

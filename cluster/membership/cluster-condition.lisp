@@ -6,7 +6,7 @@
   ((text :initarg :text :reader cluster-error-text)) ; the error, as text
   (:report (lambda (condition stream)
              (format stream "cluster: ~A" (cluster-error-text condition))))
-  (:documentation "A membership is not, or not any more, what it was to be."))
+  (:documentation "A membership could not be begun or changed, or has ended."))
 
 (document-functions
   cluster-error-text "Return the description of the error, a string.")

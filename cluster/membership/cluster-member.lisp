@@ -15,15 +15,16 @@
 (defconstant +most-labels+ 32 "Labels of a member.")
 (defconstant +longest-labels+ 1024 "Octets of all labels of a member.")
 (defconstant +shortest-lease+ 2 "Seconds; etcd looks twice a second for leases that have ended.")
-(defconstant +longest-lease+ 3600 "Seconds; so long a member that died may seem to be there.")
+(defconstant +longest-lease+ 3600
+  "The most seconds of a lease: so long a member that died may seem to be there.")
 
 (defstruct (cluster-member (:conc-name member-) (:copier nil))
   "A member of a cluster, as it was at some revision of the store."
-  (name "" :type string :read-only t)   ; one member has it at a time
+  (name "" :type string :read-only t)   ; unique among present members
   (generation 0 :type (signed-byte 64) :read-only t) ; which life of the name this is
   (address "" :type string :read-only t) ; where it serves
   (state :serving :type (member :serving :draining) :read-only t) ; its announced next action
-  (labels '() :type list :read-only t)  ; an alist of strings, what else it says of itself
+  (labels '() :type list :read-only t)  ; an alist of strings, its description of itself
   (lease-seconds 10 :type (signed-byte 32) :read-only t) ; seconds that it lasts unless renewed; 0:
                                                          ; unknown
   (instance "" :type string :read-only t) ; the name of its process
@@ -79,7 +80,7 @@ not said."
   (discovery:endpoint-key cluster name))
 
 (defun check-member (member)
-  "Return MEMBER. Signal MISUSE if what it says of itself is wrong or too long."
+  "Return MEMBER. Signal MISUSE if its description of itself is wrong or too long."
   (flet ((bound (text limit what)
            (when (< limit (length (string-octets text)))
              (misuse "~A has at most ~D octets." what limit))))
@@ -181,7 +182,8 @@ message can describe."
     (check-member (said-member said name (etcd:entry-created entry)))))
 
 (defun entry-member (entry cluster)
-  "The member of CLUSTER that ENTRY of the store is; nil for nil, and for what is not a member."
+  "The member of CLUSTER that ENTRY of the store is; nil for nil, and for an entry that is not a
+member's."
   (let ((name (and entry (entry-name entry cluster))))
     (and name
          (handler-case (parse-entry entry name)

@@ -6,7 +6,8 @@
 (defclass cluster-service (pb:cluster)
   ((informer :initarg :informer :reader service-informer) ; follows the store
    (max-members :initarg :max-members :reader service-max-members) ; that may join
-   (lease-seconds :initarg :lease-seconds :reader service-lease-seconds) ; of who asks for none
+   (lease-seconds :initarg :lease-seconds :reader service-lease-seconds) ; of a member that asks for
+                                                                         ; none
    (authority :initarg :authority :reader service-authority) ; which peers may do what
    (stopping :initform nil :accessor service-stopping)) ; true once its server stops
   (:documentation "The service clgrpc.cluster.v1.Cluster, see MAKE-CLUSTER-SERVICE."))
@@ -38,7 +39,7 @@ wrong arguments. From any thread; end it with CLOSE-CLUSTER-SERVICE when its ser
     service))
 
 (defun close-cluster-service (service)
-  "Have SERVICE follow its store no longer. From any thread but the store's."
+  "End SERVICE, which follows its store no longer. From any thread but the store's."
   (close-informer (service-informer service)))
 
 (defmethod server:note-server-started ((service cluster-service) server)

@@ -1,5 +1,5 @@
-;;;; Following a cluster from outside: Watch, asked again from where it was whenever it breaks, of
-;;;; whatever node the channel reaches.
+;;;; Following a cluster from outside: when a call of Watch breaks, the next node that the channel
+;;;; reaches is asked, from the same revision on.
 
 (in-package #:clgrpc.cluster)
 

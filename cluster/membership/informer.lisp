@@ -312,7 +312,8 @@ compacted that were not told, or the store has lost its data or has older ones."
                     (lambda () (informer-closed informer))))
 
 (defun follow-store (informer)
-  "Have INFORMER know, as soon as the store can be asked, what members there are and become."
+  "Start INFORMER: as soon as the store can be reached it knows the members, and then their
+changes."
   (setf (informer-mirror informer)
         (etcd:mirror (informer-store informer)
                      (lambda (kind items revision)
@@ -331,7 +332,7 @@ compacted that were not told, or the store has lost its data or has older ones."
   (%make-informer store (check-name cluster "cluster")))
 
 (defun close-informer (informer)
-  "Have INFORMER follow the store no longer. Not from its listeners."
+  "End INFORMER, which follows the store no longer. Not from its listeners."
   (with-informer (informer)
     (setf (informer-closed informer) t)
     (sb-thread:condition-broadcast (informer-bell informer)))
@@ -349,7 +350,7 @@ little; meanwhile no other listener gets changes."
                                     (view-revision (informer-view informer)))))
 
 (defun informer-member (informer name)
-  "The member NAME that INFORMER knows, or nil, and the revision of which that is so."
+  "The member NAME that INFORMER knows, or nil, and the revision of this knowledge."
   (with-informer (informer) (values (view-member (informer-view informer) name)
                                     (view-revision (informer-view informer)))))
 
@@ -358,8 +359,8 @@ little; meanwhile no other listener gets changes."
   (with-informer (informer) (hash-table-count (view-members (informer-view informer)))))
 
 (defun await-view (informer predicate seconds)
-  "Wait at most SECONDS until PREDICATE is true of the members of INFORMER, a list; return what it
-has returned last."
+  "Wait at most SECONDS until PREDICATE is true of the members of INFORMER, a list; return its last
+value."
   (let ((end (loop:notice-end seconds)))
     (loop
       (let* ((revision nil)

@@ -1,5 +1,5 @@
 ;;;; Nodes: a server that is a member of a cluster from START-NODE to STOP-NODE. It joins under a
-;;;; lease of its own, which is kept alive, and knows who else is there.
+;;;; lease of its own, which is kept alive, and knows the other members.
 ;;;;
 ;;;; A node is a member while its state is :member. If its lease ends, or its entry is gone, it is
 ;;;; :lost, and joins again, as a new generation, when the store can be reached; if another process
@@ -13,8 +13,8 @@
 after that.")
 
 (defconstant +disconnecting-seconds+ 1
-  "So long after its calls are to have drained a node that stops asks its own store for nothing
-more, so that it is gone in little more.")
+  "Seconds after the end of draining. Then a node that stops makes no more requests to its own
+store, so that it ends soon.")
 
 (defconstant +first-pause-seconds+ 1/4 "How long a node that was lost waits before it joins again.")
 (defconstant +longest-pause-seconds+ 2 "How long it waits at most, if that fails.")
@@ -34,7 +34,7 @@ more, so that it is gone in little more.")
    (state :initform :joining :accessor node-%state) ; see NODE-STATE
    (generation :initform 0 :accessor node-%generation) ; that it has, or had last
    (lease :initform nil :accessor node-%lease) ; while it is a member
-   (joiner :accessor node-joiner)       ; the job that has it join again
+   (joiner :accessor node-joiner)       ; the job by which it joins again
    (pauses :initform nil :accessor node-pauses) ; the job's, before it tries that, or nil
    (lock :initform (sb-thread:make-mutex :name "clgrpc node") :reader node-lock)) ; of these
   (:documentation "A server that is a member of a cluster, see START-NODE."))
@@ -99,7 +99,7 @@ thread."
 
 (defun await-members (node predicate &key (timeout 10))
   "Wait at most TIMEOUT seconds until PREDICATE, a function of the list of members that NODE knows,
-is true. Return what it has returned last. From any thread but those of ON-CHANGE."
+is true. Return its last value. From any thread but those of ON-CHANGE."
   (await-view (node-informer node) predicate timeout))
 
 ;;; Being a member, or not
@@ -128,7 +128,8 @@ does not have it; and its lease before, if any, which it keeps only if TO is :dr
     (values before lease)))
 
 (defun enter-state (node member lease)
-  "Have NODE, which has joined as MEMBER with LEASE, be a member; return false if it is to end."
+  "Note that NODE, which has joined as MEMBER with LEASE, is a member; return false if it is to
+end."
   (when (with-node-lock (node)
           (when (member (node-%state node) '(:joining :lost))
             (setf (node-%generation node) (member-generation member)
@@ -187,7 +188,7 @@ the store cannot be reached within TIMEOUT seconds, the lease ends by itself."
   (lose-membership node generation "the entry of ~A has gone from the store" (node-name node)))
 
 (defun join-node (node)
-  "Have NODE be a member. Signal what JOIN-CLUSTER signals."
+  "Make NODE a member. Signal the conditions of JOIN-CLUSTER."
   (let* ((known (node-generation node))
          (generation nil)
          (early nil))                   ; the cause, if the lease is lost before this returns
@@ -210,7 +211,7 @@ the store cannot be reached within TIMEOUT seconds, the lease ends by itself."
             (t (give-back node lease 1))))))
 
 (defun look-back (node revision)
-  "NODE knows only now that it is a member, which it became at REVISION: see what has become of its
+  "NODE knows only now that it is a member, which it became at REVISION: check the changes of its
 entry meanwhile."
   (multiple-value-bind (member at) (informer-member (node-informer node) (node-name node))
     (when (<= revision at)
@@ -240,7 +241,7 @@ or nil."
                             ((or cluster-error etcd:etcd-error) () nil))
                           (node-asked node)))
       nil)
-    ;; whatever it is: without this job the node would be lost for good
+    ;; every error: without this job the node would be lost for good
     (error (condition)
       (log-event :info :cluster-node-not-joined :node (node-name node)
                                                 :condition (princ-to-string condition))
@@ -255,7 +256,7 @@ or nil."
       (metrics:record (meters-members meters) (informer-count (node-informer node)) cluster name))))
 
 (defun note-changes (node changes)
-  "CHANGES of the cluster, a list, have come to NODE: see what has become of its own entry."
+  "CHANGES of the cluster, a list, have come to NODE: check its own entry."
   (count-changes node changes)
   (let ((own (find (node-name node) changes :from-end t :test #'string=
                    :key (lambda (change) (member-name (change-member change))))))
@@ -288,7 +289,7 @@ or nil."
     node))
 
 (defun watch-watchers (node)
-  "Have NODE's metrics say how many watch."
+  "Add the number of watchers to NODE's metrics."
   (let ((meters (node-meters node)) (cluster (node-cluster node)) (name (node-name node)))
     (when meters
       (flet ((note-count (count) (metrics:record (meters-watchers meters) count cluster name)))

@@ -68,7 +68,7 @@ of data at most, or one if it has more. Return a batch, or nil if there is nothi
         (queued-request-octets queued-request) of-type index))
 
 (defun joined-entries (requests count)
-  "The entries of REQUESTS, COUNT in all, one behind the other."
+  "The entries of REQUESTS, COUNT in all, in one sequence."
   (let ((entries (make-array count)) (start 0))
     (dolist (request requests entries)
       (let ((some (v1:append-entries-request-entries request)))
@@ -76,7 +76,7 @@ of data at most, or one if it has more. Return a batch, or nil if there is nothi
         (incf start (length some))))))
 
 (defun batch-request (batch group sender receiver)
-  "The AppendEntriesRequest that says what those of BATCH do, with an address."
+  "The AppendEntriesRequest with the meaning of all requests of BATCH, with an address."
   (let* ((requests (mapcar #'queued-request-request (batch-queued-requests batch)))
          (first (first requests)))
     (if (rest requests)

@@ -7,7 +7,7 @@
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun crc-tables ()
-    "The eight tables behind each other, 256 entries each."
+    "The eight tables one after the other, 256 entries each."
     (let ((tables (make-array 2048 :element-type '(unsigned-byte 32))))
       (dotimes (octet 256)
         (let ((crc octet))

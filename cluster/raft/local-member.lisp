@@ -44,7 +44,7 @@ to another, or if another thread takes too long."
       (setf (local-member-busy member) claim))))
 
 (defun release-snapshot-receiver (member claim)
-  "Others may have the snapshot receiver of MEMBER, if this thread has it by CLAIM."
+  "Release the snapshot receiver of MEMBER for other threads, if this thread has it by CLAIM."
   (sb-sys:without-interrupts
     (sb-thread:with-mutex ((local-member-lock member))
       (when (eq claim (local-member-busy member))

@@ -91,7 +91,7 @@ counts, too."
            (conclude peer (batch-queued-requests batch) response nil)
            (pump peer))
           (t (give-up-stream peer call
-                             (local-error :internal "~A answers what it was not asked"
+                             (local-error :internal "~A has answered a request that was not sent"
                                           (peer-name peer)))))))
 
 (defun end-error (peer call reason)
@@ -102,7 +102,7 @@ counts, too."
 
 (defun empty-pipe (pipe)
   "Take all out of PIPE, whose stream has ended; return the batches that were sent, the queued
-requests that were not, and what gave the stream up, if anything. Its lock is held."
+requests that were not, and the cause for which the stream was given up, or nil. Its lock is held."
   (multiple-value-prog1 (values (fifo-items (pipe-sent pipe))
                                 (append (and (pipe-held pipe)
                                              (batch-queued-requests (pipe-held pipe)))
@@ -281,7 +281,7 @@ stream; :OPEN; :CLOSE; or nil, after which the thread is pumping no longer."
                (pump peer))))))         ; given while their functions were called
 
 (defun pump-on (peer)
-  "Send what may be sent to PEER, as the only thread that does."
+  "Send the batches that may be sent to PEER, as the only thread that does."
   (loop (multiple-value-bind (step call) (next-step peer)
           (case step
             ((nil) (return))
@@ -292,8 +292,8 @@ stream; :OPEN; :CLOSE; or nil, after which the thread is pumping no longer."
             (t (send-batch peer call step))))))
 
 (defun pump (peer &key room)
-  "Send what may be sent to PEER, unless another thread does so. ROOM says that its stream has room
-again."
+  "Send the batches that may be sent to PEER, unless another thread does so. ROOM is true if its
+stream has room again."
   (let ((pipe (peer-pipe peer)) (claim (list nil)) (unwound t))
     ;; an interrupt may come at any instruction
     (unwind-protect (progn

@@ -83,11 +83,11 @@
                           message))))))
 
 (defun service-status-name (status)
-  "STATUS as the metrics have it."
+  "The name of STATUS in metrics."
   (string-upcase (substitute #\_ #\- (string status))))
 
 (defun note-queued (meter entries octets)
-  "The pipeline has so many more, or fewer."
+  "Add the differences, positive or negative, to the counts of the pipeline."
   (let ((instruments (meter-instruments meter)))
     (when instruments
       (metrics:add (instruments-queued-entries instruments) entries (meter-name meter))

@@ -69,7 +69,7 @@
             (peer-pipe peer))))
 
 (defun begin-to-connect (channel)
-  "Have CHANNEL connect, and wait for nothing."
+  "Make CHANNEL connect, without waiting."
   (handler-case (calling:ensure-connected channel :timeout 0)
     (status:rpc-error ())))
 
@@ -79,14 +79,14 @@
                     (keepalive-seconds 10) (backoff-initial-seconds 0.1) (backoff-maximum-seconds 2)
                   &allow-other-keys)
   "Return a peer that stands for the member NAME of GROUP, to which the member SENDER sends: all
-three are names, strings, and go with all that is sent. TARGET is a target as MAKE-CHANNEL has it,
+three are names, strings, and go with each message. TARGET is a target as MAKE-CHANNEL takes it,
 such as \"10.0.0.2:7000\", or a channel, such as SERVER-CHANNEL returns, which CLOSE-PEER leaves
 open. It connects at once, in the background, and again whenever the connection is lost. TIMEOUT is
 how long an answer may take, in seconds; of the pipeline, how long it may go without any while some
 are awaited. Of the pipeline: WINDOW, how many requests are under way at most; BATCH-ENTRIES and
 BATCH-OCTETS, how many entries, and octets of their data, are put in one request; MAX-ENTRIES and
-MAX-OCTETS, how much it takes altogether until there are answers. With METRICS, what is sent is
-counted there, by the peer's NAME. All else is as for MAKE-CHANNEL, such as :credentials. Signal
+MAX-OCTETS, how much it takes altogether until there are answers. With METRICS, messages are counted
+there, by the peer's NAME. The other keywords are MAKE-CHANNEL's, such as :credentials. Signal
 MISUSE for wrong arguments. From any thread; end it with CLOSE-PEER."
   (setf name (checked-name name)
         group (checked-name group)
@@ -124,9 +124,9 @@ MISUSE for wrong arguments. From any thread; end it with CLOSE-PEER."
                                                                #'new-instruments))))))
 
 (defun peer-statistics (peer)
-  "Return what is known of PEER, a plist: :STATE of its channel, :MESSAGES answered, :FAILURES,
+  "Return the statistics of PEER, a plist: :STATE of its channel, :MESSAGES answered, :FAILURES,
 :ENTRIES and :OCTETS of data sent, :LATENCY, the mean of the answers in seconds or nil, :STREAMS
-begun by the pipeline; and what is in the pipeline now: :QUEUED-ENTRIES, :QUEUED-OCTETS,
+begun by the pipeline; and the present contents of the pipeline: :QUEUED-ENTRIES, :QUEUED-OCTETS,
 :UNDER-WAY, requests that are not answered. From any thread."
   (let ((meter (peer-meter peer))
         (pipe (peer-pipe peer)))

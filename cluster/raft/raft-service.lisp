@@ -48,9 +48,9 @@ ends with :aborted. Signal MISUSE for a wrong permission. From any thread."
     (format stream "~D group~:P" (hash-table-count (service-groups service)))))
 
 (defun add-group (service group name state)
-  "Have SERVICE answer Raft's messages of GROUP that are for the member NAME, both strings, by the
-methods of HANDLE-APPEND-ENTRIES and so on for STATE, any object of the user's. Return SERVICE.
-Signal MISUSE if it has a member of GROUP. From any thread."
+  "Add the member NAME of GROUP, both strings, to SERVICE: it answers Raft's messages for that
+member by the methods of HANDLE-APPEND-ENTRIES and so on for STATE, any object of the user's. Return
+SERVICE. Signal MISUSE if it has a member of GROUP. From any thread."
   (let ((member (make-local-member (checked-name group) (checked-name name) state)))
     (sb-thread:with-mutex ((service-lock service))
       (when (gethash group (service-groups service))
@@ -59,8 +59,8 @@ Signal MISUSE if it has a member of GROUP. From any thread."
   service)
 
 (defun remove-group (service group)
-  "Have SERVICE answer no more messages of GROUP; one that is being handled goes on. Return true if
-there was a member of it. From any thread."
+  "Remove GROUP from SERVICE, which answers no more of its messages; one that is being handled goes
+on. Return true if there was a member of it. From any thread."
   (sb-thread:with-mutex ((service-lock service))
     (let ((member (gethash group (service-groups service))))
       (when member (setf (local-member-removed member) t))
@@ -108,7 +108,7 @@ SENDER cannot be another member."
                            (local-member-name member) (printable-text receiver)))
           ((or (string= "" sender) (same-name-p sender receiver))
            (refuse-address :invalid-argument :sender-missing group sender receiver
-                           "the request says ~:[that it comes from its receiver~;not who sends it~]"
+                           "the request ~:[names its receiver as its sender~;has no sender~]"
                            (string= "" sender)))
           (t member))))
 

@@ -64,7 +64,7 @@ SNAPSHOT-RECEIVER, of the one before, or nil, and the state machine."
         (kept-octets state header (snapshot-delivery-call snapshot-delivery)))))
 
 (defun check-chunk (snapshot-receiver chunk)
-  "Signal an RPC-ERROR unless CHUNK, a SnapshotChunk, is what SNAPSHOT-RECEIVER goes on with."
+  "Signal an RPC-ERROR unless CHUNK, a SnapshotChunk, is the next one of SNAPSHOT-RECEIVER."
   (let* ((header (snapshot-receiver-header snapshot-receiver))
          (data (v1:snapshot-chunk-data chunk))
          (offset (v1:snapshot-chunk-offset chunk)))
@@ -93,7 +93,7 @@ SNAPSHOT-RECEIVER, of the one before, or nil, and the state machine."
      (v1:snapshot-header-octets (snapshot-receiver-header snapshot-receiver))))
 
 (defun check-snapshot-receiver (snapshot-receiver)
-  "Signal an RPC-ERROR if what has come is not what the header of SNAPSHOT-RECEIVER says."
+  "Signal an RPC-ERROR if the received octets do not match the header of SNAPSHOT-RECEIVER."
   (unless (= (snapshot-receiver-crc snapshot-receiver)
              (v1:snapshot-header-crc32c (snapshot-receiver-header snapshot-receiver)))
     (refuse :data-loss "the snapshot has another check sum than its header")))

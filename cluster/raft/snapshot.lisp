@@ -61,7 +61,7 @@ that takes until END-NS."
 ;;; One stream
 
 (defun send-part (call &rest part)
-  "Send PART, :header or :chunk and what it is, on CALL; false if its peer wants no more."
+  "Send PART, :header or :chunk and its message, on CALL; false if its peer wants no more."
   (rpc:send call (apply #'v1:make-install-snapshot-request part)))
 
 (defun send-chunks (peer call source offset octets chunk-octets)
@@ -106,7 +106,8 @@ that takes until END-NS."
   "How often a snapshot may come with wrong check sums before it is given up.")
 
 (defun passing-p (error losses)
-  "True if what failed with ERROR may be tried again, after so many LOSSES of data."
+  "True if a transfer that failed with ERROR may be tried again, after this number of LOSSES of
+data."
   (case (status:rpc-error-status error)
     ((:unavailable :aborted :failed-precondition) t)
     (:data-loss (< losses +most-losses+))))

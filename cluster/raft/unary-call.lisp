@@ -63,8 +63,8 @@ response."))
 
 (defmacro define-unary-calls (&body rows)
   "Define functions (NAME peer request &key timeout then) that send a MESSAGE to a peer; each row is
-NAME, MESSAGE, the function that gives a request its address, a text that says what that asks for,
-and the texts of request and response."
+NAME, MESSAGE, the function that gives a request its address, a text with its purpose, and the texts
+of request and response."
   `(progn
      ,@(loop for (name message address meaning request response) in rows
              for stub = (intern (string name) '#:clgrpc.raft.v1.raft)
@@ -85,13 +85,13 @@ and the texts of request and response."
                 "Ask PEER for its vote."
                 "a RequestVoteRequest" "a RequestVoteResponse")
   (timeout-now "timeout-now" addressed-timeout
-               "Have PEER begin an election at once."
+               "Ask PEER to begin an election at once."
                "a TimeoutNowRequest" "a TimeoutNowResponse"))
 
 ;;; One at a time
 
 (defun await-pipe (pipe ready-p end-ns)
-  "Wait until READY-P, a function, returns true; return what it does, or nil at END-NS, or if this
+  "Wait until READY-P, a function, returns true; return its value, or nil at END-NS, or if this
 thread runs a loop that no other can run meanwhile. PIPE's lock is held."
   (declare (type function ready-p))
   (loop (let ((ready (funcall ready-p)))

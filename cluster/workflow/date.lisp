@@ -6,9 +6,9 @@
 ;;;;    both are the value of its entry among the nodes, which ends with its lease.
 ;;;; 3. A node that comes takes over the others' reckoning. One that is alone goes by the date that
 ;;;;    the store keeps, which the first of the nodes puts there now and then.
-;;;; 4. The date is moved only as far as most machines' dates ask for: to the middle one or, of an
-;;;;    even number, between the middle two, from whichever side it is outside them. So of two
-;;;;    machines that differ neither moves it.
+;;;; 4. The date is moved only as far as most machines' dates ask for: to the middle one; with an
+;;;;    even number of machines, to the nearer of the middle two unless it is between them. So of
+;;;;    two machines that differ neither moves it.
 ;;;; 5. A node that is alone goes by its machine's date.
 ;;;; 6. The date is moved by more than an hour only after a while, all through which the same was
 ;;;;    asked for: ten minutes at a node that is alone, in which its operator can correct its
@@ -25,7 +25,8 @@
   "The same for a node among others; each of them reports its machine's date three times
 meanwhile.")
 (defconstant +longest-outage-ms+ 86400000
-  "A date that is further behind the machine's than this is not taken for that of an outage.")
+  "The longest time, in ms, that a date may be before the machine's to count as the date of an
+outage.")
 
 (defstruct (date-step (:copier nil) (:predicate nil))
   "An offset that is asked for and is far from that of the nodes' date."

@@ -38,8 +38,8 @@
 
 (defun next-children (node state origin children input)
   "Finished drafts of those of CHILDREN, a Children, that the step which STATE, of the revision
-ORIGIN, is at begins next, as many as one transaction takes. INPUT is what they get that have none
-of their own."
+ORIGIN, is at begins next, as many as one transaction takes. INPUT is the input of children that
+have none of their own."
   (loop with operation-count = 0
         with octets = (protobuf:serialized-size state)
         with all = (pb:children-children children)

@@ -52,10 +52,11 @@
     (type-error () (misuse "The limit ~(~A~) cannot be ~A." name value))))
 
 (defconstant +default-store-quota+ 2147483648 "The quota of etcd by default, in octets.")
-(defconstant +most-operations+ 120 "Of one transaction; etcd takes 128.")
+(defconstant +most-operations+ 120 "The most operations of one transaction; etcd takes 128.")
 (defconstant +most-payloads+ 90
   "Payloads of one change; etcd takes 128 operations in a transaction.")
-(defconstant +small-octets+ 256 "A payload of so many goes with the state, a larger one has a key.")
+(defconstant +small-octets+ 256
+  "The most octets of a payload that goes with the state; a larger one has a key.")
 (defconstant +history-chunk+ 16 "Changes of a history in a key of their own.")
 (defconstant +longest-name+ 128 "Octets of an id, a kind, a name.")
 (defconstant +longest-text+ 2000 "Octets of a reason or an error that are kept.")

@@ -81,7 +81,8 @@ ones."
     (sb-thread:with-mutex ((ready-list-lock list)) (setf (ready-list-watched list) t))))
 
 (defun refill-ready-list (node)
-  "Have NODE know all tasks again that can be claimed, if it has not and there is room for more."
+  "Fill NODE's list again with all tasks that can be claimed, if it lacks some and has room for
+more."
   (let ((list (node-ready-list node)))
     (when (and (ready-list-partial list)
                (< (* 2 (hash-table-count (ready-list-tasks list))) +most-ready+))

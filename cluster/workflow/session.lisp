@@ -144,7 +144,7 @@ them."
             collect claim)))
 
 (defun note-heartbeat (node session held)
-  "SESSION lives, and has HELD. Return what of that is no longer its own."
+  "SESSION lives, and has HELD. Return the part of that which is no longer its own."
   (when (> (length held) +most-held+)
     (refuse-size :too-large :held +most-held+ (length held) "a worker has too many tasks"))
   (let ((known (make-hash-table :test 'equal)) (current (make-hash-table :test 'equal))
@@ -160,12 +160,13 @@ them."
       (remove-if (lambda (held) (gethash (claim-of held) current)) held))))
 
 (defun end-session-claims (node session)
-  "SESSION has ended: others get what it has claimed."
+  "SESSION has ended: others get the tasks that it has claimed."
   (change-together node (shuffled node (session-claims node session))
                    (lambda (draft) (lose-claim draft session nil))))
 
 (defun close-session (node session)
-  "SESSION ends by itself: others get what it has not reported, which counts as no attempt."
+  "SESSION ends by itself: others get the tasks that it has not reported; these do not count as
+attempts."
   (let ((lease (session-lease node session)))
     (change-together node (session-claims node session)
                      (lambda (draft)

@@ -205,11 +205,11 @@ last. A workflow that has failed by its last change gives none."
 (defun session-key (node session)
   (node-key node "index/sessions" (check-name session "a session")))
 
-;;; How many tasks a session has. A node counts what it gives, and asks the store only when that
-;;; might be too many: by then most have been reported.
+;;; How many tasks a session has. A node counts the tasks that it gives, and asks the store only
+;;; when these might be too many: by then most have been reported.
 
 (defun note-granted (node session count)
-  "NODE has given SESSION so many tasks, COUNT."
+  "NODE has given SESSION tasks; COUNT is their number."
   (sb-thread:with-mutex ((node-lock node)) (incf (gethash session (node-grants node) 0) count))
   (note-load node session count))
 
@@ -307,7 +307,7 @@ is as for FIND-READY."
   (session "" :type string :read-only t) ; whose
   (kinds '() :type list :read-only t)   ; of tasks
   (count 1 :type (integer 1) :read-only t) ; of tasks, at most
-  ;; the kind and the id of the task that it was woken for, and what ARRIVALS said then; or nil
+  ;; the kind and the id of the task that it was woken for, and the value of ARRIVALS then; or nil
   (woken nil :type list)
   ;; under the lock
   (queue-entries '() :type list)        ; while it is parked: its places in the queues
@@ -327,7 +327,8 @@ vain."
   (sb-thread:with-mutex ((task-queue-lock task-queue)) (arrivals task-queue kinds)))
 
 (defun task-queue-queue-entry (task-queue waiting &optional name table)
-  "A place of WAITING behind others in the queue of NAME in TABLE, or in that of all of TASK-QUEUE."
+  "A place of WAITING at the end of the queue of NAME in TABLE, or of the queue of all claims of
+TASK-QUEUE."
   (let ((queue-entry (make-queue-entry waiting name table)))
     (isolate-ring queue-entry)
     (enter-ring queue-entry (cond ((null table) (task-queue-queue task-queue))
@@ -343,7 +344,7 @@ vain."
       (remhash name table))))
 
 (defun enter-task-queue (task-queue waiting)
-  "WAITING is parked, behind all others."
+  "WAITING is parked, after all others."
   (incf (task-queue-parked task-queue))
   (setf (waiting-queue-entries waiting)
         (cons (task-queue-queue-entry task-queue waiting)
@@ -352,7 +353,7 @@ vain."
                                                     (task-queue-queues task-queue))))))
 
 (defun quit-task-queue (task-queue waiting)
-  "WAITING, if it is parked, is so no more."
+  "WAITING is not parked any more, if it was."
   (when (waiting-queue-entries waiting)
     (decf (task-queue-parked task-queue))
     (mapc #'quit-queue (shiftf (waiting-queue-entries waiting) '()))))
@@ -527,8 +528,8 @@ task that it was woken for."
                                                          session))))))
 
 (defun check-waiting (task-queue session limits)
-  "Signal BACKLOG-FULL if so many claims of SESSION, or of the identity whose it is, wait at
-TASK-QUEUE as LIMITS allow. The lock is held."
+  "Signal BACKLOG-FULL if the most claims that LIMITS allow of SESSION, or of its identity, wait at
+TASK-QUEUE. The lock is held."
   (let ((most (limits-max-waiting-claims-per-session limits))
         (most-of-owner (limits-max-waiting-claims-per-identity limits))
         (owner (session-owner session))

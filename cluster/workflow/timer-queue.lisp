@@ -112,8 +112,8 @@ be due after it."
     (some (lambda (id) (stuck-p node id)) (append ids others))))
 
 (defun do-shard (node shard &key (late-ms 0))
-  "Do what is due in SHARD, by LATE-MS at least. Return when there is something to be done again
-there, in milliseconds since 1970, or nil."
+  "Do the items of SHARD that are due, by LATE-MS at least. Return the time of its next item, in
+milliseconds since 1970, or nil."
   (let ((from nil) (again nil))
     (flet ((note-again (ms) (setf again (min ms (or again ms)))))
       (loop
@@ -126,7 +126,7 @@ there, in milliseconds since 1970, or nil."
           (setf from (format nil "~A~C" last (code-char 0))))))))
 
 (defun do-due (node &key (late-ms 0))
-  "Do what is due in all shards, by LATE-MS at least."
+  "Do the due items of all shards, by LATE-MS at least."
   (dotimes (shard +shards+) (do-shard node shard :late-ms late-ms)))
 
 (defun sweep-timers (node)
@@ -137,7 +137,7 @@ there, in milliseconds since 1970, or nil."
 ;;; The jobs
 
 (defun do-own-shards (node)
-  "Do what is due at NODE in its own shards, one after the other."
+  "Do the due items of NODE's own shards, one shard after the other."
   (loop for shard = (take-shard node)
         while shard
         do (let ((again (+ (node-now node) (* 1000 +longest-sleep-seconds+)))) ; after an error

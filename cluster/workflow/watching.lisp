@@ -17,7 +17,7 @@
 (in-package #:clgrpc.workflow)
 
 (defconstant +most-waiting-changes+ 1000 "Of a watch whose peer does not take them.")
-(defconstant +most-early-changes+ 20000 "Of a watch to which what came before is sent still.")
+(defconstant +most-early-changes+ 20000 "The state of a watch that still gets earlier changes.")
 
 (defstruct (subscription (:constructor make-subscription (call id peer)) (:copier nil))
   "A watch at a node, which is a call."
@@ -63,7 +63,7 @@ number above AFTER on to before BEFORE."
                                      :to (history-key (node-root node) id before) :page 100))
 
 (defun fetch-history (node id &key (after 0) function)
-  "Call FUNCTION with each Change of the workflow ID behind the number AFTER."
+  "Call FUNCTION with each Change of the workflow ID after the number AFTER."
   (let ((entry (fetch-entry node id)))
     (when entry
       (let* ((state (entry-state entry)) (newest (pb:workflow-state-changes state))
@@ -127,8 +127,8 @@ revision."
       (< (subscription-number subscription) (pb:change-number change))))
 
 (defun send-waiting (subscription)
-  "Send what waits of SUBSCRIPTION as far as its peer takes it. Return true if it ends with that,
-since its workflow does. Its lock is held."
+  "Send the waiting changes of SUBSCRIPTION as far as its peer takes them. Return true if it ends
+with that, since its workflow does. Its lock is held."
   (loop with queue = (subscription-queue subscription)
         while (and (fifo-items queue)
                    (not (subscription-ended subscription)))
@@ -144,7 +144,7 @@ since its workflow does. Its lock is held."
                (return t)))))
 
 (defun flush-subscription (subscription)
-  "Send what waits of SUBSCRIPTION if it may be sent now. From any thread."
+  "Send the waiting changes of SUBSCRIPTION if they may be sent now. From any thread."
   (handler-case
       (when (sb-thread:with-mutex ((subscription-lock subscription))
               (and (subscription-live subscription) (send-waiting subscription)))
@@ -202,7 +202,7 @@ since its workflow does. Its lock is held."
           do (queue-changes subscription (reverse messages)))))
 
 (defun end-feed (feed watch condition)
-  "WATCH of FEED has ended with CONDITION, and with it what it told."
+  "WATCH of FEED has ended with CONDITION: end the subscriptions that it served."
   (when (sb-thread:with-mutex ((feed-lock feed))
           (when (eq watch (feed-watch feed)) (setf (feed-watch feed) nil) t))
     (dolist (subscription (all-subscriptions feed))
@@ -297,7 +297,7 @@ workflow."
 
 (defun tell-former (node subscription from now)
   "Send SUBSCRIPTION the changes of all workflows from the revision FROM on by a watch of its own,
-until there is one at or behind NOW, since when the feed has queued them."
+until there is one at or after NOW, since when the feed has queued them."
   (let ((watch nil) (over nil) (call (subscription-call subscription)))
     (labels ((tell (changes revision)
                (unless over
@@ -342,7 +342,7 @@ was there again."
         (go-live subscription))))
 
 (defun begin-watch (node call request)
-  "Do what REQUEST, a WatchRequest, asks for on CALL."
+  "Do REQUEST, a WatchRequest, on CALL."
   (let ((subscription (make-subscription call (pb:watch-request-id request) (peer-name call))))
     (add-watch node subscription)
     (handler-bind ((error (lambda (error)

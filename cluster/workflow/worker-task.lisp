@@ -11,7 +11,8 @@
 (declaim (sb-ext:freeze-type task))
 
 (document-functions
-  make-task "Make what a function of DEFINE-STEP gets, of a Task MESSAGE; the worker does."
+  make-task "Make the argument of a function of DEFINE-STEP from MESSAGE, a Task; the worker calls
+this."
   task-p "True of tasks.")
 
 (defmethod print-object ((task task) stream)
@@ -40,7 +41,7 @@
   (octets-string (task-input task)))
 
 (defun child-results (octets)
-  "Return what children have brought, of OCTETS, the result of a step that has started them: a list
+  "Return the results of children from OCTETS, the result of the step that has started them: a list
 of CLGRPC.WORKFLOW.V1:CHILD-RESULTs in the order of the children, with their ids, statuses, results,
 octets, and reasons. From any thread."
   (coerce (pb:child-results-results (protobuf:parse-message 'pb:child-results octets)) 'list))
@@ -61,7 +62,7 @@ A resource that a step changes can store the number, and refuse requests with a 
 
 (defun task-losses (task)
   "Return how often in a row TASK was lost with its worker, from 0. From three on it is done alone:
-it may be what ends its workers."
+it may itself end its workers."
   (pb:task-losses (task-message task)))
 
 (defun task-held-p (task)

@@ -1,10 +1,10 @@
-;;;; Workers: jobs that claim tasks, do them and report, and one that says that they live. Each of
-;;;; the jobs has one task at a time. With its report it asks for the next step of the
-;;;; workflow, if that is of its kinds, or for whatever else is ready, which saves a claim; if there
-;;;; is nothing, it waits by a claim.
+;;;; Workers: jobs that claim tasks, do them and report, and one that sends heartbeats. Each of the
+;;;; jobs has one task at a time. With its report it asks for the next step of the workflow, if that
+;;;; is of its kinds, or for another ready task, which saves a claim; if there is none, it waits by
+;;;; a claim.
 ;;;;
 ;;;; A report that no answer came to is sent again, until there is one: the service knows it. If the
-;;;; session is lost, what was claimed under it is others', and the worker opens another one.
+;;;; session is lost, its tasks belong to others, and the worker opens another one.
 
 (in-package #:clgrpc.workflow)
 
@@ -15,7 +15,7 @@
   "How long a worker that stops waits for its session's end, which comes by itself else.")
 
 (defstruct (worker (:copier nil))
-  "A worker that runs, see START-WORKER. LOCK guards what is not read-only."
+  "A worker that runs, see START-WORKER. LOCK guards the slots that are not read-only."
   (name "" :type string :read-only t)   ; for people
   (channel nil :read-only t)            ; of the service
   (functions nil :read-only t)          ; (kind . function or nil), those that it does
@@ -72,8 +72,8 @@
 ;;; Sessions
 
 (defun note-tasks-lost (worker lost-p)
-  "Those of WORKER's tasks for which LOST-P, a function, is true are others': their functions can
-see it, and ON-TASK-LOST is called."
+  "WORKER's tasks for which LOST-P, a function, is true belong to others now: mark them for their
+functions, and call ON-TASK-LOST."
   (let ((lost (with-worker (worker)
                 (loop for task in (worker-held worker)
                       when (and (not (task-lost task)) (funcall lost-p task))
@@ -126,7 +126,8 @@ see it, and ON-TASK-LOST is called."
         collect (pb:make-held :id (task-id task) :fence (task-fence task))))
 
 (defun note-lost (worker held)
-  "HELD, a sequence of Helds, are others', and so is what has taken as long as it may."
+  "HELD, a sequence of Helds, belong to others now, and so do tasks that have taken their longest
+time."
   (note-tasks-lost worker
                    (lambda (task)
                      (or (find-if (lambda (held)
@@ -177,7 +178,7 @@ again."
     (funcall function)))
 
 (defun attempt-task (worker task)
-  "Do TASK. Return the request that reports what came of it."
+  "Do TASK. Return the request that reports its result."
   (let ((request (pb:make-report-request :id (task-id task) :fence (task-fence task))))
     (handler-case
         (multiple-value-bind (result then)
@@ -395,9 +396,9 @@ STOP-WORKER."
     worker))
 
 (defun stop-worker (worker &key (drain 10))
-  "Stop WORKER: it claims nothing more, what it does has DRAIN seconds to end and be reported, and
-what is left goes to others at once. Return true if nothing was left. A function that has not ended
-by then goes on, and its report is refused. From any thread but the worker's own."
+  "Stop WORKER: it claims no more tasks. Its present ones have DRAIN seconds to end and be reported;
+the rest goes to others at once. Return true if none was left. A function that has not ended by then
+goes on, and its report is refused. From any thread but the worker's own."
   (with-worker (worker)
     (when (worker-open-p worker) (setf (worker-state worker) :draining))
     (mapc #'rpc:cancel (worker-calls worker)))

@@ -7,8 +7,8 @@
 (defconstant +call-seconds+ 10 "How long a call may take.")
 
 (defconstant +silence-seconds+ 1
-  "A node that is silent for so long is asked whether it is there, and given up if it is for as long
-again: its connection may stand though the node hangs.")
+  "After so many seconds of silence a node gets a ping, and is given up after the same time again:
+its connection may stand though the node hangs.")
 
 (defun reach-nodes (channel)
   "CHANNEL, by which nodes are called; it finds out soon if one of them hangs."
@@ -44,11 +44,11 @@ meanwhile, another one is asked. Signal a workflow error."
 (defun start-workflow (channel id steps &key input type timeout call-timeout)
   "Start the workflow ID, a string that is the caller's choice, at the service CHANNEL leads to.
 STEPS are those of DEFINE-WORKFLOW, as a list or by the name of a workflow; INPUT, a string, octets
-or a message, is what the first gets; TYPE, a string, is for people, by default the name of the
-workflow in lower case, if STEPS is one; the workflow fails when TIMEOUT
-seconds are over. Return true if it has begun by this, false if it had by the same call before.
-Signal WORKFLOW-EXISTS if there is another one with this id, TOO-LARGE, BACKLOG-FULL or another
-WORKFLOW-ERROR, after CALL-TIMEOUT seconds (10) in any case. From any thread."
+or a message, is the input of the first; TYPE, a string, is for people, by default the name of the
+workflow in lower case, if STEPS is one; the workflow fails when TIMEOUT seconds are over. Return
+true if this call has begun it, false if the same call had begun it before. Signal WORKFLOW-EXISTS
+if another workflow has this id, TOO-LARGE, BACKLOG-FULL or another WORKFLOW-ERROR, after
+CALL-TIMEOUT seconds (10) in any case. From any thread."
   (pb:start-reply-began
    (ask #'methods:start (route channel id)
         (pb:make-start-request :id id :type (or type (type-of-steps steps)) :steps (steps-of steps)
@@ -56,7 +56,7 @@ WORKFLOW-ERROR, after CALL-TIMEOUT seconds (10) in any case. From any thread."
         call-timeout)))
 
 (defun workflow-state (channel id &key history input result timeout)
-  "Return what is known of the workflow ID, a CLGRPC.WORKFLOW.V1:GET-WORKFLOW-STATE-REPLY, with its
+  "Return the state of the workflow ID, a CLGRPC.WORKFLOW.V1:GET-WORKFLOW-STATE-REPLY, with its
 HISTORY, its INPUT and its last RESULT if these are true. Signal WORKFLOW-NOT-FOUND, or another
 WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
   (ask #'methods:get-workflow-state (route channel id)
@@ -192,7 +192,7 @@ WORKFLOW-ERROR, or FUNCTION-FAILED."
             do (with-function-failed () (note-change watcher change))))))
 
 (defun passing-p (condition)
-  "True if what ended with CONDITION can be tried again."
+  "True if a call that ended with CONDITION can be tried again."
   (or (typep condition 'store-unavailable)
       (let ((cause (workflow-error-cause condition)))
         (and (eq 'workflow-error (type-of condition))
@@ -237,14 +237,14 @@ WORKFLOW-ERROR, or FUNCTION-FAILED."
 
 (defun watch-workflow (function channel id &key (after 0) (revision 0) on-end
                                              (timeout +call-seconds+))
-  "Have FUNCTION called with each change of the workflow ID behind the number AFTER, a
+  "Watch the workflow ID: call FUNCTION with each change after the number AFTER, a
 CLGRPC.WORKFLOW.V1:CHANGE, each once and in their order, though connections break and nodes go
-meanwhile, until it has ended. If ID is nil it is called with those of all workflows, from REVISION
-of the store on or, if that is 0, from now on, without end; then this returns when a node has begun
-the watch, or after TIMEOUT seconds (10). Return an object for END-WATCHING. When there is no more,
-ON-END is called, with nil or with the WORKFLOW-ERROR that is why: CHANGES-COMPACTED if some are no
-longer there one by one, and if FUNCTION has signalled an error. Both run on a thread of the watch's
-own. From any thread."
+meanwhile, until the workflow has ended. If ID is nil, FUNCTION gets the changes of all workflows,
+from REVISION of the store on or, if that is 0, from now on, without end; then this returns when a
+node has begun the watch, or after TIMEOUT seconds (10). Return an object for END-WATCHING. At the
+end ON-END is called, with nil or with the WORKFLOW-ERROR that has ended the watch:
+CHANGES-COMPACTED if some changes are no longer there one by one, or FUNCTION's error. Both run on a
+thread of the watch's own. From any thread."
   (when (and (null id) (router-p channel))
     (misuse "A watch of all workflows is of one group; ROUTER-CHANNELS returns the channels."))
   (let ((watcher (make-watcher :channel (if id (route channel id) channel) :id (or id "")
@@ -267,8 +267,8 @@ thread; in its function, that call is the last."
   (loop:end-background (watcher-background watcher)))
 
 (defun await-end (channel id timeout)
-  "Wait until the workflow ID has ended, TIMEOUT seconds at most. Return what was wrong, a workflow
-error, or nil."
+  "Wait until the workflow ID has ended, TIMEOUT seconds at most. Return the workflow error that has
+ended the watch, or nil."
   (let ((watcher (watch-workflow (constantly nil) channel id)))
     (unwind-protect (await-watcher watcher timeout)
       (end-watching watcher))

@@ -14,7 +14,7 @@
              (format stream "~A~@[ (~A: ~A at most~@[, not ~A~])~]" (workflow-error-text condition)
                      (workflow-error-limit condition) (workflow-error-most condition)
                      (workflow-error-actual condition))))
-  (:documentation "The workflow service has not done what it was asked for."))
+  (:documentation "The workflow service has refused a request, or could not do it."))
 
 (document-functions
   workflow-error-text "Return the description of the error, a string."
@@ -54,7 +54,8 @@ has reported another result of it before. Nothing was recorded.")
   (:session-lost :failed-precondition "The session has ended: its worker's heartbeats failed for its
 time. The tasks that it had claimed go to others.")
   (:too-large :invalid-argument "Something is larger than a limit allows.")
-  (:backlog-full :resource-exhausted "There are as many as there may be; try again later.")
+  (:backlog-full :resource-exhausted "A limit of the number of workflows, claims or the like is
+reached; try again later.")
   (:store-unavailable :unavailable "The store has not answered in time, or changed too often
 meanwhile. The request may have been done; it can be sent again as it is.")
   (:changes-compacted :out-of-range "The changes from the revision that was asked for are no longer

@@ -37,7 +37,7 @@ another one."
     (pb:make-start-reply :state (told-state (cached-state-state now)) :began nil)))
 
 (defun start-anew (node request)
-  "Start what REQUEST asks for, unless there is such a workflow."
+  "Start the workflow of REQUEST, unless there is such a workflow."
   (let ((draft (finish-draft (begin-workflow request (node-now node) (node-limits node)
                                              :traceparent (current-traceparent)))))
     (multiple-value-bind (done revision entry) (put-draft node draft)
@@ -80,8 +80,8 @@ another one."
   (data-key "" (pb:signal-request-id request) (run-key run (format nil "signal/~A" signal-id))))
 
 (defun signal-keys (request signal-id state)
-  "The keys of which one is in the store if the signal of REQUEST was given before to what STATE
-runs, or runs since."
+  "Keys, of which one is in the store if the signal of REQUEST was given before to the present run
+of STATE, or to a run since then."
   (mapcar (lambda (run) (signal-key request signal-id run))
           (adjoin (pb:workflow-state-run state)
                   (coerce (pb:workflow-state-signal-runs state) 'list))))
@@ -223,8 +223,8 @@ anything is done with them: a message has room for a million."
                             task back")))))
 
 (defun next-claimed-p (state request)
-  "True if the session of REQUEST, a ReportRequest that was recorded, has got the next step with
-it, and has it still."
+  "True if the session of REQUEST, a ReportRequest that was recorded, has got the next step by the
+report, and still has it."
   (and (plusp (length (pb:report-request-next-kinds request)))
        (next-claim state (pb:report-request-fence request))
        (string= (pb:report-request-session request) (pb:workflow-state-session state))))

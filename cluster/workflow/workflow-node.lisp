@@ -112,7 +112,7 @@ change."
    (wakeup :initform (make-wakeup) :reader node-wakeup) ; of the keeper
    (keeper :initform nil :accessor node-keeper) ; the job that looks after sessions and nodes
    (timer-queue :initform (make-timer-queue) :reader node-timer-queue) ; of the timers
-   (timers :initform '() :accessor node-timers) ; jobs that do what is due
+   (timers :initform '() :accessor node-timers) ; jobs that do due items
    (membership :initform (make-membership) :reader node-membership) ; of the namespace's nodes
    (running :initform 0 :accessor node-running) ; workflows, when they were counted last
    (ready :initform 0 :accessor node-ready) ; tasks that no worker has claimed, likewise
@@ -153,7 +153,7 @@ change."
   (setf (slot-value node 'dates) (make-dates clock)))
 
 (defun ensure-date (node)
-  "Have NODE know the nodes' date, from its store. Signal an ETCD-ERROR."
+  "Read the nodes' date from NODE's store. Signal an ETCD-ERROR."
   (let ((dates (node-dates node)) (prefix (node-key node "index/nodes" "")))
     (unless (dates-offset dates)
       (let ((stored (etcd:fetch (node-etcd node) (node-key node "date")))

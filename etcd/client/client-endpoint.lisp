@@ -10,7 +10,7 @@
 (defclass endpoints-resolver (client:resolver)
   ((parts :initarg :parts :accessor endpoints-parts) ; the resolvers, one for each endpoint
    (options :initarg :options :reader endpoints-options) ; of the channel
-   ;; of each of these what it has told: a list of backends, or a text that says why there are none
+   ;; the result of each of these: a list of backends, or a text with the reason why there are none
    (answers :initform '() :accessor endpoints-answers))
   (:documentation "For targets that are endpoints."))
 

@@ -18,7 +18,8 @@ leader has a greater one.")
   (waiter-key leadership))
 
 (defun leadership-guard (leadership)
-  "A comparison for :when of TRANSACT that is so only while LEADERSHIP is there; see LOCK-GUARD."
+  "Return a comparison for :when of TRANSACT that is true only while LEADERSHIP is there; see
+LOCK-GUARD."
   (waiter-guard leadership))
 
 (defun leadership-held-p (leadership)
@@ -27,13 +28,13 @@ thread."
   (waiter-held-p leadership))
 
 (defun campaign (etcd name value &key lease (seconds +waiter-seconds+) on-loss timeout)
-  "Stand for the leadership of NAME, a string, and return it when it is ours. VALUE, a string or
-octets, is what the leader says, see LEADER. It is bound to LEASE, or else to a lease of its own,
-which ends SECONDS after the leader is not heard of any more; with a lease that stands already it is
-the same leadership, with this VALUE. If the lease is lost ON-LOSS is called with an ETCD-ERROR, on
-the lease's thread. Signal NOT-OBTAINED if others lead for TIMEOUT seconds, by default those of
-ETCD, OWNERSHIP-LOST if its lease ends meanwhile, or another ETCD-ERROR; then we stand no longer.
-From any thread; end it with RESIGN."
+  "Become a candidate for the leadership of NAME, a string, and return it when this client leads.
+VALUE, a string or octets, is the leader's value, see LEADER. The leadership is bound to LEASE, or
+else to a lease of its own, which ends SECONDS after the last renewal. With a lease that is a
+candidate already it is the same leadership, with this VALUE. If the lease is lost ON-LOSS is called
+with an ETCD-ERROR, on the lease's thread. Signal NOT-OBTAINED if others lead for TIMEOUT seconds,
+by default those of ETCD, OWNERSHIP-LOST if its lease ends meanwhile, or another ETCD-ERROR; then
+this client is no longer a candidate. From any thread; end it with RESIGN."
   (let* ((end (loop:notice-end (or timeout (etcd-timeout etcd))))
          (leadership (make-waiter #'%make-leadership etcd name lease seconds on-loss end)))
     (with-waiter-kept (leadership)

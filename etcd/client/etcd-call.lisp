@@ -47,7 +47,7 @@
     (rpc:cancel call)))
 
 (defun end-cancellation-token (cancellation-token)
-  "Cancel what the thread of CANCELLATION-TOKEN waits for, and what it will. From any thread."
+  "Cancel the present call of CANCELLATION-TOKEN's thread, and its later ones. From any thread."
   (let ((call (sb-thread:with-mutex ((cancellation-token-lock cancellation-token))
                 (setf (cancellation-token-over cancellation-token) t)
                 (sb-thread:condition-broadcast (cancellation-token-bell cancellation-token))
@@ -55,8 +55,7 @@
     (when call (rpc:cancel call))))
 
 (defmacro with-cancellation-token ((cancellation-token) &body body)
-  "Evaluate BODY, which calls nothing of the user's, so that END-CANCELLATION-TOKEN ends what it
-waits for."
+  "Evaluate BODY, which calls nothing of the user's; END-CANCELLATION-TOKEN ends its waits."
   `(let ((*cancellation-token* ,cancellation-token)) ,@body))
 
 (defun pause-cancellation-token (end-ns)
@@ -67,8 +66,9 @@ waits for."
                            (lambda () (cancellation-token-over cancellation-token))))))
 
 (defun call-again (end-ns twice function)
-  "Return what FUNCTION, a call, returns, and call it until END-NS again and again while it signals
-UNAVAILABLE: if TWICE is true, since it may be done twice; else only after a member has refused it."
+  "Call FUNCTION, which makes a call, and return its values; until END-NS repeat this while it
+signals UNAVAILABLE: if TWICE is true, since it may be done twice; else only after a member has
+refused it."
   (declare (type function function))
   (let ((pauses nil))
     (loop
@@ -164,8 +164,8 @@ END-NS; the others wait for that thread."
 ;;; Calls
 
 (defmacro while-open ((etcd) &body body)
-  "Evaluate BODY, a call of ETCD, and signal an ETCD-ERROR for what is wrong with it; UNAVAILABLE if
-ETCD is closed."
+  "Evaluate BODY, a call of ETCD, and signal an ETCD-ERROR for its errors; UNAVAILABLE if ETCD is
+closed."
   `(handler-bind ((misuse (lambda (misuse)
                             (declare (ignore misuse))
                             (when (etcd-closed ,etcd)

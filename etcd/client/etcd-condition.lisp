@@ -13,11 +13,12 @@
   (:report (lambda (condition stream)
              (format stream "etcd: ~A~:[~; (it may have been done)~]" (etcd-error-text condition)
                      (etcd-error-perhaps-done-p condition))))
-  (:documentation "etcd did not do what it was asked for."))
+  (:documentation "etcd has refused a request, or could not do it."))
 
 (document-functions
   etcd-error-text "Return the description of the error, a string."
-  etcd-error-cause "The RPC-ERROR that says so, or what a user's function has signalled, or nil."
+  etcd-error-cause "Return the RPC-ERROR that reported it, or the condition of a user's function, or
+nil."
   etcd-error-perhaps-done-p "True if it is unknown whether the request was done: it was sent, and no
 answer has come.")
 
@@ -49,8 +50,8 @@ takes, see MAX-RECEIVE-OCTETS of MAKE-ETCD.")
   (space-exceeded "The store is full and takes no more until its operator makes room.")
   (not-found "There is no such user, role or member.")
   (already-exists "There is such a user, role or member.")
-  (not-ready "etcd is not in a state for it, as its text says: a role is not granted, the leader is
-to be asked, too few members have started, authentication is not enabled.")
+  (not-ready "etcd's state does not allow the request, as its text says: a role is not granted, only
+the leader can do it, too few members have started, authentication is not enabled.")
   (not-obtained "The lock, or the leadership, could not be obtained in time, or was given up
 meanwhile.")
   (ownership-lost "The lock, or the leadership, may belong to another client: its lease has ended,
@@ -90,7 +91,7 @@ was broken off; or the function that returns the user's password has failed."))
     (:invalid-argument invalid-request) (:out-of-range invalid-request)
     (:resource-exhausted overloaded) (:failed-precondition not-ready)
     (:unavailable unavailable) (:deadline-exceeded unavailable) (:cancelled unavailable)
-    ;; such as a connection that brings what is not HTTP/2
+    ;; such as a connection that does not speak HTTP/2
     (:internal unavailable))
   "The conditions of statuses whose texts say no more.")
 

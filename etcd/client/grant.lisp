@@ -8,10 +8,10 @@
        (pb:make-lease-time-to-live-request :id id :keys keys) timeout :twice t))
 
 (defun ask-for-lease (etcd seconds id end)
-  "Have ETCD grant a lease of SECONDS with the number ID, until END. Return its number, which a
-store that chooses by itself may have chosen, and how many seconds it has. Without ID it has a
-random number, and the request is repeated if no answer comes: a lease of that number is then the
-requested one. A lease with ID may be another client's, so that request is not repeated."
+  "Ask ETCD for a lease of SECONDS with the number ID, until END. Return its number, which a store
+that chooses by itself may have chosen, and how many seconds it has. Without ID it has a random
+number, and the request is repeated if no answer comes: a lease of that number is then the requested
+one. A lease with ID may be another client's, so that request is not repeated."
   (let ((perhaps-done nil)
         (random (if (member id '(nil 0))
                     (1+ (random most-positive-fixnum (loop:new-random-state)))
@@ -44,12 +44,12 @@ than two thirds of its time are left for certain. Signal an ETCD-ERROR if it may
         (unless (lease-alive-p lease) (error error))))))
 
 (defun grant-lease (etcd seconds &key (keep-alive t) id on-loss timeout)
-  "Return a new lease of at least SECONDS, an integer, 2 at least unless etcd says otherwise. ID is
-its number, by default a random one. With KEEP-ALIVE, the default, it is renewed until it is
-revoked or ETCD is closed. If that fails for so long that it may have ended, or etcd says that it
-has, ON-LOSS is called with an ETCD-ERROR, see ON-LEASE-LOSS. Signal an ETCD-ERROR,
-LEASE-EXISTS if there is one with this ID; of one with an ID that gets no answer
-ETCD-ERROR-PERHAPS-DONE-P says whether it may be there. From any thread."
+  "Return a new lease of at least SECONDS, an integer, by etcd's default at least 2. ID is its
+number, by default a random one. With KEEP-ALIVE, the default, it is renewed until it is revoked or
+ETCD is closed. If that fails for so long that it may have ended, or etcd says that it has, ON-LOSS
+is called with an ETCD-ERROR, see ON-LEASE-LOSS. Signal an ETCD-ERROR, LEASE-EXISTS if there is one
+with this ID. If a request with ID gets no answer, ETCD-ERROR-PERHAPS-DONE-P returns true if the
+lease may be there. From any thread."
   (check-type seconds (integer 1 9000000000))
   (let ((asked (lease-now-ns)) (end (loop:notice-end (or timeout (etcd-timeout etcd)))))
     (multiple-value-bind (number granted) (ask-for-lease etcd seconds id end)
@@ -103,7 +103,7 @@ nothing and is not interrupted."
     (when (lease-ending lease) (remove-ending (lease-etcd lease) (lease-ending lease)))))
 
 (defun stop-keeping (lease)
-  "Keep LEASE alive no longer, and wait for what its job does unless this is called there."
+  "Stop keeping LEASE alive, and wait for its job unless this is called there."
   (abandon-lease lease)
   (when (lease-job lease) (loop:end-job (lease-job lease))))
 

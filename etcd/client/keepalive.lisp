@@ -2,14 +2,14 @@
 ;;;; Each is renewed three times in its time, and if that fails at once again: an answer that does
 ;;;; not come is waited for a tenth of the time, so that several members can be asked within it.
 ;;;;
-;;;; 1. The job asks for what is due, and a little before, so that leases which were granted at
-;;;;    different times are asked for together; then it rests until the next is due, or an answer is
-;;;;    overdue.
+;;;; 1. The job asks for renewals that are due, and a little before, so that leases which were
+;;;;    granted at different times are asked for together; then it rests until the next is due, or
+;;;;    an answer is overdue.
 ;;;; 2. Answers come by a callback of the stream, which says until when the lease lasts, or that it
 ;;;;    has ended. It waits for nothing.
-;;;; 3. If an answer does not come in time, or the stream ends, the stream is given up: all that was
-;;;;    asked for on it has failed, and is asked for again on another, which may be another
-;;;;    member's. A lease that was not renewed for so long that it may have ended is lost.
+;;;; 3. If an answer does not come in time, or the stream ends, the stream is given up: all its
+;;;;    requests have failed, and are repeated on another stream, which may be another member's. A
+;;;;    lease that was not renewed for so long that it may have ended is lost.
 ;;;; 4. The stream ends with the last lease.
 
 (in-package #:clgrpc.etcd)
@@ -194,12 +194,12 @@ CONDITION for want of that."
           (fail-renewal keepalive lease condition)))))
 
 (defun overdue-p (lease now)
-  "True if what was asked for LEASE was not answered in time."
+  "True if the renewal of LEASE was not answered in time."
   (let ((renewal (lease-renewal lease)))
     (and (renewal-asked-ns renewal) (<= (renewal-limit-ns renewal) now))))
 
 (defun due-p (lease now)
-  "True if LEASE is to be renewed by NOW, or soon after."
+  "True if LEASE is due for renewal at NOW, or soon after."
   (let ((renewal (lease-renewal lease)))
     (and (null (renewal-asked-ns renewal))
          (<= (renewal-next-ns renewal)
@@ -228,7 +228,7 @@ CONDITION for want of that."
           (fail-renewal keepalive lease condition))))))
 
 (defun seconds-to-rest (leases)
-  "How long nothing is to be done for LEASES."
+  "The seconds until the next renewal of LEASES."
   (let ((next (loop for lease in leases
                     for renewal = (lease-renewal lease)
                     minimize (if (renewal-asked-ns renewal)

@@ -1,5 +1,5 @@
-;;;; Keys and values are octets; strings stand for their UTF-8. A range of keys is its first one and
-;;;; the one behind its last, where a single zero octet means the end of all keys.
+;;;; Keys and values are octets; strings stand for their UTF-8. A range of keys is its first key and
+;;;; the one after its last, where a single zero octet means the end of all keys.
 
 (in-package #:clgrpc.etcd)
 
@@ -21,7 +21,7 @@
     octets))
 
 (defun prefix-end (prefix)
-  "The first key behind all that begin with PREFIX, octets."
+  "The first key after all that begin with PREFIX, octets."
   (let ((last (position 255 prefix :test #'/= :from-end t)))
     (if last
         (let ((end (subseq-octets prefix 0 (1+ last))))
@@ -30,7 +30,7 @@
         (octets-of 0))))
 
 (defun next-key (key)
-  "The first key behind KEY, octets."
+  "The first key after KEY, octets."
   (concatenate 'octets key '(0)))
 
 (defun range-of (prefix from to)

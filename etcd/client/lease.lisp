@@ -31,7 +31,7 @@
   (loss nil :type (or null condition))  ; how it has ended without being revoked
   (ended nil :type boolean)             ; it was revoked, or lost, or is not renewed any more
   (told nil :type boolean)              ; its loss was
-  (ending nil :type (or null function)) ; has it be kept alive no longer; nil if it is not
+  (ending nil :type (or null function)) ; ends its renewal; nil if it is not kept alive
   (job nil :type (or null loop:job))    ; does its cleanups and reports its loss
   ;; the call that this job waits for
   (cancellation-token (make-cancellation-token) :type cancellation-token :read-only t)
@@ -75,8 +75,8 @@ since it was renewed last. From any thread."
        (< (lease-now-ns) (lease-until-ns lease))))
 
 (defun end-lease (lease &optional loss)
-  "LEASE is to be kept alive no longer; LOSS is the condition that it is lost by, or nil. Return
-false if it had ended."
+  "Stop the renewal of LEASE; LOSS is the condition of its loss, or nil. Return false if it had
+ended."
   (with-lease (lease)
     (unless (shiftf (lease-ended lease) t)
       (setf (lease-loss lease) loss)
@@ -101,7 +101,7 @@ the lease, and may wait, but calls no CLOSE-ETCD. From any thread."
 (defconstant +longest-lease-seconds+ 9000000000 "No lease of etcd lasts longer.")
 
 (defun lease-time (seconds)
-  "SECONDS that etcd says a lease has, or -1 if it has ended, whatever they are."
+  "SECONDS of a lease, from etcd's answer, at most +LONGEST-LEASE-SECONDS+; -1 if it has ended."
   (clamp seconds -1 +longest-lease-seconds+))
 
 (defun granted-seconds (response)
@@ -136,9 +136,9 @@ ended, or another ETCD-ERROR. From any thread."
 ;;; Cleanups
 
 (defun add-cleanup (lease key function)
-  "Have FUNCTION called after the renewals of LEASE, if it is kept alive, with the seconds that it
-may take, until it signals no ETCD-ERROR. KEY, a string, is what FORGET-CLEANUP knows it by. Return
-the cleanup."
+  "Call FUNCTION after each renewal of LEASE, if it is kept alive, with the seconds that it may
+take, until it signals no ETCD-ERROR. KEY, a string, names it for FORGET-CLEANUP. Return the
+cleanup."
   (let ((cleanup (cons key function)))
     (with-lease (lease)
       (push cleanup (lease-cleanups lease)))
@@ -152,7 +152,7 @@ the cleanup."
             (remove key (lease-cleanups lease) :key #'car :test #'string=)))))
 
 (defun set-cleanups (lease cleanup &rest again)
-  "CLEANUP of LEASE was done, or follows as AGAIN, a list of it, behind the others."
+  "CLEANUP of LEASE was done, or follows as AGAIN, a list of it, after the others."
   (with-lease (lease)
     (setf (lease-cleanups lease) (append (remove cleanup (lease-cleanups lease)) again))))
 

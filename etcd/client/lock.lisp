@@ -1,5 +1,5 @@
-;;;; Locks: one at a time has the lock of a name, those who wait get it in their order. It is a
-;;;; place at the head of a queue (waiter.lisp), the same that `etcdctl lock` takes.
+;;;; Locks: one client at a time has the lock of a name; waiting ones get it in their order. A lock
+;;;; is a place at the head of a queue (waiter.lisp), the same that `etcdctl lock` takes.
 
 (in-package #:clgrpc.etcd)
 
@@ -32,11 +32,11 @@ REQUEST-LOCK."
     (values (make-waiter #'%make-lock etcd name lease seconds on-loss end) end)))
 
 (defun request-lock (etcd name &key lease (seconds +waiter-seconds+) on-loss timeout)
-  "Join those who wait for the lock NAME, a string, and return it at once; AWAIT-LOCK waits for it,
-RELEASE-LOCK gives it up. It is bound to LEASE, or else to a lease of its own, which ends SECONDS
-after its owner is not heard of any more. With a lease that has the lock, or waits for it, it is the
-same lock. If the lease is lost ON-LOSS is called with an ETCD-ERROR, on the lease's thread. Signal
-an ETCD-ERROR if that takes more than TIMEOUT seconds, by default those of ETCD. From any thread."
+  "Request the lock NAME, a string, and return it at once; AWAIT-LOCK waits for it, RELEASE-LOCK
+gives it up. It is bound to LEASE, or else to a lease of its own, which ends SECONDS after the last
+renewal. With a lease that has the lock, or waits for it, it is the same lock. If the lease is lost
+ON-LOSS is called with an ETCD-ERROR, on the lease's thread. Signal an ETCD-ERROR if that takes more
+than TIMEOUT seconds, by default those of ETCD. From any thread."
   (multiple-value-bind (lock end-ns) (new-lock etcd name lease seconds on-loss timeout)
     (with-waiter-kept (lock)
       (enter-queue lock "" end-ns))
@@ -57,8 +57,8 @@ owner still waits, until RELEASE-LOCK. From any thread."
 (defun acquire-lock (etcd name &key lease (seconds +waiter-seconds+) on-loss timeout)
   "Return the lock NAME, a string, once it is ours. Signal NOT-OBTAINED if others have it for
 TIMEOUT seconds, by default those of ETCD, OWNERSHIP-LOST if its lease ends meanwhile, or another
-ETCD-ERROR; then we wait no longer. The other arguments are those of REQUEST-LOCK. From any thread;
-end it with RELEASE-LOCK, or use WITH-LOCK."
+ETCD-ERROR; then the request is withdrawn. The other arguments are those of REQUEST-LOCK. From any
+thread; end it with RELEASE-LOCK, or use WITH-LOCK."
   (multiple-value-bind (lock end-ns) (new-lock etcd name lease seconds on-loss timeout)
     (with-waiter-kept (lock)
       (obtain-lock lock end-ns))))
@@ -83,10 +83,10 @@ with its lease, which is not renewed any more if it is its own. From any thread.
         (unless held (error (lost-error lock)))))))
 
 (defmacro with-lock ((variable etcd name &rest options) &body body)
-  "Evaluate BODY while we have the lock NAME, with VARIABLE bound to it; OPTIONS are those of
-ACQUIRE-LOCK. It is released on the way out, as far as etcd can be reached. Signal what ACQUIRE-LOCK
-signals; and OWNERSHIP-LOST after BODY if the lock was lost meanwhile: transactions of BODY with
-LOCK-GUARD are safe even then; its other actions may have coincided with another owner's."
+  "Evaluate BODY under the lock NAME, with VARIABLE bound to it; OPTIONS are those of ACQUIRE-LOCK.
+It is released on the way out, as far as etcd can be reached. Signal the conditions of ACQUIRE-LOCK;
+and OWNERSHIP-LOST after BODY if the lock was lost meanwhile: transactions of BODY with LOCK-GUARD
+are safe even then; its other actions may have coincided with another owner's."
   `(call-with-lock (lambda (,variable)
                      (declare (ignorable ,variable))
                      ,@body)

@@ -1,13 +1,14 @@
-;;;; The upkeep of etcd: how its members are, alarms, defragmenting, backups, checks. Most of it is
-;;;; about one member: the one at :endpoint, or whichever is asked.
+;;;; The upkeep of etcd: states of its members, alarms, defragmenting, backups, checks. Most
+;;;; functions are about one member: the one at :endpoint, or any.
 
 (in-package #:clgrpc.etcd)
 
 (defun member-status (etcd &key endpoint timeout)
-  "Return how the member at ENDPOINT, \"HOST:PORT\", is, or any if that is nil: a plist of :MEMBER
-and :LEADER, numbers of members, the latter nil if it knows of no leader; :VERSION, a string;
-:OCTETS, the size of its file; :OCTETS-IN-USE, what defragmenting would leave; :QUOTA, the octets
-that the file may have, nil if it does not say (before etcd 3.6); :REVISION of the store; :TERM,
+  "Return the state of the member at ENDPOINT, \"HOST:PORT\", or of any if that is nil: a plist of
+:MEMBER and :LEADER, numbers of members, the latter nil if it knows of no leader; :VERSION, a
+string;
+:OCTETS, the size of its file; :OCTETS-IN-USE, the size after defragmenting; :QUOTA, the octets that
+the file may have, nil if it does not report it (before etcd 3.6); :REVISION of the store; :TERM,
 :INDEX and :APPLIED of Raft's log; :LEARNER, true if it has no vote; and :ERRORS,
 texts. Signal an ETCD-ERROR. From any thread."
   (with-endpoint (etcd etcd endpoint)

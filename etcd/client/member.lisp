@@ -32,9 +32,8 @@ ETCD-ERROR. From any thread."
 (defun add-member (etcd peers &key learner timeout)
   "Add a member that its peers reach at PEERS, a URL or a list of such, to ETCD's cluster, with
 LEARNER as one that has no vote. Return its plist, see LIST-MEMBERS, and as second value that of all
-members. It is to be started afterwards, with --initial-cluster-state existing. Signal
-ALREADY-EXISTS if a member has such a URL, NOT-READY if too few have started, or another ETCD-ERROR.
-From any thread."
+members. Start it afterwards, with --initial-cluster-state existing. Signal ALREADY-EXISTS if a
+member has such a URL, NOT-READY if too few have started, or another ETCD-ERROR. From any thread."
   (let ((response (ask etcd #'cluster:member-add
                        (pb:make-member-add-request :peer-ur-ls (url-list peers)
                                                    :is-learner (and learner t))

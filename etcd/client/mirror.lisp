@@ -53,8 +53,7 @@ there is none.")
      (sb-thread:with-mutex ((mirror-lock ,mirror)) ,@body)))
 
 (defun tell-mirror (mirror kind items revision)
-  "Call the function of MIRROR. Signal FUNCTION-FAILED for what it signals: whatever that is, it
-says nothing of etcd."
+  "Call the function of MIRROR. Signal FUNCTION-FAILED for each error in it: that is not etcd's."
   (unless (mirror-ended mirror)
     (with-function-failed () (funcall (mirror-function mirror) kind items revision))))
 

@@ -11,8 +11,8 @@
 ;;;;    has caught up.
 ;;;;
 ;;;; A number is never used again, so responses for a watch that has left are dropped. SEND-LOCK is
-;;;; held by a thread that sends, LOCK by one that changes what the stream knows; within LOCK no
-;;;; lock is taken but that of a watch.
+;;;; held by a thread that sends, LOCK by one that changes the stream's data; within LOCK no lock is
+;;;; taken but that of a watch.
 
 (in-package #:clgrpc.etcd)
 
@@ -237,8 +237,8 @@ for now."
                                                     :watch-id number)))))))))
 
 (defun ask-for-progress (watch call end-ns)
-  "Ask for the progress of the watches of CALL, the stream of WATCH; one that has ended is asked for
-nothing, nor is one on which others send until END-NS."
+  "Ask for the progress of the watches of CALL, the stream of WATCH; no request is sent if CALL has
+ended, or others send on it until END-NS."
   (sb-thread:with-mutex ((multiplex-send-lock (multiplex-of (watch-etcd watch)))
                          :timeout (loop:seconds-until end-ns))
     (send-request call (pb:make-watch-request

@@ -1,7 +1,8 @@
 ;;;; Renewals that callers ask for and wait for: all of a client's go on one stream of
 ;;;; LeaseKeepAlive, so one costs etcd a message, not a stream. etcd answers the requests for one
-;;;; lease in their order. An answer that does not come in time, or a stream that ends, fails
-;;;; whatever waits on that stream; the next renewal opens another, which may be another member's.
+;;;; lease in their order. An answer that does not come in time, or a stream that ends, fails all
+;;;; renewals that wait on that stream; the next renewal opens another, which may be another
+;;;; member's.
 
 (in-package #:clgrpc.etcd)
 
@@ -11,7 +12,7 @@
   (failure nil :type (or null condition))) ; why none will
 
 (defstruct (renewal-stream (:copier nil))
-  "The stream of a client's renewals. LOCK guards what changes."
+  "The stream of a client's renewals. LOCK guards the slots that change."
   (lock (sb-thread:make-mutex :name "clgrpc lease renewals") :read-only t) ; of all below
   (bell (sb-thread:make-waitqueue :name "clgrpc lease renewals") :read-only t) ; something has come
   (call nil)                            ; the stream, or nil
@@ -73,8 +74,8 @@ CONDITION."
                      (etcd-condition (rpc:call-condition call)))))
 
 (defun adopt-renewals (stream call metadata)
-  "Have CALL, with METADATA, be that of STREAM, unless another thread has opened one like it; return
-the one that is, and the one before if it is not wanted any more."
+  "Make CALL, with METADATA, the call of STREAM, unless another thread has opened one like it;
+return the call that is, and the one before if it is not wanted any more."
   (sb-thread:with-mutex ((renewal-stream-lock stream))
     (let ((present (renewal-stream-call stream)))
       (cond ((and present (equal metadata (renewal-stream-metadata stream)))
@@ -87,7 +88,7 @@ the one that is, and the one before if it is not wanted any more."
                (values call present))))))
 
 (defun open-renewals (etcd stream metadata)
-  "Have STREAM, of ETCD, have a call with METADATA; return it."
+  "The call of STREAM, of ETCD, with METADATA; open one if there is none."
   (sb-sys:without-interrupts            ; nothing would cancel a call that is not adopted
     (let ((new (leases:lease-keep-alive (etcd-channel etcd) :open
                                         :wait-for-ready t

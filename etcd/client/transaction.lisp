@@ -1,5 +1,5 @@
-;;;; Transactions: comparisons, what is done if all of them are so, and what if not, at one revision
-;;;; of the store. They are written as lists:
+;;;; Transactions: comparisons, operations that are done if all of them are true, and others if not,
+;;;; at one revision of the store. They are written as lists:
 ;;;;
 ;;;;     (transact etcd :when '((:absent "lock")) :then '((:put "lock" "mine"))
 ;;;;                    :else '((:get "lock")))
@@ -103,8 +103,8 @@ one."
                  (apply #'txn-values (pb:response-op-response-txn response) (rest form))))))
 
 (defun txn-values (response &key when then else)
-  "Whether the comparisons of a transaction were so, as RESPONSE says, and what its operations have
-returned, a list."
+  "True if the comparisons of a transaction were true, from RESPONSE, and a list of the values of
+its operations."
   (declare (ignore when))
   (let ((succeeded (pb:txn-response-succeeded response)))
     (values succeeded

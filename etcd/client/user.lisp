@@ -1,14 +1,14 @@
 ;;;; Users, roles and permissions. Users have roles, roles have permissions for keys and ranges of
-;;;; them. The user and the role "root" may do anything. Once authentication is enabled each call is
-;;;; to say who makes it: by :user and :password of MAKE-ETCD, or by a certificate whose common name
-;;;; is the user's, if etcd runs with --client-cert-auth.
+;;;; them. The user and the role "root" may do anything. Once authentication is enabled each call
+;;;; must identify its user: by :user and :password of MAKE-ETCD, or by a certificate whose common
+;;;; name is the user's, if etcd runs with --client-cert-auth.
 
 (in-package #:clgrpc.etcd)
 
 (defun enable-authentication (etcd &key timeout)
-  "Have etcd do nothing from now on but for users, and for them only what their roles permit. There
-is to be a user root with the role root; NOT-READY is signalled if not, or another ETCD-ERROR. A
-client without user can do nothing then. From any thread."
+  "Turn authentication on: from now on etcd serves only users, with the rights of their roles. There
+must be a user root with the role root. Signal NOT-READY if not, or another ETCD-ERROR. A client
+without user can do nothing then. From any thread."
   (ask etcd #'auth:auth-enable (pb:make-auth-enable-request) timeout)
   nil)
 

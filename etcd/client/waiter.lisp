@@ -40,7 +40,7 @@
   (format nil "~A/~(~X~)" (waiter-name waiter) (lease-id (waiter-lease waiter))))
 
 (defun waiter-guard (waiter)
-  "The comparison that is so while WAITER is there."
+  "The comparison that is true while WAITER is there."
   `(:created ,(waiter-key waiter) = ,(waiter-revision waiter)))
 
 (defun waiter-held-p (waiter)
@@ -133,9 +133,9 @@ entry"
         (lease-waiters (waiter-lease waiter))))
 
 (defun enter-queue (waiter value end-ns)
-  "Put WAITER's key with VALUE, until END-NS. If it is there, since its lease has this place
-already, have it as it is; return false then if its value is another. Within WITH-WAITER-KEPT:
-from here on its lease, if that is its own, is kept alive, and its loss is heard of."
+  "Put WAITER's key with VALUE, until END-NS. If the key is there, since its lease has this place
+already, leave it as it is; return false then if its value is another. Within WITH-WAITER-KEPT: from
+here on its lease, if that is its own, is kept alive, and its loss is noticed."
   ;; before the cleanup of a place that was the same is forgotten
   (setf (waiter-asked waiter) t)
   (on-lease-loss (waiter-lease waiter) (waiter-loss-callback waiter))
@@ -179,9 +179,9 @@ has that lease if it was; then it is left to another place that is the same."
                                      :then `((:remove ,(waiter-key waiter))) :timeout timeout))))
 
 (defun leave-place (waiter)
-  "Leave WAITER, as far as that is to be done here: a lease of its own ends by itself from now on,
-and with another one the key is removed when etcd can be reached, if the lease is kept alive here.
-Waits for nothing, and is not interrupted; REMOVE-PLACE follows."
+  "Leave WAITER, without waiting: a lease of its own ends by itself from now on, and with another
+one the key is removed when etcd can be reached, if the lease is kept alive here. This is not
+interrupted; REMOVE-PLACE follows."
   (sb-sys:without-interrupts
     (let ((lease (waiter-lease waiter)))
       (set-waiter waiter :left)
@@ -209,7 +209,7 @@ Signal an ETCD-ERROR if that was not to be done."
   (remove-place waiter timeout))
 
 (defun call-with-waiter (function waiter &key keep)
-  "Return what FUNCTION does, and leave WAITER, as far as that can be done; with KEEP only if this
+  "Call FUNCTION, return its values, and leave WAITER, as far as possible; with KEEP only if this
 thread is unwound out of FUNCTION."
   (let ((kept nil))
     (unwind-protect
@@ -227,8 +227,8 @@ thread is unwound out of FUNCTION."
 ;;; Waiting
 
 (defun waiter-before (waiter timeout)
-  "The entry just before WAITER in the queue, or nil if it is at its head, and the revision at which
-that is so. Signal OWNERSHIP-LOST if WAITER's own is gone, NOT-OBTAINED if it was left."
+  "The entry just before WAITER in the queue, or nil if it is at its head, and the revision of this
+state. Signal OWNERSHIP-LOST if WAITER's own is gone, NOT-OBTAINED if it was left."
   (multiple-value-bind (there results revision)
       (transact (waiter-etcd waiter)
                 :when (list (waiter-guard waiter))

@@ -50,7 +50,7 @@ compacted; nil if it was not there.")
   (next-revision 0 :type (signed-byte 64)) ; that the next change has at least; 0: not known yet
   (seen 0 :type (signed-byte 64))       ; the latest revision that etcd has said it is at
   (term 0 :type (unsigned-byte 64))     ; the term of its leaders that it was in then
-  (cluster 0 :type (unsigned-byte 64))  ; the number of its cluster, 0 before it was heard of
+  (cluster 0 :type (unsigned-byte 64))  ; the number of its cluster, 0 while unknown
   (mark nil :type (or null entry))      ; the last put that the user has got
   (fragments '() :type list)            ; changes of a revision of which more may follow
   (token nil :type (or null string))    ; that its stream was opened with
@@ -206,7 +206,8 @@ WATCH has ended, and return false."
 ;;; its revisions are not those of the changes that the user has got.
 
 (defun gone-back (control &rest arguments)
-  (error 'future-revision :text (format nil "the store is not what it was: ~?" control arguments)))
+  (error 'future-revision
+         :text (format nil "the store has lost data or is another one: ~?" control arguments)))
 
 (defun check-header (watch header)
   "Signal FUTURE-REVISION if HEADER, of a member with the newest data, is older than WATCH has seen,
@@ -315,8 +316,8 @@ it goes on with another, nil if that is at once or WATCH has ended."
              nil))))
 
 (defun go-on (watch)
-  "Do what WATCH has to do next. Return the seconds until it has to go on, :at-once, or nil if it
-waits for a response."
+  "Do the next step of WATCH. Return the seconds until the one after, :at-once, or nil if it waits
+for a response."
   (let ((next (next-response watch)))
     (handler-case (etypecase next
                     (null (if (watch-number watch)

@@ -5,8 +5,8 @@
 
 (defstruct (meter (:copier nil))
   "The instruments of discovery in a metrics object."
-  (ages '() :type list)                 ; functions that return how old what is known of a name is,
-                                        ; in seconds, or nil; changed by ATOMIC-UPDATE
+  (ages '() :type list)                 ; functions that return the age of a name's data, in
+                                        ; seconds, or nil; changed by ATOMIC-UPDATE
   ;; of a name that channels follow
   (servers nil :read-only t)            ; a gauge: how many there are, by state
   (changes nil :read-only t)            ; a counter, by kind
@@ -58,8 +58,8 @@
                                  "Leases of registrations that have ended, or may have."))))
       (metrics:make-gauge metrics "clgrpc.discovery.age" :unit "s"
                           :function (lambda () (longest-age meter))
-                          :text (format nil "Time since etcd was heard of, of the service for ~
-                                             which that is longest."))
+                          :text (format nil "Time since the last answer of etcd, of the service for
+~ which that is longest."))
       meter)))
 
 (defun meter-of (etcd)
@@ -72,10 +72,10 @@
     (apply #'metrics:add (funcall (the function instrument) meter) number attributes)))
 
 (defun begin-age (meter age)
-  "Have METER, if there is one, ask AGE, a function."
+  "Add AGE, a function, to METER, if there is one, which calls it."
   (when meter (sb-ext:atomic-push age (meter-ages meter))))
 
 (defun end-age (meter age)
-  "Have METER not ask AGE any more."
+  "Remove AGE from METER."
   (when meter
     (sb-ext:atomic-update (meter-ages meter) (lambda (ages) (remove age ages)))))

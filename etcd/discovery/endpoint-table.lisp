@@ -5,8 +5,8 @@
 
 (in-package #:clgrpc.discovery)
 
-(defconstant +most-endpoints+ 10000 "A name has so many servers at most; more are left out.")
-(defconstant +longest-key+ 4096 "The key of a server has so many octets at most.")
+(defconstant +most-endpoints+ 10000 "The most servers of a name; more are left out.")
+(defconstant +longest-key+ 4096 "The most octets of a server's key.")
 
 (defstruct (table-entry (:constructor make-table-entry (endpoint changed)) (:copier nil))
   "A server of an endpoint table."

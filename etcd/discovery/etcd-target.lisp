@@ -26,8 +26,8 @@ one before. From any thread."
     (dolist (endpoint endpoints endpoints) (loop:parse-target endpoint))))
 
 (defun parse-etcd-target (target)
-  "Return what TARGET, etcd://HOST:PORT/NAME or etcd:///NAME, says: the endpoints of an etcd as
-MAKE-ETCD takes them, nil for the default one; and NAME. Signal MISUSE if it says something else."
+  "Return the parts of TARGET, etcd://HOST:PORT/NAME or etcd:///NAME: the endpoints of an etcd as
+MAKE-ETCD takes them, nil for the default one; and NAME. Signal MISUSE if TARGET has another form."
   (unless (and (stringp target) (eql 5 (mismatch "etcd:" target :test #'char-equal)))
     (misuse "~S does not begin with etcd:" target))
   (let ((authority (target-authority target)))

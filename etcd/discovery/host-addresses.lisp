@@ -93,7 +93,7 @@ anything, and true if the failure is a new one."
     (error (condition) (values '() (princ-to-string condition)))))
 
 (defun begin-lookup (hosts lookup address)
-  "Have ADDRESS, of LOOKUP, be looked up. Under the lock of HOSTS."
+  "Begin to look ADDRESS, of LOOKUP, up. Under the lock of HOSTS."
   (when (loop:run-on-reserve (hosts-reserve hosts)
                              (lambda ()
                                (multiple-value-bind (texts failure) (resolve-address hosts address)
@@ -107,8 +107,7 @@ anything, and true if the failure is a new one."
     (incf (hosts-asking hosts))))
 
 (defun begin-lookups (hosts)
-  "Begin the look-ups of HOSTS that are due, as far as there may be so many. Return when others will
-be, or nil."
+  "Begin the due look-ups of HOSTS, up to their limit. Return the time of the next ones, or nil."
   (sb-thread:with-mutex ((hosts-lock hosts))
     (loop with now = (loop:world-now) and next = nil
           for address being the hash-keys of (hosts-table hosts) using (hash-value lookup)

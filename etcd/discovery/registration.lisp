@@ -31,7 +31,7 @@
   (key "" :type string :read-only t)    ; its key
   (seconds 10 :type (integer 1) :read-only t) ; of its lease
   (notice-seconds 1 :type (real 0) :read-only t) ; from :draining to the end of the server
-  (meter nil :type (or null meter) :read-only t) ; counts what happens, or nil
+  (meter nil :type (or null meter) :read-only t) ; counts events, or nil
   (job nil :type (or null loop:job))    ; that writes it
   ;; between writes that fail
   (pauses (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)
@@ -82,8 +82,8 @@ not interrupted."
              (sb-thread:condition-broadcast (registration-bell ,it))))))))
 
 (defun await (registration end-ns predicate)
-  "Wait until PREDICATE, which is called under REGISTRATION's lock, is true, REGISTRATION is to be
-kept no longer, or it is END-NS. Return what PREDICATE does."
+  "Wait until PREDICATE, which is called under REGISTRATION's lock, is true, REGISTRATION ends, or
+it is END-NS. Return the value of PREDICATE."
   (let ((value nil))
     (loop:await-until (registration-bell registration) (registration-lock registration) end-ns
                       (lambda ()
@@ -93,7 +93,7 @@ kept no longer, or it is END-NS. Return what PREDICATE does."
 ;;; Its job
 
 (defun count-standing (registration standing)
-  "Count whether the key of REGISTRATION is in the store, and says what it should. Under its lock."
+  "Count whether the key of REGISTRATION is in the store, with the right value. Under its lock."
   (unless (eq standing (shiftf (registration-standing registration) standing))
     (note (registration-meter registration) #'meter-registered (if standing 1 -1)
           (registration-name registration))))
@@ -115,7 +115,7 @@ kept no longer, or it is END-NS. Return what PREDICATE does."
 
 (defun ensure-lease (registration)
   "The lease of REGISTRATION, a new one if it has none. Signal an ETCD-ERROR, also if REGISTRATION
-is to be kept no longer when that comes."
+has ended when the lease comes."
   (or (registration-lease registration)
       (let* ((number (sb-thread:with-mutex ((registration-lock registration))
                        (incf (registration-leases registration))))
@@ -192,7 +192,7 @@ since it was gone; :left if another server has the key; nil if REGISTRATION has 
             (registration-failure registration) nil))))
 
 (defun write-registration (registration)
-  "Have the store say what REGISTRATION is to say. Signal an ETCD-ERROR."
+  "Put REGISTRATION's value into the store, if it is not there. Signal an ETCD-ERROR."
   (multiple-value-bind (endpoint version written)
       (sb-thread:with-mutex ((registration-lock registration))
         (values (registration-endpoint registration) (registration-version registration)
@@ -241,15 +241,15 @@ which clients cannot reach the server. From any thread."
 
 (defun register (server name &key (etcd (default-etcd)) address id weight zone hash-key metadata
                                (lease-seconds 10) (notice-seconds 1))
-  "Have SERVER, which START-SERVER has returned, be found as etcd:///NAME, and return the
-REGISTRATION. In ETCD, at the key NAME/ID, ID being its address if it is not given, stands under a
-lease of LEASE-SECONDS, 1 to 86400, where SERVER is: at ADDRESS, by default its first one; and its
+  "Register SERVER, a value of START-SERVER, so that channels find it as etcd:///NAME, and return
+the REGISTRATION. It is an entry in ETCD, at the key NAME/ID, under a lease of LEASE-SECONDS, 1 to
+86400; ID is by default the address. The entry has ADDRESS, by default SERVER's first one; its
 WEIGHT, 1 to 65535, its ZONE and HASH-KEY, strings, and METADATA, an alist from names to JSON. If
-etcd cannot be reached now, or forgets it, SERVER is registered as soon as that is possible;
-AWAIT-REGISTRATION waits for it. STOP-SERVER has it say :draining, waits NOTICE-SECONDS, at most
-half of its own time, while clients turn to others, stops SERVER, and withdraws it. SERVER is nil
-for one that is not of this image; then ADDRESS is needed, and WITHDRAW ends it. Signal MISUSE for a
-wrong argument. From any thread."
+etcd cannot be reached now, or loses the entry, SERVER is registered as soon as that is possible;
+AWAIT-REGISTRATION waits for it. STOP-SERVER puts the state :draining, waits NOTICE-SECONDS, at most
+half of its own time, while clients turn to other servers, stops SERVER, and withdraws it. SERVER is
+nil for one that is not of this image; then ADDRESS is needed, and WITHDRAW ends it. Signal MISUSE
+for a wrong argument. From any thread."
   (unless etcd (misuse "In which etcd? Give :etcd, or set DEFAULT-ETCD."))
   (check-name name)
   (check-type lease-seconds (integer 1 86400))
@@ -298,14 +298,14 @@ wrong argument. From any thread."
     endpoint))
 
 (defun await-registration (registration &key (timeout 5))
-  "Wait until the store says what REGISTRATION is to say, TIMEOUT seconds at most. Return true if it
-does. From any thread."
+  "Wait until the store has REGISTRATION's value, TIMEOUT seconds at most. Return true if it has.
+From any thread."
   (await registration (loop:notice-end timeout)
          (lambda ()
            (= (registration-version registration) (registration-written registration)))))
 
 (defun say (registration &rest changes)
-  "Have REGISTRATION say what it does, but CHANGES, arguments of MAKE-ENDPOINT."
+  "Change the value of REGISTRATION by CHANGES, arguments of MAKE-ENDPOINT."
   (with-registration (registration)
     (let ((now (registration-endpoint registration)))
       (setf (registration-endpoint registration)
@@ -327,13 +327,13 @@ thread."
   (apply #'say registration changes))
 
 (defun drain-registration (registration)
-  "Have REGISTRATION say that its server is draining: channels turn to others, if there are any.
-From any thread."
+  "Put the state :draining for REGISTRATION's server: channels turn to other servers, if there are
+any. From any thread."
   (say registration :state :draining))
 
 (defun end-keeping (registration)
-  "Have the job of REGISTRATION end: it may wait for an answer, and what that brings it ends itself.
-Waits for nothing, and is not interrupted."
+  "End the job of REGISTRATION. If it waits for an answer, it ends the lease that comes by that
+itself. This waits for nothing, and is not interrupted."
   (sb-sys:without-interrupts
     (with-registration (registration)
       (count-standing registration nil)

@@ -22,8 +22,8 @@
   (format nil "~A/" name))
 
 (defun endpoint-key (name id)
-  "Return the key of the server ID, a string, of the service NAME. Channels to etcd:///NAME find
-there what ENDPOINT-TEXT has returned. From any thread."
+  "Return the key of the server ID, a string, of the service NAME. Channels to etcd:///NAME expect a
+value of ENDPOINT-TEXT there. From any thread."
   (concatenate 'string (name-prefix name) id))
 
 (defun service-config-key (name)

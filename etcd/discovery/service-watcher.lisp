@@ -15,9 +15,10 @@
 
 (in-package #:clgrpc.discovery)
 
-(defconstant +settle-ms+ 20 "How long changes after the first are awaited before they are passed
-on.")
-(defconstant +servers-per-ms+ 50 "With many servers it is a millisecond for so many of them.")
+(defconstant +settle-ms+ 20
+  "How long changes after the first are awaited before they are passed on.")
+(defconstant +servers-per-ms+ 50
+  "With many servers the pause is a millisecond for so many of them.")
 (defconstant +refetch-seconds+ 30 "How often a list is fetched again that was too long, at most.")
 (defconstant +ask-seconds+ 10 "How often etcd is asked up to which revision it has sent changes.")
 (defconstant +answer-seconds+ 1/2 "How long its answer is waited for.")
@@ -28,7 +29,7 @@ on.")
   (etcd nil :type etcd:etcd :read-only t) ; the client
   (world loop:*world* :read-only t)     ; that it is in
   (name "" :type string :read-only t)   ; of the service
-  (meter nil :type (or null meter) :read-only t) ; counts what happens, or nil
+  (meter nil :type (or null meter) :read-only t) ; counts events, or nil
   (age nil :type (or null function))    ; reports HEARD-NS to METER
   (heard-ns 0 :type nanoseconds)        ; when etcd has last said how things are; 0: not yet
   (hosts nil :type (or null hosts))     ; the names in its addresses
@@ -205,7 +206,7 @@ anything."
   (tell service-watcher :failure (princ-to-string condition)))
 
 (defun begin-following (service-watcher)
-  "Have the store say what SERVICE-WATCHER's name is."
+  "Begin the mirrors of SERVICE-WATCHER's name."
   (flet ((mirror (function wanted-p &rest range)
            (apply #'etcd:mirror (service-watcher-etcd service-watcher)
                   (lambda (kind items revision)
@@ -216,7 +217,7 @@ anything."
                   range)))
     (setf (service-watcher-config service-watcher)
           (mirror #'take-config
-                  ;; else the other mirror says what is wrong
+                  ;; else the other mirror reports the error
                   (lambda () (member :servers (service-watcher-begun service-watcher)))
                   :key (service-config-key (service-watcher-name service-watcher)))
           (service-watcher-servers service-watcher)

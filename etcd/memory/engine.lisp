@@ -81,7 +81,7 @@ left by WITH-TIMEOUT, and half a revision would stay."
   (with-engine (engine) (store-revision (engine-store engine))))
 
 (defun call-listener (listener)
-  "Have LISTENER look. An error in that is its own, not that of the thread which calls it."
+  "Call LISTENER. An error in it is its own, not that of the thread which calls it."
   (loop:guarding (:memory-listener-error)
     (funcall (the function (listener-function listener)))))
 
@@ -105,8 +105,7 @@ left by WITH-TIMEOUT, and half a revision would stay."
           do (call-listener listener))))
 
 (defun call-on-store (engine function)
-  "Return what FUNCTION returns of ENGINE's store and the time, or signal the RPC-ERROR that it
-does."
+  "Return the values of FUNCTION for ENGINE's store and the time, or signal its RPC-ERROR."
   (declare (type function function))
   (let ((outcome (with-engine (engine)
                    (handler-case
@@ -135,7 +134,7 @@ lock is held: the thread that was to call them may have been interrupted."
              (leave-call engine listener))))
 
 (defun look-at-clock (engine)
-  "End what is over by the clock of ENGINE, whose lock is held."
+  "End the leases that are over by the clock of ENGINE, whose lock is held."
   (let ((now (engine-now engine)))
     (end-leases (engine-store engine) now)
     ;; it may have been set back, too
@@ -168,7 +167,8 @@ lock is held: the thread that was to call them may have been interrupted."
               (return (seconds-to-wait engine))))))))
 
 (defun add-listener (engine listener)
-  "Have LISTENER called when ENGINE has something new for its watches. Refuse it if that is closed."
+  "Add LISTENER to ENGINE, which calls it when there are changes for its watches. Refuse it if
+ENGINE is closed."
   (with-engine (engine)
     (unless (engine-open engine) (refuse :closed))
     (setf (gethash listener (engine-listeners engine)) listener))
@@ -178,8 +178,8 @@ lock is held: the thread that was to call them may have been interrupted."
   (with-engine (engine) (remhash listener (engine-listeners engine))))
 
 (defun add-watch (engine watch)
-  "Have WATCH among those of ENGINE, whose lock is held. Return false if there are too many, or too
-many of its listener: that may have another one if it has fewer than are free."
+  "Add WATCH to those of ENGINE, whose lock is held. Return false if there are too many, or too many
+of its listener: that may have another one if it has fewer than are free."
   (let* ((listener (watch-listener watch))
          (free (- (engine-max-watches engine) (tree-size (engine-watches engine)))))
     (when (< (listener-watch-count listener) free)

@@ -58,8 +58,7 @@
                             (clearing-end clearing)))))))
 
 (defun commit (write-batch)
-  "Have WRITE-BATCH be the newest revision of its store, if it has changes. Return the revision
-then."
+  "Make WRITE-BATCH the newest revision of its store, if it has changes. Return the revision then."
   (let ((store (write-batch-store write-batch))
         (changes (nreverse (write-batch-changes write-batch))))
     (when changes
@@ -116,7 +115,7 @@ removes the others. Return how many items were removed."
   (end-items store lease most))
 
 (defun renew-lease (lease now-ns)
-  "Have LEASE last its time from NOW-NS on. Return its seconds."
+  "Renew LEASE for its time from NOW-NS on. Return its seconds."
   (setf (lease-end-ns lease) (+ now-ns (seconds-ns (lease-seconds lease))))
   (lease-seconds lease))
 

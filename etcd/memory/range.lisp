@@ -1,4 +1,4 @@
-;;;; Ranges of keys, and what is answered to those who read them.
+;;;; Ranges of keys, and answers to requests that read them.
 
 (in-package #:clgrpc.memory)
 
@@ -54,7 +54,7 @@ many there are without limit."
       (/= 0 (pb:range-request-max-create-revision request))))
 
 (defun whole-p (request)
-  "True if REQUEST, a RangeRequest, is answered from all items of its range, whatever its limit."
+  "True if REQUEST, a RangeRequest, is answered from all items of its range, even with a limit."
   (or (bounded-p request) (not (eq :none (pb:range-request-sort-order request)))))
 
 (defun check-order (request)

@@ -109,7 +109,8 @@
   (record-tree (record-at store (store-revision store))))
 
 (defun tree-at (store revision)
-  "The tree of STORE at REVISION, the newest if that is not positive. Refuse what there is not."
+  "The tree of STORE at REVISION, the newest if that is not positive. Refuse a revision that is not
+there."
   (cond ((> revision (store-revision store)) (refuse :future-revision))
         ((<= revision 0) (newest store))
         ((< revision (store-compacted store)) (refuse :compacted))
@@ -152,8 +153,8 @@ once it is compacted up to REVISION: the lock need not be held until then."
   (<= revision (store-compacted store)))
 
 (defun begin-compaction (store revision)
-  "See that STORE may be compacted up to REVISION by FORGET-SOME. Refuse what is compacted, or not
-there yet."
+  "See that STORE may be compacted up to REVISION by FORGET-SOME. Refuse a revision that is
+compacted, or not there yet."
   (cond ((<= revision (store-compacted store)) (refuse :compacted))
         ((> revision (store-revision store)) (refuse :future-revision))
         ((< revision 1) (setf (store-compacted store) revision))))

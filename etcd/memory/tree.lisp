@@ -46,8 +46,8 @@
     (format stream "~D item~:P" (node-size node))))
 
 (defconstant +delta+ 3 "A subtree has at most this many times as many items as its neighbour.")
-(defconstant +ratio+ 2 "A single rotation is done, unless the inner part of the subtree is this much
-larger.")
+(defconstant +ratio+ 2
+  "A single rotation is done, unless the inner part of the subtree is this much larger.")
 
 (define-hot (tree-size :inline t) ((tree (or null node))) index
   (if tree (node-size tree) 0))
@@ -143,7 +143,7 @@ larger.")
 ;;; Parts of trees. Each takes as many steps as the tree is high.
 
 (defun joined (item left right)
-  "The tree of the trees LEFT and RIGHT, of whatever sizes, and of ITEM, which is between them."
+  "The tree of the trees LEFT and RIGHT, of any sizes, and of ITEM, which is between them."
   (cond ((null left) (tree-with right item))
         ((null right) (tree-with left item))
         ((> (tree-size right) (* +delta+ (tree-size left)))

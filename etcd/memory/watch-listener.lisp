@@ -2,8 +2,8 @@
 ;;;; one tree of ranges, so a change finds those that it concerns, and no others cost anything.
 ;;;;
 ;;;; A watch is CAUGHT-UP, or it is among those of its listener that are READY. It is caught up if
-;;;; there is nothing that it has not told but what is to come: then NOTE-CHANGES, for the first
-;;;; change that concerns it, makes it ready. A watch that begins in the past is ready at first.
+;;;; it has sent all present changes: then NOTE-CHANGES, for the first change that concerns it,
+;;;; makes it ready. A watch that begins in the past is ready at first.
 ;;;;
 ;;;; All of it is changed while the engine's lock is held.
 
@@ -22,7 +22,7 @@
   "A watch of a stream, of the changes in its range."
   (listener nil :type listener :read-only t) ; that sends its changes
   (number 0 :type (signed-byte 64) :read-only t) ; by which the stream's client knows it
-  (filters '() :type list :read-only t) ; :noput and :nodelete, what is not told
+  (filters '() :type list :read-only t) ; :noput and :nodelete, the kinds left out
   (previous nil :type boolean :read-only t) ; send the entry before a change, too
   (fragment nil :type boolean :read-only t) ; a revision may be sent in several responses
   (progress nil :type boolean :read-only t) ; send progress now and then

@@ -25,7 +25,7 @@
 (defconstant +changes-at-once+ 1000
   "So many changes a thread looks at that has other things to do.")
 (defconstant +longest-watched-key+ 4096
-  "A watch's first key and its end have at most so many octets: they are kept as long as it is.")
+  "The most octets of a watch's first key and of its end: they are kept as long as the watch is.")
 (defconstant +drops-at-once+ 500 "So many watches of a stream that has ended are dropped at once.")
 
 (defstruct (watching (:include listener) (:constructor make-watching (engine call)) (:copier nil))
@@ -74,7 +74,7 @@
 (declaim (sb-ext:freeze-type scan))
 
 (defun scan-record (scan record)
-  "Have SCAN find what is in RECORD, of the revision at which it is."
+  "Let SCAN look at RECORD, of the revision at which it is."
   (incf (scan-count scan))
   (loop with watch = (scan-watch scan)
         with changes = (record-changes record)
@@ -140,7 +140,7 @@ revision of the first record, or the one up to which ENGINE is compacted."
 ;;; Requests
 
 (defun answer (watching response)
-  "Have WATCHING send RESPONSE before anything else."
+  "Queue RESPONSE at WATCHING, to be sent before anything else."
   (enqueue response (watching-answers watching)))
 
 (defun find-watch (watching number)
@@ -160,7 +160,7 @@ revision of the first record, or the one up to which ENGINE is compacted."
   (with-engine (engine) (incf (engine-serial engine))))
 
 (defun begin-watch (watching watch)
-  "Have WATCH be one of WATCHING. Return false if there are too many."
+  "Add WATCH to WATCHING. Return false if there are too many."
   (let ((engine (watching-engine watching)))
     (when (with-engine (engine)
             (when (add-watch engine watch)
@@ -325,7 +325,7 @@ no room."
             finally (return revision)))))
 
 (defun send-progress (watching)
-  "Answer the requests for progress of WATCHING, whose watches have told what there was."
+  "Answer the requests for progress of WATCHING, whose watches have sent all changes."
   (loop while (and (plusp (watching-progress watching))
                    (try-response watching
                                  (pb:make-watch-response
@@ -352,8 +352,8 @@ no room."
   (when (plusp (hash-table-count (watching-watches watching))) :some))
 
 (defun advance-once (watching most)
-  "Do what there is to do for WATCHING, as far as there is room, and look at MOST changes for that,
-see SEND-NEWS. Return :some if there may be more."
+  "Advance WATCHING, as far as there is room, and look at MOST changes for that, see SEND-NEWS.
+Return :some if there may be more."
   (cond ((watching-ended watching) (drop-watches watching))
         ((rpc:call-status (watching-call watching)) nil)
         ((not (engine-open (watching-engine watching))) (end-watching watching) nil)

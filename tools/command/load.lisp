@@ -4,13 +4,13 @@
 
 (in-package #:clgrpc.tools)
 
-(defconstant +exit-calls-failed+ 3 "The run was made, and some calls did not end with OK, or
-none ended.")
+(defconstant +exit-calls-failed+ 3
+  "The run was made, and some calls did not end with OK, or none ended.")
 (defconstant +exit-condition+ 4 "The run was made, and a condition of --fail-if holds.")
-(defconstant +exit-interrupted+ 130 "The user has interrupted the run; the report covers its
-finished part.")
-(defconstant +exit-terminated+ 143 "SIGTERM has ended the run; the report covers its finished
-part.")
+(defconstant +exit-interrupted+ 130
+  "The user has interrupted the run; the report covers its finished part.")
+(defconstant +exit-terminated+ 143
+  "SIGTERM has ended the run; the report covers its finished part.")
 
 ;;; Progress
 

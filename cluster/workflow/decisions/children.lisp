@@ -81,7 +81,7 @@ too long."
 
 (defun child-draft (state origin child place input now limits)
   "The finished draft of CHILD, a Child, at PLACE of the step that STATE, of the revision ORIGIN, is
-at. INPUT, octets, is what it gets unless it has one of its own."
+at. INPUT, octets, is its input unless it has one of its own."
   (let ((number (pb:step-state-number (state-step state))) (id (pb:workflow-state-id state)))
     (finish-draft
      (begin-workflow

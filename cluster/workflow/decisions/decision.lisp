@@ -339,7 +339,8 @@ does not go round for ever."
 ;;; Reports
 
 (defun check-fence (draft fence digest)
-  "True if a report with FENCE and DIGEST is to be taken, false if it was. Signal what refuses it."
+  "True if a report with FENCE and DIGEST is to be taken, false if it was. Signal a workflow error
+that refuses it."
   (let* ((state (draft-state draft)) (id (pb:workflow-state-id state))
          (recorded (recorded-report state fence)))
     (cond (recorded
@@ -420,8 +421,8 @@ it is one of KINDS."
 
 (defun lose-claim (draft session fence)
   "SESSION has ended, or does not know of its claim FENCE (any, if that is nil): others get it. It
-does not count as an attempt, since who has lost it may have lost it with much else; but a step that
-is lost again and again fails, since it may be what ends its workers."
+does not count as an attempt, since a worker may lose many tasks at once; but a step that is lost
+again and again fails, since it may itself end its workers."
   (let ((state (draft-state draft)) (step (draft-step draft)))
     (when (and (held-by-p state session)
                (or (null fence) (= fence (pb:workflow-state-fence state))))
@@ -449,7 +450,7 @@ is lost again and again fails, since it may be what ends its workers."
 
 (defun end-long-attempt (draft session fence)
   "The claim FENCE of SESSION has failed if it has taken as long as it may. Steps that say how long
-that is have a timer; others are looked at when their worker is heard of."
+that is have a timer; others are checked at each heartbeat of their worker."
   (let* ((state (draft-state draft)) (step (draft-step draft))
          (end (and (held-by-p state session) (= fence (pb:workflow-state-fence state))
                    (attempt-end state (draft-limits draft)))))
@@ -460,7 +461,7 @@ that is have a timer; others are looked at when their worker is heard of."
 ;;; Requests of users
 
 (defun note-signalled-run (state)
-  "A signal is given to what STATE runs."
+  "A signal is given to the present run of STATE."
   (let ((runs (coerce (pb:workflow-state-signal-runs state) 'list))
         (run (pb:workflow-state-run state)))
     (unless (member run runs)
@@ -535,7 +536,7 @@ nil; and that event."
         (if (plusp expires) (values expires :forget) nil))))
 
 (defun note-time (draft)
-  "It is the time of DRAFT. Do what that has brought first."
+  "It is the time of DRAFT. Do the first event that is due by it."
   (let ((step (draft-step draft)))
     (multiple-value-bind (time what) (next-time (draft-state draft))
       (when (and time (<= time (draft-now draft)))
@@ -560,11 +561,11 @@ nil; and that event."
         (octets (state-octets (draft-state draft))))
     (when (> octets most)
       (refuse-size :too-large :max-state-octets most octets
-                   "the steps of a workflow and what is known of them"))))
+                   "the steps of a workflow and their states"))))
 
 (defun finish-draft (draft)
-  "Number the change that DRAFT makes. A workflow that has had as many as there may be fails, and so
-does one whose state has grown too large. Return DRAFT."
+  "Number the change that DRAFT makes. A workflow with too many changes fails, and so does one whose
+state has grown too large. Return DRAFT."
   (let* ((state (draft-state draft)) (most (limits-max-changes (draft-limits draft)))
          (count (- (1+ (pb:workflow-state-version state))
                    (pb:workflow-state-former-changes state))))

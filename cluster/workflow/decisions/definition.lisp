@@ -1,4 +1,4 @@
-;;;; Workflows as they are written in Lisp: lists of steps, and what they mean.
+;;;; Workflows as they are written in Lisp: lists of steps, and their translation.
 ;;;;
 ;;;;     (define-workflow order
 ;;;;       (:task "charge" :attempts 5 :attempt-timeout 30)

@@ -1,6 +1,7 @@
-;;;; Schedules in the store: their states, what they start, and their errands. A schedule that has a
-;;;; next time has an errand then; the transaction that does it compares the schedule's state, and
-;;;; puts the next one, with the next errand, and the workflow. So it is done once.
+;;;; Schedules in the store: their states, the requests of their workflows, and their errands. A
+;;;; schedule that has a next time has an errand then; the transaction that does it compares the
+;;;; schedule's state, and puts the next one, with the next errand, and the workflow. So it is done
+;;;; once.
 
 (in-package #:clgrpc.workflow)
 
@@ -100,7 +101,7 @@ the reason, a text."
             (when (and done draft) (note-put node (list draft) revision))))))))
 
 (defun run-schedule (node errand)
-  "Do what is due of the schedule that ERRAND is of."
+  "Do the due times of ERRAND's schedule."
   (loop for entry = (fetch-schedule node (errand-id errand))
         for state = (entry-schedule entry)
         while (and state (due-p state (node-now node)))

@@ -1,7 +1,7 @@
 ;;;; Schedules start workflows at given times. These are decisions as those in decision.lisp: a
 ;;;; schedule's state, the nodes' date and the state of the last workflow make the next state, and
 ;;;; perhaps a workflow. scheduler.lisp puts both into the store by one transaction, so each time
-;;;; starts one workflow, whatever nodes do meanwhile.
+;;;; starts exactly one workflow, even if nodes die.
 ;;;;
 ;;;; Of times that have passed while no node lived, the last ones are made up for, CATCH_UP of them;
 ;;;; the others are counted as missed. One time is done after the other.
@@ -49,7 +49,7 @@ and how many there are before these, as far as that is known."
       (values (elt times extra) (+ missed extra)))))
 
 (defun time-name (ms)
-  "MS in UTC as ids have it: 20261128T030000Z."
+  "MS in UTC in the form of ids: 20261128T030000Z."
   (multiple-value-bind (second minute hour day month year)
       (decode-universal-time (+ (floor ms 1000) (* 86400 +epoch-days+)) 0)
     (format nil "~4,'0D~2,'0D~2,'0DT~2,'0D~2,'0D~2,'0DZ" year month day hour minute second)))

@@ -172,10 +172,10 @@ that is likely or, if that does not lead to a change, of the one of now."
           (when changes (return (values draft t))))))))
 
 (defun change-workflow (node id decision &key conditions on-refusal)
-  "Have DECISION, a function of a draft, decide about the workflow ID, and put into the store what
-it decides. Return the draft, and the revision that this made, or nil if nothing is to be changed.
-Signal a workflow error. CONDITIONS is a function of the draft that returns further comparisons;
-when they are not so, ON-REFUSAL is called, before all is tried again."
+  "Change the workflow ID by DECISION, a function of a draft, and put the draft into the store.
+Return the draft, and the revision that this made, or nil if nothing is to be changed. Signal a
+workflow error. CONDITIONS is a function of the draft that returns further comparisons; when they
+are false, ON-REFUSAL is called, before all is tried again."
   (multiple-value-bind (draft changes) (first-draft node id decision)
     (loop for tries from 1
           do (unless changes (return (values draft nil)))

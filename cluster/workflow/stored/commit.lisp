@@ -93,7 +93,7 @@ there. Its lock is held."
              nil))))
 
 (defun await-commit (commit)
-  "Wait for COMMIT, and return what TRANSACT does."
+  "Wait for COMMIT, and return the values of TRANSACT."
   (handler-case (loop:await (commit-future commit) :timeout +longest-commit-seconds+)
     ;; the store's client was closed meanwhile
     (loop:await-timeout ()
@@ -120,8 +120,8 @@ there. Its lock is held."
         (dolist (commit commits) (loop:reject-future (commit-future commit) condition))))))
 
 (defun send-commits (node group)
-  "Send what is first in the queue of GROUP, of NODE; a job sends the rest. A thread that is left by
-a non-local exit, as of WITH-TIMEOUT, does so, too."
+  "Send the first commits in the queue of GROUP, of NODE; a job sends the rest. A thread that is
+left by a non-local exit, as of WITH-TIMEOUT, does so, too."
   (let* ((etcd (node-etcd node))
          (commits (sb-thread:with-mutex ((commit-group-lock group)) (take-commits group))))
     (unwind-protect

@@ -1,6 +1,6 @@
 ;;;; The keys that a state has in the store besides its own, and the transaction that a draft is:
-;;;; the new state, its history, its payloads, and the difference of the keys. Since the keys are
-;;;; nothing but a function of the state, none is left behind or forgotten, whatever the change is.
+;;;; the new state, its history, its payloads, and the difference of the keys. Since the keys are a
+;;;; function of the state alone, no change leaves a key behind or forgets one.
 
 (in-package #:clgrpc.workflow)
 

@@ -24,7 +24,7 @@
 (in-package #:clgrpc.workflow)
 
 (defconstant +last-ms+ (1- (expt 16 15)) "Later than every time that a workflow may have.")
-(defconstant +shards+ 16 "Ready tasks of a kind are in so many queues, and so is what is due.")
+(defconstant +shards+ 16 "The number of queues of ready tasks of a kind, and of due events.")
 
 (defun check-namespace (namespace)
   (check-type namespace string)
@@ -72,7 +72,7 @@ ones."
   (ignore-errors (parse-integer text :radix 16)))
 
 (defun shard-text (shard)
-  "SHARD, a number, as keys have it: a hexadecimal digit."
+  "SHARD, a number, in the form of keys: a hexadecimal digit."
   (hexadecimal shard 1))
 
 (defun shard-of (id)
@@ -80,16 +80,16 @@ ones."
   (shard-text (mod (balance:xxh64 (string-octets id)) +shards+)))
 
 (defun number-text (number)
-  "NUMBER, of a change, as keys have it, in the order of the numbers."
+  "NUMBER, of a change, in the form of keys, which sort in the order of the numbers."
   (if (< number 100000000) (format nil "~8,'0D" number) (format nil "a~20,'0D" number)))
 
 (defun status-text (status)
-  "STATUS of workflows as keys have it. Refuse a number that a peer has sent and that has no name."
+  "STATUS of workflows in the form of keys. Refuse a peer's number that has no name."
   (unless (keywordp status) (refuse :too-large "~A is not a status of workflows" status))
   (string-downcase status))
 
 (defun key-behind (prefix)
-  "The first key behind all that begin with PREFIX, which ends with /."
+  "The first key after all that begin with PREFIX, which ends with /."
   (format nil "~A0" (string-right-trim "/" prefix)))
 
 (defun key-parts (root key)

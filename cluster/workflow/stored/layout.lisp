@@ -93,7 +93,7 @@ all that no chunk has, and those that its own steps and the next task have."
 ;;; Apart, and together again
 
 (defun state-head (state)
-  "The head of STATE, a whole one, with which it shares what it has."
+  "The head of STATE, a whole one, with which it shares its parts."
   (multiple-value-bind (begin end) (head-range state)
     (let ((head (copy-structure state)) (steps (pb:workflow-state-steps state)))
       (setf (pb:workflow-state-payloads head) (head-payloads state begin end)
@@ -152,11 +152,11 @@ STATE. A chunk is put once."
     told))
 
 (defun state-octets (state)
-  "How many octets the steps of STATE are and what is known of them."
+  "The octets of the steps of STATE with their states."
   (protobuf:serialized-size (told-state state)))
 
-(defconstant +key-octets+ 500 "The octets that the keys of an ended workflow, and etcd's index of
-them, take.")
+(defconstant +key-octets+ 500
+  "The octets that the keys of an ended workflow, and etcd's index of them, take.")
 
 (defun kept-octets (state)
   "About how many octets of the store STATE and all that belongs to it take."

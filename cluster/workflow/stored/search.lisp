@@ -99,7 +99,7 @@ STATUSES, in order; and true if there may be more."
          (lists (loop for part in parts
                       for prefix in prefixes
                       collect (mapcar (lambda (entry) (entry-index-entry entry prefix)) part)))
-         ;; behind the last entry of a part that has more nothing is known
+         ;; nothing is known after the last entry of a part that has more
          (known (loop for list in lists
                       when (= most (length list))
                         collect (index-entry-position (first (last list)))))
@@ -143,7 +143,7 @@ on, or \"\"."
      :step (if step (step-text step) "") :reason (pb:workflow-state-reason state))))
 
 (defun search-workflows (node request)
-  "The ListReply to REQUEST. Refuse what is wrong in it."
+  "The ListReply to REQUEST. Refuse a wrong request."
   (let* ((asked (pb:list-request-limit request))
          (limit (if (zerop asked) +list-page+ (min asked +list-page+))))
     (multiple-value-bind (found next) (find-entries node request limit)

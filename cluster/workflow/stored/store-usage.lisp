@@ -42,11 +42,11 @@ for a workflow to be started."
                             +default-store-quota+)))))))
 
 (defun room-used-p (node)
-  "True if so much of the store is in use that no workflow is to be started."
+  "True if too much of the store is in use to start a workflow."
   (multiple-value-bind (used most) (room-used node) (and used (<= most used))))
 
 (defun check-room (node)
-  "Signal BACKLOG-FULL if so much of the store is in use that no workflow is to be started."
+  "Signal BACKLOG-FULL if too much of the store is in use to start a workflow."
   (multiple-value-bind (used most) (room-used node)
     (when (and used (<= most used))
       (refuse-size :backlog-full :max-store-octets most used
