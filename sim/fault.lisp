@@ -14,8 +14,8 @@
               do (fail-socket socket os:+econnreset+)))))
 
 (defun partition (a b)
-  "Let nothing through between the hosts A and B until HEAL. Connections stay, and what is sent
-waits."
+  "Let nothing through between the hosts A and B until HEAL. Connections stay, and sent octets
+wait."
   (let ((simulation (host-simulation a)))
     (unless (parted-p simulation a b)
       (record-at a :partition (host-name b))
@@ -33,15 +33,14 @@ waits."
   nil)
 
 (defun slow (host octets-per-second)
-  "Have HOST get no more than OCTETS-PER-SECOND on each connection from now on; NIL, as many as
-come."
+  "Limit HOST to OCTETS-PER-SECOND on each connection from now on; NIL for no limit."
   (record-at host :slow octets-per-second)
   (setf (host-octets-per-second host) octets-per-second)
   nil)
 
 (defun crash-host (host)
-  "End what is seen of HOST's process from outside, at once: its connections are reset, and nothing
-listens."
+  "End HOST's process, as others see it, at once: its connections are reset, and its ports do not
+listen any more."
   (setf (host-up host) nil)
   (loop for socket across (copy-seq (host-sockets host))
         do (case (and socket (socket-state socket))
@@ -66,7 +65,7 @@ listens."
         (t (calling:close-channel process))))))
 
 (defun stop-host (host &key (drain 10))
-  "Have HOST's process end in order: its servers give running calls DRAIN seconds. Waits for that."
+  "End HOST's process in order: its servers give running calls DRAIN seconds. Waits for that."
   (record-at host :stops :drain drain)
   (setf (host-leaving host) t)
   (end-processes host drain)

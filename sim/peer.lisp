@@ -26,7 +26,7 @@ something at once. Does not wait."
     (make-peer socket)))
 
 (defun listen-as-peer (port)
-  "Listen on PORT of the current host; return what ACCEPT-PEER takes."
+  "Listen on PORT of the current host; return the argument for ACCEPT-PEER."
   (let ((result (listen-at (current-host) (host-address (current-host) port))))
     (when (minusp result) (misuse "Port ~D is taken." port))
     (find-socket (current-host) result)))
@@ -43,7 +43,7 @@ LISTEN-AS-PEER, or NIL if none does."
   (transmit (peer-socket peer) octets))
 
 (defun hear (peer)
-  "Return what PEER has been sent since it last heard, as a list of vectors of octets."
+  "Return the octets that PEER has got since the last call, as a list of vectors of octets."
   (let* ((socket (peer-socket peer))
          (heard (shiftf (socket-incoming socket) '())))
     (dolist (octets heard heard) (note-read socket (length octets)))))
@@ -66,7 +66,7 @@ LISTEN-AS-PEER, or NIL if none does."
 ;;; Datagrams
 
 (defun serve-datagrams (port function)
-  "Have FUNCTION called with the octets of each datagram that comes to PORT of the current host,
-until that ends or starts again. It returns those of the answers, as a list, and does not wait."
+  "Serve PORT of the current host, until that ends or starts again: call FUNCTION with the octets of
+each datagram. It returns the octets of the answers, as a list, and does not wait."
   (setf (gethash port (host-services (current-host))) function)
   nil)

@@ -24,8 +24,8 @@
 ;;; The turn of a task
 
 (defun pass-turn (turn)
-  "Have the thread that waits, or will, for TURN have it. A futex takes half as long as a semaphore,
-and a simulation does little else as often."
+  "Give TURN to the thread that waits, or will wait, for it. A futex takes half as long as a
+semaphore, and a simulation does little else as often."
   (declare (type os:futex turn))
   (sb-ext:atomic-incf (aref turn 0))
   (os:wake-futex turn))
@@ -121,7 +121,7 @@ task ends, too; otherwise the scheduler would wait for its turn for ever."
 ;;; Steps
 
 (defun run-plans (simulation)
-  "Do what is due. Return true if something was."
+  "Run the due plans. Return true if there were any."
   (loop with event-queue = (simulation-event-queue simulation)
         with before = (simulation-changes simulation)
         for due = (next-plan-ns event-queue)
@@ -174,7 +174,7 @@ task ends, too; otherwise the scheduler would wait for its turn for ever."
   (and (eq :waiting (task-state task)) (null (task-predicate task))))
 
 (defun give-step (simulation chosen)
-  "Have CHOSEN, a loop or a task, go on."
+  "Let CHOSEN, a loop or a task, go on."
   (etypecase chosen
     (running-loop
      (incf (simulation-changes simulation))
@@ -185,7 +185,7 @@ task ends, too; otherwise the scheduler would wait for its turn for ever."
        (unless (and polled (polls-p chosen)) (incf (simulation-changes simulation)))))))
 
 (defun make-step (simulation)
-  "Do what is due, or make one step. Return false if there is nothing to do now."
+  "Run the due plans, or make one step. Return false if there is nothing to do now."
   (or (run-plans simulation)
       (let ((candidates (find-candidates simulation))
             (chance (simulation-chance simulation)))
@@ -249,24 +249,24 @@ false at END-NS."
 
 (defun wait-until (predicate &key (timeout nil))
   "Let the simulation of this thread go on until PREDICATE, a function without arguments, returns
-true, and return that it does; NIL after TIMEOUT virtual seconds, unless that is NIL. Signal
-SIMULATION-HANG if that does not come in the time that the simulation has. Not in what a loop runs."
+true, and return that value; NIL after TIMEOUT virtual seconds, unless that is NIL. Signal
+SIMULATION-HANG if neither comes within the simulation's time. Not in code that a loop runs."
   (wait-in-simulation *simulation* predicate
                       (and timeout (seconds-from-now *simulation* timeout))))
 
 (defun wait-for (seconds)
-  "Let SECONDS of virtual time pass. Not in what a loop runs."
+  "Let SECONDS of virtual time pass. Not in code that a loop runs."
   (wait-in-simulation *simulation* (constantly nil) (seconds-from-now *simulation* seconds))
   nil)
 
 (defun at (seconds function)
-  "Have FUNCTION, without arguments, called in SECONDS of virtual time; it is not to wait."
+  "Call FUNCTION, without arguments, in SECONDS of virtual time; it must not wait."
   (add-plan (simulation-event-queue *simulation*) (seconds-from-now *simulation* seconds)
             (lambda (function) (funcall (the function function))) function))
 
 (defun start-task (name function &key (host (current-host)))
-  "Have FUNCTION, without arguments, run as a thread of HOST's process; it may wait. Return the
-task. An error in it ends it and is recorded in the trace. See TASK-DONE-P."
+  "Run FUNCTION, without arguments, as a thread of HOST's process; it may wait. Return the task. An
+error in it ends it and is recorded in the trace. See TASK-DONE-P."
   (let ((task (make-task name host function))
         (simulation (host-simulation host)))
     (setf (simulation-tasks simulation) (append (simulation-tasks simulation) (list task)))

@@ -12,7 +12,7 @@
   (hosts '() :type list)                ; in the order in which they were added
   (least-latency-ns 0 :type nanoseconds) ; the least time of a packet,
   (most-latency-ns 0 :type nanoseconds) ; and the longest time
-  (losses 0 :type index)                ; of a thousand packets so many are lost, and sent again
+  (losses 0 :type index)                ; packets, of a thousand, that are lost and sent again
   (partitions '() :type list)           ; pairs of hosts, (a . b), that cannot reach each other
   (stalled '() :type list)              ; sockets whose flight has met a partition
   (connections 0 :type index)           ; how many there have been
@@ -44,12 +44,13 @@
   (epoch 0 :type index)                 ; how often its process was started
   (sockets (make-array 16 :initial-element nil) :type simple-vector) ; by descriptor
   (ports (make-hash-table) :type hash-table :read-only t) ; from port to the listening socket
-  (services (make-hash-table) :type hash-table :read-only t) ; from port to what answers datagrams
+  (services (make-hash-table) :type hash-table :read-only t) ; from port to the function that
+                                                             ; answers datagrams
   (next-port 40000 :type (unsigned-byte 16)) ; the next one that no program has chosen
   (octets-per-second nil :type (or null (integer 1)))) ; that it reads, see SLOW
 
 (defstruct (socket (:constructor make-socket (host descriptor)) (:copier nil))
-  "An end of a virtual connection, what listens for some, or what exchanges datagrams."
+  "A virtual socket: an end of a connection, a listening one, or one for datagrams."
   (host nil :type host :read-only t)    ; whose it is
   (descriptor 0 :type index :read-only t) ; its place among the sockets of HOST
   ;; as a socket of the kernel has it
@@ -160,7 +161,7 @@ to ADD-HOST, as a list.")
   (:documentation "Something was wrong in a simulation."))
 
 (define-condition simulation-hang (simulation-error) ()
-  (:documentation "The body of a simulation waits for what does not come."))
+  (:documentation "The body of a simulation waits for an event that does not come."))
 
 (defconstant +beginning-ns+ (* 1000 +ns-per-second+)
   "When a simulation begins: as on a machine that was started a while ago.")

@@ -101,8 +101,8 @@ it, nil if the process is killed."
             (and host (host-name host)) :note (apply #'format nil control arguments))))
 
 (defun simulation-entries (simulation)
-  "Return all that has happened in SIMULATION as text, a line for each: the virtual time in seconds,
-the host, what happened. The same seed gives the same text."
+  "Return the history of SIMULATION as text, a line for each event: the virtual time in seconds, the
+host, the event. The same seed gives the same text."
   (with-output-to-string (stream)
     (loop for entry across (history-entries (simulation-history simulation))
           do (write-line (entry-line entry) stream))))
@@ -129,7 +129,7 @@ before those that are neither packets nor a tracer's."
 ;;; Life
 
 (defun end-tasks (simulation)
-  "End what has not ended by itself."
+  "End the tasks and loops that have not ended by themselves."
   (loop for task = (first (simulation-tasks simulation))
         while task
         do (setf (task-killed task) t)
@@ -155,7 +155,7 @@ before those that are neither packets nor a tracer's."
 (defun make-simulation (&key (seed 1) (latency '(0.0001 0.002)) (losses 0) (limit 600)
                           (steps 1000000))
   "Return a new simulation, made with the options of WITH-SIMULATION, for CALL-IN-SIMULATION and
-then CLOSE-SIMULATION. For those who cannot do everything in the body of WITH-SIMULATION."
+then CLOSE-SIMULATION. For programs that cannot do everything in the body of WITH-SIMULATION."
   (%make-simulation :seed seed :chance (make-chance seed)
                     :now +beginning-ns+
                     :end-ns (+ +beginning-ns+ (seconds-ns limit))
@@ -166,7 +166,7 @@ then CLOSE-SIMULATION. For those who cannot do everything in the body of WITH-SI
 
 (defun call-in-simulation (simulation function)
   "Call FUNCTION with SIMULATION, of MAKE-SIMULATION, in which this thread is meanwhile, on the host
-\"home\"; return what it returns."
+\"home\"; return its values."
   (when *simulation* (misuse "This thread is in a simulation already."))
   (let* ((*simulation* simulation)
          (*log-function* (lambda (level event &rest plist)
@@ -199,14 +199,14 @@ is, a million by default."
        (call-with-simulation #',function ,@options))))
 
 (defun idle-p (simulation)
-  "True if nothing of SIMULATION is left to do but what timers may bring."
+  "True if SIMULATION has nothing left to do except the work of later timers."
   (and (zerop (event-queue-count (simulation-event-queue simulation)))
        (null (simulation-tasks simulation))
        (zerop (length (find-candidates simulation)))))
 
 (defun settle (&key (timeout 1))
-  "Let the simulation of this thread go on until nothing is left to do but what timers may bring,
-TIMEOUT virtual seconds at most; return true if that came. Not in what a loop runs."
+  "Let the simulation of this thread go on until nothing is left to do except the work of later
+timers, TIMEOUT virtual seconds at most; return true if that came. Not in code that a loop runs."
   (wait-until (lambda () (idle-p *simulation*)) :timeout timeout))
 
 (defun forget-history (simulation)

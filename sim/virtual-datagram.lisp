@@ -12,8 +12,8 @@
     (socket-descriptor socket)))
 
 (defun carry-datagram (from to octets function)
-  "Have FUNCTION called with OCTETS when they have come from the host FROM to the host TO, if they
-do."
+  "Call FUNCTION with OCTETS when they arrive from the host FROM at the host TO, unless they are
+lost."
   (let ((simulation (host-simulation from)))
     (unless (or (parted-p simulation from to) (lost-p simulation))
       (add-plan (simulation-event-queue simulation)
@@ -59,7 +59,7 @@ do."
     (tell socket (logior loop:+readable+ loop:+failed+))))
 
 (defun receive-datagram (socket octets start end)
-  "As recv(2): the next datagram, and of that what fits."
+  "As recv(2): the next datagram, or its part that fits."
   (let ((failure (shiftf (socket-failure socket) 0)))
     (cond ((plusp failure) (- failure))
           ((null (socket-incoming socket)) (- os:+eagain+))

@@ -58,8 +58,8 @@
                                  "Leases of registrations that have ended, or may have."))))
       (metrics:make-gauge metrics "clgrpc.discovery.age" :unit "s"
                           :function (lambda () (longest-age meter))
-                          :text (format nil "Time since the last answer of etcd, of the service for
-~ which that is longest."))
+                          :text (format nil "Time since the last answer of etcd, of the service ~
+                                              for which that is longest."))
       meter)))
 
 (defun meter-of (etcd)

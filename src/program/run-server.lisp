@@ -35,7 +35,7 @@ START-SERVER's.")
   (and (member *log-function* (list 'log-errors #'log-errors)) :info))
 
 (defun run-as-asked (services arguments options)
-  "Do what RUN-SERVER does, and return the exit code."
+  "Serve as RUN-SERVER does, and return the exit code."
   (flet ((complain (error code)
            (format *error-output* "~A: ~A~%" (program-name) error)
            code))
@@ -101,4 +101,4 @@ ends. Signal MISUSE if RELOAD is not a function. In the main thread."
                  (setf written (write-everything)))))
     (cond ((not exit) code)
           (written (sb-ext:exit :code code :timeout +exit-seconds+))
-          (t (sb-ext:exit :code code :abort t))))) ; else it would write what is left, and wait
+          (t (sb-ext:exit :code code :abort t))))) ; else it would write the rest, and wait

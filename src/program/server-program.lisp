@@ -25,8 +25,8 @@
             "Serve channelz as well, which shows the channels, servers and connections of the
       process, with states and counts, to any caller.")
   (web "[true|false]" #'parse-boolean nil
-       "Speak gRPC-Web, Connect and what else there is beside gRPC as well, over HTTP/1.1 and
-      HTTP/2 on the same addresses.")
+       "Speak the protocols beside gRPC as well, such as gRPC-Web and Connect, over HTTP/1.1 and
+HTTP/2 on the same addresses.")
   (origins "ORIGINS" #'parse-origins '()
            "Whose web pages may call with --web: origins such as https://app.example, several
       with commas between, or any.")

@@ -33,7 +33,7 @@
                          :name "clgrpc ending at once"))
 
 (defun begin-end (ending)
-  "Have AWAIT-END of ENDING return. On its loop."
+  "Make AWAIT-END of ENDING return. On its loop."
   (unless (shiftf (ending-begun ending) t)
     (let ((loop (ending-loop ending)))
       (schedule-timer (loop:event-loop-wheel loop)
@@ -51,7 +51,7 @@
       (begin-end ending)))
 
 (defun end (ending)
-  "Have AWAIT-END of ENDING return. From any thread."
+  "Make AWAIT-END of ENDING return. From any thread."
   (loop:post (ending-loop ending) (lambda () (begin-end ending)))
   nil)
 

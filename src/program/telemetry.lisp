@@ -11,7 +11,7 @@
               "How: a line of text, or of JSON, for each event.")
   (access-log "[RATIO]" #'parse-ratio nil
               "Log each call, or a share from 0 to 1 of them and all that fail; doc/observability.md
-      has what the events say. The level of the log is info at least.")
+lists the fields of the events. The level of the log is info at least.")
   (metrics "ADDRESSES" (addresses-parser 0) nil
            "Serve metrics for Prometheus, at /metrics, and health, at /healthz, on ADDRESSES, over
       HTTP, or HTTPS with --tls-cert. All clients that reach ADDRESSES may read them.")

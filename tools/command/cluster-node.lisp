@@ -189,7 +189,7 @@ printed once it is a member. Return the exit code."
     (()
      ((name "NAME" #'identity nil "The name of the node, unique in its cluster.")
       (listen "ADDRESSES" (addresses-parser 0) "127.0.0.1:0"
-              "Where to listen, as `serve` has it; port 0 picks a free one.")
+              "The address to listen on, as for `serve`; port 0 picks a free one.")
       (store "STORE" #'parse-store nil
              "Where the cluster's state is: etcd:HOST:PORT, of several members with commas
       between; or memory: in this process, for trials, and gone with it. Other nodes reach
@@ -213,8 +213,8 @@ printed once it is a member. Return the exit code."
       ((label "--label") "NAME=VALUE" #'parse-label '()
        "A label of the node, such as zone=a; may be given several times.")
       (lease-seconds "N" (integer-parser 2 3600) 10
-                     "How long it stays a member if it dies or is cut off, and its worker keeps
-      what it has begun.")
+                     "How long it stays a member after it has died or is cut off, and how long its
+worker keeps its tasks then.")
       (if-taken "CHOICE" (choice-parser :take-over :refuse) :take-over
                 "If there is a member of its name: take its place (take-over), or refuse to start
 (refuse).")

@@ -93,7 +93,7 @@ is nil."
                        append (event-rows change)))))
 
 (defun show-workflow (channel id json timeout)
-  "Print what is known of the workflow ID."
+  "Print the state of the workflow ID."
   (let ((reply (workflow:workflow-state channel id :history t :timeout timeout)))
     (if json
         (format t "~A~%" (grpc:message-json reply :indent 2))

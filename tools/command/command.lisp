@@ -99,8 +99,8 @@ parameters and options, keywords and values."
   (finish-output *error-output*))
 
 (defun run-command (arguments)
-  "Do what the command line ARGUMENTS, a list of strings, says; return the exit code: 0, 1 if it was
-tried and failed, 2 if the arguments are wrong."
+  "Run the command line ARGUMENTS, a list of strings; return the exit code: 0, 1 if the command
+failed, 2 if the arguments are wrong."
   (let* ((name (first arguments))
          (command (and name (find-command name))))
     (handler-case

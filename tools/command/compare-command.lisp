@@ -25,8 +25,8 @@
 (defconstant +exit-unclear+ 5 "Nothing is worse as far as is known, and something is unclear.")
 
 (defun verdict-exit-code (comparisons)
-  "The exit code of --fail-if-worse for COMPARISONS; a FAILURE if one is worse. Say on standard
-error what is unclear."
+  "The exit code of --fail-if-worse for COMPARISONS; a FAILURE if one is worse. Print unclear
+figures on standard error."
   (flet ((words-of (test)
            (mapcar #'report:comparison-words (remove-if-not test comparisons))))
     (let ((worse (words-of (lambda (comparison)

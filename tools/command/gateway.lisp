@@ -6,7 +6,7 @@
 
 (defparameter *reflection-services*
   '("grpc.reflection.v1.ServerReflection" "grpc.reflection.v1alpha.ServerReflection")
-  "Services that are forwarded as what they are, of which no types are wanted.")
+  "Services that are forwarded unchanged, without their types.")
 
 (defun reflected-pool (channel)
   "A pool of the descriptors that the server at CHANNEL gives by reflection."
@@ -74,8 +74,8 @@ Signal a FAILURE if FILE, where there is one, cannot be read now."
       (renew "DURATION" #'parse-seconds 30
              "How long after one another types are looked for again.")
       (behind-ca "FILE" #'identity nil
-                 "Speak TLS with the server behind, and trust the certificates in FILE (PEM), or
-      with `system` the system's.")
+                 "Speak TLS with the server behind the gateway, and trust the certificates in FILE
+      (PEM), or with `system` the system's.")
       (behind-cert "FILE" #'identity nil "The certificates to show it if it asks for some.")
       (behind-key "FILE" #'identity nil
                   "The private key of --behind-cert; without it, in that file.")

@@ -223,7 +223,7 @@ nil."
   "Up to so many calls a second each begins at a time of its own: a waking of the tool costs about
 50 µs of CPU time, and no more than a fifth of a core is spent so.")
 
-(defconstant +burst-ns+ 1000000 "Above that rate calls within so long begin together.")
+(defconstant +burst-ns+ 1000000 "Above that rate calls within this time begin together.")
 
 (defun load-width (&rest options &key connections loops poisson together concurrency-schedule
                    details &allow-other-keys)
@@ -343,7 +343,7 @@ texts."
           when given collect text)))
 
 (defun tell-disobeyed (config path)
-  "Say on standard error what of CONFIG is not obeyed for the method at PATH."
+  "Print the settings of CONFIG that are not obeyed for the method at PATH on standard error."
   (let ((texts (disobeyed-members config path)))
     (when texts
       (format *error-output* "clgrpc load: of the service config, not obeyed: ~{~A~^; ~}~%" texts)

@@ -86,7 +86,7 @@ over."
     (finish-output *error-output*)))
 
 (defun progress-wanted-p (quiet)
-  "True if the user is to see how a run goes, who asked for quiet if QUIET is true."
+  "True if the progress of a run is shown; QUIET is true if the user has asked for none."
   (and (not quiet) (interactive-stream-p sb-sys:*stderr*)))
 
 (defun repeat-rounds (rounds make-run)
@@ -99,7 +99,7 @@ one; those that are left are not made once one was broken off."
                                          '(:interrupted :terminated)))))
 
 (defun load-by-workers (&rest options &key rounds name tags quiet &allow-other-keys)
-  "The RUN of the workers that OPTIONS name, who call a method of grpc.testing.BenchmarkService."
+  "The RUN of the workers that OPTIONS name, which call a method of grpc.testing.BenchmarkService."
   (refuse-options-of-one options)
   (let ((progress (progress-wanted-p quiet)))
     (unwind-protect
@@ -190,7 +190,7 @@ server with metrics at URL, or nil."
   "The options that cannot go with a mix of methods.")
 
 (defun method-called (&rest options &key method call mix &allow-other-keys)
-  "The method to call, as a parameter or as ghz's --call has it; nil for a mix."
+  "The method to call, from the parameter or ghz's --call; nil for a mix."
   (when mix
     (loop for (key name) in *options-of-one-method*
           when (getf options key) do (refuse "--mix and ~A exclude each other" name)))
@@ -200,7 +200,7 @@ server with metrics at URL, or nil."
 
 (defun perform-load (&rest options &key workers fail-if format compare output count-errors
                      &allow-other-keys)
-  "Do what OPTIONS, those of the command, say; return the exit code."
+  "Run the command with OPTIONS; return the exit code."
   (let ((conditions (apply #'append fail-if))
         (options (list* :method (apply #'method-called options) options)))
     (when (eq :csv format)
@@ -227,12 +227,12 @@ server with metrics at URL, or nil."
        "How many calls may be under way at once, each by a worker; 50 without --rps, with --rps as
       many as are due.")
       ((rps nil "-r") "N" #'parse-rate nil
-       "Begin calls at this rate, whatever becomes of those before: an open loop. Latencies count
-      from when each call was due. Without it each worker makes one call after the other.")
+       "Begin calls at this rate, independent of earlier calls: an open loop. Latencies count from
+      when each call was due. Without it each worker makes one call after the other.")
       ((duration nil "-z") "DURATION" #'parse-duration nil
        "For how long calls begin, such as 10s or 1m30s; then -n does not count.")
       ((max-duration nil "-x") "DURATION" #'parse-duration nil
-       "End the run after so long even if -n calls have not been made.")
+       "End the run after this time even if -n calls have not been made.")
       (duration-stop "HOW" (choice-parser :wait :close :ignore) :wait
                      "The treatment of calls under way at the end: wait for them, close them, so
 that they fail, or ignore them.")
@@ -243,7 +243,7 @@ that they fail, or ignore them.")
       ((data-file nil "-D") "FILE" #'identity nil "The same from a file.")
       ((binary nil "-b") "[BOOLEAN]" #'parse-boolean nil
        "Read the request from standard input as octets of protobuf; of a stream of requests each
-      behind its length as a varint.")
+after its length as a varint.")
       ((binary-file nil "-B") "FILE" #'identity nil "The same from a file.")
       ((metadata nil "-m") "JSON" #'identity nil
        "Metadata, an object of strings; may have templates.")
@@ -299,14 +299,14 @@ that they fail, or ignore them.")
       (poisson "[BOOLEAN]" #'parse-boolean nil
                "Spread the calls of an open loop by chance, as independent users do, not evenly.")
       (together "DURATION" #'parse-duration nil
-                "Calls of an open loop that are due within so long begin together, as a burst, which
-      costs the tool a fraction and is in the latencies; 0 begins each at a time of its own. By
-      default 0, and 1ms at rates above 4,000 a second.")
+                "Calls of an open loop that are due within this time begin together, as a burst,
+      which costs the tool a fraction and is in the latencies; 0 begins each at a time of its own.
+      By default 0, and 1ms at rates above 4,000 a second.")
       (details "N" (integer-parser 2 10000000) 4096
-               "List at most so many calls one by one, evenly over the run.")
+               "The most calls to list one by one, evenly over the run.")
       ((skip-first nil "--skipFirst") "N" (integer-parser 0 1000000000) 0
-       "Do not count so many calls at the begin.")
-      (warm-up "DURATION" #'parse-duration 0 "Do not count calls of so long a time before the run.")
+       "The number of calls at the beginning that do not count.")
+      (warm-up "DURATION" #'parse-duration 0 "The time before the run whose calls do not count.")
       (knee "CONDITIONS" #'parse-conditions nil
             "Search the highest rate at which none of these holds, such as 'p99 > 10ms', by runs of
       -z, 5s by default, from --rps on, 100 by default; report the run at that rate.")
@@ -314,7 +314,7 @@ that they fail, or ignore them.")
                       "Where the server serves metrics for Prometheus, http://HOST:PORT/metrics:
       its own figures of these calls are shown beside the tool's.")
       (rounds "N" (integer-parser 1 1000) 1
-              "Make the run so many times, to separate change from noise.")
+              "The number of times to repeat the run, to separate change from noise.")
       (stream-call-count "N" (integer-parser 1 1000000000) nil
                          "How many messages a stream sends, those of the data over and over; or,
       where only the server streams, receives before it is cancelled.")
@@ -356,9 +356,9 @@ that they fail, or ignore them.")
       (quiet "[BOOLEAN]" #'parse-boolean nil
              "Say nothing on standard error meanwhile; so if that is not a terminal.")))
     "Load any server with calls of one method, or of several, and report their latencies. Types come
-from the server's reflection, --proto or --protoset. With --rps calls begin on time whatever becomes
-of them, and latencies count from when they were due; the report shows how late the tool itself was
-and whether it was the limit. Exits with 0 if all calls ended with OK, 3 if some did not or none
+from the server's reflection, --proto or --protoset. With --rps calls begin on time, independent of
+earlier ones, and latencies count from when they were due; the report shows how late the tool itself
+was and whether it was the limit. Exits with 0 if all calls ended with OK, 3 if some did not or none
 ended, or with --fail-if 4 if a condition holds and else 0, 130 if interrupted and 143 by SIGTERM,
 after a report, 1 if the run could not be made, 2 if the arguments are wrong."
   (tune-collector)

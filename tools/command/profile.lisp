@@ -1,4 +1,4 @@
-;;;; The command `profile`: where a server's time goes, what it waits for, what it allocates.
+;;;; The command `profile`: the use of a server's time, its waits, its allocations.
 
 (in-package #:clgrpc.tools)
 
@@ -63,8 +63,8 @@ server's address. By default, for services of `serve`, a client of ours.")
       (in-flight "N" (integer-parser 1 10000) 100 "Calls at once of the load by default.")
       (seconds "DURATION" #'parse-seconds 3 "How long CPU is sampled; system calls are followed for
       a second more.")
-      (rounds "N" (integer-parser 1 100) 1 "How often to measure under one load. Figures that are
-      compared are then means, and the noise is what the rounds differ by.")
+      (rounds "N" (integer-parser 1 100) 1 "How often to measure under one load. Compared figures
+are then means, and the noise is the variation between rounds.")
       (sampler "NAME" (choice-parser :auto :perf :sbcl) :auto
                "The sampler: perf, sbcl, which works for a command only, or auto, perf if
 installed.")
@@ -81,7 +81,7 @@ system calls, waits and switches of thread, batons, allocation and collections. 
          (command (and (null pid) (check-command what)))
          (load (or load (default-load command in-flight))))
     (when (and command (null load))
-      (format *error-output* "clgrpc profile: nothing puts load on it; --load names what does~%")
+      (format *error-output* "clgrpc profile: nothing puts load on it; name a load by --load~%")
       (finish-output *error-output*))
     (let ((before (and compare (call-for-profile #'profile:read-profile compare))))
       (write-profile-as output

@@ -101,7 +101,7 @@ been asked to end and SERVER has stopped."
 ;;; For measurements of memory
 
 (defun collect-at-each-line ()
-  "For each line on standard input collect all garbage and say what is left."
+  "For each line on standard input collect all garbage and print the remaining octets."
   (loop while (read-line *standard-input* nil)
         do (let ((start-ns (monotonic-ns)))
              (sb-ext:gc :full t)

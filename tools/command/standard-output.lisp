@@ -53,8 +53,8 @@
       (error 'output-error :stream output :reason (os:errno-text result))))
 
 (defun write-gathered (output)
-  "Write what OUTPUT has gathered. If that fails it is lost; then signal OUTPUT-ERROR, or call the
-function UNREAD if its reader has gone."
+  "Write the gathered octets of OUTPUT. If that fails they are lost; then signal OUTPUT-ERROR, or
+call the function UNREAD if its reader has gone."
   (let* ((gathered (output-gathered output))
          (octets (buffer-octets gathered))
          (at (buffer-start gathered))
@@ -69,7 +69,7 @@ function UNREAD if its reader has gone."
                      (t (return (fail-output output result))))))))
 
 (defun gather (output octets)
-  "Have OUTPUT write OCTETS, when there are enough."
+  "Give OCTETS to OUTPUT, which writes them when there are enough."
   (let ((gathered (output-gathered output)))
     (when (shiftf (output-torn output) nil) (append-octet gathered 10))
     (append-octets gathered octets)

@@ -105,7 +105,7 @@ machine by one of its own names."
           (format nil "~A~%" text)))
 
 (defun move-token (console request)
-  "Answer REQUEST, which has the token of CONSOLE in its address: have it in a cookie from now on."
+  "Answer REQUEST, which has the token of CONSOLE in its address: move it into a cookie."
   (values 303
           (safe-headers "text/plain; charset=utf-8"
                         (cons "location" (console-path console))
@@ -126,5 +126,6 @@ machine by one of its own names."
         (t (ecase (token-place console request)
              (:header (funcall function))
              (:address (move-token console request))
-             ((nil) (refuse 401 "The console wants its token: open the address that has it."
+             ((nil) (refuse 401 "The console needs its token: open the address that contains it, as
+printed at the start."
                             '("www-authenticate" . "Bearer realm=\"clgrpc console\"")))))))

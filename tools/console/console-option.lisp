@@ -54,9 +54,9 @@ nothing."
 
 (command:define-shared-options :console
   (console "ADDRESSES" (command:addresses-parser 0) nil
-           "Show in a browser what the process does, where these are; prints the address to
-      open, which has a secret in it. If others than this machine reach ADDRESSES, they may look,
-      over HTTPS: that needs --tls-cert."))
+           "Serve a page with the process's calls and counts at ADDRESSES; prints the address to
+open, which has a secret in it. If others than this machine reach ADDRESSES, they may look, over
+HTTPS: that needs --tls-cert."))
 
 (command:add-group "clgrpc-tools/console" (command:option-list :console) 'call-with-console-page
                    :observers 'make-console-as-asked)

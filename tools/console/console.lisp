@@ -8,7 +8,7 @@
 
 (defclass console ()
   ((metrics :initarg :metrics :reader console-metrics) ; whose counts it shows
-   (token :initarg :token :reader console-token) ; a string that who looks must have, or nil
+   (token :initarg :token :reader console-token) ; a string that viewers must have, or nil
    (name :initform (random-text 4) :reader console-name) ; distinguishes its cookie from others of
                                                          ; the host
    (path :initarg :path :reader console-path) ; of its page, which ends with a slash
@@ -19,7 +19,7 @@
    ;; an alist from weak loops, or nil, to SAMPLE-SETs
    (sample-sets :initform '() :accessor console-sample-sets)
    (pages :initform '() :accessor console-pages) ; lists of a name, a title and a function
-   (viewers :initform '() :accessor console-viewers) ; VIEWERs, who look now
+   (viewers :initform '() :accessor console-viewers) ; the present VIEWERs
    (thread :initform nil :accessor console-thread) ; that makes updates while there are viewers
    (bell :initform (sb-thread:make-semaphore :name "clgrpc console") :reader console-bell) ; for it
    ;; the UPDATE-STREAM of the last minutes, or nil; its thread's
@@ -70,7 +70,7 @@ only this machine may look. A request for the page must have TOKEN, 16 to 256 le
 -_., random by default; nil means that any user of this machine may look.
 Signal MISUSE for a wrong argument, as REMOTE without a TOKEN is. From any thread."
   (unless (typep metrics '(or null metrics:metrics))
-    (misuse ":metrics is what MAKE-METRICS returns, not ~S." metrics))
+    (misuse ":metrics is a value of MAKE-METRICS, not ~S." metrics))
   (unless (typep exemplar '(or symbol function))
     (misuse ":exemplar is a function of a call, not ~S." exemplar))
   (when (and remote (null token))
@@ -86,7 +86,7 @@ Signal MISUSE for a wrong argument, as REMOTE without a TOKEN is. From any threa
   console-metrics "The metrics whose counts CONSOLE shows. From any thread.")
 
 (defun listen-to-log (tail)
-  "Have TAIL hear of the log until it is garbage."
+  "Pass events of the log to TAIL until it is garbage."
   (let ((pointer (sb-ext:make-weak-pointer tail)))
     (labels ((listener (level event &rest plist)
                (let ((tail (sb-ext:weak-pointer-value pointer)))

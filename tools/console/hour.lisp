@@ -43,7 +43,7 @@
           (cons "frames" (json-list (last updates looks))))))
 
 (defun whole-hour (hour)
-  "All of HOUR, for a viewer who has seen nothing."
+  "All of HOUR, for a viewer that has got nothing."
   (sb-thread:with-mutex ((hour-lock hour))
     (hour-object hour +updates+ 0)))
 
@@ -82,6 +82,6 @@ has stopped. On LOOP."
   nil)
 
 (defun ensure-looks (console loop)
-  "LOOP is observed by CONSOLE: see to it that the last hour is kept."
+  "LOOP is observed by CONSOLE: make sure that the last hour is kept."
   (when (and loop (not (loop:simulated-p)))
     (loop:post loop (lambda () (begin-looks loop console)))))

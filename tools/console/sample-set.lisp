@@ -109,7 +109,7 @@
                        (now (unsigned-byte 62)) (describe function))
     null
   "Keep CALL in SAMPLE-SET if it is worth that. It has taken NS and is OK or has failed; NOW is the
-time of SAMPLE-SET's loop. DESCRIBE returns what is to be known of it."
+time of SAMPLE-SET's loop. DESCRIBE returns its description."
   (when (>= now (sample-set-turn-ns sample-set)) (turn-page sample-set now))
   (cond ((not ok) (keep-failed sample-set call ns now describe))
         ((> ns (sample-set-least-ns sample-set)) (keep-slow sample-set call ns describe)))

@@ -125,7 +125,7 @@ takes long.")
     (and pairs (json-list (list* number (json-number sum) pairs)))))
 
 (defun update-series (update-stream role point)
-  "Note in UPDATE-STREAM what POINT of a histogram says; return the row for \"counts\", or nil."
+  "Note POINT of a histogram in UPDATE-STREAM; return the row for \"counts\", or nil."
   (let* ((series (ensure-series update-stream (attributes-of role point)))
          (buckets (metrics:point-buckets point))
          (before (or (series-buckets series) (mapcar (constantly 0) buckets)))
@@ -227,8 +227,7 @@ slashes, except the protocol."
 ;;; Updates
 
 (defun note-families (update-stream families)
-  "Note in UPDATE-STREAM what FAMILIES say. Return what has changed: rows of counts, and members of
-values."
+  "Note FAMILIES in UPDATE-STREAM. Return the changes: rows of counts, and members of values."
   (let ((counts '()) (values '()))
     (dolist (family families)
       (let ((role (cdr (assoc (metrics:family-name family) *durations* :test #'string=))))
@@ -256,8 +255,8 @@ update before."
            names-and-values)))
 
 (defun take-update (console update-stream now)
-  "Look at CONSOLE at NOW of the monotonic clock; note it in UPDATE-STREAM, and return what has
-changed since the update before, an object for WRITE-JSON."
+  "Look at CONSOLE at NOW of the monotonic clock; note it in UPDATE-STREAM, and return the changes
+since the update before, an object for WRITE-JSON."
   (let* ((first-new (hash-table-count (update-stream-series update-stream)))
          (calls (samples-after console (update-stream-call update-stream)))
          (entries (entries-after (console-tail console) (update-stream-entry update-stream)))
@@ -289,7 +288,7 @@ changed since the update before, an object for WRITE-JSON."
                  update))
 
 (defun keep-update (update-stream update)
-  "Have UPDATE-STREAM remember UPDATE."
+  "Keep UPDATE in UPDATE-STREAM."
   (enqueue (chart-members update) (update-stream-updates update-stream))
   (if (< (update-stream-count update-stream) +updates+)
       (incf (update-stream-count update-stream))

@@ -53,7 +53,7 @@ room they wait, unless that is too much."
     (setf (viewer-waiting viewer) updates)))
 
 (defun send-update (console update-stream update viewers)
-  "Send UPDATE of UPDATE-STREAM to those of VIEWERS who have got the one before, all of CONSOLE to
+  "Send UPDATE of UPDATE-STREAM to the VIEWERS that have got the one before, all of CONSOLE to
 others."
   (let ((text (event-text "frame" update)) (hello nil))
     (dolist (viewer viewers)
@@ -81,15 +81,15 @@ others."
     (update-due-ns now (- (thread-time-ns) begin-ns))))
 
 (defun current-viewers (console)
-  "The viewers of CONSOLE; if there are none any more its thread, this one, is not there for those
-who come."
+  "The viewers of CONSOLE; if there are none any more its thread, this one, is not there for later
+viewers."
   (sb-thread:with-mutex ((console-lock console))
     (let ((viewers (delete-if-not #'viewer-open-p (console-viewers console))))
       (unless viewers (setf (console-thread console) nil))
       (setf (console-viewers console) viewers))))
 
 (defun greet (console viewers)
-  "Send all there is to those of VIEWERS who have got nothing yet."
+  "Send all data to the VIEWERS that have got nothing yet."
   (let ((update-stream (console-update-stream console)))
     (when update-stream
       (let ((new (remove-if #'viewer-current viewers)))

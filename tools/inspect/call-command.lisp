@@ -135,7 +135,7 @@ read, but of a number or word the character after it. Whether it is valid is not
   (finish-output))
 
 (defun feed-requests (caller call)
-  "Send what the stream of requests has, until its end or that of CALL."
+  "Send the requests of the stream, until its end or that of CALL."
   (handler-case
       (loop for message = (next-request (caller-requests caller)
                                         (method:rpc-method-request-type (caller-method caller))
@@ -154,7 +154,7 @@ read, but of a number or word the character after it. Whether it is valid is not
     (print-response caller message)))
 
 (defun perform-call (caller channel)
-  "Call the method of CALLER on CHANNEL and print what it answers."
+  "Call the method of CALLER on CHANNEL and print its responses."
   (let ((method (caller-method caller)) (pool (caller-pool caller)))
     (flet ((invoke (request)
              (apply #'method:invoke channel method request (caller-options caller)))

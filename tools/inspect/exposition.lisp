@@ -6,7 +6,7 @@
 ;;; Samples
 
 (defun parse-labels (line start)
-  "The labels in LINE behind the brace at START, an alist, and where they end."
+  "The labels in LINE after the brace at START, an alist, and where they end."
   (let ((labels '()) (at (1+ start)))
     (loop
       (when (char= #\} (char line at)) (return (values (nreverse labels) (1+ at))))
@@ -61,7 +61,7 @@
     ("grpc_server_call_duration_seconds_bucket" "server" :bucket)
     ("grpc_client_call_duration_seconds_count" "client" :ended)
     ("grpc_client_call_duration_seconds_bucket" "client" :bucket))
-  "Names, whose they are, and what they count.")
+  "Names of metrics, their sides, and their meanings.")
 
 (defun add-sample (reading what labels number)
   "Add NUMBER, with LABELS, which counts WHAT, to READING."

@@ -51,7 +51,7 @@
           (mapcar #'channel-reading (ask-for-channels channel))))
 
 (defun get-metrics (url)
-  "The METHOD-READINGs of the metrics at URL, of PARSE-URL, and what they say of the process."
+  "The METHOD-READINGs of the metrics at URL, of PARSE-URL, and the metrics of the process."
   (multiple-value-bind (status octets)
       (get-over-http url :accept "text/plain;version=0.0.4")
     (unless (= 200 status) (fail-command "GET ~A is answered with ~D" (third url) status))

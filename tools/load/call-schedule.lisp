@@ -77,7 +77,7 @@ GROUP-NS are due together while the rate is above GROUP-ABOVE."
     (when (eq :poisson arrival) (advance-pacer pacer))
     pacer))
 
-(defconstant +look-seconds+ 0.01d0 "For so long a rate that changes is taken for constant.")
+(defconstant +look-seconds+ 0.01d0 "The time for which a changing rate is taken for constant.")
 (defconstant +most-looks+ 360000 "After an hour without a call there will be none.")
 
 (defun advance-pacer (pacer)

@@ -51,7 +51,7 @@
                                         (loop:close-byte-channel (metered-inner byte-channel)))))
 
 (defun meter-byte-channel (byte-channel tally)
-  "A byte channel over BYTE-CHANNEL that counts in TALLY what is read and written."
+  "A byte channel over BYTE-CHANNEL that counts read and written octets in TALLY."
   (loop:make-byte-channel **metered** (loop:byte-channel-descriptor byte-channel)
                           (loop:byte-channel-peer byte-channel)
                           (make-meter :inner byte-channel :tally tally)))
@@ -212,7 +212,7 @@
                        (after-event generator)))))
 
 (defun open-connection (connection-slot byte-channel)
-  "Begin HTTP/2, behind TLS if there is any, over BYTE-CHANNEL, which is connected, for
+  "Begin HTTP/2, after TLS if there is any, over BYTE-CHANNEL, which is connected, for
 CONNECTION-SLOT."
   (let* ((generator (connection-slot-generator connection-slot))
          (plan (generator-plan generator))
@@ -244,7 +244,7 @@ unless the peer has closed this connection and the one before it before they had
     (setf (connection-slot-connection connection-slot) nil)
     (when (connection-used connection) (setf (connection-slot-failures connection-slot) 0))
     (cond ((eq :closed (connection-slot-state connection-slot)))
-          ;; the run was given up, and the loop closes what is left
+          ;; the run was given up, and the loop closes the rest
           ((loop:event-loop-stopping (generator-loop (connection-slot-generator connection-slot)))
            (setf (connection-slot-state connection-slot) :closed))
           ((plusp (connection-slot-failures connection-slot))

@@ -86,7 +86,7 @@
         (setf i (if quoted (1+ end) end))))))
 
 (defun action-function (text)
-  "A function of CALL-DATA that returns what stands for {{TEXT}}."
+  "A function of CALL-DATA that returns the value of {{TEXT}}."
   (destructuring-bind (&optional (name "") &rest words)
       (split-words (string-trim "- " (substitute #\Space #\Tab text)))
     (labels ((number-at (index)
@@ -121,7 +121,7 @@
 
 (defun compile-template (text)
   "TEXT itself if it has no templates, else a list of its pieces: strings, and functions of a
-CALL-DATA that return what to print in their place. Signal TEMPLATE-ERROR."
+CALL-DATA that return the text in their place. Signal TEMPLATE-ERROR."
   (let ((pieces '()) (start 0))
     (loop
       (let ((open (search "{{" text :start2 start)))

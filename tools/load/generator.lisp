@@ -1,6 +1,6 @@
-;;;; Generators: when calls begin, and when all is over. In a closed loop each connection slot keeps
-;;;; as many calls under way as it has workers; the next begins when one has ended. In an open loop
-;;;; a timer rings when the next calls are due, whatever became of those before. Calls for which
+;;;; Generators: the times at which calls begin, and the end. In a closed loop each connection slot
+;;;; keeps as many calls under way as it has workers; the next begins when one has ended. In an open
+;;;; loop a timer rings when the next calls are due, independent of earlier ones. Calls for which
 ;;;; there is no stream, no connection or, if their number is limited, no worker wait in their
 ;;;; connection slot's queue, and their latency counts from when they were due.
 
@@ -117,7 +117,7 @@ the limit of streams that CONNECTION's peer has set."
                  (http2:connection-peer-max-streams (connection-http2 connection)))))))
 
 (define-hot launch ((connection-slot connection-slot) (load-call load-call)) null
-  "Begin LOAD-CALL on CONNECTION-SLOT, or have it wait or fail, as CONNECTION-SLOT is."
+  "Begin LOAD-CALL on CONNECTION-SLOT, or let it wait or fail, by the state of CONNECTION-SLOT."
   (let ((connection (connection-slot-connection connection-slot)))
     (ecase (connection-slot-state connection-slot)
       (:ready
@@ -136,7 +136,8 @@ the limit of streams that CONNECTION's peer has set."
     nil))
 
 (define-hot pump-connection-slot ((connection-slot connection-slot)) null
-  "Begin what CONNECTION-SLOT may begin now: calls that wait, then those of workers without one."
+  "Begin the calls that CONNECTION-SLOT may begin now: calls that wait, then those of workers
+without one."
   (let ((generator (the generator (connection-slot-generator connection-slot))))
     (loop
       (let ((connection (connection-slot-connection connection-slot))
@@ -255,7 +256,7 @@ the limit of streams that CONNECTION's peer has set."
 ;;; Begin and end
 
 (defun begin-generator (generator begin-ns)
-  "Have GENERATOR begin its run at BEGIN-NS. On its loop."
+  "Begin the run of GENERATOR at BEGIN-NS. On its loop."
   (schedule-timer (generator-wheel generator)
                   (make-timer (lambda (generator) (begin-generator-now generator begin-ns))
                               generator)

@@ -10,7 +10,7 @@
 (defconstant +buckets-per-doubling+ 128)
 
 (deftype quantity ()
-  "A number of calls, octets or whatever else is counted."
+  "A number of calls, octets or other counted things."
   '(unsigned-byte 62))
 
 (deftype buckets () '(simple-array fixnum (*)))
@@ -44,7 +44,7 @@
   (/ (+ (bucket-low bucket) (1- (bucket-low (1+ bucket)))) 2))
 
 (defun widen (histogram bucket)
-  "Have HISTOGRAM keep BUCKET too, and all between it and those it keeps, in whole doublings."
+  "Extend HISTOGRAM to BUCKET, with all buckets between, in whole doublings."
   (flet ((down (number) (* +buckets-per-doubling+ (floor number +buckets-per-doubling+))))
     (let* ((old (histogram-buckets histogram))
            (first (histogram-first histogram))

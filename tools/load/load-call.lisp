@@ -164,7 +164,7 @@
     nil))
 
 (defconstant +queued-enough+ 131072
-  "A stream of requests is not sent on while so many octets of it wait.")
+  "A stream of requests pauses while so many of its octets wait.")
 
 (defun load-call-overdue-p (load-call)
   "True if LOAD-CALL has sent or received for as long as it may."
@@ -173,7 +173,7 @@
     (and (plusp limit) (<= (+ (load-call-begun-ns load-call) limit) (generator-now generator)))))
 
 (defun wake-load-call (load-call due-ns)
-  "Have GO-ON called with LOAD-CALL at DUE-NS."
+  "Call GO-ON with LOAD-CALL at DUE-NS."
   (schedule-timer (generator-wheel (load-call-generator load-call))
                   (or (load-call-timer load-call)
                       (setf (load-call-timer load-call) (make-timer #'go-on load-call)))
@@ -223,7 +223,7 @@ behind the last."
       (send-stream load-call))))
 
 (define-hot send-requests ((load-call load-call) (plan plan)) null
-  "Send what LOAD-CALL, which has just got its stream, sends at first."
+  "Send the first octets of LOAD-CALL, which has just got its stream."
   (let ((frames (load-call-frames load-call)))
     (cond ((sends-stream-p (load-call-request load-call)) (send-stream load-call))
           (t

@@ -61,7 +61,7 @@ is."
   (floor (* (get-internal-run-time) +ns-per-second+) internal-time-units-per-second))
 
 (defconstant +twice-ns+ 250000000
-  "Two interrupts within so long are one: timeout(1) sends two.")
+  "Two interrupts within this time are one: timeout(1) sends two.")
 
 (defun interrupted-p (function)
   "Call FUNCTION, which waits; return whether the user has interrupted that."
@@ -100,7 +100,8 @@ the user interrupts again."
         (tally-count (generator-tally generator))))
 
 (defun await-run (control begin-ns measure-ns on-progress)
-  "Wait until all generators of CONTROL are done. Return the CPU time when what counts began, and
+  "Wait until all generators of CONTROL are done. Return the CPU time at the beginning of the part
+that counts, and
 :INTERRUPTED if the user has interrupted the run, :TERMINATED if a signal to this process has, or
 nil."
   (let ((cpu nil) (interrupted nil))
@@ -129,7 +130,8 @@ to say. Beyond their CPU time that of the process has begin and end of the run."
       (min 1 (/ (run-cpu-ns run) (* (plan-generators plan) (run-duration-ns run))))))
 
 (defconstant +told-lateness-ns+ 1000000 "The tool is late from so much on.")
-(defconstant +told-stall-ns+ 50000000 "A loop of the tool stood still if it did for so long.")
+(defconstant +told-stall-ns+ 50000000 "The time after which a loop of the tool counts as standing
+still.")
 
 (defun streams-words (run plan generators)
   "How many calls of RUN waited for a stream that the server does not allow, if one in a hundred of
@@ -246,10 +248,10 @@ text that begins with the limit's name, or nil."
       (finish-run control plan measure-ns cpu interrupted))))
 
 (defun perform-run (plan &key on-progress)
-  "Do what PLAN says and return the RUN. ON-PROGRESS, a function of a CONTROL, is called about ten
-times a second by this thread. If the user interrupts, or the process gets SIGTERM, what has been
-done so far is returned. Signal RUN-FAILED if not one connection could be made, or what a template
-gave was not a message."
+  "Make the run of PLAN and return the RUN. ON-PROGRESS, a function of a CONTROL, is called about
+ten times a second by this thread. If the user interrupts, or the process gets SIGTERM, the RUN is
+of the finished part. Signal RUN-FAILED if not one connection could be made, or the text of a
+template was not a message."
   (let ((control (make-control)))
     (sb-sys:without-interrupts
       (unwind-protect

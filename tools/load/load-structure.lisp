@@ -71,7 +71,7 @@
   (timer nil :type (or null timer)))    ; ends :WAITING
 
 (defstruct (generator (:copier nil))
-  "An event loop and what runs on it."
+  "An event loop and the calls that run on it."
   (plan nil :type plan)                 ; the plan of the run
   (number 0 :type index)                ; which generator it is
   (loop nil :type loop:event-loop)      ; where all is done

@@ -180,7 +180,7 @@ the status CODE, and TEXT if that is not OK, at NOW, at BACKEND."
             interval)))
 
 (defun fill-run (run tallies)
-  "Put into RUN what TALLIES, those of all generators, have noted. Return RUN."
+  "Put the notes of TALLIES, those of all generators, into RUN. Return RUN."
   (flet ((sum (reader) (reduce #'+ tallies :key reader))
          (merged (reader) (merge-histograms (mapcar reader tallies))))
     (mapc #'close-second tallies)

@@ -401,7 +401,7 @@ its data."
       (when (< +few-unknown+ unknown)
         (list (format nil "names of functions that were compiled in the process: it has not ~
                            reported their addresses. A program whose main function is RUN-SERVER ~
-                           does when it is asked; in others call ~
+                           reports them when it is asked; in others call ~
                            (clgrpc.program:write-perf-map) before")))
       (cond ((null events)
              (list (format nil "system calls, waits, switches of thread: perf's tracepoints and ~

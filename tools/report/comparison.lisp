@@ -120,7 +120,7 @@ than the slowest calls in a thousand."
                   (:unknown "noise is unknown"))))))
 
 (defun unclear-words (comparison)
-  "Why COMPARISON does not know, and what would decide."
+  "The reason why COMPARISON is unclear, and the rounds that would decide."
   (format nil "unclear, the noise is ~A; ~:[more than ~D rounds~;about ~:*~D rounds~*~] would
 decide"
           (noise-text comparison) (comparison-rounds-needed comparison) +most-rounds-told+))

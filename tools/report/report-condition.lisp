@@ -16,7 +16,7 @@
   ((text :initarg :text :reader condition-syntax-error-text)) ; in one line
   (:report (lambda (condition stream)
              (write-string (condition-syntax-error-text condition) stream)))
-  (:documentation "A condition is not one. Its report says why, and what is allowed."))
+  (:documentation "A condition is malformed. Its report has the reason, and the allowed forms."))
 
 (defun refuse-condition (control &rest arguments)
   (error 'condition-syntax-error :text (format nil "~?" control arguments)))
@@ -37,7 +37,7 @@
   (string-trim '(#\Space #\Tab #\Newline #\Return) string))
 
 (defun split-condition (text)
-  "The figure's name, the relation and what is after it in TEXT."
+  "The figure's name, the relation and the rest of TEXT."
   (loop for (sign . relation) in *relations*
         for place = (search sign text)
         when place
@@ -54,7 +54,7 @@
          (dot (or (position #\. number) end))
          (digits (remove #\. number :count 1)))
     (when (or (zerop (length digits)) (< 15 (length digits)) (find #\. digits))
-      (refuse-condition "a number is wanted behind the relation, such as 10ms or 0.5%, not ~S in ~S"
+      (refuse-condition "a number is wanted after the relation, such as 10ms or 0.5%, not ~S in ~S"
                         text whole))
     (values (/ (parse-integer digits) (expt 10 (max 0 (- end dot 1))))
             (trim (subseq text end)))))

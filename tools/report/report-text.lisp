@@ -275,7 +275,7 @@ that one slow call does not press all others into one, and the slowest."
   (string-downcase verdict))
 
 (defun write-comparisons (comparisons stream)
-  "Write COMPARISONS as a table, and what has changed in words."
+  "Write COMPARISONS as a table, and the changes in words."
   (write-columns stream
                  (cons '("" "before" "after" "difference" "noise" "")
                        (loop for comparison in comparisons

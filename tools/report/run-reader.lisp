@@ -13,7 +13,7 @@
 
 (defun member-of (object name type &optional (default nil default-p))
   "The member NAME of the JSON OBJECT, which must be of the Lisp TYPE; DEFAULT, if that is given,
-where there is none or it is null, as Go writes what is empty."
+where there is none or it is null, as Go writes empty values."
   (let ((member (and (listp object) (assoc name object :test #'string=))))
     (cond ((and default-p (or (null member) (eq :null (cdr member)))) default)
           ((and member (typep (cdr member) type)) (cdr member))
@@ -69,7 +69,7 @@ where there is none or it is null, as Go writes what is empty."
         (reject-run "~S is not a time" text))))
 
 (defun error-message (text status)
-  "The message of a call that ended with STATUS, of which TEXT is what ERROR-TEXT returned."
+  "The message of a call that ended with STATUS; TEXT is the value of ERROR-TEXT for it."
   (let ((prefix (error-text status "")))
     (if (uiop:string-prefix-p prefix text)
         (subseq text (length prefix))

@@ -43,7 +43,7 @@ and its standard error."
             (sqrt (float (+ (squared-error old) (squared-error new)) 1d0)))))
 
 (defconstant +simulated+ 20000 "How many comparisons without a change are simulated.")
-(defconstant +most-simulated-rounds+ 30 "More rounds than these have the quantile of so many.")
+(defconstant +most-simulated-rounds+ 30 "Greater numbers of rounds have the quantile of this one.")
 
 (defun normal-value (random)
   "A number of the standard normal distribution, by the state RANDOM."

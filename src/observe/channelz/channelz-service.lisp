@@ -1,6 +1,6 @@
-;;;; The service grpc.channelz.v1.Channelz (gRFC A14, channelz.proto). Each method finds what is
-;;;; asked for in the registries of channels and servers, or by way of these on their loops, and
-;;;; makes its message there. Nothing is kept for it that the process does not keep anyway.
+;;;; The service grpc.channelz.v1.Channelz (gRFC A14, channelz.proto). Each method finds its object
+;;;; in the registries of channels and servers, or through these on their loops, and makes its
+;;;; message there. The process keeps no data for it that it does not keep anyway.
 
 (in-package #:clgrpc.channelz)
 
@@ -11,10 +11,9 @@
 
 (defclass channelz-service (v1:channelz) ()
   (:documentation "The service grpc.channelz.v1.Channelz: give START-SERVER an instance beside your
-own services, and tools such as grpcdebug and `clgrpc channelz` can ask what the channels, servers
-and connections of this process, not of that server alone, are and do. It answers every client, so
-serve it where only operators reach it. Calls pay nothing for it that they would not pay without
-it."))
+own services, and tools such as grpcdebug and `clgrpc channelz` can read the state and counts of the
+channels, servers and connections of this process, not of that server alone. It answers every
+client, so serve it where only operators reach it. It does not slow calls down."))
 
 ;;; Common parts of channels, subchannels and servers
 

@@ -29,11 +29,11 @@
 ends, the event :CALL of the level :info goes to FUNCTION, called as *LOG-FUNCTION* is, or if that
 is nil to the log of the process. RATIO, a real from 0 to 1, is the share of calls that are logged,
 at random; with FAILURES those with another status than :ok are, too, 10 a second of each peer on
-each loop: the event :CALLS-NOT-LOGGED says how many more there were. EXEMPLAR is nil or a
-function of a call that returns an alist of names and texts, such as the user's name, which are
-added to the event, as are the ids of its trace. Both are called on the call's loop, so they must
-not wait; an error in them goes to the log. doc/observability.md lists what the event says. Signal
-MISUSE for other arguments. From any thread."
+each loop: the event :CALLS-NOT-LOGGED gives the number of the others. EXEMPLAR is nil or a function
+of a call that returns an alist of names and texts, such as the user's name, which are added to the
+event, as are the ids of its trace. Both are called on the call's loop, so they must not wait; an
+error in them goes to the log. doc/observability.md lists the fields of the event. Signal MISUSE for
+other arguments. From any thread."
   (unless (typep ratio '(real 0 1))
     (misuse ":ratio is a number from 0 to 1, not ~S." ratio))
   (dolist (given (list function exemplar))

@@ -106,8 +106,8 @@ written. From any thread; see CLOSE-BINARY-LOG and ROTATE-BINARY-LOG."
     log))
 
 (defun close-binary-log (log)
-  "Write what waits to be written of LOG, for 5 seconds at most, and close its file. Give LOG to
-nothing that goes on. Closing again does nothing. From any thread but an event loop's."
+  "Write the waiting entries of LOG, for 5 seconds at most, and close its file. No server or channel
+may use LOG afterwards. Closing again does nothing. From any thread but an event loop's."
   (let ((file (binary-log-file log)) (done (sb-thread:make-semaphore)))
     (call-when-written (binary-log-journal log)
                        (lambda (written)
@@ -119,8 +119,8 @@ nothing that goes on. Closing again does nothing. From any thread but an event l
 
 (defun rotate-binary-log (log)
   "Begin a new file of LOG once the waiting entries are written; the old file is kept, as in
-MAKE-BINARY-LOG. Call this after a program such as logrotate has given the file another name,
-or to look at what it has; FLUSH-LOG waits until it is done. From any thread."
+MAKE-BINARY-LOG. Call this after a program such as logrotate has given the file another name, or to
+read its contents; FLUSH-LOG waits until it is done. From any thread."
   (let ((file (binary-log-file log)))
     (when file
       (call-when-written (binary-log-journal log)
@@ -175,7 +175,7 @@ lock is held."
   (add-to-journal (binary-log-journal (record-log record)) (entry-octets record type payload)))
 
 (defun peer-payload (record call)
-  "The keywords that say who the peer of CALL is, once."
+  "The keywords that describe the peer of CALL, once."
   (let ((peer (rpc:call-peer call)))
     (when (and peer (not (shiftf (record-peer record) t)))
       (list :peer (log-address peer)))))
@@ -200,7 +200,7 @@ lock is held."
        (sb-thread:with-mutex ((record-lock ,record)) ,@body))))
 
 (defun request-metadata (call)
-  "The metadata of CALL's client, an alist, without what says who calls."
+  "The metadata of CALL's client, an alist, without credentials."
   (let ((other (operate other-end call)))
     (if (rpc:client-p call)
         (remove "authorization"
@@ -247,7 +247,7 @@ lock is held."
 ;;; Messages
 
 (defconstant +longest-content+ (expt 2 23)
-  "The most octets of a message that are logged, whatever a filter says.")
+  "The most octets of a message that are logged, even if a filter allows more.")
 
 (defun log-dense-content (record call type octets start end encoding limit)
   "Log a message of CALL that is compressed by ENCODING as an entry of TYPE, LIMIT octets of it."

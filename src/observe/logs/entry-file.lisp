@@ -1,4 +1,4 @@
-;;;; The file of a binary log: entries, each behind four octets of its length, the highest first, as
+;;;; The file of a binary log: entries, each after four octets of its length, the highest first, as
 ;;;; grpc-go writes them. All functions here run on the journal's thread, but for making one.
 ;;;;
 ;;;; 1. A file is replaced by a new one that only its owner can read. The old one is kept: FILE
@@ -13,7 +13,7 @@
 (in-package #:clgrpc.logs)
 
 (defconstant +gathered-octets+ 65536
-  "Entries are written together until they have so many octets.")
+  "The octets up to which entries are written together.")
 
 (defstruct (entry-file (:constructor %make-entry-file) (:copier nil))
   "Where entries are written."
@@ -56,13 +56,13 @@
                                  "this pipe has no reader."
                                  (os:errno-text descriptor))))
          (setf (entry-file-descriptor file) descriptor)))
-      (:link (refuse-file file "it is a symbolic link; name what it leads to."))
+      (:link (refuse-file file "it is a symbolic link; name its target."))
       (:directory (refuse-file file "it is a directory."))
       (:other (refuse-file file "it is not a file.")))
     file))
 
 (defun keep-older (file)
-  "Have the files before FILE, and what is at its place, be called by the next number."
+  "Rename the files before FILE, and the one at its place, to the next number."
   (loop for number from (1- (entry-file-kept file)) downto 1
         do (os:rename-file-to (entry-path file number) (entry-path file (1+ number))))
   (let ((result (if (zerop (entry-file-kept file))

@@ -135,7 +135,7 @@ true."
                                                      (aref (the cells cells) +padding+))))))
 
 (defun less (points others)
-  "POINTS, each less what OTHERS have for its attributes."
+  "POINTS, each less the value in OTHERS for its attributes."
   (loop for point in points
         for other = (find (point-attributes point) others :key #'point-attributes :test #'equal)
         collect (make-point :attributes (point-attributes point)
@@ -270,7 +270,7 @@ first refusals Prometheus would see no increase.")
 ;;; All of it
 
 (defun read-instrument (metrics instrument)
-  "INSTRUMENT and what METRICS have counted for it, as a FAMILY. The lock is held."
+  "INSTRUMENT and its counts in METRICS, as a FAMILY. The lock is held."
   (make-family :name (instrument-name instrument) :kind (instrument-kind instrument)
                :unit (instrument-unit instrument) :text (instrument-text instrument)
                :alias (instrument-alias instrument)

@@ -26,7 +26,7 @@
   (and exemplar (funcall (the function exemplar) call)))
 
 (defun keep-exemplar (series ns labels)
-  "Have SERIES remember a call, which took NS, by LABELS, unless these are nil."
+  "Store LABELS of a call, which took NS, in SERIES as an exemplar, unless they are nil."
   (when labels
     (let ((exemplars (or (series-exemplars series)
                          (setf (series-exemplars series)

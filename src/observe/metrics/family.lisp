@@ -4,7 +4,7 @@
 (in-package #:clgrpc.metrics)
 
 (defstruct (family (:copier nil))
-  "An instrument and what it has counted."
+  "An instrument and its counts."
   (name "" :type string :read-only t)   ; in OpenTelemetry, "grpc.server.call.duration"
   ;; its way to combine numbers
   (kind :counter :type (member :counter :up-down-counter :gauge :histogram) :read-only t)

@@ -45,12 +45,12 @@
 
 (defun make-metrics (&key enable disable optional-labels methods targets exemplar resource)
   "Return a metrics object, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL, also in
-a list with others. It counts what the table of doc/monitoring.md says, for all that have it
-together: the calls, attempts and octets of gRFC A66 and what the process does. ENABLE names
+a list with others. It has the instruments in the table of doc/monitoring.md, for all that have it
+together: the calls, attempts and octets of gRFC A66, and those of the process. ENABLE names
 instruments that are off by default, as strings, \"grpc.subchannel\" meaning all whose names begin
-with that and a dot, or is T for all; DISABLE names such as are not wanted, in the same way.
-OPTIONAL-LABELS names attributes, strings, that instruments have only if they are asked for. METHODS
-and TARGETS select the names with series of their own: functions of a name,
+with that and a dot, or is T for all; DISABLE names instruments to turn off, in the same way.
+OPTIONAL-LABELS names attributes, strings, that instruments have only on request. METHODS and
+TARGETS select the names with series of their own: functions of a name,
 \"helloworld.Greeter/SayHello\" or \"dns:///localhost:50051\", that return true, or lists of names;
 the rest count as \"other\", as do methods without generated code. EXEMPLAR is a function of a call
 that has ended, or of an attempt's call, which returns an alist of strings, such as ((\"trace_id\" .

@@ -161,7 +161,7 @@ FUNCTION."
       (sb-ext:atomic-incf (aref (the cells cells) (1+ at)) (round (* rest +billion+))))))
 
 (defun countable-p (number)
-  "True if NUMBER, whatever it is, is a real of up to 18 digits."
+  "True if NUMBER, any object, is a real of up to 18 digits."
   (and (realp number)
        (finite-p number)
        (< (abs number) 1000000000000000000)))
@@ -173,8 +173,8 @@ FUNCTION."
 
 (defun add (counter number &rest values)
   "Add NUMBER, a real, to COUNTER, of MAKE-COUNTER, which takes none below 0, or
-MAKE-UP-DOWN-COUNTER. VALUES are those of its attributes, in their order: strings, or what is shown
-as one. Signal MISUSE for what does not fit. From any thread."
+MAKE-UP-DOWN-COUNTER. VALUES are those of its attributes, in their order: strings, or objects that
+are shown as such. Signal MISUSE for arguments that do not fit. From any thread."
   (unless (and (custom-p counter) (member (custom-kind counter) '(:counter :up-down-counter)))
     (misuse "~S is not a counter." counter))
   (check-number counter number)
@@ -239,7 +239,7 @@ ADD. From any thread."
                                   :value number)))))
 
 (defun custom-family (custom)
-  "CUSTOM and what it has counted, as a FAMILY."
+  "CUSTOM and its counts, as a FAMILY."
   (make-family
    :name (custom-name custom) :kind (custom-kind custom) :unit (custom-unit custom)
    :text (custom-text custom)

@@ -193,8 +193,8 @@ the first may be tried again."
       (pop (pipeline-waiting pipeline)))))
 
 (defun run-round (pipeline)
-  "Send what waits in PIPELINE, and then what there is. Return nil if all is gone, or the seconds to
-wait until the next round."
+  "Send the waiting batches of PIPELINE, and then the present data. Return nil if all is gone, or
+the seconds to wait until the next round."
   (when (plusp (pipeline-failures pipeline))
     (calling:reset-back-off (pipeline-channel pipeline)))
   (prog1 (or (send-waiting pipeline)
@@ -203,7 +203,7 @@ wait until the next round."
     (count-overflow pipeline)))
 
 (defun try-round (pipeline)
-  "RUN-ROUND, whatever happens in it."
+  "RUN-ROUND, with its errors handled."
   (handler-case (run-round pipeline)
     (error (error)
       (incf (pipeline-failures pipeline))
@@ -219,7 +219,7 @@ that is wanted; nil if the thread is to end."
   (sb-thread:with-mutex ((pipeline-lock pipeline))
     (loop until (or (pipeline-stopping pipeline)
                     (/= tried (pipeline-wanted pipeline))
-                    ;; a batch does not hasten what has failed
+                    ;; a batch does not hasten a repeated export
                     (and (pipeline-rung pipeline) (zerop (pipeline-failures pipeline))))
           while (loop:await-notice (pipeline-bell pipeline) (pipeline-lock pipeline) due-ns))
     (setf (pipeline-rung pipeline) nil)
@@ -273,14 +273,14 @@ is past."
 ;;; Other threads
 
 (defun ring-pipeline (pipeline)
-  "Have PIPELINE run a round soon, since a batch waits. From any thread; it does not wait."
+  "Make PIPELINE run a round soon, since a batch waits. From any thread; it does not wait."
   (unless (pipeline-rung pipeline)
     (sb-thread:with-mutex ((pipeline-lock pipeline))
       (setf (pipeline-rung pipeline) t)
       (sb-thread:condition-broadcast (pipeline-bell pipeline)))))
 
 (defun ask-for-flush (pipeline)
-  "Have PIPELINE run a round; return the number of that flush."
+  "Make PIPELINE run a round; return the number of that flush."
   (sb-thread:with-mutex ((pipeline-lock pipeline))
     (sb-thread:condition-broadcast (pipeline-bell pipeline))
     (incf (pipeline-wanted pipeline))))
@@ -293,7 +293,7 @@ is past."
   (<= number (pipeline-done pipeline)))
 
 (defun stop-pipeline (pipeline)
-  "End the thread of PIPELINE, and what it waits for."
+  "End the thread of PIPELINE, and its waits."
   (sb-thread:with-mutex ((pipeline-lock pipeline))
     (setf (pipeline-stopping pipeline) t)
     (sb-thread:condition-broadcast (pipeline-bell pipeline)))

@@ -226,8 +226,8 @@ any thread."
     exporter))
 
 (defun flush-exporter (exporter &key (timeout 10))
-  "Have EXPORTER, of MAKE-OTLP-EXPORTER, send what there is now; wait until the collector has it,
-TIMEOUT seconds (a real) at most. Return true if it has. Not on an event loop's thread."
+  "Make EXPORTER, of MAKE-OTLP-EXPORTER, send all present data; wait until the collector has them,
+TIMEOUT seconds (a real) at most. Return true if it has them. Not on an event loop's thread."
   (check-type timeout (real 0))
   (let* ((end-ns (loop:notice-end timeout))
          (numbers (mapcar #'ask-for-flush (exporter-pipelines exporter))))
@@ -247,11 +247,10 @@ exporter stays stopped. Not on an event loop's thread."
 
 (defun exporter-statistics (exporter)
   "Return the counts of EXPORTER, of MAKE-OTLP-EXPORTER, as a plist: by signal, :metrics or :traces,
-a plist of the points or spans that the collector has taken (:exported), said that it has not
-(:rejected), that went with an export which failed for good (:dropped), that were never taken since
-too many waited (:overflowed), and that are to be sent again (:waiting); and of how many :requests
-were tried and how many of these were :failures. Metrics are cumulative, so a failure loses none.
-From any thread."
+a plist of the numbers of points or spans: taken by the collector (:exported), refused by it
+(:rejected), lost with an export that failed for good (:dropped), lost since too many waited
+(:overflowed), and to be sent again (:waiting); and of the numbers of :requests tried and of
+:failures among these. Metrics are cumulative, so a failure loses none. From any thread."
   (loop for pipeline in (exporter-pipelines exporter)
         for tally = (pipeline-tally pipeline)
         append (list (pipeline-signal pipeline)

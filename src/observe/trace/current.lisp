@@ -63,7 +63,7 @@ From any thread."
     (if (and context (bare-p context)) nil context)))
 
 (defun current-tracing ()
-  "The tracing that what this thread does belongs to, or nil."
+  "The tracing of this thread's current span or context, or nil."
   (let ((scope (scope-here)))
     (if scope
         (scope-tracing scope)
@@ -139,9 +139,9 @@ From any thread."
 spans that begin there. OPTIONS are :kind, :internal (the default), :server, :client, :producer or
 :consumer; :attributes, names and values by turns; :links, contexts of other spans; :parent, a
 context or nil, instead of the current one, which is how work on another thread gets its parent;
-:tracing, what MAKE-TRACING returned, instead of that of the parent or the last that was made. An
-error that leaves BODY is the span's status. The span is recorded if the sampler says so; without
-tracing BODY is all that is done. From any thread."
+:tracing, a value of MAKE-TRACING, instead of that of the parent or the last that was made. An error
+that leaves BODY is the span's status. The span is recorded if the sampler decides so; without
+tracing only BODY is evaluated. From any thread."
   (let ((function (gensym "BODY")))
     `(flet ((,function () ,@body))
        (declare (dynamic-extent #',function))
@@ -149,7 +149,7 @@ tracing BODY is all that is done. From any thread."
 
 (defun set-span-attribute (name value)
   "Give the current span the attribute NAME, a string, with VALUE: a string, a number, T, NIL or a
-vector of such. Nothing happens if what is current is not recorded. Return VALUE. Signal MISUSE for
+vector of such. Nothing happens if the current span is not recorded. Return VALUE. Signal MISUSE for
 another value. From any thread."
   (let ((span (current-span)))
     (when span (put-attribute span name value))
@@ -157,7 +157,7 @@ another value. From any thread."
 
 (defun add-span-event (name &rest attributes)
   "Add an event NAME, a string, to the current span, with ATTRIBUTES, names and values by turns.
-Nothing happens if what is current is not recorded. Signal MISUSE for wrong attributes. From any
+Nothing happens if the current span is not recorded. Signal MISUSE for wrong attributes. From any
 thread."
   (let ((span (current-span)))
     (when span

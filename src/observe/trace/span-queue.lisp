@@ -12,7 +12,7 @@
   (depth 0 :type index :read-only t))   ; how many there are, itself included
 
 (defstruct (queue (:copier nil))
-  "The finished spans of one loop, and what else of tracing that loop has to itself."
+  "The finished spans of one loop, and that loop's other data of tracing."
   (ids nil :type ids :read-only t)      ; where its ids come from
   (loop nil :type (or null loop:event-loop) :read-only t) ; which; nil of threads that run none
   (clock nil :type function :read-only t) ; gives the time since 1970 in nanoseconds

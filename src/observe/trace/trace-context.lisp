@@ -23,8 +23,8 @@
 
 (declaim (inline make-trace-context))   ; so that ids stay words
 (defstruct (trace-context (:include span-context) (:conc-name context-) (:copier nil))
-  "The place of a span in its trace, and what goes with that from process to process. One that has
-a baggage alone is BARE-P: it is in no trace."
+  "The place of a span in its trace, and the data that go with it from process to process. One that
+has a baggage alone is BARE-P: it is in no trace."
   (sampled nil :type boolean :read-only t) ; the trace is recorded
   (remote nil :type boolean :read-only t) ; it came from another process
   (state "" :type simple-string :read-only t) ; the tracestate, as it goes on; empty: none
@@ -52,21 +52,22 @@ a baggage alone is BARE-P: it is in no trace."
       (make-trace-context :baggage text)))
 
 (defun trace-id (context)
-  "The trace id of CONTEXT, what CURRENT-TRACE returns, as 32 hexadecimal digits. From any thread."
+  "Return the trace id of CONTEXT, a value of CURRENT-TRACE, as 32 hexadecimal digits. From any
+thread."
   (let ((text (make-string 32 :element-type 'base-char)))
     (write-hex (context-high context) 16 text 0)
     (write-hex (context-low context) 16 text 16)
     text))
 
 (defun span-id (context)
-  "The id of the span that CONTEXT, what CURRENT-TRACE returns, stands for, as 16 hexadecimal
+  "Return the id of the span that CONTEXT, a value of CURRENT-TRACE, stands for, as 16 hexadecimal
 digits. From any thread."
   (let ((text (make-string 16 :element-type 'base-char)))
     (write-hex (context-id context) 16 text 0)
     text))
 
 (defun trace-sampled-p (context)
-  "True if the trace of CONTEXT, what CURRENT-TRACE returns, is recorded. From any thread."
+  "True if the trace of CONTEXT, a value of CURRENT-TRACE, is recorded. From any thread."
   (context-sampled context))
 
 (defmethod print-object ((context trace-context) stream)
@@ -143,8 +144,8 @@ as they should be."
                                   :remote t :state state))))))))
 
 (defun parse-traceparent (text)
-  "The context that TEXT, a traceparent of W3C Trace Context, says; nil if it is not one. For what
-comes other ways than by calls, such as in a message. From any thread."
+  "Return the context in TEXT, a traceparent of W3C Trace Context; nil if it is not one. For
+contexts that come by other ways than calls, such as in a message. From any thread."
   (and (every (lambda (char) (< (char-code char) 128)) text)
        (read-traceparent (ascii-octets text) "")))
 
@@ -160,8 +161,8 @@ comes other ways than by calls, such as in a message. From any thread."
     text))
 
 (defun traceparent (context)
-  "The traceparent of W3C Trace Context for CONTEXT, what CURRENT-TRACE returns: a text to hand on
-by other ways than calls, for PARSE-TRACEPARENT. From any thread."
+  "Return the traceparent of W3C Trace Context for CONTEXT, a value of CURRENT-TRACE: a text to hand
+on by other ways than calls, for PARSE-TRACEPARENT. From any thread."
   (write-traceparent (context-high context) (context-low context) (context-id context)
                      (context-sampled context)))
 

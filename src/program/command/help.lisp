@@ -45,7 +45,7 @@ value, or nil if that is its own, its documentation, and its default as a text, 
         (default-text argument)))
 
 (defun write-command-help (command stream)
-  "Write to STREAM how COMMAND is called, what it does and what its arguments are."
+  "Write the usage of COMMAND, its purpose and its arguments to STREAM."
   (write-usage command stream)
   (format stream "~%~A~%" (command-documentation command))
   (flet ((describe-arguments (title arguments)

@@ -36,7 +36,7 @@ the rest of REST."
           (t (values (argument-key option) (parse-value option (first rest)) (rest rest))))))
 
 (defun split-arguments (command arguments)
-  "Return what is positional in the strings ARGUMENTS of COMMAND, in order, and the plist of the
+  "Return the positional ones of the strings ARGUMENTS of COMMAND, in order, and the plist of the
 options that are given; or :help."
   (let ((given '()) (positional '()) (open t))
     (loop while arguments
