@@ -13,8 +13,9 @@
 
 (defun timeout-ns (seconds)
   (if seconds
-      (seconds-ns (if (typep seconds '(real 0)) seconds (misuse "~S is not a time in
-seconds." seconds)))
+      (seconds-ns (if (typep seconds '(real 0))
+                      seconds
+                      (misuse "~S is not a time in seconds." seconds)))
       0))
 
 (defun event-timer (event)

@@ -53,8 +53,7 @@
     (let ((tls (if (eq t tls) (tls-credentials :alpn nil) tls)))
       (when tls (loop:check-credentials tls (if incoming :server :client)))
       (when (and stream in-place)
-        (misuse "A socket has :STREAM or :IN-PLACE, not both: a stream keeps octets that are not
-read."))
+        (misuse "A socket has :STREAM or :IN-PLACE, not both: a stream keeps unread octets."))
       (make-socket-settings :read-cb (if stream (stream-feeder read-cb) read-cb)
                             :stream (and stream #'stream-feeder)
                             :event-cb event-cb :connect-cb connect-cb :write-cb write-cb

@@ -132,8 +132,8 @@ MAP-ENTRIES takes it. Signal NOT-FOUND or another ETCD-ERROR. From any thread."
           :perm (authpb:make-permission :perm-type (case access
                                                      ((:read :write) access)
                                                      (:read-write :readwrite)
-                                                     (t (misuse "~S is not an access: :read, :write
-or :read-write." access)))
+                                                     (t (misuse "~S is not :read, :write or ~
+                                                                :read-write." access)))
                                         :key start :range-end end))
          timeout))
   nil)

@@ -68,8 +68,8 @@
 
 (defun lost-error (waiter)
   (make-condition 'ownership-lost
-                  :text (format nil "the lease of ~A has ended, or another client has removed its
-entry"
+                  :text (format nil "the lease of ~A has ended, or another client has ~
+                                       removed its entry"
                                 (waiter-key waiter))))
 
 (defun gone-error (waiter)

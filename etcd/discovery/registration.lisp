@@ -292,8 +292,9 @@ for a wrong argument. From any thread."
   (let* ((endpoint (apply #'make-endpoint arguments))
          (octets (string-octets (endpoint-json endpoint))))
     (when (< +longest-endpoint+ (length octets))
-      (misuse "The description of a server (address, weight, zone, hash key, metadata) has at most
-~D octets, not ~D." +longest-endpoint+
+      (misuse "The description of a server (address, weight, zone, hash key, metadata) has ~
+               at most ~D octets, not ~D."
+              +longest-endpoint+
               (length octets)))
     endpoint))
 

@@ -26,7 +26,7 @@
       process, with states and counts, to any caller.")
   (web "[true|false]" #'parse-boolean nil
        "Speak the protocols beside gRPC as well, such as gRPC-Web and Connect, over HTTP/1.1 and
-HTTP/2 on the same addresses.")
+      HTTP/2 on the same addresses.")
   (origins "ORIGINS" #'parse-origins '()
            "Whose web pages may call with --web: origins such as https://app.example, several
       with commas between, or any.")

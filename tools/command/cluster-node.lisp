@@ -214,10 +214,10 @@ printed once it is a member. Return the exit code."
        "A label of the node, such as zone=a; may be given several times.")
       (lease-seconds "N" (integer-parser 2 3600) 10
                      "How long it stays a member after it has died or is cut off, and how long its
-worker keeps its tasks then.")
+      worker keeps its tasks then.")
       (if-taken "CHOICE" (choice-parser :take-over :refuse) :take-over
                 "If there is a member of its name: take its place (take-over), or refuse to start
-(refuse).")
+      (refuse).")
       ((allow "--allow") "ROLE=PATTERN" #'parse-permission '()
        "Give a role to peers whose certificate has a name of this pattern; may be given several
       times. Roles: start (start and signal workflows, create schedules), work (or work:KIND), read,

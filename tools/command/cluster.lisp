@@ -88,7 +88,7 @@ not nil. Gives up TIMEOUT seconds after the last node went that could be reached
       the standard input.")
       (input "TEXT" #'identity nil
              "The input of the first step, or the payload of the signal; @ reads it from the
-standard input.")
+      standard input.")
       (reason "TEXT" #'identity "" "Why it is cancelled.")
       (cancel "[true|false]" #'parse-boolean nil "Cancel it before it is deleted, if it runs.")
       (cron "TIMES" #'identity nil

@@ -75,8 +75,7 @@ calls will be made, or nil."
                      unless (or (member key *options-of-workers*)
                                 (equal (getf options key) (argument-default option)))
                        collect (argument-name option))))
-    (when wrong (refuse "~{~A~^, ~} cannot go with --workers: the workers' protocol lacks
-them" wrong))))
+    (when wrong (refuse "~{~A~^, ~} cannot go with --workers, whose protocol lacks this" wrong))))
 
 (defun seconds-progress-function (seconds)
   "A function for DRIVE-WORKERS that keeps one line on standard error about how many of SECONDS are
@@ -235,7 +234,7 @@ server with metrics at URL, or nil."
        "End the run after this time even if -n calls have not been made.")
       (duration-stop "HOW" (choice-parser :wait :close :ignore) :wait
                      "The treatment of calls under way at the end: wait for them, close them, so
-that they fail, or ignore them.")
+      that they fail, or ignore them.")
       ((data nil "-d") "JSON" #'identity nil
        "The request, or an array of requests: calls take them in turn, or each stream sends them
       all. @ or - reads them from standard input. Templates such as {{.RequestNumber}} are filled
@@ -243,7 +242,7 @@ that they fail, or ignore them.")
       ((data-file nil "-D") "FILE" #'identity nil "The same from a file.")
       ((binary nil "-b") "[BOOLEAN]" #'parse-boolean nil
        "Read the request from standard input as octets of protobuf; of a stream of requests each
-after its length as a varint.")
+      after its length as a varint.")
       ((binary-file nil "-B") "FILE" #'identity nil "The same from a file.")
       ((metadata nil "-m") "JSON" #'identity nil
        "Metadata, an object of strings; may have templates.")

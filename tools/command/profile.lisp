@@ -59,15 +59,15 @@ our own `load` for services of `serve`, else nil."
       as `-- serve greeter`."))
      ((load "COMMAND" #'identity nil
             "A shell command that puts load on the server meanwhile; {address} in it stands for the
-server's address. By default, for services of `serve`, a client of ours.")
+      server's address. By default, for services of `serve`, a client of ours.")
       (in-flight "N" (integer-parser 1 10000) 100 "Calls at once of the load by default.")
       (seconds "DURATION" #'parse-seconds 3 "How long CPU is sampled; system calls are followed for
       a second more.")
       (rounds "N" (integer-parser 1 100) 1 "How often to measure under one load. Compared figures
-are then means, and the noise is the variation between rounds.")
+      are then means, and the noise is the variation between rounds.")
       (sampler "NAME" (choice-parser :auto :perf :sbcl) :auto
                "The sampler: perf, sbcl, which works for a command only, or auto, perf if
-installed.")
+      installed.")
       (compare "FILE" #'identity nil
                "An earlier profile, JSON, to show the differences from.")
       ((output nil "-O" "--format") "FORMAT" (choice-parser :text :json :html :folded :pprof)

@@ -126,6 +126,5 @@ machine by one of its own names."
         (t (ecase (token-place console request)
              (:header (funcall function))
              (:address (move-token console request))
-             ((nil) (refuse 401 "The console needs its token: open the address that contains it, as
-printed at the start."
+             ((nil) (refuse 401 "The console needs its token: open the address that contains it."
                             '("www-authenticate" . "Bearer realm=\"clgrpc console\"")))))))

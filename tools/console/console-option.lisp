@@ -55,8 +55,8 @@ nothing."
 (command:define-shared-options :console
   (console "ADDRESSES" (command:addresses-parser 0) nil
            "Serve a page with the process's calls and counts at ADDRESSES; prints the address to
-open, which has a secret in it. If others than this machine reach ADDRESSES, they may look, over
-HTTPS: that needs --tls-cert."))
+      open, which has a secret in it. If others than this machine reach ADDRESSES, they may look,
+      over HTTPS: that needs --tls-cert."))
 
 (command:add-group "clgrpc-tools/console" (command:option-list :console) 'call-with-console-page
                    :observers 'make-console-as-asked)

@@ -305,7 +305,7 @@ the last column is as wide as it comes."
     (((address "ADDRESS" (address-parser 1) "Where a server serves channelz.")
       (what "[WHAT]" #'identity
             "The objects to show: all, the default, channels, channel ID, subchannel ID, servers,
-server ID, sockets SERVER-ID or socket ID.")
+      server ID, sockets SERVER-ID or socket ID.")
       (number "[ID]" #'identity "The id of the object to show."))
      ((json "[true|false]" #'parse-boolean nil "Print JSON, a line for each message.")
       client-tls))

@@ -281,7 +281,7 @@ that is said, and it is asked again."
       (interval "DURATION" #'parse-seconds 1 "How often to look.")
       (once "[true|false]" #'parse-boolean nil
             "Look twice, an interval apart, print one table and end; also where the output is not a
-terminal.")
+      terminal.")
       client-tls))
     "Show how busy the servers and channels of a process are, live: calls and failures a second, how
 many run, latencies by method, connections of servers and subchannels of channels. Asks its

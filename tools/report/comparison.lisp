@@ -121,8 +121,8 @@ than the slowest calls in a thousand."
 
 (defun unclear-words (comparison)
   "The reason why COMPARISON is unclear, and the rounds that would decide."
-  (format nil "unclear, the noise is ~A; ~:[more than ~D rounds~;about ~:*~D rounds~*~] would
-decide"
+  (format nil "unclear, the noise is ~A; ~:[more than ~D rounds~;about ~:*~D rounds~*~] ~
+               would decide"
           (noise-text comparison) (comparison-rounds-needed comparison) +most-rounds-told+))
 
 (defun outlier-words (comparison)

@@ -95,7 +95,7 @@ end."
               (or (cdr (assoc name *testees* :test #'string=))
                   (refuse "there is no ~S, only ~{~A~^, ~}" name (mapcar #'car *testees*))))
             "The role to play: protobuf, connect-server, connect-gateway, connect-client, policy,
-metrics or transcode."))
+      metrics or transcode."))
      ())
     "Be judged by a public conformance suite on standard input and output. `make conformance`
 fetches and runs the suites."
