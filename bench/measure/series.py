@@ -14,8 +14,8 @@ def medians(runs):
 
 
 def kept(value):
-    """Return what is kept of VALUE in a file: of runs the least and the greatest of each figure, beside the
-    medians; of figures five digits."""
+    """Return the parts of VALUE that are kept in a file: of runs the least and the greatest of each
+    figure, beside the medians; of figures five digits."""
     if isinstance(value, dict):
         short = {key: kept(part) for key, part in value.items() if key != "runs"}
         for name, choose in [("least", min), ("most", max)] if "runs" in value else []:

@@ -29,7 +29,7 @@
 (defconstant +claim-ms+ 20000 "How long a claim waits, as those of our workers do.")
 
 (defvar *addresses* '())
-(defvar *channels* '() "All channels for what waits, with how many calls each has.")
+(defvar *channels* '() "All channels of waiting calls, with the number of calls of each.")
 (sb-ext:defglobal **failures** 0)
 (declaim (type fixnum **failures**))
 (defvar *ended* (make-hash-table :test 'equal :synchronized t)

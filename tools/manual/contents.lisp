@@ -6,7 +6,7 @@
 (defstruct (chapter-list (:copier nil) (:constructor make-chapter-list (title lead paths)))
   "Chapters for one reader."
   (title "" :type string)
-  (lead "" :type string)                ; for whom they are
+  (lead "" :type string)                ; their readers
   (paths '() :type list))               ; of files below doc/, in the order of reading
 
 (defstruct (subject (:copier nil) (:constructor make-subject (file title packages chapters)))
@@ -82,7 +82,7 @@ packages, beginning with clgrpc-async, all exports do.")
 (defparameter *takers*
   '(("START-SERVER" . :server) ("MAKE-CHANNEL" . :channel) ("MAKE-TRACING" . :tracing)
     ("SERVER-CHANNEL" . :inproc))
-  "Functions that take rows of the options table as keywords, and what these are for.")
+  "Functions that take rows of the options table as keywords, and the subjects of these.")
 
 (defun chapter-paths ()
   "The paths of all chapters below doc/, in the order of the manual."

@@ -104,7 +104,7 @@
                   (docstring-threads docstring))))
 
 (defun script-string (string)
-  "STRING as JavaScript has it."
+  "STRING in JavaScript's form."
   (with-output-to-string (stream)
     (write-char #\" stream)
     (loop for char across string

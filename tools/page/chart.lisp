@@ -26,7 +26,7 @@
   (if (> share 0.97) "end" "middle"))
 
 (defun many-ticks-p (scale)
-  "True if SCALE has so many ticks that each second is left out where the page is narrow."
+  "True if SCALE has too many ticks for a narrow page, which leaves every second one out."
   (< 5 (length (scale-ticks scale))))
 
 (defun axis-nodes (x y height)

@@ -34,7 +34,7 @@ such as control characters, become U+FFFD."
                             stream)))))
 
 (defun write-number (number stream)
-  "Write NUMBER, a real, with at most two digits behind the point, which is enough for a place in a
+  "Write NUMBER, a real, with at most two digits after the point, which is enough for a place in a
 drawing."
   (multiple-value-bind (whole rest) (floor (round (* 100 (abs (rational number)))) 100)
     (format stream "~:[~;-~]~D" (and (minusp number) (plusp (+ whole rest))) whole)

@@ -75,7 +75,7 @@
 ;;; A histogram of the heap
 
 (defun kind-of (object)
-  "A name for what OBJECT is."
+  "The name of OBJECT's type."
   (typecase object
     (cons "cons")
     (structure-object (structure-kind (type-of object)))
@@ -233,7 +233,7 @@ frame, from the inside, its description and a place."
     table))
 
 (defun sample-stacks (mode milliseconds path)
-  "Have SBCL's profiler sample all threads in MODE, :cpu or :alloc, for so long, and write to PATH a
+  "Sample all threads by SBCL's profiler in MODE, :cpu or :alloc, for this time, and write to PATH a
 line for each stack: how often it was seen, the thread's name and the frames from the inside, with
 tabs between."
   (sb-sprof:reset)

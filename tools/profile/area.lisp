@@ -41,7 +41,7 @@
      "do_mmap" "do_munmap" "__x64_sys_mprotect" "do_mprotect")
     ("kernel: signals" "do_signal" "get_signal" "__x64_sys_rt_sig" "setup_rt_frame"
      "handle_signal" "restore_sigcontext" "__x64_sys_tgkill" "arch_do_signal"))
-  "For each part of the kernel, what the names of its functions begin with.")
+  "For each part of the kernel, the prefixes of the names of its functions.")
 
 (defparameter *kernel-otherwise* '("do_syscall" "entry_SYSCALL" "syscall_" "__x64_sys"
                                    "el0_svc" "invoke_syscall" "__arm64_sys" "ret_from")
@@ -75,7 +75,8 @@
                                   ("kernel: futex" "syscall"))
           do (dolist (name names) (setf (gethash name table) area)))
     table)
-  "The part of the kernel that functions of the C library call, for whom nothing shows the rest.")
+  "The part of the kernel that functions of the C library call, whose stacks show nothing of the
+kernel.")
 
 (defun native-area (name image)
   "The area of the function NAME of IMAGE, the path of a program or library; nil if its caller's
@@ -185,8 +186,8 @@ of its own: waiting, receiving, sending.")
      "__arm64_sys_recvfrom" "__x64_sys_recvmsg")
     ("wait" "epoll_wait" "__x64_sys_epoll_wait" "__arm64_sys_epoll_pwait"
      "__x64_sys_epoll_pwait"))
-  "The phases of system calls: the stack of who calls the C library's functions is not always to be
-seen through these.")
+  "The phases of system calls: the stack of the caller of the C library's functions is not always
+visible through these.")
 
 (defparameter *phase-order*
   '("creation" "request" "handler" "completion" "destruction" "receive" "send" "wait" "loop"
@@ -204,7 +205,7 @@ seen through these.")
   "From names of functions, without colons, to phases.")
 
 (defun bare-name (name)
-  "NAME, a Lisp function's, without what says that it is inside of another or an entry of it."
+  "NAME, a Lisp function's, without its marks of an inner function or an entry point."
   (let ((start 0) (end (length name)))
     (when (and (plusp end) (char= #\( (char name 0)))
       (let ((in (search " :in " name)))

@@ -16,7 +16,7 @@
 (defstruct (events (:copier nil))
   "The counts of tracepoints."
   (calls (make-hash-table :test 'equal) :type hash-table :read-only t) ; of the system, to TALLYs
-  ;; from who waits and on what, a list, to TALLYs
+  ;; from the waiting function and its lock, a list, to TALLYs
   (futexes (make-hash-table :test 'equal) :type hash-table :read-only t)
   (locks (make-hash-table) :type hash-table :read-only t) ; from addresses of futexes to names
   (source "perf" :type string :read-only t) ; the program that has recorded them
@@ -86,7 +86,7 @@ else nil."
         (when futex (add futex))))))
 
 (defun text-number (text prefix &optional (radix 10))
-  "The integer behind PREFIX in TEXT, or nil."
+  "The integer after PREFIX in TEXT, or nil."
   (let ((place (search prefix text)))
     (and place (parse-integer text :start (+ place (length prefix)) :radix radix
                                    :junk-allowed t))))
@@ -98,8 +98,8 @@ LOCK_PI, with or without flags."
     (and operation (member (logand operation #x7f) '(0 6 9)) t)))
 
 (defun waiter (frames)
-  "A name for who waits, of the FRAMES of its stack from the inside: the function of ours that is
-furthest in, or the furthest Lisp function."
+  "A name for the waiting function, from the FRAMES of its stack from the inside: the function of
+ours that is furthest in, or the furthest Lisp function."
   (flet ((found (predicate)
            (let ((frame (find-if predicate frames)))
              (and frame (frame-name frame)))))
@@ -110,7 +110,7 @@ furthest in, or the furthest Lisp function."
         "(unknown)")))
 
 (defun add-futex (events tid ns text frames)
-  "A thread is about to use a futex. If it waits, its wait counts for who it is as well."
+  "A thread is about to use a futex. If it waits, its wait counts for the waiting function as well."
   (declare (ignore ns))
   (when (futex-wait-p text)
     (let ((open (gethash tid (events-open events))))

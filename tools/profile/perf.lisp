@@ -1,7 +1,7 @@
-;;;; perf: whether it is there and may be used, recording what a process does, and reading the
-;;;; record. Where perf may, it samples whole processors by their clock and the process's samples
-;;;; are picked out afterwards: timers of single threads stop while threads are switched, and what
-;;;; a switch costs, a tenth of a server's time with one call at a time, would be missing.
+;;;; perf: a check that it is there and may be used, recording a process, and reading the record.
+;;;; Where perf may, it samples whole processors by their clock and the process's samples are picked
+;;;; out afterwards: timers of single threads stop while threads are switched, and what a switch
+;;;; costs, a tenth of a server's time with one call at a time, would be missing.
 
 (in-package #:clgrpc.profile)
 

@@ -47,9 +47,9 @@
                 (sqrt (* count (1- count))))))))
 
 (defun difference (name unit before after figure noise)
-  "How FIGURE, a function of a round, differs between the profiles BEFORE and AFTER; nil if one does
-not have it. NOISE is a function of a figure's mean and of the rounds: by how much that may be off
-by chance."
+  "The difference of FIGURE, a function of a round, between the profiles BEFORE and AFTER; nil if
+one does not have it. NOISE is a function of a figure's mean and of the rounds: the error of the
+mean by chance."
   (declare (type function figure noise))
   (flet ((figures (profile) (mapcar figure (rounds-of profile))))
     (let ((old (figures before)) (new (figures after)))

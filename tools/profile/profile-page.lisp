@@ -124,7 +124,7 @@
                         (list (cpu-table (phases-in-order (member-of cpu "phases")) "phase")
                               (cpu-table (member-of cpu "threads") "thread"))
                         :half t
-                        :note "“switch” is what the kernel counted between samples.")
+                        :note "“switch” is the time that the kernel counted between samples.")
              (page:card "Functions" (list (function-table (member-of cpu "functions"))))
              (and events
                   (page:card "System calls" (list (tally-table (member-of events "systemCalls")
@@ -155,8 +155,8 @@
                                             (member-of counters "collectionNs")))))))))
 
 (defun write-profile-page (profile stream &key before)
-  "Write PROFILE, what PROFILE returns, to STREAM as a page in HTML; with BEFORE, another, side by
-side."
+  "Write PROFILE, a value of the function PROFILE, to STREAM as a page in HTML; with BEFORE,
+another, side by side."
   (page:write-page
    stream (profile-title profile)
    (format nil "~@[Load: ~A. ~]~,2F s, ~:D samples by ~A, clgrpc ~A." (member-of profile "load")

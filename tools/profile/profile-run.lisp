@@ -1,4 +1,4 @@
-;;;; A profile: records taken while a load runs, and what they say as plain data, the same that
+;;;; A profile: records taken while a load runs, and their evaluation as plain data, the same that
 ;;;; WRITE-JSON writes and PARSE-JSON reads. All reports read that.
 
 (in-package #:clgrpc.profile)
@@ -70,7 +70,7 @@ explain it: while a thread is switched no sample of it can be taken."
         :most 200))
 
 (defun user-function-rows (sums period-ns)
-  "The functions of users, by the time that is spent in them and in what they call."
+  "The functions of users, by the time that is spent in them and in functions that they call."
   (let ((whole (make-hash-table :test 'equal)))
     (maphash (lambda (name samples)
                (when (equal "user code" (lisp-area name)) (setf (gethash name whole) samples)))
@@ -93,7 +93,7 @@ explain it: while a thread is switched no sample of it can be taken."
                           "share" (share samples (sums-samples sums)))))))
 
 (defun node-data (node period-ns least)
-  "NODE as JSON, without what has fewer than LEAST samples."
+  "NODE as JSON, without nodes of fewer than LEAST samples."
   (let ((children (sort (loop for child being the hash-values of (node-children node)
                               when (>= (node-samples child) least) collect child)
                         #'> :key #'node-samples)))
@@ -339,7 +339,7 @@ function of a symbolizer that makes data of the samples."
                (lambda (symbolizer)
                  (declare (ignore symbolizer))
                  (let ((sums (file-stacks path)))
-                   ;; its timer ticks as the kernel's does, whatever it is asked for
+                   ;; its timer ticks as the kernel's does, at any requested interval
                    (cpu-data sums record pid
                              (floor (- (reading-cpu-ns (record-after record))
                                        (reading-cpu-ns before))

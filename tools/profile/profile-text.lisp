@@ -149,12 +149,12 @@
         (format nil "Profile~@[ of process ~D~]" (member-of profile "pid")))))
 
 (defun write-unseen (stream lines)
-  "Write what a profile cannot say, LINES, a vector of texts or nil, and why."
+  "Write LINES, a vector of texts or nil, about the missing parts of a profile."
   (when (plusp (length lines))
     (format stream "Not seen:~%~{  - ~A.~%~}" (coerce lines 'list))))
 
 (defun write-profile (profile stream)
-  "Write PROFILE, what PROFILE returns, to STREAM as text."
+  "Write PROFILE, a value of the function PROFILE, to STREAM as text."
   (format stream "~A~@[ under ~A~].~2%" (profile-title profile) (member-of profile "load"))
   (write-cpu stream profile)
   (flet ((write-part (name function)

@@ -21,7 +21,7 @@
   (answers '() :type list)              ; of the agent, not yet taken; the first came first
   (ended nil :type boolean))            ; its output has
 
-;;; Reading what it prints
+;;; Reading its output
 
 (defun note-line (subject line)
   "Take LINE, which the process of SUBJECT has printed. Lines that are neither an address nor an

@@ -12,7 +12,7 @@
   "Named ranges that do not overlap, by where they begin."
   (starts (vector) :type simple-vector :read-only t)
   (ends (vector) :type simple-vector :read-only t)
-  (names (vector) :type simple-vector :read-only t)) ; strings, or what FUNCTION-LABEL takes
+  (names (vector) :type simple-vector :read-only t)) ; strings, or arguments of FUNCTION-LABEL
 
 (defun rows-ranges (rows)
   "RANGES of ROWS, lists (start octets name)."

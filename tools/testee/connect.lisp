@@ -1,7 +1,7 @@
 ;;;; `testee connect-server`, `connect-gateway` and `connect-client`: the other end of the
 ;;;; ConnectRPC conformance suite, our server's and gateway's for all protocols, our client's for
 ;;;; gRPC. The runner says what to serve, or which calls to make, in messages on standard input,
-;;;; each behind its length in four octets, big-endian; answers go to standard output.
+;;;; each after its length in four octets, big-endian; answers go to standard output.
 
 (in-package #:clgrpc.testee)
 
@@ -203,7 +203,7 @@ told to end."
   (protobuf:parse-message 'connect:server-compat-request (read-framed input #'u32be)))
 
 (defun serve-connect-suite (input output)
-  "Serve what the one request on INPUT asks for."
+  "Serve as the one request on INPUT asks."
   (serve-for-suite (make-instance 'connect-service) (read-compat-request input) output))
 
 ;;; The gateway
@@ -242,8 +242,8 @@ suite starts one, or if that is nil of ours."
           (grpc:stop-server server :drain 0)))))
 
 (defun forward-for-connect-suite (input output)
-  "Serve what the one request on INPUT asks for by a gateway. The server that it calls is the
-program that the environment's CLGRPC_CONNECT_BEHIND names, or ours."
+  "Serve as the one request on INPUT asks, by a gateway. The server that it calls is the program
+that the environment's CLGRPC_CONNECT_BEHIND names, or ours."
   (call-with-server-behind
    (lambda (address)
      (grpc:with-channel (channel address)
@@ -283,7 +283,7 @@ program that the environment's CLGRPC_CONNECT_BEHIND names, or ours."
     (if cancel (connect:client-compat-request.cancel-cancel-timing cancel) (values nil nil))))
 
 (defun maybe-cancel (trial timing &optional count)
-  "Cancel the call of TRIAL if it is to be at TIMING, after COUNT responses if that is given."
+  "Cancel the call of TRIAL if it asks for that at TIMING, after COUNT responses if that is given."
   (multiple-value-bind (value case) (cancel-timing trial)
     (when (and (eq timing case) (or (null count) (= count value)))
       (when (eq timing :after-close-send-ms) (pause-ms value))
@@ -411,8 +411,8 @@ program that the environment's CLGRPC_CONNECT_BEHIND names, or ours."
          :error (connect:make-client-error-result :message (princ-to-string error)))))))
 
 (defun call-for-connect-suite (input output)
-  "Make the calls that the requests on INPUT describe, some at once, until it ends; say on OUTPUT
-what came of each."
+  "Make the calls that the requests on INPUT describe, some at once, until it ends; write the result
+of each to OUTPUT."
   (let ((lock (sb-thread:make-mutex))
         (free (sb-thread:make-semaphore :count 16))
         (threads '()))

@@ -309,7 +309,7 @@ channel."
          (<= (- (monotonic-ns) start) (* 1000000 (soak-max-latency-ms *soak*))))))
 
 (defun soak-on-thread (soak count call end)
-  "Have CALL make COUNT calls; return how many failed, or were not made before END, absolute
+  "Make COUNT calls by CALL; return how many failed, or were not made before END, absolute
 nanoseconds."
   (let ((*soak* soak)
         (pause-ns (* 1000000 (soak-pause-ms soak))))
@@ -320,7 +320,7 @@ nanoseconds."
                (when (plusp left) (sleep (/ left 1d9)))))))
 
 (defun soak (call)
-  "Have CALL make the calls that *SOAK* says; fail the case if too many of them fail."
+  "Make the calls of *SOAK* by CALL; fail the case if too many of them fail."
   (let* ((soak *soak*)
          (share (floor (soak-iterations soak) (soak-threads soak)))
          (end (+ (monotonic-ns) (* 1000000000 (soak-timeout-seconds soak))))

@@ -9,7 +9,7 @@
 (in-package #:clgrpc.testee)
 
 (defconstant +min-report-interval+ 1/10
-  "The shortest time between two reports of a stream, in seconds; also what there is if the request
+  "The shortest time between two reports of a stream, in seconds; also the default if the request
 names none.")
 
 (defconstant +max-report-interval+ 3600

@@ -15,7 +15,7 @@
   (:documentation "An op asks for TEXT, which there is not here."))
 
 (defstruct (policy-runner (:copier nil))
-  "A runner, as the testee has it."
+  "A runner, from the testee's side."
   (output nil :type (or null stream) :read-only t) ; of octets, to it
   (observer nil :read-only t)           ; of the channels that it makes, or nil
   (lock (sb-thread:make-mutex :name "clgrpc lab") :read-only t) ; of OUTPUT and CHANNELS
@@ -63,8 +63,7 @@
     ("keepaliveWithoutCalls" :keepalive-without-calls boolean)
     ("maxConcurrentRequests" :max-concurrent-requests count)
     ("maxConnectionsPerSubchannelLimit" :max-connections-per-subchannel count))
-  "The options of channels in ops, the rows of the options table they are, and what their values
-are.")
+  "The options of channels in ops, their rows of the options table, and the types of their values.")
 
 (defun policy-runner-option (options name row kind)
   "The option NAME, the row ROW of KIND, of the object OPTIONS as a plist; empty if it is not
@@ -87,7 +86,7 @@ there."
         (config (op-value op "serviceConfig")))
     (append (loop for (name row kind) in *policy-runner-options*
                   append (policy-runner-option options name row kind))
-            ;; off unless an op says otherwise, as the protocol has it
+            ;; off by default, as in the protocol
             '(:keepalive-seconds 0)
             (when config (list :service-config (write-json config))))))
 
@@ -112,7 +111,7 @@ there."
   (substitute #\_ #\- (symbol-name state)))
 
 (defun connect-policy-runner-channel (channel)
-  "Have CHANNEL leave :idle, without waiting for what comes of it."
+  "Make CHANNEL leave :idle, without waiting for the result."
   (handler-case (grpc:ensure-connected channel :timeout 0)
     (grpc:rpc-error () nil))
   '(("ok" . :true)))
@@ -327,7 +326,7 @@ for SEND-POLICY-RUNNER-REQUESTS."
 ;;; Answers
 
 (defun perform-op (policy-runner op)
-  "Do what OP asks for; return what is said of it."
+  "Do OP; return its answer."
   (let ((name (op-value op "op" "")))
     (flet ((op-p (known) (string= name known))
            (channel () (policy-runner-channel policy-runner op)))
@@ -380,8 +379,8 @@ for SEND-POLICY-RUNNER-REQUESTS."
                               nil)))))
 
 (defun be-driven (input output &key observer)
-  "Do what the lines of the stream INPUT ask for until it ends; say on the stream OUTPUT what came
-of each. OBSERVER is that of the channels, or nil."
+  "Do the ops in the lines of the stream INPUT until it ends; write the result of each to the stream
+OUTPUT. OBSERVER is that of the channels, or nil."
   (loop with policy-runner = (make-policy-runner :output output :observer observer)
         for line = (read-op-line input)
         while line

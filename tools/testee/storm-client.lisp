@@ -1,6 +1,6 @@
-;;;; `storm-client`: calls at a fixed rate, whatever becomes of them, for scripts/storm, which has
-;;;; servers die meanwhile. The latency of a call counts from when it was due, so that a client that
-;;;; comes too late hides nothing.
+;;;; `storm-client`: calls at a fixed rate, independent of earlier ones, for scripts/storm, which
+;;;; kills servers meanwhile. The latency of a call counts from when it was due, so that a client
+;;;; that comes too late hides nothing.
 
 (in-package #:clgrpc.testee)
 
@@ -100,15 +100,15 @@ first was known are counted apart."
       (seconds "DURATION" #'parse-seconds 30 "For how long.")
       (timeout "DURATION" #'parse-seconds 2 "The time-out of each call.")
       (keepalive "DURATION" #'parse-seconds nil
-                 "Ask a server that is silent for so long whether it is there, and give it up
-      after as long again.")
+                 "Ping a server after this time of silence, and give it up after the same time
+again.")
       (grace "DURATION" #'parse-seconds 1/10
              "Calls that fail and were due later than this after the first failure was known are
       counted.")
       balancing-options client-tls))
-    "Begin calls at a fixed rate, whatever becomes of them. Prints `ready` once the first has been
-answered, and at the end a line of JSON with how they ended, when those that failed were due, and
-latencies from when each was due."
+    "Begin calls at a fixed rate, independent of earlier ones. Prints `ready` once the first has
+been answered, and at the end a line of JSON with how they ended, when those that failed were due,
+and latencies from when each was due."
   (tune-collector)
   (let ((channel (apply #'grpc:make-channel address
                         :credentials (client-credentials tls-ca tls-cert tls-key tls-name)

@@ -18,7 +18,7 @@ end."
         octets))))
 
 (defun write-framed (octets stream writer)
-  "Write OCTETS to STREAM behind their length, which WRITER puts into four."
+  "Write OCTETS to STREAM after their length, which WRITER puts into four octets."
   (let ((head (make-octets 4)))
     (funcall writer (length octets) head 0)
     (write-sequence head stream)

@@ -20,8 +20,8 @@
                           :total-ticks (or total 0) :idle-ticks (or idle 0)))))
 
 (defun times-since (begin now)
-  "The keyword arguments of MAKE-CLIENT-STATS and MAKE-SERVER-STATS that say what passed between
-BEGIN and NOW, readings."
+  "The keyword arguments of MAKE-CLIENT-STATS and MAKE-SERVER-STATS for the time between BEGIN and
+NOW, readings."
   (flet ((seconds (reader unit)
            (/ (- (funcall reader now) (funcall reader begin)) (float unit 1d0))))
     (list :time-elapsed (seconds #'reading-ns +ns-per-second+)
