@@ -161,10 +161,11 @@ if there is one."
        (call-callback ,handle ,event-cb #',function))))
 
 (defun abort-callback ()
-  "In a handler of an error in a callback: leave the callback and go on with the loop."
+  "In a handler of an error in a callback: leave the callback and go on with the loop. On the loop,
+in that handler."
   (invoke-restart 'abort-callback))
 
 (defun continue-event-loop ()
   "In a handler of an error in a callback: leave the callback, report the error to its event
-callback, or in the log, and go on with the loop."
+callback, or in the log, and go on with the loop. On the loop, in that handler."
   (invoke-restart 'continue-event-loop))

@@ -13,11 +13,11 @@
     (format stream "~A~:[~; closed~]" (server-address server) (%server-closed server))))
 
 (defun server-address (server)
-  "The address that SERVER listens on, as text, with the port it really has."
+  "The address that SERVER listens on, as text, with the port it really has. From any thread."
   (loop:listener-address (%server-listener server)))
 
 (defun server-port (server)
-  "The port that SERVER, a TCP one, listens on."
+  "The port that SERVER, a TCP one, listens on. From any thread."
   (let ((address (server-address server)))
     (parse-integer address :start (1+ (position #\: address :from-end t)))))
 

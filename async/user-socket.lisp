@@ -74,7 +74,8 @@
               (%socket-closed socket)))))
 
 (defun socket-data (socket)
-  "The user's own datum of SOCKET, nil at first. SETFable."
+  "The user's own datum of SOCKET, nil at first. SETFable. Nothing guards it: use it on the loop, or
+guard it."
   (%socket-data socket))
 
 (defun (setf socket-data) (datum socket)
@@ -85,7 +86,7 @@
   (%socket-closed socket))
 
 (defun socket-peer (socket)
-  "The address of SOCKET's peer, as text, or nil if it is not connected yet."
+  "The address of SOCKET's peer, as text, or nil if it is not connected yet. On its loop."
   (let ((connection (%socket-connection socket)))
     (and connection (loop:connection-peer connection))))
 

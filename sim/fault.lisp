@@ -3,7 +3,8 @@
 (in-package #:clgrpc.sim)
 
 (defun cut (a b)
-  "Reset every connection between the hosts A and B, at both ends. New ones can be made."
+  "Reset every connection between the hosts A and B, at both ends. New ones can be made. In a
+simulation, on any of its threads."
   (record-at a :cut (host-name b))
   (dolist (host (list a b))
     (let ((other (if (eq host a) b a)))
@@ -15,7 +16,7 @@
 
 (defun partition (a b)
   "Let nothing through between the hosts A and B until HEAL. Connections stay, and sent octets
-wait."
+wait. In a simulation, on any of its threads."
   (let ((simulation (host-simulation a)))
     (unless (parted-p simulation a b)
       (record-at a :partition (host-name b))
@@ -23,7 +24,8 @@ wait."
   nil)
 
 (defun heal (a b)
-  "End the partition between the hosts A and B; waiting octets go on."
+  "End the partition between the hosts A and B; waiting octets go on. In a simulation, on any of its
+threads."
   (let* ((simulation (host-simulation a))
          (pair (parted-p simulation a b)))
     (when pair
@@ -33,7 +35,8 @@ wait."
   nil)
 
 (defun slow (host octets-per-second)
-  "Limit HOST to OCTETS-PER-SECOND on each connection from now on; NIL for no limit."
+  "Limit HOST to OCTETS-PER-SECOND on each connection from now on; NIL for no limit. In a
+simulation, on any of its threads."
   (record-at host :slow octets-per-second)
   (setf (host-octets-per-second host) octets-per-second)
   nil)
@@ -65,7 +68,8 @@ listen any more."
         (t (calling:close-channel process))))))
 
 (defun stop-host (host &key (drain 10))
-  "End HOST's process in order: its servers give running calls DRAIN seconds. Waits for that."
+  "End HOST's process in order: its servers give running calls DRAIN seconds. Waits for that. In a
+simulation, on the thread of its body or of a task."
   (record-at host :stops :drain drain)
   (setf (host-leaving host) t)
   (end-processes host drain)
@@ -75,7 +79,8 @@ listen any more."
 (defun restart-host (host &key (down 1) drain)
   "End HOST's process, and start it again after DOWN virtual seconds. With DRAIN, seconds, it ends
 in order, see STOP-HOST; else as if it was killed: its connections are reset at once. Does not wait:
-return the task that does this, or NIL if HOST is going down already."
+return the task that does this, or NIL if HOST is going down already. In a simulation, on any of its
+threads."
   (unless (shiftf (host-leaving host) t)
     (start-task (format nil "restart ~A" (host-name host))
                 (lambda ()

@@ -260,7 +260,8 @@ SIMULATION-HANG if neither comes within the simulation's time. Not in code that 
   nil)
 
 (defun at (seconds function)
-  "Call FUNCTION, without arguments, in SECONDS of virtual time; it must not wait."
+  "Call FUNCTION, without arguments, in SECONDS of virtual time; it must not wait. In a simulation,
+on any of its threads."
   (add-plan (simulation-event-queue *simulation*) (seconds-from-now *simulation* seconds)
             (lambda (function) (funcall (the function function))) function))
 
@@ -274,5 +275,5 @@ error in it ends it and is recorded in the trace. See TASK-DONE-P."
     task))
 
 (defun task-done-p (task)
-  "True once TASK has ended."
+  "True once TASK has ended. In a simulation, on any of its threads."
   (eq :done (task-state task)))

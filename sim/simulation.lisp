@@ -95,20 +95,22 @@ it, nil if the process is killed."
                      append (list key value))))))
 
 (defun note (control &rest arguments)
-  "Add to the trace the text that the format CONTROL makes of ARGUMENTS."
+  "Add to the trace the text that the format CONTROL makes of ARGUMENTS. In a simulation, on any of
+its threads."
   (let ((host (current-host)))
     (record (simulation-history *simulation*) (simulation-now *simulation*)
             (and host (host-name host)) :note (apply #'format nil control arguments))))
 
 (defun simulation-entries (simulation)
   "Return the history of SIMULATION as text, a line for each event: the virtual time in seconds, the
-host, the event. The same seed gives the same text."
+host, the event. The same seed gives the same text. In a simulation, on any of its threads."
   (with-output-to-string (stream)
     (loop for entry across (history-entries (simulation-history simulation))
           do (write-line (entry-line entry) stream))))
 
 (defun simulation-digest (simulation)
-  "Return an integer that stands for the trace of SIMULATION: equal for equal traces."
+  "Return an integer that stands for the trace of SIMULATION: equal for equal traces. In a
+simulation, on any of its threads."
   (history-digest (simulation-history simulation)))
 
 (defun detail-p (entry)
@@ -118,7 +120,7 @@ host, the event. The same seed gives the same text."
 
 (defun write-history (simulation &optional (stream *standard-output*) (most 200))
   "Write the history of SIMULATION to STREAM: the last MOST lines of its trace, and of the lines
-before those that are neither packets nor a tracer's."
+before those that are neither packets nor a tracer's. In a simulation, on any of its threads."
   (loop with entries = (history-entries (simulation-history simulation))
         with start = (- (length entries) most)
         for i from 0
@@ -210,5 +212,5 @@ timers, TIMEOUT virtual seconds at most; return true if that came. Not in code t
   (wait-until (lambda () (idle-p *simulation*)) :timeout timeout))
 
 (defun forget-history (simulation)
-  "Empty the trace of SIMULATION."
+  "Empty the trace of SIMULATION. In a simulation, on any of its threads."
   (setf (fill-pointer (history-entries (simulation-history simulation))) 0))

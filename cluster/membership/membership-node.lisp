@@ -51,19 +51,19 @@ member."
 (defun node-informer (node) (service-informer (node-service node)))
 
 (defun node-name (node)
-  "The name of NODE, a string."
+  "The name of NODE, a string. From any thread."
   (member-name (node-asked node)))
 
 (defun node-cluster (node)
-  "The name of NODE's cluster."
+  "The name of NODE's cluster. From any thread."
   (informer-cluster (node-informer node)))
 
 (defun node-address (node)
-  "The address at which other processes reach NODE."
+  "The address at which other processes reach NODE. From any thread."
   (member-address (node-asked node)))
 
 (defun node-instance (node)
-  "The instance name of NODE: random, another each time that a node is started."
+  "The instance name of NODE: random, another each time that a node is started. From any thread."
   (member-instance (node-asked node)))
 
 (defun node-state (node)

@@ -41,12 +41,12 @@
 (declaim (sb-ext:freeze-type limits))
 
 (defun limit-names ()
-  "Return the names of the limits of MAKE-WORKFLOW-SERVICE, keywords."
+  "Return the names of the limits of MAKE-WORKFLOW-SERVICE, keywords. From any thread."
   (loop for slot in (sb-mop:class-slots (find-class 'limits))
         collect (intern (symbol-name (sb-mop:slot-definition-name slot)) '#:keyword)))
 
 (defun check-limit (name value)
-  "Return VALUE if the limit NAME, a keyword, can be that; signal MISUSE if not."
+  "Return VALUE if the limit NAME, a keyword, can be that; signal MISUSE if not. From any thread."
   (unless (member name (limit-names)) (misuse "~(~A~) is not a limit of workflows." name))
   (handler-case (progn (make-limits name value) value)
     (type-error () (misuse "The limit ~(~A~) cannot be ~A." name value))))

@@ -21,23 +21,24 @@ this."
             (task-attempt task) (task-lost task))))
 
 (defun task-id (task)
-  "Return the id of the workflow that TASK is of, a string."
+  "Return the id of the workflow that TASK is of, a string. From any thread."
   (pb:task-id (task-message task)))
 
 (defun task-kind (task)
-  "Return the kind of TASK, a string."
+  "Return the kind of TASK, a string. From any thread."
   (pb:task-kind (task-message task)))
 
 (defun task-name (task)
-  "Return the name of the step that TASK is, a string."
+  "Return the name of the step that TASK is, a string. From any thread."
   (pb:task-name (task-message task)))
 
 (defun task-input (task)
-  "Return the input of TASK, octets: the result of the step before it, or its workflow's input."
+  "Return the input of TASK, octets: the result of the step before it, or its workflow's input. From
+any thread."
   (pb:task-input (task-message task)))
 
 (defun task-text (task)
-  "Return the input of TASK as a string, of which it is the UTF-8."
+  "Return the input of TASK as a string, of which it is the UTF-8. From any thread."
   (octets-string (task-input task)))
 
 (defun child-results (octets)
@@ -48,21 +49,22 @@ octets, and reasons. From any thread."
 
 (defun task-results (task)
   "Return the results of the children that the step before TASK has started, a list of octets in
-their order. CHILD-RESULTS of the input of TASK returns more."
+their order. CHILD-RESULTS of the input of TASK returns more. From any thread."
   (mapcar #'pb:child-result-result (child-results (task-input task))))
 
 (defun task-fence (task)
   "Return the fencing number of TASK, an integer above that of every earlier claim of its workflow.
-A resource that a step changes can store the number, and refuse requests with a lower one."
+A resource that a step changes can store the number, and refuse requests with a lower one. From any
+thread."
   (pb:task-fence (task-message task)))
 
 (defun task-attempt (task)
-  "Return how often the step was tried with this attempt, from 1."
+  "Return how often the step was tried with this attempt, from 1. From any thread."
   (pb:task-attempt (task-message task)))
 
 (defun task-losses (task)
   "Return how often in a row TASK was lost with its worker, from 0. From three on it is done alone:
-it may itself end its workers."
+it may itself end its workers. From any thread."
   (pb:task-losses (task-message task)))
 
 (defun task-held-p (task)
@@ -79,7 +81,7 @@ refused, and there is no use in going on. From any thread."
 
 (defun fail-step (text &key (retry t))
   "End the attempt that this runs in as failed, because of TEXT, a string. Without RETRY the step is
-not tried again, and its workflow fails."
+not tried again, and its workflow fails. On the thread of the step's function."
   (error 'step-failed :text text :retry retry))
 
 (defun continue-as-new (steps &key input timeout)

@@ -14,12 +14,12 @@
 leader has a greater one.")
 
 (defun leadership-key (leadership)
-  "The key whose value the leader says, a string."
+  "Return the key of the leader's value, a string. From any thread."
   (waiter-key leadership))
 
 (defun leadership-guard (leadership)
   "Return a comparison for :when of TRANSACT that is true only while LEADERSHIP is there; see
-LOCK-GUARD."
+LOCK-GUARD. From any thread."
   (waiter-guard leadership))
 
 (defun leadership-held-p (leadership)

@@ -24,11 +24,11 @@
   entry-lease "The number of the lease that ENTRY ends with, 0 for none.")
 
 (defun entry-key (entry)
-  "The key of ENTRY as a string, of which it is the UTF-8."
+  "The key of ENTRY as a string, of which it is the UTF-8. From any thread."
   (octets-string (entry-key-octets entry)))
 
 (defun entry-text (entry)
-  "The value of ENTRY as a string, of which it is the UTF-8."
+  "The value of ENTRY as a string, of which it is the UTF-8. From any thread."
   (octets-string (entry-value entry)))
 
 (defmethod print-object ((entry entry) stream)

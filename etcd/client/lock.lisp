@@ -13,12 +13,12 @@
 for it. A later owner of the lock has a greater one.")
 
 (defun lock-key (lock)
-  "The key of LOCK's owner while it holds the lock or waits, a string."
+  "The key of LOCK's owner while it holds the lock or waits, a string. From any thread."
   (waiter-key lock))
 
 (defun lock-guard (lock)
   "Return a comparison for :when of TRANSACT that is true only while LOCK is held. So a write with
-it never mixes with writes of the next owner, however late it comes."
+it never mixes with writes of the next owner, however late it comes. From any thread."
   (waiter-guard lock))
 
 (defun lock-held-p (lock)

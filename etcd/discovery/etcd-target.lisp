@@ -27,7 +27,8 @@ one before. From any thread."
 
 (defun parse-etcd-target (target)
   "Return the parts of TARGET, etcd://HOST:PORT/NAME or etcd:///NAME: the endpoints of an etcd as
-MAKE-ETCD takes them, nil for the default one; and NAME. Signal MISUSE if TARGET has another form."
+MAKE-ETCD takes them, nil for the default one; and NAME. Signal MISUSE if TARGET has another form.
+From any thread."
   (unless (and (stringp target) (eql 5 (mismatch "etcd:" target :test #'char-equal)))
     (misuse "~S does not begin with etcd:" target))
   (let ((authority (target-authority target)))

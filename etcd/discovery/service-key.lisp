@@ -28,5 +28,5 @@ value of ENDPOINT-TEXT there. From any thread."
 
 (defun service-config-key (name)
   "The key of the service config of NAME, a string: the JSON that is put there comes into force in
-the channels to etcd:///NAME. Signal MISUSE for a wrong name."
+the channels to etcd:///NAME. Signal MISUSE for a wrong name. From any thread."
   (format nil "clgrpc/service-config/~A" (check-name name)))

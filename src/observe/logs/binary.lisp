@@ -200,7 +200,7 @@ lock is held."
        (sb-thread:with-mutex ((record-lock ,record)) ,@body))))
 
 (defun request-metadata (call)
-  "The metadata of CALL's client, an alist, without credentials."
+  "The metadata of CALL's client, an alist; on the client's side without authorization."
   (let ((other (operate other-end call)))
     (if (rpc:client-p call)
         (remove "authorization"

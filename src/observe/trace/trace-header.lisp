@@ -61,7 +61,7 @@ peer repeats in each request is parsed once."
           (t (field-state (first states))))))
 
 (defconstant +longest-bin-octets+ 64
-  "The longest grpc-trace-bin in base64; a longer one need not be decoded.")
+  "The most octets of a grpc-trace-bin in base64; a longer one is not decoded.")
 
 (defun bin-octets (field)
   "The octets of FIELD, a grpc-trace-bin, or nil."
