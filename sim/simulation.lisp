@@ -103,14 +103,14 @@ its threads."
 
 (defun simulation-entries (simulation)
   "Return the history of SIMULATION as text, a line for each event: the virtual time in seconds, the
-host, the event. The same seed gives the same text. In a simulation, on any of its threads."
+host, the event. The same seed gives the same text. On any of its threads, or after its end."
   (with-output-to-string (stream)
     (loop for entry across (history-entries (simulation-history simulation))
           do (write-line (entry-line entry) stream))))
 
 (defun simulation-digest (simulation)
-  "Return an integer that stands for the trace of SIMULATION: equal for equal traces. In a
-simulation, on any of its threads."
+  "Return an integer that stands for the trace of SIMULATION: equal for equal traces. On any of its
+threads, or after its end."
   (history-digest (simulation-history simulation)))
 
 (defun detail-p (entry)
@@ -120,7 +120,7 @@ simulation, on any of its threads."
 
 (defun write-history (simulation &optional (stream *standard-output*) (most 200))
   "Write the history of SIMULATION to STREAM: the last MOST lines of its trace, and of the lines
-before those that are neither packets nor a tracer's. In a simulation, on any of its threads."
+before those that are neither packets nor a tracer's. On any of its threads, or after its end."
   (loop with entries = (history-entries (simulation-history simulation))
         with start = (- (length entries) most)
         for i from 0
