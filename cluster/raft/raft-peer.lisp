@@ -4,8 +4,8 @@
 ;;;; The pipeline's state, under LOCK, which is held for a few instructions and never while a
 ;;;; message is sent or the user's code runs:
 ;;;;
-;;;;     WAITING            requests that were taken, oldest first; they wait for a stream and a place
-;;;;                        in its window
+;;;;     WAITING            requests that were taken, oldest first; they wait for a stream and for a
+;;;;                        place in its window
 ;;;;     HELD               the next batch, for which the stream had no room
 ;;;;     SENT               requests that were sent, oldest first; an answer is that of the oldest
 ;;;;     ENTRIES, OCTETS    the sums of all of these, which are bounded
