@@ -1,5 +1,5 @@
-;;;; Timers for users: DELAY, INTERVAL, and events that are added by hand. Times are counted from
-;;;; when the turn began; an interval counts from when it was due last, so that it does not drift.
+;;;; Timers for users: DELAY, INTERVAL, and events that are added by hand. Times count from the
+;;;; beginning of the turn; an interval counts from its last due time, so that it does not drift.
 
 (in-package #:clgrpc.async)
 
@@ -37,7 +37,7 @@
     (funcall (%event-function event))))
 
 (defun schedule-again (event)
-  "EVENT is due: schedule it for a period after that. Times that are past already are left out."
+  "EVENT is due: schedule it one period later. Times that are past already are skipped."
   (let* ((loop (handle-loop event))
          (timer (%event-timer event))
          (period (%event-period-ns event))

@@ -153,7 +153,7 @@ it already. On LOOP."
     (end-use watch)))
 
 (defun free-poller (watch)
-  "Watch the descriptor of WATCH, which POLL has returned, no more. From any thread."
+  "Stop watching the descriptor of WATCH, a value of POLL. From any thread."
   (cancel watch))
 
 (defun poller-freed-p (watch)

@@ -66,9 +66,9 @@
 (defun add-host (name &optional boot)
   "Return a new host called NAME, a string by which channels and servers name it (\"NAME:PORT\"), in
 the simulation of this thread. BOOT, a function without arguments, is called now, and after each
-restart, in the host's process; it returns the servers and channels it has started, one or a list,
-which end with the process; and functions that end other things, of the seconds that these have for
-it, nil if the process is killed."
+restart, in the host's process; it returns the servers and channels that it has started, one or a
+list, which end with the process. The list may also have functions that end other objects; their
+argument is the seconds for that, nil if the process is killed."
   (let ((host (%make-host :simulation *simulation* :name name :boot boot
                           :number (1+ (length (simulation-hosts *simulation*))))))
     (setf (simulation-hosts *simulation*) (append (simulation-hosts *simulation*) (list host)))

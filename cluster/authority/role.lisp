@@ -79,8 +79,8 @@ Signal MISUSE. From any thread."
 
 (defun access-refusal (authority role call &key kind name)
   "Return nil if the peer of CALL, the server's end of a call or nil, has ROLE by AUTHORITY; else
-why not, a string for the peer. KIND is the kind of tasks for :work, or nil; NAME is the member that
-the peer wants to be, for :join, or to send as, for :raft. From any thread."
+the reason, a string for the peer. KIND is the kind of tasks for :work, or nil; NAME is the member
+that the peer asks to be, for :join, or sends as, for :raft. From any thread."
   (unless (or (within-image-p call) (open-p authority role call))
     (let ((identities (call-identities call)))
       (unless (some (lambda (permission) (given-p permission identities role kind name))
@@ -103,4 +103,5 @@ nil; ROLES is a text such as \"read\". Return nil if there is nothing to warn of
           ((and (not (certificates-asked-p credentials))
                 (notevery (lambda (permission) (eq :anyone (permission-pattern permission)))
                           permissions))
-           "peers are asked for no certificates, so permissions for names give nothing"))))
+           "the server does not ask peers for certificates, so permissions for names have no
+effect"))))

@@ -248,7 +248,7 @@ or nil."
       (loop:next-pause (node-pauses node)))))
 
 (defun count-changes (node changes)
-  "Count CHANGES of the cluster, a list, and the members that there are by now."
+  "Count CHANGES of the cluster, a list, and its present members."
   (let ((meters (node-meters node)) (cluster (node-cluster node)) (name (node-name node)))
     (when meters
       (dolist (change changes)

@@ -56,7 +56,7 @@ counts, too."
                      (- (sum-of queued-requests #'queued-request-octets)))
         (change-telling 1))
       (unwind-protect (dolist (queued-request queued-requests)
-                        ;; one that fails keeps the others from nothing
+                        ;; a function that fails does not affect the others
                         (loop:guarding (:raft-then-error)
                           (funcall (queued-request-then queued-request) response error)))
         (sb-thread:with-mutex ((pipe-lock pipe))

@@ -22,7 +22,7 @@
 (defconstant +date-seconds+ 10 "How often a node reports its machine's date.")
 
 (defun wake-keeper (node function)
-  "Call FUNCTION, which changes the wakeup of NODE, under its lock; the keeper looks at it."
+  "Call FUNCTION, which changes the wakeup of NODE, under its lock, and wake the keeper."
   (let ((wakeup (node-wakeup node)))
     (sb-thread:with-mutex ((wakeup-lock wakeup)) (funcall function wakeup))
     (when (node-keeper node) (loop:wake-job (node-keeper node)))))

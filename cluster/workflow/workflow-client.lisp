@@ -66,9 +66,9 @@ WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
 
 (defun signal-workflow (channel id name payload &key (signal-id "") timeout)
   "Give the workflow ID a signal of NAME, a string, with PAYLOAD, a string, octets, a message or
-nil: the step that waits for it, or will, brings that. With a SIGNAL-ID of the caller's choice it
-counts once, however often it is given. Signal WORKFLOW-CLOSED if the workflow has ended, or another
-WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
+nil: it becomes the result of the step that waits for it, or will wait. With a SIGNAL-ID of the
+caller's choice repeated signals count once. Signal WORKFLOW-CLOSED if the workflow has ended, or
+another WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
   (funcall (if (string= "" signal-id) #'ask-once #'ask)
            #'methods:signal (route channel id)
            (pb:make-signal-request :id id :name name :payload (payload-octets payload)

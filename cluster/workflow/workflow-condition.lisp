@@ -58,8 +58,8 @@ time. The tasks that it had claimed go to others.")
 reached; try again later.")
   (:store-unavailable :unavailable "The store has not answered in time, or changed too often
 meanwhile. The request may have been done; it can be sent again as it is.")
-  (:changes-compacted :out-of-range "The changes from the revision that was asked for are no longer
-in the store one by one. List the workflows, and watch from now on.")
+  (:changes-compacted :out-of-range "The store no longer has the changes from the requested revision
+on one by one. List the workflows, and watch from now on.")
   (:access-denied :permission-denied "The peer may not do this: no permission gives it the role, or
 the session is another's.")
   (:store-full :resource-exhausted "The store is full; it takes nothing more until its operator

@@ -29,7 +29,8 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
   (retries (make-fifo) :type fifo :read-only t) ; claims for which there may be a task now
   ;; how often tasks of some kinds could be claimed, by ARRIVAL-PLACE of the kind
   (arrivals (make-array 256 :initial-element 0) :type simple-vector :read-only t)
-  ;; ids that this node is about to claim, and the kind of each; nil once it can be claimed no more
+  ;; ids that this node is about to claim, and the kind of each; nil once it cannot be claimed any
+  ;; more
   (taken (make-hash-table :test 'equal) :read-only t)
   (closed nil :type boolean))           ; nothing is to wait here any more
 

@@ -23,8 +23,8 @@ LOCK-GUARD. From any thread."
   (waiter-guard leadership))
 
 (defun leadership-held-p (leadership)
-  "True if LEADERSHIP is ours for certain: its lease was renewed in time, by our clock. From any
-thread."
+  "True if this client certainly leads by LEADERSHIP: its lease was renewed in time, by our clock.
+From any thread."
   (waiter-held-p leadership))
 
 (defun campaign (etcd name value &key lease (seconds +waiter-seconds+) on-loss timeout)
@@ -70,7 +70,7 @@ no leader. Signal an ETCD-ERROR. From any thread."
 ;;; Observing
 
 (defun first-standing (standing)
-  "The entry of STANDING, a table of entries by key, that was made first, or nil."
+  "The entry of STANDING, a table of entries by key, that was created first, or nil."
   (let ((first nil))
     (loop for entry being the hash-values of standing
           do (when (or (null first) (< (entry-created entry) (entry-created first)))

@@ -98,7 +98,7 @@ was broken off; or the function that returns the user's password has failed."))
 (defparameter *not-done-texts*
   '("no leader" "rpc not supported for learner" "not capable" "unhealthy cluster")
   "Parts of the texts by which a member refuses a request before it does anything, for a reason that
-passes or that other members have not.")
+is temporary or that other members do not have.")
 
 (defun uncertain-p (error)
   "True if the request that failed with ERROR, an RPC-ERROR, may have been done."

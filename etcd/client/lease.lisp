@@ -55,8 +55,8 @@
   "The function that says how long the machine has been suspended, in nanoseconds.")
 
 (defun lease-now-ns ()
-  "The time by which leases end: that of the loops, whose clock stands still while the machine is
-suspended, and how long it was."
+  "The time by which leases end: the loops' time, which stands still while the machine is suspended,
+plus the time of suspension."
   (+ (loop:world-now) (funcall (the function *suspension*))))
 
 (defun lease-end-ns (lease)
@@ -109,8 +109,8 @@ the lease, and may wait, but calls no CLOSE-ETCD. From any thread."
   (max 0 (lease-time (pb:lease-time-to-live-response-granted-ttl response))))
 
 (defun extend-lease (lease asked-ns seconds)
-  "LEASE was renewed for SECONDS by a request that was made at ASKED-NS. Of two the later end
-counts."
+  "LEASE was renewed for SECONDS by a request that was made at ASKED-NS. If there are two renewals,
+the later end counts."
   (with-lease (lease)
     (setf (lease-until-ns lease) (max (lease-until-ns lease)
                                       (time-after (seconds-ns seconds) asked-ns)))))
@@ -157,8 +157,8 @@ cleanup."
     (setf (lease-cleanups lease) (append (remove cleanup (lease-cleanups lease)) again))))
 
 (defun do-cleanups (lease seconds)
-  "Do the cleanups of LEASE, all within SECONDS, until one fails. The others come first the next
-time."
+  "Do the cleanups of LEASE, all within SECONDS, until one fails. The next time the others are done
+before it."
   (loop with end = (loop:notice-end seconds)
         for cleanup in (lease-cleanups lease)
         while (< (loop:world-now) end)

@@ -22,7 +22,8 @@ it never mixes with writes of the next owner, however late it comes. From any th
   (waiter-guard lock))
 
 (defun lock-held-p (lock)
-  "True if LOCK is had for certain: its lease was renewed in time, by our clock. From any thread."
+  "True if this client certainly holds LOCK: its lease was renewed in time, by our clock. From any
+thread."
   (waiter-held-p lock))
 
 (defun new-lock (etcd name lease seconds on-loss timeout)

@@ -31,8 +31,9 @@ texts. Signal an ETCD-ERROR. From any thread."
             :errors (coerce (pb:status-response-errors response) 'list)))))
 
 (defun defragment (etcd &key endpoint timeout)
-  "Have the member at ENDPOINT, or any, give the room in its file that is free back. It answers
-nothing else meanwhile, so do one after the other. Signal an ETCD-ERROR. From any thread."
+  "Defragment the member at ENDPOINT, or any: it gives the free room in its file back to the file
+system. It answers no other request meanwhile, so do one member after the other. Signal an
+ETCD-ERROR. From any thread."
   (with-endpoint (etcd etcd endpoint)
     (ask etcd #'maintenance:defragment (pb:make-defragment-request) timeout :leader nil)
     nil))
@@ -61,7 +62,7 @@ thread."
 (defun list-alarms (etcd &key timeout)
   "Return the alarms that there are: a list of plists of :MEMBER, the number of a member, and
 :ALARM, which is :nospace if its quota is used up, so that etcd takes nothing more, or :corrupt if
-it has other entries than the rest. Signal an ETCD-ERROR. From any thread."
+its entries differ from those of the other members. Signal an ETCD-ERROR. From any thread."
   (alarms-of (ask etcd #'maintenance:alarm (pb:make-alarm-request :action :get :alarm :none)
                   timeout :twice t :leader nil)))
 

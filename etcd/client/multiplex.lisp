@@ -168,8 +168,9 @@ nothing, the one that it was asked for first. The lock of MULTIPLEX is held."
     call))
 
 (defun stream-with (multiplex etcd token)
-  "The stream of MULTIPLEX, a new one if there is none, or it was opened with another TOKEN than is
-good now: then its watches go on with the new one, too. The caller sends."
+  "The stream of MULTIPLEX. It is a new one if there is none, or if the present one was opened with
+another TOKEN than is valid now: then its watches move to the new one. The caller holds the lock of
+sending."
   (let ((call (multiplex-call multiplex)))
     (cond ((and call (eq token (multiplex-token multiplex))) call)
           (t (when call

@@ -157,8 +157,8 @@ here on its lease, if that is its own, is kept alive, and its loss is noticed."
          (or new (equalp (text-octets value) (entry-value entry))))))))
 
 (defun make-waiter (constructor etcd name lease seconds on-loss end-ns)
-  "A place in the queue NAME that CONSTRUCTOR makes, with LEASE or one of its own for SECONDS. That
-is not kept alive yet, see ENTER-QUEUE, and so ends if this thread is unwound."
+  "A place in the queue NAME that CONSTRUCTOR makes, with LEASE or one of its own for SECONDS. The
+lease is not kept alive yet, see ENTER-QUEUE, so it ends if this thread is unwound."
   (check-type name string)
   (let* ((lease-of-its-own (null lease))
          (lease (or lease (grant-lease etcd seconds :keep-alive nil

@@ -36,8 +36,8 @@
   (map 'string #'code-char (etcd:entry-key-octets entry)))
 
 (defun read-endpoint (entry)
-  "Return the endpoint that ENTRY, of the store, says, or nil and why it says none. From any
-thread."
+  "Return the endpoint that ENTRY, of the store, describes, or nil and the reason why it describes
+none. From any thread."
   (if (< +longest-key+ (length (etcd:entry-key-octets entry)))
       (values nil "its key is too long")
       (parse-endpoint (etcd:entry-value entry))))

@@ -64,8 +64,8 @@ many there are without limit."
     (refuse :invalid-order)))
 
 (defun sort-items (items target order)
-  "ITEMS, which are in the order of their keys, by TARGET and ORDER of a RangeRequest. Those that
-are the same in that stay in their order."
+  "ITEMS, which are in the order of their keys, sorted by TARGET and ORDER of a RangeRequest. Items
+that are equal in TARGET stay in their order."
   (if (and (eq :none order) (eq :key target))
       items
       (multiple-value-bind (before key)

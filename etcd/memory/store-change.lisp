@@ -222,7 +222,7 @@ of a missing item, whose revisions are 0 and which no value equals."
           ((typep step type) (funcall function step)))))
 
 (defun leaves-something-p (request)
-  "True if REQUEST, a PutRequest, is to leave the value or the lease as it is."
+  "True if REQUEST, a PutRequest, leaves the value or the lease as it is."
   (or (pb:put-request-ignore-value request) (pb:put-request-ignore-lease request)))
 
 (defun check-item-there (store request)

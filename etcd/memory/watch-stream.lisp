@@ -270,7 +270,7 @@ fewer than MOST, and none if the first record has as many."
           finally (return watch))))
 
 (defun pass-turn (watching)
-  "The first of the watches of WATCHING that are ready has had its turn."
+  "The first ready watch of WATCHING has had its turn: move it to the end."
   (with-engine ((watching-engine watching))
     (let ((ready (listener-ready watching)))
       (enqueue (dequeue ready) ready))))

@@ -44,7 +44,7 @@
 
 (defun open-binary-log (file max-octets kept-files)
   "A binary log to FILE, of MAX-OCTETS, with KEPT-FILES older ones, of the calls that
-GRPC_BINARY_LOG_FILTER is for, all if it is not set."
+GRPC_BINARY_LOG_FILTER selects, all if it is not set."
   (handler-case
       (logs:make-binary-log :file (sb-ext:parse-native-namestring file)
                             :max-octets max-octets :kept-files kept-files

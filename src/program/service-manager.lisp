@@ -40,7 +40,7 @@
                 (format nil "STATUS=listening on ~{~A~^, ~}" (server:server-addresses server))))
 
 (defun tell-stopping (seconds)
-  "The service manager hears that this process ends, which may take SECONDS."
+  "Notify the service manager that this process ends, which may take SECONDS."
   (tell-manager "STOPPING=1" "STATUS=letting calls end"
                 (format nil "EXTEND_TIMEOUT_USEC=~D" (ceiling (* 1000000 seconds)))))
 

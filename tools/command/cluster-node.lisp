@@ -158,8 +158,8 @@ by ENDING."
 more.")
 
 (defun end-node (node worker drain)
-  "Stop WORKER, or nil, which needs the service of workflows that NODE has, then NODE, within DRAIN
-seconds and little more though its store may hang, which is asked for nothing more then."
+  "Stop WORKER, or nil, which needs NODE's service of workflows, and then NODE, within DRAIN seconds
+and little more even if the store hangs: the store gets no more requests then."
   (let ((end (+ (monotonic-ns) (seconds-ns drain))))
     (etcd:close-after (cluster:node-store node) (+ drain +disconnecting-seconds+))
     (when worker (workflow:stop-worker worker :drain drain))

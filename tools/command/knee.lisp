@@ -5,7 +5,8 @@
 (in-package #:clgrpc.tools)
 
 (defconstant +knee-ratio+ 21/20
-  "How near the lowest rate that is too high is to the highest that is not.")
+  "The precision of the search: the ratio of the lowest rate that is too high and the highest that
+is not.")
 (defconstant +most-steps+ 24 "How many runs a search may take.")
 
 (defun find-knee (good-p rate)

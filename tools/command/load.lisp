@@ -223,8 +223,8 @@ server with metrics at URL, or nil."
      (((total nil "-n") "N" (integer-parser 1 1000000000000) nil
        "How many calls; 200 without -z.")
       ((concurrency nil "-c") "N" (integer-parser 1 1000000) nil
-       "How many calls may be under way at once, each by a worker; 50 without --rps, with --rps as
-      many as are due.")
+       "How many calls may be under way at once, each by a worker. By default 50 without --rps; with
+--rps there is no limit.")
       ((rps nil "-r") "N" #'parse-rate nil
        "Begin calls at this rate, independent of earlier calls: an open loop. Latencies count from
       when each call was due. Without it each worker makes one call after the other.")

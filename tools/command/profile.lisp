@@ -3,9 +3,9 @@
 (in-package #:clgrpc.tools)
 
 (defun default-load (command in-flight)
-  "The load for what COMMAND, words of the command line, starts, with IN-FLIGHT calls at once:
-:bench for servers of RouteGuide if this program has a client of benchmarks, a shell's command with
-our own `load` for services of `serve`, else nil."
+  "The load for the program that COMMAND, words of the command line, starts, with IN-FLIGHT calls at
+once: :bench for servers of RouteGuide if this program has a client of benchmarks, a shell's command
+with our own `load` for services of `serve`, else nil."
   (let ((services (and (equal "serve" (first command))
                        (loop for word in (rest command)
                              append (uiop:split-string word :separator ",")))))
@@ -72,7 +72,7 @@ our own `load` for services of `serve`, else nil."
                "An earlier profile, JSON, to show the differences from.")
       ((output nil "-O" "--format") "FORMAT" (choice-parser :text :json :html :folded :pprof)
               :text
-              "How the report is written; html is one page, with a flame graph, and with --compare
+              "The format of the report; html is one page, with a flame graph, and with --compare
       one of the differences; folded are stacks for speedscope and its like, pprof is for `go tool
       pprof`.")))
     "Show where the time of a process goes: CPU by subsystem, by phase of a call and by function,

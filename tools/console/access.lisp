@@ -118,7 +118,8 @@ machine by one of its own names."
           nil))
 
 (defun call-if-allowed (console request function)
-  "Call FUNCTION, which answers REQUEST, if that may see CONSOLE; else answer why not."
+  "Call FUNCTION, which answers REQUEST, if that has access to CONSOLE; else answer with the
+refusal."
   (cond ((not (peer-allowed-p console (exchange:http-request-peer request)))
          (refuse 403 "This console is for the machine it runs on."))
         ((not (host-allowed-p console request))

@@ -29,7 +29,7 @@ any thread."
 
 (defun make-console-as-asked (given)
   "A list of the console that GIVEN, the plist of a command line, asks for, and of its metrics if
-its observers have none; no console if there is one among them."
+the observers of GIVEN have none; without a console if these have one."
   (destructuring-bind (&key console observer credentials &allow-other-keys) given
     (when (and console (not (find-console observer)))
       (let* ((own (find-if (lambda (observer) (typep observer 'metrics:metrics)) observer))

@@ -19,7 +19,8 @@
 (defstruct (viewer (:constructor make-viewer (request)) (:copier nil))
   "A viewer of the console."
   (request nil :type exchange:http-request :read-only t) ; whose response is sent over time
-  ;; it has got all updates until now, but those that wait for it; the thread's, as is what follows
+  ;; it has got all updates until now, except those that wait for it; the thread's, as are the slots
+  ;; below
   (current nil :type boolean)
   (waiting '() :type list))             ; the texts of updates that wait for it, newest first
 
@@ -67,7 +68,7 @@ others."
                                                                       update-stream))))))))))
 
 (defun update-due-ns (now spent-ns)
-  "When the update is due after one that was due NOW and took the processor for SPENT-NS."
+  "The due time of the update after one that was due NOW and took the processor for SPENT-NS."
   (+ now (max +period-ns+ (* +thrift+ spent-ns))))
 
 (defun show-update (console viewers)

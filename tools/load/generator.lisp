@@ -184,7 +184,7 @@ without one."
     nil))
 
 (define-hot pace ((generator generator)) null
-  "Begin the calls of an open loop that are due by now; have the timer ring for the next."
+  "Begin the calls of an open loop that are due by now; set the timer for the next one."
   (let ((now (note-now generator)) (count 0) (burst 1)
         (pacer (the pacer (generator-pacer generator))))
     (declare (type fixnum count burst))
@@ -285,7 +285,7 @@ without one."
     (after-event generator)))
 
 (defun end-generator-calls (generator)
-  "The time of GENERATOR is over: end the calls under way as the plan says."
+  "The time of GENERATOR is over: treat the calls under way as the plan says."
   (setf (generator-stopping generator) t)
   (unless (eq :wait (plan-stop (generator-plan generator)))
     (drop-calls generator (eq :ignore (plan-stop (generator-plan generator))))))

@@ -111,7 +111,7 @@
   (record-value (tally-wait tally) (max 0 (- now (load-call-sent-ns load-call)))))
 
 (define-hot leave-stream ((load-call load-call)) null
-  "LOAD-CALL has nothing to do with its stream, if it has one, any more."
+  "Take LOAD-CALL off its stream, if it has one."
   (let ((stream (load-call-stream load-call)))
     (when stream
       (setf (load-call-stream load-call) nil

@@ -123,8 +123,8 @@ nil."
   "How long a run must last for its CPU time to say whether the loops were busy.")
 
 (defun busy-share (run plan)
-  "Which share of the time the event loops of RUN, made by PLAN, were busy; 0 if RUN was too short
-to say. Beyond their CPU time that of the process has begin and end of the run."
+  "The share of the time in which the event loops of RUN, made by PLAN, were busy; 0 if RUN was too
+short. The CPU time of the process also includes the beginning and the end of the run."
   (if (< (run-duration-ns run) +judged-ns+)
       0
       (min 1 (/ (run-cpu-ns run) (* (plan-generators plan) (run-duration-ns run))))))

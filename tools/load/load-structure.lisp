@@ -61,7 +61,7 @@
   (state :connecting :type (member :connecting :ready :waiting :closed))
   (failure "no connection yet" :type string) ; why the last attempt failed
   (backend nil :type (or null share-row)) ; of calls that fail without a connection
-  ;; connections that failed or went before they had a call, one after the other
+  ;; connections in a row that failed or were lost before they had a call
   (failures 0 :type index)
   (quota 0 :type fixnum)                ; calls that may be under way
   (flying 0 :type fixnum)               ; calls that are due and have not ended

@@ -71,8 +71,8 @@
    (make-subject "workflow" "clgrpc-cluster/workflow" '("CLGRPC.WORKFLOW")
                  '("cluster/workflows.md"))
    (make-subject "raft" "clgrpc-cluster/raft" '("CLGRPC.RAFT") '("cluster/raft.md")))
-  "The pages of the reference. A name of the package CLGRPC stands where it is at home; of the other
-packages, beginning with clgrpc-async, all exports do.")
+  "The pages of the reference. A name of the package CLGRPC stands on the page of its home package;
+pages of the other packages, beginning with clgrpc-async, have all exports.")
 
 (defparameter *packages*
   '("CLGRPC" "CLGRPC.ASYNC" "CLGRPC.SIM" "CLGRPC.ETCD" "CLGRPC.DISCOVERY" "CLGRPC.MEMORY"

@@ -95,7 +95,7 @@ than the slowest calls in a thousand."
                      (page:digits-text (* 100 (abs share)) :digits 2))))))
 
 (defun noise-text (comparison)
-  "How large a difference may be without a change, in per cent; \"?\" if that is unknown."
+  "The largest difference that chance explains, in per cent; \"?\" if that is unknown."
   (let ((noise (comparison-noise comparison)) (before (comparison-before comparison)))
     (cond ((null noise) "?")
           ((zerop noise) "0 %")

@@ -189,8 +189,8 @@ length in front."
     (advance draft)))
 
 (defun note-child-ends (draft number ends former)
-  "Children of the step NUMBER have ended: ENDS are CHILD-ENDs. If all have by that, FORMER is an
-alist of places and ChildResults of those whose ends were noted before."
+  "Children of the step NUMBER have ended: ENDS are CHILD-ENDs. If these are the last, FORMER is an
+alist of places and ChildResults of the children whose ends were noted before."
   (let* ((state (draft-state draft)) (limits (draft-limits draft))
          (joined (joined-by-p state number ends)) (ends (ends-to-note state number ends)))
     (when ends

@@ -273,8 +273,8 @@ another one."
       (find fence (pb:workflow-state-former-reports state) :key #'pb:recorded-fence)))
 
 (defun recorded-kind (state fence)
-  "The kind of the task of which a report with FENCE is recorded in STATE; nil if there is none, or
-it is not known any more."
+  "The kind of the task whose report with FENCE is recorded in STATE; nil if no such report is
+recorded, or the kind is not known any more."
   (flet ((with-fence (reports) (find fence reports :key #'pb:recorded-fence)))
     (let ((step (find-if (lambda (step) (with-fence (pb:step-state-recorded step)))
                          (pb:workflow-state-steps state)))

@@ -162,8 +162,8 @@ the cheapest first."
           (entry-cached-state node (first (read-stale-states node (list (check-id id))))))))
 
 (defun first-draft (node id decision)
-  "The draft that DECISION makes of the workflow ID, and whether it changes anything: of a state
-that is likely or, if that does not lead to a change, of the one of now."
+  "The draft that DECISION makes of the workflow ID, and true if it changes anything. The draft is
+made of the probable state or, if that does not lead to a change, of the present state."
   (dolist (state (likely-states node id) (decide node (see-state node id) decision))
     (let ((cached-state (funcall state)))
       (when cached-state

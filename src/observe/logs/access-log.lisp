@@ -78,7 +78,8 @@ called on EVENT-LOOP; from any thread if that is nil."
 (defconstant +failures-per-second+ 10
   "How many failures of a peer a loop logs in a second.")
 (defconstant +peers-per-second+ 64
-  "How many peers have failures of their own in a second; all others are counted together.")
+  "How many peers' failures are counted apart in a second; those of all others are counted
+together.")
 
 (defstruct (failures (:copier nil))
   "The failures that a loop has logged, and not logged, in this second."

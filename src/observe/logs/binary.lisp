@@ -325,7 +325,7 @@ lock is held."
 (defmethod rpc:check-observer ((source binary-log)) source)
 
 (defun begin-request (log call)
-  "CALL has begun, and its headers are known: log them if it is logged at all."
+  "CALL has begun, and its headers are known: log them if CALL is logged."
   (when (begin-record log call)
     (with-record (record log call)
       (setf (record-authority record) (getf (operate particulars call) :authority))

@@ -91,8 +91,8 @@
 ;;; Writing
 
 (defun whole-entries (octets start end limit)
-  "Of the entries in OCTETS from START to END: where the last that ends by LIMIT ends, and how many
-are behind that."
+  "Two values about the entries in OCTETS from START to END: the end of the last entry that ends by
+LIMIT, and the number of entries after it."
   (loop with beyond = 0 and last = start
         for at = start then next
         while (< at end)
@@ -103,8 +103,8 @@ are behind that."
         finally (return (values last beyond))))
 
 (defun write-out (file octets start end)
-  "Write the octets START to END to FILE, as far as possible. Return where that stopped; and why, a
-text, or nil if it is END."
+  "Write the octets START to END to FILE, as far as possible. Return the position reached, and the
+error as a text, or nil if the position is END."
   (loop with at = start
         while (< at end)
         do (let ((result (funcall (entry-file-write file) (entry-file-descriptor file)

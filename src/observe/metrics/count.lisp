@@ -81,9 +81,9 @@
 (define-hot (count-in-run :inline t)
             ((target-record target-record) method (status symbol) (began-ns nanoseconds))
     (or null series)
-  "A call of METHOD has ended with STATUS that began at BEGAN-NS: how long it took counts when the
-loop of TARGET-RECORD sends what it has answered. Return its series, or nil if the loop is about to
-stop and the duration is to be counted now."
+  "A call of METHOD, which began at BEGAN-NS, has ended with STATUS: its duration is counted when
+the loop of TARGET-RECORD sends its answers. Return its series, or nil if the loop is about to stop
+and the duration is to be counted now."
   (let ((run (target-record-run target-record)))
     (cond ((and (eq status (run-status run))
                 (eq method (run-method run))

@@ -32,7 +32,8 @@
   (:documentation "Counts of servers, channels and the process: see MAKE-METRICS."))
 
 (document-functions
-  metrics-started-ns "When METRICS began to count, in nanoseconds of Unix. From any thread.")
+  metrics-started-ns "Return the time at which METRICS began to count, in nanoseconds since 1970.
+From any thread.")
 
 (defmethod initialize-instance :after ((metrics metrics) &key)
   (setf (slot-value metrics 'shared)

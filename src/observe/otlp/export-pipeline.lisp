@@ -255,8 +255,8 @@ that is wanted; nil if the thread is to end."
         finally (drop-rest pipeline)))
 
 (defun next-round (due-ns interval-ns)
-  "When the round after that of DUE-NS is due: INTERVAL-NS after that one was, or from now if that
-is past."
+  "The due time of the round after that of DUE-NS: INTERVAL-NS later, or INTERVAL-NS from now if
+that is past."
   (let ((next (+ due-ns interval-ns))
         (now (loop:world-now)))
     (cond ((< now due-ns) due-ns)       ; a round before its time

@@ -193,8 +193,8 @@ beginning."
     (and method (method:rpc-method-quiet (the method:rpc-method method)))))
 
 (defun unrecorded-record (tracing call)
-  "The record of CALL, a server's on the wire of which TRACING records nothing, for those who ask
-for its context. From any thread."
+  "The record of CALL, a server's on the wire of which TRACING records nothing, for requests of its
+context. From any thread."
   (let* ((queue (tracing-shared tracing))
          (parent (extract (tracing-propagators tracing) (rpc:call-fields call)))
          (low (id-beyond (next-id (queue-ids queue) t) (tracing-bound tracing))))

@@ -35,7 +35,7 @@
     (if newest (node-depth newest) 0)))
 
 (defun push-span (queue span limit)
-  "Let SPAN, which has ended, wait in QUEUE. Return how many wait there now; nil if LIMIT do
+  "Put SPAN, which has ended, into QUEUE. Return the number of spans there; nil if it has LIMIT
 already, so that SPAN is dropped."
   (let ((node nil))
     (loop

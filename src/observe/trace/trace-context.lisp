@@ -117,8 +117,8 @@ digits. From any thread."
     (values start end)))
 
 (define-hot read-traceparent ((octets octets) (state simple-string)) (or null trace-context)
-  "The context that OCTETS, the value of a header traceparent, say, with STATE; nil if they are not
-as they should be."
+  "The context that OCTETS, the value of a header traceparent, say, with STATE; nil if they are
+malformed."
   (multiple-value-bind (start end) (traceparent-bounds octets)
     (declare (type index start end))
     (let ((size (- end start)))

@@ -91,8 +91,8 @@
           (sb-ext:atomic-incf (tracing-gone tracing) (queue-dropped queue)))))))
 
 (defun drain (tracing)
-  "Return the SPANs of TRACING that have ended since this was called last, a list, of each loop the
-oldest first; the exporter that calls this has them from now on. From any thread."
+  "Return the SPANs of TRACING that have ended since this was called last, a list, the oldest of
+each loop first. The queues do not keep them. From any thread."
   (unless (loop:simulated-p)
     (setf (tracing-offset-ns tracing) (clock-offset)))
   (prog1 (loop for queue in (all-queues tracing) nconc (take-spans queue))

@@ -66,7 +66,7 @@ USAGE-ERROR for a wrong argument."
                         collect (argument-default option)))))))
 
 (defun give (command given key value)
-  "The plist GIVEN with VALUE for KEY, behind earlier ones if the option of COMMAND is repeated."
+  "The plist GIVEN with VALUE for KEY, after earlier ones if the option of COMMAND is repeated."
   (let ((option (find key (command-options command) :key #'argument-key)))
     (list* key (if (argument-repeated option) (append (getf given key) (list value)) value)
            given)))
