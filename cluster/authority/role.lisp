@@ -103,5 +103,4 @@ nil; ROLES is a text such as \"read\". Return nil if there is nothing to warn of
           ((and (not (certificates-asked-p credentials))
                 (notevery (lambda (permission) (eq :anyone (permission-pattern permission)))
                           permissions))
-           "the server does not ask peers for certificates, so permissions for names have no
-effect"))))
+           "the server asks for no certificates: permissions for names have no effect"))))
