@@ -346,9 +346,10 @@ the end the peer does. On its loop."
 ;;; Time-outs
 
 (defun set-socket-timeouts (socket read-seconds write-seconds)
-  "When nothing has come for READ-SECONDS, a real, or output has waited for WRITE-SECONDS and
-none of it was taken, close SOCKET and give its event callback a SOCKET-TIMEOUT; nil, or a number
-that is not positive, is never. Signal SOCKET-CLOSED if it is closed. On its loop."
+  "Set the time-outs of SOCKET: when no octets have come for READ-SECONDS, a real, or waiting output
+has not moved for WRITE-SECONDS, close SOCKET and call its event callback with a SOCKET-TIMEOUT;
+nil, or a number that is not positive, means no time-out. Signal SOCKET-CLOSED if it is closed. On
+its loop."
   (when (%socket-closed socket)
     (error 'socket-closed :owner socket :operation "set the time-outs of" :reason "it is closed"))
   (set-timeouts socket read-seconds write-seconds))

@@ -76,7 +76,7 @@
   (+ (way-ns simulation) (if (lost-p simulation) +resend-ns+ 0)))
 
 (defun launch (socket octets)
-  "Have what comes next of SOCKET's flight, OCTETS long, arrive after a while."
+  "Plan the arrival of the next packet of SOCKET's flight, which has OCTETS, after a while."
   (let* ((simulation (host-simulation (socket-host socket)))
          (rate (host-octets-per-second (socket-far-host socket)))
          (now (simulation-now simulation))

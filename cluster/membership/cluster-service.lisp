@@ -51,7 +51,7 @@ wrong arguments. From any thread; end it with CLOSE-CLUSTER-SERVICE when its ser
 
 (defmethod server:note-server-stopping ((service cluster-service) server)
   (declare (ignore server))
-  ;; the server waits for its calls to end, and these would not by themselves
+  ;; the server waits for its calls to end, and watches do not end by themselves
   (setf (service-stopping service) t)
   (dismiss-watchers (service-informer service)))
 

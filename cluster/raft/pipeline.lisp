@@ -341,8 +341,9 @@ one thread are sent in its order."
     taken))
 
 (defun flush-pipeline (peer &key timeout)
-  "Wait until all that was given to PEER's pipeline is answered or has failed, TIMEOUT seconds at
-most or, if that is nil, those of PEER; return true if it is. From any thread but a loop's."
+  "Wait until all requests that were given to PEER's pipeline are answered or have failed, TIMEOUT
+seconds at most or, if that is nil, those of PEER; return true if they are. From any thread but a
+loop's."
   (let ((pipe (peer-pipe peer)))
     (sb-thread:with-mutex ((pipe-lock pipe))
       (await-pipe pipe (lambda () (and (zerop (pipe-entries pipe)) (zerop (pipe-telling pipe))))

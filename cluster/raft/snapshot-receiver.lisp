@@ -44,8 +44,8 @@
         (v1:snapshot-header-crc32c header)))
 
 (defun kept-octets (state header call)
-  "How many octets STATE has kept of the snapshot of HEADER, which CALL is to bring, from an earlier
-process, and their CRC-32C."
+  "The number of octets that STATE has kept from an earlier process of HEADER's snapshot, which CALL
+brings, and their CRC-32C."
   (multiple-value-bind (octets crc) (kept-snapshot state header :call call)
     (if (and (typep octets '(integer 1)) (typep crc 'crc)
              (<= octets (v1:snapshot-header-octets header)))

@@ -1,5 +1,5 @@
-;;;; Snapshots as the service receives them: streams, and the parts that they bring. Each part says
-;;;; whose it is and for which member it is meant, as the header does.
+;;;; Snapshots as the service receives them: streams, and the parts that they bring. Each part names
+;;;; its snapshot and its receiver, as the header does.
 
 (in-package #:clgrpc.raft)
 

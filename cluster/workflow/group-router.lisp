@@ -51,8 +51,8 @@ than such a list. From any thread."
         finally (return weight)))
 
 (defun route (channel id)
-  "Return the channel that leads to the workflow ID, a string: if CHANNEL is a router that of its
-group, else CHANNEL. From any thread."
+  "Return the channel that leads to the workflow ID, a string: if CHANNEL is a router, the channel
+of the workflow's group, else CHANNEL. From any thread."
   (if (router-p channel)
       (loop with best = nil and most = -1
             for (name . channel) in (router-groups channel)

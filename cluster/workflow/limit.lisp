@@ -18,7 +18,7 @@
   (max-depth 8 :type (integer 0 100) :read-only t) ; of children of children
   (max-schedules 1000 :type (integer 1) :read-only t) ; of a namespace
   (max-running 1000000 :type (integer 1) :read-only t) ; workflows that have not ended
-  ;; octets that the store's file may have; nil: as the store says, or etcd's default
+  ;; octets that the store's file may have; nil: the store's own quota, or etcd's default
   (store-quota nil :type (or null (integer 1)) :read-only t)
   (max-store-share 7/10 :type (real (0) 1) :read-only t) ; of that, beyond which none is started
   (max-sessions 100000 :type (integer 1) :read-only t) ; that are open
@@ -70,7 +70,7 @@
 (defconstant +most-child-inputs+ 10000000 "Octets of the inputs of all children of a step.")
 (defconstant +most-recorded+ 8 "Reports of a step that are known again if they are sent again.")
 (defconstant +most-signal-runs+ 8
-  "Runs of a workflow whose signals are known again if they are sent again.")
+  "The number of runs of a workflow whose signals are recognized if they are sent again.")
 (defconstant +default-backoff-ms+ 1000)
 (defconstant +default-max-backoff-ms+ 60000)
 (defconstant +longest-ms+ 315576000000000 "Ten thousand years, more than a time may be away.")

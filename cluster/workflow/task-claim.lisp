@@ -184,7 +184,7 @@ if that does not lead to a claim, of the one of now."
     claims))
 
 (defun claimed-tasks (node drafts results)
-  "The Tasks that DRAFTS have claimed at NODE; RESULTS are what the transaction fetched, the inputs
+  "The Tasks that DRAFTS have claimed at NODE; RESULTS are the transaction's values, the inputs
 last. A workflow that has failed by its last change gives none."
   (let ((inputs (last results (count-if #'wants-input-p drafts))))
     (loop for draft in drafts
@@ -315,12 +315,12 @@ is as for FIND-READY."
   (over nil :type boolean))             ; it is answered, or its call has ended
 
 (defun arrival-place (kind)
-  "The place of KIND in the arrivals of a task queue. Kinds that share one only cause looks in
-vain."
+  "The place of KIND in the arrivals of a task queue. Kinds that share a place only cause useless
+looks."
   (mod (sxhash kind) 256))
 
 (defun arrivals (task-queue kinds)
-  "How many tasks of each of KINDS have come, or of others in the same places. The lock is held."
+  "The counts of arrived tasks of KINDS, and of other kinds in the same places. The lock is held."
   (loop for kind in kinds collect (svref (task-queue-arrivals task-queue) (arrival-place kind))))
 
 (defun arrivals-now (task-queue kinds)

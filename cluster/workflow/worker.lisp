@@ -12,7 +12,8 @@
 (defconstant +first-pause-seconds+ 1/20 "Between tries of a request that a node does not answer.")
 (defconstant +longest-pause-seconds+ 2 "The longest such wait.")
 (defconstant +closing-seconds+ 2
-  "How long a worker that stops waits for its session's end, which comes by itself else.")
+  "How long a worker that stops waits for its session's end; without it the session ends by its
+lease.")
 
 (defstruct (worker (:copier nil))
   "A worker that runs, see START-WORKER. LOCK guards the slots that are not read-only."

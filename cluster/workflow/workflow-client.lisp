@@ -135,7 +135,7 @@ router those of one group come after those of the other. Signal a WORKFLOW-ERROR
   (ended nil :type boolean)             ; FUNCTION gets nothing more
   (failure nil :type (or null workflow-error)) ; why, unless its workflow or its user has ended
   (lock (sb-thread:make-mutex :name "clgrpc workflow watcher") :read-only t) ; see below
-  ;; CALL and ENDED are changed under the lock, and waiters told of ENDED and of the first REVISION
+  ;; CALL and ENDED are changed under the lock; ENDED and the first REVISION wake the waiters
   (bell (sb-thread:make-waitqueue :name "clgrpc workflow watcher") :read-only t)
   ;; where its job runs, which calls FUNCTION
   (background (loop:make-background "clgrpc workflow watcher") :read-only t))

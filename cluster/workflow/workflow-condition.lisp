@@ -1,5 +1,5 @@
-;;;; Why something is refused, as conditions: the same at a node, where decisions signal them, and
-;;;; at a client, where the details of the call's status say which it was.
+;;;; Refusals as conditions. They are the same at a node, where decisions signal them, and at a
+;;;; client, which makes them from the details of the call's status.
 
 (in-package #:clgrpc.workflow)
 

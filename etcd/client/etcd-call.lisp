@@ -38,7 +38,8 @@
         "The cancellation token of this thread while it makes calls of its own, else nil.")
 
 (defun set-cancellation-token (call)
-  "This thread waits for CALL, or for none if that is nil; one that is not to wait cancels it."
+  "Note that this thread waits for CALL, or for none if that is nil; cancel CALL if the thread must
+not wait any more."
   (when (and *cancellation-token*
              (sb-thread:with-mutex ((cancellation-token-lock *cancellation-token*))
                (setf (cancellation-token-call *cancellation-token*) call)
@@ -59,7 +60,7 @@
   `(let ((*cancellation-token* ,cancellation-token)) ,@body))
 
 (defun pause-cancellation-token (end-ns)
-  "Wait until END-NS. Return false if this thread is to wait for nothing any more."
+  "Wait until END-NS. Return false if this thread must not wait any more."
   (let ((cancellation-token (or *cancellation-token* (make-cancellation-token))))
     (not (loop:await-until (cancellation-token-bell cancellation-token)
                            (cancellation-token-lock cancellation-token) end-ns

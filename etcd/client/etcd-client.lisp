@@ -202,8 +202,8 @@ channel. It is called at once if ETCD was closed before. From any thread."
     (setf (etcd-endings etcd) (remove ending (etcd-endings etcd)))))
 
 (defun call-with-endpoint (etcd endpoint function)
-  "Call FUNCTION with ETCD; or with a client of the same kind that asks only the member at ENDPOINT,
-unless it is nil."
+  "Call FUNCTION with ETCD if ENDPOINT is nil; else with a client of the same kind that asks only
+the member at ENDPOINT."
   (cond ((null endpoint) (funcall function etcd))
         ((getf (etcd-options etcd) :channel)
          (misuse "A client with a channel of its own has no ENDPOINT."))

@@ -52,8 +52,8 @@ takes, see MAX-RECEIVE-OCTETS of MAKE-ETCD.")
   (already-exists "There is such a user, role or member.")
   (not-ready "etcd's state does not allow the request, as its text says: a role is not granted, only
 the leader can do it, too few members have started, authentication is not enabled.")
-  (not-obtained "The lock, or the leadership, could not be obtained in time, or was given up
-meanwhile.")
+  (not-obtained "The lock, or the leadership, could not be obtained in time, or the request was
+withdrawn.")
   (ownership-lost "The lock, or the leadership, may belong to another client: its lease has ended,
 or its entry is gone.")
   (overloaded "etcd has more to do than it can.")
@@ -139,8 +139,8 @@ do, or the same a little later."
        (some (lambda (text) (search text (etcd-error-text condition))) *not-done-texts*)))
 
 (defun passing-p (condition)
-  "True if a request that may be repeated should be, after CONDITION: nothing is wrong with the
-request itself. A status that says nothing, such as that of a proxy's page of HTML, means so."
+  "True if a repeatable request should be repeated after CONDITION: the request itself is right.
+That is also assumed of a status without information, such as that of a proxy's page of HTML."
   (or (typep condition '(or unavailable overloaded))
       (and (typep condition 'etcd-error)
            (typep (etcd-error-cause condition) 'status:rpc-error)

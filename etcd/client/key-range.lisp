@@ -34,9 +34,8 @@
   (concatenate 'octets key '(0)))
 
 (defun range-of (prefix from to)
-  "The first key, and the end, of the range that the arguments say: of all keys that begin with
-PREFIX, or of those from FROM, before TO, all that follow if it is nil. Signal MISUSE for both, or
-neither."
+  "The first key, and the end, of a range: all keys that begin with PREFIX, or those from FROM on,
+before TO, or to the last key if TO is nil. Signal MISUSE for both, or neither."
   (cond ((and prefix (or from to)) (misuse "A range has a PREFIX, or FROM and TO, not both."))
         (prefix (let ((octets (text-octets prefix)))
                   (if (zerop (length octets))

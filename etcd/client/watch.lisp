@@ -30,8 +30,8 @@
   change-kind ":put or :removal, which may be the end of the entry's lease."
   change-entry "The entry as it is since the change. That of a removal has a key, and as
 ENTRY-CHANGED the revision that removed it."
-  change-previous "The entry as it was before, if the watch was asked for it and it is not
-compacted; nil if it was not there.")
+  change-previous "Return the entry before the change, if the watch has :previous and the entry is
+not compacted; nil if there was none.")
 
 (defmethod print-object ((change change) stream)
   (print-unreadable-object (change stream :type t)
@@ -408,8 +408,8 @@ default those of ETCD; then ON-END is not called. From any thread."
                timeout))
 
 (defun detach-watch (watch)
-  "End WATCH, whose function may still be running when this returns. It is not interrupted, and
-waits for nothing that takes long."
+  "End WATCH, whose function may still be running when this returns. This is not interrupted, and
+does not wait long."
   (sb-sys:without-interrupts
     (end-watch watch nil)
     (when (watch-ending watch) (remove-ending (watch-etcd watch) (watch-ending watch)))

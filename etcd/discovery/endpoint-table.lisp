@@ -108,5 +108,5 @@ that was said last."
             collect endpoint)))
 
 (defun serving-endpoints (all)
-  "Those of ALL, endpoints, that channels are to use: those that drain only if there are no others."
+  "The endpoints of ALL that channels use: draining ones only if there are no others."
   (or (remove :draining all :key #'endpoint-state) all))

@@ -348,8 +348,8 @@ itself. This waits for nothing, and is not interrupted."
   (loop:end-job (registration-job registration) :seconds seconds))
 
 (defun withdraw (registration)
-  "End REGISTRATION: the store says nothing of its server any more, at once if etcd can be reached,
-else when the lease ends. Return in three seconds at most. From any thread."
+  "End REGISTRATION: its entry leaves the store, at once if etcd can be reached, else when the lease
+ends. Return within three seconds. From any thread."
   (let ((end-ns (loop:notice-end +withdraw-seconds+)))
     (stop-keeping registration (- +withdraw-seconds+ +last-seconds+))
     (multiple-value-bind (lease seconds)

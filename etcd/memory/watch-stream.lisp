@@ -315,7 +315,7 @@ no room."
                  (note-due watching watch))))))
 
 (defun told-revision (watching)
-  "The revision up to which all watches of WATCHING have told everything."
+  "The revision up to which all watches of WATCHING have sent all changes."
   (let ((engine (watching-engine watching)))
     (with-engine (engine)
       (loop with revision = (store-revision (engine-store engine))

@@ -68,7 +68,7 @@ nil."
   (when exporter (otlp:stop-exporter exporter :timeout 5)))
 
 (defun telemetry-lines (trace-sample otlp)
-  "Lines that say how many traces are recorded, as MAKE-TRACING has it, and what goes to the
+  "Lines about the share of recorded traces, as MAKE-TRACING takes it, and the data that go to the
 collector at OTLP, if that is not nil."
   (append (when (or trace-sample otlp)
             (list (format nil "recording ~F of the traces that begin here~:[, for the log only~;~]"

@@ -192,9 +192,8 @@ printed once it is a member. Return the exit code."
               "The address to listen on, as for `serve`; port 0 picks a free one.")
       (store "STORE" #'parse-store nil
              "Where the cluster's state is: etcd:HOST:PORT, of several members with commas
-      between; or memory: in this process, for trials, and gone with it. Other nodes reach
-      it as etcd:ADDRESS, where the node listens, as can every client; with --tls-cert
-      or --allow none can.")
+      between; or memory: in this process, for trials, and gone with it. Other nodes, and all
+      clients, reach it as etcd:ADDRESS, the node's own address; not with --tls-cert or --allow.")
       (store-ca "FILE" #'identity nil
                 "Speak TLS to etcd, and trust the certificates in FILE (PEM).")
       (store-cert "FILE" #'identity nil

@@ -1,6 +1,6 @@
 ;;;; The console object. Given to servers and channels as :observer it keeps the calls that are
-;;;; worth a look, in a sample set for each loop, and has its metrics count. It hears of the log
-;;;; until it is garbage.
+;;;; worth a look, in a sample set for each loop, and counts in its metrics. It gets the events of
+;;;; the log until it is garbage.
 
 (in-package #:clgrpc.console)
 

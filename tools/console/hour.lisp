@@ -67,8 +67,8 @@
       (take-look hour (console-metrics console) now))))
 
 (defun begin-looks (loop console)
-  "Have a thread of LOOP's reserve look at CONSOLE every now and then, until it is garbage or LOOP
-has stopped. On LOOP."
+  "Look at CONSOLE now and then by a thread of LOOP's reserve, until it is garbage or LOOP has
+stopped. On LOOP."
   (let ((pointer (sb-ext:make-weak-pointer console)) (timer nil))
     (flet ((ring (pointer)
              (let ((console (sb-ext:weak-pointer-value pointer)))

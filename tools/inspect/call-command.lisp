@@ -79,7 +79,7 @@ symbol."
 
 (defun read-json-text (stream)
   "The text of the next JSON value in STREAM, or nil if none follows. Nothing beyond its end is
-read, but of a number or word the character after it. Whether it is valid is not looked at."
+read, except the character after a number or word. The value is not validated here."
   (let ((first (loop for char = (read-char stream nil)
                      while (and char (white-p char))
                      finally (return char)))

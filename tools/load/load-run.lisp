@@ -145,8 +145,8 @@ GENERATORS' did; else nil."
               (plan-connections plan)))))
 
 (defun lateness-share (run share)
-  "Which part of the latency at the quantile SHARE of RUN the tool's own lateness there is, at
-most."
+  "The greatest part that the tool's own lateness can have in the latency of RUN at the quantile
+SHARE."
   (let ((latency (histogram-quantile (run-all-latency run) share)))
     (/ (histogram-quantile (run-lateness run) share) (max 1 latency))))
 

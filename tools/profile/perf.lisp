@@ -13,7 +13,7 @@
         (uiop:split-string (or (sb-ext:posix-getenv "PATH") "") :separator ":")))
 
 (defun paranoia ()
-  "How much the kernel allows, /proc/sys/kernel/perf_event_paranoid; -1, all, for root."
+  "The kernel's restriction, /proc/sys/kernel/perf_event_paranoid; -1, no restriction, for root."
   (if (zerop (sb-unix:unix-getuid))
       -1
       (let ((words (file-words "/proc/sys/kernel/perf_event_paranoid")))

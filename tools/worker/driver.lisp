@@ -8,7 +8,7 @@
 (defconstant +driver-patience-seconds+ 20 "How long a worker may take to answer.")
 
 (defun share (whole count i)
-  "The part of WHOLE that the one with number I of COUNT has, if all have alike."
+  "The part of WHOLE for the worker number I of COUNT, if all get equal parts."
   (- (floor (* whole (1+ i)) count) (floor (* whole i) count)))
 
 (defun worker-config (target i count &key streaming rate connections concurrency request-size

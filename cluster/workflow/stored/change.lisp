@@ -87,7 +87,8 @@ none."
       (setf (node-recent-octets node) 0))))
 
 (defun remember-state (node state revision)
-  "NODE has put STATE, which has made REVISION. If there is no room for it, all is forgotten."
+  "NODE has put STATE, which has made REVISION: keep it. If there is no room, drop all kept states
+first."
   (let ((recent (node-recent node)) (id (pb:workflow-state-id state))
         (octets (protobuf:serialized-size state)))
     (sb-ext:with-locked-hash-table (recent)

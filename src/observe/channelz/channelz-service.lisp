@@ -125,7 +125,7 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
                             collect (listener-ref number listener))))))
 
 (defun server-links (server function)
-  "The values of FUNCTION, but nil, for the links of SERVER, each on its loop."
+  "The values of FUNCTION, without nil, for the links of SERVER, each on its loop."
   (declare (type function function))
   (loop for server-loop in (server:server-loops server)
         append (let ((server-loop server-loop))
@@ -140,7 +140,7 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
 (defun link-number (link) (particular link :number))
 
 (defconstant +refs-at-once+ 100
-  "So many references of sockets are asked of a loop at once. They take it 0.3 ms.")
+  "The most references of sockets that a loop is asked for at once. They take it 0.3 ms.")
 
 (defun link-refs (links)
   "The SocketRefs of LINKS, in the order of their numbers."

@@ -30,7 +30,7 @@
 (declaim (sb-ext:freeze-type limits filter))
 
 (defun refuse-filter (text why)
-  "Signal that a filter cannot be read since of its pattern TEXT WHY is true."
+  "Signal that a filter is malformed: WHY is the error in its pattern TEXT."
   (misuse "The binary log's filter is wrong: ~S ~A." text why))
 
 (defun digits-p (text)

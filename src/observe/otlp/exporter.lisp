@@ -105,7 +105,8 @@ and SLOTS."
   (and number (plusp number) number))
 
 (defun export-metrics (channel request &rest options)
-  "Have the collector at CHANNEL take REQUEST; return how many points it has rejected, and why."
+  "Send REQUEST to the collector at CHANNEL; return the number of points that it has rejected, and
+the reason."
   (let ((partial (collector:export-metrics-service-response-partial-success
                   (apply #'metrics-service:export channel request options))))
     (if partial

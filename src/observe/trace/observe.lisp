@@ -90,7 +90,7 @@ beginning."
     (add-event attempt-span "Delayed LB pick complete" '())))
 
 (defun begin-attempt-span (record call key number transparent)
-  "An attempt of CALL begins, which KEY stands for and NUMBER others came before. Return its span."
+  "An attempt of CALL begins, under the key KEY, after NUMBER others. Return its span."
   (let ((span (begin-span (record-tracing record) (record-queue record)
                           (span-title "Attempt" call) :internal (child-context record)
                           (record-context record))))

@@ -9,8 +9,8 @@
   (options '() :type list)              ; ARGUMENTs
   ;; called before the server starts, with the plist of the command line; returns observers for it
   (observers nil :type (or symbol function))
-  ;; called with a server, the plist of the command line and a function of a list of lines, which
-  ;; it calls while the server has what the line asks for
+  ;; called with a server, the plist of the command line and a function of a list of lines, which it
+  ;; calls while the server has the features that the line asks for
   (around nil :type (or symbol function)))
 
 (defglobal **groups** '())              ; GROUPs; the list is replaced, never changed
