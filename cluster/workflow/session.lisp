@@ -144,7 +144,7 @@ them."
             collect claim)))
 
 (defun note-heartbeat (node session held)
-  "SESSION lives, and has HELD. Return the part of that which is no longer its own."
+  "SESSION lives, and has HELD. Return those of HELD that are no longer its own."
   (when (> (length held) +most-held+)
     (refuse-size :too-large :held +most-held+ (length held) "a worker has too many tasks"))
   (let ((known (make-hash-table :test 'equal)) (current (make-hash-table :test 'equal))
