@@ -1,14 +1,14 @@
-;;;; What the user of a loop has on it beside handles: a PROGRAM, which the loop keeps in its DATUM.
-;;;; It is made when it is first needed, so a loop of gRPC has none.
+;;;; The user's data of a loop beside handles: a PROGRAM, which the loop keeps in its DATUM. It is
+;;;; made when it is first needed, so a loop of gRPC has none.
 
 (in-package #:clgrpc.async)
 
 (deftype callback ()
-  "A function, or a symbol that names one, which is looked up anew for each call."
+  "A function, or a symbol that names one, which is looked up again for each call."
   '(or symbol function))
 
 (defstruct (program (:copier nil))
-  "What users have on one loop. Only the thread that runs the loop writes it."
+  "The users' objects on one loop. Only the thread that runs the loop writes it."
   (uses 0 :type index)                  ; handles that keep the loop from ending
   (until-unused nil :type boolean)      ; the loop ends when USES comes to be 0
   (catch-errors t :type (or boolean callback)) ; T: to the log; a callback: to that; NIL: not at all
@@ -27,5 +27,5 @@
     (or (compare-and-swap (loop:event-loop-datum loop) nil program) program)))
 
 (define-hot loop-program ((loop event-loop)) program
-  "What users have on LOOP. From any thread."
+  "The users' objects on LOOP. From any thread."
   (or (loop:event-loop-datum loop) (begin-program loop)))

@@ -13,8 +13,8 @@
     query))
 
 (defun end-query (query what failure event-cb function)
-  "QUERY has been answered: call FUNCTION. If there was a FAILURE, a text, tell EVENT-CB instead
-that WHAT could not be looked up. On the loop."
+  "QUERY has been answered: call FUNCTION. If there was a FAILURE, a text, call EVENT-CB instead
+with an error: WHAT could not be looked up. On the loop."
   (end-use query)
   (decf (program-lookups (loop-program (handle-loop query))))
   (if failure
@@ -57,7 +57,7 @@ gets a DNS-ERROR.
 Signal MISUSE if ADDRESS is not numeric. From any thread."
   (let* ((loop (the-loop loop))
          (octets (or (os:make-address address 0)
-                     (misuse "~S is no numeric address." address)))
+                     (misuse "~S is not a numeric address." address)))
          (query (begin-query loop)))
     (flet ((lookup ()
              (multiple-value-bind (host service failure) (os:lookup-name octets)

@@ -1,5 +1,5 @@
-;;;; Timers for users: DELAY, INTERVAL, and events that are added by hand. Times are counted from
-;;;; when the turn began; an interval counts from when it was due last, so that it does not drift.
+;;;; Timers for users: DELAY, INTERVAL, and events that are added by hand. Times count from the
+;;;; beginning of the turn; an interval counts from its last due time, so that it does not drift.
 
 (in-package #:clgrpc.async)
 
@@ -13,7 +13,9 @@
 
 (defun timeout-ns (seconds)
   (if seconds
-      (seconds-ns (if (typep seconds '(real 0)) seconds (misuse "~S is no time." seconds)))
+      (seconds-ns (if (typep seconds '(real 0))
+                      seconds
+                      (misuse "~S is not a time in seconds." seconds)))
       0))
 
 (defun event-timer (event)
@@ -35,7 +37,7 @@
     (funcall (%event-function event))))
 
 (defun schedule-again (event)
-  "EVENT is due: schedule it for a period after that. Times that are past already are left out."
+  "EVENT is due: schedule it one period later. Times that are past already are skipped."
   (let* ((loop (handle-loop event))
          (timer (%event-timer event))
          (period (%event-period-ns event))
@@ -49,9 +51,9 @@
   (end-use event))
 
 (defun delay (function &key time event-cb (loop *event-loop*))
-  "Have FUNCTION called, without arguments, on LOOP in TIME seconds, a real; nil: as soon as
-possible, but not before this returns. EVENT-CB gets errors in it, if the loop sends them there.
-Return the event, for CANCEL. From any thread."
+  "Call FUNCTION, without arguments, on LOOP in TIME seconds, a real; with nil as soon as possible,
+but not before this returns. EVENT-CB gets errors in it, if the loop sends them there. Return the
+event, for CANCEL. From any thread."
   (let ((event (make-event function :event-cb event-cb :loop loop)))
     (add-event event :timeout time)
     event))
@@ -61,11 +63,11 @@ Return the event, for CANCEL. From any thread."
   `(delay (lambda () ,@body) :time ,seconds))
 
 (defun interval (function &key time event-cb (loop *event-loop*))
-  "Have FUNCTION called, without arguments, on LOOP every TIME seconds, a positive real, the first
-time in TIME seconds. Return a function that ends it, as CANCEL and REMOVE-INTERVAL of that do, and
-the event. From any thread."
+  "Call FUNCTION, without arguments, on LOOP every TIME seconds, a positive real, the first time in
+TIME seconds. Return a function that ends it, as CANCEL and REMOVE-INTERVAL of that do, and the
+event. From any thread."
   (let ((period (timeout-ns time)))
-    (unless (plusp period) (misuse "~S is no time for an interval." time))
+    (unless (plusp period) (misuse "~S is not a time in seconds for an interval." time))
     (let ((event (%make-event :loop (the-loop loop) :function function :event-cb event-cb
                               :period-ns period)))
       (add-event event :timeout time)

@@ -14,7 +14,7 @@
 (in-package #:clgrpc.async)
 
 (defstruct (handle (:constructor nil) (:copier nil))
-  "What a user of the library has on a loop."
+  "A user's object on a loop, such as a timer or a socket."
   (loop nil :type event-loop)           ; whose it is
   (use :idle :type (member :idle :counted :uncounted))) ; in use it counts among LOOP's USES, or not
 
@@ -100,7 +100,7 @@ LOOP has stopped."
   (if (functionp callback) callback (fdefinition callback)))
 
 (defun report-failure (loop event-cb condition)
-  "CONDITION has ended a callback of LOOP: tell EVENT-CB, its event callback, or the log."
+  "CONDITION has ended a callback of LOOP: call EVENT-CB, its event callback, or log it."
   (let* ((program (loop-program loop))
          (catcher (program-catch-errors program))
          (teller (cond ((and event-cb (program-errors-to-event-cb program)) event-cb)
@@ -114,12 +114,12 @@ LOOP has stopped."
 
 (defgeneric call-with-restarts (handle function)
   (:documentation "Call FUNCTION, without arguments, with the restarts that only handles of HANDLE's
-kind have. Return what becomes of the callback.")
+kind have. Return the outcome of the callback.")
   (:method ((handle handle) function) (funcall function)))
 
 (defun offer-restarts (loop event-cb handle condition)
   "Let handlers outside of LOOP see CONDITION, which a callback for HANDLE has signalled, and then
-the debugger. Return what becomes of the callback."
+the debugger. Return the outcome of the callback."
   (restart-case (call-with-restarts handle (lambda ()
                                              (let ((loop:*unguarded* t))
                                                (error condition))))
@@ -153,18 +153,19 @@ the debugger. Return what becomes of the callback."
     nil))
 
 (defmacro with-callback ((handle event-cb) &body body)
-  "Evaluate BODY, which calls a callback for HANDLE, and handle errors in it; EVENT-CB may be told
-of them."
+  "Evaluate BODY, which calls a callback for HANDLE, and handle errors in it; they go to EVENT-CB,
+if there is one."
   (let ((function (gensym "BODY")))
     `(flet ((,function () ,@body))
        (declare (dynamic-extent #',function))
        (call-callback ,handle ,event-cb #',function))))
 
 (defun abort-callback ()
-  "In a handler of an error in a callback: leave the callback and go on with the loop."
+  "In a handler of an error in a callback: leave the callback and go on with the loop. On the loop,
+in that handler."
   (invoke-restart 'abort-callback))
 
 (defun continue-event-loop ()
   "In a handler of an error in a callback: leave the callback, report the error to its event
-callback, or in the log, and go on with the loop."
+callback, or in the log, and go on with the loop. On the loop, in that handler."
   (invoke-restart 'continue-event-loop))

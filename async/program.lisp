@@ -7,8 +7,8 @@
                                     (name "event loop") poller)
   "Make an event loop, call FUNCTION, without arguments, on it, and run it in this thread until
 nothing is left that it waits for (timers, sockets, servers, signal handlers and the like),
-EXIT-EVENT-LOOP is called, or a non-local exit; either way all that it has is closed then. NAME is
-for people; POLLER, what MAKE-EPOLL-POLLER or MAKE-POLL-POLLER returns, is epoll by default.
+EXIT-EVENT-LOOP is called, or a non-local exit; either way all its objects are closed then. NAME is
+for people; POLLER, a value of MAKE-EPOLL-POLLER or MAKE-POLL-POLLER, is epoll by default.
 An error in a callback: with CATCH-APP-ERRORS nil, handlers around this call see it, and then the
 debugger, with the restarts ABORT-CALLBACK, CONTINUE-EVENT-LOOP, CLOSE-SOCKET and EXIT-EVENT-LOOP.
 Otherwise the callback is left. The error goes to the event callback of the object that it is about,
@@ -34,8 +34,8 @@ else to the log. Signal MISUSE if this thread runs a loop already."
   `(start-event-loop (lambda () ,@body) ,@arguments))
 
 (defun add-event-loop-exit-callback (function &key (loop *event-loop*))
-  "Have FUNCTION called, without arguments, on LOOP when that ends, before what it has is closed;
-the last one added is called first. From any thread."
+  "Call FUNCTION, without arguments, on LOOP when that ends, before its sockets and other objects
+are closed; the last one added is called first. From any thread."
   (let ((loop (the-loop loop)))
     (on-loop (loop)
       (loop:call-at-stop loop #'end-program)
@@ -60,11 +60,11 @@ the last one added is called first. From any thread."
   (event-cb nil :type callback))        ; gets errors in CALLBACK
 
 (defun signal-handler (number function &key event-cb (loop *event-loop*))
-  "Have FUNCTION called with NUMBER, that of a signal such as +SIGINT+, on LOOP whenever the process
-gets it, until FREE-SIGNAL-HANDLER or the end of the loop. A loop has one handler for a signal: this
-one replaces the one before. Other loops that ask for the signal get it too. Its default action, and
-a handler that other code has set for it, are suspended. EVENT-CB gets errors in FUNCTION. Return
-the handler, for CANCEL. Signal MISUSE if NUMBER is not a signal, or one that cannot be handled;
+  "Call FUNCTION with NUMBER, that of a signal such as +SIGINT+, on LOOP whenever the process gets
+it, until FREE-SIGNAL-HANDLER or the end of the loop. A loop has one handler for a signal: this one
+replaces the one before. Other loops that ask for the signal get it too. Its default action, and a
+handler that other code has set for it, are suspended. EVENT-CB gets errors in FUNCTION. Return the
+handler, for CANCEL. Signal MISUSE if NUMBER is not a signal, or one that cannot be handled;
 +SIGUSR2+ is among these, since SBCL stops threads by it. From any thread."
   (unless (os:may-handle-signal-p number)
     (misuse "~:[A signal that can be handled is wanted, such as +SIGINT+, not ~S.~;~
@@ -125,8 +125,8 @@ handles it. From any thread."
 (defun stats (&key (loop *event-loop*))
   "Return a property list about LOOP: :INCOMING-TCP-CONNECTIONS and :OUTGOING-TCP-CONNECTIONS,
 sockets that are open; :CONNECTIONS, all that LOOP has, those among them that are being closed;
-:OPEN-DNS-QUERIES; :TIMERS that are to run; :USES, what keeps the loop from ending; :TURNS it has
-made; its :NAME and :STATE. From any thread."
+:OPEN-DNS-QUERIES; :TIMERS that are to run; :USES, the number of objects that keep the loop from
+ending; :TURNS it has made; its :NAME and :STATE. From any thread."
   (let* ((loop (or loop (the-loop loop)))
          (program (loop-program loop)))
     (list :incoming-tcp-connections (program-incoming program)

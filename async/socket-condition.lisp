@@ -21,17 +21,17 @@
                   tcp-reset socket-reset tcp-timeout socket-timeout tcp-refused socket-refused))
 
 (defun event-errcode (condition)
-  "The system's errno, a positive integer, or -1 if none says what it was."
+  "Return the system's errno, a positive integer, or -1 if there is none. From any thread."
   (loop:socket-error-code condition))
 
 (defun event-errmsg (condition)
-  "What went wrong, as text."
+  "Return the description of the error, a string. From any thread."
   (socket-error-reason condition))
 
 (defun socket (condition)
-  "The socket or server that CONDITION, a SOCKET-ERROR, is about, or nil."
+  "The socket or server that CONDITION, a SOCKET-ERROR, is about, or nil. From any thread."
   (loop:socket-error-owner condition))
 
 (defun tcp-socket (condition)
-  "As SOCKET, for those who know that name."
+  "As SOCKET, under cl-async's name. From any thread."
   (socket condition))

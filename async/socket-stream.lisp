@@ -15,12 +15,12 @@
   ((socket :initarg :socket :reader stream-socket)   ; the SOCKET that it reads and writes
    (unread :initform nil :accessor stream-unread)    ; nil or a buffer that is not empty
    (stopped :initform nil :accessor stream-stopped)) ; the socket is not read for now
-  (:documentation "A socket as a stream: what :STREAM of TCP-SERVER, TCP-CONNECT, PIPE-SERVER and
-PIPE-CONNECT gives. It is read by READ-BYTE, READ-SEQUENCE (octets) and READ-LINE (UTF-8), on its
-loop and without waiting: where nothing is left of what has come, that is the end of file, for now.
+  (:documentation "A socket as a stream, by :STREAM of TCP-SERVER, TCP-CONNECT, PIPE-SERVER and
+PIPE-CONNECT. READ-BYTE, READ-SEQUENCE (octets) and READ-LINE (UTF-8) read it, on its loop and
+without waiting: when all octets that have come are read, that is the end of file, for now.
 READ-LINE gives whole lines; one that is longer than :HIGH-WATER of its socket, or that the peer has
-not ended before it closed, comes as it is, with true for a second value; one that is no UTF-8 is
-skipped with INVALID-UTF8. LISTEN tells whether there are octets. It is written by WRITE-BYTE,
+not ended before it closed, comes as it is, with true for a second value; a line that is not UTF-8
+is skipped with INVALID-UTF8. LISTEN returns true if there are octets. It is written by WRITE-BYTE,
 WRITE-SEQUENCE, WRITE-STRING, FORMAT and the like (UTF-8), from any thread, as by WRITE-SOCKET-DATA.
 CLOSE is CLOSE-SOCKET, with :ABORT its :FORCE."))
 
@@ -42,7 +42,8 @@ Signal MISUSE if it was made without. On its loop."
 ;;; Input
 
 (defun stream-feeder (read-cb)
-  "The in-place read callback of sockets used as streams: keep what has come and call READ-CB."
+  "The in-place read callback of sockets used as streams: keep the received octets and call
+READ-CB."
   (declare (type callback read-cb))
   (lambda (socket octets start end)
     (let* ((stream (socket-stream socket))
@@ -115,7 +116,7 @@ if that is ASCII."
          (newline (position 10 octets :start start :end end)))
     (flet ((text (end count)
              (let ((line (subseq-octets octets start end)))
-               (take-unread stream count) ; what is no UTF-8 as well
+               (take-unread stream count) ; also if it is not UTF-8
                (octets-string line))))
       (cond (newline (values (text newline (- (1+ newline) start)) nil))
             ((socket-closed-p (stream-socket stream)) (values (text end (- end start)) t))

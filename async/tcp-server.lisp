@@ -4,7 +4,7 @@
 
 (defstruct (server (:include handle) (:constructor %make-server) (:conc-name %server-)
                    (:copier nil))
-  "What listens for connections and makes sockets of them."
+  "A server: it listens for connections and makes a socket of each."
   (listener nil :type (or null loop:listener)) ; accepts its connections
   (closed nil :type boolean))           ; it accepts no more
 
@@ -13,11 +13,11 @@
     (format stream "~A~:[~; closed~]" (server-address server) (%server-closed server))))
 
 (defun server-address (server)
-  "The address that SERVER listens on, as text, with the port it really has."
+  "The address that SERVER listens on, as text, with the port it really has. From any thread."
   (loop:listener-address (%server-listener server)))
 
 (defun server-port (server)
-  "The port that SERVER, a TCP one, listens on."
+  "The port that SERVER, a TCP one, listens on. From any thread."
   (let ((address (server-address server)))
     (parse-integer address :start (1+ (position #\: address :from-end t)))))
 
@@ -37,7 +37,7 @@
 (defparameter *socket-arguments*
   '(:event-cb :connect-cb :write-cb :drain-cb :in-place :stream :tls :high-water :low-water
     :max-unsent-octets :read-timeout :write-timeout)
-  "What callers of servers and clients may say about their sockets.")
+  "The keyword arguments of servers and clients about their sockets.")
 
 (defun make-settings-from (read-cb incoming arguments)
   "The settings of sockets that ARGUMENTS, a plist of callers of servers and clients, ask for."
@@ -53,7 +53,7 @@
     (let ((tls (if (eq t tls) (tls-credentials :alpn nil) tls)))
       (when tls (loop:check-credentials tls (if incoming :server :client)))
       (when (and stream in-place)
-        (misuse "A socket has :STREAM or :IN-PLACE, not both: a stream keeps what is not read."))
+        (misuse "A socket has :STREAM or :IN-PLACE, not both: a stream keeps unread octets."))
       (make-socket-settings :read-cb (if stream (stream-feeder read-cb) read-cb)
                             :stream (and stream #'stream-feeder)
                             :event-cb event-cb :connect-cb connect-cb :write-cb write-cb
@@ -107,25 +107,25 @@
   "Listen on ADDRESS, a numeric address or a host's name, or nil: every IPv4 address of the machine,
 and on PORT, 0 for any free one, and return the server. Each connection becomes a socket, whose data
 is given to (READ-CB socket octets). The keyword arguments, all optional:
-:EVENT-CB (condition) is told when a socket has closed: SOCKET-EOF, SOCKET-RESET, SOCKET-TIMEOUT or
-another SOCKET-ERROR. :CONNECT-CB (socket) is called with each new socket, :WRITE-CB (socket) each
-time all output has been given to the system.
+:EVENT-CB (condition) is called when a socket has closed, with SOCKET-EOF, SOCKET-RESET,
+SOCKET-TIMEOUT or another SOCKET-ERROR. :CONNECT-CB (socket) is called with each new socket,
+:WRITE-CB (socket) each time all output has been given to the system.
 :HIGH-WATER, octets of unsent output past which WRITE-SOCKET-DATA returns false (65536); :LOW-WATER,
 those at which :DRAIN-CB (socket) is called then (a quarter of that); :MAX-UNSENT-OCTETS, past which
 a socket is not read (1 MB).
 :READ-TIMEOUT and :WRITE-TIMEOUT as for SET-SOCKET-TIMEOUTS.
-:IN-PLACE true: (READ-CB socket octets start end) reads what has come where the loop has it, without
-a copy; it is valid until READ-CB returns.
-:STREAM true: (READ-CB socket stream) is called when something has come, with the socket's
-ASYNC-IO-STREAM, to read it from.
-:TLS, what TLS-CREDENTIALS returns with :ALPN nil, has the connections speak TLS.
+:IN-PLACE true: (READ-CB socket octets start end) reads the received octets in the loop's own
+vector, without a copy; they are valid until READ-CB returns.
+:STREAM true: (READ-CB socket stream) is called when octets have come, with the socket's
+ASYNC-IO-STREAM, to read them from.
+:TLS, credentials, as TLS-CREDENTIALS returns with :ALPN nil: the connections speak TLS.
 :BACKLOG, connections that may wait to be accepted; :MAX-CONNECTIONS, those held at once; more are
-closed; :REUSE-PORT true: other processes may share the port, if they say so too.
+closed; :REUSE-PORT true: other processes may share the port, if they set it too.
 :LOOP, an event loop, by default that of this thread; or :LOOPS, a list of them, to the least loaded
 of which each connection goes, and which runs its callbacks. The server counts for the first.
-Signal SOCKET-ERROR, for instance SOCKET-ADDRESS-IN-USE, if the address cannot be had, MISUSE if it
-is none or the loop has stopped. A call with EVENT-CB for the fourth argument works too. From any
-thread."
+Signal SOCKET-ERROR, for instance SOCKET-ADDRESS-IN-USE, if the address cannot be had, MISUSE if
+ADDRESS and PORT are not an address or the loop has stopped. A call with EVENT-CB for the fourth
+argument works too. From any thread."
   (apply #'serve (host-target (or address "0.0.0.0") port) read-cb (event-cb-first arguments)))
 
 (defun pipe-server (name read-cb &rest arguments)
@@ -141,8 +141,8 @@ connect."
           do (if (char= char #\%) (write-string "%25" target) (write-char char target)))))
 
 (defun close-tcp-server (server)
-  "Have SERVER accept no more connections; those it has go on. Closing again does nothing. From any
-thread."
+  "Stop accepting connections at SERVER; its present ones go on. Closing again does nothing. From
+any thread."
   (end-handle server (lambda (server)
                        (setf (%server-closed server) t)
                        (loop:close-listener (%server-listener server))
@@ -200,19 +200,20 @@ thread."
 
 (defun tcp-connect (host port read-cb &rest arguments)
   "Connect to PORT of HOST, a name or a numeric address, and return the socket at once: it can be
-written to, and what is written waits for the connection. (READ-CB socket octets) gets what comes.
-The keyword arguments, all optional:
+written to, and written octets wait for the connection. (READ-CB socket octets) gets the received
+octets. The keyword arguments, all optional:
 :DATA, octets or a string to send first. :CONNECT-CB (socket) is called when there is a connection.
-:EVENT-CB (condition) is told when the socket has closed, or could not be connected: SOCKET-REFUSED,
-CONNECT-TIMEOUT, DNS-ERROR or another CONNECT-ERROR. :CONNECT-TIMEOUT, in seconds (20).
-:TLS, what TLS-CREDENTIALS returns with :ALPN nil, or T for those that trust whom the system trusts,
-has the connection speak TLS with HOST; what is written waits for the handshake.
+:EVENT-CB (condition) is called when the socket has closed, or could not be connected, then with
+SOCKET-REFUSED, CONNECT-TIMEOUT, DNS-ERROR or another CONNECT-ERROR. :CONNECT-TIMEOUT, in seconds
+(20).
+:TLS, credentials, as TLS-CREDENTIALS returns with :ALPN nil, or T for those that trust the system's
+certificates: the connection speaks TLS with HOST; written octets wait for the handshake.
 :LOOP, by default that of this thread. With :STREAM true (READ-CB socket stream) is called when
-something has come, and what is returned is that stream, an ASYNC-IO-STREAM, instead of the socket.
-:WRITE-CB, :DRAIN-CB, :HIGH-WATER, :LOW-WATER, :MAX-UNSENT-OCTETS, :READ-TIMEOUT, :WRITE-TIMEOUT
-and :IN-PLACE as for TCP-SERVER.
-Signal MISUSE if HOST and PORT are none, or the loop has stopped. A call with EVENT-CB for the
-fourth argument works too. From any thread."
+octets have come, and this function returns that stream, an ASYNC-IO-STREAM, instead of the socket.
+:WRITE-CB, :DRAIN-CB, :HIGH-WATER, :LOW-WATER, :MAX-UNSENT-OCTETS, :READ-TIMEOUT, :WRITE-TIMEOUT and
+:IN-PLACE as for TCP-SERVER.
+Signal MISUSE if HOST and PORT are not an address, or the loop has stopped. A call with EVENT-CB for
+the fourth argument works too. From any thread."
   (apply #'connect (host-target host port) read-cb (event-cb-first arguments)))
 
 (defun pipe-connect (name read-cb &rest arguments)

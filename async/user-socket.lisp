@@ -1,16 +1,17 @@
 ;;;; Sockets for users: a connection with callbacks. The sockets of a server share one object of
 ;;;; settings: callbacks, marks and time-outs. A socket that gets other callbacks has a copy of it.
 ;;;;
-;;;; READ-CB (socket octets) takes what has come, a fresh vector; the READ-CB of an in-place socket,
-;;;; (socket octets start end), reads it where the loop has it, until it returns. EVENT-CB
-;;;; (condition) is told why the socket has closed, once, unless we closed it. WRITE-CB (socket) is
-;;;; called each time all output has been given to the system; DRAIN-CB (socket) when the output has
-;;;; gone down to LOW-WATER octets after there was more than HIGH-WATER.
+;;;; READ-CB (socket octets) takes the received octets, a fresh vector; the READ-CB of an in-place
+;;;; socket, (socket octets start end), reads them in the loop's own vector, until it returns.
+;;;; EVENT-CB (condition) gets the reason why the socket has closed, once, unless we closed it.
+;;;; WRITE-CB (socket) is called each time all output has been given to the system; DRAIN-CB
+;;;; (socket) when the output has gone down to LOW-WATER octets after there was more than
+;;;; HIGH-WATER.
 ;;;;
 ;;;; Output is sent at the end of the turn. A socket that needs to know when its output has gone
-;;;; AWAITS that: before each attempt to send, the connection's FILL defers a look at what is left,
-;;;; which the next turn does. When octets come or go only a time is noted; the timer of a time-out
-;;;; compares that time when it rings.
+;;;; AWAITS that: before each attempt to send, the connection's FILL defers a look at the octets
+;;;; left, which the next turn does. When octets come or go only a time is noted; the timer of a
+;;;; time-out compares that time when it rings.
 
 (in-package #:clgrpc.async)
 
@@ -19,8 +20,8 @@
 
 (defstruct (socket-settings (:conc-name settings-))
   "The settings that sockets share; the callbacks are described above."
-  (read-cb nil :type callback)          ; what the connection calls: see STREAM and IN-PLACE
-  (event-cb nil :type callback)         ; called with what goes wrong
+  (read-cb nil :type callback)          ; gets received octets: see STREAM and IN-PLACE
+  (event-cb nil :type callback)         ; called with conditions
   (connect-cb nil :type callback)       ; (socket), called once there is a connection
   (write-cb nil :type callback)         ; called when all is written
   (drain-cb nil :type callback)         ; called when there is room again
@@ -48,13 +49,13 @@
                    (:conc-name %socket-))
   "A connection to read and write, made by a server or by TCP-CONNECT."
   (connection nil :type (or null loop:connection)) ; nil until there is one
-  (settings nil :type socket-settings)  ; what its user asked for
+  (settings nil :type socket-settings)  ; the settings that its user asked for
   (data nil)                            ; the user's datum
   (early nil :type (or null buffer))    ; output from before there is a connection
   (stream nil)                          ; its ASYNC-IO-STREAM, once that is used
   (timeouts nil :type (or null timeouts)) ; nil while it has none
   (closed nil :type boolean)            ; for its user; the connection may still send
-  (awaits nil :type boolean)            ; a look at what is left of the output will be deferred
+  (awaits nil :type boolean)            ; a look at the remaining output will be deferred
   (choked nil :type boolean))           ; the output went past the high-water mark
 
 (declaim (sb-ext:freeze-type socket-settings timeouts socket))
@@ -69,11 +70,12 @@
   (print-unreadable-object (socket stream :type t :identity t)
     (let ((connection (%socket-connection socket)))
       (format stream "~:[to~;from~] ~A~:[~; closed~]" (settings-incoming (%socket-settings socket))
-              (if connection (loop:connection-peer connection) "nobody yet")
+              (if connection (loop:connection-peer connection) "no peer yet")
               (%socket-closed socket)))))
 
 (defun socket-data (socket)
-  "The user's own datum of SOCKET, nil at first. SETFable."
+  "The user's own datum of SOCKET, nil at first. SETFable. Nothing guards it: use it on the loop, or
+guard it."
   (%socket-data socket))
 
 (defun (setf socket-data) (datum socket)
@@ -84,7 +86,7 @@
   (%socket-closed socket))
 
 (defun socket-peer (socket)
-  "The address of SOCKET's peer, as text, or nil if it is not connected yet."
+  "The address of SOCKET's peer, as text, or nil if it is not connected yet. On its loop."
   (let ((connection (%socket-connection socket)))
     (and connection (loop:connection-peer connection))))
 
@@ -95,7 +97,7 @@
           (early (buffer-fill early))
           (t 0))))
 
-;;; What the connection calls
+;;; Callbacks of the connection
 
 (define-hot socket-input ((connection loop:connection) (octets octets) (start index) (end index))
     index
@@ -115,7 +117,7 @@
     end))
 
 (define-hot socket-fill ((connection loop:connection)) null
-  "The handler's FILL: defer a look at what is left of the output."
+  "The handler's FILL: defer a look at the remaining output."
   (let ((socket (the socket (loop:connection-user connection))))
     (when (%socket-awaits socket)
       (loop:defer (loop:connection-loop connection) #'look-at-output socket))
@@ -258,7 +260,7 @@ thread."
     (t (misuse "Octets, a string or another sequence of octets are wanted, not ~S." data))))
 
 (define-hot write-now ((socket socket) (octets octets) (start index) (end index)) boolean
-  "Append the octets to what SOCKET is to send. Return true if it is ready for more."
+  "Append the octets to SOCKET's output. Return true if it is ready for more."
   (let ((connection (%socket-connection socket)) (settings (%socket-settings socket)))
     (cond ((%socket-closed socket) nil)
           (t (append-octets (if connection
@@ -292,14 +294,14 @@ time-out."
                                (read-cb callback) (write-cb callback) (event-cb callback)
                                (force t))
     boolean
-  "Send DATA, or what is from START to END of it, to SOCKET's peer, at the end of the loop's turn,
-behind what was written before: octets (the fastest), a string, as UTF-8, or another sequence of
-octets. DATA may be changed afterwards. Before there is a connection it waits for that; once SOCKET
-is closed it is lost. READ-CB, WRITE-CB and EVENT-CB, where they are given, are SOCKET's callbacks
-from now on. Nothing depends on FORCE.
+  "Send DATA, or its part from START to END, to SOCKET's peer, at the end of the loop's turn, after
+all earlier output. DATA is octets (the fastest), a string, which goes as UTF-8, or another sequence
+of octets. DATA may be changed afterwards. Before there is a connection it waits for that; once
+SOCKET is closed it is lost. READ-CB, WRITE-CB and EVENT-CB, where they are given, are SOCKET's
+callbacks from now on. FORCE has no effect.
 Return true if SOCKET is ready for more; false if it is closed, or more of its output is unsent than
-its high-water mark: then it is best to wait for its drain callback. From any thread; by another
-than that which runs the loop true is returned if SOCKET was not closed."
+its high-water mark: then it is best to wait for its drain callback. From any thread; on another
+thread than the loop's this returns true if SOCKET was not closed."
   (declare (ignore force))
   (let* ((octets (if (typep data 'octets) data (the octets (output-octets data))))
          (end (or end (length octets)))
@@ -344,9 +346,10 @@ the end the peer does. On its loop."
 ;;; Time-outs
 
 (defun set-socket-timeouts (socket read-seconds write-seconds)
-  "When nothing has come for READ-SECONDS, a real, or output has waited for WRITE-SECONDS and
-none of it was taken, close SOCKET and give its event callback a SOCKET-TIMEOUT; nil, or a number
-that is not positive, is never. Signal SOCKET-CLOSED if it is closed. On its loop."
+  "Set the time-outs of SOCKET: when no octets have come for READ-SECONDS, a real, or waiting output
+has not moved for WRITE-SECONDS, close SOCKET and call its event callback with a SOCKET-TIMEOUT;
+nil, or a number that is not positive, means no time-out. Signal SOCKET-CLOSED if it is closed. On
+its loop."
   (when (%socket-closed socket)
     (error 'socket-closed :owner socket :operation "set the time-outs of" :reason "it is closed"))
   (set-timeouts socket read-seconds write-seconds))

@@ -1,5 +1,5 @@
-;;;; What else a user may have on a loop: functions called in each turn, functions that other
-;;;; threads trigger, and descriptors of the user's own.
+;;;; Other objects of users on a loop: functions called in each turn, functions that other threads
+;;;; trigger, and descriptors of the user's own.
 
 (in-package #:clgrpc.async)
 
@@ -11,8 +11,8 @@
   (event-cb nil :type callback))        ; gets errors in CALLBACK
 
 (defun idle (function &key event-cb (loop *event-loop*))
-  "Call FUNCTION, without arguments, in each turn of LOOP, until FREE-IDLER or CANCEL of what this
-returns. LOOP does not sleep meanwhile. EVENT-CB gets errors in FUNCTION. From any thread."
+  "Call FUNCTION, without arguments, in each turn of LOOP, until FREE-IDLER or CANCEL of this
+function's value. LOOP does not sleep meanwhile. EVENT-CB gets errors in FUNCTION. From any thread."
   (let* ((loop (the-loop loop))
          (idler (make-idler :loop loop :callback function :event-cb event-cb)))
     (on-loop (loop)
@@ -102,7 +102,7 @@ From any thread."
   (flags 0 :type (unsigned-byte 32))    ; the events that the user wants, see POLL-FLAGS
   (callback nil :type callback)         ; (events), the function
   (event-cb nil :type callback)         ; gets errors in CALLBACK
-  (source nil :type (or null watched-descriptor))) ; what the loop has for it
+  (source nil :type (or null watched-descriptor))) ; the loop's own watch
 
 (defmethod loop:interest ((source watched-descriptor))
   (%watch-flags (watched-descriptor-watch source)))
@@ -110,10 +110,10 @@ From any thread."
 (defun poll (descriptor function &key event-cb (poll-for '(:readable :writable)) socket
                                    (loop *event-loop*))
   "Call (FUNCTION events) on LOOP again and again while DESCRIPTOR is :readable or :writable, as far
-as the list POLL-FOR names these; EVENTS is the list of those that it is. FREE-POLLER, or CANCEL, of
-what this returns ends it, and must come before DESCRIPTOR is closed. EVENT-CB gets errors in
-FUNCTION. Nothing depends on SOCKET. Signal SOCKET-ERROR if DESCRIPTOR cannot be watched, or LOOP
-watches it already. On LOOP."
+as the list POLL-FOR names these; EVENTS is the list of its present ones. FREE-POLLER, or CANCEL, of
+this function's value ends it, and must come before DESCRIPTOR is closed. EVENT-CB gets errors in
+FUNCTION. SOCKET has no effect. Signal SOCKET-ERROR if DESCRIPTOR cannot be watched, or LOOP watches
+it already. On LOOP."
   (declare (ignore socket))
   (let* ((loop (the-loop loop))
          (watch (%make-watch :loop loop :descriptor descriptor :callback function :event-cb event-cb
@@ -153,7 +153,7 @@ watches it already. On LOOP."
     (end-use watch)))
 
 (defun free-poller (watch)
-  "Watch the descriptor of WATCH, which POLL has returned, no more. From any thread."
+  "Stop watching the descriptor of WATCH, a value of POLL. From any thread."
   (cancel watch))
 
 (defun poller-freed-p (watch)

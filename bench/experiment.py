@@ -117,7 +117,7 @@ def measure_full_speed(options, members, core, directory):
 
 
 def rate_of(name, text, path):
-    """Calls a second that the load NAME tells in its output TEXT or its report at PATH."""
+    """Calls a second of the load NAME, from its output TEXT or its report at PATH."""
     if name == "h2load":
         return load.rate_of(text)
     with open(path, encoding="utf-8") as file:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What `clgrpc load`, ghz and k6 say of a server whose delays are known, at one rate, beside what
-theory says: 10 ms each; exponential of mean 20 ms; a stall of one second in every ten. The load has
-one core and the server another. Writes bench/results/truth.json and prints a table.
+"""The figures of `clgrpc load`, ghz and k6 for a server whose delays are known, at one rate, beside
+those of theory: 10 ms each; exponential of mean 20 ms; a stall of one second in every ten. The load
+has one core and the server another. Writes bench/results/truth.json and prints a table.
 
 The latency of `clgrpc load` counts from when a call was due, that of the others from when they sent
-it; all of them are asked for the same rate, whatever becomes of the calls before."""
+it; all of them are asked for the same rate, independent of earlier calls."""
 
 import argparse
 import json

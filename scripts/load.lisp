@@ -67,7 +67,7 @@
           warning))
 
 (defparameter *accepted-notes* '("SPLAT-ANY" "\"<return value>\"")
-  "What marks notes that say nothing: that a vector of no constant length is filled, and that the
+  "The texts of notes that are ignored: a vector without a constant length is filled; the
 out-of-line copy of an inline function returns an object.")
 
 (defun hot-note-text (note)
@@ -89,8 +89,8 @@ declares (MUFFLE-CONDITIONS COMPILER-NOTE), with the reason in a comment."
 
 (defparameter *familiar-lisp-p* (and (member :x86-64 *features*)
                                      (eql 0 (search "2.2.9" (lisp-implementation-version))))
-  "True if this is the SBCL that is tested with each change. What another's compiler notes, of code
-that was written for this one, is no defect.")
+  "True if this is the SBCL that is tested with each change. Notes of another version's compiler,
+about code that was written for this one, are not defects.")
 
 (defun load-strictly (name &key (strict t))
   "Load the system NAME. If the compiler warns of anything in our code, or has a note about a hot
@@ -106,8 +106,8 @@ function, say so and, if STRICT is true, exit with 1."
     (handler-bind
         ((warning
            (lambda (warning)
-             ;; muffled ones tell, say, that what was defined when compiled is defined again when
-             ;; loaded; ASDF's own say that there were warnings
+             ;; muffled ones report, for instance, that a definition of compile time is made again
+             ;; at load time; ASDF's own report that there were warnings
              (unless (typep warning `(or ,sb-ext:*muffled-warnings* uiop:compile-condition))
                (push (warning-text warning) warnings))))
          ((or asdf:compile-error uiop:compile-file-error)
@@ -125,7 +125,7 @@ function, say so and, if STRICT is true, exit with 1."
              (let ((text (and *familiar-lisp-p* (hot-note-text note))))
                (when text (push text warnings)))
              (muffle-warning note))))
-      ;; what counts is whether there are notes, not whether somebody asked for them
+      ;; notes count even if the user has not asked for them
       (with-compilation-unit (:policy '(optimize (sb-ext:inhibit-warnings 0)))
         (asdf:load-system name)))
     (when warnings

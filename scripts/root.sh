@@ -20,7 +20,7 @@ make_root() { # ROOT RELEASE ARCHITECTURE PACKAGES, made once; PACKAGES with com
              "Component: main" "Origin: Debian" 2>/dev/null | head -n 1)
   debootstrap --arch="$3" --variant=minbase --include="$4" "$2" "$root" ${mirror:+"$mirror"} \
     >"$root.log" 2>&1 || { cat "$root.log" >&2; die "debootstrap failed"; }
-  # a mirror may stand still; what else this machine needs to reach it
+  # a mirror may stand still; the other settings that this machine needs to reach it
   {
     echo 'Acquire::Check-Valid-Until "false";'
     apt-config dump | grep -E '^Acquire::(Check-Date|.*Proxy.*) ' || true

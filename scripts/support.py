@@ -1,5 +1,6 @@
-"""What the Python drivers (tests/conformance/run, bench/run) share: programs built with Go and kept
-in the cache, and servers that run as long as a `with` block does and no longer than the driver."""
+"""The common parts of the Python drivers (tests/conformance/run, bench/run): programs built with Go
+and kept in the cache, and servers that run as long as a `with` block does and no longer than the
+driver."""
 
 import os
 import queue
@@ -18,7 +19,7 @@ SBCL = os.environ.get("SBCL", "sbcl")
 
 
 def note(text):
-    """Tell a person something that is not part of the result."""
+    """Print a message to the user that is not part of the result."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -111,7 +112,7 @@ def tls_options():
 
 
 def free_port():
-    """A port on which nobody listens now, as text."""
+    """A port on which no process listens now, as text."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return str(probe.getsockname()[1])

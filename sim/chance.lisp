@@ -3,7 +3,7 @@
 (in-package #:clgrpc.sim)
 
 (deftype word ()
-  "What a CHANCE makes."
+  "The random numbers of a CHANCE."
   '(unsigned-byte 64))
 
 (defstruct (chance (:constructor %make-chance (state)) (:copier nil) (:predicate nil))
@@ -35,13 +35,13 @@
   (mod (random-word chance) n))
 
 (defun between (chance least most)
-  "Return a random integer of CHANCE from LEAST to MOST."
+  "Return a random integer of CHANCE from LEAST to MOST. CHANCE is used by one thread at a time."
   (+ least (below chance (1+ (- most least)))))
 
 (defun chance-p (chance n)
-  "True once in N times, by CHANCE."
+  "True once in N times, by CHANCE. CHANCE is used by one thread at a time."
   (zerop (below chance n)))
 
 (defun pick (chance sequence)
-  "Return a random element of SEQUENCE, by CHANCE."
+  "Return a random element of SEQUENCE, by CHANCE. CHANCE is used by one thread at a time."
   (elt sequence (below chance (length sequence))))

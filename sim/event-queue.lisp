@@ -1,5 +1,5 @@
-;;;; What is to happen at a given time: a binary heap, ordered by time and, at the same time, by
-;;;; what was added first.
+;;;; Plans for given times: a binary heap, ordered by time and, at the same time, by the order of
+;;;; their addition.
 
 (in-package #:clgrpc.sim)
 
@@ -7,8 +7,8 @@
   "FUNCTION is to be called with ARGUMENT at DUE."
   (due 0 :type nanoseconds :read-only t) ; when
   (number 0 :type index :read-only t)   ; how many were added before
-  (function nil :type function :read-only t) ; what is called,
-  (argument nil :read-only t))          ; and with what
+  (function nil :type function :read-only t) ; the function that is called,
+  (argument nil :read-only t))          ; and its argument
 
 (defstruct (event-queue (:copier nil))
   "The plans of a simulation."
@@ -33,7 +33,7 @@
 
 (define-hot add-plan ((event-queue event-queue) (due nanoseconds) (function function) (argument t))
             null
-  "Have FUNCTION called with ARGUMENT at DUE."
+  "Plan a call of FUNCTION with ARGUMENT at DUE."
   (let ((plan (make-plan due (event-queue-added event-queue) function argument))
         (at (event-queue-count event-queue)))
     (declare (type index at))

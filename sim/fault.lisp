@@ -1,9 +1,10 @@
-;;;; Faults: what goes wrong on the network and with the hosts. Each is recorded in the trace.
+;;;; Faults of the network and of the hosts. Each is recorded in the trace.
 
 (in-package #:clgrpc.sim)
 
 (defun cut (a b)
-  "Reset every connection between the hosts A and B, at both ends. New ones can be made."
+  "Reset every connection between the hosts A and B, at both ends. New ones can be made. In a
+simulation, on any of its threads."
   (record-at a :cut (host-name b))
   (dolist (host (list a b))
     (let ((other (if (eq host a) b a)))
@@ -14,8 +15,8 @@
               do (fail-socket socket os:+econnreset+)))))
 
 (defun partition (a b)
-  "Let nothing through between the hosts A and B until HEAL. Connections stay, and what is sent
-waits."
+  "Let nothing through between the hosts A and B until HEAL. Connections stay, and sent octets
+wait. In a simulation, on any of its threads."
   (let ((simulation (host-simulation a)))
     (unless (parted-p simulation a b)
       (record-at a :partition (host-name b))
@@ -23,7 +24,8 @@ waits."
   nil)
 
 (defun heal (a b)
-  "End the partition between the hosts A and B; what waits goes on."
+  "End the partition between the hosts A and B; waiting octets go on. In a simulation, on any of its
+threads."
   (let* ((simulation (host-simulation a))
          (pair (parted-p simulation a b)))
     (when pair
@@ -33,15 +35,15 @@ waits."
   nil)
 
 (defun slow (host octets-per-second)
-  "Have HOST get no more than OCTETS-PER-SECOND on each connection from now on; NIL, as many as
-come."
+  "Limit HOST to OCTETS-PER-SECOND on each connection from now on; NIL for no limit. In a
+simulation, on any of its threads."
   (record-at host :slow octets-per-second)
   (setf (host-octets-per-second host) octets-per-second)
   nil)
 
 (defun crash-host (host)
-  "End what is seen of HOST's process from outside, at once: its connections are reset, and nothing
-listens."
+  "End HOST's process, as others see it, at once: its connections are reset, and its ports do not
+listen any more."
   (setf (host-up host) nil)
   (loop for socket across (copy-seq (host-sockets host))
         do (case (and socket (socket-state socket))
@@ -66,7 +68,8 @@ listens."
         (t (calling:close-channel process))))))
 
 (defun stop-host (host &key (drain 10))
-  "Have HOST's process end in order: its servers give running calls DRAIN seconds. Waits for that."
+  "End HOST's process in order: its servers give running calls DRAIN seconds. Waits for that. In a
+simulation, on the thread of its body or of a task."
   (record-at host :stops :drain drain)
   (setf (host-leaving host) t)
   (end-processes host drain)
@@ -74,9 +77,10 @@ listens."
   nil)
 
 (defun restart-host (host &key (down 1) drain)
-  "Have HOST's process end, and begin anew after DOWN virtual seconds. With DRAIN, seconds, it ends
+  "End HOST's process, and start it again after DOWN virtual seconds. With DRAIN, seconds, it ends
 in order, see STOP-HOST; else as if it was killed: its connections are reset at once. Does not wait:
-return the task that does this, or NIL if HOST is going down already."
+return the task that does this, or NIL if HOST is going down already. In a simulation, on any of its
+threads."
   (unless (shiftf (host-leaving host) t)
     (start-task (format nil "restart ~A" (host-name host))
                 (lambda ()

@@ -14,7 +14,7 @@ integers, symbols, strings and octets."
   (arguments '() :type list :read-only t)) ; integers, symbols, strings and octets
 
 (defstruct (history (:copier nil))
-  "What has happened: ENTRIES, oldest first, and a DIGEST of all of them."
+  "The history of a simulation: ENTRIES, oldest first, and a DIGEST of all of them."
   (entries (make-array 256 :adjustable t :fill-pointer 0) :type vector :read-only t) ; oldest first
   (digest #xCBF29CE484222325 :type word)) ; of all of them
 

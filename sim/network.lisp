@@ -1,7 +1,7 @@
-;;;; The virtual network: what hosts send each other arrives after a while that chance says, in
-;;;; order on each connection, as TCP has it. A packet that is lost comes later, since TCP sends it
-;;;; again. What is sent between hosts that are parted waits until that is healed. A connection is
-;;;; reset by a peer whose process has gone, or that closes it with octets unread.
+;;;; The virtual network: octets that hosts send each other arrive after a random while, in order on
+;;;; each connection, as with TCP. A lost packet comes later, since TCP sends it again. Octets
+;;;; between hosts that a partition separates wait until it is healed. A connection is reset by a
+;;;; peer whose process has gone, or that closes it with octets unread.
 
 (in-package #:clgrpc.sim)
 
@@ -42,7 +42,7 @@
     (setf (socket-flags socket) (logior flags (socket-flags socket)))))
 
 (defun current-flags (socket)
-  "What may be said of SOCKET now."
+  "The present events of SOCKET, for its poller."
   (logior (if (or (socket-incoming socket) (socket-ended socket) (socket-backlog socket)
                   (plusp (socket-failure socket)))
               loop:+readable+
@@ -76,7 +76,7 @@
   (+ (way-ns simulation) (if (lost-p simulation) +resend-ns+ 0)))
 
 (defun launch (socket octets)
-  "Have what comes next of SOCKET's flight, OCTETS long, arrive after a while."
+  "Plan the arrival of the next packet of SOCKET's flight, which has OCTETS, after a while."
   (let* ((simulation (host-simulation (socket-host socket)))
          (rate (host-octets-per-second (socket-far-host socket)))
          (now (simulation-now simulation))
@@ -91,14 +91,14 @@
   (launch socket (if (symbolp item) 0 (length item))))
 
 (defun resume-flights (simulation)
-  "What waits because a partition was there goes on, unless there is another. Plans that find
-nothing do nothing."
+  "Octets that waited because of a partition go on, unless there is another. Plans that find nothing
+do nothing."
   (dolist (socket (reverse (shiftf (simulation-stalled simulation) '())))
     (dolist (item (fifo-items (socket-flight socket)))
       (launch socket (if (symbolp item) 0 (length item))))))
 
 (defun arrive (socket)
-  "What SOCKET has sent first arrives, unless its way is cut off."
+  "The first packet that SOCKET has sent arrives, unless its way is cut off."
   (let* ((host (socket-host socket))
          (simulation (host-simulation host)))
     (cond ((null (fifo-items (socket-flight socket))))
@@ -157,7 +157,7 @@ nothing do nothing."
              (tell listener loop:+readable+)
              (transmit peer :accepted)))
           (t
-           ;; nobody is there who could send this
+           ;; there is no process that could send this
            (let ((simulation (host-simulation host)))
              (add-plan (simulation-event-queue simulation)
                        (+ (simulation-now simulation) (latency-ns simulation))
@@ -361,7 +361,7 @@ for that."
     0))
 
 (defun report (poller timeout-ns)
-  "Report some of what is pending, never waiting."
+  "Report some of the pending events, never waiting."
   (declare (ignore timeout-ns))
   (let* ((pending (loop:poller-state poller))
          (chance (simulation-chance (host-simulation (pending-host pending))))

@@ -1,4 +1,4 @@
-;;;; Peers that say octets of one's own choice: what a test or a fuzzer is that stands at the other
+;;;; Peers that send octets of one's own choice. A test or a fuzzer plays such a peer, at the other
 ;;;; end of a connection of a real server or channel.
 
 (in-package #:clgrpc.sim)
@@ -20,20 +20,21 @@
 
 (defun connect-peer (name port)
   "Connect to PORT of the host called NAME, from the current host; return a peer. It may say
-something at once. Does not wait."
+something at once. Does not wait. In a simulation, on any of its threads."
   (let ((socket (open-socket (current-host))))
     (connect-socket (current-host) (socket-descriptor socket) (own-address name port))
     (make-peer socket)))
 
 (defun listen-as-peer (port)
-  "Listen on PORT of the current host; return what ACCEPT-PEER takes."
+  "Listen on PORT of the current host; return the argument for ACCEPT-PEER. In a simulation, on any
+of its threads."
   (let ((result (listen-at (current-host) (host-address (current-host) port))))
     (when (minusp result) (misuse "Port ~D is taken." port))
     (find-socket (current-host) result)))
 
 (defun accept-peer (listener)
   "Return the peer that is our end of the first connection that waits on LISTENER, of
-LISTEN-AS-PEER, or NIL if none does."
+LISTEN-AS-PEER, or NIL if none does. In a simulation, on any of its threads."
   (let ((socket (pop (socket-backlog listener))))
     (and socket (make-peer socket))))
 
@@ -43,30 +44,34 @@ LISTEN-AS-PEER, or NIL if none does."
   (transmit (peer-socket peer) octets))
 
 (defun hear (peer)
-  "Return what PEER has been sent since it last heard, as a list of vectors of octets."
+  "Return the octets that PEER has got since the last call, as a list of vectors of octets. In a
+simulation, on any of its threads."
   (let* ((socket (peer-socket peer))
          (heard (shiftf (socket-incoming socket) '())))
     (dolist (octets heard heard) (note-read socket (length octets)))))
 
 (defun left-p (peer)
-  "True if the other end says no more to PEER: it has ended its side, or reset the connection."
+  "True if the other end says no more to PEER: it has ended its side, or reset the connection. In a
+simulation, on any of its threads."
   (let ((socket (peer-socket peer)))
     (or (socket-ended socket) (plusp (socket-failure socket)))))
 
 (defun hang-up (peer)
-  "Close PEER's end. Doing so again does nothing."
+  "Close PEER's end. Doing so again does nothing. In a simulation, on any of its threads."
   (hear peer)
   (unless (eq :closed (socket-state (peer-socket peer))) (close-socket (peer-socket peer))))
 
 (defun forgotten-p (peer)
-  "True if the other end has closed the connection to PEER, and so holds nothing of it."
+  "True if the other end has closed the connection to PEER, and so holds nothing of it. In a
+simulation, on any of its threads."
   (let ((other (socket-peer (peer-socket peer))))
     (or (null other) (eq :closed (socket-state other)))))
 
 ;;; Datagrams
 
 (defun serve-datagrams (port function)
-  "Have FUNCTION called with the octets of each datagram that comes to PORT of the current host,
-until that ends or starts again. It returns those of the answers, as a list, and does not wait."
+  "Serve PORT of the current host, until that ends or starts again: call FUNCTION with the octets of
+each datagram. It returns the octets of the answers, as a list, and does not wait. In a simulation,
+on any of its threads."
   (setf (gethash port (host-services (current-host))) function)
   nil)

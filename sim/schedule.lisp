@@ -1,11 +1,12 @@
-;;;; Who runs. At any time one thread does: the body of WITH-SIMULATION, which while it waits is the
-;;;; scheduler, or the thread of a task, to which the scheduler has given the turn and from which it
-;;;; gets it back when the task waits or ends. A step is a turn of a loop that has something to do,
-;;;; or of a task that can go on; chance picks among them. Each takes some virtual time. When nobody
-;;;; has anything to do, time goes on to when something is due: a plan, a timer, the end of a wait.
+;;;; The scheduler. At any time one thread runs: the body of WITH-SIMULATION, which while it waits
+;;;; is the scheduler, or the thread of a task, to which the scheduler has given the turn and from
+;;;; which it gets it back when the task waits or ends. A step is a turn of a loop that has
+;;;; something to do, or of a task that can go on; chance picks among them. Each takes some virtual
+;;;; time. When no loop and no task has anything to do, time goes on to the next due event: a plan,
+;;;; a timer, the end of a wait.
 ;;;;
-;;;; What a task waits for is a predicate, which the scheduler asks, so that a thread is woken only
-;;;; if it can go on. One that waits for a notice of another thread has none: it looks again after
+;;;; A task waits for a predicate, which the scheduler calls, so a thread is woken only if it can go
+;;;; on. A task that waits for a notice of another thread has no predicate: it looks again after
 ;;;; each change.
 
 (in-package #:clgrpc.sim)
@@ -23,8 +24,8 @@
 ;;; The turn of a task
 
 (defun pass-turn (turn)
-  "Have the thread that waits, or will, for TURN have it. A futex takes half as long as a semaphore,
-and a simulation does little else as often."
+  "Give TURN to the thread that waits, or will wait, for it. A futex takes half as long as a
+semaphore, and a simulation does little else as often."
   (declare (type os:futex turn))
   (sb-ext:atomic-incf (aref turn 0))
   (os:wake-futex turn))
@@ -36,8 +37,8 @@ and a simulation does little else as often."
   (sb-ext:atomic-decf (aref turn 0)))
 
 (defun run-worker (worker)
-  "What the thread of WORKER does: task after task. If a task ends it, as by ABORT-THREAD, that is
-the end of the task: the scheduler waits for its turn, and would for ever."
+  "Run the thread of WORKER: task after task. If a task ends the thread, as by ABORT-THREAD, the
+task ends, too; otherwise the scheduler would wait for its turn for ever."
   (loop
     (await-turn (worker-turn worker))
     (let ((task (worker-task worker)) (left t))
@@ -120,7 +121,7 @@ the end of the task: the scheduler waits for its turn, and would for ever."
 ;;; Steps
 
 (defun run-plans (simulation)
-  "Do what is due. Return true if something was."
+  "Run the due plans. Return true if there were any."
   (loop with event-queue = (simulation-event-queue simulation)
         with before = (simulation-changes simulation)
         for due = (next-plan-ns event-queue)
@@ -173,7 +174,7 @@ the end of the task: the scheduler waits for its turn, and would for ever."
   (and (eq :waiting (task-state task)) (null (task-predicate task))))
 
 (defun give-step (simulation chosen)
-  "Have CHOSEN, a loop or a task, go on."
+  "Let CHOSEN, a loop or a task, go on."
   (etypecase chosen
     (running-loop
      (incf (simulation-changes simulation))
@@ -184,7 +185,7 @@ the end of the task: the scheduler waits for its turn, and would for ever."
        (unless (and polled (polls-p chosen)) (incf (simulation-changes simulation)))))))
 
 (defun make-step (simulation)
-  "Do what is due, or make one step. Return false if there is nothing to do now."
+  "Run the due plans, or make one step. Return false if there is nothing to do now."
   (or (run-plans simulation)
       (let ((candidates (find-candidates simulation))
             (chance (simulation-chance simulation)))
@@ -221,8 +222,8 @@ Return false if nothing will ever be."
     (error 'simulation-hang :text text)))
 
 (defun wait-in-body (simulation predicate end-ns)
-  "Have the others run until PREDICATE, which may be nil, is true, or something has changed; false
-at END-NS."
+  "Let the others run until PREDICATE, which may be nil, is true, or something has changed; return
+false at END-NS."
   (loop
     (cond ((and predicate (funcall predicate)) (return t))
           ((past-p simulation end-ns) (return nil)))
@@ -237,35 +238,36 @@ at END-NS."
   "The WAIT of worlds."
   (when (and loop:*event-loop* (loop:in-event-loop-p loop:*event-loop*))
     (error 'simulation-error
-           :text "What runs on a loop of a simulation must not wait: a handler of :execution ~
+           :text "Code on a loop of a simulation must not wait: a handler of :execution ~
                   :inline, a callback."))
   (let ((task (simulation-task simulation)))
     (if task
         (wait-in-task simulation task predicate end-ns)
         (wait-in-body simulation predicate end-ns))))
 
-;;; What users call
+;;; Interface
 
 (defun wait-until (predicate &key (timeout nil))
   "Let the simulation of this thread go on until PREDICATE, a function without arguments, returns
-true, and return that it does; NIL after TIMEOUT virtual seconds, unless that is NIL. Signal
-SIMULATION-HANG if that does not come in the time that the simulation has. Not in what a loop runs."
+true, and return that value; NIL after TIMEOUT virtual seconds, unless that is NIL. Signal
+SIMULATION-HANG if neither comes within the simulation's time. Not in code that a loop runs."
   (wait-in-simulation *simulation* predicate
                       (and timeout (seconds-from-now *simulation* timeout))))
 
 (defun wait-for (seconds)
-  "Let SECONDS of virtual time pass. Not in what a loop runs."
+  "Let SECONDS of virtual time pass. Not in code that a loop runs."
   (wait-in-simulation *simulation* (constantly nil) (seconds-from-now *simulation* seconds))
   nil)
 
 (defun at (seconds function)
-  "Have FUNCTION, without arguments, called in SECONDS of virtual time; it is not to wait."
+  "Call FUNCTION, without arguments, in SECONDS of virtual time; it must not wait. In a simulation,
+on any of its threads."
   (add-plan (simulation-event-queue *simulation*) (seconds-from-now *simulation* seconds)
             (lambda (function) (funcall (the function function))) function))
 
 (defun start-task (name function &key (host (current-host)))
-  "Have FUNCTION, without arguments, run as a thread of HOST's process; it may wait. Return the
-task. An error in it ends it and is recorded in the trace. See TASK-DONE-P."
+  "Run FUNCTION, without arguments, as a thread of HOST's process; it may wait. Return the task. An
+error in it ends it and is recorded in the trace. See TASK-DONE-P."
   (let ((task (make-task name host function))
         (simulation (host-simulation host)))
     (setf (simulation-tasks simulation) (append (simulation-tasks simulation) (list task)))
@@ -273,5 +275,5 @@ task. An error in it ends it and is recorded in the trace. See TASK-DONE-P."
     task))
 
 (defun task-done-p (task)
-  "True once TASK has ended."
+  "True once TASK has ended. In a simulation, on any of its threads."
   (eq :done (task-state task)))

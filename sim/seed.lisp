@@ -1,18 +1,18 @@
 ;;;; Many seeds: a scenario, a function of a seed, is run for one after another; the first that
-;;;; fails is run once more to tell its story.
+;;;; fails is run once more, with tracers, for its report.
 
 (in-package #:clgrpc.sim)
 
 (define-condition seed-failed (clgrpc-error)
   ((seed :initarg :seed :reader seed-failed-seed) ; for which the scenario failed
    (condition :initarg :condition :reader seed-failed-condition) ; that it failed with
-   (story :initarg :story :reader seed-failed-story) ; what happened, as text
+   (story :initarg :story :reader seed-failed-story) ; the report, as text
    (rerun :initarg :rerun :reader seed-failed-rerun)) ; the form that runs it again
   (:report (lambda (failure stream)
              (format stream "Seed ~D failed: ~A~2%~A~%To see it again: ~A"
                      (seed-failed-seed failure) (seed-failed-condition failure)
                      (seed-failed-story failure) (seed-failed-rerun failure))))
-  (:documentation "A scenario has failed for a seed. Its report is the story."))
+  (:documentation "A scenario has failed for a seed. Its report contains the trace."))
 
 (document-functions
   seed-failed-seed "The seed for which the scenario failed."
@@ -33,12 +33,12 @@
   '((:call :server :subchannel :connectivity-state :http)
     (:call :server :subchannel :connectivity-state)
     ())
-  "What tracers a story is told with, the first with which the seed fails again: with :http frames
-are read one by one, which may be what it takes for all to be well.")
+  "Lists of tracers for the report; the first with which the seed fails again is used. With :http
+frames are read one by one, which may already avoid the failure.")
 
 (defun tell-story (scenario seed options failure rerun)
-  "Run SCENARIO with SEED, which has failed with FAILURE, again, with what tracers tell, and return
-a SEED-FAILED."
+  "Run SCENARIO with SEED, which has failed with FAILURE, again with tracers, and return a
+SEED-FAILED."
   (let ((before (tracers)) (simulation nil) (condition nil))
     (unwind-protect
          (loop for tracers in *story-tracers*
@@ -58,9 +58,9 @@ a SEED-FAILED."
                   &allow-other-keys)
   "Run SCENARIO, a function of a simulation that signals an error if something is wrong, for COUNT
 seeds from FIRST on, each in a simulation of its own, made with the other OPTIONS as by
-WITH-SIMULATION. If a seed fails run it again, with what tracers tell, and signal SEED-FAILED, whose
-report is the story; (RERUN seed), if RERUN is given, returns what it says of how to see it again.
-(ON-SEED seed simulation) is called after each. Return how many seeds were run."
+WITH-SIMULATION. If a seed fails, run it again with tracers and signal SEED-FAILED, whose report
+contains the trace; (RERUN seed), if RERUN is given, returns the report's text about how to run the
+seed again. (ON-SEED seed simulation) is called after each. Return how many seeds were run."
   (let ((options (alexandria:remove-from-plist options :first :count :on-seed :rerun)))
     (loop for seed from first below (+ first count)
           do (multiple-value-bind (simulation condition) (run-seed scenario seed options)

@@ -4,19 +4,19 @@
 
 (defstruct (simulation (:constructor %make-simulation) (:copier nil))
   "See WITH-SIMULATION."
-  (seed 0 :type integer :read-only t)   ; what all of it follows from
+  (seed 0 :type integer :read-only t)   ; determines the whole simulation
   (chance nil :type chance :read-only t) ; decides all that is decided by chance
   (now 0 :type nanoseconds)             ; the virtual time
-  (event-queue (make-event-queue) :type event-queue :read-only t) ; what is to happen later
+  (event-queue (make-event-queue) :type event-queue :read-only t) ; plans of later events
   ;; the network
   (hosts '() :type list)                ; in the order in which they were added
-  (least-latency-ns 0 :type nanoseconds) ; what a packet takes at least,
-  (most-latency-ns 0 :type nanoseconds) ; and at most
-  (losses 0 :type index)                ; of a thousand packets so many are lost, and sent again
+  (least-latency-ns 0 :type nanoseconds) ; the least time of a packet,
+  (most-latency-ns 0 :type nanoseconds) ; and the longest time
+  (losses 0 :type index)                ; packets, of a thousand, that are lost and sent again
   (partitions '() :type list)           ; pairs of hosts, (a . b), that cannot reach each other
   (stalled '() :type list)              ; sockets whose flight has met a partition
   (connections 0 :type index)           ; how many there have been
-  ;; who runs
+  ;; the scheduler's data
   (loops '() :type list)                ; RUNNING-LOOPs
   (tasks '() :type list)                ; that have not ended, in the order in which they started
   (task nil :type (or null task))       ; that runs now, nil for the body
@@ -28,7 +28,7 @@
   (changes 0 :type index)               ; steps, and plans, that may have changed something
   (most-steps 0 :type index)            ; after which it counts as hanging
   (end-ns 0 :type nanoseconds)          ; it is a hang if the body waits longer
-  ;; what has happened
+  ;; history
   (history (make-history) :type history :read-only t))
 
 (defstruct (host (:constructor %make-host) (:copier nil))
@@ -37,19 +37,20 @@
   (name "" :type string :read-only t)   ; by which others connect to it
   (number 0 :type (unsigned-byte 8) :read-only t) ; its address is 10.0.0.NUMBER
   (world nil :type (or null loop:world)) ; of its process
-  (boot nil :type (or null function))   ; what starts its servers
-  (processes '() :type list)            ; what BOOT has returned: servers and channels
+  (boot nil :type (or null function))   ; starts its servers
+  (processes '() :type list)            ; servers and channels, which BOOT has returned
   (up nil :type boolean)                ; false while it is down
   (leaving nil :type boolean)           ; it is about to go down, or is down
   (epoch 0 :type index)                 ; how often its process was started
   (sockets (make-array 16 :initial-element nil) :type simple-vector) ; by descriptor
   (ports (make-hash-table) :type hash-table :read-only t) ; from port to the listening socket
-  (services (make-hash-table) :type hash-table :read-only t) ; from port to what answers datagrams
-  (next-port 40000 :type (unsigned-byte 16)) ; the next that nobody has chosen
+  (services (make-hash-table) :type hash-table :read-only t) ; from port to the function that
+                                                             ; answers datagrams
+  (next-port 40000 :type (unsigned-byte 16)) ; the next one that no program has chosen
   (octets-per-second nil :type (or null (integer 1)))) ; that it reads, see SLOW
 
 (defstruct (socket (:constructor make-socket (host descriptor)) (:copier nil))
-  "An end of a virtual connection, what listens for some, or what exchanges datagrams."
+  "A virtual socket: an end of a connection, a listening one, or one for datagrams."
   (host nil :type host :read-only t)    ; whose it is
   (descriptor 0 :type index :read-only t) ; its place among the sockets of HOST
   ;; as a socket of the kernel has it
@@ -60,16 +61,16 @@
   (far-port 0 :type (unsigned-byte 16)) ; of the other end
   (peer nil :type (or null socket))     ; the other end, once the connection has arrived there
   (backlog '() :type list)              ; of a listening one: sockets to accept, oldest first
-  ;; what the loop is told
+  ;; the loop's interests
   (poller nil :type (or null loop:poller))
-  (token 0)                             ; of the poller, which it tells its loop
+  (token 0)                             ; of the poller, which its loop gets
   (flags 0 :type (unsigned-byte 32))    ; to be reported
   (failure 0 :type index)               ; a positive errno
-  ;; what has arrived
+  ;; arrived octets
   (incoming '() :type list)             ; vectors of octets, oldest first
   (incoming-start 0 :type index)        ; where the first of them begins
   (ended nil :type boolean)             ; the peer sends no more
-  ;; what is on its way to the peer
+  ;; packets on their way to the peer
   (flight (make-fifo) :type fifo :read-only t) ; of octets and keywords
   (last-due 0 :type nanoseconds)        ; when the last of them arrives
   (unread 0 :type index)                ; octets sent that the peer has not read
@@ -86,16 +87,16 @@
   "A LOOP that the simulation runs, for HOST's process; PENDING is its poller's."
   (loop nil :type loop:event-loop :read-only t) ; that the simulation runs
   (host nil :type host :read-only t)    ; whose process it is of
-  (pending nil :type pending :read-only t)) ; what its poller has to report
+  (pending nil :type pending :read-only t)) ; sockets that its poller has to report
 
 (defstruct (task (:constructor make-task (name host function)) (:copier nil))
-  "What a thread of a process does. See START-TASK."
-  (name "" :type string :read-only t)   ; for stories
+  "The work of a thread of a process. See START-TASK."
+  (name "" :type string :read-only t)   ; for reports
   (host nil :type host :read-only t)    ; whose process it is of
-  (function nil :type function :read-only t) ; what it does
+  (function nil :type function :read-only t) ; its work
   (state :new :type (member :new :waiting :running :done)) ; how far it has come
   (worker nil :type (or null worker))   ; the thread that it has, or nil
-  ;; what it waits for, see LOOP:WORLD
+  ;; the predicate that it waits for, see LOOP:WORLD
   (predicate nil :type (or null function)) ; true once it may go on, or nil
   (end-ns nil :type (or null nanoseconds)) ; when it goes on all the same, or nil
   (seen 0 :type index)                  ; the CHANGES when it began to wait
@@ -111,14 +112,15 @@
 
 (document-functions
   simulation-seed "The seed of SIMULATION."
-  simulation-chance "The CHANCE that SIMULATION decides by. What a scenario decides by chance it had
-better decide by another, made of the seed, which goes on as it did when the product changes."
+  simulation-chance "Return the CHANCE by which SIMULATION decides. A scenario should take its own
+random numbers from another one, made of the seed: its sequence stays the same when the product
+changes."
   simulation-now "The virtual time in nanoseconds."
   simulation-steps "How many turns of loops and of tasks SIMULATION has made."
   host-name "The name of HOST, by which others connect to it."
   host-up "True unless HOST is down."
-  host-processes "The servers and channels that HOST's process consists of: what the function given
-to ADD-HOST has returned, as a list.")
+  host-processes "Return the servers and channels of HOST's process, the value of the function given
+to ADD-HOST, as a list.")
 
 (defvar *simulation* nil "The simulation that this thread is in, or NIL.")
 
@@ -154,12 +156,12 @@ to ADD-HOST has returned, as a list.")
     (format stream "~@[~A~]" (worker-task worker))))
 
 (define-condition simulation-error (clgrpc-error)
-  ((text :initarg :text :reader simulation-error-text)) ; what was wrong
+  ((text :initarg :text :reader simulation-error-text)) ; the error
   (:report (lambda (condition stream) (write-string (simulation-error-text condition) stream)))
   (:documentation "Something was wrong in a simulation."))
 
 (define-condition simulation-hang (simulation-error) ()
-  (:documentation "The body of a simulation waits for what does not come."))
+  (:documentation "The body of a simulation waits for an event that does not come."))
 
 (defconstant +beginning-ns+ (* 1000 +ns-per-second+)
   "When a simulation begins: as on a machine that was started a while ago.")

@@ -66,9 +66,9 @@
 (defun add-host (name &optional boot)
   "Return a new host called NAME, a string by which channels and servers name it (\"NAME:PORT\"), in
 the simulation of this thread. BOOT, a function without arguments, is called now, and after each
-restart, in the host's process; it returns the servers and channels it has started, one or a list,
-which end with the process; and functions that end other things, of the seconds that these have for
-it, nil if the process is killed."
+restart, in the host's process; it returns the servers and channels that it has started, one or a
+list, which end with the process. The list may also have functions that end other objects; their
+argument is the seconds for that, nil if the process is killed."
   (let ((host (%make-host :simulation *simulation* :name name :boot boot
                           :number (1+ (length (simulation-hosts *simulation*))))))
     (setf (simulation-hosts *simulation*) (append (simulation-hosts *simulation*) (list host)))
@@ -83,7 +83,7 @@ it, nil if the process is killed."
   "Evaluate BODY in the process of HOST: channels and servers that it makes are there."
   `(let ((loop:*world* (host-world ,host))) ,@body))
 
-;;; What is written in the log is part of the trace
+;;; Events of the log are part of the trace
 
 (defun note-log (simulation level event plist)
   (unless (eq :debug level)
@@ -95,20 +95,22 @@ it, nil if the process is killed."
                      append (list key value))))))
 
 (defun note (control &rest arguments)
-  "Add to the trace the text that the format CONTROL makes of ARGUMENTS."
+  "Add to the trace the text that the format CONTROL makes of ARGUMENTS. In a simulation, on any of
+its threads."
   (let ((host (current-host)))
     (record (simulation-history *simulation*) (simulation-now *simulation*)
             (and host (host-name host)) :note (apply #'format nil control arguments))))
 
 (defun simulation-entries (simulation)
-  "Return all that has happened in SIMULATION as text, a line for each: the virtual time in seconds,
-the host, what happened. The same seed gives the same text."
+  "Return the history of SIMULATION as text, a line for each event: the virtual time in seconds, the
+host, the event. The same seed gives the same text. On any of its threads, or after its end."
   (with-output-to-string (stream)
     (loop for entry across (history-entries (simulation-history simulation))
           do (write-line (entry-line entry) stream))))
 
 (defun simulation-digest (simulation)
-  "Return an integer that stands for the trace of SIMULATION: equal for equal traces."
+  "Return an integer that stands for the trace of SIMULATION: equal for equal traces. On any of its
+threads, or after its end."
   (history-digest (simulation-history simulation)))
 
 (defun detail-p (entry)
@@ -117,8 +119,8 @@ the host, what happened. The same seed gives the same text."
       (eq :trace (first (entry-arguments entry)))))
 
 (defun write-history (simulation &optional (stream *standard-output*) (most 200))
-  "Write how SIMULATION went to STREAM: the last MOST lines of its trace, and of those before what
-is neither a packet nor told by a tracer."
+  "Write the history of SIMULATION to STREAM: the last MOST lines of its trace, and of the lines
+before those that are neither packets nor a tracer's. On any of its threads, or after its end."
   (loop with entries = (history-entries (simulation-history simulation))
         with start = (- (length entries) most)
         for i from 0
@@ -129,7 +131,7 @@ is neither a packet nor told by a tracer."
 ;;; Life
 
 (defun end-tasks (simulation)
-  "End what has not ended by itself."
+  "End the tasks and loops that have not ended by themselves."
   (loop for task = (first (simulation-tasks simulation))
         while task
         do (setf (task-killed task) t)
@@ -155,7 +157,7 @@ is neither a packet nor told by a tracer."
 (defun make-simulation (&key (seed 1) (latency '(0.0001 0.002)) (losses 0) (limit 600)
                           (steps 1000000))
   "Return a new simulation, made with the options of WITH-SIMULATION, for CALL-IN-SIMULATION and
-then CLOSE-SIMULATION. For those who cannot do everything in the body of WITH-SIMULATION."
+then CLOSE-SIMULATION. For programs that cannot do everything in the body of WITH-SIMULATION."
   (%make-simulation :seed seed :chance (make-chance seed)
                     :now +beginning-ns+
                     :end-ns (+ +beginning-ns+ (seconds-ns limit))
@@ -166,7 +168,7 @@ then CLOSE-SIMULATION. For those who cannot do everything in the body of WITH-SI
 
 (defun call-in-simulation (simulation function)
   "Call FUNCTION with SIMULATION, of MAKE-SIMULATION, in which this thread is meanwhile, on the host
-\"home\"; return what it returns."
+\"home\"; return its values."
   (when *simulation* (misuse "This thread is in a simulation already."))
   (let* ((*simulation* simulation)
          (*log-function* (lambda (level event &rest plist)
@@ -199,16 +201,16 @@ is, a million by default."
        (call-with-simulation #',function ,@options))))
 
 (defun idle-p (simulation)
-  "True if nothing of SIMULATION is left to do but what timers may bring."
+  "True if SIMULATION has nothing left to do except the work of later timers."
   (and (zerop (event-queue-count (simulation-event-queue simulation)))
        (null (simulation-tasks simulation))
        (zerop (length (find-candidates simulation)))))
 
 (defun settle (&key (timeout 1))
-  "Let the simulation of this thread go on until nothing is left to do but what timers may bring,
-TIMEOUT virtual seconds at most; return true if that came. Not in what a loop runs."
+  "Let the simulation of this thread go on until nothing is left to do except the work of later
+timers, TIMEOUT virtual seconds at most; return true if that came. Not in code that a loop runs."
   (wait-until (lambda () (idle-p *simulation*)) :timeout timeout))
 
 (defun forget-history (simulation)
-  "Begin the trace of SIMULATION anew."
+  "Empty the trace of SIMULATION. In a simulation, on any of its threads."
   (setf (fill-pointer (history-entries (simulation-history simulation))) 0))

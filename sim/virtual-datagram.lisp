@@ -1,7 +1,6 @@
-;;;; Datagrams between hosts, as UDP has them: each is on its way for itself, so that one may
-;;;; overtake another; one that is lost, or meets a partition, never comes; one to a port where
-;;;; nobody answers is refused. Who asks has a socket; who answers is a function of a host, see
-;;;; SERVE-DATAGRAMS.
+;;;; Datagrams between hosts, as with UDP: each travels on its own, so one may overtake another; one
+;;;; that is lost, or meets a partition, never comes; one to a port without a server is refused. The
+;;;; client has a socket; the server is a function of a host, see SERVE-DATAGRAMS.
 
 (in-package #:clgrpc.sim)
 
@@ -13,8 +12,8 @@
     (socket-descriptor socket)))
 
 (defun carry-datagram (from to octets function)
-  "Have FUNCTION called with OCTETS when they have come from the host FROM to the host TO, if they
-do."
+  "Call FUNCTION with OCTETS when they arrive from the host FROM at the host TO, unless they are
+lost."
   (let ((simulation (host-simulation from)))
     (unless (or (parted-p simulation from to) (lost-p simulation))
       (add-plan (simulation-event-queue simulation)
@@ -22,7 +21,7 @@ do."
                 function octets))))
 
 (defun send-datagram (socket octets start end)
-  "As send(2) on SOCKET, which is connected: what failed before is told now."
+  "As send(2) on SOCKET, which is connected: an earlier failure is reported now."
   (let ((failure (shiftf (socket-failure socket) 0))
         (host (socket-host socket)))
     (cond ((plusp failure) (- failure))
@@ -60,7 +59,7 @@ do."
     (tell socket (logior loop:+readable+ loop:+failed+))))
 
 (defun receive-datagram (socket octets start end)
-  "As recv(2): the next datagram, and of that what fits."
+  "As recv(2): the next datagram, or its part that fits."
   (let ((failure (shiftf (socket-failure socket) 0)))
     (cond ((plusp failure) (- failure))
           ((null (socket-incoming socket)) (- os:+eagain+))

@@ -36,7 +36,7 @@ def _address(port):
 
 
 def configuration(port, backend):
-    """What Envoy is told to listen on PORT and to forward to the port BACKEND."""
+    """Envoy's configuration to listen on PORT and to forward to the port BACKEND."""
     routes = [{"match": {"prefix": "/"}, "route": {"cluster": "backend", "timeout": "0s"}}]
     http = {"@type": FILTERS + "network.http_connection_manager.v3.HttpConnectionManager",
             "stat_prefix": "web",

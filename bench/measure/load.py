@@ -1,4 +1,4 @@
-"""One run of h2load with a unary gRPC call, and what it reports."""
+"""One run of h2load with a unary gRPC call, and its report."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def first_feature():
 
 
 def rate_of(text):
-    """Requests a second in TEXT, what h2load has printed."""
+    """Requests a second in TEXT, the output of h2load."""
     return float(re.search(r"finished in [^,]*, ([\d.]+) req/s", text)[1])
 
 

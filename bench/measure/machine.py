@@ -39,7 +39,7 @@ def _tonic():
 
 
 def description():
-    """What a reader must know to judge figures: machine, versions, time."""
+    """The facts that a reader needs to judge figures: machine, versions, time."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "processor": _processor(),

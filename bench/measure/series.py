@@ -1,5 +1,5 @@
-"""Runs of several rows and sides in turn, so that whatever else the machine does falls on all of
-them, and the medians of what they measured."""
+"""Runs of several rows and sides in turn, so that the machine's other load falls on all of them,
+and the medians of their measurements."""
 
 import json
 import statistics
@@ -14,8 +14,8 @@ def medians(runs):
 
 
 def kept(value):
-    """Return what is kept of VALUE in a file: of runs the least and the greatest of each figure, beside the
-    medians; of figures five digits."""
+    """Return the parts of VALUE that are kept in a file: of runs the least and the greatest of each
+    figure, beside the medians; of figures five digits."""
     if isinstance(value, dict):
         short = {key: kept(part) for key, part in value.items() if key != "runs"}
         for name, choose in [("least", min), ("most", max)] if "runs" in value else []:

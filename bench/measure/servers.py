@@ -31,8 +31,8 @@ def tonic():
 
 
 class FileServer(support.Server):
-    """nghttpd, which does not say when it listens and cannot pick a port; BEHIND is what stands
-    behind the port on its command line."""
+    """nghttpd, which does not say when it listens and cannot pick a port; BEHIND is the part of its
+    command line after the port."""
 
     def __init__(self, command, environment=None, behind=()):
         super().__init__(command, environment)

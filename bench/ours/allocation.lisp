@@ -1,12 +1,12 @@
-;;;; What a unary call conses, and what the octets are. Without a collection between them, a
-;;;; histogram of the heap before and one after many calls differ by what these calls have
-;;;; allocated; the sum by GET-BYTES-CONSED says whether the histogram is whole. Loaded behind
+;;;; The allocation of a unary call, in octets and by kind of object. Without a collection between
+;;;; them, a histogram of the heap before and one after many calls differ by the calls' allocations;
+;;;; the sum by GET-BYTES-CONSED shows whether the histogram is complete. Loaded after
 ;;;; scripts/load.lisp by bench/parts/allocation.py, in one of two roles:
 ;;;;
 ;;;; - With an address in CLGRPC_ADDRESS it calls that server, first blocking, then with futures,
 ;;;;   and prints a line of JSON for each.
 ;;;; - Else it serves `bench` and prints `listening on HOST:PORT`; a line on standard input takes
-;;;;   the first heap histogram, the next prints a line of JSON with what came since.
+;;;;   the first heap histogram, the next prints a line of JSON with the allocations since.
 
 (in-package #:clgrpc.scripts)
 
@@ -22,7 +22,7 @@
 ;;; A heap histogram
 
 (defun print-difference (name before after calls consed)
-  "Print a line of JSON: what AFTER has more than BEFORE, per call."
+  "Print a line of JSON: the difference of AFTER and BEFORE, per call."
   (format t "{\"name\":~S,\"calls\":~D,\"consed_per_call\":~,1F,\"kinds\":["
           name calls (/ consed calls))
   (let ((comma ""))

@@ -1,5 +1,5 @@
-;;;; What balancing and retries cost a client, paired in one run: blocking unary calls to three
-;;;; servers of other processes, in alternate blocks on a channel by pick_first and one by
+;;;; The cost of balancing and retries for a client, paired in one run: blocking unary calls to
+;;;; three servers of other processes, in alternate blocks on a channel by pick_first and one by
 ;;;; round_robin, then one with a retry policy and throttling. Prints CPU seconds of the calling
 ;;;; thread, which drives the client's loop, and octets consed for a call of each, and the ratio of
 ;;;; the medians.

@@ -1,15 +1,14 @@
 ;;;; The calls of a cluster's nodes: our side of the part cluster, as bench/peers/cluster.go is
-;;;; Go's. Loaded behind scripts/load.lisp by bench/parts/cluster.py. Prints "ready" and then
-;;;; answers each line of standard input, a JSON object, with one: by its `do`
+;;;; Go's. Loaded after scripts/load.lisp by bench/parts/cluster.py. Prints "ready" and then answers
+;;;; each line of standard input, a JSON object, with one: by its `do`
 ;;;;
-;;;; - `serve` begins to serve and tells the `address`;
-;;;; - `counters` tells what the process has used: `octets` consed and `cpu_ns`;
-;;;; - `objects` makes `calls` calls of `case` between two heap histograms of the heap and tells how
-;;;; many
-;;;;   objects each has allocated, on both sides if the server is this process;
+;;;; - `serve` begins to serve and returns the `address`;
+;;;; - `counters` returns the process's consumption: `octets` consed and `cpu_ns`;
+;;;; - `objects` makes `calls` calls of `case` between two heap histograms of the heap and returns
+;;;;   how many objects each has allocated, on both sides if the server is this process;
 ;;;; - `measure` makes calls of `case` to `address` for `milliseconds`, `callers` at once in the
 ;;;;   `manner` "threads" (threads that block) or "ahead" (one thread, which awaits the oldest of
-;;;;   them), and tells how many (`operations`), nanoseconds per call of all callers together
+;;;;   them), and returns how many (`operations`), nanoseconds per call of all callers together
 ;;;;   (`ns`), and p50 and p99 of the latencies in µs.
 
 (in-package #:clgrpc.scripts)

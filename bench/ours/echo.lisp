@@ -1,5 +1,5 @@
 ;;;; The servers of bench/parts/echo.py: that of examples/async, or if CLGRPC_ECHO is `copy` one
-;;;; whose callback gets a fresh vector, as cl-async's does. Loaded behind scripts/load.lisp; prints
+;;;; whose callback gets a fresh vector, as cl-async's does. Loaded after scripts/load.lisp; prints
 ;;;; `listening on HOST:PORT`.
 
 (in-package #:clgrpc.scripts)

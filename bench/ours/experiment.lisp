@@ -1,5 +1,5 @@
-;;;; What bench/experiment.py has measured, as text, JSON and a page. CLGRPC_MANIFEST names what it
-;;;; has written, CLGRPC_RESULTS the directory for the results.
+;;;; The results of bench/experiment.py, as text, JSON and a page. CLGRPC_MANIFEST names the file
+;;;; that it has written, CLGRPC_RESULTS the directory for the results.
 
 (load (merge-pathnames "../../scripts/load.lisp" *load-truename*))
 (in-package #:clgrpc.scripts)
@@ -70,7 +70,7 @@
   (report:compare-values name :time :less (figure before name) (figure after name)))
 
 (defun comparisons ()
-  "What our server is beside the others, under each load: lists (load peer comparisons)."
+  "Our server compared with the others, under each load: lists (load peer comparisons)."
   (loop for load in (loads)
         append (loop for peer in (rest (servers))
                      collect (list load peer
@@ -98,7 +98,7 @@
                      collect (list* server load (full-speed-figures server load)))))
 
 (defun load-ratio (server load other figures)
-  "What LOAD costs a call against SERVER, as a share of what OTHER does; FIGURES gives both."
+  "The cost of LOAD per call against SERVER, as a share of OTHER's; FIGURES gives both."
   (/ (funcall figures server load) (funcall figures server other)))
 
 (defun at-rate-ratio (server)
@@ -256,7 +256,7 @@
                              (list (percentile-chart load) (figure-table load))))
     (loop for (load peer comparisons) in (comparisons)
           collect (comparison-card load peer comparisons))
-    (page:card "What the loads cost"
+    (page:card "The cost of the loads"
                (list (page:table '(("server") ("load") ("calls a second" :number)
                                    ("load CPU a call" :number) ("server CPU a call" :number))
                                  (full-speed-cells) :label "Full speed")

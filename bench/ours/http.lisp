@@ -1,5 +1,5 @@
-;;;; The server of bench/parts/http_get.py: /healthz of a server with a health service. Loaded
-;;;; behind scripts/load.lisp; prints `listening on HOST:PORT`.
+;;;; The server of bench/parts/http_get.py: /healthz of a server with a health service. Loaded after
+;;;; scripts/load.lisp; prints `listening on HOST:PORT`.
 
 (in-package #:clgrpc.scripts)
 

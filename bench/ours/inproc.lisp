@@ -1,8 +1,7 @@
 ;;;; Calls within a process: our side of the part inproc, as tests/peers/inproc.go is Go's. Loaded
-;;;; behind scripts/load.lisp by bench/parts/inproc.py. Prints "ready" and then, for each line of
-;;;; standard input, makes one measurement and prints what came of it as a line of JSON: per
-;;;; operation wall-clock time, CPU of the process and octets consed, and latencies in µs if they
-;;;; are wanted.
+;;;; after scripts/load.lisp by bench/parts/inproc.py. Prints "ready" and then, for each line of
+;;;; standard input, makes one measurement and prints its results as a line of JSON: per operation
+;;;; wall-clock time, CPU of the process and octets consed, and latencies in µs if they are wanted.
 ;;;;
 ;;;; A line is a JSON object: `transport`, see CONNECT; `case`, see DEFINE-CASE; `octets`, the
 ;;;; length of a message; `callers`, how many threads call at once; `latencies`, true to take the
@@ -30,7 +29,7 @@
 
 (in-package #:clgrpc.bench.exchange)
 
-;;; The service: what comes goes back
+;;; The service: requests go back
 
 (defconstant +streamed+ 100 "The messages of a stream.")
 
@@ -205,8 +204,8 @@ before it begins, which returns once all have called theirs; return the list of 
           collect (cons name (/ (load:histogram-quantile latencies share) 1d3)))))
 
 (defun measure (case channel &key octets callers latencies milliseconds)
-  "Return what came of one measurement, an alist. Its time is from when all callers are there until
-the last has made its last operation."
+  "Return the results of one measurement, an alist. Its time is from when all callers are there
+until the last has made its last operation."
   (let* ((value (base:make-octets octets))
          (histograms '())
          (lock (sb-thread:make-mutex))
@@ -249,8 +248,8 @@ the last has made its last operation."
                             :milliseconds (field "milliseconds")))))
 
 (defun touch-nursery ()
-  "Use the memory that is allocated between two collections until they leave it as it is: whoever is
-first at a page waits for the kernel, in a process that has just begun."
+  "Use the memory that is allocated between two collections until they leave it as it is: in a new
+process the first access to a page waits for the kernel."
   (let ((octets (base:make-octets 0)))
     (loop repeat (ceiling (* 5 (sb-ext:bytes-consed-between-gcs)) 1024)
           do (setf octets (base:make-octets 1000)))

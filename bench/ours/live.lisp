@@ -1,6 +1,6 @@
 ;;;; The server of bench/parts/live.py: `clgrpc serve bench` in an image with much live data, a
 ;;;; table of CLGRPC_RECORDS small records, of which a thread replaces CLGRPC_RENEWALS a second.
-;;;; Loaded behind scripts/load.lisp with the arguments of `serve` in CLGRPC_SERVE. Once all records
+;;;; Loaded after scripts/load.lisp with the arguments of `serve` in CLGRPC_SERVE. Once all records
 ;;;; are there it prints for each line on standard input, without collecting garbage, `heap=N
 ;;;; stopped=N`: the octets in use, and the milliseconds of processor time of the longest collection
 ;;;; since the line before.

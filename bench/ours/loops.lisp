@@ -1,5 +1,5 @@
 ;;;; The client of bench/parts/loops.py: several channels, on several event loops or on one. Loaded
-;;;; behind scripts/load.lisp. Prints `ready`, and for each line on standard input, an s-expression
+;;;; after scripts/load.lisp. Prints `ready`, and for each line on standard input, an s-expression
 ;;;;
 ;;;;   (MANNER MAX-CLIENT-LOOPS MILLISECONDS (ADDRESS CORE)…)
 ;;;;

@@ -1,4 +1,4 @@
-;;;; Encoding and decoding by generated coders, beside Go's (protobuf.go). Loaded behind
+;;;; Encoding and decoding by generated coders, beside Go's (protobuf.go). Loaded after
 ;;;; scripts/load.lisp by bench/parts/protobuf.py, this saves a program as CLGRPC_PROGRAM, as
 ;;;; bin/clgrpc is one, and as Go's is built. The program writes the serialized form of every row's
 ;;;; message to the directory that is its argument, prints "ready", and then answers lines of

@@ -1,14 +1,15 @@
 ;;;; Many workers, workflows and watchers at the nodes of a cluster, for the part scale. They are
 ;;;; calls of this process: a worker is a session that is kept and a claim that waits, as
-;;;; START-WORKER has them; a watcher is a call that waits for changes of one workflow. Loaded
-;;;; behind scripts/load.lisp by bench/parts/scale.py. Prints "ready" and then answers each line of
+;;;; START-WORKER has them; a watcher is a call that waits for changes of one workflow. Loaded after
+;;;; scripts/load.lisp by bench/parts/scale.py. Prints "ready" and then answers each line of
 ;;;; standard input, a JSON object, with one: by its `do`
 ;;;;
-;;;; - `reach` tells which nodes there are, `addresses`;
-;;;; - `workflows`, `workers` and `watchers` begin `count` of these, and tell in how many seconds;
+;;;; - `reach` takes the nodes' `addresses`;
+;;;; - `workflows`, `workers` and `watchers` begin `count` of these, and return the seconds that it
+;;;;   took;
 ;;;; - `told` gives `count` workflows that are watched the signal that they wait for, one after the
-;;;;   other, and tells the p50 and p99, in ms, of how long the watcher then waits;
-;;;; - `failures` tells how many calls have failed so far.
+;;;;   other, and returns the p50 and p99, in ms, of the watcher's wait after that;
+;;;; - `failures` returns how many calls have failed so far.
 
 (in-package #:clgrpc.scripts)
 
@@ -28,16 +29,16 @@
 (defconstant +claim-ms+ 20000 "How long a claim waits, as those of our workers do.")
 
 (defvar *addresses* '())
-(defvar *channels* '() "All channels for what waits, with how many calls each has.")
+(defvar *channels* '() "All channels of waiting calls, with the number of calls of each.")
 (sb-ext:defglobal **failures** 0)
 (declaim (type fixnum **failures**))
 (defvar *ended* (make-hash-table :test 'equal :synchronized t)
-  "From ids of watched workflows to when their end was told.")
+  "From ids of watched workflows to the times at which their end was reported.")
 
 (defun note-failure () (sb-ext:atomic-incf **failures**))
 
 (defun waiting-channel (i)
-  "The channel for the call I of those that wait, at each node by turns."
+  "The channel for the waiting call number I, at each node by turns."
   (let ((place (floor i +calls-per-channel+)))
     (loop while (<= (length *channels*) place)
           do (let ((address (elt *addresses* (mod (length *channels*) (length *addresses*)))))
@@ -122,7 +123,8 @@
                                       (unless (gethash id *ended*) (note-failure))))))))
 
 (defun tell (count)
-  "Signal COUNT workflows that are watched; return the quantiles of how long it takes to be told."
+  "Signal COUNT workflows that are watched; return the quantiles of the time until the watcher gets
+the end."
   (let ((latencies (load:make-histogram)) (channel (grpc:make-channel (first *addresses*))))
     (loop for i below count
           for id = (id-of i)

@@ -1,10 +1,10 @@
 ;;;; The services of a cluster as they are, for the part services: a node with its membership,
-;;;; workflows and Raft's transport, called over loopback by one caller. Loaded behind
+;;;; workflows and Raft's transport, called over loopback by one caller. Loaded after
 ;;;; scripts/load.lisp by bench/parts/services.py. Prints "ready" and then answers each line of
 ;;;; standard input, a JSON object, with one: by its `do`
 ;;;;
 ;;;; - `serve` starts a node whose state is in `store`, "memory" or "etcd:HOST:PORT";
-;;;; - `measure` makes calls of `case` to it for `milliseconds`, one after the other, and tells
+;;;; - `measure` makes calls of `case` to it for `milliseconds`, one after the other, and returns
 ;;;;   nanoseconds per call (`ns`), and p50 and p99 of the latencies in µs.
 
 (in-package #:clgrpc.scripts)

@@ -1,11 +1,11 @@
-;;;; Many workflows that wait for one moment, for the part capacity. Loaded behind scripts/load.lisp
+;;;; Many workflows that wait for one moment, for the part capacity. Loaded after scripts/load.lisp
 ;;;; by bench/parts/capacity.py. Prints "ready" and then answers each line of standard input, a JSON
 ;;;; object, with one: by its `do`
 ;;;;
 ;;;; - `start` starts `count` workflows at the nodes `addresses`, whose store is `etcd`, that wait
-;;;;   until one moment, and tells when that is (`due`, seconds since 1970);
-;;;; - `await` waits until `count` have completed, and tells how many seconds after it that was
-;;;;   (`late`).
+;;;;   until one moment, and returns that moment (`due`, seconds since 1970);
+;;;; - `await` waits until `count` have completed, and returns the seconds from the moment until
+;;;;   then (`late`).
 
 (in-package #:clgrpc.scripts)
 

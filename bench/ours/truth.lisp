@@ -1,5 +1,5 @@
 ;;;; The server of bench/truth.py: GetFeature of the RouteGuide with the delays of
-;;;; tests/tools/load/known.lisp. Loaded behind scripts/load.lisp; CLGRPC_DELAYS says which:
+;;;; tests/tools/load/known.lisp. Loaded after scripts/load.lisp; CLGRPC_DELAYS names them:
 ;;;; constant, exponential or stall. Prints `listening on HOST:PORT` and serves until it is ended.
 
 (in-package #:clgrpc.scripts)

@@ -1,5 +1,5 @@
 ;;;; Workflows of echo steps, done by two nodes and two workers of 16 tasks each, on an etcd.
-;;;; Loaded behind scripts/load.lisp by bench/workflows with the arguments: etcd's endpoint, a
+;;;; Loaded after scripts/load.lisp by bench/workflows with the arguments: etcd's endpoint, a
 ;;;; namespace, how many workflows, how many steps each has, and the octets of the input. Prints
 ;;;; "ready" once nodes and workers are there, waits for a line, does the workflows, and prints the
 ;;;; seconds that took and the requests that were made to see how far they are.

@@ -1,5 +1,5 @@
-"""What a unary call conses on the server and on the client: octets by GET-BYTES-CONSED, and a
-histogram of the heap that says what they are (allocation.lisp)."""
+"""The allocation of a unary call on the server and on the client: octets by GET-BYTES-CONSED, and a
+histogram of the heap by kind of object (allocation.lisp)."""
 
 import json
 import os

@@ -1,5 +1,5 @@
-"""What one etcd carries: how many workflows a second and with how many octets each, and how soon
-20,000 timers of one moment are done, by one node and by two. Nodes, workers and etcd share the machine, so a
+"""The capacity of one etcd: workflows a second, octets for each, and the time until 20,000 timers
+of one moment are done, by one node and by two. Nodes, workers and etcd share the machine, so a
 second node adds nothing where its processors are the bound."""
 
 import contextlib

@@ -1,8 +1,8 @@
 """The delayed-answer test: every connection sends a request, which the server answers some seconds
 later on the same socket, and connections pile up. How many are held and answered, how late the
-answers are, and what a connection takes of the server's memory: the slope of what is resident
-between a thousand connections and as many as one process may have descriptors for, after a full
-collection. The clients are the same for all servers: a thread with an epoll descriptor."""
+answers are, and the server's memory for a connection: the slope of resident memory between a
+thousand connections and as many as one process may have descriptors for, after a full collection.
+The clients are the same for all servers: a thread with an epoll descriptor."""
 
 import contextlib
 import json
@@ -66,7 +66,7 @@ class Crowd(driven.Load):
         self._expect("asked")
 
     def figures(self):
-        """What came of it, once all have been answered or given up."""
+        """The results, once all requests have been answered or given up."""
         return json.loads(self._expect("{"))
 
 
@@ -94,7 +94,7 @@ def most_connections():
 
 
 def run(kind, delay, most, server, core):
-    """Have one server hold FEW and then MOST connections; what it takes for each, and how it
+    """Let one server hold FEW and then MOST connections; return its memory for each, and its
     answers."""
     memory, collections, kernel, lost = {}, {}, {}, 0
     with Crowd(kind, delay, sources(2), server.address, core) as crowd:
@@ -176,7 +176,7 @@ def delayed(address, delay):
 
 
 class Kind:
-    """gRPC or plain TCP: what the client calls it, our server, a function of its address and the
+    """gRPC or plain TCP: the client's name for it, our server, a function of its address and the
     delay that returns its command and environment, and Go's, whose name is PEER."""
 
     def __init__(self, word, ours, peer, go):
@@ -226,7 +226,7 @@ def comparisons(results):
 
 
 def paper(row):
-    """What a million of the connections of ROW would take."""
+    """The memory of a million of the connections of ROW."""
     ours = row["sides"]["clgrpc"]["median"]
     count, few = 1000000, row["connections"]
     gigabytes = count * ours["waiting_octets"] / 1e9

@@ -1,6 +1,6 @@
-"""What the project has set itself, and how far it is: for each goal a bound and the figure that
-must not exceed it. A ratio is ours to a peer's; of throughput, the peer's to ours, so that less is
-better everywhere."""
+"""The project's goals, and their state: for each goal a bound and the figure that must not exceed
+it. A ratio is ours to a peer's; of throughput, the peer's to ours, so that less is better
+everywhere."""
 
 import re
 

@@ -44,7 +44,7 @@ class Server(support.Server):
 
 
 def paced(peer, core, seconds, address):
-    """What small calls at a fixed rate take."""
+    """The latencies of small calls at a fixed rate."""
     done = subprocess.run(machine.pinned(core, [peer, "paced-client", "-rate", str(RATE), "-time",
                                                 "%gs" % seconds, address]),
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -55,7 +55,7 @@ def paced(peer, core, seconds, address):
 
 
 def beside(row, peer, core, seconds, address):
-    """The command of what else the server has to do in ROW, or None."""
+    """The command of the server's other load in ROW, or None."""
     if row["phase"] == PHASES[0]["phase"]:
         return None
     arguments = (["load", "-method", "get-feature", "-clients", "10", "-duration", "%gs" % seconds]

@@ -21,13 +21,13 @@ PROGRAM = support.lisp_command("scripts/load.lisp", "bench/ours/loops.lisp")
 ALONE, OWN, SHARED, APART = ("one alone", "two, a loop each", "two, one loop",
                              "two, a process each")
 ONE, TWO = "one loop", "two loops"
-# row: what is done; side: loops allowed, channels of a process, processes
+# row: the work; side: loops allowed, channels of a process, processes
 CALLERS = {ALONE: (0, 1, 1), OWN: (0, 2, 1), SHARED: (1, 2, 1), APART: (0, 1, 2)}
 LOOPS = {ONE: (1, 2, 1), TWO: (2, 2, 1)}
 
 
 class Side:
-    """A way to share loops: NAME and what the client is told."""
+    """A way to share loops: NAME and the client's settings."""
 
     def __init__(self, name, places):
         self.name, (self.limit, self.channels, self.processes) = name, places
@@ -62,7 +62,7 @@ class Client:
 
 
 def figures(side, manner, clients, servers, milliseconds):
-    """What one run of SIDE comes to."""
+    """The figures of one run of SIDE."""
     places = [(server.address, core) for server, core in zip(servers, machine.cores())]
     busy = [(client, places[i * side.channels:(i + 1) * side.channels])
             for i, client in enumerate(clients[:side.processes])]

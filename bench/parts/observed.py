@@ -1,8 +1,8 @@
-"""What it costs a server's CPU to be observed: unary GetFeature at 10 connections with 100 calls at
+"""The cost of observation in a server's CPU: unary GetFeature at 10 connections with 100 calls at
 once each, with and without metrics, and with metrics, traces of which 1 % are recorded and an
-access log of 1 %; beside it grpc-go with and without its OpenTelemetry plugin. Runs are short
-and many, and each figure is the median of its ratio to the run without observers of the same round,
-since the speed of a machine drifts by more than what is to be seen."""
+access log of 1 %; beside it grpc-go with and without its OpenTelemetry plugin. Runs are short and
+many, and each figure is the median of its ratio to the run without observers of the same round,
+since the speed of a machine drifts by more than the expected difference."""
 
 import shlex
 import statistics

@@ -1,6 +1,7 @@
-"""Latency of GetFeature when requests come at a fixed rate, whatever the answers do: ghz at 5,000 a
-second, our server, grpc-go and tonic in turn, in as many slices as there are rounds. The quantiles
-are those of all calls of a server together, exact, since ghz tells the latency of each."""
+"""Latency of GetFeature when requests come at a fixed rate, independent of the answers: ghz at
+5,000 a second, our server, grpc-go and tonic in turn, in as many slices as there are rounds. The
+quantiles are those of all calls of a server together, exact, since ghz lists the latency of
+each."""
 
 import bisect
 import json

@@ -1,6 +1,6 @@
 """Encoding and decoding of messages, ours beside Go's google.golang.org/protobuf: the same octets,
-on one core in turn. Decoding includes reading every field of what was decoded; time is the CPU of
-the whole process, so garbage collection counts on both sides."""
+on one core in turn. Decoding includes reading every field of the decoded message; time is the CPU
+of the whole process, so garbage collection counts on both sides."""
 
 import contextlib
 import json

@@ -73,7 +73,7 @@ def aims(parts, found):
 
 
 def write(parts):
-    """Write the page from what results there are of PARTS, modules by name."""
+    """Write the page from the present results of PARTS, modules by name."""
     found = {}
     for name in parts:
         path = os.path.join(RESULTS, name + ".json")

@@ -1,6 +1,7 @@
 """A cluster with much to remember and little to do: two nodes, one etcd of one member, 100,000 workflows
-that wait for a signal, 1,000 workers without tasks, 10,000 watchers, one of these after the other. What
-each costs etcd and the nodes, in processor time, memory and requests, while nothing happens."""
+that wait for a signal, 1,000 workers without tasks, 10,000 watchers, one of these after the other.
+Measures the cost of each for etcd and the nodes, in processor time, memory and requests, while
+nothing happens."""
 
 import contextlib
 import os
@@ -60,7 +61,7 @@ def requests(etcd):
 
 
 def figures(etcd, nodes, seconds):
-    """What etcd and the nodes use while nothing happens."""
+    """The consumption of etcd and the nodes while nothing happens."""
     pids = [etcd.process.pid, *(node.process.pid for node in nodes)]
     before, began = requests(etcd), [cpu_seconds(pid) for pid in pids]
     time.sleep(seconds)

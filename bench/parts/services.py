@@ -1,6 +1,7 @@
 """The services of a cluster as they are, one call after the other over loopback: a node whose state is in
-an etcd of one member, beside one whose state is in the engine in memory. What a call costs beyond the
-transport is its store: Join and Leave each wait for etcd's disk several times, reads once for etcd."""
+an etcd of one member, beside one whose state is in the engine in memory. The cost of a call beyond
+the transport is its store: Join and Leave each wait for etcd's disk several times, reads once for
+etcd."""
 
 import contextlib
 

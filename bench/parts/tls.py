@@ -1,5 +1,5 @@
-"""Server CPU per unary GetFeature over TLS, as the part unary measures it without. What TLS costs
-per octet and per turn is in it, handshakes are not: connections stay."""
+"""Server CPU per unary GetFeature over TLS, as the part unary measures it without. It includes the
+cost of TLS per octet and per turn, but no handshakes: connections stay."""
 
 import shlex
 import tempfile

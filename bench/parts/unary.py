@@ -32,7 +32,7 @@ def counters(server):
 
 
 class Runs:
-    """What a run needs besides its row and its server."""
+    """The settings of a run besides its row and its server."""
 
     def __init__(self, call, seconds, core):
         self.call, self.seconds, self.core = call, seconds, core

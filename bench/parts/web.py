@@ -65,7 +65,8 @@ def command(row, address, requests, body):
 
 
 class Runs:
-    """What runs need: FOLDER for bodies, SECONDS that each takes, and the CORE of the load."""
+    """The settings of runs: FOLDER for bodies, SECONDS that each takes, and the CORE of the
+    load."""
 
     def __init__(self, folder, seconds, core):
         self.folder, self.seconds, self.core = folder, seconds, core

@@ -1,13 +1,13 @@
 ;;;; The identities of a peer, as its certificate has them: a SPIFFE identity, which is a URI with a
 ;;;; trust domain and a path, whole; names of kind DNS; and the common name of the subject if the
 ;;;; certificate has neither, valid or not. A certificate with several URIs proves no SPIFFE
-;;;; identity, as X.509-SVID has it (sections 2 and 5.1), and one that is not written as SPIFFE-ID
-;;;; has it (section 2) is none: a segment of its path cannot hide others. Upper and lower case
-;;;; differ, since "a" and "A" are two members.
+;;;; identity, as X.509-SVID has it (sections 2 and 5.1), and a URI that is not written as SPIFFE-ID
+;;;; has it (section 2) does not count as an identity: a segment of its path cannot hide others.
+;;;; Upper and lower case differ, since "a" and "A" are two members.
 
 (in-package #:clgrpc.authority)
 
-(defparameter *spiffe-scheme* "spiffe://" "What a SPIFFE identity begins with.")
+(defparameter *spiffe-scheme* "spiffe://" "The prefix of each SPIFFE identity.")
 
 (defun spiffe-p (text)
   "True if TEXT is meant as a SPIFFE identity, or a pattern of them."
@@ -42,7 +42,7 @@ fragment, nothing percent-encoded, no segment that is empty, a dot or two."
 
 (defun common-name (subject)
   "The common name in SUBJECT, a name as RFC 2253 writes it, or nil. A subject with an escaped or a
-quoted character anywhere has none: what stands behind that character may look like a name."
+quoted character anywhere has no common name: the text after that character may look like a name."
   (unless (find-if (lambda (char) (find char "\\\"")) subject)
     (loop for part in (uiop:split-string subject :separator ",+")
           when (uiop:string-prefix-p "CN=" part) return (subseq part 3))))

@@ -1,5 +1,6 @@
-;;;; Who may do what at the services of a cluster: roles, given to the identities that certificates
-;;;; prove. The files, from the ground up: identities of a peer; patterns of identities; roles.
+;;;; The permissions of a cluster's services. Identities, which certificates prove, have roles; a
+;;;; role permits calls. The files, from the ground up: identities of a peer; patterns of
+;;;; identities; roles.
 
 (defpackage #:clgrpc.authority
   (:use #:cl #:clgrpc.base)

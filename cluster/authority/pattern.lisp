@@ -1,5 +1,5 @@
 ;;;; Patterns of identities: an identity, in which * stands for one label of a DNS name or for one
-;;;; segment of the path of a SPIFFE identity, and {name} for the member that somebody wants to be.
+;;;; segment of the path of a SPIFFE identity, and {name} for the member that the peer asks to be.
 
 (in-package #:clgrpc.authority)
 
@@ -9,7 +9,7 @@
   (spiffe-p nil :type boolean :read-only t) ; it is of SPIFFE identities
   (parts '() :type list :read-only t))  ; strings, :SEGMENT and :NAME
 
-(defparameter *name-place* "{name}" "What stands for the member's name in a pattern.")
+(defparameter *name-place* "{name}" "The part of a pattern that stands for the member's name.")
 
 (defun pattern-separator (spiffe-p)
   (if spiffe-p #\/ #\.))
@@ -33,7 +33,7 @@
         if (eql next star)
           collect :segment
           and do (unless (whole-segment-p text next spiffe-p)
-                   (misuse "In ~S the * is no whole label or segment." text))
+                   (misuse "In ~S the * must be a whole label or segment." text))
                  (setf start (1+ next))
         else
           collect :name
@@ -54,7 +54,7 @@
     (%make-pattern text (and spiffe-p t) (parse-parts text spiffe-p))))
 
 (defun parts-match-p (parts separator text start name)
-  "True if PARTS of a pattern are what TEXT has from START on; NAME stands for :NAME."
+  "True if PARTS of a pattern match TEXT from START on; NAME stands for :NAME."
   (if (null parts)
       (= start (length text))
       (let* ((part (first parts))

@@ -2,16 +2,17 @@
 ;;;; identity of that pattern has that role.
 ;;;;
 ;;;; A caller within the image has all roles. Without TLS, and if no permission is given at all,
-;;;; every caller has them, but for :join. Else nobody has a role that was not given.
+;;;; every caller has all roles except :join. Otherwise a caller has only the roles that were given
+;;;; to it.
 
 (in-package #:clgrpc.authority)
 
 (defparameter *roles* '(:start :work :read :operate :join :raft)
-  "All roles: to start workflows and to signal them; to work on them; to read what is known; to
-cancel and delete; to be a member of the cluster by a call; to send as a member of a Raft group.")
+  "All roles: to start workflows and to signal them; to work on them; to read their state; to cancel
+and delete; to be a member of the cluster by a call; to send as a member of a Raft group.")
 
 (defstruct (permission (:constructor make-permission (role kind pattern)) (:copier nil))
-  "That whoever is of PATTERN has ROLE."
+  "The permission that gives ROLE to every identity that matches PATTERN."
   (role nil :type keyword :read-only t) ; that is given
   (kind nil :type (or null string) :read-only t) ; of tasks, for :work; nil: of all
   (pattern nil :type (or pattern (eql :anyone)) :read-only t)) ; :anyone: without a certificate, too
@@ -21,7 +22,7 @@ cancel and delete; to be a member of the cluster by a call; to send as a member 
   (permissions '() :type list :read-only t)) ; that are given
 
 (document-functions
-  authority-p "True of what MAKE-AUTHORITY returns.")
+  authority-p "True of an authority, as MAKE-AUTHORITY returns.")
 
 (defun check-permission (permission)
   "Return PERMISSION if it is one: a cons of a role and a pattern. A role is :start, :work, :read,
@@ -40,7 +41,7 @@ is also a peer without a certificate. Signal MISUSE otherwise. From any thread."
     (unless (and (member role *roles*)
                  (null more)
                  (or (null kind) (and (eq :work role) (stringp kind))))
-      (misuse "~S is no role; there are ~{~(~S~)~^, ~}, and (:work KIND)." (car permission)
+      (misuse "~S is not a role. The roles are ~{~(~S~)~^, ~}, and (:work KIND)." (car permission)
               *roles*))
     (when (and (search *name-place* (cdr permission)) (not (member role '(:join :raft))))
       (misuse "~A stands in patterns of :join and :raft alone, unlike ~S." *name-place*
@@ -64,7 +65,7 @@ Signal MISUSE. From any thread."
              (some (lambda (identity) (matches-p pattern identity name)) identities)))))
 
 (defun open-p (authority role call)
-  "True if everybody who can connect has ROLE: no permissions were given, and there is no TLS."
+  "True if each peer that can connect has ROLE: no permissions were given, and there is no TLS."
   (and (null (authority-permissions authority))
        (not (eq :join role))
        (null (rpc:call-security call))))
@@ -78,8 +79,8 @@ Signal MISUSE. From any thread."
 
 (defun access-refusal (authority role call &key kind name)
   "Return nil if the peer of CALL, the server's end of a call or nil, has ROLE by AUTHORITY; else
-why not, a string for the peer. KIND is the kind of tasks for :work, or nil; NAME is the member that
-the peer wants to be, for :join, or to send as, for :raft. From any thread."
+the reason, a string for the peer. KIND is the kind of tasks for :work, or nil; NAME is the member
+that the peer asks to be, for :join, or sends as, for :raft. From any thread."
   (unless (or (within-image-p call) (open-p authority role call))
     (let ((identities (call-identities call)))
       (unless (some (lambda (permission) (given-p permission identities role kind name))
@@ -92,14 +93,14 @@ the peer wants to be, for :join, or to send as, for :raft. From any thread."
        (not (eq :none (loop:tls-credentials-client-certificates credentials)))))
 
 (defun authority-warning (authority credentials roles)
-  "Return what a person who starts a server with CREDENTIALS, or nil, by AUTHORITY has to know about
-ROLES, a text such as \"read\", a string; or nil. From any thread."
+  "Return a warning, a string, about AUTHORITY for the operator of a server with CREDENTIALS, or
+nil; ROLES is a text such as \"read\". Return nil if there is nothing to warn of. From any thread."
   (let ((permissions (authority-permissions authority)))
     (cond ((and (null permissions) credentials)
-           (format nil "with TLS and without permissions nobody may ~A by a call" roles))
+           (format nil "with TLS and without permissions no call may ~A" roles))
           ((null permissions)
-           (format nil "without TLS everybody who can connect may ~A" roles))
+           (format nil "without TLS each peer that can connect may ~A" roles))
           ((and (not (certificates-asked-p credentials))
                 (notevery (lambda (permission) (eq :anyone (permission-pattern permission)))
                           permissions))
-           "peers are asked for no certificates, so permissions for names give nothing"))))
+           "the server asks for no certificates: permissions for names have no effect"))))

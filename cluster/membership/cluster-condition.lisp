@@ -1,16 +1,15 @@
-;;;; What may go wrong with a membership, as conditions, and the statuses that callers of the
-;;;; service get for them.
+;;;; The conditions of memberships, and the statuses that callers of the service get for them.
 
 (in-package #:clgrpc.cluster)
 
 (define-condition cluster-error (clgrpc-error)
-  ((text :initarg :text :reader cluster-error-text)) ; what is wrong
+  ((text :initarg :text :reader cluster-error-text)) ; the error, as text
   (:report (lambda (condition stream)
              (format stream "cluster: ~A" (cluster-error-text condition))))
-  (:documentation "A membership is not, or not any more, what it was to be."))
+  (:documentation "A membership could not be begun or changed, or has ended."))
 
 (document-functions
-  cluster-error-text "What is wrong, as text.")
+  cluster-error-text "Return the description of the error, a string.")
 
 (defmacro define-cluster-errors (&body rows)
   "Define conditions, each a row of NAME, the status that a caller of the service gets for it, and
@@ -41,7 +40,7 @@ be: no permission gives it the role.")
   '((etcd:unavailable :unavailable) (etcd:overloaded :resource-exhausted)
     (etcd:space-exceeded :resource-exhausted) (etcd:access-denied :failed-precondition)
     (etcd:compacted :out-of-range) (etcd:future-revision :out-of-range))
-  "The statuses of what the store says; :internal for the rest.")
+  "The statuses of the store's errors; :internal for all others.")
 
 (defun condition-status (condition)
   "The status that a caller of the service gets for CONDITION."

@@ -1,9 +1,9 @@
-;;;; Members, and what they are in the store and in messages. What a peer says of itself is checked
+;;;; Members, and their form in the store and in messages. A peer's description of itself is checked
 ;;;; here, against the limits of proto/cluster/membership.proto.
 ;;;;
 ;;;; A member of CLUSTER is a server that is registered as CLUSTER (etcd/discovery): the same entry
-;;;; says to channels where it is and to nodes which life of the name it is. What only nodes need is
-;;;; the object "member" in the entry's Metadata. A server that was registered without one, as by
+;;;; gives channels its address and nodes its generation. The object "member" in the entry's
+;;;; Metadata has the fields that only nodes need. A server that was registered without one, as by
 ;;;; REGISTER or by another program, is a member, too; its generation is the revision that made its
 ;;;; entry.
 
@@ -11,39 +11,40 @@
 
 (defconstant +longest-name+ 253 "Characters of the name of a member or a cluster.")
 (defconstant +longest-address+ 256 "Octets of an address.")
-(defconstant +longest-instance+ 64 "Octets of what a process calls itself.")
+(defconstant +longest-instance+ 64 "The most octets of a process's instance name.")
 (defconstant +most-labels+ 32 "Labels of a member.")
 (defconstant +longest-labels+ 1024 "Octets of all labels of a member.")
 (defconstant +shortest-lease+ 2 "Seconds; etcd looks twice a second for leases that have ended.")
-(defconstant +longest-lease+ 3600 "Seconds; so long a member that died may seem to be there.")
+(defconstant +longest-lease+ 3600
+  "The most seconds of a lease: so long a member that died may seem to be there.")
 
 (defstruct (cluster-member (:conc-name member-) (:copier nil))
   "A member of a cluster, as it was at some revision of the store."
-  (name "" :type string :read-only t)   ; one member has it at a time
+  (name "" :type string :read-only t)   ; unique among present members
   (generation 0 :type (signed-byte 64) :read-only t) ; which life of the name this is
   (address "" :type string :read-only t) ; where it serves
-  (state :serving :type (member :serving :draining) :read-only t) ; what it is about to do
-  (labels '() :type list :read-only t)  ; an alist of strings, what else it says of itself
-  (lease-seconds 10 :type (signed-byte 32) :read-only t) ; how long it lasts if not renewed; 0: not
-                                        ; said
-  (instance "" :type string :read-only t) ; what its process calls itself
+  (state :serving :type (member :serving :draining) :read-only t) ; its announced next action
+  (labels '() :type list :read-only t)  ; an alist of strings, its description of itself
+  (lease-seconds 10 :type (signed-byte 32) :read-only t) ; seconds that it lasts unless renewed; 0:
+                                                         ; unknown
+  (instance "" :type string :read-only t) ; the name of its process
   (joined 0 :type rational :read-only t)) ; when, in seconds of Unix time
 
 (declaim (sb-ext:freeze-type cluster-member))
 
 (document-functions
   make-cluster-member "Return a member, as JOIN-CLUSTER takes it, with :name, :address, :labels, an
-alist of strings, :lease-seconds, 10 by default, :instance, what its process calls itself, and
-:joined, in seconds of Unix time."
+alist of strings, :lease-seconds, 10 by default, :instance, the name of its process, and :joined, in
+seconds of Unix time."
   cluster-member-p "True of members of a cluster."
   member-name "The name of MEMBER, a string. There is one member of a name at a time."
   member-generation "Which life of its name MEMBER is, an integer greater than that of each before."
   member-address "Where MEMBER serves, a string such as \"10.0.0.7:50051\"."
   member-state ":serving, or :draining once MEMBER has said that it goes."
-  member-labels "What else MEMBER says of itself, an alist of strings."
+  member-labels "Return the labels that MEMBER has given itself, an alist of strings."
   member-lease-seconds "How many seconds MEMBER stays one if its lease is not renewed, 0 if it has
 not said."
-  member-instance "What the process of MEMBER calls itself, a string, perhaps empty."
+  member-instance "Return the instance name of MEMBER's process, a string, perhaps empty."
   member-joined "When MEMBER joined, in seconds of Unix time, by the clock of the node it asked.")
 
 (defmethod print-object ((member cluster-member) stream)
@@ -65,21 +66,21 @@ not said."
               text)))
 
 (defun check-name (text what)
-  "Return TEXT. Signal MISUSE unless it may be a name, of WHAT."
+  "Return TEXT. Signal MISUSE unless it is a valid name; WHAT is the thing that it names, as text."
   (unless (name-p text)
     (misuse "The name of a ~A has 1 to ~D letters, digits and characters of ._-:[], unlike ~A." what
             +longest-name+ (printable-text (princ-to-string text) :limit 300)))
   text)
 
 (defun members-prefix (cluster)
-  "What the keys of the members of CLUSTER, a name, begin with."
+  "The prefix of the keys of the members of CLUSTER, a name."
   (discovery:endpoint-key cluster ""))
 
 (defun member-key (cluster name)
   (discovery:endpoint-key cluster name))
 
 (defun check-member (member)
-  "Return MEMBER. Signal MISUSE if what it says of itself is wrong or too long."
+  "Return MEMBER. Signal MISUSE if its description of itself is wrong or too long."
   (flet ((bound (text limit what)
            (when (< limit (length (string-octets text)))
              (misuse "~A has at most ~D octets." what limit))))
@@ -139,7 +140,7 @@ not said."
 ;;; As entries of the store
 
 (defun member-text (member)
-  "What the store says of MEMBER."
+  "The value that the store has for MEMBER."
   (discovery:endpoint-text
    (member-address member) (member-labels member)
    :state (member-state member)
@@ -150,8 +151,9 @@ not said."
                             ("labels" . ,(member-labels member)))))))
 
 (defun entry-name (entry cluster)
-  "Whose key ENTRY of the store has, which is below the prefix of CLUSTER's members: a name, or nil
-if nobody may be called so. Keys are octets; others than we may write there what they like."
+  "The name of the member whose key ENTRY of the store has, or nil if that is not a valid name. The
+key begins with the prefix of CLUSTER's members. Keys are octets; other programs may write any
+there."
   (let ((name (map 'string #'code-char
                    (subseq (etcd:entry-key-octets entry) (length (members-prefix cluster))))))
     (and (name-p name) name)))
@@ -168,19 +170,20 @@ if nobody may be called so. Keys are octets; others than we may write there what
        :generation (own "generation" '(and (signed-byte 64) (integer 1)) generation)
        :instance (own "instance" 'string "")
        :lease-seconds (own "leaseSeconds" '(signed-byte 32) 0)
-       ;; what a Timestamp can say
+       ;; the range of a Timestamp
        :joined (own "joined" '(integer 0 253402300799) 0)
        :labels (sort (copy-list (own "labels" 'list '())) #'string< :key #'car)))))
 
 (defun parse-entry (entry name)
-  "The member NAME that ENTRY is. Signal a CLGRPC-ERROR if it is not one, or one that nobody could
-be told of."
+  "The member NAME that ENTRY describes. Signal a CLGRPC-ERROR if it describes none, or one that no
+message can describe."
   (multiple-value-bind (said why) (discovery:read-endpoint entry)
     (unless said (misuse "It says nothing of a server: ~A." why))
     (check-member (said-member said name (etcd:entry-created entry)))))
 
 (defun entry-member (entry cluster)
-  "The member of CLUSTER that ENTRY of the store is; nil for nil, and for what is not a member."
+  "The member of CLUSTER that ENTRY of the store is; nil for nil, and for an entry that is not a
+member's."
   (let ((name (and entry (entry-name entry cluster))))
     (and name
          (handler-case (parse-entry entry name)

@@ -1,12 +1,13 @@
-;;;; The service clgrpc.cluster.v1.Cluster, on a store. What it answers is in the store, so any node
-;;;; may be asked; what it keeps itself are the watchers.
+;;;; The service clgrpc.cluster.v1.Cluster, on a store. Its answers come from the store, so any node
+;;;; may be asked; it keeps only the watchers itself.
 
 (in-package #:clgrpc.cluster)
 
 (defclass cluster-service (pb:cluster)
   ((informer :initarg :informer :reader service-informer) ; follows the store
    (max-members :initarg :max-members :reader service-max-members) ; that may join
-   (lease-seconds :initarg :lease-seconds :reader service-lease-seconds) ; of who asks for none
+   (lease-seconds :initarg :lease-seconds :reader service-lease-seconds) ; of a member that asks for
+                                                                         ; none
    (authority :initarg :authority :reader service-authority) ; which peers may do what
    (stopping :initform nil :accessor service-stopping)) ; true once its server stops
   (:documentation "The service clgrpc.cluster.v1.Cluster, see MAKE-CLUSTER-SERVICE."))
@@ -17,7 +18,7 @@
 
 (defun make-service (store &key (cluster "default") (max-members 1000) (lease-seconds 10)
                              allow)
-  "As MAKE-CLUSTER-SERVICE, but it follows its store only after FOLLOW-STORE."
+  "As MAKE-CLUSTER-SERVICE, but the service follows its store only after FOLLOW-STORE."
   (check-type max-members (integer 1 100000))
   (check-type lease-seconds (integer 2 3600))
   (make-instance 'cluster-service :informer (make-informer store cluster) :max-members max-members
@@ -26,20 +27,19 @@
 
 (defun make-cluster-service (store &rest arguments
                              &key cluster max-members lease-seconds allow)
-  "Return a service that says who is a member of CLUSTER, a name, by default \"default\", in STORE,
-a client of etcd, for START-SERVER. At most MAX-MEMBERS (1000) may join; who asks for no lease gets
-one of LEASE-SECONDS (10). ALLOW is a list of permissions, (ROLE . PATTERN): a peer whose identity
-is of PATTERN may :read, or :join, which nobody may by a call to whom it is not given; see
-START-NODE, which has such a service. The store need not be reachable yet. Signal MISUSE for wrong
-arguments. From any thread; end it with
-CLOSE-CLUSTER-SERVICE when its server has stopped."
+  "Return a service that reports the members of CLUSTER, a name, by default \"default\", in STORE, a
+client of etcd, for START-SERVER. At most MAX-MEMBERS (1000) may join; a member that asks for no
+lease gets one of LEASE-SECONDS (10). ALLOW is a list of permissions, (ROLE . PATTERN): a peer whose
+identity matches PATTERN may :read or :join. Without a permission for it no call may :join. See
+START-NODE, whose nodes have such a service. The store need not be reachable yet. Signal MISUSE for
+wrong arguments. From any thread; end it with CLOSE-CLUSTER-SERVICE when its server has stopped."
   (declare (ignore cluster max-members lease-seconds allow))
   (let ((service (apply #'make-service store arguments)))
     (follow-store (service-informer service))
     service))
 
 (defun close-cluster-service (service)
-  "Have SERVICE follow its store no longer. From any thread but the store's."
+  "End SERVICE, which follows its store no longer. From any thread but the store's."
   (close-informer (service-informer service)))
 
 (defmethod server:note-server-started ((service cluster-service) server)
@@ -51,13 +51,12 @@ CLOSE-CLUSTER-SERVICE when its server has stopped."
 
 (defmethod server:note-server-stopping ((service cluster-service) server)
   (declare (ignore server))
-  ;; the server waits for its calls to end, and these would not by themselves
+  ;; the server waits for its calls to end, and watches do not end by themselves
   (setf (service-stopping service) t)
   (dismiss-watchers (service-informer service)))
 
 (defmacro telling-conditions (&body body)
-  "Evaluate BODY; what is wrong with a membership, and what the store says, ends the call with a
-status."
+  "Evaluate BODY; an error of a membership or of the store ends the call with a status."
   `(handler-case (progn ,@body)
      ((or misuse cluster-error etcd:etcd-error) (condition)
        (status:fail (condition-status condition) (princ-to-string condition)))))

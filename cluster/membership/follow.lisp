@@ -1,24 +1,25 @@
-;;;; Following a cluster from outside: Watch, asked again from where it was whenever it breaks, of
-;;;; whatever node the channel reaches.
+;;;; Following a cluster from outside: when a call of Watch breaks, the next node that the channel
+;;;; reaches is asked, from the same revision on.
 
 (in-package #:clgrpc.cluster)
 
 (defconstant +follow-pause-seconds+ 1/4 "How long a follower waits before it asks again.")
 
 (defun response-members (response)
-  "Return the members that RESPONSE, a MembersResponse, tells, a list by name. From any thread."
+  "Return the members in RESPONSE, a MembersResponse, a list by name. From any thread."
   (map 'list #'message-member (pb:members-response-members response)))
 
 (defun told-response (kind items revision)
-  "Return what FOLLOW-CLUSTER tells its function, KIND, ITEMS and REVISION, as a WatchResponse, such
-as for its JSON. From any thread."
+  "Return a WatchResponse of KIND, ITEMS and REVISION, the arguments of FOLLOW-CLUSTER's function;
+for instance to print its JSON. From any thread."
   (if (eq :members kind)
       (pb:make-watch-response :revision revision :snapshot t
                               :members (mapcar #'member-message items))
       (changes-response revision items)))
 
 (defun take-response (function response)
-  "Call FUNCTION with what RESPONSE, of Watch, tells; return the revision from which to go on."
+  "Call FUNCTION with the members or changes in RESPONSE, of Watch; return the revision from which
+to go on."
   (let ((revision (pb:watch-response-revision response)))
     (if (pb:watch-response-snapshot response)
         (funcall function :members
@@ -37,7 +38,7 @@ as for its JSON. From any thread."
                (message-member (or (pb:change-member message) (pb:make-member)))))
 
 (defun await-answer (call end-ns)
-  "Wait for the headers of CALL. If they are not there by END-NS, CALL is cancelled: nobody else
+  "Wait for the headers of CALL. If they are not there by END-NS, CALL is cancelled: nothing else
 would end it while its node hangs."
   (let ((answered nil))
     (rpc:after call (loop:seconds-until end-ns)
@@ -46,15 +47,15 @@ would end it while its node hangs."
     (setf answered t)))
 
 (defun follow-cluster (function channel &key (revision 0) (patience-seconds 60))
-  "Call FUNCTION with what becomes of the cluster that a node at CHANNEL belongs to, in this thread:
-with :members, a list of all members by name, and their revision; or with :changes, a list of
-changes of one revision, and that. With REVISION 0 the members come first; otherwise changes from
-that revision on. When the node goes, the next that CHANNEL reaches is asked from there, so that
-each change is told once, in order; if the store has compacted what was to follow, or has gone back
-to older data, all members come again. Returns only by a non-local exit of FUNCTION, an error in it,
-or an RPC-ERROR: one that does not pass, or the last, UNAVAILABLE if there was none, when for
-PATIENCE-SECONDS no node has answered that was asked. A node that hangs later is found only by the
-keepalive-seconds of CHANNEL. From any thread but a loop's."
+  "Follow the cluster of the node at CHANNEL: call FUNCTION, in this thread, with :members, a list
+of all members by name, and their revision; or with :changes, a list of changes of one revision, and
+that revision. With REVISION 0 the members come first; otherwise changes from that revision on. When
+the node goes, the next node that CHANNEL reaches is asked from there, so that each change comes
+once, in order. If the store has compacted the next changes, or has gone back to older data, all
+members come again. This ends only by a non-local exit of FUNCTION, an error in it, or an RPC-ERROR:
+a lasting one, or, when no node has answered for PATIENCE-SECONDS (60), the last one, UNAVAILABLE if
+there was none. A node that hangs later is found only by the keepalive-seconds of CHANNEL. From any
+thread but a loop's."
   (let ((end nil)                       ; when patience ends; nil while a node answers
         (pauses (loop:make-pauses +follow-pause-seconds+ +follow-pause-seconds+)))
     (loop
@@ -66,7 +67,7 @@ keepalive-seconds of CHANNEL. From any thread but a loop's."
             (unless (rpc:call-status call) (setf end nil))
             (loop for response = (rpc:receive call)
                   while response
-                  ;; what FUNCTION's own calls signal is not of CALL
+                  ;; errors of FUNCTION's own calls are not CALL's
                   do (setf revision (with-function-failed (status:rpc-error)
                                       (take-response function response))
                            end nil)))

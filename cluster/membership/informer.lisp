@@ -1,13 +1,14 @@
 ;;;; The informer of a node: it mirrors the members in the store, keeps the node's view of them, and
-;;;; tells its listeners and the watchers of the service. One mirror of the store serves them all.
+;;;; passes changes to its listeners and to the watchers of the service. One mirror of the store
+;;;; serves them all.
 ;;;;
-;;;; A watcher is a call that has been told all changes before its NEXT revision. It is told what
-;;;; the view remembers from there on, as far as its call takes it. If the view remembers no more
-;;;; what it wants (it asks for what was before this node, or was slow), it gets a CATCH-UP, a watch
-;;;; of the store of its own, until it has come to what the view has. If the mirror reads all again,
-;;;; since changes were compacted that it was not told, or the store has lost its data or has older
-;;;; ones, what watchers were told has no sequel: their calls end with OUT_OF_RANGE, and they begin
-;;;; again.
+;;;; A watcher is a call that has got all changes before its NEXT revision. It gets the changes that
+;;;; the view remembers from there on, as far as its call takes them. The view may have forgotten
+;;;; changes that the watcher wants: they are older than this node, or the watcher was slow. Then it
+;;;; gets a CATCH-UP, a watch of the store of its own, until it has come to the view's first change.
+;;;; The mirror reads all again when changes were compacted before it got them, or when the store
+;;;; has lost its data or has older data. Then the watchers' changes have no sequel: their calls end
+;;;; with OUT_OF_RANGE, and they begin again.
 ;;;;
 ;;;; LOCK is of all of these. Nothing waits while it is held, and no code of users runs.
 
@@ -21,18 +22,19 @@
 (defstruct (watcher (:copier nil))
   "A call of Watch."
   (call nil :type rpc:call :read-only t) ; that watches
-  (next 0 :type (signed-byte 64))       ; the revision it is to be told from; 0: all members first
+  (next 0 :type (signed-byte 64))       ; the first revision that it has not got; 0: all members
+                                        ; first
   (catch-up nil :type (or null (eql :starting) etcd:watch))) ; of its own, while it has one
 
 (defstruct (informer (:constructor %make-informer (store cluster)) (:copier nil))
-  "What a node knows of its cluster, and who wants to be told."
+  "A node's view of its cluster, and its listeners and watchers."
   (store nil :type etcd:etcd :read-only t) ; a client
   (cluster "" :type string :read-only t) ; its name
-  (view (make-view) :type view :read-only t) ; what is known
+  (view (make-view) :type view :read-only t) ; the members and recent changes
   (lock (sb-thread:make-mutex :name "clgrpc cluster") :read-only t) ; of all of it
   (bell (sb-thread:make-waitqueue :name "clgrpc cluster") :read-only t) ; the view has changed
   (listeners '() :type list)            ; functions of changes, called on the watch's thread
-  (watchers '() :type list)             ; calls that are told
+  (watchers '() :type list)             ; calls that get the changes
   (on-watchers nil :type (or null function)) ; of how many they are, whenever that changes
   (catch-ups 0 :type index)             ; how many of them have catch ups
   (refused '() :type list)              ; those that get none: their calls end once LOCK is free
@@ -52,8 +54,8 @@
   `(sb-thread:with-mutex ((informer-lock ,informer)) ,@body))
 
 (defmacro telling-watchers ((informer) &body body)
-  "Evaluate BODY, which may tell watchers, with the lock, and then end the calls of those that are
-to have no catch-up: ON-CANCEL may be called on this thread, and takes the lock."
+  "Evaluate BODY, which may send to watchers, with the lock. Then end the calls of the watchers that
+were refused a catch-up: ON-CANCEL may be called on this thread, and takes the lock."
   `(multiple-value-prog1 (with-informer (,informer) ,@body)
      (end-refused ,informer)))
 
@@ -77,7 +79,8 @@ to have no catch-up: ON-CANCEL may be called on this thread, and takes the lock.
 ;;; Watchers
 
 (defun tell-watcher (informer watcher)
-  "Tell WATCHER what it has not been told, as far as its call takes it now. The lock is held."
+  "Send WATCHER the changes that it has not got, as far as its call takes them now. The lock is
+held."
   (let ((call (watcher-call watcher)) (view (informer-view informer)))
     (unless (or (watcher-catch-up watcher) (rpc:call-status call))
       (handler-case
@@ -102,7 +105,7 @@ to have no catch-up: ON-CANCEL may be called on this thread, and takes the lock.
     (status:rpc-error ())))
 
 (defun end-refused (informer)
-  "End the calls of those that INFORMER has refused a catch-up."
+  "End the calls of the watchers that INFORMER has refused a catch-up."
   (dolist (watcher (with-informer (informer) (shiftf (informer-refused informer) '())))
     (end-watcher watcher (make-condition 'etcd:overloaded
                                          :text (format nil "~D watchers read the store already"
@@ -129,9 +132,9 @@ to have no catch-up: ON-CANCEL may be called on this thread, and takes the lock.
   (when condition (end-watcher watcher condition)))
 
 (defun finish-catch-up (informer watcher catch-up)
-  "End CATCH-UP, which WATCHER has, if all is told that the view does not remember, though no change
-has come that says so."
-  ;; etcd before 3.4.25 and 3.5.8 may tell the progress of a watch before the changes that it is
+  "End CATCH-UP, which WATCHER has, if WATCHER has got all changes that the view does not remember.
+No further change may come that would show it."
+  ;; etcd before 3.4.25 and 3.5.8 may report the progress of a watch before the changes that it is
   ;; about, until it has caught up
   (pause-informer informer)
   (let ((progress (handler-case (etcd:await-progress catch-up)
@@ -141,7 +144,7 @@ has come that says so."
              (and progress (eq catch-up (watcher-catch-up watcher))
                   (<= (view-first (informer-view informer)) (1+ progress)))))
       (when (with-informer (informer) (outrun-p))
-        ;; nobody else changes NEXT from here on
+        ;; no other thread changes NEXT from here on
         (etcd:cancel-watch catch-up)
         (telling-watchers (informer)
           (when (eq catch-up (watcher-catch-up watcher))
@@ -178,14 +181,14 @@ has come that says so."
        (entry-member (etcd:change-entry change) cluster)))
 
 (defun catch-up-changes (changes cluster)
-  "The changes of CLUSTER that CHANGES of the store, each with what was before, are."
+  "The changes of CLUSTER that CHANGES of the store mean; each has its previous entry."
   (loop for change in changes
         append (member-changes (entry-member (etcd:change-previous change) cluster)
                                (put-member change cluster))))
 
 (defun take-catch-up (informer watcher changes revision)
-  "Tell WATCHER the CHANGES of the store at REVISION, waiting for room; end its catch-up once the
-view has what follows."
+  "Send WATCHER the CHANGES of the store at REVISION, waiting for room; end its catch-up once the
+view has the changes that follow."
   (let ((catch-up (with-informer (informer) (watcher-catch-up watcher))))
     ;; it may have been given up since
     (unless catch-up (return-from take-catch-up))
@@ -207,12 +210,12 @@ view has what follows."
         (when (typep catch-up 'etcd:watch) (etcd:cancel-watch catch-up))))))
 
 (defun count-watchers (informer)
-  "Tell who wants to know how many watch. The lock is held."
+  "Report the number of watchers to the function ON-WATCHERS, if there is one. The lock is held."
   (when (informer-on-watchers informer)
     (funcall (informer-on-watchers informer) (length (informer-watchers informer)))))
 
 (defun add-watcher (informer watcher)
-  "Tell WATCHER what it wants from now on. Signal OVERLOADED if there are as many as there may be."
+  "Send WATCHER the changes from now on. Signal OVERLOADED if there are +MOST-WATCHERS+ already."
   (telling-watchers (informer)
     (when (<= +most-watchers+ (length (informer-watchers informer)))
       (error 'etcd:overloaded :text (format nil "~D watch already" +most-watchers+)))
@@ -223,9 +226,9 @@ view has what follows."
       (tell-watcher informer watcher))))
 
 (defun check-revision (informer revision)
-  "If the view of INFORMER is before what comes before REVISION, it may be late. If the store is,
-too, it has gone back: signal FUTURE-REVISION, since nothing would be told until it had been there
-again."
+  "Signal FUTURE-REVISION if the store has not reached the revision before REVISION: it has gone
+back to older data, and no change would come until it had been there again. The view of INFORMER may
+just be late, so the store is asked only if the view has not reached that revision."
   (when (< (with-informer (informer) (view-revision (informer-view informer))) (1- revision))
     (let ((now (nth-value 2
                           (fetch-entry (informer-store informer) (informer-cluster informer) "-"))))
@@ -252,8 +255,8 @@ again."
 ;;; Following the store
 
 (defun note-changed (informer changes &optional first)
-  "The view of INFORMER has come by CHANGES: tell who waits, also for none if it is the FIRST. The
-lock is held."
+  "The view of INFORMER has got CHANGES: wake the threads that wait, and send to the watchers, even
+without changes if it is the FIRST view. The lock is held."
   (when (or changes first)
     (sb-thread:condition-broadcast (informer-bell informer))
     (dolist (watcher (informer-watchers informer)) (tell-watcher informer watcher))))
@@ -264,7 +267,8 @@ lock is held."
       (loop:guarding (:cluster-listener-error) (funcall listener changes)))))
 
 (defun take-changes (informer changes revision)
-  "CHANGES of the store have made REVISION. What nobody may be called has not changed anything."
+  "CHANGES of the store have made REVISION. Changes of keys that are not valid names count for
+nothing."
   (let* ((cluster (informer-cluster informer))
          (noted (telling-watchers (informer)
                   (let ((noted (loop for change in changes
@@ -278,8 +282,8 @@ lock is held."
     (tell-listeners informer noted)))
 
 (defun refuse-watchers (informer revision)
-  "What became of the members after REVISION is not known: end the calls of all watchers that have
-been told anything, so that they begin again."
+  "The changes of the members after REVISION are not known: end the calls of all watchers that have
+got anything, so that they begin again."
   (let ((condition (make-condition 'etcd:compacted
                                    :text (format nil "the changes behind revision ~D are ~
                                                       compacted, or the store has gone back"
@@ -308,7 +312,8 @@ compacted that were not told, or the store has lost its data or has older ones."
                     (lambda () (informer-closed informer))))
 
 (defun follow-store (informer)
-  "Have INFORMER know, as soon as the store can be asked, what members there are and become."
+  "Start INFORMER: as soon as the store can be reached it knows the members, and then their
+changes."
   (setf (informer-mirror informer)
         (etcd:mirror (informer-store informer)
                      (lambda (kind items revision)
@@ -327,15 +332,15 @@ compacted that were not told, or the store has lost its data or has older ones."
   (%make-informer store (check-name cluster "cluster")))
 
 (defun close-informer (informer)
-  "Have INFORMER follow the store no longer. Not from its listeners."
+  "End INFORMER, which follows the store no longer. Not from its listeners."
   (with-informer (informer)
     (setf (informer-closed informer) t)
     (sb-thread:condition-broadcast (informer-bell informer)))
   (when (informer-mirror informer) (etcd:cancel-mirror (informer-mirror informer))))
 
 (defun add-listener (informer function)
-  "Have FUNCTION called with the changes of each revision, a list, on a thread that may wait a
-little, and that nothing else is told by meanwhile."
+  "Add FUNCTION, which is called with the changes of each revision, a list. Its thread may wait a
+little; meanwhile no other listener gets changes."
   (with-informer (informer) (setf (informer-listeners informer)
                                   (append (informer-listeners informer) (list function)))))
 
@@ -345,7 +350,7 @@ little, and that nothing else is told by meanwhile."
                                     (view-revision (informer-view informer)))))
 
 (defun informer-member (informer name)
-  "The member NAME that INFORMER knows, or nil, and the revision of which that is so."
+  "The member NAME that INFORMER knows, or nil, and the revision of this knowledge."
   (with-informer (informer) (values (view-member (informer-view informer) name)
                                     (view-revision (informer-view informer)))))
 
@@ -354,8 +359,8 @@ little, and that nothing else is told by meanwhile."
   (with-informer (informer) (hash-table-count (view-members (informer-view informer)))))
 
 (defun await-view (informer predicate seconds)
-  "Wait at most SECONDS until PREDICATE is true of the members of INFORMER, a list; return what it
-has returned last."
+  "Wait at most SECONDS until PREDICATE is true of the members of INFORMER, a list; return its last
+value."
   (let ((end (loop:notice-end seconds)))
     (loop
       (let* ((revision nil)

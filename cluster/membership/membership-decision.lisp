@@ -1,22 +1,22 @@
-;;;; What is decided about a membership, from what the store has and what was asked for alone.
+;;;; Decisions about a membership. They depend on the store's entries and on the request alone.
 ;;;;
-;;;; Generations: a member's is greater than the last that the store says was given to its name,
-;;;; than that which it had itself, and than the revision of the store that was read before its
-;;;; entry was written there. Of two that read the same one writes, since the other's transaction
-;;;; finds something that it has not read.
+;;;; Generations: a member's generation is greater than the last one that the store has for its
+;;;; name, than the member's own last one, and than the revision of the store that was read before
+;;;; its entry was written. Of two processes that read the same entries one writes: the other's
+;;;; transaction finds an entry that it has not read.
 
 (in-package #:clgrpc.cluster)
 
 (defun next-generation (revision existing known)
-  "The generation of a member that joins behind REVISION, which the store is at, where there is
-EXISTING, a member of its name or nil, and who joins had KNOWN, 0 for none."
+  "The generation of a member that joins when the store is at REVISION. EXISTING is the present
+member of its name or nil; KNOWN is the last generation of the process that joins, 0 for none."
   (1+ (max revision known (if existing (member-generation existing) 0))))
 
 (defun decide-join (existing asked if-taken &optional (known 0))
-  "What becomes of it if ASKED, a member, is to join where there is EXISTING, a member of its name
-or nil: :enter, its entry may be written in place of what is there; :same, it is this very member;
-:taken; or :superseded, since EXISTING is later than KNOWN, the generation that the asking process
-had, 0 for none. IF-TAKEN is :take-over or :refuse."
+  "Decide whether ASKED, a member, may join where there is EXISTING, a member of its name or nil.
+Return :enter, its entry may replace the present one; :same, EXISTING is this very member; :taken;
+or :superseded, since EXISTING is later than KNOWN, the generation that the asking process had, 0
+for none. IF-TAKEN is :take-over or :refuse."
   (let ((same (and existing
                    (plusp (length (member-instance asked)))
                    (string= (member-instance asked) (member-instance existing)))))
@@ -29,7 +29,7 @@ had, 0 for none. IF-TAKEN is :take-over or :refuse."
           (t :taken))))
 
 (defun decide-life (existing generation)
-  "What a member of GENERATION is where there is EXISTING, a member of its name or nil: :alive,
+  "The state of a member of GENERATION where there is EXISTING, a member of its name or nil: :alive,
 :gone or :superseded."
   (cond ((null existing) :gone)
         ((= generation (member-generation existing)) :alive)

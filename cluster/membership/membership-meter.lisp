@@ -1,5 +1,5 @@
-;;;; What is counted of clusters, in a metrics object of the user's. Nodes that share one share its
-;;;; instruments, too, and are told apart by attributes.
+;;;; The metrics of clusters, in a metrics object of the user's. Nodes that share one share its
+;;;; instruments, too; attributes distinguish them.
 
 (in-package #:clgrpc.cluster)
 

@@ -1,5 +1,5 @@
 ;;;; Nodes: a server that is a member of a cluster from START-NODE to STOP-NODE. It joins under a
-;;;; lease of its own, which is kept alive, and knows who else is there.
+;;;; lease of its own, which is kept alive, and knows the other members.
 ;;;;
 ;;;; A node is a member while its state is :member. If its lease ends, or its entry is gone, it is
 ;;;; :lost, and joins again, as a new generation, when the store can be reached; if another process
@@ -13,8 +13,8 @@
 after that.")
 
 (defconstant +disconnecting-seconds+ 1
-  "So long after its calls are to have drained a node that stops asks its own store for nothing
-more, so that it is gone in little more.")
+  "Seconds after the end of draining. Then a node that stops makes no more requests to its own
+store, so that it ends soon.")
 
 (defconstant +first-pause-seconds+ 1/4 "How long a node that was lost waits before it joins again.")
 (defconstant +longest-pause-seconds+ 2 "How long it waits at most, if that fails.")
@@ -34,7 +34,7 @@ more, so that it is gone in little more.")
    (state :initform :joining :accessor node-%state) ; see NODE-STATE
    (generation :initform 0 :accessor node-%generation) ; that it has, or had last
    (lease :initform nil :accessor node-%lease) ; while it is a member
-   (joiner :accessor node-joiner)       ; the job that has it join again
+   (joiner :accessor node-joiner)       ; the job by which it joins again
    (pauses :initform nil :accessor node-pauses) ; the job's, before it tries that, or nil
    (lock :initform (sb-thread:make-mutex :name "clgrpc node") :reader node-lock)) ; of these
   (:documentation "A server that is a member of a cluster, see START-NODE."))
@@ -51,19 +51,19 @@ member."
 (defun node-informer (node) (service-informer (node-service node)))
 
 (defun node-name (node)
-  "The name of NODE, a string."
+  "The name of NODE, a string. From any thread."
   (member-name (node-asked node)))
 
 (defun node-cluster (node)
-  "The name of NODE's cluster."
+  "The name of NODE's cluster. From any thread."
   (informer-cluster (node-informer node)))
 
 (defun node-address (node)
-  "Where NODE tells others that it serves."
+  "The address at which other processes reach NODE. From any thread."
   (member-address (node-asked node)))
 
 (defun node-instance (node)
-  "What NODE calls itself: random, another each time that a node is started."
+  "The instance name of NODE: random, another each time that a node is started. From any thread."
   (member-instance (node-asked node)))
 
 (defun node-state (node)
@@ -72,8 +72,9 @@ entry is gone; :superseded, there is another of its name; :draining or :stopped.
   (with-node-lock (node) (node-%state node)))
 
 (defun node-generation (node)
-  "The generation of NODE, an integer, or that which it had last. What it writes elsewhere with this
-number tells it from all that had its name before. From any thread."
+  "Return the generation of NODE, an integer, or its last one if it is not a member now. The number
+distinguishes NODE's writes elsewhere from those of all earlier members of its name. From any
+thread."
   (with-node-lock (node) (node-%generation node)))
 
 (defun node-lease (node)
@@ -88,7 +89,8 @@ another when NODE has joined again. From any thread."
 
 (defun node-members (node)
   "Return the members that NODE knows, a list by name, and the revision of the store that they are
-of. Asks nobody. While the store cannot be reached they stay as they were. From any thread."
+of. This makes no request. While the store cannot be reached they stay as they were. From any
+thread."
   (informer-members (node-informer node)))
 
 (defun find-member (node name)
@@ -97,13 +99,13 @@ of. Asks nobody. While the store cannot be reached they stay as they were. From 
 
 (defun await-members (node predicate &key (timeout 10))
   "Wait at most TIMEOUT seconds until PREDICATE, a function of the list of members that NODE knows,
-is true. Return what it has returned last. From any thread but those of ON-CHANGE."
+is true. Return its last value. From any thread but those of ON-CHANGE."
   (await-view (node-informer node) predicate timeout))
 
 ;;; Being a member, or not
 
 (defun record-state (node)
-  "Tell NODE's health and metrics what its state is."
+  "Report NODE's state to its health service and metrics."
   (let ((state (node-state node)) (meters (node-meters node)))
     (services:set-health-status (node-health node) "clgrpc.cluster.v1.Cluster"
                                 (if (eq :member state) :serving :not-serving))
@@ -113,9 +115,8 @@ is true. Return what it has returned last. From any thread but those of ON-CHANG
         (metrics:record (meters-generation meters) (node-generation node) cluster name)))))
 
 (defun change-state (node from to)
-  "Have NODE be in the state TO if it is in one of FROM, a list. Return the state that it was in,
-nil if that is none of FROM; and the lease that it had, if any, which it has no more unless it is
-:draining."
+  "Put NODE into the state TO if it is in one of FROM, a list. Return its state before, nil if FROM
+does not have it; and its lease before, if any, which it keeps only if TO is :draining."
   (multiple-value-bind (before lease)
       (with-node-lock (node)
         (let ((before (node-%state node)) (lease (node-%lease node)))
@@ -127,7 +128,8 @@ nil if that is none of FROM; and the lease that it had, if any, which it has no 
     (values before lease)))
 
 (defun enter-state (node member lease)
-  "Have NODE, which has joined as MEMBER with LEASE, be a member; return false if it is to end."
+  "Note that NODE, which has joined as MEMBER with LEASE, is a member; return false if it is to
+end."
   (when (with-node-lock (node)
           (when (member (node-%state node) '(:joining :lost))
             (setf (node-%generation node) (member-generation member)
@@ -138,8 +140,8 @@ nil if that is none of FROM; and the lease that it had, if any, which it has no 
     t))
 
 (defun give-back (node lease &optional timeout)
-  "End LEASE, or nil, which NODE does not want any more, so that nobody renews it, and what was put
-with it goes. If the store cannot be told within TIMEOUT, it ends by itself."
+  "End LEASE, or nil, which NODE does not want any more: no thread renews it, and its entries go. If
+the store cannot be reached within TIMEOUT seconds, the lease ends by itself."
   (when lease
     (handler-case (etcd:revoke-lease lease :timeout timeout)
       (etcd:etcd-error (condition)
@@ -186,7 +188,7 @@ with it goes. If the store cannot be told within TIMEOUT, it ends by itself."
   (lose-membership node generation "the entry of ~A has gone from the store" (node-name node)))
 
 (defun join-node (node)
-  "Have NODE be a member. Signal what JOIN-CLUSTER signals."
+  "Make NODE a member. Signal the conditions of JOIN-CLUSTER."
   (let* ((known (node-generation node))
          (generation nil)
          (early nil))                   ; the cause, if the lease is lost before this returns
@@ -209,20 +211,21 @@ with it goes. If the store cannot be told within TIMEOUT, it ends by itself."
             (t (give-back node lease 1))))))
 
 (defun look-back (node revision)
-  "NODE knows only now that it is a member, which it became at REVISION: see what has become of its
+  "NODE knows only now that it is a member, which it became at REVISION: check the changes of its
 entry meanwhile."
   (multiple-value-bind (member at) (informer-member (node-informer node) (node-name node))
     (when (<= revision at)
       (note-entry node member))))
 
 (defun note-entry (node member)
-  "In the place of NODE's name there is MEMBER, or nobody if it is nil."
+  "The entry of NODE's name is MEMBER's, or is gone if that is nil."
   (let ((generation (node-generation node)))
     (cond ((null member) (note-entry-gone node generation))
           ((< generation (member-generation member)) (supersede node member)))))
 
 (defun join-again (node)
-  "What the job does that has NODE join again when it is lost. Return when it is to try again."
+  "Run the job that makes NODE join again when it is lost. Return the seconds until it tries again,
+or nil."
   (handler-case
       (cond ((not (eq :lost (node-state node))) nil)
             ((node-pauses node)
@@ -238,14 +241,14 @@ entry meanwhile."
                             ((or cluster-error etcd:etcd-error) () nil))
                           (node-asked node)))
       nil)
-    ;; whatever it is: without this job the node would be lost for good
+    ;; every error: without this job the node would be lost for good
     (error (condition)
       (log-event :info :cluster-node-not-joined :node (node-name node)
                                                 :condition (princ-to-string condition))
       (loop:next-pause (node-pauses node)))))
 
 (defun count-changes (node changes)
-  "Count CHANGES of the cluster, a list, and the members that there are by now."
+  "Count CHANGES of the cluster, a list, and its present members."
   (let ((meters (node-meters node)) (cluster (node-cluster node)) (name (node-name node)))
     (when meters
       (dolist (change changes)
@@ -253,7 +256,7 @@ entry meanwhile."
       (metrics:record (meters-members meters) (informer-count (node-informer node)) cluster name))))
 
 (defun note-changes (node changes)
-  "CHANGES of the cluster, a list, have come to NODE: see what has become of its own entry."
+  "CHANGES of the cluster, a list, have come to NODE: check its own entry."
   (count-changes node changes)
   (let ((own (find (node-name node) changes :from-end t :test #'string=
                    :key (lambda (change) (member-name (change-member change))))))
@@ -286,7 +289,7 @@ entry meanwhile."
     node))
 
 (defun watch-watchers (node)
-  "Have NODE's metrics say how many watch."
+  "Add the number of watchers to NODE's metrics."
   (let ((meters (node-meters node)) (cluster (node-cluster node)) (name (node-name node)))
     (when meters
       (flet ((note-count (count) (metrics:record (meters-watchers meters) count cluster name)))
@@ -317,27 +320,26 @@ or where it listens."
   "Start a server that is the member NAME of CLUSTER, both names, and return the node once it is.
 STORE is a client of etcd, or the name of a store as OPEN-STORE takes it. The server listens on
 LISTEN and serves clgrpc.cluster.v1.Cluster, health and SERVICES, a list of service objects; all
-other keywords are for START-SERVER. Others are told that it serves at ADDRESS, by default where it
-listens, which must then be an address of its own, not 0.0.0.0, and has LABELS, an alist of strings.
-The node stays a member while its lease of LEASE-SECONDS, from 2 to 3600, is renewed, which a thread
-sees to; if it dies, or is cut off from the store, it is no longer a member within these and a
-second, or within twice these if etcd has a new leader meanwhile.
-IF-TAKEN says what becomes of it if there is a member of its name: :take-over, the later wins, or
-:refuse. When the lease was lost the node joins again, as a new generation, unless REJOIN is nil.
-ON-CHANGE is called with all members that there are, as changes, then with each list of changes of
-the cluster, in order, and with the differences if the store has compacted what happened while it
-was out of reach; ON-LOSS with a CLUSTER-ERROR
-when the node is not a member any more: MEMBERSHIP-LOST or SUPERSEDED; ON-JOIN with the node each
-time that it has become one. All of these run on threads of the node, which do nothing else
-meanwhile. METRICS, of MAKE-METRICS, counts joins, leaves and losses; OBSERVER is for the server. At
-most MAX-MEMBERS may join through this node.
+other keywords are for START-SERVER. Other processes see its ADDRESS and its LABELS, an alist of
+strings. By default ADDRESS is LISTEN, which must then be an address of its own, not 0.0.0.0. The
+node stays a member while its lease of LEASE-SECONDS, from 2 to 3600, is renewed by a thread. If it
+dies, or is cut off from the store, it is no longer a member after LEASE-SECONDS and at most one
+second, or after at most twice LEASE-SECONDS if etcd has a new leader meanwhile. IF-TAKEN decides if
+there is a member of its name: :take-over, the later wins, or :refuse. When the lease was lost the
+node joins again, as a new generation, unless REJOIN is nil. ON-CHANGE is called with all present
+members, as changes, then with each list of changes of the cluster, in order. If the store has
+compacted changes while it was out of reach, ON-CHANGE gets the differences; ON-LOSS with a
+CLUSTER-ERROR when the node is not a member any more: MEMBERSHIP-LOST or SUPERSEDED; ON-JOIN with
+the node each time that it has become one. All of these run on threads of the node, which do nothing
+else meanwhile. METRICS, of MAKE-METRICS, counts joins, leaves and losses; OBSERVER is for the
+server. At most MAX-MEMBERS may join through this node.
 ALLOW is a list of permissions, (ROLE . PATTERN), for calls of the service; :read and :join are its
 roles. PATTERN is a string: a DNS name or a SPIFFE identity of a certificate, in which * stands for
-one label or one segment of the path and {name} for the name of the member that somebody joins,
-renews or leaves as; \"*\" for every identity; \"anyone\" for peers without a certificate, too.
-Without permissions nobody may join by a call, and with TLS nobody may read. Signal NAME-TAKEN,
-CLUSTER-FULL, an ETCD-ERROR, MISUSE for wrong arguments, or what START-SERVER signals. From any
-thread; end it with STOP-NODE."
+one label or one segment of the path and {name} for the name of the member that the call joins,
+renews or leaves; \"*\" for every identity; \"anyone\" for peers without a certificate, too. Without
+permissions no call may join, and with TLS no call may read. Signal NAME-TAKEN, CLUSTER-FULL, an
+ETCD-ERROR, MISUSE for wrong arguments, or what START-SERVER signals. From any thread; end it with
+STOP-NODE."
   (check-name name "member")
   (let* ((own-store (stringp store))
          (store (if own-store (open-store store) store))
@@ -377,10 +379,11 @@ thread; end it with STOP-NODE."
             (when own-store (etcd:close-etcd store)))))))
 
 (defun stop-node (node &key (drain 10))
-  "End NODE: tell the others that it is leaving, give the calls under way DRAIN seconds to end,
-leave, and close what was opened for it. Return true if all calls ended by themselves. If the store
-cannot be reached, or does not answer, NODE is gone all the same, within DRAIN and two seconds; the
-others see it until its lease ends. From any thread but the node's own."
+  "End NODE: announce that it is leaving, give the calls under way DRAIN seconds to end, leave, and
+close its server, its service and the client of the store that it has opened itself. Return true if
+all calls ended by themselves. If the store cannot be reached, or does not answer, NODE stops all
+the same, within DRAIN and two seconds; the others see it as a member until its lease ends. From any
+thread but the node's own."
   (multiple-value-bind (before lease)
       (change-state node '(:joining :member :lost :superseded) :draining)
     (if (null before)
@@ -402,7 +405,7 @@ others see it until its lease ends. From any thread but the node's own."
             (change-state node '(:draining) :stopped))))))
 
 (defun announce-draining (node)
-  "Tell the others that NODE goes, if the store can be asked."
+  "Announce in the store that NODE is leaving, if the store can be reached."
   (handler-case (announce (node-store node) (node-cluster node) (node-name node)
                           (node-generation node) :timeout +leaving-seconds+)
     (etcd:etcd-error (condition)

@@ -1,22 +1,22 @@
 ;;;; Memberships in the store: an entry for each member, under its lease. Every change is a
-;;;; transaction that compares what was read, so that of two that decide on the same ground one
-;;;; does; the other reads and decides again.
+;;;; transaction that compares the entries that were read. Of two processes that decide by the same
+;;;; entries one succeeds; the other reads and decides again.
 ;;;;
-;;;; The last generation that was given is in the store, too, without a lease, in one of
-;;;; +GENERATION-ENTRIES+ for each cluster, by name: so a name's generations grow, though its entry
-;;;; comes and goes between what another reads and what that writes, and though the store has gone
-;;;; back and has lower revisions than some generation.
+;;;; The last given generation is in the store, too, without a lease, in one of +GENERATION-ENTRIES+
+;;;; for each cluster, by name. So a name's generations grow even if its entry comes and goes
+;;;; between another process's read and write, or the store has gone back and has lower revisions
+;;;; than some generation.
 
 (in-package #:clgrpc.cluster)
 
 (defconstant +most-tries+ 20
-  "How often one reads and decides again because somebody else has written meanwhile.")
+  "The most times that one reads and decides again because another process has written meanwhile.")
 (defconstant +first-try-pause-seconds+ 1/200
   "About how long one waits before the second try, so that of many that write at once each does.")
 (defconstant +longest-try-pause-seconds+ 1/2 "The longest such wait.")
 
 (defun call-deciding-again (what function)
-  "What FUNCTION returns, which is called until that is true, see DECIDING-AGAIN."
+  "Call FUNCTION until it returns true, and return that value; see DECIDING-AGAIN."
   (loop with pauses = (loop:make-pauses +first-try-pause-seconds+ +longest-try-pause-seconds+)
         repeat +most-tries+
         do (let ((result (funcall function)))
@@ -26,8 +26,8 @@
                        :text (format nil "others write all the time where ~A" what))))
 
 (defmacro deciding-again ((what) &body body)
-  "Evaluate BODY until it returns true, at most +MOST-TRIES+ times, with pauses. WHAT says in the
-condition what could not be done."
+  "Evaluate BODY until it returns true, at most +MOST-TRIES+ times, with pauses. WHAT, a text in the
+condition, names the place that others write."
   `(call-deciding-again ,what (lambda () ,@body)))
 
 (defun fetch-entry (store cluster name &key timeout)
@@ -57,9 +57,9 @@ condition what could not be done."
       0))
 
 (defun write-member (store cluster member entry lease &key when then timeout)
-  "Put MEMBER where ENTRY, or nothing if it is nil, is, under LEASE unless that is nil, and do THEN;
-if WHEN is so; within TIMEOUT seconds. Return the revision, nil if ENTRY is there no more, or WHEN
-is not so."
+  "Put MEMBER where ENTRY, or nothing if it is nil, is, under LEASE unless that is nil, and do THEN,
+if WHEN is true; within TIMEOUT seconds. Return the revision, or nil if ENTRY is there no more, or
+WHEN is false."
   (let ((key (member-key cluster (member-name member))))
     (multiple-value-bind (done values revision)
         (etcd:transact store
@@ -72,7 +72,7 @@ is not so."
       (and done revision))))
 
 (defun entry-lease (store entry)
-  "The lease of ENTRY in STORE; nil if somebody has put it without one."
+  "The lease of ENTRY in STORE; nil if it was put without one."
   (and (plusp (etcd:entry-lease entry))
        (etcd:lease-by-number store (etcd:entry-lease entry))))
 
@@ -94,11 +94,12 @@ that they are of. Signal an ETCD-ERROR. From any thread."
 (defun check-room (store cluster max-members)
   "Signal CLUSTER-FULL if CLUSTER has MAX-MEMBERS."
   (when (<= max-members (etcd:count-entries store :prefix (members-prefix cluster)))
-    (refuse-membership 'cluster-full "~A has ~D members, as many as it may" cluster max-members)))
+    (refuse-membership 'cluster-full "~A has ~D members, its limit (:max-members)" cluster
+                       max-members)))
 
 (defun write-or-look (store cluster member entry lease given)
-  "As WRITE-MEMBER, with LEASE, and with the generation of MEMBER in place of what the entry GIVEN,
-perhaps nil, has; if it is not known whether that was done, look."
+  "As WRITE-MEMBER, with LEASE; the generation of MEMBER replaces the one in the entry GIVEN, or
+nil. If it is not known whether the store has done this, look."
   (handler-bind
       ((etcd:etcd-error
          (lambda (condition)
@@ -113,8 +114,8 @@ perhaps nil, has; if it is not known whether that was done, look."
                     :then `((:put ,key ,(princ-to-string (member-generation member))))))))
 
 (defun enter (store cluster asked lease if-taken known max-members)
-  "Have ASKED, a member, be one of CLUSTER with LEASE, see DECIDE-JOIN. Return the member that it
-is, the revision, and whether it was that already."
+  "Enter ASKED, a member, into CLUSTER with LEASE, see DECIDE-JOIN. Return the resulting member, the
+revision, and true if it was a member already."
   (let ((name (member-name asked)) (already nil) (at 0))
     (values
      (deciding-again (name)
@@ -140,13 +141,13 @@ is, the revision, and whether it was that already."
 
 (defun join-cluster (store cluster member &key (if-taken :take-over) (known 0) (max-members 1000)
                                             (keep-alive t) on-loss)
-  "Have MEMBER, of MAKE-CLUSTER-MEMBER, be one of CLUSTER in STORE. Return the member that it is,
-with its generation; the revision of the store since when it is so; and its lease, which is kept
-alive, and calls ON-LOSS, as GRANT-LEASE says. IF-TAKEN says what becomes of it if there is another
-of its name: :take-over or :refuse. KNOWN is the generation that the caller had, 0 for none: if
+  "Enter MEMBER, of MAKE-CLUSTER-MEMBER, into CLUSTER in STORE. Return three values: the resulting
+member, with its generation; the revision of the store at which it was entered; and its lease, which
+is kept alive, and calls ON-LOSS, as GRANT-LEASE says. If there is another member of its name,
+IF-TAKEN decides: :take-over or :refuse. KNOWN is the generation that the caller had, 0 for none: if
 there is a later one, that stays. If the instance of MEMBER is a member, nothing is changed, and
-there is no lease. Signal NAME-TAKEN, SUPERSEDED, CLUSTER-FULL, an ETCD-ERROR, or MISUSE for what
-MEMBER may not say. From any thread."
+there is no lease. Signal NAME-TAKEN, SUPERSEDED, CLUSTER-FULL, an ETCD-ERROR, or MISUSE for a wrong
+description in MEMBER. From any thread."
   (check-type if-taken (member :take-over :refuse))
   (check-name cluster "cluster")
   (check-member member)
@@ -158,12 +159,12 @@ MEMBER may not say. From any thread."
              (enter store cluster member lease if-taken known max-members)
            (setf used (not already))
            (values member revision (and used lease)))
-      ;; what cannot be ended now ends by itself
+      ;; a lease that cannot be ended now ends by itself
       (unless used
         (handler-case (etcd:revoke-lease lease :timeout 1)
           (etcd:etcd-error ()))))))
 
-;;; What follows
+;;; After joining
 
 (defun renew-membership (store cluster name generation)
   "Have the lease of the member NAME of CLUSTER, of GENERATION, begin again. Return its seconds.
@@ -189,7 +190,7 @@ is no such member. All of it may take TIMEOUT seconds, if that is not nil."
                    entry))))))))
 
 (defun leave-cluster (store cluster name generation)
-  "End the membership of NAME in CLUSTER, of GENERATION, and its lease with all that has it. Return
+  "End the membership of NAME in CLUSTER, of GENERATION, and its lease with all its entries. Return
 true, or nil if there is no such member: that of another generation stays. Signal an ETCD-ERROR.
 From any thread."
   (let ((entry (announce store cluster (check-name name "member") generation)))
@@ -201,7 +202,7 @@ From any thread."
       t)))
 
 (defun remove-member (store cluster name generation)
-  "Remove the member NAME of GENERATION, whose entry somebody has put without a lease."
+  "Remove the member NAME of GENERATION, whose entry was put without a lease."
   (deciding-again (name)
     (multiple-value-bind (entry existing) (fetch-entry store cluster name)
       (or (not (eq :alive (decide-life existing generation)))

@@ -1,7 +1,7 @@
 ;;;; A cluster: nodes that know of each other through a store with leases. The files, from the
-;;;; ground up: conditions; members and their keys; what is decided about them; what a node knows of
-;;;; them; what is done in the store; the informer that follows it; the service; those who
-;;;; follow it; metrics; nodes.
+;;;; ground up: conditions; members and their keys; decisions about them; a node's view of them;
+;;;; operations in the store; the informer that follows it; the service; its followers; metrics;
+;;;; nodes.
 
 (defpackage #:clgrpc.cluster
   (:use #:cl #:clgrpc.base)

@@ -1,26 +1,26 @@
-;;;; What a node knows: the members as of a revision of the store, and the changes that led there
-;;;; lately, by which watchers go on where they were. A view is changed by the thread that holds the
-;;;; lock of its informer; it reads neither store nor clock.
+;;;; The view of a node: the members at a revision of the store, and the recent changes that led
+;;;; there, by which watchers go on from their places. A view is changed by the thread that holds
+;;;; the lock of its informer; it reads neither store nor clock.
 
 (in-package #:clgrpc.cluster)
 
 (defconstant +remembered-revisions+ 1024
-  "Of how many revisions a view remembers the changes. Whoever asks for older ones reads the
-store.")
+  "The number of revisions whose changes a view remembers. Older changes are read from the store.")
 
 (defstruct (change (:constructor make-change (kind member)) (:copier nil))
   "A change of a cluster."
-  (kind :joined :type (member :joined :updated :left :lost) :read-only t) ; what has happened
+  (kind :joined :type (member :joined :updated :left :lost) :read-only t) ; the event
   (member nil :type cluster-member :read-only t)) ; as it is since, or was last
 
 (declaim (sb-ext:freeze-type change))
 
 (document-functions
   change-p "True of changes of a cluster."
-  change-kind ":joined; :updated, it says something else of itself; :left, it has said so; or :lost:
-it is no member any more and has not said so, since its lease has ended or another has taken its
-name."
-  change-member "The member as it is since CHANGE, or, if it is none any more, was last.")
+  change-kind "Return :joined; :updated, the member has changed its description; :left, it has
+announced that it leaves; or :lost: it is not a member any more without an announcement, since its
+lease has ended or another process has taken its name."
+  change-member "Return the member as it is after CHANGE; if it is not a member any more, as it was
+last.")
 
 (defmethod print-object ((change change) stream)
   (print-unreadable-object (change stream)
@@ -73,7 +73,8 @@ its changes."
     (incf (view-count view))))
 
 (defun note-event (view name member revision)
-  "At REVISION, MEMBER, or nobody if it is nil, has come in the place of NAME. Return the changes."
+  "At REVISION the member of NAME has become MEMBER, or has gone if that is nil. Return the
+changes."
   (let ((changes (member-changes (view-member view name) member)))
     (if member
         (setf (gethash name (view-members view)) member)
@@ -107,8 +108,8 @@ changes that make VIEW so. Those before REVISION are remembered no more."
     changes))
 
 (defun changes-from (view revision)
-  "What VIEW remembers from REVISION on, a list of revisions and their changes, the oldest first;
-:forgotten if that is not all."
+  "The changes that VIEW remembers from REVISION on, a list of revisions and their changes, the
+oldest first; :forgotten if some of them are forgotten."
   (if (< revision (view-first view))
       :forgotten
       (let ((found '()))

@@ -1,6 +1,6 @@
-;;;; What requests the pipeline sends as one: such as follow each other in one log and term. That
-;;;; says the same to the receiver as one after the other would, so the answer is each one's. Pure
-;;;; functions of requests.
+;;;; Batches: the pipeline sends requests as one if they follow each other in one log and term. The
+;;;; joint request means the same to the receiver as one request after the other, so its answer is
+;;;; the answer to each. Pure functions of requests.
 
 (in-package #:clgrpc.raft)
 
@@ -11,7 +11,7 @@
   (then nil :type function :read-only t)) ; to be called with the answer
 
 (defstruct (batch (:constructor make-batch (queued-requests)) (:copier nil))
-  "What is sent in one request, and answered at once."
+  "Queued requests that are sent, and answered, as one."
   (queued-requests '() :type list :read-only t) ; oldest first
   (noted nil :type boolean)             ; the meter has it
   (sent-ns 0 :type nanoseconds))        ; when it was given to the stream
@@ -68,7 +68,7 @@ of data at most, or one if it has more. Return a batch, or nil if there is nothi
         (queued-request-octets queued-request) of-type index))
 
 (defun joined-entries (requests count)
-  "The entries of REQUESTS, COUNT in all, one behind the other."
+  "The entries of REQUESTS, COUNT in all, in one sequence."
   (let ((entries (make-array count)) (start 0))
     (dolist (request requests entries)
       (let ((some (v1:append-entries-request-entries request)))
@@ -76,7 +76,7 @@ of data at most, or one if it has more. Return a batch, or nil if there is nothi
         (incf start (length some))))))
 
 (defun batch-request (batch group sender receiver)
-  "The AppendEntriesRequest that says what those of BATCH do, with an address."
+  "The AppendEntriesRequest with the meaning of all requests of BATCH, with an address."
   (let* ((requests (mapcar #'queued-request-request (batch-queued-requests batch)))
          (first (first requests)))
     (if (rest requests)

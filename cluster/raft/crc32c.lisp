@@ -7,7 +7,7 @@
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun crc-tables ()
-    "The eight tables behind each other, 256 entries each."
+    "The eight tables one after the other, 256 entries each."
     (let ((tables (make-array 2048 :element-type '(unsigned-byte 32))))
       (dotimes (octet 256)
         (let ((crc octet))
@@ -24,7 +24,7 @@
 (declaim (type (simple-array (unsigned-byte 32) (2048)) **tables**))
 
 (define-hot continue-crc32c ((crc crc) (octets octets) (start index) (end index)) crc
-  "The CRC-32C of what has CRC, followed by OCTETS from START to END."
+  "The CRC-32C of octets whose CRC-32C is CRC, followed by OCTETS from START to END."
   (let ((tables **tables**)
         (state (logxor crc #xFFFFFFFF))
         (at start))
@@ -46,8 +46,8 @@
                      at (1+ at))))
     (logxor state #xFFFFFFFF)))
 
-;;; Of two parts. What follows a part with k bits multiplies what that has left behind by x^k,
-;;; modulo the polynomial; the bits of a polynomial stand in a CRC in reverse, x^0 on top.
+;;; Of two parts. A second part of k bits multiplies the CRC of the first by x^k, modulo the
+;;; polynomial; the bits of a polynomial stand in a CRC in reverse, x^0 on top.
 
 (define-hot multiply-polynomials ((one crc) (other crc)) crc
   "The product of the polynomials ONE and OTHER modulo that of CRC-32C."
@@ -59,7 +59,8 @@
     product))
 
 (defun join-crc32c (first second octets)
-  "The CRC-32C of what has the CRC-32C FIRST, followed by so many OCTETS that have SECOND."
+  "The CRC-32C of a part whose CRC-32C is FIRST, followed by a part of so many OCTETS whose CRC-32C
+is SECOND."
   (loop with factor of-type crc = (ash 1 31)
         with power of-type crc = (ash 1 23) ; x^8, then x^16, x^32 and so on
         for bits = octets then (ash bits -1)
@@ -69,8 +70,8 @@
         finally (return (logxor (multiply-polynomials factor first) second))))
 
 (defun crc32c (octets &key (start 0) (end (length octets)) (crc 0))
-  "Return the CRC-32C of OCTETS, a vector of octets, from START to END; with CRC, of what has that
-CRC-32C followed by these octets. From any thread."
+  "Return the CRC-32C of OCTETS, a vector of octets, from START to END; with CRC, that of octets
+whose CRC-32C is CRC, followed by these. From any thread."
   (check-type octets octets)
   (check-type crc crc)
   (unless (<= 0 start end (length octets))

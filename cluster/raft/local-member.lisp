@@ -11,8 +11,8 @@
   (state nil :read-only t)              ; its state machine, the user's
   (removed nil :type boolean)           ; REMOVE-GROUP was called: it is served no longer
   (snapshot-receiver nil :type (or null snapshot-receiver)) ; of the snapshot under way
-  ;; what OCCUPY-SNAPSHOT-RECEIVER got from the thread that changes SNAPSHOT-RECEIVER or has it
-  ;; kept, or nil
+  ;; the result of OCCUPY-SNAPSHOT-RECEIVER of the thread that changes SNAPSHOT-RECEIVER or keeps it
+  ;; as it is, or nil
   (busy nil :type list)
   (lock (sb-thread:make-mutex :name "clgrpc raft") :read-only t) ; of BUSY
   (bell (sb-thread:make-waitqueue :name "clgrpc raft") :read-only t)) ; it is no longer busy
@@ -44,7 +44,7 @@ to another, or if another thread takes too long."
       (setf (local-member-busy member) claim))))
 
 (defun release-snapshot-receiver (member claim)
-  "Others may have the snapshot receiver of MEMBER, if this thread has it by CLAIM."
+  "Release the snapshot receiver of MEMBER for other threads, if this thread has it by CLAIM."
   (sb-sys:without-interrupts
     (sb-thread:with-mutex ((local-member-lock member))
       (when (eq claim (local-member-busy member))

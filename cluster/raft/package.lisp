@@ -1,9 +1,9 @@
-;;;; Raft's transport: its messages between the members of a group. No Raft: terms, votes and the
-;;;; log are those of the user's state machine, which this calls with what has come and asks what
-;;;; to answer. The files, from the ground up: the check sum of snapshots; the state machine's
-;;;; generic functions; the addresses of requests; snapshots that come in; groups and the service;
-;;;; what is measured of a peer; what the pipeline sends as one; peers; calls to them; the pipeline;
-;;;; snapshots that go out.
+;;;; Raft's transport: its messages between the members of a group. This is not Raft itself: terms,
+;;;; votes and the log belong to the user's state machine, which gets each message and returns the
+;;;; answer. The files, from the ground up: the check sum of snapshots; the state machine's generic
+;;;; functions; the addresses of requests; snapshots that come in; groups and the service; the
+;;;; measurements of a peer; batches of requests; peers; calls to them; the pipeline; snapshots that
+;;;; go out.
 
 (defpackage #:clgrpc.raft
   (:use #:cl #:clgrpc.base)

@@ -1,28 +1,30 @@
-;;;; The pipeline: requests of entries that go to a peer one behind the other, on one stream,
-;;;; without waiting for the answers. What it guarantees:
+;;;; The pipeline: requests of entries that go to a peer one after the other, on one stream, without
+;;;; waiting for the answers. Its guarantees:
 ;;;;
 ;;;; 1. The peer's state machine gets the requests in the order in which they were given, each at
-;;;;    most once. Those that wait while as many as may are under way are put together, if they
-;;;;    follow each other (batch.lisp).
+;;;;    most once. Requests that wait, since the most are under way, are joined if they follow each
+;;;;    other (batch.lisp).
 ;;;; 2. For each request that was taken its function is called once, with the answer or with the
-;;;;    error that has ended the stream, in the order of the requests. After an error nobody knows
-;;;;    what has become of those that were sent: a leader asks for the peer's log and goes on there.
-;;;; 3. When a stream breaks, all that was taken until then ends with its error, also what was not
-;;;;    sent. The next request begins a new stream, and is sent only once all functions were called.
+;;;;    error that has ended the stream, in the order of the requests. After an error it is unknown
+;;;;    which of the sent requests were handled: a leader asks for the peer's log and goes on there.
+;;;; 3. When a stream breaks, all requests that were taken until then end with its error, also those
+;;;;    that were not sent. The next request begins a new stream, and is sent only once all
+;;;;    functions were called.
 ;;;; 4. A stream without any answer for as long as the peer's timeout, while some are awaited, is
-;;;;    given up. The time counts from the last answer, or from when the pipeline was empty: what
-;;;;    waits behind others that are answered in time has not timed out.
+;;;;    given up. The time counts from the last answer, or from when the pipeline was empty: a
+;;;;    request that waits behind others that are answered in time has not timed out.
 ;;;;
-;;;; One thread at a time sends (PUMPING): whoever finds that there is something to send, of those
+;;;; One thread at a time sends (PUMPING): the first that finds something to send, of the threads
 ;;;; that give requests and the loop that takes answers. It never waits for the stream: a batch for
 ;;;; which there is no room is HELD, and the stream says when to try again. It may say so between
-;;;; the refusal and the note of it, hence RUNG. What an answered request counts is taken from the
-;;;; bounds before its function is called, so that this may give the next one.
+;;;; the refusal and the note of it, hence RUNG. The entries and octets of an answered request leave
+;;;; the bounds before its function is called, so that this may give the next one.
 
 (in-package #:clgrpc.raft)
 
 (defun queued-request-weight (queued-request)
-  "What QUEUED-REQUEST counts in the bound of entries: a request without any is something, too."
+  "The entries that QUEUED-REQUEST counts in the bound, at least 1: a request without entries
+counts, too."
   (max 1 (queued-request-entries queued-request)))
 
 (defun room-p (peer pipe entries octets)
@@ -44,8 +46,7 @@
   (reduce #'+ queued-requests :key key))
 
 (defun conclude (peer queued-requests response error)
-  "QUEUED-REQUESTS are in the pipe of PEER no longer: tell those who gave them what has become of
-them."
+  "QUEUED-REQUESTS have left the pipe of PEER: call their functions with their outcomes."
   (let ((pipe (peer-pipe peer)))
     (flet ((change-telling (delta)
              (incf (pipe-telling pipe) delta)
@@ -55,7 +56,7 @@ them."
                      (- (sum-of queued-requests #'queued-request-octets)))
         (change-telling 1))
       (unwind-protect (dolist (queued-request queued-requests)
-                        ;; one that fails keeps the others from nothing
+                        ;; a function that fails does not affect the others
                         (loop:guarding (:raft-then-error)
                           (funcall (queued-request-then queued-request) response error)))
         (sb-thread:with-mutex ((pipe-lock pipe))
@@ -90,18 +91,18 @@ them."
            (conclude peer (batch-queued-requests batch) response nil)
            (pump peer))
           (t (give-up-stream peer call
-                             (local-error :internal "~A answers what it was not asked"
+                             (local-error :internal "~A has answered a request that was not sent"
                                           (peer-name peer)))))))
 
 (defun end-error (peer call reason)
-  "What those are told whose requests were on CALL, which has ended."
+  "The error for the requests that were on CALL, which has ended."
   (or reason
       (and (not (eq :ok (rpc:call-status call))) (rpc:call-condition call))
       (local-error :unavailable "~A has ended the stream" (peer-name peer))))
 
 (defun empty-pipe (pipe)
   "Take all out of PIPE, whose stream has ended; return the batches that were sent, the queued
-requests that were not, and what gave the stream up, if anything. Its lock is held."
+requests that were not, and the cause for which the stream was given up, or nil. Its lock is held."
   (multiple-value-prog1 (values (fifo-items (pipe-sent pipe))
                                 (append (and (pipe-held pipe)
                                              (batch-queued-requests (pipe-held pipe)))
@@ -164,7 +165,7 @@ requests that were not, and what gave the stream up, if anything. Its lock is he
     (watch-stream peer call)))
 
 (defun drop-stream (pipe call)
-  "CALL could not be made the stream of PIPE, and nobody may look after it: end it."
+  "CALL could not become the stream of PIPE, and no thread looks after it: end it."
   (sb-thread:with-mutex ((pipe-lock pipe))
     (when (eq call (pipe-call pipe)) (setf (pipe-call pipe) nil)))
   (loop:cancel call))
@@ -195,8 +196,8 @@ requests that were not, and what gave the stream up, if anything. Its lock is he
   (and (null (pipe-call pipe)) (fifo-items (pipe-waiting pipe)) (not (pipe-ending pipe))))
 
 (defun next-step (peer)
-  "What the thread that is pumping does next: a batch to be sent, which counts as sent, and its
-stream; :OPEN; :CLOSE; or nil, and then it is pumping no longer."
+  "The next action of the thread that is pumping: a batch to send, which counts as sent, and its
+stream; :OPEN; :CLOSE; or nil, after which the thread is pumping no longer."
   (let ((pipe (peer-pipe peer)))
     (sb-thread:with-mutex ((pipe-lock pipe))
       (let ((batch (next-batch peer)))
@@ -232,14 +233,15 @@ stream; :OPEN; :CLOSE; or nil, and then it is pumping no longer."
                  (note-sent (peer-meter peer) "pipeline-entries" (batch-entries batch)
                             (batch-octets batch)))))
         (setf (batch-sent-ns batch) (loop:world-now))
-        ;; who is answered finds it noted; but the loop may yet take the room that there seems to be
+        ;; an answered sender finds it noted; but the loop may still take the room that there seems
+        ;; to be
         (when (rpc:room-p call) (note))
         (if (rpc:try-send call (batch-request batch (peer-group peer) (peer-sender peer)
                                               (peer-name peer)))
             (note)
             (hold-batch (peer-pipe peer) call batch)))
     (serious-condition (condition)
-      ;; of a stream that has ended its end tells; it may be that the request is too long
+      ;; if the stream has ended, its end is reported later; the request may be too long
       (unless (rpc:call-status call) (give-up-stream peer call (proper-error condition))))))
 
 (defun take-waiting (pipe)
@@ -247,7 +249,7 @@ stream; :OPEN; :CLOSE; or nil, and then it is pumping no longer."
   (when (needs-stream-p pipe) (nth-value 1 (empty-pipe pipe))))
 
 (defun tell-waiting (peer queued-requests error)
-  "Tell of ERROR those who gave QUEUED-REQUESTS, which TAKE-WAITING has returned."
+  "Report ERROR to the functions of QUEUED-REQUESTS, which TAKE-WAITING has returned."
   (when queued-requests
     (let ((pipe (peer-pipe peer)))
       (unwind-protect (conclude peer queued-requests nil error)
@@ -255,14 +257,14 @@ stream; :OPEN; :CLOSE; or nil, and then it is pumping no longer."
           (setf (pipe-ending pipe) nil))))))
 
 (defun fail-waiting (peer error)
-  "No stream to PEER can be begun: tell those who wait for one."
+  "No stream to PEER can be begun: report it to the requests that wait for one."
   (let ((pipe (peer-pipe peer)))
     (tell-waiting peer
                   (sb-thread:with-mutex ((pipe-lock pipe)) (take-waiting pipe))
                   error)))
 
 (defun stop-pumping (peer claim)
-  "The thread that was pumping by CLAIM was unwound, and nobody knows what it has sent."
+  "The thread that was pumping by CLAIM was unwound, and it is unknown what it has sent."
   (let ((pipe (peer-pipe peer))
         (reason (local-error :aborted "the thread that sent to ~A was ended" (peer-name peer))))
     (multiple-value-bind (call queued-requests)
@@ -276,10 +278,10 @@ stream; :OPEN; :CLOSE; or nil, and then it is pumping no longer."
               (values nil (take-waiting pipe))))
       (cond (call (give-up-stream peer call reason))
             (t (tell-waiting peer queued-requests reason)
-               (pump peer))))))         ; what was given while they were told
+               (pump peer))))))         ; given while their functions were called
 
 (defun pump-on (peer)
-  "Send what may be sent to PEER, as the only thread that does."
+  "Send the batches that may be sent to PEER, as the only thread that does."
   (loop (multiple-value-bind (step call) (next-step peer)
           (case step
             ((nil) (return))
@@ -290,8 +292,8 @@ stream; :OPEN; :CLOSE; or nil, and then it is pumping no longer."
             (t (send-batch peer call step))))))
 
 (defun pump (peer &key room)
-  "Send what may be sent to PEER, unless another thread does so. ROOM says that its stream has room
-again."
+  "Send the batches that may be sent to PEER, unless another thread does so. ROOM is true if its
+stream has room again."
   (let ((pipe (peer-pipe peer)) (claim (list nil)) (unwound t))
     ;; an interrupt may come at any instruction
     (unwind-protect (progn
@@ -305,19 +307,19 @@ again."
                       (setf unwound nil))
       (when unwound (stop-pumping peer claim)))))
 
-;;; What users call
+;;; Interface
 
 (defun pipeline-entries (peer request then &key wait)
-  "Send REQUEST, an AppendEntriesRequest, to PEER behind those that were given before, without
+  "Send REQUEST, an AppendEntriesRequest, to PEER after the requests that were given before, without
 waiting for their answers. (THEN response error) is called once, with its AppendEntriesResponse and
 nil, or nil and the RPC-ERROR that has ended the stream, with which all requests on it end; in the
-order of the requests, on a loop, so it must not wait, or where no stream can be begun any more on
-the thread that finds it so. A request may have been put together with others that follow it: the
-answer is that to all of them. If PEER has as much in its pipeline as it
-takes this waits WAIT seconds or, if that is nil, those of PEER for room, and returns false if there
-is none; with 0 it never waits, as is right for THEN, which no answer reaches while it waits.
-Otherwise return true. REQUEST is not to be changed; it goes with the address of PEER. From any
-thread; what one thread gives is sent in its order."
+order of the requests. THEN runs on a loop, so it must not wait; if no stream can be begun any more,
+it runs on the thread that finds this. A request may have been joined with others that follow it:
+then the answer is that to all of them. If PEER has as much in its pipeline as it takes this waits
+WAIT seconds or, if that is nil, those of PEER for room, and returns false if there is none; with 0
+it never waits, as is right for THEN, which no answer reaches while it waits. Otherwise return true.
+Do not change REQUEST afterwards; it goes with the address of PEER. From any thread; the requests of
+one thread are sent in its order."
   (check-type request v1:append-entries-request)
   (check-type then function)
   (let* ((pipe (peer-pipe peer))
@@ -334,28 +336,29 @@ thread; what one thread gives is sent in its order."
              (sb-sys:without-interrupts
                (enqueue queued-request (pipe-waiting pipe))
                (change-load peer entries octets))))
-      ;; also if this is interrupted: what was taken is sent
+      ;; also if this is interrupted: requests that were taken are sent
       (when taken (pump peer)))
     taken))
 
 (defun flush-pipeline (peer &key timeout)
-  "Wait until all that was given to PEER's pipeline is answered or has failed, TIMEOUT seconds at
-most or, if that is nil, those of PEER; return true if it is. From any thread but a loop's."
+  "Wait until all requests that were given to PEER's pipeline are answered or have failed, TIMEOUT
+seconds at most or, if that is nil, those of PEER; return true if they are. From any thread but a
+loop's."
   (let ((pipe (peer-pipe peer)))
     (sb-thread:with-mutex ((pipe-lock pipe))
       (await-pipe pipe (lambda () (and (zerop (pipe-entries pipe)) (zerop (pipe-telling pipe))))
                   (loop:notice-end (or timeout (peer-timeout peer)))))))
 
 (defun close-peer (peer)
-  "End PEER: what is in its pipeline ends with :cancelled, its channel is closed unless it was
-given. Waits a second for functions that are being called. From any thread but a loop's."
+  "End PEER: the requests in its pipeline end with :cancelled; its channel is closed unless the user
+gave it. Waits a second for functions that are being called. From any thread but a loop's."
   (let* ((pipe (peer-pipe peer))
          (call (sb-thread:with-mutex ((pipe-lock pipe))
                  (setf (pipe-closed pipe) t)
                  (sb-thread:condition-broadcast (pipe-bell pipe))
                  (pipe-call pipe))))
     (when call (loop:cancel call))
-    (pump peer)                         ; tells those who wait for a stream
+    (pump peer)                         ; reports to the requests that wait for a stream
     (flush-pipeline peer :timeout 1)
     (when (peer-own-channel-p peer) (calling:close-channel (peer-channel peer)))
     nil))

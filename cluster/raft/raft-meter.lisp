@@ -1,6 +1,6 @@
-;;;; What is measured of a peer: always, in the peer itself, which PEER-STATISTICS tells; and in
-;;;; METRICS, if there are any, by peer and message. Peers that have the same METRICS have the same
-;;;; instruments.
+;;;; The measurements of a peer: always those in the peer itself, which PEER-STATISTICS returns; and
+;;;; those in METRICS, if there are any, by peer and message. Peers that have the same METRICS have
+;;;; the same instruments.
 
 (in-package #:clgrpc.raft)
 
@@ -37,10 +37,10 @@
                                                 :text "Octets of data that are not answered.")))
 
 (defstruct (meter (:constructor make-meter (name instruments)) (:copier nil))
-  "What was sent to a peer."
+  "The messages sent to a peer."
   (name "" :type string :read-only t)   ; the peer's
   (instruments nil :type (or null instruments) :read-only t) ; where it is counted as well
-  (lock (sb-thread:make-mutex :name "clgrpc raft meter") :read-only t) ; of what follows
+  (lock (sb-thread:make-mutex :name "clgrpc raft meter") :read-only t) ; of the slots below
   (messages 0 :type (unsigned-byte 62)) ; that were answered
   (failures 0 :type (unsigned-byte 62)) ; that were not, or with an error
   (entries 0 :type (unsigned-byte 62))  ; in those that were sent
@@ -83,11 +83,11 @@
                           message))))))
 
 (defun service-status-name (status)
-  "STATUS as the metrics have it."
+  "The name of STATUS in metrics."
   (string-upcase (substitute #\_ #\- (string status))))
 
 (defun note-queued (meter entries octets)
-  "The pipeline has so many more, or fewer."
+  "Add the differences, positive or negative, to the counts of the pipeline."
   (let ((instruments (meter-instruments meter)))
     (when instruments
       (metrics:add (instruments-queued-entries instruments) entries (meter-name meter))

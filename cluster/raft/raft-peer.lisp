@@ -4,16 +4,17 @@
 ;;;; The pipeline's state, under LOCK, which is held for a few instructions and never while a
 ;;;; message is sent or the user's code runs:
 ;;;;
-;;;;     what is taken    waits in WAITING, oldest first, for a stream and a place in its window
-;;;;     what is put      together for the stream, which has no room for it, is HELD: it is next
-;;;;     what is sent     is in SENT, oldest first; an answer is that of the oldest
-;;;;     each of these    counts in ENTRIES and OCTETS, which are bounded
+;;;;     WAITING            requests that were taken, oldest first; they wait for a stream and for a
+;;;;                        place in its window
+;;;;     HELD               the next batch, for which the stream had no room
+;;;;     SENT               requests that were sent, oldest first; an answer is that of the oldest
+;;;;     ENTRIES, OCTETS    the sums of all of these, which are bounded
 
 (in-package #:clgrpc.raft)
 
 (defstruct (pipe (:copier nil))
-  "What flows to a peer without waiting."
-  (lock (sb-thread:make-mutex :name "clgrpc raft peer") :read-only t) ; of what follows
+  "The requests that flow to a peer without waiting for answers."
+  (lock (sb-thread:make-mutex :name "clgrpc raft peer") :read-only t) ; of the slots below
   (bell (sb-thread:make-waitqueue :name "clgrpc raft peer") :read-only t) ; there is room
   (waiting (make-fifo) :type fifo) ; queued requests that are not sent yet
   (sent (make-fifo) :type fifo) ; batches that are not answered yet
@@ -21,13 +22,14 @@
   (sent-count 0 :type index)            ; how many are in SENT
   (entries 0 :type index)               ; in WAITING, HELD and SENT
   (octets 0 :type (unsigned-byte 62))   ; of data in these
-  (telling 0 :type index)               ; threads that tell of queued requests that were in it
+  (telling 0 :type index)               ; threads that call functions of queued requests that were
+                                        ; in it
   (since-ns 0 :type nanoseconds)        ; since when no answer has come, while some is awaited
   (call nil)                            ; the stream, or nil
   (pumping '() :type list)              ; the claim of the thread that sends, a fresh list
   (rung nil :type boolean)              ; the stream had room since the last batch was tried
   (full nil :type boolean)              ; HELD is not to be tried again until the stream has room
-  (ending nil :type boolean)            ; what was in it is being told that the stream has broken
+  (ending nil :type boolean)            ; its requests are being ended, since the stream has broken
   (error nil :type (or null condition)) ; why the stream was given up, if that was here
   (closed nil :type boolean))           ; takes nothing any more
 
@@ -52,7 +54,7 @@
    (max-octets :initarg :max-octets :reader peer-max-octets) ; of data in the pipeline
    (pipe :initform (make-pipe) :reader peer-pipe) ; the way of its entries
    (turns :initform '() :accessor peer-turns) ; messages under way that go one at a time
-   (meter :initarg :meter :reader peer-meter)) ; what is measured
+   (meter :initarg :meter :reader peer-meter)) ; measurements
   (:documentation "Another member: see MAKE-PEER."))
 
 (document-functions
@@ -67,7 +69,7 @@
             (peer-pipe peer))))
 
 (defun begin-to-connect (channel)
-  "Have CHANNEL connect, and wait for nothing."
+  "Make CHANNEL connect, without waiting."
   (handler-case (calling:ensure-connected channel :timeout 0)
     (status:rpc-error ())))
 
@@ -77,14 +79,14 @@
                     (keepalive-seconds 10) (backoff-initial-seconds 0.1) (backoff-maximum-seconds 2)
                   &allow-other-keys)
   "Return a peer that stands for the member NAME of GROUP, to which the member SENDER sends: all
-three are names, strings, and go with all that is sent. TARGET is a target as MAKE-CHANNEL has it,
+three are names, strings, and go with each message. TARGET is a target as MAKE-CHANNEL takes it,
 such as \"10.0.0.2:7000\", or a channel, such as SERVER-CHANNEL returns, which CLOSE-PEER leaves
 open. It connects at once, in the background, and again whenever the connection is lost. TIMEOUT is
 how long an answer may take, in seconds; of the pipeline, how long it may go without any while some
 are awaited. Of the pipeline: WINDOW, how many requests are under way at most; BATCH-ENTRIES and
 BATCH-OCTETS, how many entries, and octets of their data, are put in one request; MAX-ENTRIES and
-MAX-OCTETS, how much it takes altogether until there are answers. With METRICS, what is sent is
-counted there, by the peer's NAME. All else is as for MAKE-CHANNEL, such as :credentials. Signal
+MAX-OCTETS, how much it takes altogether until there are answers. With METRICS, messages are counted
+there, by the peer's NAME. The other keywords are MAKE-CHANNEL's, such as :credentials. Signal
 MISUSE for wrong arguments. From any thread; end it with CLOSE-PEER."
   (setf name (checked-name name)
         group (checked-name group)
@@ -122,9 +124,9 @@ MISUSE for wrong arguments. From any thread; end it with CLOSE-PEER."
                                                                #'new-instruments))))))
 
 (defun peer-statistics (peer)
-  "Return what is known of PEER, a plist: :STATE of its channel, :MESSAGES answered, :FAILURES,
+  "Return the statistics of PEER, a plist: :STATE of its channel, :MESSAGES answered, :FAILURES,
 :ENTRIES and :OCTETS of data sent, :LATENCY, the mean of the answers in seconds or nil, :STREAMS
-begun by the pipeline; and what is in the pipeline now: :QUEUED-ENTRIES, :QUEUED-OCTETS,
+begun by the pipeline; and the present contents of the pipeline: :QUEUED-ENTRIES, :QUEUED-OCTETS,
 :UNDER-WAY, requests that are not answered. From any thread."
   (let ((meter (peer-meter peer))
         (pipe (peer-pipe peer)))

@@ -1,17 +1,17 @@
-;;;; The service: what comes from other members is given to the state machine, and what that answers
-;;;; goes back. A thread waits at each stream, so that the state machine may block, for a disk or a
-;;;; lock. While answers are not taken, no more requests are handled.
+;;;; The service: messages of other members go to the state machine, and its answers go back. A
+;;;; thread waits at each stream, so that the state machine may block, for a disk or a lock. While
+;;;; answers are not taken, no more requests are handled.
 ;;;;
 ;;;; Each request is admitted first: its group and receiver are those of a local member, and its
 ;;;; sender is the member that the peer's certificate names. A request of a stream that is addressed
-;;;; as the one before it is admitted as that was. Without TLS nobody proves a name.
+;;;; as the one before it is admitted as that was. Without TLS no peer proves a name.
 
 (in-package #:clgrpc.raft)
 
 (defclass raft-service (v1:raft)
-  (;; who may send as which member, see MAKE-RAFT-SERVICE
+  (; the peers' permissions to send as members, see MAKE-RAFT-SERVICE
    (authority :initarg :authority :reader service-authority)
-   ;; without TLS everybody who can connect may send
+   ;; without TLS each peer that can connect may send
    (open :initarg :open :reader service-open-p)
    ;; the longest snapshot that is received, in octets
    (max-snapshot-octets :initarg :max-snapshot-octets :reader service-max-snapshot-octets)
@@ -31,9 +31,9 @@
                             (chunk-seconds 60))
   "Return a service without groups; see ADD-GROUP. ALLOW is a list of permissions, as
 CLGRPC.AUTHORITY:CHECK-PERMISSION takes each, whose role is :raft: a peer with an identity of the
-pattern may send as any member, or, if the pattern has {name} in it, as the member of that name. The
-default is that with TLS the sender's name is one of the peer's certificate, and that without TLS
-everybody who can connect may send as anybody. A snapshot that is longer than MAX-SNAPSHOT-OCTETS is
+pattern may send as any member, or, if the pattern has {name} in it, as the member of that name. By
+default, with TLS the sender's name must be one of the peer's certificate; without TLS each peer
+that can connect may send as any member. A snapshot that is longer than MAX-SNAPSHOT-OCTETS is
 refused with :resource-exhausted. A stream that brings no part of its snapshot for CHUNK-SECONDS
 ends with :aborted. Signal MISUSE for a wrong permission. From any thread."
   (check-type max-snapshot-octets (integer 0))
@@ -48,9 +48,9 @@ ends with :aborted. Signal MISUSE for a wrong permission. From any thread."
     (format stream "~D group~:P" (hash-table-count (service-groups service)))))
 
 (defun add-group (service group name state)
-  "Have SERVICE answer Raft's messages of GROUP that are for the member NAME, both strings, by the
-methods of HANDLE-APPEND-ENTRIES and so on for STATE, any object of the user's. Return SERVICE.
-Signal MISUSE if it has a member of GROUP. From any thread."
+  "Add the member NAME of GROUP, both strings, to SERVICE: it answers Raft's messages for that
+member by the methods of HANDLE-APPEND-ENTRIES and so on for STATE, any object of the user's. Return
+SERVICE. Signal MISUSE if it has a member of GROUP. From any thread."
   (let ((member (make-local-member (checked-name group) (checked-name name) state)))
     (sb-thread:with-mutex ((service-lock service))
       (when (gethash group (service-groups service))
@@ -59,8 +59,8 @@ Signal MISUSE if it has a member of GROUP. From any thread."
   service)
 
 (defun remove-group (service group)
-  "Have SERVICE answer no more messages of GROUP; one that is being handled goes on. Return true if
-there was a member of it. From any thread."
+  "Remove GROUP from SERVICE, which answers no more of its messages; one that is being handled goes
+on. Return true if there was a member of it. From any thread."
   (sb-thread:with-mutex ((service-lock service))
     (let ((member (gethash group (service-groups service))))
       (when member (setf (local-member-removed member) t))
@@ -76,7 +76,7 @@ From any thread."
 (defmethod server:note-server-started ((service raft-service) server)
   (let* ((credentials (server:server-credentials server))
          (warning (if (and (service-open-p service) (null credentials))
-                      "without TLS everybody who can connect may send as any member"
+                      "without TLS each peer that can connect may send as any member"
                       (authority:authority-warning (service-authority service) credentials
                                                    "send Raft's messages"))))
     (when warning (log-event :warning :raft-access :condition warning))))
@@ -108,7 +108,7 @@ SENDER cannot be another member."
                            (local-member-name member) (printable-text receiver)))
           ((or (string= "" sender) (same-name-p sender receiver))
            (refuse-address :invalid-argument :sender-missing group sender receiver
-                           "the request says ~:[that it comes from its receiver~;not who sends it~]"
+                           "the request ~:[names its receiver as its sender~;has no sender~]"
                            (string= "" sender)))
           (t member))))
 

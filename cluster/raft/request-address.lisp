@@ -6,9 +6,9 @@
 (in-package #:clgrpc.raft)
 
 (defun checked-name (name)
-  "NAME, of a group or a member, in the form in which it comes with requests: of base characters if
-it can be, which are compared, and written, without looking at each. Signal MISUSE for what is no
-name."
+  "NAME, of a group or a member, in the form in which it comes with requests: a string of base
+characters if possible, which is compared and written without a look at each character. Signal
+MISUSE if NAME is not a valid name."
   (unless (and (stringp name) (string/= "" name))
     (misuse "The name of a group, and of a member, is a string with characters, not ~S." name))
   (coerce name (if (every (lambda (char) (< (char-code char) 128)) name)
@@ -41,8 +41,8 @@ that a call or a pipeline ended with, says something else. From any thread."
   (let ((refusal (status:rpc-error-detail error 'v1:refusal)))
     (and refusal (v1:refusal-reason refusal))))
 
-;;; Requests as a peer sends them: copies, since its user may give the same one to others. What a
-;;; request holds, such as entries, is shared.
+;;; Requests as a peer sends them: copies, since its user may give the same one to others. The parts
+;;; of a request, such as entries, are shared.
 
 (defun addressed-vote (request group sender receiver)
   "REQUEST, a RequestVoteRequest, with an address."

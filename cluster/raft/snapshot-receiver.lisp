@@ -1,13 +1,14 @@
-;;;; Snapshots that come in. What came of one is known by its identity (last index and term,
-;;;; length, CRC-32C) with the CRC-32C of that part: a leader that comes back goes on behind it. A
-;;;; process that was restarted asks the state machine what it has kept (KEPT-SNAPSHOT).
+;;;; Snapshots that come in. The received part of one is known by the snapshot's identity (last
+;;;; index and term, length, CRC-32C) with the CRC-32C of that part: a leader that comes back goes
+;;;; on after it. A restarted process asks the state machine for the part that it has kept
+;;;; (KEPT-SNAPSHOT).
 ;;;;
 ;;;; There is one snapshot receiver at a time, and no more than one thread in the state machine's
 ;;;; methods for snapshots. A stream that begins takes the place of one under way, which ends then:
 ;;;; so a leader that lost its connection need not wait until we notice. A stream that is refused
 ;;;; takes no place. Once the snapshot is installed, or could not be, the snapshot receiver is
-;;;; forgotten: a leader that has lost the last response begins anew, and the state machine says
-;;;; that it has it.
+;;;; forgotten: a leader that has lost the last response begins again, and the state machine answers
+;;;; that it has the snapshot.
 ;;;;
 ;;;; A chunk must begin where the one before has ended and have its check sum; then the state
 ;;;; machine gets it. The end is reached with the last octet, and if all have the check sum of the
@@ -22,7 +23,7 @@
 
 (defstruct (snapshot-receiver (:constructor make-snapshot-receiver
                                (header snapshot-delivery offset crc)) (:copier nil))
-  "What came of a snapshot."
+  "The received part of a snapshot."
   (header nil :read-only t)             ; the SnapshotHeader
   (snapshot-delivery nil :read-only t)  ; that brings it
   (offset 0 :type (unsigned-byte 64))   ; how many octets came and are kept
@@ -43,8 +44,8 @@
         (v1:snapshot-header-crc32c header)))
 
 (defun kept-octets (state header call)
-  "How many octets STATE has kept of the snapshot of HEADER, which CALL is to bring, from an earlier
-process, and their CRC-32C."
+  "The number of octets that STATE has kept from an earlier process of HEADER's snapshot, which CALL
+brings, and their CRC-32C."
   (multiple-value-bind (octets crc) (kept-snapshot state header :call call)
     (if (and (typep octets '(integer 1)) (typep crc 'crc)
              (<= octets (v1:snapshot-header-octets header)))
@@ -63,7 +64,7 @@ SNAPSHOT-RECEIVER, of the one before, or nil, and the state machine."
         (kept-octets state header (snapshot-delivery-call snapshot-delivery)))))
 
 (defun check-chunk (snapshot-receiver chunk)
-  "Signal an RPC-ERROR unless CHUNK, a SnapshotChunk, is what SNAPSHOT-RECEIVER goes on with."
+  "Signal an RPC-ERROR unless CHUNK, a SnapshotChunk, is the next one of SNAPSHOT-RECEIVER."
   (let* ((header (snapshot-receiver-header snapshot-receiver))
          (data (v1:snapshot-chunk-data chunk))
          (offset (v1:snapshot-chunk-offset chunk)))
@@ -92,7 +93,7 @@ SNAPSHOT-RECEIVER, of the one before, or nil, and the state machine."
      (v1:snapshot-header-octets (snapshot-receiver-header snapshot-receiver))))
 
 (defun check-snapshot-receiver (snapshot-receiver)
-  "Signal an RPC-ERROR if what has come is not what the header of SNAPSHOT-RECEIVER says."
+  "Signal an RPC-ERROR if the received octets do not match the header of SNAPSHOT-RECEIVER."
   (unless (= (snapshot-receiver-crc snapshot-receiver)
              (v1:snapshot-header-crc32c (snapshot-receiver-header snapshot-receiver)))
     (refuse :data-loss "the snapshot has another check sum than its header")))

@@ -1,5 +1,5 @@
-;;;; Snapshots as the service receives them: streams, and the parts that they bring. Each part says
-;;;; whose it is and for which member it is meant, as the header does.
+;;;; Snapshots as the service receives them: streams, and the parts that they bring. Each part names
+;;;; its snapshot and its receiver, as the header does.
 
 (in-package #:clgrpc.raft)
 
@@ -40,7 +40,7 @@
   (snapshot-delivery-call (snapshot-receiver-snapshot-delivery snapshot-receiver)))
 
 (defun ask-to-begin (member snapshot-receiver)
-  "What the state machine of MEMBER answers to the header of SNAPSHOT-RECEIVER."
+  "The answer of MEMBER's state machine to the header of SNAPSHOT-RECEIVER."
   (let ((known nil))
     (unwind-protect
          (handler-case
@@ -53,13 +53,13 @@
            (status:rpc-error (error)
              (setf known t)
              (error error)))
-      ;; after another error, or an interrupt, nobody knows what it has forgotten of the snapshot
+      ;; after another error, or an interrupt, it is unknown what it has forgotten of the snapshot
       ;; under way
       (unless known (setf (local-member-snapshot-receiver member) nil)))))
 
 (defun begin-snapshot-receiver (member header snapshot-delivery max-octets)
-  "Ask the state machine of MEMBER whether it wants the snapshot of HEADER; if so, have it received
-by SNAPSHOT-DELIVERY and no other. Return the snapshot receiver, the response, and whether it is
+  "Ask the state machine of MEMBER whether it wants the snapshot of HEADER; if so, only
+SNAPSHOT-DELIVERY receives it. Return the snapshot receiver, the response, and whether it is
 wanted."
   (when (> (v1:snapshot-header-octets header) max-octets)
     (refuse :resource-exhausted "a snapshot of ~D octets is longer than ~D"
@@ -90,8 +90,8 @@ wanted."
     (note-chunk snapshot-receiver chunk)))
 
 (defun end-snapshot-receiver (member snapshot-receiver)
-  "Have the state machine install the snapshot of SNAPSHOT-RECEIVER, which has all of it; forget
-that, whatever comes of it; return the response."
+  "Let the state machine install the snapshot of SNAPSHOT-RECEIVER, which has all of it; forget the
+receiver in any case; return the response."
   (with-snapshot-receiver (member snapshot-receiver)
     (setf (local-member-snapshot-receiver member) nil)
     (check-snapshot-receiver snapshot-receiver)
@@ -110,7 +110,7 @@ there."
                       "a part of the snapshot is not addressed as its header"))))
 
 (defun receive-snapshot (service member snapshot-receiver snapshot-delivery)
-  "Receive what is left of the snapshot of SNAPSHOT-RECEIVER, for MEMBER, by SNAPSHOT-DELIVERY."
+  "Receive the rest of the snapshot of SNAPSHOT-RECEIVER, for MEMBER, by SNAPSHOT-DELIVERY."
   (loop until (snapshot-receiver-complete-p snapshot-receiver)
         do (multiple-value-bind (chunk kind) (receive-part snapshot-delivery)
              (unless (eq :chunk kind)

@@ -61,7 +61,7 @@ that takes until END-NS."
 ;;; One stream
 
 (defun send-part (call &rest part)
-  "Send PART, :header or :chunk and what it is, on CALL; false if its peer wants no more."
+  "Send PART, :header or :chunk and its message, on CALL; false if its peer wants no more."
   (rpc:send call (apply #'v1:make-install-snapshot-request part)))
 
 (defun send-chunks (peer call source offset octets chunk-octets)
@@ -106,7 +106,8 @@ that takes until END-NS."
   "How often a snapshot may come with wrong check sums before it is given up.")
 
 (defun passing-p (error losses)
-  "True if what failed with ERROR may be tried again, after so many LOSSES of data."
+  "True if a transfer that failed with ERROR may be tried again, after this number of LOSSES of
+data."
   (case (status:rpc-error-status error)
     ((:unavailable :aborted :failed-precondition) t)
     (:data-loss (< losses +most-losses+))))
@@ -135,9 +136,9 @@ that takes until END-NS."
 INSTALLED, or one whose term is above that of HEADER, which refuses it. HEADER is a SnapshotHeader;
 its address and length are filled in, and its check sum unless it has one. SOURCE is octets, a
 pathname, or any object with methods of SNAPSHOT-OCTETS and READ-SNAPSHOT. It goes in chunks of
-CHUNK-OCTETS. When the connection is lost this goes on with another, behind what PEER has kept,
-until TIMEOUT seconds are over. Signal the RPC-ERROR of the last stream then, or if PEER refuses.
-Snapshots of several threads go one after the other. From any thread but a loop's."
+CHUNK-OCTETS. When the connection is lost this goes on with another one, after the octets that PEER
+has kept, until TIMEOUT seconds are over. Signal the RPC-ERROR of the last stream then, or if PEER
+refuses. Snapshots of several threads go one after the other. From any thread but a loop's."
   (check-type chunk-octets (integer 1 16777216))
   (check-type timeout (real (0)))
   (let* ((began-ns (loop:world-now))

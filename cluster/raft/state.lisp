@@ -1,14 +1,15 @@
-;;;; What the user's state machine answers: a class of the user's, any class, with a method of each
-;;;; generic function. A message for which there is none is answered with :unimplemented.
+;;;; The user's state machine: an object of any class of the user's, with a method of each generic
+;;;; function, which returns the answer to a message. A message for which there is none is answered
+;;;; with :unimplemented.
 ;;;;
 ;;;; Each gets :CALL, the server's end of the call that brings the message: CALL-PEER says where its
 ;;;; peer is, CLGRPC.AUTHORITY:CALL-IDENTITY what its certificate proves. Group, sender and receiver
 ;;;; were compared before.
 ;;;;
-;;;; The methods are called on threads of the server's, those for different messages perhaps at
-;;;; once; what they share they guard. Entries that come down one stream are handled one request
-;;;; after the other, in their order, and so are the chunks of a snapshot. A method that signals an
-;;;; error ends its call, or stream, with :internal, or as FAIL says.
+;;;; The methods are called on threads of the server's, perhaps several at once for different
+;;;; messages; they guard their common data by locks. Entries that come down one stream are handled
+;;;; one request after the other, in their order, and so are the chunks of a snapshot. A method that
+;;;; signals an error ends its call, or stream, with :internal, or as FAIL says.
 
 (in-package #:clgrpc.raft)
 
@@ -36,7 +37,8 @@ term are on disk when this returns. On a server's thread.")
 (defgeneric handle-append-entries (state request &key &allow-other-keys)
   (:documentation "Answer REQUEST, an AppendEntriesRequest, by an AppendEntriesResponse. The
 entries are on disk when this returns with success. They belong to STATE, which may keep them:
-nobody changes them or their data. On a server's thread; requests of one stream in their order.")
+nothing else changes them or their data. On a server's thread; requests of one stream in their
+order.")
   (:method (state request &key)
     (declare (ignore request))
     (not-handled state "AppendEntries")))
@@ -49,30 +51,31 @@ election. On a server's thread.")
     (not-handled state "TimeoutNow")))
 
 (defgeneric kept-snapshot (state header &key &allow-other-keys)
-  (:documentation "A leader begins to send the snapshot that HEADER, a SnapshotHeader, tells of,
-nothing of which has come to this process. Return how many of its first octets STATE has kept from
-an earlier process, and their CRC-32C (see CRC32C), computed from what is there: the leader goes on
-behind them. Without a method that is 0, and it begins at its beginning. Snapshots are the same if
-their last_included_index, last_included_term, octets and crc32c are. On a server's thread.")
+  (:documentation "A leader begins to send the snapshot that HEADER, a SnapshotHeader, describes, of
+which this process has got nothing. Return how many of its first octets STATE has kept from an
+earlier process, and their CRC-32C (see CRC32C), computed from the octets that are there: the leader
+goes on after them. Without a method that is 0, and it begins at its beginning. Snapshots are the
+same if their last_included_index, last_included_term, octets and crc32c are. On a server's
+thread.")
   (:method (state header &key)
     (declare (ignore state header))
     (values 0 0)))
 
 (defgeneric handle-install-snapshot (state header offset &key &allow-other-keys)
-  (:documentation "A leader begins to send the snapshot that HEADER, a SnapshotHeader, tells of, or
+  (:documentation "A leader begins to send the snapshot that HEADER, a SnapshotHeader, describes, or
 goes on: OFFSET octets of it have come before. Return an InstallSnapshotResponse. If its term is
-above that of HEADER the snapshot is refused; if it says INSTALLED, STATE has all that is in the
+above that of HEADER the snapshot is refused; if it says INSTALLED, STATE has all contents of the
 snapshot, for instance since the leader has lost the response to its last chunk, and nothing is
-sent. In both cases, and if this ends by FAIL, what is kept of another snapshot remains. Otherwise,
+sent. In both cases, and if this ends by FAIL, the kept part of another snapshot remains. Otherwise,
 with OFFSET 0, forget that. On a server's thread; never two of the methods for snapshots at once.")
   (:method (state header offset &key)
     (declare (ignore header offset))
     (not-handled state "InstallSnapshot")))
 
 (defgeneric handle-snapshot-chunk (state header offset data &key &allow-other-keys)
-  (:documentation "Keep DATA, octets that belong to STATE, which are those of the snapshot of HEADER
-from OFFSET on, behind what is kept of it. Their check sum was right. If this signals an error,
-or is interrupted, the same OFFSET comes again. On a server's thread.")
+  (:documentation "Keep DATA, octets that belong to STATE, which are those of HEADER's snapshot from
+OFFSET on, directly after its kept part. Their check sum was right. If this signals an error, or is
+interrupted, the same OFFSET comes again. On a server's thread.")
   (:method (state header offset data &key)
     (declare (ignore header offset data))
     (not-handled state "InstallSnapshot")))

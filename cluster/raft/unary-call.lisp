@@ -29,7 +29,7 @@ Return the future, and a function to be called with the error it has ended with,
               #'note))))
 
 (defun ask (peer message stub request timeout &optional (entries 0) (octets 0))
-  "What PEER answers to REQUEST."
+  "The answer of PEER to REQUEST."
   (let ((meter (peer-meter peer))
         (began-ns (loop:world-now))
         (status :internal))
@@ -53,16 +53,18 @@ Return the future, and a function to be called with the error it has ended with,
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defparameter *unary-call-text*
     "~A REQUEST is ~A; return ~A. Waits for a connection and the answer, TIMEOUT seconds or, if that
-is nil, those of PEER, and signals an RPC-ERROR then, or if PEER refuses; see REFUSAL-REASON. What
-is sent has the address of PEER: the group, sender and receiver of REQUEST do not count. With THEN,
-a function, return nil at once; (THEN response error) is called when it is known, on a thread of its
-own, with the RPC-ERROR or nil; a REQUEST that cannot be sent at all signals here. From any thread."
-    "The documentation of a question, of what it asks for, its request and its response."))
+is nil, those of PEER, and signals an RPC-ERROR then, or if PEER refuses; see REFUSAL-REASON. The
+request goes with the address of PEER: the group, sender and receiver of REQUEST do not count. With
+THEN, a function, return nil at once; (THEN response error) is called when it is known, on a thread
+of its own, with the RPC-ERROR or nil; a REQUEST that cannot be sent at all signals here. From any
+thread."
+    "The documentation of a unary call: a format control of its purpose, its request and its
+response."))
 
 (defmacro define-unary-calls (&body rows)
   "Define functions (NAME peer request &key timeout then) that send a MESSAGE to a peer; each row is
-NAME, MESSAGE, the function that gives a request its address, a text that says what that asks for,
-and the texts of request and response."
+NAME, MESSAGE, the function that gives a request its address, a text with its purpose, and the texts
+of request and response."
   `(progn
      ,@(loop for (name message address meaning request response) in rows
              for stub = (intern (string name) '#:clgrpc.raft.v1.raft)
@@ -83,13 +85,13 @@ and the texts of request and response."
                 "Ask PEER for its vote."
                 "a RequestVoteRequest" "a RequestVoteResponse")
   (timeout-now "timeout-now" addressed-timeout
-               "Have PEER begin an election at once."
+               "Ask PEER to begin an election at once."
                "a TimeoutNowRequest" "a TimeoutNowResponse"))
 
 ;;; One at a time
 
 (defun await-pipe (pipe ready-p end-ns)
-  "Wait until READY-P, a function, returns true; return what it does, or nil at END-NS, or if this
+  "Wait until READY-P, a function, returns true; return its value, or nil at END-NS, or if this
 thread runs a loop that no other can run meanwhile. PIPE's lock is held."
   (declare (type function ready-p))
   (loop (let ((ready (funcall ready-p)))
@@ -124,11 +126,11 @@ at most."
             (end-turn ,peer ,message))))
 
 (defun append-entries (peer request &key timeout)
-  "Send REQUEST, an AppendEntriesRequest, to PEER and return its AppendEntriesResponse. Those of
+  "Send REQUEST, an AppendEntriesRequest, to PEER and return its AppendEntriesResponse. Requests of
 several threads go one after the other, each after the answer to the one before; they are in no
-order with what goes down the pipeline. Waits TIMEOUT seconds in all or, if that is nil, those of
-PEER, for its turn, a connection and the answer, and signals an RPC-ERROR then, or if PEER refuses;
-see REFUSAL-REASON. REQUEST goes with the address of PEER. From any thread."
+order with the pipeline's requests. Waits TIMEOUT seconds in all or, if that is nil, those of PEER,
+for its turn, a connection and the answer, and signals an RPC-ERROR then, or if PEER refuses; see
+REFUSAL-REASON. REQUEST goes with the address of PEER. From any thread."
   (check-type request v1:append-entries-request)
   (let ((end-ns (loop:notice-end (or timeout (peer-timeout peer)))))
     (with-turn (peer :append-entries end-ns)

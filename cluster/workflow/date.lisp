@@ -1,30 +1,32 @@
-;;;; The date by which nodes keep times. No machine's clock is believed alone: what a wrong date
-;;;; would make due is deleted, or fails, for good.
+;;;; The date by which nodes keep times. No machine's clock is believed alone: a wrong date would
+;;;; make workflows due, and delete or fail them, for good.
 ;;;;
-;;;; 1. A node's date runs on with its steady clock, which nobody sets, from what it was.
-;;;; 2. Each node tells the others what its machine's date is, and what the nodes' date is by its
-;;;;    reckoning: the value of its entry among the nodes, which ends with its lease.
+;;;; 1. A node's date runs on from its last value with the steady clock, which no program sets.
+;;;; 2. Each node reports to the others its machine's date, and the nodes' date by its reckoning:
+;;;;    both are the value of its entry among the nodes, which ends with its lease.
 ;;;; 3. A node that comes takes over the others' reckoning. One that is alone goes by the date that
-;;;;    the store keeps, which whichever node is first puts there now and then.
-;;;; 4. The date is moved only as far as most machines' dates ask for: to the middle one or, of an
-;;;;    even number, between the middle two, from whichever side it is outside them. So of two
-;;;;    machines that differ neither moves it.
+;;;;    the store keeps, which the first of the nodes puts there now and then.
+;;;; 4. The date is moved only as far as most machines' dates ask for: to the middle one; with an
+;;;;    even number of machines, to the nearer of the middle two unless it is between them. So of
+;;;;    two machines that differ neither moves it.
 ;;;; 5. A node that is alone goes by its machine's date.
 ;;;; 6. The date is moved by more than an hour only after a while, all through which the same was
-;;;;    asked for: ten minutes at a node that is alone, in which somebody can mend its machine's
-;;;;    date; half a minute at one among others. A node learns late what another's machine says,
-;;;;    so wrong dates of one moment after the other may look like those of most machines.
+;;;;    asked for: ten minutes at a node that is alone, in which its operator can correct its
+;;;;    machine's date; half a minute at one among others. A node learns another machine's date
+;;;;    late, so wrong dates of one moment after the other may look like those of most machines.
 
 (in-package #:clgrpc.workflow)
 
 (defconstant +date-slack-ms+ 250 "Dates that differ by no more are the same.")
-(defconstant +longest-step-ms+ 3600000 "So far the date is moved at once.")
+(defconstant +longest-step-ms+ 3600000 "The farthest that the date is moved at once.")
 (defconstant +lonely-proof-ms+ 600000
-  "So long a node that is alone is asked for a date that is further off.")
+  "How long a date that is further off must be asked for before a node that is alone takes it.")
 (defconstant +common-proof-ms+ 30000
-  "So long a node among others is; each of them tells its machine's date thrice meanwhile.")
+  "The same for a node among others; each of them reports its machine's date three times
+meanwhile.")
 (defconstant +longest-outage-ms+ 86400000
-  "A date that is further behind the machine's than this is not taken for that of an outage.")
+  "The longest time, in ms, that a date may be before the machine's to count as the date of an
+outage.")
 
 (defstruct (date-step (:copier nil) (:predicate nil))
   "An offset that is asked for and is far from that of the nodes' date."
@@ -33,7 +35,7 @@
   (proof-ms 0 :type integer :read-only t)) ; how long it is to be asked for
 
 (defstruct (dates (:constructor make-dates (clock)) (:copier nil))
-  "What a node knows of dates, in milliseconds since 1970. An offset is a date less STEADY-MS."
+  "The dates that a node knows, in milliseconds since 1970. An offset is a date less STEADY-MS."
   (clock nil :type function :read-only t) ; the machine's: nanoseconds since 1970
   (lock (sb-thread:make-mutex :name "clgrpc workflow dates") :read-only t) ; of all below
   (offset nil :type (or null integer))  ; of the nodes' date; nil until it is known
@@ -49,7 +51,7 @@
             (hash-table-count (dates-others dates)))))
 
 (defun steady-ms ()
-  "The time by a clock that nobody sets, which runs on while the machine is suspended."
+  "The time by a clock that no program sets, which runs on while the machine is suspended."
   (floor (+ (loop:world-now) (if (loop:simulated-p) 0 (suspended-ns))) 1000000))
 
 (defun machine-ms (dates)
@@ -106,8 +108,8 @@ it is far off."
                                        +common-proof-ms+))))))))
 
 (defun begin-date (dates others stored)
-  "DATES begin with what the OTHERS reckon, a list of (name its-machine's-date nodes'-date), or if
-there are none with the date STORED, unless that is nil."
+  "Begin DATES with the reckonings of the OTHERS, a list of (name its-machine's-date nodes'-date);
+without others with the date STORED, unless that is nil."
   (let ((machine (machine-ms dates)) (steady (steady-ms)))
     (sb-thread:with-mutex ((dates-lock dates))
       (unless (dates-offset dates)

@@ -1,14 +1,14 @@
-;;;; Errands: what is to be done though nobody calls, to other workflows than the one whose change
-;;;; has brought it. An errand is a key among those of timers, index/due/SHARD/TIME/ERRAND/ID, put
-;;;; by the transaction that makes it necessary and removed by the one that does it, or once there
-;;;; is nothing left to do. So it is done though nodes die, and what it does it does once.
+;;;; Errands: changes that are due without a call, of other workflows than the one whose change has
+;;;; caused them. An errand is a key among those of timers, index/due/SHARD/TIME/ERRAND/ID, put by
+;;;; the transaction that makes it necessary and removed by the one that does it, or once there is
+;;;; nothing left to do. So it is done though nodes die, and it takes effect once.
 ;;;;
 ;;;;   start     children of the workflow ID are to be begun
-;;;;   end       the child ID has ended, and its parent is to be told
+;;;;   end       the child ID has ended, which is to be reported to its parent
 ;;;;   cancel    the workflow ID has ended, and its children are to be cancelled
 ;;;;   schedule  the schedule ID is due, see scheduler.lisp
 ;;;;
-;;;; See children.lisp for what the others make of workflows.
+;;;; See children.lisp for the decisions of the other errands.
 
 (in-package #:clgrpc.workflow)
 
@@ -17,7 +17,7 @@
   (name "" :type string :read-only t)   ; one of the above
   (id "" :type string :read-only t)     ; of the workflow that it is of
   (key "" :type string :read-only t)    ; of the store, below the root
-  (octets (make-octets 0) :type octets :read-only t)) ; what the store has at KEY
+  (octets (make-octets 0) :type octets :read-only t)) ; the store's value at KEY
 
 (declaim (sb-ext:freeze-type errand))
 
@@ -38,8 +38,8 @@
 
 (defun next-children (node state origin children input)
   "Finished drafts of those of CHILDREN, a Children, that the step which STATE, of the revision
-ORIGIN, is at begins next, as many as one transaction takes. INPUT is what they get that have none
-of their own."
+ORIGIN, is at begins next, as many as one transaction takes. INPUT is the input of children that
+have none of their own."
   (loop with operation-count = 0
         with octets = (protobuf:serialized-size state)
         with all = (pb:children-children children)
@@ -64,8 +64,8 @@ of their own."
 
 (defun begin-children (node cached-state drafts)
   "Put DRAFTS, of children of CACHED-STATE, into the store, and note it in that, unless it has
-changed meanwhile. What such a child was before is deleted, to try again; signal WORKFLOW-EXISTS if
-there is another workflow of such an id."
+changed meanwhile. A former workflow of such a child is deleted, to try again; signal
+WORKFLOW-EXISTS if another workflow has such an id."
   (let ((parent (decide node cached-state
                         (lambda (draft) (note-children-begun draft (length drafts))))))
     (unless (put-drafts node (cons parent drafts)
@@ -108,7 +108,7 @@ cannot be begun the step fails."
 ;;; They end
 
 (defun child-result (node errand parent)
-  "The ChildResult that ERRAND, of a child of PARENT that has ended, is to tell."
+  "The ChildResult that ERRAND, of a child of PARENT that has ended, is to report."
   (let* ((id (errand-id errand)) (entry (fetch-entry node id)) (state (entry-state entry)))
     (if (and state (not (running-p state)) (pb:workflow-state-parent state)
              (protobuf:message= parent (pb:workflow-state-parent state)))
@@ -116,7 +116,7 @@ cannot be begun the step fails."
                               :result (fetch-payload node state (result-key state))
                               :reason (pb:workflow-state-reason state))
         (pb:make-child-result :id id :status :cancelled
-                              :reason "it was deleted before its parent was told of its end"))))
+                              :reason "it was deleted before its end was reported to its parent"))))
 
 (defun former-ends (node state number)
   "The alist of places and ChildResults of the step NUMBER of STATE that were noted before."
@@ -127,7 +127,7 @@ cannot be begun the step fails."
                         (protobuf:parse-message 'pb:child-result (etcd:entry-value entry))))))
 
 (defun tell-parent (node id number ends errands)
-  "Tell the workflow ID of ENDS, CHILD-ENDs of its step NUMBER, which is what ERRANDS are for."
+  "Report ENDS, CHILD-ENDs of its step NUMBER, to the workflow ID, as ERRANDS ask."
   (flet ((decision (draft)
            (let ((state (draft-state draft)))
              (when (note-child-ends draft number ends (and (joined-by-p state number ends)

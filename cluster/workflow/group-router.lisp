@@ -1,12 +1,12 @@
-;;;; Several groups of nodes, each with an etcd of its own: one etcd takes so many changes a second,
-;;;; and more nodes do not make it faster. A router leads each workflow to one group, by its id, and
-;;;; stands for the channel in all that is asked about one workflow.
+;;;; Several groups of nodes, each with an etcd of its own: one etcd takes only so many changes a
+;;;; second, and more nodes do not make it faster. A router leads each workflow to one group, by its
+;;;; id, and replaces the channel in all calls about one workflow.
 ;;;;
-;;;; Which group that is follows from the id and the names of the groups alone (rendezvous hashing),
-;;;; so all clients agree without asking anybody: of all names it is that for which the first eight
-;;;; octets of the MD5 of NAME/ID, in UTF-8, are the greatest number. With another group one of
-;;;; N + 1 ids is led to it; what was started before stays where it was, and is found there only by
-;;;; the channel of its former group.
+;;;; The group follows from the id and the names of the groups alone (rendezvous hashing), so all
+;;;; clients agree without a request: of all names it is the one for which the first eight octets of
+;;;; the MD5 of NAME/ID, in UTF-8, are the greatest number. A new group gets one of N + 1 ids;
+;;;; workflows that were started before stay in their group, and only the channel of that group
+;;;; finds them.
 
 (in-package #:clgrpc.workflow)
 
@@ -15,7 +15,7 @@
   (groups '() :type list :read-only t)) ; conses of a name and a channel
 
 (document-functions
-  router-p "True of what MAKE-ROUTER returns.")
+  router-p "True of routers, as MAKE-ROUTER returns.")
 
 (defmethod print-object ((router router) stream)
   (print-unreadable-object (router stream :type t)
@@ -24,10 +24,10 @@
 (defun make-router (groups)
   "Return a router to GROUPS, a list of (NAME . CHANNEL): a name, a string, which stays that
 group's, and a channel to its nodes, whose store is another than that of the other groups.
-START-WORKFLOW and all other functions that ask about one workflow take it for a channel, and
-MAP-WORKFLOWS does; a worker, a watch of all workflows, a schedule, and what a workflow starts are
-of one group. Signal MISUSE for no group, for a name that occurs twice, and for what is no such
-list. From any thread."
+START-WORKFLOW and all other functions about one workflow take it in place of a channel, and so does
+MAP-WORKFLOWS. A worker, a watch of all workflows and a schedule are of one group, and children are
+of their parent's. Signal MISUSE for no group, for a name that occurs twice, and for another object
+than such a list. From any thread."
   (unless (and (consp groups)
                (every (lambda (group)
                         (and (consp group) (stringp (car group)) (cdr group)))
@@ -51,8 +51,8 @@ list. From any thread."
         finally (return weight)))
 
 (defun route (channel id)
-  "Return the channel that leads to the workflow ID, a string: if CHANNEL is a router that of its
-group, else CHANNEL. From any thread."
+  "Return the channel that leads to the workflow ID, a string: if CHANNEL is a router, the channel
+of the workflow's group, else CHANNEL. From any thread."
   (if (router-p channel)
       (loop with best = nil and most = -1
             for (name . channel) in (router-groups channel)

@@ -1,19 +1,19 @@
-;;;; What a node counts, if it is given metrics. It counts the changes that it has made itself; what
-;;;; is of the store, such as how many workflows run, is the same at every node. Nodes with the same
-;;;; metrics share the instruments; the namespace tells them apart.
+;;;; The metrics of a node. It counts the changes that it has made itself; numbers of the store,
+;;;; such as how many workflows run, are the same at every node. Nodes with the same metrics share
+;;;; the instruments; the namespace distinguishes them.
 
 (in-package #:clgrpc.workflow)
 
 (defstruct (instruments (:copier nil))
   "The instruments of the nodes of one METRICS."
   (nodes '() :type list)                ; those that are open; changed by ATOMIC-UPDATE
-  (workflows nil :read-only t)          ; workflows begun and ended, by what
-  (steps nil :read-only t)              ; what came of steps, by what and kind
-  (refused nil :read-only t)            ; what was refused, by why
+  (workflows nil :read-only t)          ; workflows begun and ended, by event
+  (steps nil :read-only t)              ; outcomes of steps, by outcome and kind
+  (refused nil :read-only t)            ; refusals, by reason
   (changes nil :read-only t))           ; changes made, and those made again, by which
 
 (defun namespace-sums (instruments reader)
-  "For each namespace with open nodes among INSTRUMENTS, a list of the sum of what READER returns of
+  "For each namespace with open nodes among INSTRUMENTS, a list of the sum of READER's values for
 them, and the namespace."
   (let ((sums '()))
     (dolist (node (instruments-nodes instruments) sums)
@@ -24,8 +24,8 @@ them, and the namespace."
             (push (list number (node-namespace node)) sums))))))
 
 (defun store-counts (instruments reader)
-  "For each namespace with open nodes among INSTRUMENTS, a list of what READER returns of the node
-that was opened last, and the namespace."
+  "For each namespace with open nodes among INSTRUMENTS, a list of READER's value for the node that
+was opened last, and the namespace."
   (loop for node in (remove-duplicates (instruments-nodes instruments)
                                        :key #'node-namespace :test #'string= :from-end t)
         collect (list (funcall (the function reader) node) (node-namespace node))))
@@ -47,7 +47,7 @@ that was opened last, and the namespace."
                                  "Workflows that were started and have ended through this node."
                                  "clgrpc.workflow.outcome")
              :steps (counter "clgrpc.workflow.steps" "{step}"
-                             "What has happened to steps through this node."
+                             "Outcomes of steps through this node."
                              "clgrpc.workflow.event" "clgrpc.workflow.kind")
              :refused (counter "clgrpc.workflow.refused" "{call}" "Calls that were refused."
                                "clgrpc.workflow.reason")
@@ -56,7 +56,7 @@ that was opened last, and the namespace."
                                "clgrpc.workflow.outcome")))
       (gauge "clgrpc.workflow.running" "{workflow}" "Workflows that have not ended."
              #'store-counts #'node-running)
-      (gauge "clgrpc.workflow.ready" "{task}" "Tasks that nobody has claimed."
+      (gauge "clgrpc.workflow.ready" "{task}" "Tasks that no worker has claimed."
              #'store-counts #'node-ready)
       (gauge "clgrpc.workflow.waiting_claims" "{call}" "Claims that wait for a task here."
              #'namespace-sums (lambda (node) (task-queue-parked (node-task-queue node))))

@@ -1,7 +1,8 @@
-;;;; The keeper: a job of each node that looks after who is there. It gives to others what sessions
-;;;; that have ended had claimed, before all else and apart from timers; keeps the watch of the
-;;;; index, which tells the node of tasks, times, sessions and nodes; keeps the node's entry among
-;;;; the nodes, with its date; counts. It looks when the watch tells of something, and every second.
+;;;; The keeper: a job of each node that looks after sessions and nodes. It gives the claims of
+;;;; sessions that have ended to other workers, before all else and apart from timers; keeps the
+;;;; watch of the index, which informs the node of tasks, times, sessions and nodes; keeps the
+;;;; node's entry among the nodes, with its date; counts. It looks at each event of the watch, and
+;;;; every second.
 ;;;;
 ;;;; All nodes look after sessions, in different orders. Where two do one thing, the store takes one
 ;;;; of the changes, and the other node finds that there is nothing left to do.
@@ -9,17 +10,19 @@
 (in-package #:clgrpc.workflow)
 
 (defconstant +sweep-seconds+ 30 "How often claims of sessions are looked for that have ended.")
-(defconstant +retention-seconds+ 60 "How often the octets of what has ended are looked at.")
+(defconstant +retention-seconds+ 60
+  "How often the keeper compares the octets of ended workflows with their limit.")
 (defconstant +count-seconds+ 2 "How often workflows and ready tasks are counted,")
 (defconstant +longest-count-seconds+ 60 "and how often at least, where they are many.")
-(defconstant +node-lease-seconds+ 4 "The timers of a node that hangs are others' after this time.")
+(defconstant +node-lease-seconds+ 4
+  "After this time other nodes take over the timers of a node that hangs.")
 (defconstant +ending-seconds+ 1
   "How long a node that closes waits for its jobs, whose store may hang, and to leave the others;")
 (defconstant +least-leaving-seconds+ 1/4 "and how long at least for the latter.")
-(defconstant +date-seconds+ 10 "How often a node tells what its machine's date is.")
+(defconstant +date-seconds+ 10 "How often a node reports its machine's date.")
 
 (defun wake-keeper (node function)
-  "Call FUNCTION, which changes the wakeup of NODE, under its lock; the keeper looks at it."
+  "Call FUNCTION, which changes the wakeup of NODE, under its lock, and wake the keeper."
   (let ((wakeup (node-wakeup node)))
     (sb-thread:with-mutex ((wakeup-lock wakeup)) (funcall function wakeup))
     (when (node-keeper node) (loop:wake-job (node-keeper node)))))
@@ -71,7 +74,7 @@
       (end-claims-of node session))))
 
 (defun watch-index (node)
-  "Watch the index from now on, and look at what has come before."
+  "Watch the index from now on, and look at its present entries."
   (sb-thread:with-mutex ((wakeup-lock (node-wakeup node)))
     (setf (wakeup-lost-watch (node-wakeup node)) nil))
   ;; the store may have gone back
@@ -106,7 +109,7 @@
 ;;; Sessions that have ended
 
 (defun do-ended-sessions (node)
-  "Give to others what the sessions had claimed that the watch says have ended."
+  "Give the claims of sessions to others that have ended according to the watch."
   (let ((wakeup (node-wakeup node)))
     (flet ((next-ended ()
              (sb-thread:with-mutex ((wakeup-lock wakeup)) (pop (wakeup-ended wakeup)))))
@@ -129,7 +132,7 @@
     sessions))
 
 (defun sweep-sessions (node)
-  "Give to others what sessions had claimed that ended when no node watched."
+  "Give the claims of sessions to others that ended while no node watched."
   (let ((sessions (claiming-sessions node)) (claiming (make-hash-table :test 'equal)))
     (dolist (session sessions) (setf (gethash session claiming) t))
     (setf (node-claiming node) claiming)
@@ -155,7 +158,7 @@
                              collect shard))))))
 
 (defun note-node (node name entry)
-  "The node NAME is there, with what ENTRY has, or is gone if that is nil."
+  "The node NAME is there, with the dates in ENTRY, or is gone if that is nil."
   (let ((dates (node-dates node)) (ms nil))
     (cond ((equal name (own-name node)) (return-from note-node))
           ((null entry) (forget-machine dates name))
@@ -177,7 +180,7 @@
           do (note-node node name entry))))
 
 (defun ensure-lease (node)
-  "Have NODE have a lease for its entry. Return true if that is a new one."
+  "Get a lease for the entry of NODE. Return true if it is a new one."
   (let* ((membership (node-membership node)) (lease (membership-lease membership)))
     (unless (and lease (etcd:lease-alive-p lease))
       (setf (membership-lease membership) nil)
@@ -187,7 +190,7 @@
       t)))
 
 (defun date-changed-p (node)
-  "True if what NODE has told of its machine's date is so no more, or old."
+  "True if NODE's report of its machine's date is wrong by now, or old."
   (let* ((membership (node-membership node)) (told (membership-told-ms membership)))
     (or (null told)
         (let ((passed (- (steady-ms) (membership-told-steady-ms membership))))
@@ -196,8 +199,8 @@
                  (abs (- (machine-ms (node-dates node)) told passed))))))))
 
 (defun tell-date (node)
-  "Tell the other nodes of NODE's machine's date; the first of all keeps the nodes' date in the
-store."
+  "Report NODE's machine's date to the other nodes; the first of all nodes keeps the nodes' date in
+the store."
   (let* ((membership (node-membership node)) (own (own-name node)) (now (node-now node))
          (machine (machine-ms (node-dates node))))
     (etcd:put (node-etcd node) (node-key node "index/nodes" own) (format nil "~D ~D" machine now)
@@ -208,7 +211,7 @@ store."
           (membership-told-steady-ms membership) (steady-ms))))
 
 (defun keep-membership (node)
-  "Have NODE be one of the nodes, and tell them its date if it is to."
+  "Put NODE among the nodes, and report its date to them when that is due."
   (let* ((wakeup (node-wakeup node))
          (newcomer (sb-thread:with-mutex ((wakeup-lock wakeup))
                      (shiftf (wakeup-newcomer wakeup) nil))))
@@ -216,7 +219,7 @@ store."
     (when (or (ensure-lease node) newcomer (date-changed-p node)) (tell-date node))))
 
 (defun leave-nodes (node seconds)
-  "NODE is closing: its shards are others' at once, if the store answers within SECONDS."
+  "NODE is closing: give its shards to other nodes at once, if the store answers within SECONDS."
   (let ((lease (shiftf (membership-lease (node-membership node)) nil)))
     (when lease
       (handler-case (etcd:revoke-lease lease :timeout seconds)
@@ -245,8 +248,8 @@ store."
     (services:set-health-status (node-health node) "clgrpc.workflow.v1.Workflow" status)))
 
 (defun run-keeper (node due)
-  "Do what there is to do at NODE. DUE is a function of a name and seconds: true if so many have
-passed since it was last so."
+  "Do the work of NODE's keeper. DUE is a function of a name and seconds: true if these have passed
+since it was last true for that name."
   (ensure-date node)
   (let ((new (ensure-index-watch node)))
     (do-ended-sessions node)
@@ -268,8 +271,8 @@ passed since it was last so."
           t)))))
 
 (defun attend-keeper (node due)
-  "What the keeper does; DUE is for RUN-KEEPER. Return the seconds until it looks again. What the
-store does not do now is done when it is back."
+  "Run the keeper once; DUE is for RUN-KEEPER. Return the seconds until it looks again. Work that
+the store does not do now is done when it is back."
   (handler-case (progn (run-keeper node due)
                        (loop:tell-recovery (node-keeper node) :workflow-store-back)
                        (report-health node :serving))
@@ -281,13 +284,13 @@ store does not do now is done when it is back."
   +longest-sleep-seconds+)
 
 (defun sweep-now-and-then (node)
-  "What the job does that looks after others' timers. Return when it does so again."
+  "Run the job that looks after other nodes' timers. Return the seconds until it runs again."
   (handler-case (when (node-keeper node) (sweep-timers node))
     ((or etcd:etcd-error workflow-error) ()))
   +sweep-seconds+)
 
 (defun begin-jobs (node)
-  "Have NODE do what nobody calls for."
+  "Start the jobs of NODE that work without a call."
   (let ((etcd (node-etcd node)) (due (make-due)))
     (setf (node-commits node) (make-commit-group)
           (node-stale-reads node) (make-commit-group)
@@ -307,7 +310,7 @@ store does not do now is done when it is back."
                               &allow-other-keys)
   "Return a service of workflows, to be given to START-SERVER, whose store is ETCD, of MAKE-ETCD.
 Any number of nodes serve the workflows of one NAMESPACE, a string, which is part of every key.
-METRICS are what MAKE-METRICS returned, to be counted in; HEALTH is a HEALTH-SERVICE, told whether
+METRICS, a value of MAKE-METRICS, count its events; HEALTH is a HEALTH-SERVICE, which shows whether
 the store answers. CLOCK is a function that returns the time in nanoseconds since 1970, by default
 the machine's: timers and deadlines are kept by it.
 ALLOW is a list of permissions, (ROLE . PATTERN): a peer whose identity is of PATTERN, see
@@ -316,20 +319,19 @@ is to cancel and delete workflows, and to pause and delete schedules; the role (
 tasks of the kind KIND. Without permissions a peer may do all of this without TLS, and nothing with
 TLS. Calls within the image may do all.
 Limits, for this node: :max-payload-octets (1000000) of inputs, a result, a signal; :max-steps
-(256), :max-changes (5000), :max-state-octets (400000), which its steps and what is known of them
-take, and :max-signals (100), which wait, of a workflow, or of a run of it; :max-children (100) of a
-step and :max-depth (8) of children of children; :max-schedules (1000); :max-running (1000000)
-workflows, whose children run beyond that; :max-store-share (7/10) of the store's quota, which is
-:store-quota octets if its status does not say (2 GB), so much may be in use for a workflow to be
-started; :max-sessions (100000), and :max-sessions-per-identity (1000) of one certificate's;
-:max-session-seconds (120) that one lasts unheard of; :max-held (1000) tasks of a session;
+(256), :max-changes (5000), :max-state-octets (400000), of its steps with their states, and
+:max-signals (100) that wait, for a workflow, or for each of its runs; :max-children (100) of a step
+and :max-depth (8) of children of children; :max-schedules (1000); :max-running (1000000) workflows,
+whose children run beyond that; :max-store-share (7/10) of the store's quota, above which no
+workflow is started; :store-quota octets (2 GB) is the quota if the store does not report it;
+:max-sessions (100000), and :max-sessions-per-identity (1000) of one certificate's;
+:max-session-seconds (120) that one lasts without a heartbeat; :max-held (1000) tasks of a session;
 :max-waiting-claims (10000), :max-waiting-claims-per-session (1000), and
-:max-waiting-claims-per-identity (5000); :max-watches (20000), and
-:max-watches-per-peer (10000) of one address;
-:max-tasks (16) of a claim; :attempt-seconds (an hour; nil for ever), which an attempt may take
-whose step does not say, to some seconds;
-:retention-seconds (a week; nil for ever) for which a workflow that has ended is kept, and
-:retention-octets (nil) that all of these take at most, about; the oldest are deleted first.
+:max-waiting-claims-per-identity (5000); :max-watches (20000), and :max-watches-per-peer (10000) of
+one address; :max-tasks (16) of a claim; :attempt-seconds (an hour; nil for ever), the time of an
+attempt whose step gives none, kept to within some seconds; :retention-seconds (a week; nil for
+ever) for which a workflow that has ended is kept, and :retention-octets (nil) that all of these
+take at most, about; the oldest are deleted first.
 It has threads from now on; end them with CLOSE-WORKFLOW-SERVICE, or by stopping its server. ETCD
 need not be reachable yet. Signal MISUSE for a wrong namespace. From any thread."
   (let* ((node (make-instance 'workflow-service
@@ -349,7 +351,7 @@ need not be reachable yet. Signal MISUSE for a wrong namespace. From any thread.
 that hangs: then both end when it has answered, or is closed."
   (let* ((end (loop:notice-end +ending-seconds+))
          (ended (loop for job in (node-jobs node)
-                      ;; each is to be told
+                      ;; each job gets the order to end
                       count (not (loop:end-job job :seconds (loop:seconds-until end 0))) into left
                       finally (return (zerop left)))))
     (if ended

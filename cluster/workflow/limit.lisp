@@ -1,7 +1,7 @@
-;;;; What a workflow, a node and a call may have at most, and the checks of names. etcd takes no
-;;;; request of more than 1.5 MB: the payloads of one change, at most MAX-PAYLOAD-OCTETS, a state of
-;;;; MAX-STATE-OCTETS, and what its last change may add beyond that fit. A workflow whose state
-;;;; grows beyond that fails while that still can be written down.
+;;;; The limits of workflows, nodes and calls, and the checks of names. etcd takes no request of
+;;;; more than 1.5 MB: the payloads of one change, at most MAX-PAYLOAD-OCTETS, a state of
+;;;; MAX-STATE-OCTETS, and the octets that its last change may add beyond that fit. A workflow whose
+;;;; state grows beyond that fails while that still can be written down.
 
 (in-package #:clgrpc.workflow)
 
@@ -12,13 +12,13 @@
   (max-payload-octets 1000000 :type (integer 1 1000000) :read-only t)
   (max-steps 256 :type (integer 1 1000) :read-only t) ; of a workflow
   (max-changes 5000 :type (integer 10 100000) :read-only t) ; of a workflow, its history
-  (max-state-octets 400000 :type (integer 1000 400000) :read-only t) ; of what is kept of a workflow
+  (max-state-octets 400000 :type (integer 1000 400000) :read-only t) ; of a workflow's state
   (max-signals 100 :type (integer 1 1000) :read-only t) ; for which no step of it has waited yet
   (max-children 100 :type (integer 1 1000) :read-only t) ; of a step
   (max-depth 8 :type (integer 0 100) :read-only t) ; of children of children
   (max-schedules 1000 :type (integer 1) :read-only t) ; of a namespace
   (max-running 1000000 :type (integer 1) :read-only t) ; workflows that have not ended
-  ;; octets that the store's file may have; nil: as the store says, or etcd's default
+  ;; octets that the store's file may have; nil: the store's own quota, or etcd's default
   (store-quota nil :type (or null (integer 1)) :read-only t)
   (max-store-share 7/10 :type (real (0) 1) :read-only t) ; of that, beyond which none is started
   (max-sessions 100000 :type (integer 1) :read-only t) ; that are open
@@ -35,30 +35,32 @@
   (attempt-seconds 3600 :type (or null (real (0))) :read-only t)
   ;; of all that has ended, beyond which the oldest is deleted; nil: as many as there are
   (retention-octets nil :type (or null (integer 1)) :read-only t)
-  (retention-seconds 604800 :type (or null (real 0)) :read-only t)) ; of what has ended; nil: ever
+  (retention-seconds 604800 :type (or null (real 0)) :read-only t)) ; of all ended workflows; nil:
+                                                                    ; no limit
 
 (declaim (sb-ext:freeze-type limits))
 
 (defun limit-names ()
-  "Return the names of the limits of MAKE-WORKFLOW-SERVICE, keywords."
+  "Return the names of the limits of MAKE-WORKFLOW-SERVICE, keywords. From any thread."
   (loop for slot in (sb-mop:class-slots (find-class 'limits))
         collect (intern (symbol-name (sb-mop:slot-definition-name slot)) '#:keyword)))
 
 (defun check-limit (name value)
-  "Return VALUE if the limit NAME, a keyword, can be that; signal MISUSE if not."
+  "Return VALUE if the limit NAME, a keyword, can be that; signal MISUSE if not. From any thread."
   (unless (member name (limit-names)) (misuse "~(~A~) is not a limit of workflows." name))
   (handler-case (progn (make-limits name value) value)
     (type-error () (misuse "The limit ~(~A~) cannot be ~A." name value))))
 
-(defconstant +default-store-quota+ 2147483648 "The quota that etcd has unless it is told another.")
-(defconstant +most-operations+ 120 "Of one transaction; etcd takes 128.")
+(defconstant +default-store-quota+ 2147483648 "The quota of etcd by default, in octets.")
+(defconstant +most-operations+ 120 "The most operations of one transaction; etcd takes 128.")
 (defconstant +most-payloads+ 90
   "Payloads of one change; etcd takes 128 operations in a transaction.")
-(defconstant +small-octets+ 256 "A payload of so many goes with the state, a larger one has a key.")
+(defconstant +small-octets+ 256
+  "The most octets of a payload that goes with the state; a larger one has a key.")
 (defconstant +history-chunk+ 16 "Changes of a history in a key of their own.")
 (defconstant +longest-name+ 128 "Octets of an id, a kind, a name.")
 (defconstant +longest-text+ 2000 "Octets of a reason or an error that are kept.")
-(defconstant +most-held+ 10000 "Tasks that a worker's heartbeat may tell of.")
+(defconstant +most-held+ 10000 "The most tasks in a worker's heartbeat.")
 (defconstant +default-attempts+ 10)
 (defconstant +free-losses+ 3 "So often in a row a lost attempt is made again at once.")
 (defconstant +most-losses+ 20 "So often in a row a step may be lost before it fails.")
@@ -68,14 +70,14 @@
 (defconstant +most-child-inputs+ 10000000 "Octets of the inputs of all children of a step.")
 (defconstant +most-recorded+ 8 "Reports of a step that are known again if they are sent again.")
 (defconstant +most-signal-runs+ 8
-  "Runs of a workflow whose signals are known again if they are sent again.")
+  "The number of runs of a workflow whose signals are recognized if they are sent again.")
 (defconstant +default-backoff-ms+ 1000)
 (defconstant +default-max-backoff-ms+ 60000)
 (defconstant +longest-ms+ 315576000000000 "Ten thousand years, more than a time may be away.")
 
 (defun check-name (name what &key (longest +longest-name+))
   "Return NAME, a string, if it may be part of a key: not empty, not long, without / and control
-characters. WHAT is what it names, as text."
+characters. WHAT is the thing that it names, as text."
   (when (string= "" name) (refuse :too-large "~A has no characters" what))
   (let ((octets (utf8-length name)))
     (when (> octets longest)
@@ -98,7 +100,7 @@ characters. WHAT is what it names, as text."
               return (subseq text 0 end))))
 
 (defun check-payload (limits octets what)
-  "Signal TOO-LARGE if OCTETS, a number, of WHAT are more than LIMITS allow."
+  "Signal TOO-LARGE if OCTETS, a number, are more than LIMITS allow for WHAT, a text."
   (when (> octets (limits-max-payload-octets limits))
     (refuse-size :too-large :max-payload-octets (limits-max-payload-octets limits) octets
                  "~A: too many octets" what)))

@@ -1,14 +1,13 @@
-;;;; Durable workflows on etcd. What a state and an event make is decided by functions that know no
-;;;; store, no clock and no thread (decision.lisp); which keys of the store a state has is another
-;;;; function (index.lisp), so that each change is one transaction: the state, its history and the
-;;;; difference of the keys. All else brings events to these: calls, times, sessions that end.
+;;;; Durable workflows on etcd. Functions that know no store, no clock and no thread decide the next
+;;;; state after an event (decision.lisp); another function gives the store's keys of a state
+;;;; (index.lisp), so that each change is one transaction: the state, its history and the difference
+;;;; of the keys. All else brings events to these: calls, times, sessions that end.
 ;;;;
-;;;; The files, from the ground up: conditions; limits; keys; steps as they are written; drafts,
-;;;; what is to become of a state; decisions, about children, continuations and schedules, too; keys
-;;;; of a state; dates; a node; how full the store is; what is counted; changes in the store;
-;;;; claims; changes of many workflows; sessions; errands; timers; the keeper; watches; searches;
-;;;; the methods of the service, and of its schedules; routers and other
-;;;; clients; tasks and workers.
+;;;; The files, from the ground up: conditions; limits; keys; steps as they are written; drafts, the
+;;;; next states; decisions, about children, continuations and schedules, too; keys of a state;
+;;;; dates; a node; how full the store is; metrics; changes in the store; claims; changes of many
+;;;; workflows; sessions; errands; timers; the keeper; watches; searches; the methods of the
+;;;; service, and of its schedules; routers and other clients; tasks and workers.
 
 (defpackage #:clgrpc.workflow
   (:use #:cl #:clgrpc.base)

@@ -1,10 +1,10 @@
-;;;; The tasks that can be claimed, as the watch of the index tells a node of them: so a claim finds
-;;;; one, or finds that there is none, without a request to the store. What is here may be gone in
-;;;; the store; who claims it sees that.
+;;;; The tasks that can be claimed, as the watch of the index reports them to a node: so a claim
+;;;; finds one, or finds that there is none, without a request to the store. A task here may be gone
+;;;; in the store; the claim notices that.
 ;;;;
 ;;;; - An entry is as new as the revision that made it, and only something newer removes it. So the
-;;;;   watch may tell again what the list that it began with has told, and a node may remove at once
-;;;;   what it has claimed itself.
+;;;;   watch may repeat tasks of the list that it began with, and a node may remove at once the
+;;;;   tasks that it has claimed itself.
 ;;;; - While there is no watch, and if there are more tasks than are kept here, the store is asked.
 ;;;; - The shards are looked at by turns, beginning with those whose timers are the node's, so that
 ;;;;   nodes do not try for the same tasks; within a shard the oldest comes first.
@@ -61,11 +61,12 @@ something newer is known."
     (when (and shard (third parts)) (add-ready list kind shard (third parts) revision))))
 
 (defun end-ready-list (list)
-  "Nobody tells LIST what comes any more."
+  "LIST is not kept up to date any more."
   (sb-thread:with-mutex ((ready-list-lock list)) (setf (ready-list-watched list) nil)))
 
 (defun fill-ready-list (node)
-  "Have NODE know all tasks that can be claimed now, as many as it may; its watch tells what comes."
+  "Fill NODE's list with all tasks that can be claimed now, up to its limit; its watch adds later
+ones."
   (let ((list (node-ready-list node)) (prefix (node-key node "index/ready" "")))
     (sb-thread:with-mutex ((ready-list-lock list))
       (clrhash (ready-list-kinds list))
@@ -80,7 +81,8 @@ something newer is known."
     (sb-thread:with-mutex ((ready-list-lock list)) (setf (ready-list-watched list) t))))
 
 (defun refill-ready-list (node)
-  "Have NODE know all tasks again that can be claimed, if it has not and there is room for more."
+  "Fill NODE's list again with all tasks that can be claimed, if it lacks some and has room for
+more."
   (let ((list (node-ready-list node)))
     (when (and (ready-list-partial list)
                (< (* 2 (hash-table-count (ready-list-tasks list))) +most-ready+))

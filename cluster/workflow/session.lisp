@@ -1,8 +1,8 @@
-;;;; Sessions: workers, as long as they are heard of. A session is a lease of the store, whose
-;;;; number its name begins with, and a key that ends with it. If a certificate has proved whose the
-;;;; session is, its name says that, too, and nobody else may use it. Whether a worker lives is
-;;;; decided by the store's own clock, and a store that does not answer for a while ends no session.
-;;;; When the key is gone, some node gives what the session had claimed to others.
+;;;; Sessions: workers, as long as their heartbeats come. A session is a lease of the store, whose
+;;;; number begins its name, and a key that ends with the lease. If a certificate has proved the
+;;;; owner of the session, the name contains that owner, too, and no other peer may use it. The
+;;;; store's own clock decides whether a worker lives, and a store that does not answer for a while
+;;;; ends no session. When the key is gone, some node gives the session's claims to other workers.
 
 (in-package #:clgrpc.workflow)
 
@@ -16,7 +16,7 @@
         (refuse :session-lost "there is no session ~A" session))))
 
 (defun call-owner (call)
-  "What the names of the sessions of CALL's peer say of whose they are."
+  "The owner in the names of the sessions of CALL's peer."
   (let ((identity (authority:call-identity call)))
     (if identity
         (format nil "~(~{~2,'0X~}~)" (coerce (subseq (sb-md5:md5sum-string
@@ -58,7 +58,7 @@ its name and how long it lasts."
            (setf open t)
            (when (session-known-p node session) (note-session node session))
            (values session (etcd:lease-seconds lease)))
-      ;; if it was put all the same, the watch of the index tells it
+      ;; if it was put all the same, the watch of the index reports it
       (unless (or open (null session)) (forget-session node session)))))
 
 (defun session-lease (node session)
@@ -101,9 +101,9 @@ of another the store is asked whether it is. Signal SESSION-LOST if it has ended
     (values claims times)))
 
 (defun drop-unheld (node session held-p seconds claims times)
-  "HELD-P is a predicate of CLAIMS, claimed at TIMES: SESSION knows of it. Those that it does not
-know of and that are older than SECONDS have been told it by an answer that is lost: others get
-them."
+  "Give CLAIMS of SESSION that it does not know to others. They were claimed at TIMES; HELD-P is
+true of a claim that SESSION knows. The answer that announced an unknown claim is lost if the claim
+is older than SECONDS."
   (loop for claim in claims
         for (id . fence) = claim
         for time in times
@@ -144,7 +144,7 @@ them."
             collect claim)))
 
 (defun note-heartbeat (node session held)
-  "SESSION lives, and has HELD. Return what of that is no longer its own."
+  "SESSION lives, and has HELD. Return those of HELD that are no longer its own."
   (when (> (length held) +most-held+)
     (refuse-size :too-large :held +most-held+ (length held) "a worker has too many tasks"))
   (let ((known (make-hash-table :test 'equal)) (current (make-hash-table :test 'equal))
@@ -160,18 +160,19 @@ them."
       (remove-if (lambda (held) (gethash (claim-of held) current)) held))))
 
 (defun end-session-claims (node session)
-  "SESSION has ended: others get what it has claimed."
+  "SESSION has ended: others get the tasks that it has claimed."
   (change-together node (shuffled node (session-claims node session))
                    (lambda (draft) (lose-claim draft session nil))))
 
 (defun close-session (node session)
-  "SESSION ends by itself: others get what it has not reported, which counts as no attempt."
+  "SESSION ends by itself: others get the tasks that it has not reported; these do not count as
+attempts."
   (let ((lease (session-lease node session)))
     (change-together node (session-claims node session)
                      (lambda (draft)
                        (let ((state (draft-state draft)))
                          (and (held-by-p state session)
                               (give-back draft (pb:workflow-state-fence state))))))
-    ;; what was claimed meanwhile is lost with the key
+    ;; tasks that were claimed meanwhile are lost with the key
     (etcd:remove-entry (node-etcd node) (session-key node session))
     (etcd:revoke-lease lease)))

@@ -1,21 +1,21 @@
-;;;; Claims: a worker asks for tasks of some kinds. Of those that are ready, as far as the node
-;;;; knows, it looks at a few more than are wanted; of these some are taken at random and claimed
-;;;; in one transaction, or, if another node was faster with one of them, each in its own. A node
-;;;; does not try for one task twice at once.
+;;;; Claims: a worker asks for tasks of some kinds. The node looks at a few more ready tasks than
+;;;; are wanted. Some of these are taken at random and claimed in one transaction, or, if another
+;;;; node was faster with one of them, each in its own. A node does not try for one task twice at
+;;;; once.
 ;;;;
 ;;;; A claim that finds nothing waits at the task queue, without a thread. The watch of the index
-;;;; tells when a task becomes ready; then a claim of its kind is woken for it, and tried again by
-;;;; one of a few jobs: it looks at no other task. That claim is the first whose worker was given no
-;;;; task since it ended one; if there is none, that of the worker that was given the fewest. So a
-;;;; worker that takes tasks and does none leaves them to others. Each task that becomes ready has
-;;;; one claim that is to see to it:
+;;;; reports each task that becomes ready; then a claim of its kind is woken for it, and tried again
+;;;; by one of a few jobs: it looks at no other task. That claim is the first whose worker was given
+;;;; no task since it ended one; if there is none, that of the worker that was given the fewest. So
+;;;; a worker that takes tasks and does none leaves them to others. Each task that becomes ready has
+;;;; one claim in charge of it:
 ;;;;
 ;;;; - A woken waiter claims the task, or sees that it cannot be claimed any more, or that another
-;;;;   claim of this node is about to take it. If it cannot, because nobody waits for its answer or
-;;;;   because of an error, the next one is woken for it.
+;;;;   claim of this node is about to take it. If it cannot, because its call has ended or because
+;;;;   of an error, the next one is woken for it.
 ;;;; - A waiter that was about to take a task and gives it up wakes the next waiter.
-;;;; - Between a look that has found nothing and the task queue, what has come is counted, so that
-;;;;   nobody waits though there is something.
+;;;; - Between a look that has found nothing and the task queue, arriving tasks are counted, so that
+;;;;   no claim waits though there is a task.
 
 (in-package #:clgrpc.workflow)
 
@@ -33,7 +33,7 @@
 (defun find-ready (node kind count ask)
   "Ids of tasks of KIND that can be claimed, the oldest of each shard first; COUNT at most. If NODE
 knows of none, and the store may have some, the store is asked; with ASK also if it knows of fewer
-than COUNT, since what has just come to be may not have been told yet."
+than COUNT, since the watch may not have reported the newest tasks yet."
   (multiple-value-bind (ids all) (known-ready node kind count)
     (if (if ask (<= count (length ids)) (or ids all))
         ids
@@ -67,8 +67,8 @@ otherwise: it is now."
                              id)))))
 
 (defun leave-ids (node ids claimed)
-  "IDS are no longer about to be claimed. Those but CLAIMED may be claimed by others, who have
-passed them by."
+  "IDS are no longer about to be claimed. Wake other claims, which have passed these tasks by, for
+those that are not in CLAIMED."
   (let ((task-queue (node-task-queue node)))
     (sb-thread:with-mutex ((task-queue-lock task-queue))
       (dolist (id ids)
@@ -78,22 +78,22 @@ passed them by."
             (wake-claim task-queue kind id)))))))
 
 (defun settle-id (node id)
-  "ID, which this node was about to claim, cannot be claimed as it is now: nobody need be woken to
-claim it instead."
+  "ID, which this node was about to claim, cannot be claimed as it is now: no other claim need be
+woken for it."
   (let ((task-queue (node-task-queue node)))
     (sb-thread:with-mutex ((task-queue-lock task-queue))
                           (setf (gethash id (task-queue-taken task-queue)) nil))))
 
 (defun settled-p (node id)
-  "True if nobody need be woken to claim ID, which this node was about to claim."
+  "True if no other claim need be woken for ID, which this node was about to claim."
   (let ((task-queue (node-task-queue node)))
     (sb-thread:with-mutex ((task-queue-lock task-queue))
       (multiple-value-bind (kind about) (gethash id (task-queue-taken task-queue))
         (and about (null kind))))))
 
 (defun candidates-of (node kind count ask)
-  "Ids of tasks of KIND to be claimed, COUNT at most, taken. If others are about to claim all that a
-look has found, there may be more behind them. ASK is as for FIND-READY."
+  "Ids of tasks of KIND to be claimed, COUNT at most, taken. If other claims are about to take all
+tasks that a look has found, this looks at more. ASK is as for FIND-READY."
   (loop for most = (+ count +spare-candidates+) then (* 4 most)
         for ids = (find-ready node kind most ask)
         for taken = (take-ids node kind ids count)
@@ -184,7 +184,7 @@ if that does not lead to a claim, of the one of now."
     claims))
 
 (defun claimed-tasks (node drafts results)
-  "The Tasks that DRAFTS have claimed at NODE; RESULTS are what the transaction fetched, the inputs
+  "The Tasks that DRAFTS have claimed at NODE; RESULTS are the transaction's values, the inputs
 last. A workflow that has failed by its last change gives none."
   (let ((inputs (last results (count-if #'wants-input-p drafts))))
     (loop for draft in drafts
@@ -205,11 +205,11 @@ last. A workflow that has failed by its last change gives none."
 (defun session-key (node session)
   (node-key node "index/sessions" (check-name session "a session")))
 
-;;; How many tasks a session has. A node counts what it gives, and asks the store only when that
-;;; might be too many: by then most have been reported.
+;;; How many tasks a session has. A node counts the tasks that it gives, and asks the store only
+;;; when these might be too many: by then most have been reported.
 
 (defun note-granted (node session count)
-  "NODE has given SESSION so many tasks, COUNT."
+  "NODE has given SESSION tasks; COUNT is their number."
   (sb-thread:with-mutex ((node-lock node)) (incf (gethash session (node-grants node) 0) count))
   (note-load node session count))
 
@@ -307,27 +307,28 @@ is as for FIND-READY."
   (session "" :type string :read-only t) ; whose
   (kinds '() :type list :read-only t)   ; of tasks
   (count 1 :type (integer 1) :read-only t) ; of tasks, at most
-  ;; the kind and the id of the task that it was woken for, and what ARRIVALS said then; or nil
+  ;; the kind and the id of the task that it was woken for, and the value of ARRIVALS then; or nil
   (woken nil :type list)
   ;; under the lock
   (queue-entries '() :type list)        ; while it is parked: its places in the queues
   (queue-entry nil :type (or null queue-entry)) ; until it is over: its place in its session's queue
-  (over nil :type boolean))             ; it is answered, or nobody wants an answer
+  (over nil :type boolean))             ; it is answered, or its call has ended
 
 (defun arrival-place (kind)
-  "The place of KIND in the arrivals of a task queue. Kinds that share one only cause looks in
-vain."
+  "The place of KIND in the arrivals of a task queue. Kinds that share a place only cause useless
+looks."
   (mod (sxhash kind) 256))
 
 (defun arrivals (task-queue kinds)
-  "How many tasks of each of KINDS have come, or of others in the same places. The lock is held."
+  "The counts of arrived tasks of KINDS, and of other kinds in the same places. The lock is held."
   (loop for kind in kinds collect (svref (task-queue-arrivals task-queue) (arrival-place kind))))
 
 (defun arrivals-now (task-queue kinds)
   (sb-thread:with-mutex ((task-queue-lock task-queue)) (arrivals task-queue kinds)))
 
 (defun task-queue-queue-entry (task-queue waiting &optional name table)
-  "A place of WAITING behind others in the queue of NAME in TABLE, or in that of all of TASK-QUEUE."
+  "A place of WAITING at the end of the queue of NAME in TABLE, or of the queue of all claims of
+TASK-QUEUE."
   (let ((queue-entry (make-queue-entry waiting name table)))
     (isolate-ring queue-entry)
     (enter-ring queue-entry (cond ((null table) (task-queue-queue task-queue))
@@ -343,7 +344,7 @@ vain."
       (remhash name table))))
 
 (defun enter-task-queue (task-queue waiting)
-  "WAITING is parked, behind all others."
+  "WAITING is parked, after all others."
   (incf (task-queue-parked task-queue))
   (setf (waiting-queue-entries waiting)
         (cons (task-queue-queue-entry task-queue waiting)
@@ -352,7 +353,7 @@ vain."
                                                     (task-queue-queues task-queue))))))
 
 (defun quit-task-queue (task-queue waiting)
-  "WAITING, if it is parked, is so no more."
+  "WAITING is not parked any more, if it was."
   (when (waiting-queue-entries waiting)
     (decf (task-queue-parked task-queue))
     (mapc #'quit-queue (shiftf (waiting-queue-entries waiting) '()))))
@@ -384,7 +385,7 @@ and return it; or nil."
       (quit-task-queue task-queue (queue-entry-waiting queue-entry))
       (queue-entry-waiting queue-entry))))
 
-;;; Who is woken
+;;; Waking claims
 
 (defun retry-waiting (task-queue waiting &optional kind id)
   "WAITING is to be tried again, for the task of ID, of KIND, or to look for any. The lock is held."
@@ -402,7 +403,7 @@ is to try it. The lock is held."
     (when waiting (retry-waiting task-queue waiting kind id))))
 
 (defun pass-wake-up (task-queue waiting)
-  "WAITING does not see to the task that it was woken for; another one is to."
+  "WAITING does not claim the task that it was woken for: wake another claim for it."
   (sb-thread:with-mutex ((task-queue-lock task-queue))
     (let ((woken (shiftf (waiting-woken waiting) '())))
       (when woken (wake-claim task-queue (first woken) (second woken))))))
@@ -426,7 +427,7 @@ BACKLOG-FULL if too many wait."
     (sb-thread:with-mutex ((task-queue-lock task-queue)) (wake-claim task-queue kind id))))
 
 (defun retry-all-claims (node)
-  "Nobody knows what has come: try all that wait, or are about to."
+  "It is unknown which tasks have come: try all claims that wait, or are about to."
   (let ((task-queue (node-task-queue node)))
     (sb-thread:with-mutex ((task-queue-lock task-queue))
       (map-into (task-queue-arrivals task-queue) #'1+ (task-queue-arrivals task-queue))
@@ -435,7 +436,8 @@ BACKLOG-FULL if too many wait."
             do (retry-waiting task-queue waiting)))))
 
 (defun end-waiting (task-queue waiting)
-  "WAITING is to be answered, or nobody wants an answer. Return true for the first who says so."
+  "WAITING ends: it is being answered, or its call has ended. Return true for the first caller
+only."
   (sb-thread:with-mutex ((task-queue-lock task-queue))
     (quit-task-queue task-queue waiting)
     (when (waiting-queue-entry waiting)
@@ -444,7 +446,7 @@ BACKLOG-FULL if too many wait."
     (not (shiftf (waiting-over waiting) t))))
 
 (defun return-tasks (node tasks)
-  "TASKS were claimed and their worker cannot be told: others are to get them."
+  "TASKS were claimed, but the answer cannot reach their worker: give them to others."
   (dolist (task tasks)
     (handler-case
         (let ((fence (pb:task-fence task)))
@@ -468,8 +470,8 @@ BACKLOG-FULL if too many wait."
     (end-call (waiting-call waiting) condition)))
 
 (defun try-waiting (node waiting)
-  "Try WAITING, and answer it or have it wait. Return true unless it cannot see to the task that it
-was woken for."
+  "Try WAITING, and answer it or let it wait again. Return true unless it cannot take charge of the
+task that it was woken for."
   (handler-case
       (with-store-errors
         (destructuring-bind (&optional kind id (seen (arrivals-now (node-task-queue node)
@@ -494,7 +496,7 @@ was woken for."
         (not (push claimer (task-queue-idle task-queue))))))
 
 (defun run-claimer (node claimer)
-  "What CLAIMER, a job, does."
+  "Run CLAIMER, a job: try claims until none is to be tried."
   (loop with task-queue = (node-task-queue node)
         for waiting = (next-retry task-queue claimer)
         while waiting
@@ -526,8 +528,8 @@ was woken for."
                                                          session))))))
 
 (defun check-waiting (task-queue session limits)
-  "Signal BACKLOG-FULL if so many claims of SESSION, or of the identity whose it is, wait at
-TASK-QUEUE as LIMITS allow. The lock is held."
+  "Signal BACKLOG-FULL if the most claims that LIMITS allow of SESSION, or of its identity, wait at
+TASK-QUEUE. The lock is held."
   (let ((most (limits-max-waiting-claims-per-session limits))
         (most-of-owner (limits-max-waiting-claims-per-identity limits))
         (owner (session-owner session))
@@ -558,15 +560,16 @@ BACKLOG-FULL if LIMITS do not allow it."
                                   (task-queue-sessions task-queue)))))
 
 (defun await-tasks (node call session kinds count wait-ms seen)
-  "Have CALL wait for tasks. It is answered with none when WAIT-MS are over. Signal SESSION-LOST if
-there is no SESSION: who looks only after the claim is known to wait misses no end of it."
+  "Let CALL wait for tasks. After WAIT-MS it is answered without tasks. Signal SESSION-LOST if there
+is no SESSION. This is checked only once the claim is noted as waiting, so no end of the session is
+missed."
   (let ((waiting (make-waiting :call call :session session :kinds kinds :count count))
         (task-queue (node-task-queue node))
         (done nil))
     (note-waiting task-queue waiting (node-limits node))
     (unwind-protect
          (progn
-           ;; of one that the watch of the index has told of that tells the end, too
+           ;; if the watch of the index has reported the session, it reports its end, too
            (unless (session-known-p node session) (check-session node session))
            (rpc:on-cancel call (lambda () (end-waiting task-queue waiting)))
            (rpc:after call (/ wait-ms 1000) (lambda () (answer-waiting node waiting '())))

@@ -1,8 +1,9 @@
-;;;; Timers: what comes due though nobody calls. Its keys are in shards, each of which is one node's
-;;;; as long as that lives, and which is whose follows from the names of the nodes: two that differ
-;;;; about it for a moment do no harm, since the store takes one of the changes. A few jobs do what
-;;;; is due, each a shard at a time, several workflows in one transaction. They ask the store for a
-;;;; shard only when something is due there, which the watch of the index tells them.
+;;;; Timers: events that come due without a call. Their keys are in shards, each of which belongs to
+;;;; one node as long as that lives. The owner of a shard follows from the names of the nodes; two
+;;;; nodes that differ about it for a moment do no harm, since the store takes one of the changes. A
+;;;; few jobs handle due events, each a shard at a time, several workflows in one transaction. They
+;;;; ask the store for a shard only when an event is due there; they know that from the watch of the
+;;;; index.
 ;;;;
 ;;;; A shard whose node does not get on is looked at by the others as well, see SWEEP-TIMERS.
 
@@ -14,7 +15,7 @@
 (defconstant +due-page+ 100 "So many keys that are due are fetched at once.")
 (defconstant +overdue-ms+ 5000 "Others' timers are done as well once they are so late.")
 
-;;; What is to be done when
+;;; Times of shards
 
 (defun wake-timers (node)
   (mapc #'loop:wake-job (node-timers node)))
@@ -40,7 +41,7 @@
     (wake-timers node)))
 
 (defun look-at-all-timers (node)
-  "Nobody knows what is due in the shards of NODE."
+  "The due times of the shards of NODE are unknown: look at all of them."
   (dolist (shard (timer-queue-own (node-timer-queue node))) (note-due node shard 0)))
 
 (defun take-shard (node)
@@ -73,11 +74,11 @@
         (max 0 (min +longest-sleep-seconds+ (/ (- next (node-now node)) 1000)))
         +longest-sleep-seconds+)))
 
-;;; What is due
+;;; Due events
 
 (defun due-item (node entry parts)
-  "What the key of ENTRY, whose parts behind its time are PARTS, says is due: the id of a workflow,
-a string, or an ERRAND; nil if that is none of ours."
+  "The item that is due by the key of ENTRY, whose parts after its time are PARTS: the id of a
+workflow, a string, or an ERRAND; nil if the key has another form."
   (destructuring-bind (&optional first second) parts
     (if second
         (make-errand :name first :id second :octets (etcd:entry-value entry)
@@ -85,9 +86,9 @@ a string, or an ERRAND; nil if that is none of ours."
         first)))
 
 (defun due-page (node shard from before)
-  "What is due before BEFORE in SHARD, of a page of keys that begins at FROM, see DUE-ITEM; when the
-first thing is due that is not, or nil; and the last key of the page if there may be more that is
-due behind it."
+  "Three values for a page of SHARD's keys that begins at FROM: the items due before BEFORE, see
+DUE-ITEM; the time of the first later item, or nil; and the last key of the page if more items may
+be due after it."
   (let ((prefix (node-key node "index/due" (shard-text shard) ""))
         (count 0) (items '()) (next nil) (last nil))
     (etcd:map-entries (lambda (entry)
@@ -111,8 +112,8 @@ due behind it."
     (some (lambda (id) (stuck-p node id)) (append ids others))))
 
 (defun do-shard (node shard &key (late-ms 0))
-  "Do what is due in SHARD, by LATE-MS at least. Return when there is something to be done again
-there, in milliseconds since 1970, or nil."
+  "Do the items of SHARD that are due, by LATE-MS at least. Return the time of its next item, in
+milliseconds since 1970, or nil."
   (let ((from nil) (again nil))
     (flet ((note-again (ms) (setf again (min ms (or again ms)))))
       (loop
@@ -125,7 +126,7 @@ there, in milliseconds since 1970, or nil."
           (setf from (format nil "~A~C" last (code-char 0))))))))
 
 (defun do-due (node &key (late-ms 0))
-  "Do what is due in all shards, by LATE-MS at least."
+  "Do the due items of all shards, by LATE-MS at least."
   (dotimes (shard +shards+) (do-shard node shard :late-ms late-ms)))
 
 (defun sweep-timers (node)
@@ -136,7 +137,7 @@ there, in milliseconds since 1970, or nil."
 ;;; The jobs
 
 (defun do-own-shards (node)
-  "Do what is due at NODE in its own shards, one after the other."
+  "Do the due items of NODE's own shards, one shard after the other."
   (loop for shard = (take-shard node)
         while shard
         do (let ((again (+ (node-now node) (* 1000 +longest-sleep-seconds+)))) ; after an error
@@ -145,7 +146,7 @@ there, in milliseconds since 1970, or nil."
                (when again (note-due node shard again))))))
 
 (defun run-timers (node)
-  "What a job of the timers does. Return the seconds until it looks again."
+  "Run a job of the timers once. Return the seconds until it looks again."
   (handler-case (progn (do-own-shards node)
                        (sleep-seconds node))
     ((or etcd:etcd-error workflow-error) ()

@@ -1,26 +1,27 @@
-;;;; Watches of changes. All watches at a node are told by one watch of the store, the feed's, in
-;;;; the order of its revisions; what came before is read out of the store for each. So a watch
-;;;; costs the store nothing while nothing happens, and needs no thread.
+;;;; Watches of changes. All watches at a node get their changes from one watch of the store, the
+;;;; feed's, in the order of its revisions; earlier changes are read from the store for each. So a
+;;;; watch costs the store nothing while nothing happens, and needs no thread.
 ;;;;
-;;;; 1. A watch joins the feed, which from then on queues what is for it.
-;;;; 2. What came before is sent: of one workflow out of its history, so it can go on from any
-;;;;    number as long as the workflow is kept; of all by a watch of the store of its own, which
-;;;;    ends with the first change that the feed has, too.
-;;;; 3. Then the queue is sent, and what comes after it at once, as far as the peer takes it. What
-;;;;    it does not take waits; a watch of which too much does is ended, and its peer, which knows
-;;;;    how far it has come, may ask again.
+;;;; 1. A watch joins the feed, which from then on queues its changes.
+;;;; 2. Earlier changes are sent: those of one workflow from its history, so the watch can go on
+;;;;    from any number as long as the workflow is kept; those of all workflows by a watch of the
+;;;;    store of its own, which ends with the first change that the feed has, too.
+;;;; 3. Then the queue is sent, and later changes at once, as far as the peer takes them. The others
+;;;;    wait. A watch with too many waiting changes is ended, and its peer, which knows how far it
+;;;;    has come, may ask again.
 ;;;;
-;;;; Several workflows may have changed at one revision, so each change says where the watch of all
-;;;; goes on that ends behind it: at the same revision but for the last one of it.
+;;;; Several workflows may have changed at one revision, so each change has the revision at which a
+;;;; watch of all goes on if it ends after that change: the same revision, except for the last
+;;;; change of it.
 
 (in-package #:clgrpc.workflow)
 
 (defconstant +most-waiting-changes+ 1000 "Of a watch whose peer does not take them.")
-(defconstant +most-early-changes+ 20000 "Of a watch to which what came before is sent still.")
+(defconstant +most-early-changes+ 20000 "The state of a watch that still gets earlier changes.")
 
 (defstruct (subscription (:constructor make-subscription (call id peer)) (:copier nil))
   "A watch at a node, which is a call."
-  (call nil :read-only t)               ; that is told
+  (call nil :read-only t)               ; that gets the changes
   (id "" :type string :read-only t)     ; of the workflow; empty: of all
   (peer "" :type string :read-only t)   ; whose, without a port
   (lock (sb-thread:make-mutex :name "clgrpc workflow subscription") :read-only t) ; of all below
@@ -28,7 +29,7 @@
   (revision 0 :type (integer 0))        ; of all: those up to this are sent otherwise
   (queue (make-fifo) :type fifo :read-only t) ; Changes to be sent
   (waiting 0 :type index)               ; how many these are
-  (live nil :type boolean)              ; what came before was sent
+  (live nil :type boolean)              ; earlier changes were sent
   (ended nil :type boolean))            ; nothing more is to be sent
 
 (declaim (sb-ext:freeze-type subscription))
@@ -45,7 +46,7 @@
     (told-change state (elt changes (1- (length changes))) (etcd:entry-changed entry))))
 
 (defun told-change (state change revision)
-  "CHANGE, of the history of STATE, as users are told it; REVISION is that of STATE."
+  "CHANGE, of the history of STATE, as users see it; REVISION is that of STATE."
   (setf (pb:change-id change) (pb:workflow-state-id state))
   (when (zerop (pb:change-revision change)) (setf (pb:change-revision change) revision))
   change)
@@ -62,7 +63,7 @@ number above AFTER on to before BEFORE."
                                      :to (history-key (node-root node) id before) :page 100))
 
 (defun fetch-history (node id &key (after 0) function)
-  "Call FUNCTION with each Change of the workflow ID behind the number AFTER."
+  "Call FUNCTION with each Change of the workflow ID after the number AFTER."
   (let ((entry (fetch-entry node id)))
     (when entry
       (let* ((state (entry-state entry)) (newest (pb:workflow-state-changes state))
@@ -85,8 +86,8 @@ number above AFTER on to before BEFORE."
     (status:rpc-error ())))
 
 (defun watch-end-condition (condition one)
-  "What a watch's peer is told when CONDITION has ended it; ONE is true if it is of one workflow,
-whose history goes on."
+  "The condition for a watch's peer when CONDITION has ended the watch; ONE is true if it is of one
+workflow, whose history goes on."
   (flet ((lost (control &rest arguments)
            (make-condition 'changes-compacted :text (apply #'format nil control arguments))))
     (cond (one (make-condition 'store-unavailable :text (princ-to-string condition)))
@@ -97,14 +98,14 @@ whose history goes on."
           (t (make-condition 'store-unavailable :text (princ-to-string condition))))))
 
 (defun message-of (entry others revision)
-  "What a watch tells of ENTRY, a state that has come at REVISION, as have those in OTHERS that are
-told after it."
+  "The message of a watch about ENTRY, a state of REVISION; OTHERS are later entries of the same
+revision."
   (let ((change (newest-change entry)))
     (setf (pb:change-resume-revision change) (if others revision (1+ revision)))
     change))
 
 (defun messages-of (changes revision)
-  "What a watch tells of CHANGES, of states, which have come at REVISION, one by one."
+  "The messages of a watch about CHANGES, of states, all of REVISION."
   (loop for (change . others) on changes
         collect (message-of (etcd:change-entry change) others revision)))
 
@@ -114,7 +115,7 @@ told after it."
   (string= "" (subscription-id subscription)))
 
 (defun end-subscription (subscription condition)
-  "SUBSCRIPTION is told nothing more, with CONDITION, or well if that is nil."
+  "End SUBSCRIPTION with CONDITION, or with status ok if that is nil."
   (unless (sb-thread:with-mutex ((subscription-lock subscription))
             (shiftf (subscription-ended subscription) t))
     (end-call (subscription-call subscription) condition)))
@@ -126,8 +127,8 @@ told after it."
       (< (subscription-number subscription) (pb:change-number change))))
 
 (defun send-waiting (subscription)
-  "Send what waits of SUBSCRIPTION as far as its peer takes it. Return true if it ends with that,
-since its workflow does. Its lock is held."
+  "Send the waiting changes of SUBSCRIPTION as far as its peer takes them. Return true if it ends
+with that, since its workflow does. Its lock is held."
   (loop with queue = (subscription-queue subscription)
         while (and (fifo-items queue)
                    (not (subscription-ended subscription)))
@@ -143,12 +144,12 @@ since its workflow does. Its lock is held."
                (return t)))))
 
 (defun flush-subscription (subscription)
-  "Send what waits of SUBSCRIPTION if it may be sent now. From any thread."
+  "Send the waiting changes of SUBSCRIPTION if they may be sent now. From any thread."
   (handler-case
       (when (sb-thread:with-mutex ((subscription-lock subscription))
               (and (subscription-live subscription) (send-waiting subscription)))
         (end-subscription subscription nil))
-    (status:rpc-error ())))             ; its end is told otherwise
+    (status:rpc-error ())))             ; its end is reported otherwise
 
 (defun queue-changes (subscription changes)
   "CHANGES are for SUBSCRIPTION."
@@ -164,10 +165,10 @@ since its workflow does. Its lock is held."
     (when (and full (< +most-waiting-changes+ (subscription-waiting subscription)))
       (end-subscription subscription
                         (make-condition 'store-unavailable
-                                        :text "the watch does not take what it is told")))))
+                                        :text "the watch does not take its changes")))))
 
 (defun go-live (subscription)
-  "What came before was sent to SUBSCRIPTION."
+  "Earlier changes were sent to SUBSCRIPTION."
   (sb-thread:with-mutex ((subscription-lock subscription))
     (setf (subscription-live subscription) t))
   (rpc:on-writable (subscription-call subscription) (lambda () (flush-subscription subscription)))
@@ -176,7 +177,7 @@ since its workflow does. Its lock is held."
 ;;; The hub
 
 (defun subscriptions-for (feed id)
-  "Those that are told of changes of the workflow ID. FEED's lock is held."
+  "The subscriptions to changes of the workflow ID. FEED's lock is held."
   (append (gethash id (feed-subscriptions feed)) (gethash "" (feed-subscriptions feed))))
 
 (defun all-subscriptions (feed)
@@ -201,7 +202,7 @@ since its workflow does. Its lock is held."
           do (queue-changes subscription (reverse messages)))))
 
 (defun end-feed (feed watch condition)
-  "WATCH of FEED has ended with CONDITION, and with it what it told."
+  "WATCH of FEED has ended with CONDITION: end the subscriptions that it served."
   (when (sb-thread:with-mutex ((feed-lock feed))
           (when (eq watch (feed-watch feed)) (setf (feed-watch feed) nil) t))
     (dolist (subscription (all-subscriptions feed))
@@ -209,7 +210,7 @@ since its workflow does. Its lock is held."
                         (watch-end-condition condition (not (for-all-p subscription)))))))
 
 (defun start-feed (node)
-  "Have the feed of NODE be told of what becomes of its store from now on, unless it is."
+  "Start the watch of the store that feeds NODE, unless it runs."
   (let ((feed (node-feed node)))
     (sb-thread:with-mutex ((feed-start-lock feed))
       (unless (feed-watch feed)
@@ -223,12 +224,12 @@ since its workflow does. Its lock is held."
           (sb-thread:with-mutex ((feed-lock feed)) (setf (feed-watch feed) watch)))))))
 
 (defun stop-feed (feed)
-  "FEED tells nothing any more. It may wait for its watch."
+  "End FEED. This may wait for its watch."
   (let ((watch (sb-thread:with-mutex ((feed-lock feed)) (shiftf (feed-watch feed) nil))))
     (when watch (etcd:cancel-watch watch))))
 
 (defun peer-name (call)
-  "Who makes CALL, as far as limits go: the address of its peer without the port."
+  "The client of CALL, for limits: the address of its peer without the port."
   (let* ((peer (or (rpc:call-peer call) "")) (end (position #\: peer :from-end t)))
     (if end (subseq peer 0 end) peer)))
 
@@ -265,10 +266,10 @@ since its workflow does. Its lock is held."
     (end-subscription subscription
                       (make-condition 'store-unavailable :text "the node is stopping"))))
 
-;;; What came before
+;;; Earlier changes
 
 (defun watch-one (node subscription after)
-  "Have SUBSCRIPTION, of one workflow, be told its changes behind the number AFTER; it ends with the
+  "Send SUBSCRIPTION, of one workflow, its changes after the number AFTER; it ends with the
 workflow."
   (let* ((id (subscription-id subscription)) (call (subscription-call subscription)) (last nil)
          (known (pb:workflow-state-version (entry-state (fetch-state node id)))))
@@ -296,7 +297,7 @@ workflow."
 
 (defun tell-former (node subscription from now)
   "Send SUBSCRIPTION the changes of all workflows from the revision FROM on by a watch of its own,
-until there is one at or behind NOW, since when the feed has queued them."
+until there is one at or after NOW, since when the feed has queued them."
   (let ((watch nil) (over nil) (call (subscription-call subscription)))
     (labels ((tell (changes revision)
                (unless over
@@ -324,9 +325,9 @@ until there is one at or behind NOW, since when the feed has queued them."
       (when over (cancel)))))
 
 (defun watch-all (node subscription revision)
-  "Have SUBSCRIPTION be told the changes of all workflows from REVISION on, 0 for what comes from
-now on. A store that has not been at what is before REVISION has lost its data: nothing would be
-told until it was there again."
+  "Send SUBSCRIPTION the changes of all workflows from REVISION on; 0 for those from now on. A store
+that has not reached the revision before REVISION has lost its data: no change would come until it
+was there again."
   (let* ((now (store-revision node))
          (begin (if (plusp revision) revision (1+ now))))
     (when (< now (1- begin))
@@ -341,7 +342,7 @@ told until it was there again."
         (go-live subscription))))
 
 (defun begin-watch (node call request)
-  "Do what REQUEST, a WatchRequest, asks for on CALL."
+  "Do REQUEST, a WatchRequest, on CALL."
   (let ((subscription (make-subscription call (pb:watch-request-id request) (peer-name call))))
     (add-watch node subscription)
     (handler-bind ((error (lambda (error)

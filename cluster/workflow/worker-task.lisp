@@ -4,14 +4,15 @@
 
 (defstruct (task (:constructor make-task (message until-ns)) (:copier nil))
   "A task that this worker has claimed."
-  (message nil :type pb:task :read-only t) ; what the node has given
+  (message nil :type pb:task :read-only t) ; the node's message
   (until-ns nil :type (or null nanoseconds) :read-only t) ; when the attempt's time is over
   (lost nil :type boolean))             ; others have it, or will
 
 (declaim (sb-ext:freeze-type task))
 
 (document-functions
-  make-task "Make what a function of DEFINE-STEP gets, of a Task MESSAGE; the worker does."
+  make-task "Make the argument of a function of DEFINE-STEP from MESSAGE, a Task; the worker calls
+this."
   task-p "True of tasks.")
 
 (defmethod print-object ((task task) stream)
@@ -20,48 +21,50 @@
             (task-attempt task) (task-lost task))))
 
 (defun task-id (task)
-  "Return the id of the workflow that TASK is of, a string."
+  "Return the id of the workflow that TASK is of, a string. From any thread."
   (pb:task-id (task-message task)))
 
 (defun task-kind (task)
-  "Return the kind of TASK, a string."
+  "Return the kind of TASK, a string. From any thread."
   (pb:task-kind (task-message task)))
 
 (defun task-name (task)
-  "Return the name of the step that TASK is, a string."
+  "Return the name of the step that TASK is, a string. From any thread."
   (pb:task-name (task-message task)))
 
 (defun task-input (task)
-  "Return the input of TASK, octets: what the step before it has brought, or its workflow's input."
+  "Return the input of TASK, octets: the result of the step before it, or its workflow's input. From
+any thread."
   (pb:task-input (task-message task)))
 
 (defun task-text (task)
-  "Return the input of TASK as a string, of which it is the UTF-8."
+  "Return the input of TASK as a string, of which it is the UTF-8. From any thread."
   (octets-string (task-input task)))
 
 (defun child-results (octets)
-  "Return what children have brought, of OCTETS, the result of a step that has started them: a list
+  "Return the results of children from OCTETS, the result of the step that has started them: a list
 of CLGRPC.WORKFLOW.V1:CHILD-RESULTs in the order of the children, with their ids, statuses, results,
 octets, and reasons. From any thread."
   (coerce (pb:child-results-results (protobuf:parse-message 'pb:child-results octets)) 'list))
 
 (defun task-results (task)
   "Return the results of the children that the step before TASK has started, a list of octets in
-their order. CHILD-RESULTS of the input of TASK tells more."
+their order. CHILD-RESULTS of the input of TASK returns more. From any thread."
   (mapcar #'pb:child-result-result (child-results (task-input task))))
 
 (defun task-fence (task)
   "Return the fencing number of TASK, an integer above that of every earlier claim of its workflow.
-What a step changes outside can take it along, and refuse what comes with a lower one."
+A resource that a step changes can store the number, and refuse requests with a lower one. From any
+thread."
   (pb:task-fence (task-message task)))
 
 (defun task-attempt (task)
-  "Return how often the step was tried with this attempt, from 1."
+  "Return how often the step was tried with this attempt, from 1. From any thread."
   (pb:task-attempt (task-message task)))
 
 (defun task-losses (task)
   "Return how often in a row TASK was lost with its worker, from 0. From three on it is done alone:
-it may be what ends its workers."
+it may itself end its workers. From any thread."
   (pb:task-losses (task-message task)))
 
 (defun task-held-p (task)
@@ -74,31 +77,31 @@ refused, and there is no use in going on. From any thread."
   ((text :initarg :text :reader step-failed-text) ; for the history
    (retry :initarg :retry :reader step-failed-retry-p)) ; another attempt may do better
   (:report (lambda (condition stream) (write-string (step-failed-text condition) stream)))
-  (:documentation "What FAIL-STEP signals."))
+  (:documentation "The condition that FAIL-STEP signals."))
 
 (defun fail-step (text &key (retry t))
   "End the attempt that this runs in as failed, because of TEXT, a string. Without RETRY the step is
-not tried again, and its workflow fails."
+not tried again, and its workflow fails. On the thread of the step's function."
   (error 'step-failed :text text :retry retry))
 
 (defun continue-as-new (steps &key input timeout)
-  "Return what a function of DEFINE-STEP is to return for its workflow to begin again, under the
-same id, with STEPS, as START-WORKFLOW takes them, whose first gets INPUT, a string, octets, a
-message or nil. What was left of the steps is dropped, and so is the history; the workflow fails
-when TIMEOUT seconds are over. Signal MISUSE for what is no step. From any thread."
+  "Return an object that makes the workflow begin again when a function of DEFINE-STEP returns it,
+under the same id, with STEPS, as START-WORKFLOW takes them, whose first gets INPUT, a string,
+octets, a message or nil. The remaining steps are dropped, and so is the history; the workflow fails
+when TIMEOUT seconds are over. Signal MISUSE for a form that is not a step. From any thread."
   (pb:make-continuation :steps (steps-of steps) :input (payload-octets input)
                         :timeout-ms (duration-ms timeout)))
 
 (defglobal **steps** (make-hash-table :test 'equal :synchronized t)) ; from kind to a function
 
 (defmacro define-step (kind (task) &body body)
-  "Define what workers do with tasks of KIND, a string: BODY with TASK bound to one. It returns what
-the step brings, a string, octets, a message or nil; and as second value a list of steps, as in
-DEFINE-WORKFLOW, that are to be done before those which are left. It may return what CONTINUE-AS-NEW
-does; then the workflow begins again. An error in it, as of FAIL-STEP,
-ends the attempt; the step is tried again as it says. Since a worker may die before its report is
-recorded, BODY may run more than once for a step; its result is recorded once. Defined anew, it
-takes effect with the next task."
+  "Define how workers do tasks of KIND, a string: they evaluate BODY with TASK bound to the task.
+BODY returns the result of the step, a string, octets, a message or nil; and as second value a list
+of steps, as in DEFINE-WORKFLOW, that are done before the remaining ones. If it returns the value of
+CONTINUE-AS-NEW, the workflow begins again. An error in it, as of FAIL-STEP, ends the attempt; the
+step is tried again as it says. Since a worker may die before its report is recorded, BODY may run
+more than once for a step; its result is recorded once. A new definition takes effect with the next
+task."
   (check-type kind string)
   `(progn
      (setf (gethash ,kind **steps**)

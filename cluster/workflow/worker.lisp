@@ -1,21 +1,22 @@
-;;;; Workers: jobs that claim tasks, do them and report, and one that says that they live. Each of
-;;;; the jobs has one task at a time. With its report it asks for the next step of the
-;;;; workflow, if that is of its kinds, or for whatever else is ready, which saves a claim; if there
-;;;; is nothing, it waits by a claim.
+;;;; Workers: jobs that claim tasks, do them and report, and one that sends heartbeats. Each of the
+;;;; jobs has one task at a time. With its report it asks for the next step of the workflow, if that
+;;;; is of its kinds, or for another ready task, which saves a claim; if there is none, it waits by
+;;;; a claim.
 ;;;;
 ;;;; A report that no answer came to is sent again, until there is one: the service knows it. If the
-;;;; session is lost, what was claimed under it is others', and the worker opens another one.
+;;;; session is lost, its tasks belong to others, and the worker opens another one.
 
 (in-package #:clgrpc.workflow)
 
 (defconstant +claim-wait-seconds+ 20 "How long a claim waits at a node.")
-(defconstant +first-pause-seconds+ 1/20 "Between tries of what a node does not answer.")
+(defconstant +first-pause-seconds+ 1/20 "Between tries of a request that a node does not answer.")
 (defconstant +longest-pause-seconds+ 2 "The longest such wait.")
 (defconstant +closing-seconds+ 2
-  "How long a worker that stops waits for its session's end, which comes by itself else.")
+  "How long a worker that stops waits for its session's end; without it the session ends by its
+lease.")
 
 (defstruct (worker (:copier nil))
-  "A worker that runs, see START-WORKER. LOCK guards what is not read-only."
+  "A worker that runs, see START-WORKER. LOCK guards the slots that are not read-only."
   (name "" :type string :read-only t)   ; for people
   (channel nil :read-only t)            ; of the service
   (functions nil :read-only t)          ; (kind . function or nil), those that it does
@@ -49,7 +50,7 @@
             (length (worker-held worker)) (worker-session worker))))
 
 (defmacro with-worker ((worker) &body body)
-  "Evaluate BODY, which reads or changes WORKER, under its lock; who waits is told."
+  "Evaluate BODY, which reads or changes WORKER, under its lock; wake the threads that wait."
   `(sb-thread:with-mutex ((worker-lock ,worker))
      (multiple-value-prog1 (progn ,@body)
        (sb-thread:condition-broadcast (worker-bell ,worker)))))
@@ -72,8 +73,8 @@
 ;;; Sessions
 
 (defun note-tasks-lost (worker lost-p)
-  "Those of WORKER's tasks for which LOST-P, a function, is true are others': their functions can
-see it, and ON-TASK-LOST is called."
+  "WORKER's tasks for which LOST-P, a function, is true belong to others now: mark them for their
+functions, and call ON-TASK-LOST."
   (let ((lost (with-worker (worker)
                 (loop for task in (worker-held worker)
                       when (and (not (task-lost task)) (funcall lost-p task))
@@ -85,7 +86,7 @@ see it, and ON-TASK-LOST is called."
           (funcall (worker-on-task-lost worker) task))))))
 
 (defun lose-session (worker session)
-  "SESSION has ended: what WORKER does is others'."
+  "SESSION has ended: WORKER's tasks belong to others."
   (when (with-worker (worker)
           (when (equal session (worker-session worker))
             (setf (worker-session worker) nil)
@@ -126,7 +127,8 @@ see it, and ON-TASK-LOST is called."
         collect (pb:make-held :id (task-id task) :fence (task-fence task))))
 
 (defun note-lost (worker held)
-  "HELD, a sequence of Helds, are others', and so is what has taken as long as it may."
+  "HELD, a sequence of Helds, belong to others now, and so do tasks that have taken their longest
+time."
   (note-tasks-lost worker
                    (lambda (task)
                      (or (find-if (lambda (held)
@@ -147,8 +149,8 @@ see it, and ON-TASK-LOST is called."
       (session-lost () (lose-session worker session)))))
 
 (defun keep-session (worker)
-  "What the job does that opens sessions of WORKER and keeps them. Return the seconds until it has
-to again."
+  "Run the job that opens sessions of WORKER and keeps them alive. Return the seconds until it runs
+again."
   (handler-case (progn (beat worker)
                        (if (worker-session worker) (/ (worker-seconds worker) 3) 0))
     (workflow-error (condition)
@@ -157,7 +159,7 @@ to again."
                                                 :condition (princ-to-string condition)))
       (loop:next-pause (worker-pauses worker)))))
 
-;;; What is done
+;;; Doing tasks
 
 (defun function-of (worker kind)
   "The function for tasks of KIND."
@@ -166,7 +168,7 @@ to again."
       (fail-step (format nil "this worker has no function for ~A" kind))))
 
 (defun attempt-span (task function)
-  "Call FUNCTION in a span of TASK, a child of what has started its workflow."
+  "Call FUNCTION in a span of TASK, whose parent is the span that has started the workflow."
   (trace:with-span ((format nil "Step.~A" (task-kind task))
                     :kind :consumer
                     :parent (trace:parse-traceparent (pb:task-traceparent (task-message task)))
@@ -177,7 +179,7 @@ to again."
     (funcall function)))
 
 (defun attempt-task (worker task)
-  "Do TASK. Return the request that reports what came of it."
+  "Do TASK. Return the request that reports its result."
   (let ((request (pb:make-report-request :id (task-id task) :fence (task-fence task))))
     (handler-case
         (multiple-value-bind (result then)
@@ -232,14 +234,14 @@ that there is no use in another attempt."
                                         :permanent t)))
                 ((or (closed-p worker)
                      (not (or (passing-p condition)
-                              ;; until somebody mends the store
+                              ;; until the store works again
                               (typep condition '(or store-full store-forbids)))))
                  (return (note-refused worker task condition)))
                 (t (await-worker worker (loop:next-pause pauses)
                                  (lambda () (closed-p worker))))))))))
 
 (defun note-refused (worker task condition)
-  "The report of TASK was refused with CONDITION: what was done is not recorded."
+  "The report of TASK was refused with CONDITION: its result is not recorded."
   (setf (task-lost task) t)
   (log-event :warning :workflow-report-refused :worker (worker-name worker) :workflow (task-id task)
                                                :condition (princ-to-string condition))
@@ -248,8 +250,9 @@ that there is no use in another attempt."
       (funcall (worker-on-refused worker) task condition)))
   nil)
 
-;;; What was lost with its worker again and again may be what ends it. It is done alone: when the
-;;; other attempts have ended, while no more is claimed, and what has come meanwhile is given back.
+;;; A task that was lost with its worker again and again may itself end the worker. It is done
+;;; alone: when the other attempts have ended, while no more tasks are claimed; tasks that came
+;;; meanwhile are given back.
 
 (defun suspect-p (task)
   (<= +free-losses+ (task-losses task)))
@@ -334,7 +337,7 @@ stopped."
             (setf (worker-calls worker) (remove call (worker-calls worker)))))))))
 
 (defun claim-and-do (worker pauses)
-  "What a hand of WORKER does. Return the seconds until it is to claim again, nil if WORKER is being
+  "Run a hand of WORKER once. Return the seconds until it claims again, nil if WORKER is being
 stopped. PAUSES are its own."
   (handler-case (let ((message (claim-one worker)))
                   (loop:forget-failures pauses)
@@ -371,14 +374,14 @@ stopped. PAUSES are its own."
   "Start a worker, and return it. At the service that CHANNEL leads to it claims tasks of KINDS, a
 list of strings, each of which DEFINE-STEP has defined, or of (KIND . FUNCTION) with a function of a
 task as DEFINE-STEP defines them; and does CONCURRENCY of them at once at most, each on a thread of
-its own. If it is not heard of for SESSION-SECONDS, 2 to 3600, others get its tasks. NAME, a string,
-is for people. ON-TASK-LOST, a function of a task, is called when the worker learns that one under
-way is others', or has taken as long as it may, so that the work for it can be stopped; it must not
-wait, since it runs where the worker is kept alive. ON-REFUSED, a function of a task and a
-WORKFLOW-ERROR, is called when a report is
-refused, since the task was others'. A task that was lost three times in a row with its worker is
-done alone. Nodes need not be reachable yet. Signal MISUSE for what is no
-kind. From any thread; end it with STOP-WORKER."
+its own. If its heartbeats fail for SESSION-SECONDS, 2 to 3600, others get its tasks. NAME, a
+string, is for people. ON-TASK-LOST, a function of a task, is called when the worker learns that a
+task under way belongs to others, or has taken its longest time, so that the work for it can be
+stopped; it must not wait, since it runs where the worker is kept alive. ON-REFUSED, a function of a
+task and a WORKFLOW-ERROR, is called when a report is refused, since the task belonged to others. A
+task that was lost three times in a row with its worker is done alone. Nodes need not be reachable
+yet. Signal MISUSE for an element of KINDS that is not a kind. From any thread; end it with
+STOP-WORKER."
   (check-type concurrency (integer 1 1000))
   (check-type session-seconds (integer 2 3600))
   (let* ((functions (or (kinds-alist kinds) (misuse "A worker has kinds of tasks.")))
@@ -394,15 +397,15 @@ kind. From any thread; end it with STOP-WORKER."
     worker))
 
 (defun stop-worker (worker &key (drain 10))
-  "Stop WORKER: it claims nothing more, what it does has DRAIN seconds to end and be reported, and
-what is left goes to others at once. Return true if nothing was left. A function that has not ended
-by then goes on, and its report is refused. From any thread but the worker's own."
+  "Stop WORKER: it claims no more tasks. Its present ones have DRAIN seconds to end and be reported;
+the rest goes to others at once. Return true if none was left. A function that has not ended by then
+goes on, and its report is refused. From any thread but the worker's own."
   (with-worker (worker)
     (when (worker-open-p worker) (setf (worker-state worker) :draining))
     (mapc #'rpc:cancel (worker-calls worker)))
   (let* ((end (loop:notice-end drain))
          (done (loop for hand in (worker-hands worker)
-                     ;; each is to be told
+                     ;; each job gets the order to end
                      count (not (loop:end-job hand :seconds (loop:seconds-until end 0))) into left
                      finally (return (zerop left)))))
     (with-worker (worker)

@@ -1,21 +1,21 @@
-;;;; What users of a workflow service call. Where a CHANNEL is asked for, the service object itself
-;;;; will do within its image, and so does a router (group-router.lisp). What is refused is a
-;;;; workflow error. A call that no answer came to can be made again as it is.
+;;;; The client's functions of a workflow service. In place of a CHANNEL they take the service
+;;;; object itself, within its image, and a router (group-router.lisp). A refusal is a workflow
+;;;; error. A call without an answer can be made again as it is.
 
 (in-package #:clgrpc.workflow)
 
 (defconstant +call-seconds+ 10 "How long a call may take.")
 
 (defconstant +silence-seconds+ 1
-  "A node that is silent for so long is asked whether it is there, and given up if it is for as long
-again: its connection may stand though the node hangs.")
+  "After so many seconds of silence a node gets a ping, and is given up after the same time again:
+its connection may stand though the node hangs.")
 
 (defun reach-nodes (channel)
   "CHANNEL, by which nodes are called; it finds out soon if one of them hangs."
   (calling:limit-silence channel +silence-seconds+))
 
 (defun ask-once (stub channel request timeout)
-  "What STUB answers to REQUEST within TIMEOUT seconds. Signal a workflow error."
+  "The answer of STUB to REQUEST, within TIMEOUT seconds. Signal a workflow error."
   (with-workflow-errors
     (values (funcall stub (reach-nodes channel) request :timeout (or timeout +call-seconds+)))))
 
@@ -30,7 +30,7 @@ answered."
          t)))
 
 (defun ask (stub channel request timeout)
-  "What STUB answers to REQUEST, which may be made twice, within TIMEOUT seconds; if a node is lost
+  "The answer of STUB to REQUEST, which may be made twice, within TIMEOUT seconds; if a node is lost
 meanwhile, another one is asked. Signal a workflow error."
   (let ((end (loop:notice-end (or timeout +call-seconds+))) (failure nil))
     (loop
@@ -44,11 +44,11 @@ meanwhile, another one is asked. Signal a workflow error."
 (defun start-workflow (channel id steps &key input type timeout call-timeout)
   "Start the workflow ID, a string that is the caller's choice, at the service CHANNEL leads to.
 STEPS are those of DEFINE-WORKFLOW, as a list or by the name of a workflow; INPUT, a string, octets
-or a message, is what the first gets; TYPE, a string, is for people, by default the name of the
-workflow in lower case, if STEPS is one; the workflow fails when TIMEOUT
-seconds are over. Return true if it has begun by this, false if it had by the same call before.
-Signal WORKFLOW-EXISTS if there is another one with this id, TOO-LARGE, BACKLOG-FULL or another
-WORKFLOW-ERROR, after CALL-TIMEOUT seconds (10) in any case. From any thread."
+or a message, is the input of the first; TYPE, a string, is for people, by default the name of the
+workflow in lower case, if STEPS is one; the workflow fails when TIMEOUT seconds are over. Return
+true if this call has begun it, false if the same call had begun it before. Signal WORKFLOW-EXISTS
+if another workflow has this id, TOO-LARGE, BACKLOG-FULL or another WORKFLOW-ERROR, after
+CALL-TIMEOUT seconds (10) in any case. From any thread."
   (pb:start-reply-began
    (ask #'methods:start (route channel id)
         (pb:make-start-request :id id :type (or type (type-of-steps steps)) :steps (steps-of steps)
@@ -56,7 +56,7 @@ WORKFLOW-ERROR, after CALL-TIMEOUT seconds (10) in any case. From any thread."
         call-timeout)))
 
 (defun workflow-state (channel id &key history input result timeout)
-  "Return what is known of the workflow ID, a CLGRPC.WORKFLOW.V1:GET-WORKFLOW-STATE-REPLY, with its
+  "Return the state of the workflow ID, a CLGRPC.WORKFLOW.V1:GET-WORKFLOW-STATE-REPLY, with its
 HISTORY, its INPUT and its last RESULT if these are true. Signal WORKFLOW-NOT-FOUND, or another
 WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
   (ask #'methods:get-workflow-state (route channel id)
@@ -66,9 +66,9 @@ WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
 
 (defun signal-workflow (channel id name payload &key (signal-id "") timeout)
   "Give the workflow ID a signal of NAME, a string, with PAYLOAD, a string, octets, a message or
-nil: the step that waits for it, or will, brings that. With a SIGNAL-ID of the caller's choice it
-counts once, however often it is given. Signal WORKFLOW-CLOSED if the workflow has ended, or another
-WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
+nil: it becomes the result of the step that waits for it, or will wait. With a SIGNAL-ID of the
+caller's choice repeated signals count once. Signal WORKFLOW-CLOSED if the workflow has ended, or
+another WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
   (funcall (if (string= "" signal-id) #'ask-once #'ask)
            #'methods:signal (route channel id)
            (pb:make-signal-request :id id :name name :payload (payload-octets payload)
@@ -96,7 +96,7 @@ another WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
 
 (defun search-request (&key (status :any) (type "") started-from started-before ended-from
                          ended-before)
-  "The ListRequest of what MAP-WORKFLOWS is given. Signal MISUSE."
+  "The ListRequest for the arguments of MAP-WORKFLOWS. Signal MISUSE."
   (pb:make-list-request :status status :type type
                         :started-from-unix-ms (duration-ms started-from)
                         :started-before-unix-ms (duration-ms started-before)
@@ -128,16 +128,16 @@ router those of one group come after those of the other. Signal a WORKFLOW-ERROR
   (function nil :type function :read-only t) ; of a Change
   (after 0 :type (integer 0))           ; the number of the last change of the workflow told
   (revision 0 :type (integer 0))        ; from which to go on with all; 0: it has not begun
-  (told '() :type list)                 ; (id . number) of changes of all at REVISION that were told
-  (end-function nil :type (or null function) :read-only t) ; of what has ended it, or nil
+  (told '() :type list)                 ; (id . number) of changes at REVISION that FUNCTION has got
+  (end-function nil :type (or null function) :read-only t) ; of its end, or nil
   (call nil)                            ; while there is one
   (pauses (loop:make-pauses 1/5 1/5) :read-only t) ; between two of them
-  (ended nil :type boolean)             ; nothing more is to be told
+  (ended nil :type boolean)             ; FUNCTION gets nothing more
   (failure nil :type (or null workflow-error)) ; why, unless its workflow or its user has ended
   (lock (sb-thread:make-mutex :name "clgrpc workflow watcher") :read-only t) ; see below
-  ;; CALL and ENDED are changed under the lock, and waiters told of ENDED and of the first REVISION
+  ;; CALL and ENDED are changed under the lock; ENDED and the first REVISION wake the waiters
   (bell (sb-thread:make-waitqueue :name "clgrpc workflow watcher") :read-only t)
-  ;; where its job runs, which tells
+  ;; where its job runs, which calls FUNCTION
   (background (loop:make-background "clgrpc workflow watcher") :read-only t))
 
 (defmethod print-object ((watcher watcher) stream)
@@ -157,7 +157,8 @@ router those of one group come after those of the other. Signal a WORKFLOW-ERROR
       (sb-thread:condition-broadcast (watcher-bell watcher)))))
 
 (defun note-change-of-all (watcher change)
-  "Tell CHANGE, a message of a watch of all workflows, unless it was told before."
+  "Pass CHANGE, a message of a watch of all workflows, to the function, unless it has got it
+before."
   (let ((key (cons (pb:change-id change) (pb:change-number change)))
         (revision (pb:change-revision change)))
     (unless (or (string= "" (car key))
@@ -169,15 +170,15 @@ router those of one group come after those of the other. Signal a WORKFLOW-ERROR
     (note-resumption watcher (pb:change-resume-revision change))))
 
 (defun note-change (watcher change)
-  "Tell CHANGE, unless it was told before."
+  "Pass CHANGE to the function, unless it has got it before."
   (cond ((of-all-p watcher) (note-change-of-all watcher change))
         ((< (watcher-after watcher) (pb:change-number change))
          (setf (watcher-after watcher) (pb:change-number change))
          (funcall (watcher-function watcher) change))))
 
 (defun follow-call (watcher)
-  "Tell what one call brings. It ends well with the workflow. Signal a WORKFLOW-ERROR, or
-FUNCTION-FAILED."
+  "Pass the changes of one call to the function. It ends well with the workflow. Signal a
+WORKFLOW-ERROR, or FUNCTION-FAILED."
   (with-workflow-errors
     (rpc:with-call (call (methods:watch (reach-nodes (watcher-channel watcher))
                                         (pb:make-watch-request
@@ -191,7 +192,7 @@ FUNCTION-FAILED."
             do (with-function-failed () (note-change watcher change))))))
 
 (defun passing-p (condition)
-  "True if what ended with CONDITION can be tried again."
+  "True if a call that ended with CONDITION can be tried again."
   (or (typep condition 'store-unavailable)
       (let ((cause (workflow-error-cause condition)))
         (and (eq 'workflow-error (type-of condition))
@@ -211,13 +212,13 @@ FUNCTION-FAILED."
     (loop:end-background (watcher-background watcher))))
 
 (defun fail-watcher (watcher what condition)
-  "CONDITION, of WHAT, has ended WATCHER."
+  "CONDITION, which came from WHAT, has ended WATCHER."
   (log-event :error :workflow-watch-error :condition (princ-to-string condition))
   (finish-watcher watcher (make-condition 'workflow-error
                                           :text (format nil "~A: ~A" what condition))))
 
 (defun attend-watcher (watcher)
-  "What the job of WATCHER does. Return the seconds until it is to make another call, or nil."
+  "Run the job of WATCHER once. Return the seconds until it makes another call, or nil."
   (handler-case (progn (follow-call watcher)
                        (unless (of-all-p watcher) (finish-watcher watcher nil)))
     (workflow-error (condition)
@@ -236,14 +237,14 @@ FUNCTION-FAILED."
 
 (defun watch-workflow (function channel id &key (after 0) (revision 0) on-end
                                              (timeout +call-seconds+))
-  "Have FUNCTION called with each change of the workflow ID behind the number AFTER, a
+  "Watch the workflow ID: call FUNCTION with each change after the number AFTER, a
 CLGRPC.WORKFLOW.V1:CHANGE, each once and in their order, though connections break and nodes go
-meanwhile, until it has ended. If ID is nil it is called with those of all workflows, from REVISION
-of the store on or, if that is 0, from now on, without end; then this returns when a node has begun
-the watch, or after TIMEOUT seconds (10). Return an object for END-WATCHING. When there is no more,
-ON-END is called, with nil or with the WORKFLOW-ERROR that is why: CHANGES-COMPACTED if some are no
-longer there one by one, and if FUNCTION has signalled an error. Both run on a thread of the watch's
-own. From any thread."
+meanwhile, until the workflow has ended. If ID is nil, FUNCTION gets the changes of all workflows,
+from REVISION of the store on or, if that is 0, from now on, without end; then this returns when a
+node has begun the watch, or after TIMEOUT seconds (10). Return an object for END-WATCHING. At the
+end ON-END is called, with nil or with the WORKFLOW-ERROR that has ended the watch:
+CHANGES-COMPACTED if some changes are no longer there one by one, or FUNCTION's error. Both run on a
+thread of the watch's own. From any thread."
   (when (and (null id) (router-p channel))
     (misuse "A watch of all workflows is of one group; ROUTER-CHANNELS returns the channels."))
   (let ((watcher (make-watcher :channel (if id (route channel id) channel) :id (or id "")
@@ -266,8 +267,8 @@ thread; in its function, that call is the last."
   (loop:end-background (watcher-background watcher)))
 
 (defun await-end (channel id timeout)
-  "Wait until the workflow ID has ended, TIMEOUT seconds at most. Return what was wrong, a workflow
-error, or nil."
+  "Wait until the workflow ID has ended, TIMEOUT seconds at most. Return the workflow error that has
+ended the watch, or nil."
   (let ((watcher (watch-workflow (constantly nil) channel id)))
     (unwind-protect (await-watcher watcher timeout)
       (end-watching watcher))

@@ -1,26 +1,27 @@
-;;;; Why something is refused, as conditions: the same at a node, where decisions signal them, and
-;;;; at a client, where the details of the call's status say which it was.
+;;;; Refusals as conditions. They are the same at a node, where decisions signal them, and at a
+;;;; client, which makes them from the details of the call's status.
 
 (in-package #:clgrpc.workflow)
 
 (define-condition workflow-error (clgrpc-error)
-  ((text :initarg :text :initform "" :reader workflow-error-text) ; what is wrong
+  ((text :initarg :text :initform "" :reader workflow-error-text) ; the error, as text
    (cause :initarg :cause :initform nil :reader workflow-error-cause) ; the RPC-ERROR, or nil
    (limit :initarg :limit :initform nil :reader workflow-error-limit) ; the name of a limit, or nil
-   (most :initarg :most :initform nil :reader workflow-error-most) ; what it allows
-   (actual :initarg :actual :initform nil :reader workflow-error-actual)) ; what there was
+   (most :initarg :most :initform nil :reader workflow-error-most) ; its value
+   (actual :initarg :actual :initform nil :reader workflow-error-actual)) ; the value that exceeded
+                                                                          ; it
   (:report (lambda (condition stream)
              (format stream "~A~@[ (~A: ~A at most~@[, not ~A~])~]" (workflow-error-text condition)
                      (workflow-error-limit condition) (workflow-error-most condition)
                      (workflow-error-actual condition))))
-  (:documentation "The workflow service has not done what it was asked for."))
+  (:documentation "The workflow service has refused a request, or could not do it."))
 
 (document-functions
-  workflow-error-text "What is wrong, as text."
+  workflow-error-text "Return the description of the error, a string."
   workflow-error-cause "The RPC-ERROR that says so, or nil."
   workflow-error-limit "The name of the limit that was passed, a string, or nil."
-  workflow-error-most "What that limit allows, or nil."
-  workflow-error-actual "What there was instead, or nil.")
+  workflow-error-most "Return the value of that limit, or nil."
+  workflow-error-actual "Return the value that exceeded the limit, or nil.")
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defparameter *refusals* '())
@@ -47,20 +48,22 @@ steps, input, type or time differ.")
   (:workflow-running :failed-precondition "The workflow has not ended, so it is not deleted.")
   (:schedule-not-found :not-found "There is no schedule with this id.")
   (:schedule-exists :already-exists "There is a schedule with this id, and it is another one.")
-  (:claim-lost :aborted "The task is no longer the worker's who reports it: its session had ended,
-or the attempt's time was over, and somebody else has it now or will; or he has reported something
-else of it. Nothing was recorded by this.")
-  (:session-lost :failed-precondition "The session has ended: its worker was not heard of for its
-time. What it had claimed goes to others.")
+  (:claim-lost :aborted "The task no longer belongs to the worker that reports it: its session had
+ended, or the attempt's time was over, and another worker has it now or will get it; or the worker
+has reported another result of it before. Nothing was recorded.")
+  (:session-lost :failed-precondition "The session has ended: its worker's heartbeats failed for its
+time. The tasks that it had claimed go to others.")
   (:too-large :invalid-argument "Something is larger than a limit allows.")
-  (:backlog-full :resource-exhausted "There are as many as there may be; try again later.")
+  (:backlog-full :resource-exhausted "A limit of the number of workflows, claims or the like is
+reached; try again later.")
   (:store-unavailable :unavailable "The store has not answered in time, or changed too often
 meanwhile. The request may have been done; it can be sent again as it is.")
-  (:changes-compacted :out-of-range "The changes from the revision that was asked for are no longer
-in the store one by one. List the workflows, and watch from now on.")
+  (:changes-compacted :out-of-range "The store no longer has the changes from the requested revision
+on one by one. List the workflows, and watch from now on.")
   (:access-denied :permission-denied "The peer may not do this: no permission gives it the role, or
 the session is another's.")
-  (:store-full :resource-exhausted "The store takes nothing more until somebody makes room in it.")
+  (:store-full :resource-exhausted "The store is full; it takes nothing more until its operator
+makes room in it.")
   (:store-forbids :failed-precondition "The store does not let the node do this: its user has not
 the right, or is not known."))
 

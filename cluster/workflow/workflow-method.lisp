@@ -1,4 +1,4 @@
-;;;; The methods of the service. What refuses a call is its status, with a Refusal in the details.
+;;;; The methods of the service. A refusal is the status of the call, with a Refusal in the details.
 
 (in-package #:clgrpc.workflow)
 
@@ -37,7 +37,7 @@ another one."
     (pb:make-start-reply :state (told-state (cached-state-state now)) :began nil)))
 
 (defun start-anew (node request)
-  "Start what REQUEST asks for, unless there is such a workflow."
+  "Start the workflow of REQUEST, unless there is such a workflow."
   (let ((draft (finish-draft (begin-workflow request (node-now node) (node-limits node)
                                              :traceparent (current-traceparent)))))
     (multiple-value-bind (done revision entry) (put-draft node draft)
@@ -49,7 +49,7 @@ another one."
 
 (define-answer methods:start :start (node request)
   (let ((entry (and (backlog-full-p node) (fetch-entry node (pb:start-request-id request)))))
-    ;; what was begun before there were so many is answered alike again
+    ;; a workflow that was begun before there were so many gets the same answer again
     (cond (entry (started-reply node entry request))
           (t (check-backlog node)
              (start-anew node request)))))
@@ -80,8 +80,8 @@ another one."
   (data-key "" (pb:signal-request-id request) (run-key run (format nil "signal/~A" signal-id))))
 
 (defun signal-keys (request signal-id state)
-  "The keys of which one is in the store if the signal of REQUEST was given before to what STATE
-runs, or runs since."
+  "Keys, of which one is in the store if the signal of REQUEST was given before to the present run
+of STATE, or to a run since then."
   (mapcar (lambda (run) (signal-key request signal-id run))
           (adjoin (pb:workflow-state-run state)
                   (coerce (pb:workflow-state-signal-runs state) 'list))))
@@ -208,7 +208,7 @@ anything is done with them: a message has room for a million."
                call)))))
 
 (defun report-outcome (draft request)
-  "What REQUEST, a ReportRequest, does to DRAFT."
+  "Apply REQUEST, a ReportRequest, to DRAFT."
   (let ((fence (pb:report-request-fence request)))
     (case (pb:report-request-outcome-case request)
       (:result (report-result draft fence (pb:report-request-result request)
@@ -223,16 +223,16 @@ anything is done with them: a message has room for a million."
                             task back")))))
 
 (defun next-claimed-p (state request)
-  "True if the session of REQUEST, a ReportRequest that was recorded, has got the next step with
-it, and has it still."
+  "True if the session of REQUEST, a ReportRequest that was recorded, has got the next step by the
+report, and still has it."
   (and (plusp (length (pb:report-request-next-kinds request)))
        (next-claim state (pb:report-request-fence request))
        (string= (pb:report-request-session request) (pb:workflow-state-session state))))
 
 (defun check-reporter (node call draft request)
   "Signal ACCESS-DENIED if the task that REQUEST, the ReportRequest of CALL, reports was claimed by
-somebody else than CALL's peer; or, if such a report is recorded already, is one for which that peer
-may not work at NODE."
+another peer than CALL's; or, if such a report is recorded already, is one for which that peer may
+not work at NODE."
   (let* ((state (draft-state draft)) (fence (pb:report-request-fence request))
          (kind (recorded-kind state fence)))
     (when kind (check-access node :work call kind))

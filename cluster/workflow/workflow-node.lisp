@@ -1,6 +1,6 @@
-;;;; A node: what serves the service. It has the store, limits, and what its jobs share: the
-;;;; task queue, where claims wait for tasks; the wakeup of its keeper; the timer queue.
-;;;; Nothing of this is the truth about a workflow; a node may die at any moment, and others go on.
+;;;; A node serves the service. It has the store, limits, and the data that its jobs share: the task
+;;;; queue, where claims wait for tasks; the wakeup of its keeper; the timer queue. Nothing of this
+;;;; is the truth about a workflow; a node may die at any moment, and others go on.
 
 (in-package #:clgrpc.workflow)
 
@@ -22,41 +22,43 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
   (queues (make-hash-table :test 'equal) :type hash-table :read-only t)
   ;; likewise from a session, all whose claims that have no answer yet are there, parked or not
   (sessions (make-hash-table :test 'equal) :type hash-table :read-only t)
-  ;; from what names of sessions say of whose they are to how many claims of theirs are there
+  ;; from owners in names of sessions to the number of their claims that wait
   (owners (make-hash-table :test 'equal) :type hash-table :read-only t)
   ;; how many tasks workers were given since they ended one, by LOAD-KEY of their sessions
   (loads (make-hash-table :test 'equal) :type hash-table :read-only t)
   (retries (make-fifo) :type fifo :read-only t) ; claims for which there may be a task now
   ;; how often tasks of some kinds could be claimed, by ARRIVAL-PLACE of the kind
   (arrivals (make-array 256 :initial-element 0) :type simple-vector :read-only t)
-  ;; ids that this node is about to claim, and the kind of each; nil once it can be claimed no more
+  ;; ids that this node is about to claim, and the kind of each; nil once it cannot be claimed any
+  ;; more
   (taken (make-hash-table :test 'equal) :read-only t)
   (closed nil :type boolean))           ; nothing is to wait here any more
 
 (defstruct (wakeup (:copier nil))
-  "What wakes the keeper. LOCK guards the rest."
+  "The wakeup of the keeper. LOCK guards the rest."
   (lock (sb-thread:make-mutex :name "clgrpc workflow wakeup") :read-only t) ; of all below
   (ended '() :type list)                ; sessions that have ended, to be looked at
   (newcomer nil :type boolean)          ; a node has come, which does not know our date
   (lost-watch t :type boolean))         ; there is no watch of the index, or none any more
 
 (defstruct (timer-queue (:copier nil))
-  "When there is something to be done in each shard of what is due."
+  "The next due time of each shard."
   (lock (sb-thread:make-mutex :name "clgrpc workflow timer queue") :read-only t) ; of all below
-  ;; by shard: the nodes' date, as far as the watch of the index has told; nil for never
+  ;; by shard: the next due time by the nodes' date, as far as the watch of the index has reported
+  ;; it; nil for never
   (times (make-array +shards+ :initial-element nil) :type simple-vector :read-only t)
-  ;; by shard: some job is doing what is due there
+  ;; by shard: a job is handling its due events
   (busy (make-array +shards+ :initial-element nil) :type simple-vector :read-only t)
   (own '() :type list))                 ; the shards that are this node's, numbers
 
 (defstruct (membership (:copier nil))
   "That a node is one of the nodes of its namespace. The keeper's alone."
   (lease nil :type (or null etcd:lease)) ; of its entry, once it has one
-  (told-ms nil :type (or null integer)) ; what its machine's date was when it last told it,
+  (told-ms nil :type (or null integer)) ; its machine's date when it last reported it,
   (told-steady-ms 0 :type integer))     ; and when that was
 
 (defstruct (commit-group (:copier nil))
-  "What waits to be put into the store, or to be read, see commit.lisp. LOCK guards the rest."
+  "The transactions, or reads, that wait for the store, see commit.lisp. LOCK guards the rest."
   (lock (sb-thread:make-mutex :name "clgrpc workflow commits") :read-only t) ; of all below
   (queue (make-fifo) :type fifo :read-only t) ; COMMITs
   (flying 0 :type index))               ; requests that are under way
@@ -75,7 +77,7 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
   ;; from kinds to vectors that have, by shard, the head of a ring of READY-TASKs
   (kinds (make-hash-table :test 'equal) :type hash-table :read-only t)
   (tasks (make-hash-table :test 'equal) :type hash-table :read-only t) ; the same by ID
-  (watched nil :type boolean)           ; the watch of the index tells what comes
+  (watched nil :type boolean)           ; the watch of the index reports new tasks
   (partial nil :type boolean))          ; there are more than are here
 
 (defstruct (usage (:copier nil))
@@ -86,10 +88,11 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
   (added 0 :type (integer 0)))          ; octets that this node has put since
 
 (defstruct (feed (:copier nil))
-  "What tells the watches at a node, see watching.lisp. LOCK guards what changes."
+  "The source of changes for the watches at a node, see watching.lisp. LOCK guards the slots that
+change."
   (lock (sb-thread:make-mutex :name "clgrpc workflow hub") :read-only t) ; of all below
   (start-lock (sb-thread:make-mutex :name "clgrpc workflow hub start") :read-only t) ; of starting
-  (watch nil)                           ; of the store, once somebody has watched, or nil
+  (watch nil)                           ; of the store, once a client has watched, or nil
   ;; SUBSCRIPTIONs by the id of their workflow; "" for all
   (subscriptions (make-hash-table :test 'equal) :type hash-table :read-only t)
   (count 0 :type index)                 ; how many these are
@@ -100,26 +103,26 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
   ((etcd :initarg :etcd :reader node-etcd) ; the store
    (namespace :initarg :namespace :reader node-namespace) ; a string
    (root :initarg :root :reader node-root) ; the beginning of all keys
-   (limits :initarg :limits :reader node-limits) ; what workflows and calls may have at most
-   (dates :reader node-dates)           ; what its clock says, and other nodes'
+   (limits :initarg :limits :reader node-limits) ; the limits of workflows and calls
+   (dates :reader node-dates)           ; the dates of its clock, and of other nodes'
    ;; which peers may do what
    (authority :initarg :authority :initform (authority:make-authority '()) :reader node-authority)
-   (health :initarg :health :reader node-health) ; a health service to be told, or nil
+   (health :initarg :health :reader node-health) ; a health service that shows the state, or nil
    (instruments :initform nil :accessor node-instruments) ; or nil
    (task-queue :initform (make-task-queue) :reader node-task-queue) ; where claims wait
    (wakeup :initform (make-wakeup) :reader node-wakeup) ; of the keeper
    (keeper :initform nil :accessor node-keeper) ; the job that looks after sessions and nodes
    (timer-queue :initform (make-timer-queue) :reader node-timer-queue) ; of the timers
-   (timers :initform '() :accessor node-timers) ; jobs that do what is due
+   (timers :initform '() :accessor node-timers) ; jobs that do due items
    (membership :initform (make-membership) :reader node-membership) ; of the namespace's nodes
    (running :initform 0 :accessor node-running) ; workflows, when they were counted last
-   (ready :initform 0 :accessor node-ready) ; tasks nobody has claimed, likewise
+   (ready :initform 0 :accessor node-ready) ; tasks that no worker has claimed, likewise
    (count-seconds :initform 0 :accessor node-count-seconds) ; that this took
    (usage :initform (make-usage) :reader node-usage) ; in the store
    (commits :initform nil :accessor node-commits) ; a COMMIT-GROUP, once it has jobs
    (stale-reads :initform nil :accessor node-stale-reads) ; likewise
    (ready-list :initform (make-ready-list) :reader node-ready-list) ; of tasks that can be claimed
-   ;; from names of those that are open, as the watch of the index tells, to :open, and of those
+   ;; from names of open sessions, as the watch of the index reports them, to :open, and of sessions
    ;; that are being opened here to :reserved; under the lock
    (sessions :initform (make-hash-table :test 'equal) :reader node-session-names)
    ;; from sessions to how many tasks this node has given them since they were counted in the store
@@ -151,7 +154,7 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
   (setf (slot-value node 'dates) (make-dates clock)))
 
 (defun ensure-date (node)
-  "Have NODE know the nodes' date, from its store. Signal an ETCD-ERROR."
+  "Read the nodes' date from NODE's store. Signal an ETCD-ERROR."
   (let ((dates (node-dates node)) (prefix (node-key node "index/nodes" "")))
     (unless (dates-offset dates)
       (let ((stored (etcd:fetch (node-etcd node) (node-key node "date")))
@@ -165,7 +168,7 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
                     (and stored (first (entry-dates stored))))))))
 
 (defun entry-dates (entry)
-  "The dates in ENTRY's value, a list; nil for one that is none."
+  "The dates in ENTRY's value, a list; nil if the value has another form."
   (mapcar (lambda (text) (parse-integer text :junk-allowed t))
           (uiop:split-string (octets-string (etcd:entry-value entry)))))
 
@@ -205,7 +208,7 @@ about to be."
   (forget-load node session))
 
 (defun session-owner (session)
-  "What the name of SESSION says of whose it is; empty for one of a peer without a certificate."
+  "The owner in the name of SESSION; empty for one of a peer without a certificate."
   (let ((dot (position #\. session)))
     (if dot (subseq session (1+ dot)) "")))
 
@@ -273,8 +276,8 @@ lock need not be held."
      (etcd:access-denied (error) (refuse :store-forbids "~A" error))
      (etcd:etcd-error (error) (refuse :store-unavailable "~A" error))))
 
-;;; A workflow that cannot be changed, because of what is in the store or for a fault of ours, holds
-;;; up no other: it is left alone for a while, and tried again.
+;;; A workflow that cannot be changed, because of its data in the store or for a fault of ours,
+;;; delays no other: it is left alone for a while, and tried again.
 
 (defconstant +stuck-seconds+ 10 "How long a workflow is left alone that could not be changed.")
 (defconstant +most-stuck+ 10000 "How many of them a node remembers.")
@@ -305,8 +308,8 @@ none of this session."
   '(or etcd:invalid-request (and error (not (or etcd:etcd-error session-lost)))))
 
 (defmacro for-one ((node id) &body body)
-  "Evaluate BODY, which changes the workflow ID, unless that is to be left alone. What does not work
-with it is told, and nil returned; an error of the store is signalled."
+  "Evaluate BODY, which changes the workflow ID, unless that is to be left alone. An error of this
+workflow is logged, and nil returned; an error of the store is signalled."
   (alexandria:once-only (node id)
     `(unless (stuck-p ,node ,id)
        (handler-case (progn ,@body)

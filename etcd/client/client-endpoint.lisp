@@ -1,6 +1,6 @@
 ;;;; Endpoints: members, each a name or a numeric address, are one target of a channel,
 ;;;; "etcd-endpoints:" and the endpoints with commas between. Its resolver has one for each endpoint
-;;;; and tells the channel of all servers that these have found so far. An endpoint that cannot be
+;;;; and gives the channel all servers that these have found so far. An endpoint that cannot be
 ;;;; looked up takes nothing away; only if there is none at all it is a failure. With TLS the
 ;;;; certificate of a server must have the name of its own endpoint. Endpoints may be replaced while
 ;;;; the channel runs; those that stay keep their connections.
@@ -10,7 +10,7 @@
 (defclass endpoints-resolver (client:resolver)
   ((parts :initarg :parts :accessor endpoints-parts) ; the resolvers, one for each endpoint
    (options :initarg :options :reader endpoints-options) ; of the channel
-   ;; of each of these what it has told: a list of backends, or a text that says why there are none
+   ;; the result of each of these: a list of backends, or a text with the reason why there are none
    (answers :initform '() :accessor endpoints-answers))
   (:documentation "For targets that are endpoints."))
 
@@ -29,7 +29,7 @@
 (loop:register-scheme "etcd-endpoints" :resolver #'make-endpoints-resolver)
 
 (defun tell-answers (resolver)
-  "Tell RESOLVER's channel what its parts have told. On its loop."
+  "Give RESOLVER's channel the servers that its parts have found. On its loop."
   (let* ((answers (loop for (nil answer) on (endpoints-answers resolver) by #'cddr
                         collect answer))
          (all (remove-duplicates (reduce #'append (remove-if-not #'listp answers))
@@ -80,7 +80,7 @@ From any thread."
                          (client:make-resolver endpoint (endpoints-options resolver)))
                        endpoints))
         (loop (client:resolver-loop resolver)))
-    ;; before it has begun nobody has a reason for this
+    ;; before it has begun there is no reason for this
     (when loop (loop:post loop (lambda () (replace-parts resolver parts))))
     nil))
 

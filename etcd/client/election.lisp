@@ -1,39 +1,40 @@
-;;;; Elections: of those who stand for the leadership of a name, one leads, and says something that
-;;;; all may read, such as his address. Who stands has a place in a queue (waiter.lisp), the same
-;;;; that `etcdctl elect` takes; the entry at its head is the leader's, its value what he says.
+;;;; Elections: one of the candidates for the leadership of a name leads, and publishes a value that
+;;;; all may read, such as its address. A candidate has a place in a queue (waiter.lisp), the same
+;;;; that `etcdctl elect` takes; the entry at its head is the leader's, and has the leader's value.
 
 (in-package #:clgrpc.etcd)
 
 (defstruct (leadership (:include waiter) (:constructor %make-leadership) (:copier nil))
-  "A leadership that somebody has; see CAMPAIGN.")
+  "A leadership that this client has or has had; see CAMPAIGN.")
 
 (document-functions
-  leadership-name "The name of what is led, a string."
+  leadership-name "Return the name of the election, a string."
   leadership-lease "The lease that LEADERSHIP ends with."
-  leadership-revision "The revision at which the leader has begun to stand. Whoever leads later has
-a greater one.")
+  leadership-revision "Return the revision at which the leader became a candidate. Every later
+leader has a greater one.")
 
 (defun leadership-key (leadership)
-  "The key whose value the leader says, a string."
+  "Return the key of the leader's value, a string. From any thread."
   (waiter-key leadership))
 
 (defun leadership-guard (leadership)
-  "A comparison for :when of TRANSACT that is so only while LEADERSHIP is there; see LOCK-GUARD."
+  "Return a comparison for :when of TRANSACT that is true only while LEADERSHIP is there; see
+LOCK-GUARD. From any thread."
   (waiter-guard leadership))
 
 (defun leadership-held-p (leadership)
-  "True if LEADERSHIP is ours for certain: its lease was renewed in time, by our clock. From any
-thread."
+  "True if this client certainly leads by LEADERSHIP: its lease was renewed in time, by our clock.
+From any thread."
   (waiter-held-p leadership))
 
 (defun campaign (etcd name value &key lease (seconds +waiter-seconds+) on-loss timeout)
-  "Stand for the leadership of NAME, a string, and return it when it is ours. VALUE, a string or
-octets, is what the leader says, see LEADER. It is bound to LEASE, or else to a lease of its own,
-which ends SECONDS after the leader is not heard of any more; with a lease that stands already it is
-the same leadership, with this VALUE. If the lease is lost ON-LOSS is called with an ETCD-ERROR, on
-the lease's thread. Signal NOT-OBTAINED if others lead for TIMEOUT seconds, by default those of
-ETCD, OWNERSHIP-LOST if its lease ends meanwhile, or another ETCD-ERROR; then we stand no longer.
-From any thread; end it with RESIGN."
+  "Become a candidate for the leadership of NAME, a string, and return it when this client leads.
+VALUE, a string or octets, is the leader's value, see LEADER. The leadership is bound to LEASE, or
+else to a lease of its own, which ends SECONDS after the last renewal. With a lease that is a
+candidate already it is the same leadership, with this VALUE. If the lease is lost ON-LOSS is called
+with an ETCD-ERROR, on the lease's thread. Signal NOT-OBTAINED if others lead for TIMEOUT seconds,
+by default those of ETCD, OWNERSHIP-LOST if its lease ends meanwhile, or another ETCD-ERROR; then
+this client is no longer a candidate. From any thread; end it with RESIGN."
   (let* ((end (loop:notice-end (or timeout (etcd-timeout etcd))))
          (leadership (make-waiter #'%make-leadership etcd name lease seconds on-loss end)))
     (with-waiter-kept (leadership)
@@ -42,7 +43,7 @@ From any thread; end it with RESIGN."
       (await-head leadership end))))
 
 (defun proclaim-value (leadership value &key timeout)
-  "Say VALUE, a string or octets, in place of what the leader said before. Signal OWNERSHIP-LOST if
+  "Publish VALUE, a string or octets, in place of the leader's value. Signal OWNERSHIP-LOST if
 LEADERSHIP is not ours any more, or another ETCD-ERROR. From any thread."
   (unless (transact (leadership-etcd leadership)
                     :when (list (leadership-guard leadership))
@@ -55,21 +56,21 @@ LEADERSHIP is not ours any more, or another ETCD-ERROR. From any thread."
   nil)
 
 (defun resign (leadership &key timeout)
-  "Give LEADERSHIP up; the next who stands leads. One that is lost is not an error. Signal an
-ETCD-ERROR if etcd does not answer; then it ends with its lease, which nobody renews if it is its
-own. From any thread."
+  "Give LEADERSHIP up; the next candidate leads. A lost leadership is not an error. Signal an
+ETCD-ERROR if etcd does not answer; then the leadership ends with its lease, which is not renewed
+any more if it is its own. From any thread."
   (leave-queue leadership timeout))
 
 (defun leader (etcd name &key timeout)
-  "Return the entry of the leader of NAME, a string, whose value is what he says, or nil if nobody
-leads. Signal an ETCD-ERROR. From any thread."
+  "Return the entry of the leader of NAME, a string, whose value is the leader's, or nil if there is
+no leader. Signal an ETCD-ERROR. From any thread."
   (values (first (fetch-entries etcd :prefix (format nil "~A/" name) :order :created :limit 1
                                      :timeout timeout))))
 
 ;;; Observing
 
 (defun first-standing (standing)
-  "The entry of STANDING, a table of entries by key, that was made first, or nil."
+  "The entry of STANDING, a table of entries by key, that was created first, or nil."
   (let ((first nil))
     (loop for entry being the hash-values of standing
           do (when (or (null first) (< (entry-created entry) (entry-created first)))
@@ -91,15 +92,16 @@ has them."
              (remhash (entry-key-octets (change-entry change)) standing)))))))
 
 (defun identity-of (entry)
-  "What differs, by EQUALP, between ENTRY and every other, and the same with another value; also if
-the store has lost its data meanwhile and counts its revisions again. NIL has one, too."
+  "A value that differs, by EQUALP, for ENTRY, every other entry, and the same entry with another
+value; also if the store has lost its data meanwhile and counts its revisions again. NIL has one,
+too."
   (and entry
        (list (entry-key-octets entry) (entry-created entry) (entry-changed entry)
              (entry-value entry))))
 
 (defun observe (etcd name function &key on-end timeout)
-  "Have FUNCTION called with the entry of the leader of NAME, a string, or nil if nobody leads: now,
-and whenever somebody else leads, nobody does, or the leader says something else; in this order.
+  "Call FUNCTION with the entry of the leader of NAME, a string, or nil if there is no leader: now,
+and whenever another client leads, none does, or the leader publishes another value; in this order.
 Return a mirror, which CANCEL-MIRROR ends; threads, ON-END and TIMEOUT are as for MIRROR. Signal an
 ETCD-ERROR. From any thread."
   (let ((standing (make-hash-table :test #'equalp)) (told :nothing))

@@ -1,5 +1,5 @@
-;;;; What is done with entries: one by one, and by ranges. A range is read in pages, all of one
-;;;; revision of the store, so that what is read was there at one time.
+;;;; Operations on entries: one by one, and by ranges. A range is read in pages, all of one revision
+;;;; of the store, so all its entries were there at one time.
 
 (in-package #:clgrpc.etcd)
 
@@ -36,8 +36,8 @@
 (defun fetch (etcd key &key revision stale timeout)
   "Return the entry of KEY, a string or octets, at REVISION, by default the newest, or nil if there
 is none; and as second value the revision that the store is at. With STALE one member answers by
-itself, perhaps with what was so a while ago. Signal an ETCD-ERROR: COMPACTED, FUTURE-REVISION or
-another. From any thread."
+itself, perhaps with older data. Signal an ETCD-ERROR: COMPACTED, FUTURE-REVISION or another. From
+any thread."
   (let ((response (ask etcd #'kv:range
                        (range-request (key-octets key) nil :revision revision :stale stale)
                        timeout :twice t :leader (not stale))))
@@ -49,9 +49,9 @@ another. From any thread."
                       min-changed max-changed (page 1000) timeout)
   "Call FUNCTION with each entry of a range: of the keys that begin with PREFIX, or of those from
 FROM on, before TO. They are as they were at REVISION, by default the newest when this begins, which
-is returned. LIMIT is the most entries that are told. ORDER is what they are sorted by: :key, the
-default, :created or :changed (the revisions), :version or :value, or a list of that and :ascending
-or :descending. Only those are told which were made at the revision MIN-CREATED or later, at
+is returned. LIMIT is the most entries that FUNCTION gets. ORDER is the sort key: :key, the default,
+:created or :changed (the revisions), :version or :value, or a list of that and :ascending or
+:descending. FUNCTION gets only entries that were made at the revision MIN-CREATED or later, at
 MAX-CREATED or before, and changed between MIN-CHANGED and MAX-CHANGED. With KEYS-ONLY their values
 are empty; STALE is as for FETCH. In the default order they are fetched in pages of PAGE entries,
 each within TIMEOUT seconds; in another one all at once. Signal an ETCD-ERROR; COMPACTED if the
@@ -114,7 +114,7 @@ MAP-ENTRIES. From any thread."
 (defun put (etcd key value &key lease keep-lease previous timeout)
   "Put VALUE at KEY, strings or octets. Return the revision that this makes; and with PREVIOUS, as
 second value, the entry that was there before, or nil. The entry ends with LEASE, a lease or its
-number; with KEEP-LEASE, with that which it has. Signal an ETCD-ERROR: LEASE-NOT-FOUND or another;
+number; with KEEP-LEASE, with its present lease. Signal an ETCD-ERROR: LEASE-NOT-FOUND or another;
 see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
   (let ((response (ask etcd #'kv:put
                        (put-request key value :lease lease :keep-lease keep-lease
@@ -143,9 +143,9 @@ the store. Signal an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From any thread.
               (header-revision (pb:delete-range-response-header response))))))
 
 (defun compact (etcd revision &key physical timeout)
-  "Have ETCD forget what was so before REVISION. Who asks for it, or watches from there, is told
-COMPACTED. With PHYSICAL this returns when it is out of the file, too, whose room is used again.
-Signal an ETCD-ERROR. From any thread."
+  "Make ETCD forget the revisions before REVISION. Requests for them, and watches from there, signal
+COMPACTED. With PHYSICAL this returns only when they are out of the file, too, whose room is used
+again. Signal an ETCD-ERROR. From any thread."
   (ask etcd #'kv:compact (pb:make-compaction-request :revision revision :physical (and physical t))
        timeout)
   nil)

@@ -6,7 +6,7 @@
                   (:copier nil))
   "An entry of the store at some revision."
   (key-octets (make-octets 0) :type octets :read-only t) ; its key
-  (value (make-octets 0) :type octets :read-only t) ; what was put there
+  (value (make-octets 0) :type octets :read-only t) ; its value
   (created 0 :type (signed-byte 64) :read-only t) ; the revision that made it
   (changed 0 :type (signed-byte 64) :read-only t) ; the revision that put its value
   (version 0 :type (signed-byte 64) :read-only t) ; how often it was put since it was made
@@ -24,11 +24,11 @@
   entry-lease "The number of the lease that ENTRY ends with, 0 for none.")
 
 (defun entry-key (entry)
-  "The key of ENTRY as a string, of which it is the UTF-8."
+  "The key of ENTRY as a string, of which it is the UTF-8. From any thread."
   (octets-string (entry-key-octets entry)))
 
 (defun entry-text (entry)
-  "The value of ENTRY as a string, of which it is the UTF-8."
+  "The value of ENTRY as a string, of which it is the UTF-8. From any thread."
   (octets-string (entry-value entry)))
 
 (defmethod print-object ((entry entry) stream)

@@ -1,9 +1,9 @@
-;;;; How etcd is called. Each call has a deadline, and waits for a member until then. What only
-;;;; reads, or may be done twice, is asked again until then, of whatever member can be reached; what
-;;;; writes is only if it was refused, since it would else perhaps be done twice.
+;;;; Calls of etcd. Each call has a deadline, and waits for a member until then. A call that only
+;;;; reads, or may be done twice, is repeated until then, at any member that can be reached; a call
+;;;; that writes is repeated only if it was refused, since it might else be done twice.
 ;;;;
-;;;; Calls say that they want a member that has a leader, unless what any member knows will do: one
-;;;; that is cut off from the others refuses them at once, and does not have them wait.
+;;;; Calls ask for a member that has a leader, unless the data of any member will do: a member that
+;;;; is cut off from the others refuses them at once, instead of letting them wait.
 ;;;;
 ;;;; If the client has a user, calls have a token in their metadata. It is fetched by Authenticate
 ;;;; when it is first needed, and kept. etcd forgets tokens (when it has not seen one for five
@@ -11,8 +11,8 @@
 ;;;; a change of users and roles: a call that it refuses for that is made again with a new one. That
 ;;;; is not a repetition, since it was not done.
 ;;;;
-;;;; The threads of watches, leases and mirrors end at once when they are told to, also while they
-;;;; wait for an answer: each has a CANCELLATION-TOKEN, which knows the call that it waits for.
+;;;; The threads of watches, leases and mirrors end at once on request, also while they wait for an
+;;;; answer: each has a CANCELLATION-TOKEN, which knows the call that it waits for.
 
 (in-package #:clgrpc.etcd)
 
@@ -25,7 +25,7 @@
 ;;; Cancellation tokens
 
 (defstruct (cancellation-token (:copier nil))
-  "What a thread waits for, so that another can end it."
+  "The call or pause that a thread waits for, so that another thread can end it."
   (call nil)                            ; that it waits for now, or nil
   (over nil :type boolean)              ; it is to wait for none any more
   (lock (sb-thread:make-mutex :name "clgrpc etcd cancellation token") :read-only t) ; of both
@@ -38,7 +38,8 @@
         "The cancellation token of this thread while it makes calls of its own, else nil.")
 
 (defun set-cancellation-token (call)
-  "This thread waits for CALL, or for none if that is nil; one that is not to wait cancels it."
+  "Note that this thread waits for CALL, or for none if that is nil; cancel CALL if the thread must
+not wait any more."
   (when (and *cancellation-token*
              (sb-thread:with-mutex ((cancellation-token-lock *cancellation-token*))
                (setf (cancellation-token-call *cancellation-token*) call)
@@ -47,7 +48,7 @@
     (rpc:cancel call)))
 
 (defun end-cancellation-token (cancellation-token)
-  "Cancel what the thread of CANCELLATION-TOKEN waits for, and what it will. From any thread."
+  "Cancel the present call of CANCELLATION-TOKEN's thread, and its later ones. From any thread."
   (let ((call (sb-thread:with-mutex ((cancellation-token-lock cancellation-token))
                 (setf (cancellation-token-over cancellation-token) t)
                 (sb-thread:condition-broadcast (cancellation-token-bell cancellation-token))
@@ -55,20 +56,20 @@
     (when call (rpc:cancel call))))
 
 (defmacro with-cancellation-token ((cancellation-token) &body body)
-  "Evaluate BODY, which calls nothing of the user's, so that END-CANCELLATION-TOKEN ends what it
-waits for."
+  "Evaluate BODY, which calls nothing of the user's; END-CANCELLATION-TOKEN ends its waits."
   `(let ((*cancellation-token* ,cancellation-token)) ,@body))
 
 (defun pause-cancellation-token (end-ns)
-  "Wait until END-NS. Return false if this thread is to wait for nothing any more."
+  "Wait until END-NS. Return false if this thread must not wait any more."
   (let ((cancellation-token (or *cancellation-token* (make-cancellation-token))))
     (not (loop:await-until (cancellation-token-bell cancellation-token)
                            (cancellation-token-lock cancellation-token) end-ns
                            (lambda () (cancellation-token-over cancellation-token))))))
 
 (defun call-again (end-ns twice function)
-  "Return what FUNCTION, a call, returns, and call it until END-NS again and again while it signals
-UNAVAILABLE: if TWICE is true, since it may be done twice; else only after a member has refused it."
+  "Call FUNCTION, which makes a call, and return its values; until END-NS repeat this while it
+signals UNAVAILABLE: if TWICE is true, since it may be done twice; else only after a member has
+refused it."
   (declare (type function function))
   (let ((pauses nil))
     (loop
@@ -85,7 +86,7 @@ UNAVAILABLE: if TWICE is true, since it may be done twice; else only after a mem
               (error error))))))))
 
 (defun call-stub (etcd stub request seconds metadata)
-  "What STUB, a unary one, answers to REQUEST within SECONDS."
+  "The answer of STUB, a unary one, to REQUEST within SECONDS."
   (declare (type function stub))
   (flet ((make-call (caller)
            (declare (type function caller))
@@ -103,7 +104,7 @@ UNAVAILABLE: if TWICE is true, since it may be done twice; else only after a mem
 
 (defparameter *stale-token-texts*
   '("invalid auth token" "revision of auth store is old" "user name is empty")
-  "Parts of what etcd says of a call that was not done because of its token.")
+  "Parts of etcd's messages about a call that was not done because of its token.")
 
 (defun stale-token-p (condition)
   "True if CONDITION, an ETCD-ERROR, says that a new token may help."
@@ -137,12 +138,12 @@ may not the next time."
                         password)
           (error (condition)
             (error 'unavailable :cause condition
-                                :text (format nil "the password of ~A was not to be had: ~A"
+                                :text (format nil "cannot get the password of ~A: ~A"
                                               (etcd-user etcd) condition)))))))
 
 (defun renew-token (etcd old end-ns)
-  "Return a token of ETCD's user that is not OLD. Whoever asks first fetches it, until END-NS; the
-others wait for him."
+  "Return a token of ETCD's user that is not OLD. The first thread that asks fetches it, until
+END-NS; the others wait for that thread."
   ;; the function of the password is the user's, and so is called before the lock is taken
   (let ((password (current-password etcd)))
     (or (sb-thread:with-mutex ((etcd-token-lock etcd) :timeout (loop:seconds-until end-ns))
@@ -164,8 +165,8 @@ others wait for him."
 ;;; Calls
 
 (defmacro while-open ((etcd) &body body)
-  "Evaluate BODY, a call of ETCD, and signal an ETCD-ERROR for what is wrong with it; UNAVAILABLE if
-ETCD is closed."
+  "Evaluate BODY, a call of ETCD, and signal an ETCD-ERROR for its errors; UNAVAILABLE if ETCD is
+closed."
   `(handler-bind ((misuse (lambda (misuse)
                             (declare (ignore misuse))
                             (when (etcd-closed ,etcd)
@@ -191,8 +192,8 @@ Return its first value. Signal an ETCD-ERROR."
                     (error error)))))))))
 
 (defun ask (etcd stub request timeout &key twice (leader t))
-  "What STUB, a unary one, answers to REQUEST; see CALL-ETCD, and for TWICE CALL-AGAIN. With LEADER
-a member that has none refuses it."
+  "The answer of STUB, a unary one, to REQUEST; see CALL-ETCD, and for TWICE CALL-AGAIN. With LEADER
+a member without a leader refuses it."
   (let ((end (loop:notice-end (or timeout (etcd-timeout etcd)))))
     (call-again end twice
                 (lambda ()

@@ -1,28 +1,29 @@
-;;;; The client: a channel to the members of etcd, who its user is, and what is to be ended with it.
+;;;; The client: a channel to the members of etcd, its user, and the objects that end with it.
 
 (in-package #:clgrpc.etcd)
 
 (defclass etcd ()
   ((channel :initarg :channel :reader etcd-channel) ; to the members
-   ;; tells the channel where they are; nil of a channel of the user's
+   ;; gives the channel their addresses; nil of a channel of the user's
    (resolver :initarg :resolver :initform nil :reader etcd-resolver)
    (timeout :initarg :timeout :reader etcd-timeout) ; of each call, in seconds
-   ;; whose rights calls have, a string; nil if no call says who makes it
+   ;; the user whose rights calls have, a string; nil if calls are not authenticated
    (user :initarg :user :initform nil :reader etcd-user)
    ;; the user's, a string or a function that returns it
    (password :initarg :password :initform nil :reader etcd-password)
-   ;; what calls say who makes them by; nil until etcd was asked for it, "" if it wants none
+   ;; the token that identifies the user in calls; nil until etcd was asked for it, "" if it wants
+   ;; none
    (token :initform nil :accessor etcd-token)
    (token-lock :initform (sb-thread:make-mutex :name "clgrpc etcd token")
                :reader etcd-token-lock) ; one thread at a time asks for a token
    (parent :initarg :parent :initform nil :reader etcd-parent) ; whose channel this uses, or nil
    (options :initarg :options :initform '() :reader etcd-options) ; of MAKE-ETCD
-   (meter :initarg :meter :initform nil :reader etcd-meter) ; counts what happens, or nil
+   (meter :initarg :meter :initform nil :reader etcd-meter) ; counts events, or nil
    (closed :initform nil :accessor etcd-closed) ; CLOSE-ETCD was called
    ;; functions that end its leases and watches, the newest first
    (endings :initform '() :accessor etcd-endings)
    (background :initform nil :accessor etcd-background) ; where its jobs run, once there are some
-   (multiplex :initform nil :accessor etcd-multiplex) ; tells its watches, once there are some
+   (multiplex :initform nil :accessor etcd-multiplex) ; serves its watches, once there are some
    (renewal-stream :initform nil :accessor etcd-renewal-stream) ; of callers' renewals, likewise
    (keepalive :initform nil :accessor etcd-keepalive) ; keeps its leases alive, once there are some
    ;; of all from ENDINGS on
@@ -40,7 +41,7 @@
               (etcd-user etcd)))))
 
 (defun check-user (user password)
-  "Signal MISUSE unless USER and PASSWORD say who somebody is, or both are nil."
+  "Signal MISUSE unless USER and PASSWORD identify a user, or both are nil."
   (unless (and (typep user '(or null (and string (not (string 0)))))
                (typep password '(or null string function))
                (eq (null user) (null password)))
@@ -52,17 +53,17 @@
                                             (backoff-maximum-seconds 2)
                                             (max-receive-octets 268435456) &allow-other-keys)
   "Return a client of etcd's members at ENDPOINTS, a string \"HOST:PORT\", or a list of such; names
-and numeric addresses may be mixed. Calls go to all that can be reached, by turns. TIMEOUT is the
-seconds that a call may take unless it says otherwise. USER, a string, and PASSWORD, a string or a
+and numeric addresses may be mixed. Calls go to all members that can be reached, by turns. TIMEOUT
+is the default of the seconds that a call may take. USER, a string, and PASSWORD, a string or a
 function that returns it (called whenever a call needs a token, by several threads at once, too),
-say whose rights calls have; the token that stands for them is fetched when it is needed, and again
-when etcd takes it no more. With CHANNEL, another way to the services of etcd, ENDPOINTS are nil; it
-is closed with the client. METRICS, what MAKE-METRICS returns, count its calls, as an OBSERVER of
-its channel, and how its watches, leases, tokens and locks fare. All else is as for MAKE-CHANNEL:
+give calls the rights of that user; the token for them is fetched when it is needed, and again when
+etcd takes it no more. With CHANNEL, another way to the services of etcd, ENDPOINTS are nil; it is
+closed with the client. METRICS, a value of MAKE-METRICS, count its calls, as an OBSERVER of its
+channel, and events of its watches, leases, tokens and locks. The other keywords are MAKE-CHANNEL's:
 :credentials for TLS, OBSERVER, KEEPALIVE-SECONDS, MAX-RECEIVE-OCTETS and so on; after a failure it
-connects again within BACKOFF-MAXIMUM-SECONDS or little more, lest leases end for want of an
-attempt. Connects nothing yet. Signal MISUSE for wrong arguments. From any thread; end it with
-CLOSE-ETCD, or use WITH-ETCD."
+connects again within BACKOFF-MAXIMUM-SECONDS or little more, so that leases do not end for want of
+an attempt. This does not connect yet. Signal MISUSE for wrong arguments. From any thread; end it
+with CLOSE-ETCD, or use WITH-ETCD."
   (check-type timeout (real (0)))
   (check-user user password)
   (when (and endpoints channel) (misuse "An etcd has ENDPOINTS or a CHANNEL, not both."))
@@ -143,9 +144,9 @@ connections are closed. From any thread but that of a watch or a lease."
   (calling:close-channel (etcd-channel etcd)))
 
 (defun close-after (etcd seconds)
-  "Have ETCD's calls fail with UNAVAILABLE in SECONDS, those under way then and those to come, so
-that nothing waits for etcd any longer. Returns at once; CLOSE-ETCD is to follow, which may come
-before that. From any thread."
+  "Make ETCD's calls fail with UNAVAILABLE in SECONDS, those under way then and later ones, so that
+no thread waits for etcd any longer. This returns at once; call CLOSE-ETCD afterwards, perhaps
+before SECONDS are over. From any thread."
   (check-type seconds (real 0))
   (let* ((begun nil)
          (job (add-job etcd (lambda ()
@@ -187,8 +188,8 @@ thread, which waits for nothing."
   (loop:run-in-background (background-of etcd) function))
 
 (defun add-ending (etcd ending)
-  "Have ENDING, a function, be called when ETCD is closed, before its channel is: it ends what uses
-that. It is called at once if ETCD was closed before. From any thread."
+  "Call ENDING, a function, when ETCD is closed, before its channel is: it ends the users of the
+channel. It is called at once if ETCD was closed before. From any thread."
   (when (sb-thread:with-mutex ((etcd-lock etcd))
           (push ending (etcd-endings etcd))
           (etcd-closed etcd))
@@ -196,13 +197,13 @@ that. It is called at once if ETCD was closed before. From any thread."
   nil)
 
 (defun remove-ending (etcd ending)
-  "Have ENDING, which ADD-ENDING was given, not be called any more. From any thread."
+  "Remove ENDING, a function given to ADD-ENDING, which is not called any more. From any thread."
   (sb-thread:with-mutex ((etcd-lock etcd))
     (setf (etcd-endings etcd) (remove ending (etcd-endings etcd)))))
 
 (defun call-with-endpoint (etcd endpoint function)
-  "Call FUNCTION with ETCD; or with a client of the same kind that asks only the member at ENDPOINT,
-unless it is nil."
+  "Call FUNCTION with ETCD if ENDPOINT is nil; else with a client of the same kind that asks only
+the member at ENDPOINT."
   (cond ((null endpoint) (funcall function etcd))
         ((getf (etcd-options etcd) :channel)
          (misuse "A client with a channel of its own has no ENDPOINT."))

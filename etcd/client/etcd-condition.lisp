@@ -1,29 +1,32 @@
-;;;; What may go wrong, as conditions. etcd tells it by a gRPC status and a text, of which the text
-;;;; says more (etcd's api/v3rpc/rpctypes); what a program can do something about has a condition.
+;;;; The conditions of etcd's errors. etcd reports an error by a gRPC status and a text, of which
+;;;; the text says more (etcd's api/v3rpc/rpctypes); each error that a program can handle has a
+;;;; condition.
 
 (in-package #:clgrpc.etcd)
 
 (define-condition etcd-error (clgrpc-error)
-  ((text :initarg :text :reader etcd-error-text) ; what is wrong
-   (cause :initarg :cause :initform nil :reader etcd-error-cause) ; what says so, or nil
+  ((text :initarg :text :reader etcd-error-text) ; the error, as text
+   (cause :initarg :cause :initform nil :reader etcd-error-cause) ; the condition that reported it,
+                                                                  ; or nil
    ;; true if the request may have been done all the same
    (perhaps-done :initarg :perhaps-done :initform nil :reader etcd-error-perhaps-done-p))
   (:report (lambda (condition stream)
              (format stream "etcd: ~A~:[~; (it may have been done)~]" (etcd-error-text condition)
                      (etcd-error-perhaps-done-p condition))))
-  (:documentation "etcd did not do what it was asked for."))
+  (:documentation "etcd has refused a request, or could not do it."))
 
 (document-functions
-  etcd-error-text "What is wrong, as text."
-  etcd-error-cause "The RPC-ERROR that says so, or what a user's function has signalled, or nil."
-  etcd-error-perhaps-done-p "True if nobody knows whether the request was done: it was sent, and no
+  etcd-error-text "Return the description of the error, a string."
+  etcd-error-cause "Return the RPC-ERROR that reported it, or the condition of a user's function, or
+nil."
+  etcd-error-perhaps-done-p "True if it is unknown whether the request was done: it was sent, and no
 answer has come.")
 
 (define-condition compacted (etcd-error)
   ((revision :initarg :revision :initform nil :reader compacted-revision)) ; see below
   (:documentation "The revision that was asked for, or from which a watch was to go on, is no longer
-in the store: changes since then cannot be told one by one. Fetch the entries again, and watch from
-the revision behind theirs."))
+in the store: changes since then cannot be had one by one. Fetch the entries again, and watch from
+the revision after theirs."))
 
 (document-functions
   compacted-revision "The oldest revision that the store still has, or nil if it did not say.")
@@ -43,16 +46,16 @@ gone back: it has lost its data or was restored from older ones.")
   (invalid-request "etcd does not take such a request: an empty key, a key that a transaction
 changes twice, too many operations, too many octets; or its answer has more octets than the client
 takes, see MAX-RECEIVE-OCTETS of MAKE-ETCD.")
-  (access-denied "The user may not do this, or is not known, or has to say who he is.")
-  (space-exceeded "The store is full and takes no more until somebody makes room.")
+  (access-denied "The user may not do this, or is not known, or must authenticate first.")
+  (space-exceeded "The store is full and takes no more until its operator makes room.")
   (not-found "There is no such user, role or member.")
   (already-exists "There is such a user, role or member.")
-  (not-ready "etcd is not in a state for it, as its text says: a role is not granted, the leader is
-to be asked, too few members have started, authentication is not enabled.")
-  (not-obtained "The lock, or the leadership, could not be obtained in time, or was given up
-meanwhile.")
-  (ownership-lost "The lock, or the leadership, may be somebody else's: its lease has ended, or its
-entry is gone.")
+  (not-ready "etcd's state does not allow the request, as its text says: a role is not granted, only
+the leader can do it, too few members have started, authentication is not enabled.")
+  (not-obtained "The lock, or the leadership, could not be obtained in time, or the request was
+withdrawn.")
+  (ownership-lost "The lock, or the leadership, may belong to another client: its lease has ended,
+or its entry is gone.")
   (overloaded "etcd has more to do than it can.")
   (unavailable "No member of etcd, or none that has a leader, has answered in time, or the answer
 was broken off; or the function that returns the user's password has failed."))
@@ -88,14 +91,14 @@ was broken off; or the function that returns the user's password has failed."))
     (:invalid-argument invalid-request) (:out-of-range invalid-request)
     (:resource-exhausted overloaded) (:failed-precondition not-ready)
     (:unavailable unavailable) (:deadline-exceeded unavailable) (:cancelled unavailable)
-    ;; such as a connection that brings what is not HTTP/2
+    ;; such as a connection that does not speak HTTP/2
     (:internal unavailable))
   "The conditions of statuses whose texts say no more.")
 
 (defparameter *not-done-texts*
   '("no leader" "rpc not supported for learner" "not capable" "unhealthy cluster")
   "Parts of the texts by which a member refuses a request before it does anything, for a reason that
-passes or that other members have not.")
+is temporary or that other members do not have.")
 
 (defun uncertain-p (error)
   "True if the request that failed with ERROR, an RPC-ERROR, may have been done."
@@ -110,7 +113,7 @@ passes or that other members have not.")
   (second (find-if (lambda (row) (search (first row) text)) *texts*)))
 
 (defun message-text (error)
-  "What ERROR, an RPC-ERROR, says; of a deadline that has passed here also what was waited for."
+  "The text of ERROR, an RPC-ERROR; if a deadline has passed here, also the thing that was awaited."
   (let ((message (or (status:rpc-error-message error) "")))
     (format nil "~A~@[ (~A)~]"
             (if (string= "" message)
@@ -136,8 +139,8 @@ do, or the same a little later."
        (some (lambda (text) (search text (etcd-error-text condition))) *not-done-texts*)))
 
 (defun passing-p (condition)
-  "True if a request that may be repeated should be, after CONDITION: nothing is wrong with the
-request itself. A status that says nothing, such as that of a proxy's page of HTML, means so."
+  "True if a repeatable request should be repeated after CONDITION: the request itself is right.
+That is also assumed of a status without information, such as that of a proxy's page of HTML."
   (or (typep condition '(or unavailable overloaded))
       (and (typep condition 'etcd-error)
            (typep (etcd-error-cause condition) 'status:rpc-error)

@@ -1,14 +1,14 @@
-;;;; What a client counts of itself, beside what metrics count of all channels: how watches, leases,
-;;;; tokens and locks fare. All clients with the same metrics count together.
+;;;; The metrics of a client, beside those of all channels: events of watches, leases, tokens and
+;;;; locks. All clients with the same metrics count together.
 
 (in-package #:clgrpc.etcd)
 
 (defstruct (meter (:copier nil))
   "The instruments of one METRICS."
   (streams nil :read-only t)            ; a counter of the streams that watches have opened
-  (changes nil :read-only t)            ; one of the changes that were told
+  (changes nil :read-only t)            ; a counter of changes that watches have got
   (losses nil :read-only t)             ; one of leases
-  (tokens nil :read-only t)             ; one of those that were fetched
+  (tokens nil :read-only t)             ; a counter of fetched tokens
   (waits nil :read-only t))             ; a histogram of how long locks and leaderships took
 
 (declaim (sb-ext:freeze-type meter))

@@ -3,15 +3,15 @@
 (in-package #:clgrpc.etcd)
 
 (defun time-to-live (etcd id keys timeout)
-  "What etcd tells of the lease with the number ID, and if KEYS is true of its keys."
+  "etcd's data about the lease with the number ID and, if KEYS is true, about its keys."
   (ask etcd #'leases:lease-time-to-live
        (pb:make-lease-time-to-live-request :id id :keys keys) timeout :twice t))
 
 (defun ask-for-lease (etcd seconds id end)
-  "Have ETCD grant a lease of SECONDS with the number ID, until END. Return its number, which a
-store that chooses by itself may have chosen, and how many seconds it has. Without ID it has a
-random number, and is asked for again if no answer comes: if there is one of that number then, it is
-the one that was asked for. One with ID may be somebody else's, so that is not asked for again."
+  "Ask ETCD for a lease of SECONDS with the number ID, until END. Return its number, which a store
+that chooses by itself may have chosen, and how many seconds it has. Without ID it has a random
+number, and the request is repeated if no answer comes: a lease of that number is then the requested
+one. A lease with ID may be another client's, so that request is not repeated."
   (let ((perhaps-done nil)
         (random (if (member id '(nil 0))
                     (1+ (random most-positive-fixnum (loop:new-random-state)))
@@ -44,12 +44,12 @@ than two thirds of its time are left for certain. Signal an ETCD-ERROR if it may
         (unless (lease-alive-p lease) (error error))))))
 
 (defun grant-lease (etcd seconds &key (keep-alive t) id on-loss timeout)
-  "Return a new lease of at least SECONDS, an integer, 2 at least unless etcd says otherwise. ID is
-its number, by default a random one. With KEEP-ALIVE, the default, it is renewed until it is
-revoked or ETCD is closed. If that fails for so long that it may have ended, or etcd says that it
-has, ON-LOSS is called with an ETCD-ERROR, see ON-LEASE-LOSS. Signal an ETCD-ERROR,
-LEASE-EXISTS if there is one with this ID; of one with an ID that gets no answer
-ETCD-ERROR-PERHAPS-DONE-P says whether it may be there. From any thread."
+  "Return a new lease of at least SECONDS, an integer, by etcd's default at least 2. ID is its
+number, by default a random one. With KEEP-ALIVE, the default, it is renewed until it is revoked or
+ETCD is closed. If that fails for so long that it may have ended, or etcd says that it has, ON-LOSS
+is called with an ETCD-ERROR, see ON-LEASE-LOSS. Signal an ETCD-ERROR, LEASE-EXISTS if there is one
+with this ID. If a request with ID gets no answer, ETCD-ERROR-PERHAPS-DONE-P returns true if the
+lease may be there. From any thread."
   (check-type seconds (integer 1 9000000000))
   (let ((asked (lease-now-ns)) (end (loop:notice-end (or timeout (etcd-timeout etcd)))))
     (multiple-value-bind (number granted) (ask-for-lease etcd seconds id end)
@@ -60,17 +60,17 @@ ETCD-ERROR-PERHAPS-DONE-P says whether it may be there. From any thread."
         lease))))
 
 (defun keep-lease (lease)
-  "Have LEASE be kept alive, unless this thread is unwound meanwhile: then nobody has it, and it is
-left to its end."
+  "Keep LEASE alive, unless this thread is unwound meanwhile: then no program has the lease, and it
+is left to its end."
   (let ((kept nil))
     (with-undoing (nil (unless kept (abandon-lease lease)))
       (begin-keeping lease)
       (setf kept t))))
 
 (defun adopt-lease (etcd id &key (keep-alive t) on-loss timeout)
-  "Return the lease with the number ID that somebody has been granted before, such as this program
-before it was restarted. KEEP-ALIVE and ON-LOSS are as for GRANT-LEASE. Signal LEASE-NOT-FOUND if it
-has ended, or another ETCD-ERROR. From any thread."
+  "Return the lease with the number ID that was granted before, for instance to this program before
+it was restarted. KEEP-ALIVE and ON-LOSS are as for GRANT-LEASE. Signal LEASE-NOT-FOUND if it has
+ended, or another ETCD-ERROR. From any thread."
   (let* ((asked (lease-now-ns))
          (response (time-to-live etcd id nil timeout))
          (seconds (lease-time (pb:lease-time-to-live-response-ttl response))))
@@ -84,10 +84,10 @@ has ended, or another ETCD-ERROR. From any thread."
       lease)))
 
 (defun lease-by-number (etcd number)
-  "Return the lease of NUMBER, as ENTRY-LEASE tells it, which this or another client was granted,
-for RENEW-LEASE, REVOKE-LEASE and LEASE-SECONDS-LEFT. It is not kept alive here; LEASE-ALIVE-P is
-true of it once it was renewed, and LEASE-SECONDS is 0, since only etcd knows that. Asks nobody.
-From any thread."
+  "Return the lease of NUMBER, a value of ENTRY-LEASE, which this or another client was granted, for
+RENEW-LEASE, REVOKE-LEASE and LEASE-SECONDS-LEFT. It is not kept alive here; LEASE-ALIVE-P is true
+of it once it was renewed, and LEASE-SECONDS is 0, since only etcd knows the number. This makes no
+request. From any thread."
   (check-type number (signed-byte 64))
   (%make-lease etcd number 0 0))
 
@@ -103,7 +103,7 @@ nothing and is not interrupted."
     (when (lease-ending lease) (remove-ending (lease-etcd lease) (lease-ending lease)))))
 
 (defun stop-keeping (lease)
-  "Keep LEASE alive no longer, and wait for what its job does unless this is called there."
+  "Stop keeping LEASE alive, and wait for its job unless this is called there."
   (abandon-lease lease)
   (when (lease-job lease) (loop:end-job (lease-job lease))))
 

@@ -2,27 +2,27 @@
 ;;;; Each is renewed three times in its time, and if that fails at once again: an answer that does
 ;;;; not come is waited for a tenth of the time, so that several members can be asked within it.
 ;;;;
-;;;; 1. The job asks for what is due, and a little before, so that leases which were granted at
-;;;;    different times are asked for together; then it rests until the next is due, or an answer is
-;;;;    overdue.
+;;;; 1. The job asks for renewals that are due, and a little before, so that leases which were
+;;;;    granted at different times are asked for together; then it rests until the next is due, or
+;;;;    an answer is overdue.
 ;;;; 2. Answers come by a callback of the stream, which says until when the lease lasts, or that it
 ;;;;    has ended. It waits for nothing.
-;;;; 3. If an answer does not come in time, or the stream ends, the stream is given up: all that was
-;;;;    asked for on it has failed, and is asked for again on another, which may be another
-;;;;    member's. A lease that was not renewed for so long that it may have ended is lost.
+;;;; 3. If an answer does not come in time, or the stream ends, the stream is given up: all its
+;;;;    requests have failed, and are repeated on another stream, which may be another member's. A
+;;;;    lease that was not renewed for so long that it may have ended is lost.
 ;;;; 4. The stream ends with the last lease.
 
 (in-package #:clgrpc.etcd)
 
 (defstruct (keepalive (:constructor make-keepalive (etcd)) (:copier nil))
-  "What keeps the leases of a client alive."
+  "The renewal of all leases of a client that are kept alive."
   (etcd nil :type etcd :read-only t)    ; whose
   (job nil :type (or null loop:job))    ; that asks for renewals
-  ;; what the job waits for
+  ;; the call that the job waits for
   (cancellation-token (make-cancellation-token) :type cancellation-token :read-only t)
   (token nil :type (or null string))    ; that the stream was opened with; the job's
   (denied nil :type boolean)            ; a new token was asked for since the last answer; likewise
-  (lock (sb-thread:make-mutex :name "clgrpc lease keepalive") :read-only t) ; of what follows
+  (lock (sb-thread:make-mutex :name "clgrpc lease keepalive") :read-only t) ; of the slots below
   (leases (make-hash-table) :type hash-table :read-only t) ; by number: a list of those kept alive
   (call nil)                            ; the stream, or nil
   (failure nil :type (or null condition))) ; that it has ended with
@@ -74,8 +74,8 @@
 ;;; Which leases
 
 (defun begin-keeping (lease)
-  "Have LEASE be kept alive until it is to end. It is not interrupted: a lease of which a part does
-not know would be kept alive though nobody has it."
+  "Keep LEASE alive until it ends. This is not interrupted: a lease that only some of the structures
+know would be kept alive though no program has it."
   (sb-sys:without-interrupts
     (let* ((etcd (lease-etcd lease)) (keepalive (keepalive-of etcd)))
       (setf (lease-ending lease) (lambda () (stop-keeping lease))
@@ -99,7 +99,7 @@ not know would be kept alive though nobody has it."
               (zerop (hash-table-count leases))))
       (loop:wake-job (keepalive-job keepalive)))))
 
-;;; What comes
+;;; Answers
 
 (defun note-answer (keepalive call response)
   "RESPONSE has come on CALL, a stream of KEEPALIVE."
@@ -138,7 +138,7 @@ not know would be kept alive though nobody has it."
                       (etcd-condition (rpc:call-condition call))))))
     (loop:wake-job (keepalive-job keepalive))))
 
-;;; What the job does
+;;; The job
 
 (defun open-keep-alive (keepalive)
   "A new stream of KEEPALIVE. Signal an ETCD-ERROR if there is no token for it."
@@ -158,8 +158,8 @@ not know would be kept alive though nobody has it."
     call))
 
 (defun fail-renewal (keepalive lease condition)
-  "What was asked for LEASE has failed with CONDITION: it is lost, or asked for again later, longer
-each time, since etcd may be slow."
+  "A renewal of LEASE has failed with CONDITION: the lease is lost, or asked for again later, after
+a longer pause each time, since etcd may be slow."
   (let ((renewal (lease-renewal lease)))
     (cond ((lease-alive-p lease)
            (setf (renewal-next-ns renewal)
@@ -194,12 +194,12 @@ CONDITION for want of that."
           (fail-renewal keepalive lease condition)))))
 
 (defun overdue-p (lease now)
-  "True if what was asked for LEASE was not answered in time."
+  "True if the renewal of LEASE was not answered in time."
   (let ((renewal (lease-renewal lease)))
     (and (renewal-asked-ns renewal) (<= (renewal-limit-ns renewal) now))))
 
 (defun due-p (lease now)
-  "True if LEASE is to be renewed by NOW, or soon after."
+  "True if LEASE is due for renewal at NOW, or soon after."
   (let ((renewal (lease-renewal lease)))
     (and (null (renewal-asked-ns renewal))
          (<= (renewal-next-ns renewal)
@@ -208,7 +208,7 @@ CONDITION for want of that."
                  now)))))
 
 (defun ask-for (lease call)
-  "Ask on CALL that LEASE be renewed. What there is no room for is overdue later."
+  "Ask on CALL that LEASE be renewed. A lease for which there is no room becomes overdue later."
   (let ((renewal (lease-renewal lease)))
     (setf (renewal-limit-ns renewal)
           (loop:notice-end (max 1/10 (min (renewal-patience renewal) (seconds-until lease))))
@@ -228,7 +228,7 @@ CONDITION for want of that."
           (fail-renewal keepalive lease condition))))))
 
 (defun seconds-to-rest (leases)
-  "How long nothing is to be done for LEASES."
+  "The seconds until the next renewal of LEASES."
   (let ((next (loop for lease in leases
                     for renewal = (lease-renewal lease)
                     minimize (if (renewal-asked-ns renewal)
@@ -237,7 +237,7 @@ CONDITION for want of that."
     (ns-seconds (max 0 (- next (loop:world-now))))))
 
 (defun keep-leases (keepalive)
-  "What the job of KEEPALIVE does. Return when it has to again."
+  "Run the job of KEEPALIVE once. Return the seconds until it runs again."
   (let ((leases (kept-leases keepalive)) (now (loop:world-now)))
     (cond ((keepalive-failure keepalive) (give-stream-up keepalive (keepalive-failure keepalive)))
           ((some (lambda (lease) (overdue-p lease now)) leases)

@@ -1,10 +1,10 @@
-;;;; Keys and values are octets; strings stand for their UTF-8. A range of keys is its first one and
-;;;; the one behind its last, where a single zero octet means the end of all keys.
+;;;; Keys and values are octets; strings stand for their UTF-8. A range of keys is its first key and
+;;;; the one after its last, where a single zero octet means the end of all keys.
 
 (in-package #:clgrpc.etcd)
 
 (deftype text ()
-  "What a key or a value is given as."
+  "The types of a key or a value that users give."
   '(or string octets))
 
 (defun text-octets (text)
@@ -21,7 +21,7 @@
     octets))
 
 (defun prefix-end (prefix)
-  "The first key behind all that begin with PREFIX, octets."
+  "The first key after all that begin with PREFIX, octets."
   (let ((last (position 255 prefix :test #'/= :from-end t)))
     (if last
         (let ((end (subseq-octets prefix 0 (1+ last))))
@@ -30,13 +30,12 @@
         (octets-of 0))))
 
 (defun next-key (key)
-  "The first key behind KEY, octets."
+  "The first key after KEY, octets."
   (concatenate 'octets key '(0)))
 
 (defun range-of (prefix from to)
-  "The first key, and the end, of the range that the arguments say: of all keys that begin with
-PREFIX, or of those from FROM, before TO, all that follow if it is nil. Signal MISUSE for both, or
-neither."
+  "The first key, and the end, of a range: all keys that begin with PREFIX, or those from FROM on,
+before TO, or to the last key if TO is nil. Signal MISUSE for both, or neither."
   (cond ((and prefix (or from to)) (misuse "A range has a PREFIX, or FROM and TO, not both."))
         (prefix (let ((octets (text-octets prefix)))
                   (if (zerop (length octets))

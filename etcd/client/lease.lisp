@@ -1,16 +1,16 @@
-;;;; Leases: what is put with one ends with it. One that is kept alive is renewed by the keepalive
-;;;; of its client (keepalive.lisp). What is to be removed before the lease ends, and could not be,
-;;;; is a cleanup, which is done after a renewal that was answered. Cleanups, and the functions that
-;;;; hear of the loss of the lease, run in a job of the lease's own, since they may wait.
+;;;; Leases: entries that are put with one end with it. The keepalive of a client (keepalive.lisp)
+;;;; renews its leases. An entry that should be removed before the lease ends, and could not be,
+;;;; becomes a cleanup, which is done after the next successful renewal. Cleanups, and the functions
+;;;; that are called when the lease is lost, run in a job of the lease's own, since they may wait.
 ;;;;
-;;;; By our own clock a lease has ended when its time is over since the last renewal that was
-;;;; answered was asked for, so never later than the store lets it end: a caller of LEASE-ALIVE-P
-;;;; does not take for his what somebody else may have by now.
+;;;; By our own clock the time of a lease counts from the sending of the last renewal that was
+;;;; answered. So it never ends later than in the store: LEASE-ALIVE-P is false before another
+;;;; client can have the lease's locks.
 
 (in-package #:clgrpc.etcd)
 
 (defstruct (renewal (:constructor make-renewal (next-ns patience pauses)) (:copier nil))
-  "What the keepalive knows of a lease that it keeps alive."
+  "The keepalive's data of a lease that it keeps alive."
   (next-ns 0 :type nanoseconds)         ; when it is to be asked for; times are those of the loops
   (asked-ns nil :type (or null nanoseconds)) ; when it was, by LEASE-NOW-NS, until it is answered
   (limit-ns 0 :type nanoseconds)        ; when that is given up
@@ -29,11 +29,11 @@
   (waiters '() :type list)              ; those in queues that are known to be bound to it
   (cleanups '() :type list)             ; functions by key that are called until they succeed
   (loss nil :type (or null condition))  ; how it has ended without being revoked
-  (ended nil :type boolean)             ; it was revoked, or lost, or nobody renews it
+  (ended nil :type boolean)             ; it was revoked, or lost, or is not renewed any more
   (told nil :type boolean)              ; its loss was
-  (ending nil :type (or null function)) ; has it be kept alive no longer; nil if it is not
-  (job nil :type (or null loop:job))    ; does its cleanups and tells its loss
-  ;; what that waits for
+  (ending nil :type (or null function)) ; ends its renewal; nil if it is not kept alive
+  (job nil :type (or null loop:job))    ; does its cleanups and reports its loss
+  ;; the call that this job waits for
   (cancellation-token (make-cancellation-token) :type cancellation-token :read-only t)
   (renewal nil :type (or null renewal)) ; of one that is kept alive
   (lock (sb-thread:make-mutex :name "clgrpc lease") :read-only t) ; of UNTIL-NS to ENDED
@@ -44,7 +44,7 @@
 
 (document-functions
   lease-id "The number of LEASE, as etcd shows it in hexadecimal."
-  lease-seconds "How many seconds LEASE lasts if nobody renews it.")
+  lease-seconds "Return the seconds that LEASE lasts unless it is renewed.")
 
 (defmethod print-object ((lease lease) stream)
   (print-unreadable-object (lease stream :type t)
@@ -55,8 +55,8 @@
   "The function that says how long the machine has been suspended, in nanoseconds.")
 
 (defun lease-now-ns ()
-  "The time by which leases end: that of the loops, whose clock stands still while the machine is
-suspended, and how long it was."
+  "The time by which leases end: the loops' time, which stands still while the machine is suspended,
+plus the time of suspension."
   (+ (loop:world-now) (funcall (the function *suspension*))))
 
 (defun lease-end-ns (lease)
@@ -75,18 +75,18 @@ since it was renewed last. From any thread."
        (< (lease-now-ns) (lease-until-ns lease))))
 
 (defun end-lease (lease &optional loss)
-  "LEASE is to be kept alive no longer; LOSS is the condition that it is lost by, or nil. Return
-false if it had ended."
+  "Stop the renewal of LEASE; LOSS is the condition of its loss, or nil. Return false if it had
+ended."
   (with-lease (lease)
     (unless (shiftf (lease-ended lease) t)
       (setf (lease-loss lease) loss)
       t)))
 
 (defun on-lease-loss (lease function)
-  "Have FUNCTION called with an ETCD-ERROR when LEASE is lost: when etcd says that it has ended, or
-has not renewed it for so long that it may have ended; at once if that is so. One that is revoked is
-not lost, and of one that is not kept alive nobody learns. FUNCTION runs on a thread for the
-lease, and may wait, but calls no CLOSE-ETCD. From any thread."
+  "Call FUNCTION with an ETCD-ERROR when LEASE is lost: when etcd says that it has ended, or has not
+renewed it for so long that it may have ended; at once if LEASE is lost already. A revoked lease is
+not lost; the loss of a lease that is not kept alive is not noticed. FUNCTION runs on a thread for
+the lease, and may wait, but calls no CLOSE-ETCD. From any thread."
   (let ((loss (with-lease (lease)
                 (unless (lease-ended lease) (push function (lease-loss-callbacks lease)))
                 (lease-loss lease))))
@@ -101,16 +101,16 @@ lease, and may wait, but calls no CLOSE-ETCD. From any thread."
 (defconstant +longest-lease-seconds+ 9000000000 "No lease of etcd lasts longer.")
 
 (defun lease-time (seconds)
-  "SECONDS that etcd says a lease has, or -1 if it has ended, whatever they are."
+  "SECONDS of a lease, from etcd's answer, at most +LONGEST-LEASE-SECONDS+; -1 if it has ended."
   (clamp seconds -1 +longest-lease-seconds+))
 
 (defun granted-seconds (response)
-  "The seconds that a lease lasts, of which etcd tells by RESPONSE, a LeaseTimeToLiveResponse."
+  "The seconds that a lease lasts, from RESPONSE, a LeaseTimeToLiveResponse."
   (max 0 (lease-time (pb:lease-time-to-live-response-granted-ttl response))))
 
 (defun extend-lease (lease asked-ns seconds)
-  "LEASE was renewed for SECONDS by a request that was made at ASKED-NS. Of two the later end
-counts."
+  "LEASE was renewed for SECONDS by a request that was made at ASKED-NS. If there are two renewals,
+the later end counts."
   (with-lease (lease)
     (setf (lease-until-ns lease) (max (lease-until-ns lease)
                                       (time-after (seconds-ns seconds) asked-ns)))))
@@ -136,9 +136,9 @@ ended, or another ETCD-ERROR. From any thread."
 ;;; Cleanups
 
 (defun add-cleanup (lease key function)
-  "Have FUNCTION called after the renewals of LEASE, if it is kept alive, with the seconds that it
-may take, until it signals no ETCD-ERROR. KEY, a string, is what FORGET-CLEANUP knows it by. Return
-the cleanup."
+  "Call FUNCTION after each renewal of LEASE, if it is kept alive, with the seconds that it may
+take, until it signals no ETCD-ERROR. KEY, a string, names it for FORGET-CLEANUP. Return the
+cleanup."
   (let ((cleanup (cons key function)))
     (with-lease (lease)
       (push cleanup (lease-cleanups lease)))
@@ -152,13 +152,13 @@ the cleanup."
             (remove key (lease-cleanups lease) :key #'car :test #'string=)))))
 
 (defun set-cleanups (lease cleanup &rest again)
-  "CLEANUP of LEASE was done, or follows as AGAIN, a list of it, behind the others."
+  "CLEANUP of LEASE was done, or follows as AGAIN, a list of it, after the others."
   (with-lease (lease)
     (setf (lease-cleanups lease) (append (remove cleanup (lease-cleanups lease)) again))))
 
 (defun do-cleanups (lease seconds)
-  "Do the cleanups of LEASE, all within SECONDS, until one fails. The others come first the next
-time."
+  "Do the cleanups of LEASE, all within SECONDS, until one fails. The next time the others are done
+before it."
   (loop with end = (loop:notice-end seconds)
         for cleanup in (lease-cleanups lease)
         while (< (loop:world-now) end)
@@ -172,7 +172,7 @@ time."
                    (return)))))))
 
 (defun tell-loss (lease)
-  "LEASE was lost: tell all who want to know."
+  "LEASE was lost: call its loss functions."
   (setf (lease-told lease) t)
   (let ((condition (lease-loss lease)))
     (remove-ending (lease-etcd lease) (lease-ending lease))
@@ -185,14 +185,14 @@ time."
         (funcall (the function function) condition)))))
 
 (defun lose-lease (lease condition)
-  "LEASE has ended, as CONDITION says, though nobody has revoked it."
+  "LEASE has ended, as CONDITION says, though it was not revoked."
   (when (end-lease lease condition)
     (if (lease-job lease)
         (loop:wake-job (lease-job lease))
         (tell-loss lease))))
 
 (defun attend-lease (lease)
-  "What the job of LEASE does."
+  "Run the job of LEASE once."
   (cond ((lease-loss lease)
          (unless (lease-told lease) (tell-loss lease)))
         ((not (lease-ended lease))

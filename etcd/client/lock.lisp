@@ -1,10 +1,10 @@
-;;;; Locks: one at a time has the lock of a name, those who wait get it in their order. It is a
-;;;; place at the head of a queue (waiter.lisp), the same that `etcdctl lock` takes.
+;;;; Locks: one client at a time has the lock of a name; waiting ones get it in their order. A lock
+;;;; is a place at the head of a queue (waiter.lisp), the same that `etcdctl lock` takes.
 
 (in-package #:clgrpc.etcd)
 
 (defstruct (lock (:include waiter) (:constructor %make-lock) (:copier nil))
-  "A lock that somebody has, or waits for; see ACQUIRE-LOCK.")
+  "A lock that this client has, has had, or waits for; see ACQUIRE-LOCK.")
 
 (document-functions
   lock-name "The name of LOCK, a string."
@@ -13,29 +13,31 @@
 for it. A later owner of the lock has a greater one.")
 
 (defun lock-key (lock)
-  "The key of LOCK's owner while it holds the lock or waits, a string."
+  "The key of LOCK's owner while it holds the lock or waits, a string. From any thread."
   (waiter-key lock))
 
 (defun lock-guard (lock)
-  "A comparison for :when of TRANSACT that is so only while LOCK is its owner's: what is written
-under it is not written beside what the next owner writes, however late it comes."
+  "Return a comparison for :when of TRANSACT that is true only while LOCK is held. So a write with
+it never mixes with writes of the next owner, however late it comes. From any thread."
   (waiter-guard lock))
 
 (defun lock-held-p (lock)
-  "True if LOCK is had for certain: its lease was renewed in time, by our clock. From any thread."
+  "True if this client certainly holds LOCK: its lease was renewed in time, by our clock. From any
+thread."
   (waiter-held-p lock))
 
 (defun new-lock (etcd name lease seconds on-loss timeout)
-  "A lock that nobody has asked for yet, and when TIMEOUT seconds are over; see REQUEST-LOCK."
+  "A lock that is not yet requested, and the time at which TIMEOUT seconds are over; see
+REQUEST-LOCK."
   (let ((end (loop:notice-end (or timeout (etcd-timeout etcd)))))
     (values (make-waiter #'%make-lock etcd name lease seconds on-loss end) end)))
 
 (defun request-lock (etcd name &key lease (seconds +waiter-seconds+) on-loss timeout)
-  "Join those who wait for the lock NAME, a string, and return it at once; AWAIT-LOCK waits for it,
-RELEASE-LOCK gives it up. It is bound to LEASE, or else to a lease of its own, which ends SECONDS
-after its owner is not heard of any more. With a lease that has the lock, or waits for it, it is the
-same lock. If the lease is lost ON-LOSS is called with an ETCD-ERROR, on the lease's thread. Signal
-an ETCD-ERROR if that takes more than TIMEOUT seconds, by default those of ETCD. From any thread."
+  "Request the lock NAME, a string, and return it at once; AWAIT-LOCK waits for it, RELEASE-LOCK
+gives it up. It is bound to LEASE, or else to a lease of its own, which ends SECONDS after the last
+renewal. With a lease that has the lock, or waits for it, it is the same lock. If the lease is lost
+ON-LOSS is called with an ETCD-ERROR, on the lease's thread. Signal an ETCD-ERROR if that takes more
+than TIMEOUT seconds, by default those of ETCD. From any thread."
   (multiple-value-bind (lock end-ns) (new-lock etcd name lease seconds on-loss timeout)
     (with-waiter-kept (lock)
       (enter-queue lock "" end-ns))
@@ -56,16 +58,16 @@ owner still waits, until RELEASE-LOCK. From any thread."
 (defun acquire-lock (etcd name &key lease (seconds +waiter-seconds+) on-loss timeout)
   "Return the lock NAME, a string, once it is ours. Signal NOT-OBTAINED if others have it for
 TIMEOUT seconds, by default those of ETCD, OWNERSHIP-LOST if its lease ends meanwhile, or another
-ETCD-ERROR; then we wait no longer. The other arguments are those of REQUEST-LOCK. From any thread;
-end it with RELEASE-LOCK, or use WITH-LOCK."
+ETCD-ERROR; then the request is withdrawn. The other arguments are those of REQUEST-LOCK. From any
+thread; end it with RELEASE-LOCK, or use WITH-LOCK."
   (multiple-value-bind (lock end-ns) (new-lock etcd name lease seconds on-loss timeout)
     (with-waiter-kept (lock)
       (obtain-lock lock end-ns))))
 
 (defun release-lock (lock &key timeout)
-  "Give LOCK up, or wait for it no longer: who waits in AWAIT-LOCK is told NOT-OBTAINED. One that is
-lost, or was released, is not an error. Signal an ETCD-ERROR if etcd does not answer; then it ends
-with its lease, which nobody renews if it is its own. From any thread."
+  "Give LOCK up, or stop waiting for it: AWAIT-LOCK then signals NOT-OBTAINED. A lock that is lost,
+or was released, is not an error. Signal an ETCD-ERROR if etcd does not answer; then the lock ends
+with its lease, which is not renewed any more if it is its own. From any thread."
   (leave-queue lock timeout))
 
 (defun call-with-lock (function etcd name
@@ -82,10 +84,10 @@ with its lease, which nobody renews if it is its own. From any thread."
         (unless held (error (lost-error lock)))))))
 
 (defmacro with-lock ((variable etcd name &rest options) &body body)
-  "Evaluate BODY while we have the lock NAME, with VARIABLE bound to it; OPTIONS are those of
-ACQUIRE-LOCK. It is released on the way out, as far as etcd can be reached. Signal what ACQUIRE-LOCK
-signals; and OWNERSHIP-LOST after BODY if the lock was lost meanwhile: what BODY has done under
-LOCK-GUARD is right then, other things may have been done beside another owner."
+  "Evaluate BODY under the lock NAME, with VARIABLE bound to it; OPTIONS are those of ACQUIRE-LOCK.
+It is released on the way out, as far as etcd can be reached. Signal the conditions of ACQUIRE-LOCK;
+and OWNERSHIP-LOST after BODY if the lock was lost meanwhile: transactions of BODY with LOCK-GUARD
+are safe even then; its other actions may have coincided with another owner's."
   `(call-with-lock (lambda (,variable)
                      (declare (ignorable ,variable))
                      ,@body)

@@ -1,13 +1,14 @@
-;;;; The upkeep of etcd: how its members are, alarms, defragmenting, backups, checks. Most of it is
-;;;; about one member: the one at :endpoint, or whichever is asked.
+;;;; The upkeep of etcd: states of its members, alarms, defragmenting, backups, checks. Most
+;;;; functions are about one member: the one at :endpoint, or any.
 
 (in-package #:clgrpc.etcd)
 
 (defun member-status (etcd &key endpoint timeout)
-  "Return how the member at ENDPOINT, \"HOST:PORT\", is, or any if that is nil: a plist of :MEMBER
-and :LEADER, numbers of members, the latter nil if it knows of no leader; :VERSION, a string;
-:OCTETS, the size of its file; :OCTETS-IN-USE, what defragmenting would leave; :QUOTA, the octets
-that the file may have, nil if it does not say (before etcd 3.6); :REVISION of the store; :TERM,
+  "Return the state of the member at ENDPOINT, \"HOST:PORT\", or of any if that is nil: a plist of
+:MEMBER and :LEADER, numbers of members, the latter nil if it knows of no leader; :VERSION, a
+string;
+:OCTETS, the size of its file; :OCTETS-IN-USE, the size after defragmenting; :QUOTA, the octets that
+the file may have, nil if it does not report it (before etcd 3.6); :REVISION of the store; :TERM,
 :INDEX and :APPLIED of Raft's log; :LEARNER, true if it has no vote; and :ERRORS,
 texts. Signal an ETCD-ERROR. From any thread."
   (with-endpoint (etcd etcd endpoint)
@@ -30,8 +31,9 @@ texts. Signal an ETCD-ERROR. From any thread."
             :errors (coerce (pb:status-response-errors response) 'list)))))
 
 (defun defragment (etcd &key endpoint timeout)
-  "Have the member at ENDPOINT, or any, give the room in its file that is free back. It answers
-nothing else meanwhile, so do one after the other. Signal an ETCD-ERROR. From any thread."
+  "Defragment the member at ENDPOINT, or any: it gives the free room in its file back to the file
+system. It answers no other request meanwhile, so do one member after the other. Signal an
+ETCD-ERROR. From any thread."
   (with-endpoint (etcd etcd endpoint)
     (ask etcd #'maintenance:defragment (pb:make-defragment-request) timeout :leader nil)
     nil))
@@ -60,14 +62,14 @@ thread."
 (defun list-alarms (etcd &key timeout)
   "Return the alarms that there are: a list of plists of :MEMBER, the number of a member, and
 :ALARM, which is :nospace if its quota is used up, so that etcd takes nothing more, or :corrupt if
-it has other entries than the rest. Signal an ETCD-ERROR. From any thread."
+its entries differ from those of the other members. Signal an ETCD-ERROR. From any thread."
   (alarms-of (ask etcd #'maintenance:alarm (pb:make-alarm-request :action :get :alarm :none)
                   timeout :twice t :leader nil)))
 
 (defun disarm (etcd &key member alarm timeout)
-  "End the alarms of the member with the number MEMBER, or of all, that are ALARM, or any; see
-LIST-ALARMS, whose kind of list of those that were ended is returned. Make room before: COMPACT,
-then DEFRAGMENT each member. Signal an ETCD-ERROR. From any thread."
+  "End the alarms of the kind ALARM, or of all kinds, of the member with the number MEMBER, or of
+all members. Return a list of the ended alarms, as LIST-ALARMS does. Make room before: COMPACT, then
+DEFRAGMENT each member. Signal an ETCD-ERROR. From any thread."
   (loop for row in (list-alarms etcd :timeout timeout)
         when (and (member member (list nil (getf row :member)))
                   (member alarm (list nil (getf row :alarm))))

@@ -1,5 +1,5 @@
-;;;; The members of etcd's cluster: who they are, and how their number changes. A cluster of N
-;;;; members works while more than half of them do; learners have no vote until they are promoted.
+;;;; The members of etcd's cluster: their list, and changes of their number. A cluster of N members
+;;;; works while more than half of them do; learners have no vote until they are promoted.
 ;;;;
 ;;;; etcd drops a change that is proposed before its leader has noted that the one before it was
 ;;;; applied, and never answers it: the call ends with its deadline, and may be made again.
@@ -7,7 +7,7 @@
 (in-package #:clgrpc.etcd)
 
 (defun member-plist (member)
-  "What LIST-MEMBERS tells of MEMBER, a message."
+  "The plist of LIST-MEMBERS for MEMBER, a message."
   (list :name (pb:member-name member) :id (pb:member-id member)
         :peers (coerce (pb:member-peer-ur-ls member) 'list)
         :clients (coerce (pb:member-client-ur-ls member) 'list)
@@ -32,9 +32,8 @@ ETCD-ERROR. From any thread."
 (defun add-member (etcd peers &key learner timeout)
   "Add a member that its peers reach at PEERS, a URL or a list of such, to ETCD's cluster, with
 LEARNER as one that has no vote. Return its plist, see LIST-MEMBERS, and as second value that of all
-members. It is to be started afterwards, with --initial-cluster-state existing. Signal
-ALREADY-EXISTS if a member has such a URL, NOT-READY if too few have started, or another ETCD-ERROR.
-From any thread."
+members. Start it afterwards, with --initial-cluster-state existing. Signal ALREADY-EXISTS if a
+member has such a URL, NOT-READY if too few have started, or another ETCD-ERROR. From any thread."
   (let ((response (ask etcd #'cluster:member-add
                        (pb:make-member-add-request :peer-ur-ls (url-list peers)
                                                    :is-learner (and learner t))
@@ -43,9 +42,9 @@ From any thread."
             (map 'list #'member-plist (pb:member-add-response-members response)))))
 
 (defun remove-member (etcd id &key timeout)
-  "Remove the member with the number ID from ETCD's cluster, for good. Return the plists of those
-that are left, see LIST-MEMBERS. Signal NOT-FOUND if there is none, NOT-READY if the others could
-not decide anything, or another ETCD-ERROR. From any thread."
+  "Remove the member with the number ID from ETCD's cluster, for good. Return the plists of the
+remaining members, see LIST-MEMBERS. Signal NOT-FOUND if there is no such member, NOT-READY if the
+others could not decide anything, or another ETCD-ERROR. From any thread."
   (map 'list #'member-plist
        (pb:member-remove-response-members
         (ask etcd #'cluster:member-remove (pb:make-member-remove-request :id id) timeout))))

@@ -1,29 +1,30 @@
-;;;; Mirrors: all entries of a range, then each change of them. A watch alone ends when the changes
-;;;; that it would tell next are compacted; a mirror then fetches all entries again and watches from
-;;;; there, so that a program that keeps a copy of the range has only to replace it. So it does when
+;;;; Mirrors: all entries of a range, then each change of them. A watch alone ends when its next
+;;;; changes are compacted; a mirror then fetches all entries again and watches from there, so a
+;;;; program that keeps a copy of the range has only to replace it. The mirror does the same when
 ;;;; the store comes back with older data, or none.
 ;;;;
-;;;; A mirror is a job of its client, which fetches and tells the entries and begins a watch
-;;;; whenever there is none. While there is one, the job of that watch tells the changes.
+;;;; A mirror is a job of its client, which fetches the entries, passes them to the function and
+;;;; begins a watch whenever there is none. While there is a watch, its job passes the changes to
+;;;; the function.
 
 (in-package #:clgrpc.etcd)
 
 (defconstant +mirror-pause-seconds+ 1/2 "How long a mirror waits before it fetches entries again.")
 (defconstant +mirror-reach-seconds+ 5
-  "How long etcd may take to be connected, until the user of a mirror is told that it is not.")
+  "How long the connection to etcd may take until the user of a mirror gets an error.")
 (defconstant +mirror-page+ 100 "So many entries are fetched at a time.")
 (defconstant +shortest-mirror-page+ 4 "So many after failures, since each entry may have 1.5 MB.")
 
 (defstruct (mirror (:constructor %make-mirror (etcd function range most on-end on-error))
                    (:copier nil))
-  "What MIRROR returns."
+  "A mirror, as MIRROR returns it."
   (etcd nil :type etcd :read-only t)    ; whose
   (function nil :type function :read-only t) ; of :entries or :changes, a list of these, a revision
   (range '() :type list :read-only t)   ; which keys, a plist
-  (most nil :type (or null index) :read-only t) ; so many entries are told at most
+  (most nil :type (or null index) :read-only t) ; the most entries that FUNCTION gets
   (on-end nil :type (or null function) :read-only t) ; of the condition that has ended it
   (on-error nil :type (or null function) :read-only t) ; of a condition that has not
-  ;; what it waits for while it fetches
+  ;; the call that it waits for while it fetches
   (cancellation-token (make-cancellation-token) :type cancellation-token :read-only t)
   (job nil :type (or null loop:job))    ; that fetches
   (page +mirror-page+ :type index)      ; how many entries are fetched at a time
@@ -31,7 +32,7 @@
   (pauses (loop:make-pauses +mirror-pause-seconds+ +mirror-pause-seconds+)
    :type loop:pauses :read-only t)
   (ending nil :type (or null function)) ; ends it
-  (lock (sb-thread:make-mutex :name "clgrpc mirror") :read-only t) ; of what follows
+  (lock (sb-thread:make-mutex :name "clgrpc mirror") :read-only t) ; of the slots below
   (watch nil :type (or null watch))     ; its present one
   (failure nil :type (or null condition)) ; that its watch has ended with
   (ended nil :type boolean))            ; it was cancelled, or has failed
@@ -39,8 +40,8 @@
 (declaim (sb-ext:freeze-type mirror))
 
 (document-functions
-  mirror-watch "The watch that tells the changes of MIRROR, for AWAIT-PROGRESS; or nil while there
-is none.")
+  mirror-watch "Return the watch that brings the changes of MIRROR, for AWAIT-PROGRESS; or nil while
+there is none.")
 
 (defmethod print-object ((mirror mirror) stream)
   (print-unreadable-object (mirror stream :type t)
@@ -52,8 +53,7 @@ is none.")
      (sb-thread:with-mutex ((mirror-lock ,mirror)) ,@body)))
 
 (defun tell-mirror (mirror kind items revision)
-  "Call the function of MIRROR. Signal FUNCTION-FAILED for what it signals: whatever that is, it
-says nothing of etcd."
+  "Call the function of MIRROR. Signal FUNCTION-FAILED for each error in it: that is not etcd's."
   (unless (mirror-ended mirror)
     (with-function-failed () (funcall (mirror-function mirror) kind items revision))))
 
@@ -72,15 +72,15 @@ says nothing of etcd."
   (loop:wake-job (mirror-job mirror)))
 
 (defun watch-mirror (mirror entries revision timeout)
-  "Watch the entries of MIRROR, which were told as ENTRIES, of REVISION. Signal an ETCD-ERROR if
-that has not begun within TIMEOUT seconds."
+  "Watch the entries of MIRROR, after ENTRIES, of REVISION, were passed to its function. Signal an
+ETCD-ERROR if that has not begun within TIMEOUT seconds."
   (let ((watch nil) (begun nil))
     (setf watch (apply #'new-watch (mirror-etcd mirror)
                        (lambda (changes revision) (tell-mirror mirror :changes changes revision))
                        :after revision :mark (newest-entry entries)
                        :on-end (lambda (condition) (note-watch-end mirror watch condition))
                        (mirror-range mirror)))
-    ;; who cancels the mirror ends, and waits for, the watch that it has then
+    ;; a thread that cancels the mirror ends, and waits for, the watch that it has then
     (when (with-mirror (mirror)
             (unless (mirror-ended mirror) (setf (mirror-watch mirror) watch)))
       (unwind-protect (progn (start-watch watch timeout)
@@ -89,8 +89,8 @@ that has not begun within TIMEOUT seconds."
           (with-mirror (mirror) (setf (mirror-watch mirror) nil)))))))
 
 (defun begin-mirror (mirror timeout)
-  "Tell all entries of MIRROR and watch them, within TIMEOUT seconds for each request. Signal an
-ETCD-ERROR, or FUNCTION-FAILED."
+  "Pass all entries of MIRROR to its function and watch them, within TIMEOUT seconds for each
+request. Signal an ETCD-ERROR, or FUNCTION-FAILED."
   (when (mirror-on-error mirror)
     ;; a fetch would wait for etcd until its own deadline, and the user would not learn why
     (reach (mirror-etcd mirror) :timeout +mirror-reach-seconds+))
@@ -103,8 +103,7 @@ ETCD-ERROR, or FUNCTION-FAILED."
     (watch-mirror mirror entries revision timeout)))
 
 (defun end-mirror (mirror)
-  "MIRROR tells nothing any more. Return false if it had ended; and its watch. It is not
-interrupted."
+  "End MIRROR. Return false if it had ended; and its watch. This is not interrupted."
   (sb-sys:without-interrupts
     (multiple-value-prog1
         (with-mirror (mirror)
@@ -123,8 +122,8 @@ ended by that."
     (and (not (mirror-ended mirror)) (loop:next-pause (mirror-pauses mirror)))))
 
 (defun attend-mirror (mirror)
-  "What the job of MIRROR does: begin again if there is no watch. Return the seconds until it is to
-try that again, or nil."
+  "Run the job of MIRROR once: begin again if there is no watch. Return the seconds until it tries
+that again, or nil."
   (let ((failure (with-mirror (mirror) (shiftf (mirror-failure mirror) nil))))
     (handler-case
         (cond ((or (mirror-ended mirror) (mirror-watch mirror)) nil)
@@ -136,16 +135,16 @@ try that again, or nil."
       (error (condition) (meet-mirror-failure mirror condition)))))
 
 (defun mirror (etcd function &key key prefix from to most on-end on-error timeout)
-  "Have FUNCTION called with :entries, a list of all entries of a range (see MAP-ENTRIES), or of KEY
-alone, MOST of them at most, and the revision that they are of; then for each revision that changes
-some of them with :changes, the list of these, and the revision. If changes that were to be told are
-compacted, since no member could be reached for so long, or the store has lost its data, all follows
-again from :entries on. Return the mirror; the first call of FUNCTION has returned then, the others
-come one at a time on a thread of its own. If it ends but by CANCEL-MIRROR or CLOSE-ETCD, since
-FUNCTION has failed or the rights are gone, ON-END is called there with the condition. Signal an
-ETCD-ERROR if it cannot begin within TIMEOUT seconds for each request, by default those of ETCD.
-With ON-ERROR, a function of a condition, this returns at once: the mirror begins when it can, and
-goes on whatever happens, which ON-ERROR is told. From any thread."
+  "Mirror a range (see MAP-ENTRIES), or KEY alone: call FUNCTION with :entries, a list of all its
+entries, MOST at most, and their revision; then for each revision that changes some of them with
+:changes, the list of these, and the revision. If the next changes are compacted, since no member
+could be reached for so long, or the store has lost its data, all this begins again with :entries.
+Return the mirror. The first call of FUNCTION has returned then; the others come one at a time on a
+thread of its own. If the mirror ends without CANCEL-MIRROR or CLOSE-ETCD, since FUNCTION has failed
+or the rights are gone, ON-END is called there with the condition. Signal an ETCD-ERROR if it cannot
+begin within TIMEOUT seconds for each request, by default those of ETCD. With ON-ERROR, a function
+of a condition, this returns at once: the mirror begins when it can, and goes on after each error,
+with which ON-ERROR is called. From any thread."
   (let ((mirror (%make-mirror etcd function
                               (append (when key
                                         (let ((octets (key-octets key)))
@@ -167,13 +166,13 @@ goes on whatever happens, which ON-ERROR is told. From any thread."
     mirror))
 
 (defun refresh-mirror (mirror)
-  "Have MIRROR tell all entries again. From any thread but that of its function."
+  "Make MIRROR pass all entries to its function again. From any thread but that of its function."
   (let ((watch nil) (done nil))
     (flet ((end-watch-and-wake ()
              (when watch (cancel-watch watch))
              (loop:wake-job (mirror-job mirror))))
       (with-undoing ((setf watch (with-mirror (mirror) (shiftf (mirror-watch mirror) nil)))
-                     ;; without a watch, and not woken, it would tell nothing ever again
+                     ;; without a watch, and not woken, it would never call its function again
                      (unless done (run-in-background (mirror-etcd mirror) #'end-watch-and-wake)))
         (end-watch-and-wake)
         (setf done t)))))

@@ -1,16 +1,18 @@
-;;;; The stream of a client's watches. All of them are told by one stream of Watch, on which etcd
-;;;; knows each by a number. The stream begins with the first watch and ends with the last.
+;;;; The stream of a client's watches. One stream of Watch serves all of them; etcd knows each by a
+;;;; number. The stream begins with the first watch and ends with the last.
 ;;;;
 ;;;; 1. The job of a watch joins the stream: it gives the watch a number and asks etcd to begin it.
-;;;; 2. A callback of the stream puts each response into the queue of the watch that it is for, and
-;;;;    the progress that was asked for into those of all, and wakes their jobs. It never waits.
-;;;; 3. When the stream ends, all its watches are told, and join the next, each after its own pause.
-;;;; 4. A watch whose user is slow has at most +MOST-WAITING-OCTETS+ of responses wait. One that is
-;;;;    outrun leaves the stream, and joins it again from where it is once its user has caught up.
+;;;; 2. A callback of the stream puts each response into the queue of its watch, and requested
+;;;;    progress into the queues of all watches, and wakes their jobs. It never waits.
+;;;; 3. When the stream ends, its end goes into the queues of all its watches, which join the next
+;;;;    stream, each after its own pause.
+;;;; 4. The queue of a watch whose user is slow has at most +MOST-WAITING-OCTETS+ of responses. A
+;;;;    watch that is outrun leaves the stream, and joins it again from where it is once its user
+;;;;    has caught up.
 ;;;;
-;;;; A number is never used again, so what comes for a watch that has left is for nobody. SEND-LOCK
-;;;; is held by a thread that sends, LOCK by one that changes what the stream knows; within LOCK no
-;;;; lock is taken but that of a watch.
+;;;; A number is never used again, so responses for a watch that has left are dropped. SEND-LOCK is
+;;;; held by a thread that sends, LOCK by one that changes the stream's data; within LOCK no lock is
+;;;; taken but that of a watch.
 
 (in-package #:clgrpc.etcd)
 
@@ -18,9 +20,9 @@
   "Once so many octets of keys and values wait for the user of a watch, it is outrun.")
 
 (defstruct (multiplex (:constructor make-multiplex ()) (:copier nil))
-  "What tells the watches of a client."
+  "The stream of a client's watches."
   (send-lock (sb-thread:make-mutex :name "clgrpc watch requests") :read-only t) ; of sending
-  (lock (sb-thread:make-mutex :name "clgrpc watch stream") :read-only t) ; of what follows
+  (lock (sb-thread:make-mutex :name "clgrpc watch stream") :read-only t) ; of the slots below
   (call nil)                            ; the stream, or nil
   (token nil :type (or null string))    ; that it was opened with
   (number 0 :type (integer 0))          ; that the last watch has got
@@ -41,15 +43,15 @@ WITH-TIMEOUT, and half of a change would stay."
      (sb-thread:with-mutex ((multiplex-lock ,multiplex)) ,@body)))
 
 (defun tell-watches (multiplex function)
-  "Call FUNCTION with the lock of MULTIPLEX, and have the jobs of the watches that it returns look;
-no interrupt keeps them from that."
+  "Call FUNCTION with the lock of MULTIPLEX, and wake the jobs of the watches that it returns. This
+is not interrupted."
   (declare (type function function))
   (sb-sys:without-interrupts
     (dolist (watch (with-multiplex (multiplex) (funcall function)))
       (loop:wake-job (watch-job watch)))))
 
 (defun multiplex-of (etcd)
-  "What tells the watches of ETCD, made when it is first needed."
+  "The multiplex of ETCD, made when it is first needed."
   (or (etcd-multiplex etcd)
       (sb-thread:with-mutex ((etcd-lock etcd))
         (or (etcd-multiplex etcd)
@@ -60,7 +62,7 @@ no interrupt keeps them from that."
   (handler-case (rpc:try-send call request)
     (status:rpc-error () nil)))
 
-;;; What comes
+;;; Responses
 
 (defun response-octets (response)
   "How much of the heap RESPONSE takes, about."
@@ -79,7 +81,7 @@ no interrupt keeps them from that."
     (incf (watch-waiting-octets watch) octets)))
 
 (defun next-response (watch)
-  "What WATCH has to take next, or nil."
+  "The next response, or end of stream, in the queue of WATCH, or nil."
   (sb-thread:with-mutex ((watch-lock watch))
     (let ((next (and (fifo-items (watch-responses watch))
                      (dequeue (watch-responses watch)))))
@@ -166,8 +168,9 @@ nothing, the one that it was asked for first. The lock of MULTIPLEX is held."
     call))
 
 (defun stream-with (multiplex etcd token)
-  "The stream of MULTIPLEX, a new one if there is none, or it was opened with another TOKEN than is
-good now: then its watches go on with the new one, too. The caller sends."
+  "The stream of MULTIPLEX. It is a new one if there is none, or if the present one was opened with
+another TOKEN than is valid now: then its watches move to the new one. The caller holds the lock of
+sending."
   (let ((call (multiplex-call multiplex)))
     (cond ((and call (eq token (multiplex-token multiplex))) call)
           (t (when call
@@ -196,7 +199,7 @@ for now."
                    (make-condition 'unavailable
                                    :text "the stream of the watches takes no request")
                    (etcd-condition (rpc:call-condition call))))))
-    ;; it may have been cancelled before anybody could see that it has joined
+    ;; it may have been cancelled before another thread could see that it has joined
     (unless (watch-open-p watch) (leave-stream watch))))
 
 (defun enter-stream (multiplex watch call)
@@ -211,8 +214,7 @@ for now."
                            (enqueue (cons number watch) (multiplex-opening multiplex))))))))
 
 (defun leave-stream (watch)
-  "WATCH is told nothing more of its stream, if it has one; that ends with the last watch. From any
-thread."
+  "Take WATCH off its stream, if it has one; the stream ends with its last watch. From any thread."
   (let ((multiplex (multiplex-of (watch-etcd watch))) (last nil) (number nil) (call nil))
     (sb-sys:without-interrupts
       (with-multiplex (multiplex)
@@ -236,8 +238,8 @@ thread."
                                                     :watch-id number)))))))))
 
 (defun ask-for-progress (watch call end-ns)
-  "Ask for the progress of the watches of CALL, the stream of WATCH; one that has ended is asked for
-nothing, nor is one on which others send until END-NS."
+  "Ask for the progress of the watches of CALL, the stream of WATCH; no request is sent if CALL has
+ended, or others send on it until END-NS."
   (sb-thread:with-mutex ((multiplex-send-lock (multiplex-of (watch-etcd watch)))
                          :timeout (loop:seconds-until end-ns))
     (send-request call (pb:make-watch-request

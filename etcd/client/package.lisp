@@ -1,8 +1,8 @@
 ;;;; A client of etcd, version 3. The files, from the ground up: conditions; keys and ranges of
-;;;; them; entries; endpoints; what is counted; the client itself; how it calls, and who its user
-;;;; is; leases; what it does with entries; transactions; watches; mirrors of a range; places in
-;;;; queues, and the locks and elections that consist of them; members, and endpoints from their
-;;;; list; users and roles; upkeep.
+;;;; them; entries; endpoints; metrics; the client itself; its calls, and its user; leases;
+;;;; operations on entries; transactions; watches; mirrors of a range; places in queues, and the
+;;;; locks and elections that consist of them; members, and endpoints from their list; users and
+;;;; roles; upkeep.
 
 (defpackage #:clgrpc.etcd
   (:use #:cl #:clgrpc.base)

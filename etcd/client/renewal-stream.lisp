@@ -1,17 +1,18 @@
 ;;;; Renewals that callers ask for and wait for: all of a client's go on one stream of
 ;;;; LeaseKeepAlive, so one costs etcd a message, not a stream. etcd answers the requests for one
-;;;; lease in their order. An answer that does not come in time, or a stream that ends, fails
-;;;; whatever waits on that stream; the next renewal opens another, which may be another member's.
+;;;; lease in their order. An answer that does not come in time, or a stream that ends, fails all
+;;;; renewals that wait on that stream; the next renewal opens another, which may be another
+;;;; member's.
 
 (in-package #:clgrpc.etcd)
 
 (defstruct (pending-renewal (:copier nil))
-  "A renewal that somebody waits for."
+  "A renewal that a thread waits for."
   (response nil)                        ; etcd's answer, once it has come
   (failure nil :type (or null condition))) ; why none will
 
 (defstruct (renewal-stream (:copier nil))
-  "The stream of a client's renewals. LOCK guards what changes."
+  "The stream of a client's renewals. LOCK guards the slots that change."
   (lock (sb-thread:make-mutex :name "clgrpc lease renewals") :read-only t) ; of all below
   (bell (sb-thread:make-waitqueue :name "clgrpc lease renewals") :read-only t) ; something has come
   (call nil)                            ; the stream, or nil
@@ -34,14 +35,15 @@
           present))))
 
 (defun fail-pending (stream condition)
-  "What waits on STREAM has failed with CONDITION. The lock is held."
+  "The renewals that wait on STREAM have failed with CONDITION. The lock is held."
   (loop for all being the hash-values of (renewal-stream-pending stream)
         do (dolist (pending all) (setf (pending-renewal-failure pending) condition)))
   (clrhash (renewal-stream-pending stream))
   (sb-thread:condition-broadcast (renewal-stream-bell stream)))
 
 (defun end-renewals (stream call &optional condition)
-  "CALL, if it is that of STREAM, is it no more; what waits on it has failed with CONDITION."
+  "Take CALL off STREAM, if it is its call; the renewals that wait on it have failed with
+CONDITION."
   (sb-sys:without-interrupts
     (when (sb-thread:with-mutex ((renewal-stream-lock stream))
             (when (and call (eq call (renewal-stream-call stream)))
@@ -72,8 +74,8 @@
                      (etcd-condition (rpc:call-condition call)))))
 
 (defun adopt-renewals (stream call metadata)
-  "Have CALL, with METADATA, be that of STREAM, unless another thread has opened one like it; return
-the one that is, and the one before if it is not wanted any more."
+  "Make CALL, with METADATA, the call of STREAM, unless another thread has opened one like it;
+return the call that is, and the one before if it is not wanted any more."
   (sb-thread:with-mutex ((renewal-stream-lock stream))
     (let ((present (renewal-stream-call stream)))
       (cond ((and present (equal metadata (renewal-stream-metadata stream)))
@@ -86,8 +88,8 @@ the one that is, and the one before if it is not wanted any more."
                (values call present))))))
 
 (defun open-renewals (etcd stream metadata)
-  "Have STREAM, of ETCD, have a call with METADATA; return it."
-  (sb-sys:without-interrupts            ; nobody would cancel what is not adopted
+  "The call of STREAM, of ETCD, with METADATA; open one if there is none."
+  (sb-sys:without-interrupts            ; nothing would cancel a call that is not adopted
     (let ((new (leases:lease-keep-alive (etcd-channel etcd) :open
                                         :wait-for-ready t
                                         :metadata (append metadata *require-leader*))))
@@ -116,11 +118,11 @@ the one that is, and the one before if it is not wanted any more."
                (error condition))))))
 
 (defun ask-for-renewal (etcd number seconds metadata)
-  "What ETCD answers within SECONDS when it is asked to renew the lease NUMBER. Signal an RPC-ERROR
-or ETCD-ERROR."
+  "Ask ETCD to renew the lease NUMBER, and return its answer, within SECONDS. Signal an RPC-ERROR or
+ETCD-ERROR."
   (let* ((stream (renewal-stream-of etcd)) (pending (make-pending-renewal))
          (call (renewal-call etcd stream metadata)))
-    ;; what is pending and was not asked for would take the answer to the next one
+    ;; a pending renewal that was not sent would take the answer to the next one
     (sb-sys:without-interrupts
       (if (sb-thread:with-mutex ((renewal-stream-lock stream))
             (when (eq call (renewal-stream-call stream))

@@ -1,5 +1,5 @@
-;;;; Endpoints from the list of members: a client that knows one of them learns of the others, of
-;;;; those that come, and forgets those that go.
+;;;; Endpoints from the list of members: a client that knows one of them learns of the others and of
+;;;; new ones, and forgets removed ones.
 
 (in-package #:clgrpc.etcd)
 
@@ -41,12 +41,12 @@ that speaks TLS if SECURE is true. They may be none."
     (loop:wake-job job)))
 
 (defun synchronize-endpoints (etcd &key every timeout)
-  "Have the endpoints of ETCD be what its members say that clients reach them at, for all that have
-started and a vote; with EVERY, seconds, again and again until CLOSE-ETCD. Return the endpoints, a
-list; if it is empty, since none of these speaks TLS and the client does, or the other way round,
-they stay as they are. What members say must be right for this client, too: localhost, or a name
-within a container, is not. Connections to members that stay are kept. Signal MISUSE if
-ETCD has a channel of its user's, or an ETCD-ERROR. From any thread."
+  "Replace the endpoints of ETCD by the client addresses that its members announce, of all members
+that have started and have a vote; with EVERY, seconds, repeat this until CLOSE-ETCD. Return the
+endpoints, a list. If it is empty, since none of these speaks TLS and the client does, or the other
+way round, the endpoints stay as they are. The announced addresses must be right for this client,
+too: localhost, or a name within a container, is not. Connections to members that stay are kept.
+Signal MISUSE if ETCD has a channel of its user's, or an ETCD-ERROR. From any thread."
   (check-type every (or null (real (0))))
   (unless (etcd-resolver etcd)
     (misuse "A client with a channel of its own has no endpoints."))

@@ -1,5 +1,5 @@
-;;;; Transactions: comparisons, what is done if all of them are so, and what if not, at one revision
-;;;; of the store. They are written as lists:
+;;;; Transactions: comparisons, operations that are done if all of them are true, and others if not,
+;;;; at one revision of the store. They are written as lists:
 ;;;;
 ;;;;     (transact etcd :when '((:absent "lock")) :then '((:put "lock" "mine"))
 ;;;;                    :else '((:get "lock")))
@@ -23,7 +23,7 @@ these. Signal MISUSE if there is none."
     (apply function start end (alexandria:remove-from-plist options :prefix :from :to))))
 
 (defun keys-of (keys)
-  "The first key, and the end, of what KEYS, a key or a plist that says a range, means."
+  "The first key, and the end, of the range that KEYS, a key or a plist, means."
   (if (consp keys)
       (ranged #'values keys)
       (values (key-octets keys) (make-octets 0))))
@@ -91,7 +91,7 @@ one."
                        :failure (mapcar #'operation else)))
 
 (defun operation-value (form response)
-  "What RESPONSE, a response to the operation FORM, is to the user."
+  "The user's value for RESPONSE, a response to the operation FORM."
   (ecase (first form)
     (:get (first (entries-of (pb:range-response-kvs (pb:response-op-response-range response)))))
     (:get-all (entries-of (pb:range-response-kvs (pb:response-op-response-range response))))
@@ -103,8 +103,8 @@ one."
                  (apply #'txn-values (pb:response-op-response-txn response) (rest form))))))
 
 (defun txn-values (response &key when then else)
-  "Whether the comparisons of a transaction were so, as RESPONSE says, and what its operations have
-returned, a list."
+  "True if the comparisons of a transaction were true, from RESPONSE, and a list of the values of
+its operations."
   (declare (ignore when))
   (let ((succeeded (pb:txn-response-succeeded response)))
     (values succeeded
@@ -123,22 +123,22 @@ returned, a list."
          forms))
 
 (defun transact (etcd &key when then else timeout)
-  "Do THEN if all of WHEN is so, else ELSE, as one: nobody sees a part of it. Return whether it was
-so; a list of what the operations that were done have returned; and the revision of the store.
-WHEN is a list of comparisons of the entries of keys: (:absent KEY), (:present KEY), and with =, /=,
-< or > as OPERATOR (:value KEY OPERATOR TEXT), (:version KEY OPERATOR NUMBER), (:created KEY
-OPERATOR REVISION), (:changed KEY OPERATOR REVISION), (:lease KEY OPERATOR LEASE). What is not
-there has version and revisions 0. In place of KEY there may be a list such as (:prefix PREFIX) or
-(:from KEY :to KEY): all entries of that range must be so; if there are none, what is not there.
-THEN and ELSE are lists of operations: (:get KEY), which returns an entry or nil; (:get-all :prefix
-PREFIX) or with :from and :to, a list of entries, with further keywords of MAP-ENTRIES (:limit,
-:order, :keys-only, :min-created and so on); (:count :prefix PREFIX), how many there are; (:put KEY
-VALUE) with :lease, :keep-lease, :previous as for PUT, nil or the previous entry; (:remove KEY) and
-(:remove-all :prefix PREFIX), how many entries that removed; (:transact :when … :then … :else …),
-another transaction, done at its place, which returns a list of whether its comparisons were so and
-of what its operations returned. No key may be put twice. One that only reads is asked again if no
-answer comes, as FETCH is. Signal MISUSE for what is none of these,
-or an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
+  "Do THEN if all comparisons of WHEN are true, else ELSE, atomically: no client sees a part of it.
+Return three values: true if the comparisons were; a list of the values of the operations; and the
+revision of the store. WHEN is a list of comparisons of the entries of keys: (:absent KEY),
+(:present KEY), and with =, /=, < or > as OPERATOR (:value KEY OPERATOR TEXT), (:version KEY
+OPERATOR NUMBER), (:created KEY OPERATOR REVISION), (:changed KEY OPERATOR REVISION), (:lease KEY
+OPERATOR LEASE). A missing entry has version and revisions 0. In place of KEY there may be a list
+such as (:prefix PREFIX) or (:from KEY :to KEY): the comparison must be true of all entries of that
+range; without any, of a missing entry. THEN and ELSE are lists of operations: (:get KEY), which
+returns an entry or nil; (:get-all :prefix PREFIX) or with :from and :to, a list of entries, with
+further keywords of MAP-ENTRIES (:limit, :order, :keys-only, :min-created and so on); (:count
+:prefix PREFIX), how many there are; (:put KEY VALUE) with :lease, :keep-lease, :previous as for
+PUT, nil or the previous entry; (:remove KEY) and (:remove-all :prefix PREFIX), how many entries
+that removed; (:transact :when … :then … :else …), another transaction, done at its place, which
+returns a list of a boolean, true if its comparisons were, and the list of its operations' values.
+No key may be put twice. A transaction that only reads is repeated if no answer comes, as FETCH is.
+Signal MISUSE for other forms, or an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
   (let ((response (ask etcd #'kv:txn (txn-request :when when :then then :else else) timeout
                        :twice (reads-only-p then else))))
     (multiple-value-bind (succeeded results) (txn-values response :then then :else else)

@@ -1,33 +1,34 @@
 ;;;; Users, roles and permissions. Users have roles, roles have permissions for keys and ranges of
-;;;; them. The user and the role "root" may do anything. Once authentication is enabled each call is
-;;;; to say who makes it: by :user and :password of MAKE-ETCD, or by a certificate whose common name
-;;;; is the user's, if etcd runs with --client-cert-auth.
+;;;; them. The user and the role "root" may do anything. Once authentication is enabled each call
+;;;; must identify its user: by :user and :password of MAKE-ETCD, or by a certificate whose common
+;;;; name is the user's, if etcd runs with --client-cert-auth.
 
 (in-package #:clgrpc.etcd)
 
 (defun enable-authentication (etcd &key timeout)
-  "Have etcd do nothing from now on but for users, and for them only what their roles permit. There
-is to be a user root with the role root; NOT-READY is signalled if not, or another ETCD-ERROR. A
-client without user can do nothing then. From any thread."
+  "Turn authentication on: from now on etcd serves only users, with the rights of their roles. There
+must be a user root with the role root. Signal NOT-READY if not, or another ETCD-ERROR. A client
+without user can do nothing then. From any thread."
   (ask etcd #'auth:auth-enable (pb:make-auth-enable-request) timeout)
   nil)
 
 (defun disable-authentication (etcd &key timeout)
-  "Have etcd ask nobody who he is. Only root may. Signal an ETCD-ERROR. From any thread."
+  "Turn authentication off: etcd takes requests of all clients. Only root may do this. Signal an
+ETCD-ERROR. From any thread."
   (ask etcd #'auth:auth-disable (pb:make-auth-disable-request) timeout)
   nil)
 
 (defun authentication-enabled-p (etcd &key timeout)
-  "True if etcd does nothing but for users. etcd before 3.5 does not tell: an ETCD-ERROR is
-signalled then, as for any other failure. From any thread."
+  "True if authentication is on: etcd serves authenticated users only. etcd before 3.5 does not
+report it: then an ETCD-ERROR is signalled, as for any other failure. From any thread."
   (pb:auth-status-response-enabled
    (ask etcd #'auth:auth-status (pb:make-auth-status-request) timeout :twice t)))
 
 ;;; Users
 
 (defun add-user (etcd name password &key timeout)
-  "Add a user called NAME with PASSWORD, strings; if that is nil, only a certificate can say that
-somebody is he. Signal ALREADY-EXISTS or another ETCD-ERROR. From any thread."
+  "Add a user called NAME with PASSWORD, strings; if PASSWORD is nil, the user can authenticate only
+by a certificate. Signal ALREADY-EXISTS or another ETCD-ERROR. From any thread."
   (ask etcd #'auth:user-add
        (pb:make-auth-user-add-request
         :name name :password (or password "")
@@ -41,7 +42,7 @@ somebody is he. Signal ALREADY-EXISTS or another ETCD-ERROR. From any thread."
   nil)
 
 (defun change-password (etcd name password &key timeout)
-  "Have the user NAME have the PASSWORD from now on. Tokens that he has are invalid then. Signal
+  "Change the password of the user NAME to PASSWORD. The user's tokens become invalid. Signal
 NOT-FOUND or another ETCD-ERROR. From any thread."
   (ask etcd #'auth:user-change-password
        (pb:make-auth-user-change-password-request :name name :password password)
@@ -69,7 +70,7 @@ ETCD-ERROR. From any thread."
 
 (defun revoke-role (etcd user role &key timeout)
   "Take the ROLE from USER, names of these. Signal NOT-FOUND if there is no such user, NOT-READY if
-he does not have it, or another ETCD-ERROR. From any thread."
+the user does not have it, or another ETCD-ERROR. From any thread."
   (ask etcd #'auth:user-revoke-role
        (pb:make-auth-user-revoke-role-request :name user :role role) timeout)
   nil)
@@ -95,7 +96,7 @@ thread."
           'list))
 
 (defun permission-plist (permission)
-  "What ROLE-PERMISSIONS tells of PERMISSION, a message."
+  "The list of ROLE-PERMISSIONS for PERMISSION, a message."
   (list :access (case (authpb:permission-perm-type permission)
                   (:read :read)
                   (:write :write)
@@ -122,8 +123,8 @@ ETCD-ERROR. From any thread."
         (t (range-of prefix from to))))
 
 (defun grant-permission (etcd role access &key key prefix from to timeout)
-  "Have the ROLE called so permit ACCESS, :read, :write or :read-write, to KEY, or to a range of
-keys as MAP-ENTRIES has it. Signal NOT-FOUND or another ETCD-ERROR. From any thread."
+  "Let ROLE, a name, permit ACCESS, :read, :write or :read-write, to KEY, or to a range of keys as
+MAP-ENTRIES takes it. Signal NOT-FOUND or another ETCD-ERROR. From any thread."
   (multiple-value-bind (start end) (key-or-range key prefix from to)
     (ask etcd #'auth:role-grant-permission
          (pb:make-auth-role-grant-permission-request
@@ -131,7 +132,8 @@ keys as MAP-ENTRIES has it. Signal NOT-FOUND or another ETCD-ERROR. From any thr
           :perm (authpb:make-permission :perm-type (case access
                                                      ((:read :write) access)
                                                      (:read-write :readwrite)
-                                                     (t (misuse "~S is no access." access)))
+                                                     (t (misuse "~S is not :read, :write or ~
+                                                                :read-write." access)))
                                         :key start :range-end end))
          timeout))
   nil)

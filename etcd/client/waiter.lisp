@@ -26,7 +26,7 @@
   (cleanup nil :type list)              ; of its lease, which removes its key; see ADD-CLEANUP
   (on-loss nil :type (or null function) :read-only t) ; called when it is lost
   (loss-callback nil :type (or null function)) ; hears of its lease's loss
-  (lock (sb-thread:make-mutex :name "clgrpc place") :read-only t) ; of what follows
+  (lock (sb-thread:make-mutex :name "clgrpc place") :read-only t) ; of the slots below
   (bell (sb-thread:make-waitqueue :name "clgrpc place") :read-only t) ; any of that has changed
   ;; :held at the head of the queue; :lost since its lease has ended; :left by its user
   (state :waiting :type (member :waiting :held :lost :left))
@@ -40,7 +40,7 @@
   (format nil "~A/~(~X~)" (waiter-name waiter) (lease-id (waiter-lease waiter))))
 
 (defun waiter-guard (waiter)
-  "The comparison that is so while WAITER is there."
+  "The comparison that is true while WAITER is there."
   `(:created ,(waiter-key waiter) = ,(waiter-revision waiter)))
 
 (defun waiter-held-p (waiter)
@@ -68,7 +68,8 @@
 
 (defun lost-error (waiter)
   (make-condition 'ownership-lost
-                  :text (format nil "the lease of ~A has ended, or somebody has removed its entry"
+                  :text (format nil "the lease of ~A has ended, or another client has ~
+                                       removed its entry"
                                 (waiter-key waiter))))
 
 (defun gone-error (waiter)
@@ -102,8 +103,7 @@
   (min (etcd-timeout (waiter-etcd waiter)) (loop:seconds-until end-ns)))
 
 (defun call-patiently (waiter end-ns function)
-  "What FUNCTION, which may be called again, returns, though members may be missing meanwhile; until
-END-NS."
+  "Call FUNCTION, again while members are missing, and return its value; until END-NS."
   (loop with pauses = (loop:make-pauses +waiter-pause-seconds+ +waiter-pause-seconds+)
         do (handler-case (return (funcall function (step-timeout waiter end-ns)))
              (etcd-error (error)
@@ -133,9 +133,9 @@ END-NS."
         (lease-waiters (waiter-lease waiter))))
 
 (defun enter-queue (waiter value end-ns)
-  "Put WAITER's key with VALUE, until END-NS. If it is there, since its lease has this place
-already, have it as it is; return false then if its value is another. Within WITH-WAITER-KEPT:
-from here on its lease, if that is its own, is kept alive, and its loss is heard of."
+  "Put WAITER's key with VALUE, until END-NS. If the key is there, since its lease has this place
+already, leave it as it is; return false then if its value is another. Within WITH-WAITER-KEPT: from
+here on its lease, if that is its own, is kept alive, and its loss is noticed."
   ;; before the cleanup of a place that was the same is forgotten
   (setf (waiter-asked waiter) t)
   (on-lease-loss (waiter-lease waiter) (waiter-loss-callback waiter))
@@ -157,8 +157,8 @@ from here on its lease, if that is its own, is kept alive, and its loss is heard
          (or new (equalp (text-octets value) (entry-value entry))))))))
 
 (defun make-waiter (constructor etcd name lease seconds on-loss end-ns)
-  "A place in the queue NAME that CONSTRUCTOR makes, with LEASE or one of its own for SECONDS. That
-is not kept alive yet, see ENTER-QUEUE, and so ends if this thread is unwound."
+  "A place in the queue NAME that CONSTRUCTOR makes, with LEASE or one of its own for SECONDS. The
+lease is not kept alive yet, see ENTER-QUEUE, so it ends if this thread is unwound."
   (check-type name string)
   (let* ((lease-of-its-own (null lease))
          (lease (or lease (grant-lease etcd seconds :keep-alive nil
@@ -179,9 +179,9 @@ has that lease if it was; then it is left to another place that is the same."
                                      :then `((:remove ,(waiter-key waiter))) :timeout timeout))))
 
 (defun leave-place (waiter)
-  "Leave WAITER, as far as that is to be done here: a lease of its own ends by itself from now on,
-and with another one the key is removed when etcd can be reached, if the lease is kept alive here.
-Waits for nothing, and is not interrupted; REMOVE-PLACE follows."
+  "Leave WAITER, without waiting: a lease of its own ends by itself from now on, and with another
+one the key is removed when etcd can be reached, if the lease is kept alive here. This is not
+interrupted; REMOVE-PLACE follows."
   (sb-sys:without-interrupts
     (let ((lease (waiter-lease waiter)))
       (set-waiter waiter :left)
@@ -209,7 +209,7 @@ Signal an ETCD-ERROR if that was not to be done."
   (remove-place waiter timeout))
 
 (defun call-with-waiter (function waiter &key keep)
-  "Return what FUNCTION does, and leave WAITER, as far as that can be done; with KEEP only if this
+  "Call FUNCTION, return its values, and leave WAITER, as far as possible; with KEEP only if this
 thread is unwound out of FUNCTION."
   (let ((kept nil))
     (unwind-protect
@@ -227,8 +227,8 @@ thread is unwound out of FUNCTION."
 ;;; Waiting
 
 (defun waiter-before (waiter timeout)
-  "The entry just before WAITER in the queue, or nil if it is at its head, and the revision at which
-that is so. Signal OWNERSHIP-LOST if WAITER's own is gone, NOT-OBTAINED if it was left."
+  "The entry just before WAITER in the queue, or nil if it is at its head, and the revision of this
+state. Signal OWNERSHIP-LOST if WAITER's own is gone, NOT-OBTAINED if it was left."
   (multiple-value-bind (there results revision)
       (transact (waiter-etcd waiter)
                 :when (list (waiter-guard waiter))
@@ -244,8 +244,8 @@ that is so. Signal OWNERSHIP-LOST if WAITER's own is gone, NOT-OBTAINED if it wa
 
 (defun await-removal (waiter key revision end-ns)
   "Wait until the entry of KEY is removed after REVISION, until END-NS, or until WAITER is left or
-lost. Signal an ETCD-ERROR if that cannot be watched; what was compacted meanwhile is to be looked
-at again, since it may be the removal."
+lost. Signal an ETCD-ERROR if that cannot be watched. If changes were compacted meanwhile, the
+caller looks again, since the removal may be one of them."
   (setf (waiter-stirred waiter) nil)
   (let* ((failure nil)
          (watch (new-watch (waiter-etcd waiter)

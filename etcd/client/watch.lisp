@@ -1,15 +1,14 @@
-;;;; Watches: each change of a range of keys is told once, in the order of the revisions, whatever
-;;;; breaks meanwhile. A watch knows the revision that the next change may have; it asks for the
-;;;; changes from there when its stream has broken, of whatever member can be reached, and passes by
-;;;; what it has told before. Only compaction can come between, or a store that has gone back since
-;;;; it has lost its data or was restored from older ones; both are told and end the watch.
-;;;; A response of many changes may come in fragments, of which the last revision's changes are kept
-;;;; until all of these are there.
-;;;; etcd says that a watch is denied both for want of rights and for want of a valid token: so a
-;;;; watch whose client has a user goes on once with a new token before it believes that.
+;;;; Watches: each change of a range of keys reaches the user once, in the order of the revisions,
+;;;; whatever breaks meanwhile. A watch knows the least revision of the next change. When its stream
+;;;; has broken, it asks any member that can be reached for the changes from there, and skips the
+;;;; ones that its user has got before. Only compaction can interrupt this, or a store that has gone
+;;;; back since it has lost its data or was restored from older data; both are reported and end the
+;;;; watch. A response of many changes may come in fragments, of which the last revision's changes
+;;;; are kept until all of these are there. etcd denies a watch both for want of rights and for want
+;;;; of a valid token: so a watch whose client has a user first tries once with a new token.
 ;;;;
-;;;; What the responses mean is a function of the watch and the response (NOTE-RESPONSE). All
-;;;; watches of a client are told by one stream (multiplex.lisp); each has a job, which takes its
+;;;; The meaning of a response is a function of the watch and the response (NOTE-RESPONSE). One
+;;;; stream serves all watches of a client (multiplex.lisp); each has a job, which takes its
 ;;;; responses one after the other, waits before it goes on after a break, and calls the user.
 
 (in-package #:clgrpc.etcd)
@@ -20,8 +19,8 @@
 (defconstant +progress-seconds+ 1/4 "How long progress is waited for before it is asked for again.")
 
 (defstruct (change (:constructor make-change (kind entry previous)) (:copier nil))
-  "A change that a watch tells."
-  (kind :put :type (member :put :removal) :read-only t) ; what was done
+  "A change, as a watch brings it."
+  (kind :put :type (member :put :removal) :read-only t) ; its kind
   (entry nil :type entry :read-only t)  ; as it is since; of a removal its key and revision
   (previous nil :type (or null entry) :read-only t)) ; as it was, if that was asked for
 
@@ -31,8 +30,8 @@
   change-kind ":put or :removal, which may be the end of the entry's lease."
   change-entry "The entry as it is since the change. That of a removal has a key, and as
 ENTRY-CHANGED the revision that removed it."
-  change-previous "The entry as it was before, if the watch was asked for it and it is not
-compacted; nil if it was not there.")
+  change-previous "Return the entry before the change, if the watch has :previous and the entry is
+not compacted; nil if there was none.")
 
 (defmethod print-object ((change change) stream)
   (print-unreadable-object (change stream :type t)
@@ -43,44 +42,44 @@ compacted; nil if it was not there.")
   (etcd nil :type etcd :read-only t)    ; whose
   (start nil :type octets :read-only t) ; the first key of its range
   (end nil :type octets :read-only t)   ; the end of that, empty for one key
-  (filters '() :type list :read-only t) ; what is not to be told, as the messages have it
-  (previous nil :type boolean :read-only t) ; tell what was there before, too
+  (filters '() :type list :read-only t) ; kinds of changes to leave out, as the messages have them
+  (previous nil :type boolean :read-only t) ; bring the entry before a change, too
   (function nil :type function :read-only t) ; of a list of changes and their revision
   (on-end nil :type (or null function) :read-only t) ; of the ETCD-ERROR that has ended it
-  (after nil :type boolean)             ; what was before NEXT-REVISION is known to its user
+  (after nil :type boolean)             ; the user knows all changes before NEXT-REVISION
   (next-revision 0 :type (signed-byte 64)) ; that the next change has at least; 0: not known yet
   (seen 0 :type (signed-byte 64))       ; the latest revision that etcd has said it is at
   (term 0 :type (unsigned-byte 64))     ; the term of its leaders that it was in then
-  (cluster 0 :type (unsigned-byte 64))  ; the number of its cluster, 0 before it was heard of
-  (mark nil :type (or null entry))      ; what was put last, of all that was told
+  (cluster 0 :type (unsigned-byte 64))  ; the number of its cluster, 0 while unknown
+  (mark nil :type (or null entry))      ; the last put that the user has got
   (fragments '() :type list)            ; changes of a revision of which more may follow
   (token nil :type (or null string))    ; that its stream was opened with
   (denied nil :type boolean)            ; since it was last open etcd has denied it
   ;; before the next stream
   (pauses (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)
    :type loop:pauses :read-only t)
-  ;; what its job waits for
+  ;; the call that its job waits for
   (cancellation-token (make-cancellation-token) :type cancellation-token :read-only t)
   (ending nil :type (or null function)) ; ends it
   (job nil :type (or null loop:job))    ; takes RESPONSES
-  (lock (sb-thread:make-mutex :name "clgrpc watch") :read-only t) ; of what follows
+  (lock (sb-thread:make-mutex :name "clgrpc watch") :read-only t) ; of the slots below
   (bell (sb-thread:make-waitqueue :name "clgrpc watch") :read-only t) ; any of that has changed
-  ;; what is to be taken, with its octets: responses, then :outrun or how the stream has ended
+  ;; the queue, each item with its octets: responses, then :outrun or the end of the stream
   (responses (make-fifo) :type fifo :read-only t)
   (waiting-octets 0 :type (integer 0))  ; of those
   (number nil :type (or null (integer 1))) ; by which the stream knows it, while it is one of it
   (state :opening :type (member :opening :open :ended)) ; :open once etcd has begun it
   (begun nil :type boolean)             ; etcd has begun it once
   (progress 0 :type (signed-byte 64))   ; the revision that the last progress is of
-  (progress-count 0 :type (integer 0))  ; how often progress was told
-  (failure nil :type (or null condition)) ; what has ended it, or keeps it from being opened
+  (progress-count 0 :type (integer 0))  ; the number of progress notices
+  (failure nil :type (or null condition)) ; the cause of its end, or of its not being opened
   (call nil))                           ; the stream, while it has one
 
 (declaim (sb-ext:freeze-type watch))
 
 (document-functions
-  watch-next-revision "The revision that the next change WATCH tells will have, or a later one: from
-here another watch would go on.")
+  watch-next-revision "Return a revision at or before that of the next change of WATCH; the user has
+got all earlier changes. Another watch from it would go on without a gap.")
 
 (defmethod print-object ((watch watch) stream)
   (print-unreadable-object (watch stream :type t)
@@ -92,19 +91,19 @@ here another watch would go on.")
   "True until WATCH has ended. From any thread."
   (not (eq :ended (watch-state watch))))
 
-;;; What responses mean
+;;; The meaning of responses
 
 (defun change-of (event)
   "The change that EVENT, a MVCCPB:EVENT, is."
   (make-change (case (mvccpb:event-type event)
                  (:put :put)
                  (:delete :removal)
-                 (t (error 'unavailable :text "etcd tells a change of an unknown kind")))
+                 (t (error 'unavailable :text "etcd has sent a change of an unknown kind")))
                (entry-of (mvccpb:event-kv event))
                (entry-of (mvccpb:event-prev-kv event))))
 
 (defun note-changes (watch changes)
-  "WATCH is to tell CHANGES next."
+  "CHANGES are the next ones of WATCH."
   (dolist (change changes)
     (let ((entry (change-entry change)))
       (setf (watch-next-revision watch) (max (1+ (entry-changed entry))
@@ -121,9 +120,9 @@ here another watch would go on.")
           (values '() '())))))
 
 (defun note-response (watch response)
-  "Take RESPONSE, a WatchResponse, for WATCH. Return the changes in it that WATCH has not told
-before, a list. Signal COMPACTED if etcd has no more what it would tell next, or another ETCD-ERROR
-if it has ended the stream."
+  "Take RESPONSE, a WatchResponse, for WATCH. Return the changes in it that WATCH's user has not got
+before, a list. Signal COMPACTED if etcd does not have the next changes any more, or another
+ETCD-ERROR if it has ended the stream."
   (let* ((next (watch-next-revision watch))
          (revision (header-revision (pb:watch-response-header response)))
          (events (remove-if (lambda (change) (< (entry-changed (change-entry change)) next))
@@ -143,7 +142,7 @@ if it has ended the stream."
                           (t 'unavailable))
                     :text (format nil "etcd has ended the watch: ~A" reason))))
           (changes (note-changes watch changes))
-          ;; etcd begins behind the revision of this response, unless it was told where
+          ;; etcd begins after the revision of this response, unless the request named another
           ((pb:watch-response-created response)
            (when (zerop next) (setf (watch-next-revision watch) (1+ revision))))
           ;; the answer to AWAIT-PROGRESS, which is for all watches of a stream; etcd before 3.4.25
@@ -157,9 +156,10 @@ if it has ended the stream."
     changes))
 
 (defun start-revision (watch)
-  "The revision from which on etcd is to tell the changes of WATCH, 0 for those that follow. That
-before the next one, if its changes are known: etcd before 3.4.36, 3.5.18 and 3.6 passes by a
-removal at the very revision up to which it is compacted, and tells COMPACTED only of those before."
+  "The revision from which on to ask etcd for the changes of WATCH, 0 for those from now on. It is
+the one before the next, if its changes are known: etcd before 3.4.36, 3.5.18 and 3.6 omits a
+removal at the very revision up to which it is compacted, and reports COMPACTED only for those
+before."
   (let ((next (watch-next-revision watch)))
     (if (or (watch-begun watch) (watch-after watch))
         (max 1 (1- next))
@@ -177,8 +177,8 @@ removal at the very revision up to which it is compacted, and tells COMPACTED on
 ;;; Its job
 
 (defun set-watch (watch function)
-  "Call FUNCTION, which changes WATCH, under its lock, and tell who waits. Do nothing if it has
-ended, and return false."
+  "Call FUNCTION, which changes WATCH, under its lock, and wake the threads that wait. Do nothing if
+WATCH has ended, and return false."
   (sb-thread:with-mutex ((watch-lock watch))
     (when (watch-open-p watch)
       (funcall function)
@@ -203,14 +203,15 @@ ended, and return false."
              (setf changes (and end (nthcdr end changes))))))
 
 ;;; The store may have lost its data, or be another one that is found under the old address: then
-;;; its revisions say nothing of what was told.
+;;; its revisions are not those of the changes that the user has got.
 
 (defun gone-back (control &rest arguments)
-  (error 'future-revision :text (format nil "the store is not what it was: ~?" control arguments)))
+  (error 'future-revision
+         :text (format nil "the store has lost data or is another one: ~?" control arguments)))
 
 (defun check-header (watch header)
-  "Signal FUTURE-REVISION if HEADER, of a member that knows the newest, is not of what WATCH has
-seen."
+  "Signal FUTURE-REVISION if HEADER, of a member with the newest data, is older than WATCH has seen,
+or of another cluster."
   (let ((revision (header-revision header)) (term (pb:response-header-raft-term header)))
     (when (< revision (watch-seen watch))
       (gone-back "it has gone back from revision ~D to ~D" (watch-seen watch) revision))
@@ -220,8 +221,8 @@ seen."
       (gone-back "it is another cluster"))))
 
 (defun check-mark (watch response)
-  "Signal FUTURE-REVISION if what WATCH was told last to be put is not what RESPONSE, a
-RangeResponse, says of its key and revision."
+  "Signal FUTURE-REVISION if the last put that WATCH's user has got differs from RESPONSE, a
+RangeResponse for its key and revision."
   (let ((mark (watch-mark watch))
         (there (first (entries-of (pb:range-response-kvs response)))))
     (unless (and there
@@ -246,7 +247,7 @@ until there are as many revisions again, or pass changes by."
             (when mark
               (return-from check-store
                 (check-mark watch (read-key (entry-key-octets mark) (entry-changed mark)))))
-          ;; of what is compacted nobody can say whether it is what was told
+          ;; a compacted entry cannot be compared with the mark
           (compacted ()))
         (read-key (watch-start watch) nil)))))
 
@@ -270,7 +271,7 @@ goes on with a response that has HEADER."
             (watch-cluster watch) (pb:response-header-cluster-id header)))))
 
 (defun take-response (watch response)
-  "Tell what RESPONSE brings. Signal an ETCD-ERROR if WATCH cannot go on with what follows it."
+  "Pass the changes in RESPONSE to the user. Signal an ETCD-ERROR if WATCH cannot go on after it."
   (note-store watch response)
   (let ((changes (note-response watch response)))
     (loop:forget-failures (watch-pauses watch))
@@ -280,8 +281,8 @@ goes on with a response that has HEADER."
     (with-function-failed () (tell-changes watch changes))))
 
 (defun failure-of (watch condition)
-  "What CONDITION, which the stream of WATCH has ended with, means: a condition, or nil if WATCH may
-go on at once, since it has a new token."
+  "The cause for which WATCH cannot go on at once after CONDITION, with which its stream has ended:
+a condition, or nil if it may, since it has a new token."
   (let ((etcd (watch-etcd watch)))
     (if (and (etcd-user etcd) (typep condition 'access-denied) (not (watch-denied watch)))
         (handler-case (with-cancellation-token ((watch-cancellation-token watch))
@@ -293,8 +294,8 @@ go on at once, since it has a new token."
         condition)))
 
 (defun fail-watch (watch condition)
-  "CONDITION has ended WATCH: tell its user, unless it had ended, or has not begun: then
-AWAIT-OPENING does."
+  "CONDITION has ended WATCH: call its end function, unless WATCH had ended, or has not begun: then
+AWAIT-OPENING signals it."
   (when (end-watch watch condition)
     (remove-ending (watch-etcd watch) (watch-ending watch))
     (leave-stream watch)
@@ -315,8 +316,8 @@ it goes on with another, nil if that is at once or WATCH has ended."
              nil))))
 
 (defun go-on (watch)
-  "Do what WATCH has to do next. Return the seconds until it has to go on, :at-once, or nil if it
-waits for a response."
+  "Do the next step of WATCH. Return the seconds until the one after, :at-once, or nil if it waits
+for a response."
   (let ((next (next-response watch)))
     (handler-case (etypecase next
                     (null (if (watch-number watch)
@@ -335,7 +336,7 @@ waits for a response."
     :at-once))
 
 (defun attend-watch (watch)
-  "What the job of WATCH does."
+  "Run the job of WATCH once."
   (loop while (watch-open-p watch)
         do (let ((seconds (go-on watch)))
              (unless (eq :at-once seconds) (return seconds)))))
@@ -358,8 +359,8 @@ WATCH ends before, cancel it and signal why."
       (error failure))))
 
 (defun start-watch (watch timeout)
-  "Have etcd begin WATCH, and wait until it has, see AWAIT-OPENING. If this thread is unwound
-meanwhile, by WITH-TIMEOUT for example, nobody knows WATCH, and it ends."
+  "Ask etcd to begin WATCH, and wait until it has, see AWAIT-OPENING. If this thread is unwound
+meanwhile, by WITH-TIMEOUT for example, no program has WATCH, and it ends."
   (let ((etcd (watch-etcd watch)) (begun nil))
     (with-undoing ((setf (watch-ending watch) (lambda () (cancel-watch watch))
                          (watch-job watch) (add-job etcd (lambda () (attend-watch watch))))
@@ -391,25 +392,24 @@ meanwhile, by WITH-TIMEOUT for example, nobody knows WATCH, and it ends."
 
 (defun watch (etcd function &rest options
               &key key prefix from to revision after mark only previous on-end timeout)
-  "Have FUNCTION called with each change of KEY, or of a range of keys (see MAP-ENTRIES), from now
-on; from REVISION on; or AFTER a revision, which the store has said it is at, and is to have still,
-as MARK, any entry of it or nil, by which it is known again after a break: with a list of the
-changes of one revision and that revision, in their order, each once, though connections break and
-members go meanwhile. Return the watch when etcd has begun it. ONLY is :puts or :removals for these
-alone; with PREVIOUS changes say what was there before. FUNCTION runs on a thread for the watch and
-may wait, which holds up no other; an error in it ends the watch. If the watch ends but by
-CANCEL-WATCH or CLOSE-ETCD, ON-END is called there with the condition, perhaps before this
-returns: COMPACTED if changes that were to be told are no longer in the store, FUTURE-REVISION if
-the store is not what it was, since it has lost its data, has older ones, or is another. Signal an
-ETCD-ERROR if etcd has not begun it within TIMEOUT seconds, by default those of ETCD; then ON-END is
-not called. From any thread."
+  "Watch KEY, or a range of keys (see MAP-ENTRIES): call FUNCTION with a list of the changes of one
+revision and that revision, for each revision in order, once, though connections break and members
+go meanwhile. The changes are those from now on; from REVISION on; or AFTER a revision that the
+store has had. MARK is then an entry of that revision, or nil, by which the store is recognized
+after a break. Return the watch when etcd has begun it. ONLY is :puts or :removals for these alone;
+with PREVIOUS changes have the entry before. FUNCTION runs on a thread for the watch and may wait,
+which delays no other watch; an error in it ends the watch. If the watch ends without CANCEL-WATCH
+or CLOSE-ETCD, ON-END is called there with the condition, perhaps before this returns: COMPACTED if
+the next changes are no longer in the store, FUTURE-REVISION if the store has lost its data, has
+older data, or is another. Signal an ETCD-ERROR if etcd has not begun it within TIMEOUT seconds, by
+default those of ETCD; then ON-END is not called. From any thread."
   (declare (ignore key prefix from to revision after mark only previous on-end))
   (start-watch (apply #'new-watch etcd function (alexandria:remove-from-plist options :timeout))
                timeout))
 
 (defun detach-watch (watch)
-  "End WATCH, whose function may still be running when this returns. It is not interrupted, and
-waits for nothing that takes long."
+  "End WATCH, whose function may still be running when this returns. This is not interrupted, and
+does not wait long."
   (sb-sys:without-interrupts
     (end-watch watch nil)
     (when (watch-ending watch) (remove-ending (watch-etcd watch) (watch-ending watch)))
@@ -435,11 +435,11 @@ function, that call is the last."
       (error 'unavailable :text "the watch is not open")))
 
 (defun await-progress (watch &key (revision 0) timeout)
-  "Ask how far WATCH is until it is at REVISION at least, and return a revision: all changes up to
-it have been told. (Of etcd before 3.4.25, or 3.5.8, changes may still follow that were made just
-before.) It is asked again if the stream breaks meanwhile, or has not answered, as one may that is
-behind. Signal an ETCD-ERROR if it is not there within TIMEOUT seconds, by default those of its
-client, or WATCH ends. From any thread but that of the watch's function."
+  "Wait until the user of WATCH has got all changes up to REVISION, and return the revision reached,
+REVISION or a later one. (With etcd before 3.4.25, or 3.5.8, changes made just before may still
+follow.) The request is repeated if the stream breaks meanwhile, or has not answered, as a slow one
+may. Signal an ETCD-ERROR if it is not there within TIMEOUT seconds, by default those of its client,
+or WATCH ends. From any thread but that of the watch's function."
   (check-type revision (integer 0))
   (let ((end (loop:notice-end (or timeout (etcd-timeout (watch-etcd watch)))))
         (count (watch-progress-count watch)))

@@ -1,22 +1,21 @@
-;;;; What is counted of discovery, in the metrics that a client of etcd was made with. All names and
-;;;; registrations of clients with the same metrics count together; the service's name tells them
-;;;; apart.
+;;;; The metrics of discovery, in the metrics of a client of etcd. All names and registrations of
+;;;; clients with the same metrics count together; the service's name distinguishes them.
 
 (in-package #:clgrpc.discovery)
 
 (defstruct (meter (:copier nil))
   "The instruments of discovery in a metrics object."
-  (ages '() :type list)                 ; functions that return how old what is known of a name is,
-                                        ; in seconds, or nil; changed by ATOMIC-UPDATE
+  (ages '() :type list)                 ; functions that return the age of a name's data, in
+                                        ; seconds, or nil; changed by ATOMIC-UPDATE
   ;; of a name that channels follow
   (servers nil :read-only t)            ; a gauge: how many there are, by state
   (changes nil :read-only t)            ; a counter, by kind
-  (ignored nil :read-only t)            ; a counter of entries that are no server's
-  (failures nil :read-only t)           ; a counter, by what has failed
+  (ignored nil :read-only t)            ; a counter of entries that do not describe a server
+  (failures nil :read-only t)           ; a counter of failures, by kind
   ;; of servers that are registered here
-  (registered nil :read-only t)         ; an up-down counter of those that stand in the store
+  (registered nil :read-only t)         ; an up-down counter of servers that stand in the store
   (writes nil :read-only t)             ; a counter of attempts to write, by outcome
-  (renewals nil :read-only t)           ; a counter of those that were registered again
+  (renewals nil :read-only t)           ; a counter of repeated registrations
   (losses nil :read-only t))            ; a counter of leases
 
 (declaim (sb-ext:freeze-type meter))
@@ -49,18 +48,18 @@
                                      "clgrpc.registration.registered" "{server}"
                                      "Servers of this process that stand in etcd.")
              :writes (instrument #'metrics:make-counter "clgrpc.registration.writes" "{attempt}"
-                                 "Attempts to write what is said of a server, or to see that it ~
-                                  stands, by what became of them."
+                                 "Attempts to write the entry of a server, or to see that it ~
+                                  stands, by outcome."
                                  "clgrpc.outcome")
              :renewals (instrument #'metrics:make-counter "clgrpc.registration.renewals" "{server}"
-                                   "Servers that were registered anew, since lease or key were ~
+                                   "Servers that were registered again, since lease or key were ~
                                     gone.")
              :losses (instrument #'metrics:make-counter "clgrpc.registration.losses" "{lease}"
                                  "Leases of registrations that have ended, or may have."))))
       (metrics:make-gauge metrics "clgrpc.discovery.age" :unit "s"
                           :function (lambda () (longest-age meter))
-                          :text (format nil "Time since etcd was heard of, of the service for ~
-                                             which that is longest."))
+                          :text (format nil "Time since the last answer of etcd, of the service ~
+                                              for which that is longest."))
       meter)))
 
 (defun meter-of (etcd)
@@ -73,10 +72,10 @@
     (apply #'metrics:add (funcall (the function instrument) meter) number attributes)))
 
 (defun begin-age (meter age)
-  "Have METER, if there is one, ask AGE, a function."
+  "Add AGE, a function, to METER, if there is one, which calls it."
   (when meter (sb-ext:atomic-push age (meter-ages meter))))
 
 (defun end-age (meter age)
-  "Have METER not ask AGE any more."
+  "Remove AGE from METER."
   (when meter
     (sb-ext:atomic-update (meter-ages meter) (lambda (ages) (remove age ages)))))

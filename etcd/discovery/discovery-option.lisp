@@ -1,4 +1,4 @@
-;;;; Options by which a server's command line has it registered in etcd.
+;;;; Options of a server's command line that register it in etcd.
 
 (in-package #:clgrpc.discovery)
 

@@ -1,19 +1,20 @@
-;;;; What is known of a name: its servers by their keys, and its service config. Entries of the
-;;;; store go in, what channels are to be told comes out; nothing here asks anybody. Whatever is in
-;;;; the store, keys and values that are no text among it, nothing here signals an error.
+;;;; The endpoints of a name: its servers by their keys, and its service config. Entries of the
+;;;; store go in, the addresses and config for channels come out; nothing here makes a request. No
+;;;; content of the store makes these functions signal an error, not even keys and values that are
+;;;; not text.
 
 (in-package #:clgrpc.discovery)
 
-(defconstant +most-endpoints+ 10000 "A name has so many servers at most; more are left out.")
-(defconstant +longest-key+ 4096 "The key of a server has so many octets at most.")
+(defconstant +most-endpoints+ 10000 "The most servers of a name; more are left out.")
+(defconstant +longest-key+ 4096 "The most octets of a server's key.")
 
 (defstruct (table-entry (:constructor make-table-entry (endpoint changed)) (:copier nil))
   "A server of an endpoint table."
-  (endpoint nil :type endpoint :read-only t) ; what is said of it
+  (endpoint nil :type endpoint :read-only t) ; its description
   (changed 0 :type (signed-byte 64) :read-only t)) ; the revision that says so
 
 (defstruct (endpoint-table (:constructor make-endpoint-table (name)) (:copier nil))
-  "What is known of a name."
+  "The endpoints and the service config of a name."
   (name "" :type string :read-only t)   ; of the service
   ;; from key to entry; a
   (table-entries (make-hash-table :test #'equal) :type hash-table :read-only t)
@@ -35,8 +36,8 @@
   (map 'string #'code-char (etcd:entry-key-octets entry)))
 
 (defun read-endpoint (entry)
-  "Return the endpoint that ENTRY, of the store, says, or nil and why it says none. From any
-thread."
+  "Return the endpoint that ENTRY, of the store, describes, or nil and the reason why it describes
+none. From any thread."
   (if (< +longest-key+ (length (etcd:entry-key-octets entry)))
       (values nil "its key is too long")
       (parse-endpoint (etcd:entry-value entry))))
@@ -79,7 +80,8 @@ server."
        (< (hash-table-count (endpoint-table-table-entries endpoint-table)) +most-endpoints+)))
 
 (defun config-text (entry)
-  "The text of ENTRY, a service config. What is not text at all is one that is refused as wrong."
+  "The text of ENTRY, a service config. A value that is not text becomes one that is refused as
+wrong."
   (handler-case (etcd:entry-text entry)
     (invalid-utf8 () "(not UTF-8)")))
 
@@ -106,5 +108,5 @@ that was said last."
             collect endpoint)))
 
 (defun serving-endpoints (all)
-  "Those of ALL, endpoints, that channels are to use: those that drain only if there are no others."
+  "The endpoints of ALL that channels use: draining ones only if there are no others."
   (or (remove :draining all :key #'endpoint-state) all))

@@ -1,8 +1,9 @@
-;;;; What is said of a server in the store: the JSON of etcd's own Go package for it
-;;;; (go.etcd.io/etcd/client/v3/naming/endpoints), {"Op":0,"Addr":"HOST:PORT","Metadata":…}, so
-;;;; that each finds the servers of the other. What that package has no field for is in an object as
-;;;; Metadata: "weight", "zone", "hashKey" and "state", and what a user adds. Go's package reads the
-;;;; names of members in any case and ignores Op; so does this. All of it is a function of the text.
+;;;; Endpoints: the store's descriptions of servers, in the JSON of etcd's own Go package for them
+;;;; (go.etcd.io/etcd/client/v3/naming/endpoints), {"Op":0,"Addr":"HOST:PORT","Metadata":…}, so that
+;;;; each finds the servers of the other. Fields that the package lacks are in an object as
+;;;; Metadata: "weight", "zone", "hashKey" and "state", and a user's own. Go's package reads the
+;;;; names of members in any case and ignores Op; so does this. An endpoint is a function of the
+;;;; text alone.
 
 (in-package #:clgrpc.discovery)
 
@@ -12,13 +13,13 @@
 (defconstant +most-weight+ 65535 "The largest weight.")
 
 (defstruct (endpoint (:copier nil))
-  "What is said of a server."
+  "The description of a server."
   (address "" :type string :read-only t) ; where it listens: HOST:PORT, or unix:PATH and so on
   (weight nil :type (or null (integer 1 #.+most-weight+)) :read-only t) ; its share; nil: not said
   (zone nil :type (or null string) :read-only t) ; where it is, or nil
   (hash-key nil :type (or null string) :read-only t) ; names it in a ring, or nil
   (state :serving :type (member :serving :draining) :read-only t) ; see below
-  (metadata '() :type list :read-only t)) ; what else is said, an alist from name to JSON
+  (metadata '() :type list :read-only t)) ; the other fields of Metadata, an alist from name to JSON
 
 (declaim (sb-ext:freeze-type endpoint))
 
@@ -27,10 +28,10 @@
   endpoint-address "Where the server listens, as text."
   endpoint-weight "Its share of the calls beside those of others, 1 to 65535, or nil."
   endpoint-zone "The zone that it is in, a string, or nil."
-  endpoint-hash-key "What names it in the ring of ring_hash, a string, or nil for its address."
+  endpoint-hash-key "Return its name in the ring of ring_hash, a string, or nil for its address."
   endpoint-state ":serving, or :draining if it will soon take no more calls."
-  endpoint-metadata "What else is said of it, an alist from names to JSON as PARSE-JSON returns it;
-under the name \"\" what is said in place of an object.")
+  endpoint-metadata "Return the other fields of its Metadata, an alist from names to JSON as
+PARSE-JSON returns it; under the name \"\" a value in place of an object.")
 
 (defmethod print-object ((endpoint endpoint) stream)
   (print-unreadable-object (endpoint stream :type t)
@@ -52,7 +53,7 @@ under the name \"\" what is said in place of an object.")
                   ("Metadata" . ,(append own (endpoint-metadata endpoint)))))))
 
 (defun member-of (object name)
-  "What OBJECT, an alist, has as NAME in any case, or nil."
+  "The value of NAME, in any case, in OBJECT, an alist, or nil."
   (cdr (assoc name object :test #'string-equal)))
 
 (defun string-member (object name)
@@ -65,9 +66,10 @@ under the name \"\" what is said in place of an object.")
   (remove-if (lambda (name) (member name *own-members* :test #'string-equal)) object :key #'car))
 
 (defun endpoint-text (address labels &key (state :serving) metadata)
-  "Return the text that says in the store that a server is at ADDRESS, is in STATE, :serving or
-:draining, and METADATA, an alist from names to JSON. Of LABELS, an alist of strings, weight, zone
-and hashKey say what a balancer is told; one that cannot is left out. From any thread."
+  "Return the text that describes a server in the store: its ADDRESS, its STATE, :serving or
+:draining, and METADATA, an alist from names to JSON. The labels weight, zone and hashKey in LABELS,
+an alist of strings, become the fields for balancers; one with an invalid value is left out. From
+any thread."
   (let* ((weight-text (string-member labels "weight"))
          (weight (and weight-text (parse-integer weight-text :junk-allowed t))))
     (endpoint-json
@@ -77,11 +79,11 @@ and hashKey say what a balancer is told; one that cannot is left out. From any t
                     :state state :metadata metadata))))
 
 (defun parse-endpoint (text)
-  "The endpoint that TEXT, octets or a string, says, or nil and why it says none. What is wrong in
-its Metadata counts as not said."
+  "The endpoint that TEXT, octets or a string, describes, or nil and the reason why it describes
+none. Wrong fields of its Metadata count as missing."
   (handler-case
       (let ((object (parse-json text :max-depth 20 :max-length +longest-endpoint+)))
-        (cond ((not (listp object)) (values nil "it is no object"))
+        (cond ((not (listp object)) (values nil "it is not a JSON object"))
               ((null (string-member object "Addr"))
                (values nil "it has no Addr, or too long a one"))
               (t (metadata-endpoint (string-member object "Addr")
@@ -105,8 +107,8 @@ its Metadata counts as not said."
                      :metadata (if (eq :null metadata) '() `(("" . ,metadata))))))
 
 (defun endpoint-attributes (endpoint)
-  "What a balancer is told of ENDPOINT, a plist: :weight and :hash-key, which ring_hash knows; the
-zone as :zone, and as :path, by which weighted_target and priority have children."
+  "The attributes of ENDPOINT for balancers, a plist: :weight and :hash-key, for ring_hash; the zone
+as :zone, and as :path, by which weighted_target and priority choose children."
   (append (and (endpoint-weight endpoint) (list :weight (endpoint-weight endpoint)))
           (and (endpoint-hash-key endpoint) (list :hash-key (endpoint-hash-key endpoint)))
           (and (endpoint-zone endpoint)

@@ -4,11 +4,11 @@
 
 (client:define-resolver etcd-resolver "etcd"
     ((service-watcher :initform nil :accessor resolver-service-watcher
-                      :documentation "What tells it, while it runs."))
-  (:documentation "Tells a channel of the servers that are registered in etcd under a name."))
+                      :documentation "The service watcher that gives it addresses, while it runs."))
+  (:documentation "Gives a channel the servers that are registered in etcd under a name."))
 
 (defun authority-text (name)
-  "NAME as the :authority of calls: what cannot be in one is %XX."
+  "NAME as the :authority of calls: characters that it cannot have are %XX."
   (with-output-to-string (text)
     (loop for octet across (string-octets name)
           for char = (code-char octet)

@@ -7,8 +7,8 @@
 
 (defun default-etcd ()
   "The etcd, as MAKE-ETCD returns it, that targets etcd:///NAME, REGISTER and others use unless they
-say another; nil at first. Set it with SETF; what is in use already keeps the one before. From any
-thread."
+name another; nil at first. Set it with SETF; channels and registrations that exist already keep the
+one before. From any thread."
   **default-etcd**)
 
 (defun (setf default-etcd) (etcd)
@@ -26,8 +26,9 @@ thread."
     (dolist (endpoint endpoints endpoints) (loop:parse-target endpoint))))
 
 (defun parse-etcd-target (target)
-  "Return what TARGET, etcd://HOST:PORT/NAME or etcd:///NAME, says: the endpoints of an etcd as
-MAKE-ETCD takes them, nil for the default one; and NAME. Signal MISUSE if it says something else."
+  "Return the parts of TARGET, etcd://HOST:PORT/NAME or etcd:///NAME: the endpoints of an etcd as
+MAKE-ETCD takes them, nil for the default one; and NAME. Signal MISUSE if TARGET has another form.
+From any thread."
   (unless (and (stringp target) (eql 5 (mismatch "etcd:" target :test #'char-equal)))
     (misuse "~S does not begin with etcd:" target))
   (let ((authority (target-authority target)))

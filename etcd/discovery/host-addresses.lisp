@@ -20,7 +20,7 @@
 (sb-ext:define-load-time-global **look-up-threads** (make-lookup-threads))
 
 (defstruct (lookup (:copier nil))
-  "What is known of an address with a name."
+  "The addresses of a host name."
   (addresses '() :type list)            ; texts: those that were found last
   (failure nil :type (or null string))  ; why the last look-up found none
   (due-ns 0 :type nanoseconds)          ; when it is to be looked up
@@ -34,7 +34,7 @@
   (resolve nil :type function :read-only t) ; (host port): addresses and, if there are none, why
   ;; whose threads look up, in this world
   (reserve (if (loop:simulated-p) (make-lookup-threads) **look-up-threads**) :read-only t)
-  (lock (sb-thread:make-mutex :name "clgrpc hosts") :read-only t) ; of what follows
+  (lock (sb-thread:make-mutex :name "clgrpc hosts") :read-only t) ; of the slots below
   (table (make-hash-table :test #'equal) :type hash-table) ; from address to look-up
   ;; before a name is asked for again
   (pauses (loop:make-pauses +failure-seconds+ +failure-seconds+) :type loop:pauses :read-only t)
@@ -93,7 +93,7 @@ anything, and true if the failure is a new one."
     (error (condition) (values '() (princ-to-string condition)))))
 
 (defun begin-lookup (hosts lookup address)
-  "Have ADDRESS, of LOOKUP, be looked up. Under the lock of HOSTS."
+  "Begin to look ADDRESS, of LOOKUP, up. Under the lock of HOSTS."
   (when (loop:run-on-reserve (hosts-reserve hosts)
                              (lambda ()
                                (multiple-value-bind (texts failure) (resolve-address hosts address)
@@ -107,8 +107,7 @@ anything, and true if the failure is a new one."
     (incf (hosts-asking hosts))))
 
 (defun begin-lookups (hosts)
-  "Begin the look-ups of HOSTS that are due, as far as there may be so many. Return when others will
-be, or nil."
+  "Begin the due look-ups of HOSTS, up to their limit. Return the time of the next ones, or nil."
   (sb-thread:with-mutex ((hosts-lock hosts))
     (loop with now = (loop:world-now) and next = nil
           for address being the hash-keys of (hosts-table hosts) using (hash-value lookup)

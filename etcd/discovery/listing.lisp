@@ -1,4 +1,4 @@
-;;;; What is asked of the store, and put there, besides registering.
+;;;; Lists of registered servers, and service configs in the store.
 
 (in-package #:clgrpc.discovery)
 

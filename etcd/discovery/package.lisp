@@ -1,7 +1,7 @@
 ;;;; Servers that register themselves in etcd, and channels that find them there. The files, from
-;;;; the ground up: what is said of a server; keys; which etcd; what is known of a name; what is
-;;;; counted; registrations; listings; names of hosts; what follows a name; the resolver of the
-;;;; scheme etcd; options of servers' command lines.
+;;;; the ground up: endpoints, the descriptions of servers; keys; the default etcd; the endpoints of
+;;;; a name; metrics; registrations; listings; names of hosts; watchers of names; the resolver of
+;;;; the scheme etcd; options of servers' command lines.
 
 (defpackage #:clgrpc.discovery
   (:use #:cl #:clgrpc.base)

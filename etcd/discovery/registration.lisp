@@ -1,19 +1,18 @@
-;;;; Registrations: a server says in the store where it is, under a lease, so that it is gone from
-;;;; there soon after it has died.
+;;;; Registrations: a server puts its address into the store under a lease, so its entry is removed
+;;;; soon after it has died.
 ;;;;
-;;;; 1. The registration's job, one of its client's background, puts what is to be said, under a
-;;;;    lease that it has granted. The client's keepalive keeps that alive
-;;;;    (etcd/client/keepalive.lisp).
+;;;; 1. The registration's job, one of its client's background, puts the entry, under a lease that
+;;;;    was granted for it. The client's keepalive keeps that alive (etcd/client/keepalive.lisp).
 ;;;; 2. When the lease is lost, since etcd was away for too long or knows nothing of it, another is
 ;;;;    granted and the key put again, until that succeeds. The key is the same, so the end of the
 ;;;;    former lease takes nothing away.
 ;;;; 3. Once in the time of a lease the job looks whether the key is there, and puts it if it is
-;;;;    not. Nothing is written as long as the key says what it should.
+;;;;    not. Nothing is written as long as the key has the right value.
 ;;;; 4. The first put takes the key from its holder: a server that was at the same address and
 ;;;;    was killed, whose lease has not ended yet. After that the key is put only where it is gone
-;;;;    or stands under a lease of the registration's own. What another has put since, such as a
-;;;;    server that was started later at the same address, is left to that one.
-;;;; 5. STOP-SERVER first says :draining and gives clients notice; calls are taken meanwhile. Once
+;;;;    or stands under a lease of the registration's own. An entry that another server has put
+;;;;    since, for instance one that was started later at the same address, is left alone.
+;;;; 5. STOP-SERVER first puts :draining and gives clients notice; calls are taken meanwhile. Once
 ;;;;    the server has stopped the lease is revoked, and the key goes with it.
 
 (in-package #:clgrpc.discovery)
@@ -32,15 +31,15 @@
   (key "" :type string :read-only t)    ; its key
   (seconds 10 :type (integer 1) :read-only t) ; of its lease
   (notice-seconds 1 :type (real 0) :read-only t) ; from :draining to the end of the server
-  (meter nil :type (or null meter) :read-only t) ; counts what happens, or nil
+  (meter nil :type (or null meter) :read-only t) ; counts events, or nil
   (job nil :type (or null loop:job))    ; that writes it
   ;; between writes that fail
   (pauses (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)
    :type loop:pauses :read-only t)
   (ending nil :type (or null function)) ; ends the job when ETCD is closed
-  (lock (sb-thread:make-mutex :name "clgrpc registration") :read-only t) ; of what follows
+  (lock (sb-thread:make-mutex :name "clgrpc registration") :read-only t) ; of the slots below
   (bell (sb-thread:make-waitqueue :name "clgrpc registration") :read-only t) ; any of it has changed
-  (endpoint nil :type endpoint)         ; what is to be said
+  (endpoint nil :type endpoint)         ; the value to put
   (version 1 :type (integer 1))         ; of ENDPOINT
   (written 0 :type (integer 0))         ; the version that the store has; 0: none
   (lease nil :type (or null etcd:lease)) ; that the key is put with
@@ -56,11 +55,11 @@
 (document-functions
   registration-name "The name of the service that the server of REGISTRATION serves."
   registration-key "The key of REGISTRATION in the store."
-  registration-endpoint "What REGISTRATION says of its server, an endpoint.")
+  registration-endpoint "Return the description of REGISTRATION's server, an endpoint.")
 
 (defun registration-state (registration)
-  "What the store says as far as it has answered: :registering if nothing yet, or nothing any more,
-since etcd is away; :serving; :draining; :withdrawn. From any thread."
+  "Return the state in the store as far as that has answered: :registering if it has no entry yet,
+or none any more, since etcd is away; :serving; :draining; :withdrawn. From any thread."
   (sb-thread:with-mutex ((registration-lock registration))
     (cond ((registration-ended registration) :withdrawn)
           ((/= (registration-written registration) (registration-version registration))
@@ -73,8 +72,8 @@ since etcd is away; :serving; :draining; :withdrawn. From any thread."
             (registration-state registration))))
 
 (defmacro with-registration ((registration) &body body)
-  "Evaluate BODY, which changes REGISTRATION, under its lock, and tell who waits. It is not
-interrupted."
+  "Evaluate BODY, which changes REGISTRATION, under its lock, and wake the threads that wait. It is
+not interrupted."
   (let ((it (gensym "REGISTRATION")))
     `(let ((,it ,registration))
        (sb-sys:without-interrupts
@@ -83,18 +82,18 @@ interrupted."
              (sb-thread:condition-broadcast (registration-bell ,it))))))))
 
 (defun await (registration end-ns predicate)
-  "Wait until PREDICATE, which is called under REGISTRATION's lock, is true, REGISTRATION is to be
-kept no longer, or it is END-NS. Return what PREDICATE does."
+  "Wait until PREDICATE, which is called under REGISTRATION's lock, is true, REGISTRATION ends, or
+it is END-NS. Return the value of PREDICATE."
   (let ((value nil))
     (loop:await-until (registration-bell registration) (registration-lock registration) end-ns
                       (lambda ()
                         (or (setf value (funcall predicate)) (registration-ended registration))))
     value))
 
-;;; What its job does
+;;; Its job
 
 (defun count-standing (registration standing)
-  "Count whether the key of REGISTRATION is in the store, and says what it should. Under its lock."
+  "Count whether the key of REGISTRATION is in the store, with the right value. Under its lock."
   (unless (eq standing (shiftf (registration-standing registration) standing))
     (note (registration-meter registration) #'meter-registered (if standing 1 -1)
           (registration-name registration))))
@@ -116,7 +115,7 @@ kept no longer, or it is END-NS. Return what PREDICATE does."
 
 (defun ensure-lease (registration)
   "The lease of REGISTRATION, a new one if it has none. Signal an ETCD-ERROR, also if REGISTRATION
-is to be kept no longer when that comes."
+has ended when the lease comes."
   (or (registration-lease registration)
       (let* ((number (sb-thread:with-mutex ((registration-lock registration))
                        (incf (registration-leases registration))))
@@ -128,14 +127,14 @@ is to be kept no longer when that comes."
         (unless (with-registration (registration)
                   (when (and (etcd:lease-alive-p lease) (not (registration-ended registration)))
                     (setf (registration-lease registration) lease)))
-          ;; nobody would end it: it is kept alive
+          ;; nothing would end it: it is kept alive
           (etcd:revoke-lease lease :timeout +write-seconds+)
           (error 'etcd:unavailable :text "the answer to the request for a lease has come too late"))
         lease)))
 
 (defun put-own (registration text lease)
-  "Put TEXT under LEASE if the key of REGISTRATION is gone, or its own. Return false if somebody
-else has put it."
+  "Put TEXT under LEASE if the key of REGISTRATION is gone, or its own. Return false if another
+server has put it."
   (let ((key (registration-key registration)))
     (labels ((attempt (comparison &rest others)
                `(:when (,comparison) :then ((:put ,key ,text :lease ,lease))
@@ -162,9 +161,9 @@ else has put it."
     (setf (registration-own registration) (subseq all 0 (min +own-leases+ (length all))))))
 
 (defun put-text (registration text lease written)
-  "Have the key of REGISTRATION say TEXT under LEASE; WRITTEN is true if it did when it was looked
-at last. Return what came of it: :standing if nothing was to do; :put; :renewed if it was put again,
-since it was gone; :left if somebody else has it; nil if REGISTRATION is to be kept no longer."
+  "Give the key of REGISTRATION the value TEXT under LEASE; WRITTEN is true if it had that at the
+last look. Return the outcome: :standing if it has it already; :put; :renewed if it was put again,
+since it was gone; :left if another server has the key; nil if REGISTRATION has ended."
   (cond ((registration-ended registration) nil)
         ((null (registration-own registration))
          (etcd:put (registration-etcd registration) (registration-key registration) text
@@ -193,7 +192,7 @@ since it was gone; :left if somebody else has it; nil if REGISTRATION is to be k
             (registration-failure registration) nil))))
 
 (defun write-registration (registration)
-  "Have the store say what REGISTRATION is to say. Signal an ETCD-ERROR."
+  "Put REGISTRATION's value into the store, if it is not there. Signal an ETCD-ERROR."
   (multiple-value-bind (endpoint version written)
       (sb-thread:with-mutex ((registration-lock registration))
         (values (registration-endpoint registration) (registration-version registration)
@@ -213,7 +212,7 @@ since it was gone; :left if somebody else has it; nil if REGISTRATION is to be k
                    :state (endpoint-state endpoint))))))
 
 (defun keep-registered (registration)
-  "What the job of REGISTRATION does. Return the seconds until it has to again."
+  "Run the job of REGISTRATION once. Return the seconds until it runs again."
   (handler-case (progn (write-registration registration)
                        (loop:forget-failures (registration-pauses registration))
                        (loop:tell-recovery (registration-job registration) :server-registered-again
@@ -228,11 +227,11 @@ since it was gone; :left if somebody else has it; nil if REGISTRATION is to be k
                          :key (registration-key registration))
       (loop:next-pause (registration-pauses registration)))))
 
-;;; What users do
+;;; Interface
 
 (defun check-address (address)
-  "Return ADDRESS, that of a server as clients are to be told it. Signal MISUSE if it is not one, or
-tells nobody where it is. From any thread."
+  "Return ADDRESS, a server's address for clients. Signal MISUSE if it is not an address, or one by
+which clients cannot reach the server. From any thread."
   (let ((target (loop:parse-target address)))
     (when (member (loop:target-host target) '("0.0.0.0" "::" "") :test #'string=)
       (unless (zerop (loop:target-port target))
@@ -242,15 +241,15 @@ tells nobody where it is. From any thread."
 
 (defun register (server name &key (etcd (default-etcd)) address id weight zone hash-key metadata
                                (lease-seconds 10) (notice-seconds 1))
-  "Have SERVER, which START-SERVER has returned, be found as etcd:///NAME, and return the
-REGISTRATION. In ETCD, at the key NAME/ID, ID being its address if it is not given, stands under a
-lease of LEASE-SECONDS, 1 to 86400, where SERVER is: at ADDRESS, by default its first one; and its
+  "Register SERVER, a value of START-SERVER, so that channels find it as etcd:///NAME, and return
+the REGISTRATION. It is an entry in ETCD, at the key NAME/ID, under a lease of LEASE-SECONDS, 1 to
+86400; ID is by default the address. The entry has ADDRESS, by default SERVER's first one; its
 WEIGHT, 1 to 65535, its ZONE and HASH-KEY, strings, and METADATA, an alist from names to JSON. If
-etcd cannot be reached now, or forgets it, SERVER is registered as soon as that is possible;
-AWAIT-REGISTRATION waits for it. STOP-SERVER has it say :draining, waits NOTICE-SECONDS, at most
-half of its own time, while clients turn to others, stops SERVER, and withdraws it. SERVER is nil
-for one that is not of this image; then ADDRESS is needed, and WITHDRAW ends it. Signal MISUSE for a
-wrong argument. From any thread."
+etcd cannot be reached now, or loses the entry, SERVER is registered as soon as that is possible;
+AWAIT-REGISTRATION waits for it. STOP-SERVER puts the state :draining, waits NOTICE-SECONDS, at most
+half of its own time, while clients turn to other servers, stops SERVER, and withdraws it. SERVER is
+nil for one that is not of this image; then ADDRESS is needed, and WITHDRAW ends it. Signal MISUSE
+for a wrong argument. From any thread."
   (unless etcd (misuse "In which etcd? Give :etcd, or set DEFAULT-ETCD."))
   (check-name name)
   (check-type lease-seconds (integer 1 86400))
@@ -265,7 +264,7 @@ wrong argument. From any thread."
                                            :key (endpoint-key name (or id address))
                                            :seconds lease-seconds :notice-seconds notice-seconds
                                            :endpoint endpoint)))
-    ;; if this thread is unwound meanwhile nobody has the registration, and it ends
+    ;; if this thread is unwound meanwhile no program has the registration, and it ends
     (let ((begun nil))
       (with-undoing ((setf (registration-ending registration)
                            (lambda () (stop-keeping registration))
@@ -293,19 +292,21 @@ wrong argument. From any thread."
   (let* ((endpoint (apply #'make-endpoint arguments))
          (octets (string-octets (endpoint-json endpoint))))
     (when (< +longest-endpoint+ (length octets))
-      (misuse "What is said of a server has at most ~D octets, not ~D." +longest-endpoint+
+      (misuse "The description of a server (address, weight, zone, hash key, metadata) has ~
+               at most ~D octets, not ~D."
+              +longest-endpoint+
               (length octets)))
     endpoint))
 
 (defun await-registration (registration &key (timeout 5))
-  "Wait until the store says what REGISTRATION is to say, TIMEOUT seconds at most. Return true if it
-does. From any thread."
+  "Wait until the store has REGISTRATION's value, TIMEOUT seconds at most. Return true if it has.
+From any thread."
   (await registration (loop:notice-end timeout)
          (lambda ()
            (= (registration-version registration) (registration-written registration)))))
 
 (defun say (registration &rest changes)
-  "Have REGISTRATION say what it does, but CHANGES, arguments of MAKE-ENDPOINT."
+  "Change the value of REGISTRATION by CHANGES, arguments of MAKE-ENDPOINT."
   (with-registration (registration)
     (let ((now (registration-endpoint registration)))
       (setf (registration-endpoint registration)
@@ -320,20 +321,20 @@ does. From any thread."
   nil)
 
 (defun change-registration (registration &rest changes &key weight zone hash-key metadata)
-  "Have REGISTRATION say another WEIGHT, ZONE, HASH-KEY or METADATA, as REGISTER takes them; what is
-not given stays. Clients hear of it as soon as etcd does. Signal MISUSE for a wrong argument. From
-any thread."
+  "Change the WEIGHT, ZONE, HASH-KEY or METADATA of REGISTRATION, as REGISTER takes them; the others
+stay. Clients get the change as soon as etcd has it. Signal MISUSE for a wrong argument. From any
+thread."
   (declare (ignore weight zone hash-key metadata))
   (apply #'say registration changes))
 
 (defun drain-registration (registration)
-  "Have REGISTRATION say that its server is draining: channels turn to others, if there are any.
-From any thread."
+  "Put the state :draining for REGISTRATION's server: channels turn to other servers, if there are
+any. From any thread."
   (say registration :state :draining))
 
 (defun end-keeping (registration)
-  "Have the job of REGISTRATION end: it may wait for an answer, and what that brings it ends itself.
-Waits for nothing, and is not interrupted."
+  "End the job of REGISTRATION. If it waits for an answer, it ends the lease that comes by that
+itself. This waits for nothing, and is not interrupted."
   (sb-sys:without-interrupts
     (with-registration (registration)
       (count-standing registration nil)
@@ -347,8 +348,8 @@ Waits for nothing, and is not interrupted."
   (loop:end-job (registration-job registration) :seconds seconds))
 
 (defun withdraw (registration)
-  "End REGISTRATION: the store says nothing of its server any more, at once if etcd can be reached,
-else when the lease ends. Return in three seconds at most. From any thread."
+  "End REGISTRATION: its entry leaves the store, at once if etcd can be reached, else when the lease
+ends. Return within three seconds. From any thread."
   (let ((end-ns (loop:notice-end +withdraw-seconds+)))
     (stop-keeping registration (- +withdraw-seconds+ +last-seconds+))
     (multiple-value-bind (lease seconds)

@@ -18,15 +18,15 @@
   name)
 
 (defun name-prefix (name)
-  "What the keys of NAME's servers begin with."
+  "The prefix of the keys of NAME's servers."
   (format nil "~A/" name))
 
 (defun endpoint-key (name id)
-  "Return the key of the server ID, a string, of the service NAME. Channels to etcd:///NAME find
-there what ENDPOINT-TEXT has returned. From any thread."
+  "Return the key of the server ID, a string, of the service NAME. Channels to etcd:///NAME expect a
+value of ENDPOINT-TEXT there. From any thread."
   (concatenate 'string (name-prefix name) id))
 
 (defun service-config-key (name)
   "The key of the service config of NAME, a string: the JSON that is put there comes into force in
-the channels to etcd:///NAME. Signal MISUSE for a wrong name."
+the channels to etcd:///NAME. Signal MISUSE for a wrong name. From any thread."
   (format nil "clgrpc/service-config/~A" (check-name name)))

@@ -1,49 +1,51 @@
-;;;; Service watchers: each follows a name in etcd, and tells the resolvers of all channels to that
-;;;; name.
+;;;; Service watchers: each follows a name in etcd, and informs the resolvers of all channels to
+;;;; that name.
 ;;;;
 ;;;; 1. The service watcher keeps two mirrors, of the servers of the name and of its service config,
-;;;;    which say what the store has whatever breaks (etcd/client/mirror.lisp). Nothing is told
+;;;;    which follow the store whatever breaks (etcd/client/mirror.lisp). Resolvers get nothing
 ;;;;    before both have begun.
-;;;; 2. Its job tells what they have brought, and begins look-ups.
-;;;; 3. Changes are told at once; those of the next 20 ms together, or of longer if there are many
-;;;;    servers. What leaves everything as it was is not told.
-;;;; 4. While etcd is away resolvers keep what they were told. They do so, too, when no server is
-;;;;    registered any more: a failure is told, which takes nothing from a channel that has servers.
-;;;; 5. An address may have a name for its host, which is looked up beside (host-addresses.lisp):
-;;;;    what is known of the other servers is told, and one is left out until its name has an
-;;;;    answer.
+;;;; 2. Its job passes their changes to the resolvers, and begins look-ups.
+;;;; 3. A change is passed on at once; those of the next 20 ms together, or of a longer time if
+;;;;    there are many servers. A change that leaves everything as it was is not passed on.
+;;;; 4. While etcd is away resolvers keep their last addresses. They keep them, too, when no server
+;;;;    is registered any more: they get a failure, which takes nothing from a channel that has
+;;;;    servers.
+;;;; 5. An address may have a name for its host, which is looked up meanwhile (host-addresses.lisp):
+;;;;    resolvers get the other servers, and the server is left out until its name has an answer.
 
 (in-package #:clgrpc.discovery)
 
-(defconstant +settle-ms+ 20 "How long changes after the first are awaited before they are told.")
-(defconstant +servers-per-ms+ 50 "With many servers it is a millisecond for so many of them.")
+(defconstant +settle-ms+ 20
+  "How long changes after the first are awaited before they are passed on.")
+(defconstant +servers-per-ms+ 50
+  "With many servers the pause is a millisecond for so many of them.")
 (defconstant +refetch-seconds+ 30 "How often a list is fetched again that was too long, at most.")
-(defconstant +ask-seconds+ 10 "How often etcd is asked how far its changes were told.")
+(defconstant +ask-seconds+ 10 "How often etcd is asked up to which revision it has sent changes.")
 (defconstant +answer-seconds+ 1/2 "How long its answer is waited for.")
 
 (defstruct (service-watcher (:constructor %make-service-watcher) (:copier nil))
-  "What follows a name."
+  "A follower of a name in etcd."
   (place nil :type (or string etcd:etcd) :read-only t) ; the client, or an authority that names it
   (etcd nil :type etcd:etcd :read-only t) ; the client
   (world loop:*world* :read-only t)     ; that it is in
   (name "" :type string :read-only t)   ; of the service
-  (meter nil :type (or null meter) :read-only t) ; counts what happens, or nil
-  (age nil :type (or null function))    ; what METER asks
+  (meter nil :type (or null meter) :read-only t) ; counts events, or nil
+  (age nil :type (or null function))    ; reports HEARD-NS to METER
   (heard-ns 0 :type nanoseconds)        ; when etcd has last said how things are; 0: not yet
   (hosts nil :type (or null hosts))     ; the names in its addresses
   (servers nil :type (or null etcd:mirror)) ; of the name
   (config nil :type (or null etcd:mirror)) ; of its service config
-  (job nil :type (or null loop:job))    ; that tells; the next three are the job's
+  (job nil :type (or null loop:job))    ; that informs resolvers; the next three are its own
   (refresh-ns 0 :type nanoseconds)      ; when a list that was too long may be fetched again
-  (ask-ns 0 :type nanoseconds)          ; when etcd is asked how far its changes were told
-  (settled-ns 0 :type nanoseconds)      ; when news may be told
+  (ask-ns 0 :type nanoseconds)          ; when etcd is asked up to where it has sent changes
+  (settled-ns 0 :type nanoseconds)      ; when news may be passed on
   (ending nil :type (or null function)) ; ends the job when ETCD is closed
-  (lock (sb-thread:make-mutex :name "clgrpc service watcher") :read-only t) ; of what follows
-  (resolvers '() :type list)            ; that are to be told
-  (endpoint-table nil :type endpoint-table) ; what the store says
-  (news nil :type boolean)              ; the resolvers have not been told of all of that
+  (lock (sb-thread:make-mutex :name "clgrpc service watcher") :read-only t) ; of the slots below
+  (resolvers '() :type list)            ; that get the addresses
+  (endpoint-table nil :type endpoint-table) ; the store's endpoints
+  (news nil :type boolean)              ; the resolvers have not got all of that
   (begun '() :type list)                ; which of :servers and :config are known
-  (told nil :type list))                ; what resolvers are told: (:addresses LIST CONFIG) or
+  (told nil :type list))                ; the resolvers' last news: (:addresses LIST CONFIG) or
                                         ; (:failure TEXT); nil while nothing is known
 
 (declaim (sb-ext:freeze-type service-watcher))
@@ -60,10 +62,10 @@
        (multiple-value-prog1 (sb-thread:with-mutex ((service-watcher-lock ,it)) ,@body)
          (loop:wake-job (service-watcher-job ,it))))))
 
-;;; Telling
+;;; Informing resolvers
 
 (defun tell-resolver (service-watcher resolver)
-  "Tell RESOLVER what SERVICE-WATCHER tells, if anything. Under its lock."
+  "Give RESOLVER the last news of SERVICE-WATCHER, if there are any. Under its lock."
   (destructuring-bind (&optional kind what config) (service-watcher-told service-watcher)
     (ecase kind
       ((nil))
@@ -71,8 +73,9 @@
       (:failure (client:push-failure resolver what)))))
 
 (defun tell (service-watcher &rest told)
-  "Have SERVICE-WATCHER's resolvers, now and to come, be told TOLD, unless they were told these
-addresses last. A failure is not told to those to come if addresses are known."
+  "Give TOLD to SERVICE-WATCHER's resolvers, present and later ones, unless they have got the same
+addresses last. If addresses are known, later resolvers do not get a failure. Return true if TOLD is
+new."
   (sb-thread:with-mutex ((service-watcher-lock service-watcher))
     (let ((before (service-watcher-told service-watcher)) (news nil))
       (setf news (not (equal before told)))
@@ -93,7 +96,7 @@ addresses last. A failure is not told to those to come if addresses are known."
       nil)))
 
 (defun backend-items (service-watcher endpoints)
-  "What PUSH-ADDRESSES is given for ENDPOINTS, without those that cannot be used, or not yet."
+  "The argument of PUSH-ADDRESSES for ENDPOINTS, without those that cannot be used, or not yet."
   (let* ((hosts (service-watcher-hosts service-watcher))
          (targets (mapcar #'parse-address endpoints))
          (named (lambda (target) (and target (null (loop:target-addresses target))))))
@@ -119,7 +122,8 @@ addresses last. A failure is not told to those to come if addresses are known."
                       (service-watcher-name service-watcher) "serving"))))
 
 (defun tell-news (service-watcher)
-  "Tell what SERVICE-WATCHER's endpoint table says by now. Return how many servers it has."
+  "Give the resolvers the contents of SERVICE-WATCHER's endpoint table. Return how many servers it
+has."
   (multiple-value-bind (all config)
       (sb-thread:with-mutex ((service-watcher-lock service-watcher))
         (setf (service-watcher-news service-watcher) nil)
@@ -144,7 +148,7 @@ anything."
   (with-service-watcher (service-watcher)
     (when news (setf (service-watcher-news service-watcher) t))))
 
-;;; What the store says
+;;; News of the store
 
 (defun count-change (service-watcher kind)
   "A change of KIND, a text, has come to SERVICE-WATCHER."
@@ -152,8 +156,8 @@ anything."
         (service-watcher-name service-watcher) kind))
 
 (defmacro taking-news ((service-watcher what) &body body)
-  "Evaluate BODY, which changes SERVICE-WATCHER's endpoint table, under its lock; WHAT of it is
-known then."
+  "Evaluate BODY, which changes SERVICE-WATCHER's endpoint table, under its lock; its part WHAT,
+:servers or :config, is known then."
   (alexandria:once-only (service-watcher)
     `(with-service-watcher (,service-watcher)
        (setf (service-watcher-news ,service-watcher) t
@@ -162,7 +166,7 @@ known then."
        ,@body)))
 
 (defun take-servers (service-watcher kind items revision)
-  "The mirror of SERVICE-WATCHER's servers tells ITEMS, see ETCD:MIRROR."
+  "The mirror of SERVICE-WATCHER's servers has brought ITEMS, see ETCD:MIRROR."
   (declare (ignore revision))
   (let ((wrong (taking-news (service-watcher :servers)
                  (when (eq :entries kind)
@@ -182,7 +186,7 @@ known then."
           (count-change service-watcher (string-downcase (etcd:change-kind change)))))))
 
 (defun take-config (service-watcher kind items revision)
-  "The mirror of SERVICE-WATCHER's service config tells ITEMS, see ETCD:MIRROR."
+  "The mirror of SERVICE-WATCHER's service config has brought ITEMS, see ETCD:MIRROR."
   (declare (ignore revision))
   (flet ((entry-of (item)
            (cond ((eq :entries kind) item)
@@ -193,7 +197,7 @@ known then."
   (when (eq :changes kind) (count-change service-watcher "service_config")))
 
 (defun note-read-failure (service-watcher condition)
-  "What SERVICE-WATCHER needs cannot be read because of CONDITION."
+  "SERVICE-WATCHER's servers or config cannot be read because of CONDITION."
   (note (service-watcher-meter service-watcher) #'meter-failures 1
         (service-watcher-name service-watcher) "read")
   (log-event (if (typep condition 'etcd:etcd-error) :warning :error)
@@ -202,7 +206,7 @@ known then."
   (tell service-watcher :failure (princ-to-string condition)))
 
 (defun begin-following (service-watcher)
-  "Have the store say what SERVICE-WATCHER's name is."
+  "Begin the mirrors of SERVICE-WATCHER's name."
   (flet ((mirror (function wanted-p &rest range)
            (apply #'etcd:mirror (service-watcher-etcd service-watcher)
                   (lambda (kind items revision)
@@ -213,7 +217,7 @@ known then."
                   range)))
     (setf (service-watcher-config service-watcher)
           (mirror #'take-config
-                  ;; else the other mirror says what is wrong
+                  ;; else the other mirror reports the error
                   (lambda () (member :servers (service-watcher-begun service-watcher)))
                   :key (service-config-key (service-watcher-name service-watcher)))
           (service-watcher-servers service-watcher)
@@ -222,7 +226,7 @@ known then."
                   :most (1+ +most-endpoints+))))) ; one more, so that it is seen
 
 (defun ask-how-far (service-watcher)
-  "Learn whether etcd still tells SERVICE-WATCHER of changes."
+  "Check that changes still reach SERVICE-WATCHER from etcd."
   (let ((watch (etcd:mirror-watch (service-watcher-servers service-watcher))))
     (when watch
       (handler-case (progn (etcd:await-progress watch :timeout +answer-seconds+)
@@ -237,8 +241,8 @@ known then."
     (etcd:refresh-mirror (service-watcher-servers service-watcher))))
 
 (defun follow-name (service-watcher)
-  "What the job of SERVICE-WATCHER does: tell its news, and begin the look-ups that it has to do.
-Return the seconds until it has to again."
+  "Run the job of SERVICE-WATCHER once: pass its news on, and begin the look-ups that are due.
+Return the seconds until it runs again."
   (let ((known (= 2 (length (service-watcher-begun service-watcher)))))
     (when (and known (service-watcher-news service-watcher)
                (<= (service-watcher-settled-ns service-watcher) (loop:world-now)))
@@ -293,7 +297,7 @@ Return the seconds until it has to again."
   (tell service-watcher :failure "the client of etcd is closed"))
 
 (defun end-service-watcher (service-watcher)
-  "End SERVICE-WATCHER, which nobody needs any more."
+  "End SERVICE-WATCHER, which has no resolvers any more."
   (end-job service-watcher)
   (etcd:remove-ending (service-watcher-etcd service-watcher)
                       (service-watcher-ending service-watcher))
@@ -310,8 +314,9 @@ Return the seconds until it has to again."
            **service-watchers**))
 
 (defun attach-resolver (resolver place name)
-  "Have RESOLVER be told of NAME in PLACE, now if something is known of it. Return the service
-watcher. It is not interrupted, and waits for nothing: whatever follows NAME has a resolver."
+  "Inform RESOLVER of NAME in PLACE, at once if something is known of it. Return the service
+watcher. This is not interrupted, and waits for nothing: each service watcher of NAME has a
+resolver."
   (sb-sys:without-interrupts
     (sb-thread:with-mutex (**service-watchers-lock**)
       (let ((service-watcher (or (present-service-watcher place name)
@@ -323,7 +328,7 @@ watcher. It is not interrupted, and waits for nothing: whatever follows NAME has
         service-watcher))))
 
 (defun detach-resolver (resolver service-watcher)
-  "Tell RESOLVER nothing any more. SERVICE-WATCHER ends with its last resolver."
+  "Stop informing RESOLVER. SERVICE-WATCHER ends with its last resolver."
   (when (sb-sys:without-interrupts
           (sb-thread:with-mutex (**service-watchers-lock**)
             (sb-thread:with-mutex ((service-watcher-lock service-watcher))

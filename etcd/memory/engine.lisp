@@ -1,13 +1,13 @@
-;;;; The engine: a store behind a lock, the clock by which its leases end, and those who are to hear
-;;;; of its changes (watch-stream.lisp). It is a service object that has etcd's services: call it
-;;;; through a channel within the image, or have a server serve it.
+;;;; The engine: a store with a lock, the clock by which its leases end, and the listeners to its
+;;;; changes (watch-stream.lisp). It is a service object with etcd's services: call it through a
+;;;; channel within the image, or let a server serve it.
 ;;;;
-;;;; A request has the lock while it is done, which takes no waiting and no code of a user's. Then,
-;;;; without the lock, the thread that has brought a new revision about has listeners look at it:
-;;;; those that it concerns, +CALLED-AT-ONCE+ of them at most. The others, and what a listener
-;;;; leaves since it has done enough in one go, are left to the engine's job, in turn. Leases end in
-;;;; the course of the next request, or by that job. While there are leases or listeners it looks at
-;;;; the clock twice a second at least, since a test's may jump.
+;;;; A request has the lock while it is done; meanwhile nothing waits, and no code of a user runs.
+;;;; Then, without the lock, the thread that has made a new revision calls the listeners that it
+;;;; concerns, +CALLED-AT-ONCE+ of them at most. The engine's job serves the others in turn, and
+;;;; also does the work that a listener leaves since it has done enough in one go. Leases end in the
+;;;; course of the next request, or by that job. While there are leases or listeners the job looks
+;;;; at the clock twice a second at least, since a test's may jump.
 
 (in-package #:clgrpc.memory)
 
@@ -15,26 +15,26 @@
   "So many listeners the thread that has made a revision calls itself.")
 
 (defclass engine (pb:kv pb:lease pb:watch pb:cluster pb:maintenance)
-  ((store :initarg :store :reader engine-store) ; what is in it
+  ((store :initarg :store :reader engine-store) ; its contents
    (world :initform loop:*world* :reader engine-world) ; whose clock is that of the leases
    (max-watches :initarg :max-watches :reader engine-max-watches) ; of all streams
    (progress-ns :initarg :progress-ns :reader engine-progress-ns) ; between notices of progress
    ;; of the store, and of all that follows
    (lock :initform (sb-thread:make-mutex :name "clgrpc memory") :reader engine-lock)
    (open :initform t :accessor engine-open) ; false once it was closed
-   (told :initform 1 :accessor engine-told) ; the revision that the listeners were told of
+   (told :initform 1 :accessor engine-told) ; the revision that the listeners have got
    (listeners :initform (make-hash-table :test 'eq) :reader engine-listeners) ; each its own value
    (watches :initform nil :accessor engine-watches) ; the tree of all watches
    (serial :initform 0 :accessor engine-serial) ; of the watch that was made last
    (calls :initform (make-fifo) :reader engine-calls) ; listeners that the job is to call
    (looked :initform 0 :accessor engine-looked) ; when the job has looked at all listeners
-   ;; what has no other thread to do it
+   ;; runs work that has no other thread
    (background :initform (loop:make-background "clgrpc memory") :reader engine-background)
    (job :accessor engine-job)           ; its only one
    (attendant :initform nil :accessor engine-attendant)) ; the thread that has run it last, or nil
-  (:documentation "A store in memory that serves etcd's services. It is not durable: what it has is
-gone when its process ends. Made by MAKE-ENGINE, ended by CLOSE-ENGINE. A program gets a client by
-CONNECT; START-SERVER takes an engine as a service, for other programs, etcdctl among them."))
+  (:documentation "A store in memory that serves etcd's services. It is not durable: its contents
+are gone when its process ends. Made by MAKE-ENGINE, ended by CLOSE-ENGINE. A program gets a client
+by CONNECT; START-SERVER takes an engine as a service, for other programs, etcdctl among them."))
 
 (defmethod initialize-instance :after ((engine engine) &key)
   (setf (engine-job engine)
@@ -49,19 +49,18 @@ CONNECT; START-SERVER takes an engine as a service, for other programs, etcdctl 
 (defun make-engine (&key (max-octets 268435456) (max-revisions 10000) (max-leases 100000)
                       (max-watches 10000) (progress-seconds 600))
   "Return a new engine, which is empty. It refuses, as etcd does when it is full, to keep more than
-MAX-OCTETS, of keys, values and 128 for each; it keeps the last MAX-REVISIONS, or up to a quarter
-more, and compacts what is older, or newer ones too if it needs the room. It has MAX-LEASES and
-MAX-WATCHES at most; a stream may have another watch if it has fewer than are free. Watches that
-ask for that are told each PROGRESS-SECONDS how far they are. Its clock is that of
-CLGRPC.LOOP:*WORLD*. It is not durable, and logs that. From any thread; end it with
-CLOSE-ENGINE."
+MAX-OCTETS, counting keys, values and 128 octets for each entry. It keeps the last MAX-REVISIONS, or
+up to a quarter more, and compacts older ones, or newer ones too if it needs the room. It has
+MAX-LEASES and MAX-WATCHES at most; a stream may have another watch if it has fewer than are free.
+Watches that ask for progress get it every PROGRESS-SECONDS. Its clock is that of
+CLGRPC.LOOP:*WORLD*. It is not durable, and logs that. From any thread; end it with CLOSE-ENGINE."
   (check-type progress-seconds (real (0)))
   (check-type max-octets (integer 1))
   (check-type max-revisions (integer 1))
   (check-type max-leases (integer 1))
   (check-type max-watches (integer 1))
   (log-event :warning :memory-engine :durable nil
-                      :text "What is in this store is lost when the process ends.")
+                      :text "The contents of this store are lost when the process ends.")
   (make-instance 'engine
                  :store (make-store (make-limits :octets max-octets :revisions max-revisions
                                                  :leases max-leases))
@@ -82,7 +81,7 @@ left by WITH-TIMEOUT, and half a revision would stay."
   (with-engine (engine) (store-revision (engine-store engine))))
 
 (defun call-listener (listener)
-  "Have LISTENER look. An error in that is its own, not that of the thread which calls it."
+  "Call LISTENER. An error in it is its own, not that of the thread which calls it."
   (loop:guarding (:memory-listener-error)
     (funcall (the function (listener-function listener)))))
 
@@ -106,8 +105,7 @@ left by WITH-TIMEOUT, and half a revision would stay."
           do (call-listener listener))))
 
 (defun call-on-store (engine function)
-  "Return what FUNCTION returns of ENGINE's store and the time, or signal the RPC-ERROR that it
-does."
+  "Return the values of FUNCTION for ENGINE's store and the time, or signal its RPC-ERROR."
   (declare (type function function))
   (let ((outcome (with-engine (engine)
                    (handler-case
@@ -128,15 +126,15 @@ does."
 (defconstant +tick-ns+ 500000000 "The job looks at the clock at least this often.")
 
 (defun leave-due-calls (engine now)
-  "Leave to the job of ENGINE, whose lock is held, to call the listeners that are due at NOW, or
-have something to tell: the thread that was to call them may have been interrupted."
+  "Leave the listeners that are due at NOW, or have something to send, to the job of ENGINE, whose
+lock is held: the thread that was to call them may have been interrupted."
   (loop for listener being the hash-keys of (engine-listeners engine)
         do (when (or (<= (listener-due-ns listener) now)
                      (fifo-items (listener-ready listener)))
              (leave-call engine listener))))
 
 (defun look-at-clock (engine)
-  "End what is over by the clock of ENGINE, whose lock is held."
+  "End the leases that are over by the clock of ENGINE, whose lock is held."
   (let ((now (engine-now engine)))
     (end-leases (engine-store engine) now)
     ;; it may have been set back, too
@@ -152,7 +150,7 @@ have something to tell: the thread that was to call them may have been interrupt
                                            (engine-now engine))))))))
 
 (defun attend-engine (engine)
-  "What the job of ENGINE does. Return the seconds until it has to again, or nil."
+  "Run the job of ENGINE once. Return the seconds until it runs again, or nil."
   (setf (engine-attendant engine) sb-thread:*current-thread*)
   (loop
     (let ((called nil))
@@ -169,7 +167,8 @@ have something to tell: the thread that was to call them may have been interrupt
               (return (seconds-to-wait engine))))))))
 
 (defun add-listener (engine listener)
-  "Have LISTENER called when ENGINE has something new for its watches. Refuse it if that is closed."
+  "Add LISTENER to ENGINE, which calls it when there are changes for its watches. Refuse it if
+ENGINE is closed."
   (with-engine (engine)
     (unless (engine-open engine) (refuse :closed))
     (setf (gethash listener (engine-listeners engine)) listener))
@@ -179,8 +178,8 @@ have something to tell: the thread that was to call them may have been interrupt
   (with-engine (engine) (remhash listener (engine-listeners engine))))
 
 (defun add-watch (engine watch)
-  "Have WATCH among those of ENGINE, whose lock is held. Return false if there are too many, or too
-many of its listener: that may have another one if it has fewer than are free."
+  "Add WATCH to those of ENGINE, whose lock is held. Return false if there are too many, or too many
+of its listener: that may have another one if it has fewer than are free."
   (let* ((listener (watch-listener watch))
          (free (- (engine-max-watches engine) (tree-size (engine-watches engine)))))
     (when (< (listener-watch-count listener) free)
@@ -195,8 +194,8 @@ many of its listener: that may have another one if it has fewer than are free."
   (decf (listener-watch-count (watch-listener watch))))
 
 (defun close-engine (engine)
-  "End ENGINE: its calls are refused with :unavailable, and its watches end. What is in it is
-lost. From any thread."
+  "End ENGINE: its calls are refused with :unavailable, and its watches end. Its contents are lost.
+From any thread."
   (mapc #'call-listener
         (with-engine (engine)
           (setf (engine-open engine) nil)

@@ -1,7 +1,7 @@
 ;;;; Leases of a store. A lease that is over is ENDING while it has items: these are removed some at
-;;;; a time, so that no request waits for all of them. Nobody else finds it then. The store's clock
-;;;; is an argument: the caller ends those first whose time is over. A draft becomes the newest
-;;;; revision here, since leases know their items.
+;;;; a time, so that no request waits for all of them. No request finds the lease then. The store's
+;;;; clock is an argument: the caller ends those first whose time is over. A draft becomes the
+;;;; newest revision here, since leases know their items.
 
 (in-package #:clgrpc.memory)
 
@@ -58,8 +58,7 @@
                             (clearing-end clearing)))))))
 
 (defun commit (write-batch)
-  "Have WRITE-BATCH be the newest revision of its store, if it has changes. Return the revision
-then."
+  "Make WRITE-BATCH the newest revision of its store, if it has changes. Return the revision then."
   (let ((store (write-batch-store write-batch))
         (changes (nreverse (write-batch-changes write-batch))))
     (when changes
@@ -116,7 +115,7 @@ removes the others. Return how many items were removed."
   (end-items store lease most))
 
 (defun renew-lease (lease now-ns)
-  "Have LEASE last its time from NOW-NS on. Return its seconds."
+  "Renew LEASE for its time from NOW-NS on. Return its seconds."
   (setf (lease-end-ns lease) (+ now-ns (seconds-ns (lease-seconds lease))))
   (lease-seconds lease))
 

@@ -45,7 +45,7 @@
                   (let ((lease (or (find-lease store number) (refuse :lease-not-found))))
                     (revoke-lease store lease)
                     lease))))
-    ;; each request to the store removes some of what is left
+    ;; each request to the store removes some of the remaining items
     (loop while (on-store (engine store)
                   (declare (ignore store))
                   (lease-items lease)))

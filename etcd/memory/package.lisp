@@ -1,6 +1,6 @@
-;;;; An engine in memory: it serves etcd's own services, so that all that stands on clgrpc.etcd runs
-;;;; without etcd, in demonstrations and tests. It keeps nothing: what is in it is gone with its
-;;;; process. The files, from the ground up: an ordered tree of items that is never changed; the
+;;;; An engine in memory: it serves etcd's own services, so that all programs that use clgrpc.etcd
+;;;; run without etcd, in demonstrations and tests. It is not durable: its contents are gone with
+;;;; its process. The files, from the ground up: an ordered tree of items that is never changed; the
 ;;;; store, which has such a tree for each of its revisions; leases; ranges; transactions; the
 ;;;; engine around it, with lock and clock; watches; the methods of the services.
 ;;;;

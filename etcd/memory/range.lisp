@@ -1,4 +1,4 @@
-;;;; Ranges of keys, and what is answered to those who read them.
+;;;; Ranges of keys, and answers to requests that read them.
 
 (in-package #:clgrpc.memory)
 
@@ -54,18 +54,18 @@ many there are without limit."
       (/= 0 (pb:range-request-max-create-revision request))))
 
 (defun whole-p (request)
-  "True if REQUEST, a RangeRequest, is answered from all items of its range, whatever its limit."
+  "True if REQUEST, a RangeRequest, is answered from all items of its range, even with a limit."
   (or (bounded-p request) (not (eq :none (pb:range-request-sort-order request)))))
 
 (defun check-order (request)
-  "Refuse REQUEST, a RangeRequest, if it is to be sorted by what has no name: a number of a peer's."
+  "Refuse REQUEST, a RangeRequest, if its sort key or order is an unknown number."
   (unless (and (keywordp (pb:range-request-sort-target request))
                (keywordp (pb:range-request-sort-order request)))
     (refuse :invalid-order)))
 
 (defun sort-items (items target order)
-  "ITEMS, which are in the order of their keys, by TARGET and ORDER of a RangeRequest. Those that
-are the same in that stay in their order."
+  "ITEMS, which are in the order of their keys, sorted by TARGET and ORDER of a RangeRequest. Items
+that are equal in TARGET stay in their order."
   (if (and (eq :none order) (eq :key target))
       items
       (multiple-value-bind (before key)

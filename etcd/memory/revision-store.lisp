@@ -1,18 +1,19 @@
 ;;;; The store: for each of its revisions a tree of items, and the changes that made it. A revision
 ;;;; is made from a WRITE-BATCH, which begins as the newest tree, and is entered as a whole or not
-;;;; at all. Revisions are numbered from 1, the empty store; what is older than the last compaction
-;;;; is not kept.
+;;;; at all. Revisions are numbered from 1, the empty store; those older than the last compaction
+;;;; are not kept.
 ;;;;
 ;;;; It has limits: of the octets of the items that it keeps, old ones as well, and of the
 ;;;; revisions. With more revisions than that the oldest are compacted, as an operator of etcd would
 ;;;; have it do.
 ;;;;
-;;;; What it does not do is a REFUSAL: a status and a text, which are etcd's own but for one.
+;;;; A request that it does not do is a REFUSAL: a status and a text, which are etcd's own except
+;;;; for one.
 
 (in-package #:clgrpc.memory)
 
 (defstruct (change (:constructor make-change (item previous)) (:copier nil))
-  "What a revision has changed at one key."
+  "The change of a revision at one key."
   (item nil :type item :read-only t)    ; as it is since; of version 0 if it was removed
   (previous nil :type (or null item)))  ; as it was; nil too if that is compacted
 
@@ -47,7 +48,7 @@
   (leases '() :type list :read-only t)) ; the numbers of the leases
 
 (defstruct (write-batch (:constructor make-write-batch (store tree revision)) (:copier nil))
-  "What a store is to become."
+  "The next revision of a store, while it is being made."
   (store nil :type store :read-only t)  ; of which it is to be a revision
   (tree nil :type (or null node))       ; its items
   (revision 0 :type (signed-byte 64) :read-only t) ; that it would be
@@ -108,7 +109,8 @@
   (record-tree (record-at store (store-revision store))))
 
 (defun tree-at (store revision)
-  "The tree of STORE at REVISION, the newest if that is not positive. Refuse what there is not."
+  "The tree of STORE at REVISION, the newest if that is not positive. Refuse a revision that is not
+there."
   (cond ((> revision (store-revision store)) (refuse :future-revision))
         ((<= revision 0) (newest store))
         ((< revision (store-compacted store)) (refuse :compacted))
@@ -151,15 +153,15 @@ once it is compacted up to REVISION: the lock need not be held until then."
   (<= revision (store-compacted store)))
 
 (defun begin-compaction (store revision)
-  "See that STORE may be compacted up to REVISION by FORGET-SOME. Refuse what is compacted, or not
-there yet."
+  "See that STORE may be compacted up to REVISION by FORGET-SOME. Refuse a revision that is
+compacted, or not there yet."
   (cond ((<= revision (store-compacted store)) (refuse :compacted))
         ((> revision (store-revision store)) (refuse :future-revision))
         ((< revision 1) (setf (store-compacted store) revision))))
 
 (defun make-room (store octets)
-  "See that STORE has room for OCTETS more: if it must, by compaction of what is oldest. Refuse it
-if there is none."
+  "Make room for OCTETS more in STORE, if necessary by compaction of the oldest revisions. Signal a
+refusal if there is not enough."
   (let ((most (limits-octets (store-limits store))))
     (loop while (and (> (+ octets (store-octets store)) most)
                      (< (store-compacted store) (store-revision store)))
@@ -204,8 +206,8 @@ if there is none."
 
 (defun remove-range (write-batch start end)
   "Remove from WRITE-BATCH the items whose keys are START or come after it, and come before END, if
-that is not nil. Return these items, in their order. The lock is held for all of them: what they
-cost is one step of a tree, three objects each and no more."
+that is not nil. Return these items, in their order. The lock is held for all of them: each costs
+one step of a tree and three objects."
   (let ((items '()) (leases (make-hash-table)))
     (map-range (lambda (item)
                  (push item items)

@@ -1,16 +1,16 @@
-;;;; What changes a store: puts, removals, and transactions of these, of reads and of transactions.
-;;;; As in etcd a request is checked as a whole before any of it is done, all comparisons are of the
-;;;; revision before, and each operation sees what those before it have done.
+;;;; Changes of a store: puts, removals, and transactions of these, of reads and of transactions. As
+;;;; in etcd a request is checked as a whole before any of it is done, all comparisons are of the
+;;;; revision before, and each operation sees the effects of those before it.
 
 (in-package #:clgrpc.memory)
 
 (defconstant +most-operations+ 128 "A transaction has at most this many in each of its lists.")
 (defconstant +most-steps+ 2048
-  "A transaction with those in it has at most so many operations and comparisons in all. etcd has
-no such limit, and a request of 1.5 MB has room for 200,000.")
+  "The most operations and comparisons of a transaction, inner transactions included. etcd has no
+such limit, and a request of 1.5 MB has room for 200,000.")
 (defconstant +most-read+ 500000
-  "A request reads at most so many items, those that it reads twice counted twice: a short one could
-ask for all items 200,000 times.")
+  "The most items that a request reads, items read twice counted twice: a short request could ask
+for all items 200,000 times.")
 
 ;;; Requests by themselves
 
@@ -62,8 +62,8 @@ operations."
           collect (pb:request-op-request operation)))
 
 (defun removed-p (key removals)
-  "True if one of REMOVALS, a list of DeleteRangeRequests, is of KEY. As etcd has it, one to the end
-of all keys is of none: there whatever comes last is so."
+  "True if one of REMOVALS, a list of DeleteRangeRequests, is of KEY. As in etcd, a removal to the
+end of all keys conflicts with none: there the last operation wins."
   (some (lambda (removal)
           (let ((start (pb:delete-range-request-key removal))
                 (end (pb:delete-range-request-range-end removal)))
@@ -94,7 +94,7 @@ they put, and their DeleteRangeRequests, with those of the transactions among th
         (add (pb:put-request-key request) '())))
     (values keys removals)))
 
-;;; What a request costs
+;;; Costs of requests
 
 (defun items-read (tree key end &key limit (more 0))
   "How many items of TREE, or of the MORE that come to it before, in the range of KEY and END are
@@ -124,7 +124,7 @@ a RangeRequest."
   (when (> count +most-read+) (refuse :too-much-read)))
 
 (defconstant +most-removed+ 25000
-  "A request removes at most so many items: all of them at one revision, for which the lock is held
+  "The most items that a request removes: all of them at one revision, for which the lock is held
 some five milliseconds.")
 
 (defun check-removed (count)
@@ -166,7 +166,7 @@ operations, or reads or removes too much of STORE."
 ;;; Comparisons
 
 (defun comparison-sign (comparison item)
-  "-1, 0 or 1: how what ITEM, or nil, has compares with the operand of COMPARISON."
+  "-1, 0 or 1: the order of the value of ITEM, or nil, and the operand of COMPARISON."
   (flet ((sign (less a b)
            (cond ((funcall less a b) -1) ((funcall less b a) 1) (t 0)))
          (of (reader) (if item (funcall reader item) 0)))
@@ -187,19 +187,19 @@ operations, or reads or removes too much of STORE."
 
 (defun so-p (comparison tree)
   "True if COMPARISON, a Compare, holds in TREE: of all items of its range, or, if there are none,
-of nothing, whose revisions are 0 and whose value is no value."
+of a missing item, whose revisions are 0 and which no value equals."
   (let ((items (range-items tree (pb:compare-key comparison) (pb:compare-range-end comparison))))
     (cond (items (every (lambda (item) (item-so-p comparison item)) items))
           ((eq :value (pb:compare-target comparison)) nil)
           (t (item-so-p comparison nil)))))
 
-;;; Plans: what of a transaction is to be done
+;;; Plans: the operations of a transaction that are done
 
 (defstruct (plan (:constructor make-plan (request succeeded steps)) (:copier nil))
   "A transaction once its comparisons are made."
-  (request nil :type pb:txn-request :read-only t) ; what was asked for
+  (request nil :type pb:txn-request :read-only t) ; the request
   (succeeded nil :type boolean :read-only t) ; all of its comparisons hold
-  (steps '() :type list :read-only t))  ; what is to be done: requests, and PLANs of transactions
+  (steps '() :type list :read-only t))  ; the operations to do: requests, and PLANs of transactions
 
 (defun plan-transaction (request tree)
   "The PLAN of REQUEST, a TxnRequest, if the newest items are those of TREE."
@@ -222,7 +222,7 @@ of nothing, whose revisions are 0 and whose value is no value."
           ((typep step type) (funcall function step)))))
 
 (defun leaves-something-p (request)
-  "True if REQUEST, a PutRequest, is to leave the value or the lease as it is."
+  "True if REQUEST, a PutRequest, leaves the value or the lease as it is."
   (or (pb:put-request-ignore-value request) (pb:put-request-ignore-lease request)))
 
 (defun check-item-there (store request)
@@ -272,7 +272,7 @@ of nothing, whose revisions are 0 and whose value is no value."
                           :prev-kv (and (pb:put-request-prev-kv request) (key-value previous)))))
 
 (defun removed-items (write-batch request)
-  "Remove what REQUEST, a DeleteRangeRequest, is of. Return the items."
+  "Remove the items in the range of REQUEST, a DeleteRangeRequest. Return them."
   (let ((key (pb:delete-range-request-key request))
         (end (pb:delete-range-request-range-end request)))
     (if (zerop (length end))
@@ -319,7 +319,7 @@ of nothing, whose revisions are 0 and whose value is no value."
 ;;; Requests to a store
 
 (defun answer-range (store request)
-  "Return a function that returns the answer: it reads a tree, which nobody changes, so the caller
+  "Return a function that returns the answer: it reads a tree, which is never changed, so the caller
 needs no lock for that."
   (check-range request)
   (let ((tree (tree-at store (pb:range-request-revision request)))

@@ -1,9 +1,10 @@
-;;;; Items, and trees of them, ordered by their keys. A tree is never changed: what puts an item, or
-;;;; removes one, returns another tree, which has most of its nodes in common with the first. So the
-;;;; store can keep the tree of each revision, and a thread that reads one needs no lock.
+;;;; Items, and trees of them, ordered by their keys. A tree is never changed: an operation that
+;;;; puts or removes an item returns another tree, which has most of its nodes in common with the
+;;;; first. So the store can keep the tree of each revision, and a thread that reads one needs no
+;;;; lock.
 ;;;;
 ;;;; The trees are balanced by weight (S. Adams, "Efficient sets: a balancing act", 1993): of two
-;;;; neighbouring subtrees none has more than +DELTA+ times as many items as the other. The empty
+;;;; neighbouring subtrees neither has more than +DELTA+ times as many items as the other. The empty
 ;;;; tree is nil.
 ;;;;
 ;;;; A tree may have ranges of keys in place of items. Then each node knows how far the ranges of
@@ -12,14 +13,14 @@
 (in-package #:clgrpc.memory)
 
 (defstruct (entry (:copier nil))
-  "What a tree has at a key."
+  "An object of a tree at a key."
   (key nil :type octets :read-only t))  ; where it is
 
 (defstruct (item (:include entry)
                  (:constructor make-item (key value created changed version lease))
                  (:copier nil))
-  "What the store has at a key."
-  (value nil :type octets :read-only t) ; what was put there
+  "The store's entry at a key."
+  (value nil :type octets :read-only t) ; the value
   (created 0 :type (signed-byte 64) :read-only t) ; the revision that made it
   (changed 0 :type (signed-byte 64) :read-only t) ; the revision that put its value
   (version 0 :type (signed-byte 64) :read-only t) ; how often it was put since it was made
@@ -33,8 +34,8 @@
 (defstruct (node (:constructor %make-node (item left right size end)) (:copier nil))
   "A tree that is not empty."
   (item nil :type entry :read-only t)   ; between those of LEFT and of RIGHT
-  (left nil :type (or null node) :read-only t) ; the tree of what comes before ITEM
-  (right nil :type (or null node) :read-only t) ; the tree of what comes behind ITEM
+  (left nil :type (or null node) :read-only t) ; the tree of items before ITEM
+  (right nil :type (or null node) :read-only t) ; the tree of items after ITEM
   (size 1 :type index :read-only t)     ; how many items there are
   (end nil :type (or null octets) :read-only t)) ; of ranges: the last of their ends, nil for none
 
@@ -45,7 +46,8 @@
     (format stream "~D item~:P" (node-size node))))
 
 (defconstant +delta+ 3 "A subtree has at most this many times as many items as its neighbour.")
-(defconstant +ratio+ 2 "What is rotated is one subtree, unless its inner part is this much larger.")
+(defconstant +ratio+ 2
+  "A single rotation is done, unless the inner part of the subtree is this much larger.")
 
 (define-hot (tree-size :inline t) ((tree (or null node))) index
   (if tree (node-size tree) 0))
@@ -141,7 +143,7 @@
 ;;; Parts of trees. Each takes as many steps as the tree is high.
 
 (defun joined (item left right)
-  "The tree of the trees LEFT and RIGHT, of whatever sizes, and of ITEM, which is between them."
+  "The tree of the trees LEFT and RIGHT, of any sizes, and of ITEM, which is between them."
   (cond ((null left) (tree-with right item))
         ((null right) (tree-with left item))
         ((> (tree-size right) (* +delta+ (tree-size left)))
@@ -177,7 +179,7 @@ not nil."
                (joined first left rest))))))
 
 (defun map-range (function tree start end)
-  "Call FUNCTION with the items of TREE, in their order, whose keys are START or come behind it, and
+  "Call FUNCTION with the items of TREE, in their order, whose keys are START or come after it, and
 come before END, if that is not nil."
   (declare (type function function))
   (when tree

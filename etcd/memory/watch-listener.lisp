@@ -2,8 +2,8 @@
 ;;;; one tree of ranges, so a change finds those that it concerns, and no others cost anything.
 ;;;;
 ;;;; A watch is CAUGHT-UP, or it is among those of its listener that are READY. It is caught up if
-;;;; there is nothing that it has not told but what is to come: then NOTE-CHANGES, for the first
-;;;; change that concerns it, makes it ready. A watch that begins in the past is ready at first.
+;;;; it has sent all present changes: then NOTE-CHANGES, for the first change that concerns it,
+;;;; makes it ready. A watch that begins in the past is ready at first.
 ;;;;
 ;;;; All of it is changed while the engine's lock is held.
 
@@ -12,20 +12,20 @@
 (defstruct (listener (:constructor nil) (:copier nil))
   "One that hears of changes."
   (function nil :type (or null function)) ; of no arguments: to be called if a watch is ready
-  (ready (make-fifo) :type fifo :read-only t) ; its watches that may have something to tell
+  (ready (make-fifo) :type fifo :read-only t) ; its watches that may have something to send
   (called nil :type boolean)            ; the engine's thread is to call it
   (noted 0 :type (signed-byte 64))      ; the revision at which NOTE-CHANGES has returned it last
   (due-ns most-positive-fixnum :type (integer 0)) ; when it is to be called in any case
   (watch-count 0 :type index))          ; its watches in the tree
 
 (defstruct (watch (:include range) (:copier nil))
-  "A watch of a stream: what it tells is of its range."
-  (listener nil :type listener :read-only t) ; that tells it
+  "A watch of a stream, of the changes in its range."
+  (listener nil :type listener :read-only t) ; that sends its changes
   (number 0 :type (signed-byte 64) :read-only t) ; by which the stream's client knows it
-  (filters '() :type list :read-only t) ; :noput and :nodelete, what is not told
-  (previous nil :type boolean :read-only t) ; tell what was there before, too
-  (fragment nil :type boolean :read-only t) ; a revision may be told in several responses
-  (progress nil :type boolean :read-only t) ; tell now and then how far it is
+  (filters '() :type list :read-only t) ; :noput and :nodelete, the kinds left out
+  (previous nil :type boolean :read-only t) ; send the entry before a change, too
+  (fragment nil :type boolean :read-only t) ; a revision may be sent in several responses
+  (progress nil :type boolean :read-only t) ; send progress now and then
   (next 0 :type (signed-byte 64))       ; the revision from which on it has told nothing
   (passed 0 :type index)                ; but so many of the changes of that one
   (caught-up nil :type boolean)         ; see above
@@ -57,14 +57,14 @@ other's, since no other has SERIAL. A zero in START is followed by one, the end 
     place))
 
 (defun told-p (watch change)
-  "True if WATCH is to tell CHANGE."
+  "True if WATCH has to send CHANGE."
   (let ((key (item-key (change-item change))) (end (watch-end watch)))
     (and (not (before-p key (watch-start watch)))
          (or (null end) (before-p key end))
          (not (member (if (removal-p change) :nodelete :noput) (watch-filters watch))))))
 
 (defun make-ready (watch)
-  "WATCH may have something to tell."
+  "WATCH may have something to send."
   (setf (watch-caught-up watch) nil)
   (enqueue watch (listener-ready (watch-listener watch))))
 

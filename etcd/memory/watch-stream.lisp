@@ -1,35 +1,36 @@
-;;;; Watches. A stream of watches holds no thread: its call is kept, and advanced by whatever thread
+;;;; Watches. A stream of watches holds no thread: its call is kept, and advanced by the thread that
 ;;;; brings news of the store, of the client's requests, or of room. A watch knows the revision that
-;;;; it is to tell next; what it tells it reads from the store. So nothing is queued for a slow
-;;;; client, and one that is slower than the store forgets is told that its changes are compacted.
-;;;; Its requests wait, as those of all calls do, while it leaves answers unread. A request for
-;;;; progress is answered when all watches of the stream have told what there was up to that.
+;;;; it sends next, and reads its changes from the store. So nothing is queued for a slow client; a
+;;;; client that is slower than the store forgets gets the error that its changes are compacted. Its
+;;;; requests wait, as those of all calls do, while it leaves answers unread. A request for progress
+;;;; is answered when all watches of the stream have sent all changes before it.
 ;;;;
 ;;;; One thread at a time advances a stream: STATE is :idle, :busy while one does, or :again if
 ;;;; there is something new since it began to look. No lock is held while it sends, nor while it
 ;;;; looks at changes.
 ;;;;
-;;;; A short request may ask for all that the store has, so a thread that advances a stream looks at
+;;;; A short request may ask for the whole store, so a thread that advances a stream looks at
 ;;;; +CHANGES-AT-ONCE+ changes, for all of its watches, and leaves the rest to the engine's thread.
-;;;; That makes one response at a time and then goes on with other streams. A watch with FRAGMENT is
-;;;; told a revision of more than +MOST-OCTETS+ in several responses, all but the last marked; one
-;;;; without is told it in one response, as etcd does, but canceled if that has +LONGEST-RESPONSE+.
+;;;; That thread makes one response at a time and then goes on with other streams. A watch with
+;;;; FRAGMENT gets a revision of more than +MOST-OCTETS+ in several responses, all but the last
+;;;; marked; a watch without it gets the revision in one response, as in etcd, but is canceled if
+;;;; that has +LONGEST-RESPONSE+.
 
 (in-package #:clgrpc.memory)
 
-(defconstant +most-revisions+ 1000 "One response tells the changes of at most so many revisions.")
-(defconstant +most-octets+ 1048576 "It tells nothing further once it has so many octets.")
+(defconstant +most-revisions+ 1000 "The most revisions whose changes are in one response.")
+(defconstant +most-octets+ 1048576 "A response with so many octets gets no more changes.")
 (defconstant +longest-response+ 16777216
   "Unless it may not be cut before the end of a revision; but never as many as these.")
 (defconstant +changes-at-once+ 1000
   "So many changes a thread looks at that has other things to do.")
 (defconstant +longest-watched-key+ 4096
-  "A watch's first key and its end have at most so many octets: they are kept as long as it is.")
+  "The most octets of a watch's first key and of its end: they are kept as long as the watch is.")
 (defconstant +drops-at-once+ 500 "So many watches of a stream that has ended are dropped at once.")
 
 (defstruct (watching (:include listener) (:constructor make-watching (engine call)) (:copier nil))
   "A stream of watches."
-  (engine nil :type engine :read-only t) ; whose changes they tell
+  (engine nil :type engine :read-only t) ; whose changes they send
   (call nil :type rpc:call :read-only t) ; the stream
   (requests '() :type list)             ; that have come, the last first; changed by ATOMIC-UPDATE
   (answers (make-fifo) :type fifo :read-only t) ; to requests, which are to be sent
@@ -42,10 +43,10 @@
 
 (declaim (sb-ext:freeze-type watching))
 
-;;; What a watch has to tell
+;;; The changes of a watch
 
 (defun event (watch change)
-  "The message that tells CHANGE."
+  "The message of CHANGE."
   (let ((item (change-item change)))
     (mvccpb:make-event :type (if (removal-p change) :delete :put)
                        :kv (if (removal-p change)
@@ -62,9 +63,9 @@
        (if (and previous (watch-previous watch)) (item-cost previous) 0))))
 
 (defstruct (scan (:copier nil))
-  "What a watch has found that it has to tell, and how far it has looked."
+  "The changes that a watch has found and has to send, and how far it has looked."
   (watch nil :type watch :read-only t)  ; that looks
-  (events '() :type list)               ; what it has found, the last first
+  (events '() :type list)               ; changes that it has found, the last first
   (octets 0 :type (integer 0))          ; that these are taken to need
   (revision 0 :type (signed-byte 64))   ; at which it goes on
   (passed 0 :type index)                ; behind so many of the changes of that
@@ -73,7 +74,7 @@
 (declaim (sb-ext:freeze-type scan))
 
 (defun scan-record (scan record)
-  "Have SCAN find what is in RECORD, of the revision at which it is."
+  "Let SCAN look at RECORD, of the revision at which it is."
   (incf (scan-count scan))
   (loop with watch = (scan-watch scan)
         with changes = (record-changes record)
@@ -91,8 +92,8 @@
                 (setf (scan-passed scan) 0)))
 
 (defun scan-records (scan records most)
-  "Have SCAN find what is in RECORDS, a list, one behind the other: of those that have MOST changes
-or more the first ones, or none."
+  "Let SCAN look at RECORDS, a list, one after the other. If they have MOST changes or more, it
+looks at the first ones only, or at none."
   (loop for record in records
         for changes = (- (length (record-changes record)) (scan-passed scan))
         until (or (>= (scan-octets scan) +most-octets+)
@@ -102,9 +103,9 @@ or more the first ones, or none."
         until (plusp (scan-passed scan))))
 
 (defun next-records (watch engine)
-  "The records that WATCH has to look at next, a list; or :CAUGHT-UP if there are none, or
-:COMPACTED if there is no more what it would tell. Then the revision that ENGINE is at, and the
-revision of the first record, or up to which it is compacted."
+  "Three values: the records that WATCH has to look at next, a list, or :CAUGHT-UP if there are
+none, or :COMPACTED if its next changes are compacted; the revision that ENGINE is at; and the
+revision of the first record, or the one up to which ENGINE is compacted."
   (with-engine (engine)
     (let* ((store (engine-store engine))
            (revision (store-revision store))
@@ -127,7 +128,7 @@ revision of the first record, or up to which it is compacted."
                                   arguments))
 
 (defun scan-response (scan revision)
-  "What SCAN has found as a response when the store is at REVISION; nil for nothing."
+  "A response with the changes of SCAN when the store is at REVISION; nil if it has none."
   (let ((watch (scan-watch scan)) (cut (plusp (scan-passed scan))))
     (cond ((and cut (not (watch-fragment watch)))
            (response watch revision :canceled t
@@ -139,7 +140,7 @@ revision of the first record, or up to which it is compacted."
 ;;; Requests
 
 (defun answer (watching response)
-  "Have WATCHING send RESPONSE before anything else."
+  "Queue RESPONSE at WATCHING, to be sent before anything else."
   (enqueue response (watching-answers watching)))
 
 (defun find-watch (watching number)
@@ -159,7 +160,7 @@ revision of the first record, or up to which it is compacted."
   (with-engine (engine) (incf (engine-serial engine))))
 
 (defun begin-watch (watching watch)
-  "Have WATCH be one of WATCHING. Return false if there are too many."
+  "Add WATCH to WATCHING. Return false if there are too many."
   (let ((engine (watching-engine watching)))
     (when (with-engine (engine)
             (when (add-watch engine watch)
@@ -169,13 +170,13 @@ revision of the first record, or up to which it is compacted."
       (setf (gethash (watch-number watch) (watching-watches watching)) watch))))
 
 (defun note-due (watching watch)
-  "WATCH, of WATCHING, is to tell how far it is if it tells nothing else before that."
+  "WATCH, of WATCHING, has to send progress unless it sends something else before that."
   (setf (watching-due-ns watching)
         (min (watching-due-ns watching)
              (+ (watch-sent-ns watch) (engine-progress-ns (watching-engine watching))))))
 
 (defun create-watch (watching request)
-  "Do REQUEST, a WatchCreateRequest. What has no key is of all keys."
+  "Do REQUEST, a WatchCreateRequest. One without a key is of all keys."
   (let* ((engine (watching-engine watching))
          (revision (engine-revision engine))
          (key (let ((key (pb:watch-create-request-key request)))
@@ -247,8 +248,8 @@ revision of the first record, or up to which it is compacted."
     t))
 
 (defun tell-records (watching watch records most revision next)
-  "Send what WATCH has to tell of RECORDS, which begin with that of the revision NEXT, when the
-store is at REVISION. Return false if there is not room; else how many changes it has looked at:
+  "Send the changes of WATCH in RECORDS, which begin with that of the revision NEXT, when the store
+is at REVISION. Return false if there is not room; else the number of changes that it has looked at:
 fewer than MOST, and none if the first record has as many."
   (let ((scan (make-scan :watch watch :revision next
                          :passed (if (= next (watch-next watch)) (watch-passed watch) 0))))
@@ -269,15 +270,15 @@ fewer than MOST, and none if the first record has as many."
           finally (return watch))))
 
 (defun pass-turn (watching)
-  "The first of the watches of WATCHING that are ready has had its turn."
+  "The first ready watch of WATCHING has had its turn: move it to the end."
   (with-engine ((watching-engine watching))
     (let ((ready (listener-ready watching)))
       (enqueue (dequeue ready) ready))))
 
 (defun send-news-of (watching watch most)
-  "Send one response of WATCH, the first of WATCHING that is ready, if it has something to tell, and
-look at fewer changes than MOST for that. Return how many those were, 0 if it would be more, nil if
-there is no room."
+  "Send one response of WATCH, the first of WATCHING that is ready, if it has something to send, and
+look at fewer changes than MOST for that. Return the number of changes looked at, 0 if it would be
+more, nil if there is no room."
   (multiple-value-bind (records revision next) (next-records watch (watching-engine watching))
     (case records
       (:caught-up 1)
@@ -290,9 +291,9 @@ there is no room."
            looked)))))
 
 (defun send-news (watching most)
-  "Send what the watches of WATCHING have to tell, and look at some MOST changes for that; or send
-one response if MOST is nil. Return :all if that was all, :some if there may be more, nil if there
-is no room."
+  "Send the changes of WATCHING's watches, and look at about MOST changes for that; or send one
+response if MOST is nil. Return :all if nothing is left, :some if there may be more, nil if there is
+no room."
   (loop with left = (or most array-dimension-limit)
         for watch = (next-ready watching)
         do (unless watch (return :all))
@@ -302,7 +303,7 @@ is no room."
              (when (or (null most) (zerop looked) (not (plusp left))) (return :some)))))
 
 (defun send-notices (watching)
-  "Have those watches of WATCHING that are to tell how far they are do so, if it is time."
+  "Send the progress of the watches of WATCHING that have to send it, if it is time."
   (let* ((engine (watching-engine watching)) (now (engine-now engine)))
     (when (<= (watching-due-ns watching) now)
       (setf (watching-due-ns watching) most-positive-fixnum)
@@ -314,7 +315,7 @@ is no room."
                  (note-due watching watch))))))
 
 (defun told-revision (watching)
-  "The revision up to which all watches of WATCHING have told everything."
+  "The revision up to which all watches of WATCHING have sent all changes."
   (let ((engine (watching-engine watching)))
     (with-engine (engine)
       (loop with revision = (store-revision (engine-store engine))
@@ -324,7 +325,7 @@ is no room."
             finally (return revision)))))
 
 (defun send-progress (watching)
-  "Answer the requests for progress of WATCHING, whose watches have told what there was."
+  "Answer the requests for progress of WATCHING, whose watches have sent all changes."
   (loop while (and (plusp (watching-progress watching))
                    (try-response watching
                                  (pb:make-watch-response
@@ -351,8 +352,8 @@ is no room."
   (when (plusp (hash-table-count (watching-watches watching))) :some))
 
 (defun advance-once (watching most)
-  "Do what there is to do for WATCHING, as far as there is room, and look at MOST changes for that,
-see SEND-NEWS. Return :some if there may be more."
+  "Advance WATCHING, as far as there is room, and look at MOST changes for that, see SEND-NEWS.
+Return :some if there may be more."
   (cond ((watching-ended watching) (drop-watches watching))
         ((rpc:call-status (watching-call watching)) nil)
         ((not (engine-open (watching-engine watching))) (end-watching watching) nil)
@@ -387,8 +388,8 @@ see SEND-NEWS. Return :some if there may be more."
       (t (return nil)))))
 
 (defun advance (watching most)
-  "Do what there is to do for WATCHING, see ADVANCE-ONCE, or have the thread that does so look
-again. What is left, also if this thread is interrupted, is left to the engine's thread."
+  "Advance WATCHING, see ADVANCE-ONCE, or make the thread that does so look again. Remaining work,
+also if this thread is interrupted, is left to the engine's thread."
   (sb-sys:without-interrupts
     (when (begin-advancing watching)
       (let ((sent :some) (done nil))

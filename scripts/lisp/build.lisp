@@ -1,12 +1,12 @@
 ;;;; Save the command `clgrpc` as an executable core, CLGRPC_OUTPUT, and as another, CLGRPC_TESTEE,
-;;;; the command with test peers: what is loaded for the first is saved by a process that is forked,
-;;;; while this one loads the rest. The command is rehearsed before; where that cannot be, as
+;;;; the command with test peers: a forked process saves the systems that are loaded for the first,
+;;;; while this one loads the rest. The command is rehearsed before; where that is impossible, as
 ;;;; without a loopback device, its first calls are slower.
 
 (load (merge-pathnames "../load.lisp" *load-truename*))
 (in-package #:clgrpc.scripts)
 
-;; a newer SBCL that warns of more is no reason not to have the command
+;; the command is built all the same if a newer SBCL warns of more
 (load-strictly "clgrpc-tools" :strict *familiar-lisp-p*)
 (handler-case (unless (uiop:symbol-call '#:clgrpc.tools '#:rehearse)
                 (format t "~&The rehearsal went wrong.~%"))

@@ -33,7 +33,7 @@
   (let ((*read-eval* nil)) (rational (read-from-string (uiop:getenv name)))))
 
 (defun save-core (file)
-  "Save a core with what is loaded here in FILE."
+  "Save a core with all systems loaded here in FILE."
   (let ((program (uiop:launch-program
                   (list sb-ext:*runtime-pathname* "--noinform" "--non-interactive" "--no-sysinit"
                         "--no-userinit" "--load" "scripts/load.lisp"
@@ -47,7 +47,7 @@
         (uiop:wait-process program)))))
 
 (defun tell-end (complaints summary)
-  "Say what there is to say; return true if COMPLAINTS are none."
+  "Print COMPLAINTS, or that all was well; return true if there are none."
   (tell summary)
   (dolist (complaint complaints) (tell (format nil "WRONG: ~A" complaint)))
   (null complaints))

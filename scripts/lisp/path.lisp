@@ -1,9 +1,10 @@
-;;;; The path of a unary call, printed: which functions run, in which order, from the stub to the
-;;;; handler and back, and where the path crosses from one package to another. See scripts/path.
+;;;; The path of a unary call, printed: the functions that run, in their order, from the stub to the
+;;;; handler and back, and the places where the path crosses from one package to another. See
+;;;; scripts/path.
 ;;;;
 ;;;; Every function of our packages gets a wrapper that notes its name. A table of functions (the
-;;;; operations of a transport, a sink, a handler) holds functions, not names: what it holds is
-;;;; replaced by the wrappers too. A function that is compiled inline is not seen.
+;;;; operations of a transport, a sink, a handler) holds functions, not names: these are replaced by
+;;;; the wrappers, too. A function that is compiled inline is not seen.
 
 (load (merge-pathnames "../load.lisp" *load-truename*))
 
@@ -94,7 +95,7 @@ order."
   (setf (car **path**) '()
         (car **noting**) t)
   (funcall call)
-  (sleep 0.05)                          ; what comes after the answer, at the other end
+  (sleep 0.05)                          ; the functions after the answer, at the other end
   (setf (car **noting**) nil)
   (reverse (car **path**)))
 

@@ -1,6 +1,5 @@
-;;;; A server as a program: from its command line, by which it tells of itself, to its end, which a
-;;;; signal brings. RUN-SERVER is what programs of users call; `clgrpc serve` and its like use the
-;;;; parts.
+;;;; A server as a program: from its command line, with options for logs and metrics, to its end by
+;;;; a signal. RUN-SERVER is what programs of users call; `clgrpc serve` and its like use the parts.
 
 (defpackage #:clgrpc.program
   (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.command)

@@ -47,7 +47,7 @@ COMMON-LISP."
 
 (defun write-perf-map (&optional (path (format nil "/tmp/perf-~D.map" (sb-unix:unix-getpid))))
   "Write to PATH, a string, where each function of this image lies, as perf reads it, and return
-PATH. What is compiled or moved by a collection later is not in it. From any thread."
+PATH. Functions that are compiled, or moved by a collection, later are not in it. From any thread."
   (let ((new (format nil "~A.new" path)))
     (with-open-file (stream new :direction :output :if-exists :supersede :external-format :utf-8)
       (map-functions (lambda (name address octets)
@@ -56,7 +56,7 @@ PATH. What is compiled or moved by a collection later is not in it. From any thr
     path))
 
 (defun begin-perf-map ()
-  "Write the table of this image, on a thread of its own; what keeps it from that goes to the log."
+  "Write the table of this image, on a thread of its own; an error goes to the log."
   (sb-thread:make-thread (lambda ()
                            (loop:guarding (:perf-map-failed) (write-perf-map)))
                          :name "clgrpc perf map"))

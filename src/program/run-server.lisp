@@ -3,7 +3,7 @@
 (in-package #:clgrpc.program)
 
 (defun program-name ()
-  "What this program is called on its command line."
+  "The name of this program on its command line."
   (let ((path (first sb-ext:*posix-argv*)))
     (if path (file-namestring (sb-ext:parse-native-namestring path)) "server")))
 
@@ -24,7 +24,7 @@ START-SERVER's.")
                                    (append (option-list :serving) (all-group-options))))))
 
 (defun start-arguments (options command)
-  "What of OPTIONS, a plist, is START-SERVER's alone: no option of COMMAND."
+  "The part of OPTIONS, a plist, that is START-SERVER's alone: no option of COMMAND."
   (loop for (key value) on options by #'cddr
         unless (or (member key *own-keywords*)
                    (find key (command-options command) :key #'argument-key))
@@ -35,7 +35,7 @@ START-SERVER's.")
   (and (member *log-function* (list 'log-errors #'log-errors)) :info))
 
 (defun run-as-asked (services arguments options)
-  "Do what RUN-SERVER does, and return the exit code."
+  "Serve as RUN-SERVER does, and return the exit code."
   (flet ((complain (error code)
            (format *error-output* "~A: ~A~%" (program-name) error)
            code))
@@ -64,7 +64,7 @@ reader has stopped reading but is still there, such as a pager that waits for a 
   (flet ((finish (&rest streams)
            (dolist (stream streams)
              (handler-case (finish-output stream)
-               (stream-error ())))))    ; nobody reads it any more
+               (stream-error ())))))    ; its reader has gone
     (flush-log)
     (not (eq :late (sb-thread:join-thread
                     (sb-thread:make-thread #'finish :name "clgrpc last output"
@@ -74,7 +74,7 @@ reader has stopped reading but is still there, such as a pager that waits for a 
 
 (defun run-server (services &rest options &key arguments (exit t) reload &allow-other-keys)
   "Serve SERVICES, as START-SERVER has them, until SIGTERM or SIGINT; then let running calls end, as
-STOP-SERVER does, write what is left of the log and of the standard output, and exit with 0. For the
+STOP-SERVER does, write the rest of the log and of the standard output, and exit with 0. For the
 main function of a program.
 ARGUMENTS   a list of strings, such as (uiop:command-line-arguments): options of the command line,
             those of `clgrpc serve` (--listen, --metrics, --tls-cert and more; --help lists
@@ -83,22 +83,22 @@ ARGUMENTS   a list of strings, such as (uiop:command-line-arguments): options of
             clgrpc-tools/console, are there once those are loaded.
 EXIT        true by default; if false, return the exit code instead of exiting
 RELOAD      a function without arguments, called at each SIGHUP, on a thread of its own, to read
-            anew what the program has from files; an error in it is logged. Certificates are read
-            again and a binary log begun anew in any case. nil by default
-Each option of the command line is a keyword argument as well (:LOG-LEVEL :WARNING), whose value is
-what ARGUMENTS do not say; all others are START-SERVER's. It listens on 127.0.0.1:50051 by default.
-The log goes to the standard error, from :info on, unless *LOG-FUNCTION* has been set. Prints
-\"listening on ADDRESS\" for each address once it serves. A second signal ends the process at once,
-with the code 128 and the signal's number; so does, with 1, an end that takes ten seconds longer
-than :DRAIN-SECONDS. Exiting unwinds the calling thread and runs SB-EXT:*EXIT-HOOKS*, unless the
-last output cannot be written since its reader has stopped reading. An error of
-START-SERVER, such as a port in use, is a line on the standard error and exit code 1. Where the
-environment has NOTIFY_SOCKET (systemd's Type=notify), the service manager hears when this serves,
-reloads and ends. Signal MISUSE if RELOAD is no function. In the main thread."
+            the program's own files again; an error in it is logged. Certificates are read again
+            and a binary log begun again in any case. nil by default
+Each option of the command line is a keyword argument as well (:LOG-LEVEL :WARNING), whose value
+counts where ARGUMENTS have none; all others are START-SERVER's. It listens on 127.0.0.1:50051 by
+default. The log goes to the standard error, from :info on, unless *LOG-FUNCTION* has been set.
+Prints \"listening on ADDRESS\" for each address once it serves. A second signal ends the process at
+once, with the code 128 and the signal's number; so does, with 1, an end that takes ten seconds
+longer than :DRAIN-SECONDS. Exiting unwinds the calling thread and runs SB-EXT:*EXIT-HOOKS*, unless
+the last output cannot be written since its reader has stopped reading. An error of START-SERVER,
+such as a port in use, is a line on the standard error and exit code 1. Where the environment has
+NOTIFY_SOCKET (systemd's Type=notify), the service manager is notified when this serves, reloads and
+ends. Signal MISUSE if RELOAD is not a function. In the main thread."
   (unless (typep reload '(or null function)) (misuse ":RELOAD is a function, not ~S." reload))
   (let* ((written nil)
          (code (unwind-protect (run-as-asked services arguments options)
                  (setf written (write-everything)))))
     (cond ((not exit) code)
           (written (sb-ext:exit :code code :timeout +exit-seconds+))
-          (t (sb-ext:exit :code code :abort t))))) ; else it would write what is left, and wait
+          (t (sb-ext:exit :code code :abort t))))) ; else it would write the rest, and wait

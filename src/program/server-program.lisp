@@ -1,4 +1,4 @@
-;;;; Serving as a command line says, until the process is told to end.
+;;;; Serving as a command line says, until the process is asked to end.
 
 (in-package #:clgrpc.program)
 
@@ -16,16 +16,16 @@
   :telemetry
   (binary-log "FILE" #'identity nil
               "Write a binary log (gRFC A16) to FILE, of all calls or of those that
-      GRPC_BINARY_LOG_FILTER is for; `clgrpc binlog FILE` prints it. FILE is begun again at the
-      start, when it has --binary-log-octets, and at SIGHUP; what was there becomes FILE.1.")
+      GRPC_BINARY_LOG_FILTER selects; `clgrpc binlog FILE` prints it. FILE is begun again at the
+      start, when it has --binary-log-octets, and at SIGHUP; the former file becomes FILE.1.")
   (binary-log-octets "N" (integer-parser 1 1000000000000) 100000000 "How long FILE may get.")
   (binary-log-files "N" (integer-parser 0 1000000) 4
                     "How many older files are kept: FILE.1, FILE.2 and so on.")
   (channelz "[true|false]" #'parse-boolean nil
-            "Serve channelz as well, which tells any caller what the channels, servers and
-      connections of the process are and do.")
+            "Serve channelz as well, which shows the channels, servers and connections of the
+      process, with states and counts, to any caller.")
   (web "[true|false]" #'parse-boolean nil
-       "Speak gRPC-Web, Connect and what else there is beside gRPC as well, over HTTP/1.1 and
+       "Speak the protocols beside gRPC as well, such as gRPC-Web and Connect, over HTTP/1.1 and
       HTTP/2 on the same addresses.")
   (origins "ORIGINS" #'parse-origins '()
            "Whose web pages may call with --web: origins such as https://app.example, several
@@ -44,7 +44,7 @@
 
 (defun open-binary-log (file max-octets kept-files)
   "A binary log to FILE, of MAX-OCTETS, with KEPT-FILES older ones, of the calls that
-GRPC_BINARY_LOG_FILTER is for, all if it is not set."
+GRPC_BINARY_LOG_FILTER selects, all if it is not set."
   (handler-case
       (logs:make-binary-log :file (sb-ext:parse-native-namestring file)
                             :max-octets max-octets :kept-files kept-files
@@ -79,7 +79,7 @@ GRPC_BINARY_LOG_FILTER is for, all if it is not set."
         (getf options :credentials))))
 
 (defun server-arguments (given observers credentials options)
-  "What START-SERVER is given: OPTIONS, with OBSERVERS and CREDENTIALS, and what GIVEN says."
+  "The arguments of START-SERVER: OPTIONS, with OBSERVERS and CREDENTIALS, and those of GIVEN."
   (destructuring-bind (&key listen loops limits max-receive-octets web origins
                          &allow-other-keys)
       given
@@ -107,11 +107,11 @@ TLS if TLS is true."
 
 (defun serve-as-asked (services given ending options &key report paths reload)
   "Serve SERVICES, a list, as GIVEN, the plist of a command line with the options :SERVING and those
-of the groups, and OPTIONS, arguments of START-SERVER, say. Print where, at which PATHS there are
-pages, and what else there is to know; call REPORT, if there is one, with the server at each
-SIGUSR1. At SIGHUP read the certificates again, begin the binary log anew, and call RELOAD, if there
-is one. Once the process is told to end, by ENDING, let running calls end, and return. A service
-manager hears of all that."
+of the groups, and OPTIONS, arguments of START-SERVER, say. Print the addresses, the PATHS of pages,
+and the groups' lines; call REPORT, if there is one, with the server at each SIGUSR1. At SIGHUP read
+the certificates again, begin the binary log again, and call RELOAD, if there is one. Once the
+process is asked to end, by ENDING, let running calls end, and return. A service manager is notified
+of all that."
   (let* ((credentials (asked-credentials given options))
          (own (observers-of-groups (list* :observer (as-list (getf options :observer))
                                           :credentials credentials given)))

@@ -1,7 +1,7 @@
-;;;; What a service manager such as systemd is told of a program (sd_notify(3)): that it serves,
-;;;; that it reloads, that it ends. Where the environment names a socket in NOTIFY_SOCKET each
-;;;; message is a datagram of lines NAME=VALUE to it; otherwise nobody is told anything. A manager
-;;;; that does not listen is a line in the log, and stops nothing.
+;;;; Notices to a service manager such as systemd (sd_notify(3)): the program serves, reloads or
+;;;; ends. Where the environment names a socket in NOTIFY_SOCKET each notice is a datagram of lines
+;;;; NAME=VALUE to it; otherwise no notice is sent. If the manager does not listen, that is logged,
+;;;; and the program goes on.
 
 (in-package #:clgrpc.program)
 
@@ -26,7 +26,7 @@
           (os:close-descriptor socket)))))
 
 (defun tell-manager (&rest lines)
-  "Tell the service manager LINES, if there is one. From any thread."
+  "Send LINES to the service manager, if there is one. From any thread."
   (let ((address (manager-address)))
     (when address
       (let ((result (send-to-manager address (string-octets (format nil "~{~A~%~}" lines)))))
@@ -40,7 +40,7 @@
                 (format nil "STATUS=listening on ~{~A~^, ~}" (server:server-addresses server))))
 
 (defun tell-stopping (seconds)
-  "The service manager hears that this process ends, which may take SECONDS."
+  "Notify the service manager that this process ends, which may take SECONDS."
   (tell-manager "STOPPING=1" "STATUS=letting calls end"
                 (format nil "EXTEND_TIMEOUT_USEC=~D" (ceiling (* 1000000 seconds)))))
 

@@ -1,4 +1,4 @@
-;;;; How a process is told to end: by SIGTERM, by SIGINT or by its own code.
+;;;; The end of a process: SIGTERM, SIGINT or its own code asks for it.
 ;;;;
 ;;;;   first signal    AWAIT-END returns, and the caller ends what it does
 ;;;;   second signal   the process ends at once, with the code of one that the signal has ended
@@ -12,11 +12,11 @@
   "How long the end of a program may take beside the draining of its server.")
 
 (defstruct (ending (:copier nil))
-  "Whether the process has been told to end."
+  "Whether the process has been asked to end."
   (loop nil :type loop:event-loop)      ; on which signals come
   (told (sb-thread:make-semaphore :name "clgrpc ending") :type sb-thread:semaphore) ; is signalled
   (seconds +ending-seconds+ :type (real 0)) ; how long the end may take
-  (begun nil :type boolean)             ; true once it has been told; its loop's
+  (begun nil :type boolean)             ; true once it has been asked; its loop's
   (signals '() :type list))             ; those that mean something else
 
 (declaim (sb-ext:freeze-type ending))
@@ -33,7 +33,7 @@
                          :name "clgrpc ending at once"))
 
 (defun begin-end (ending)
-  "Have AWAIT-END of ENDING return. On its loop."
+  "Make AWAIT-END of ENDING return. On its loop."
   (unless (shiftf (ending-begun ending) t)
     (let ((loop (ending-loop ending)))
       (schedule-timer (loop:event-loop-wheel loop)
@@ -51,13 +51,13 @@
       (begin-end ending)))
 
 (defun end (ending)
-  "Have AWAIT-END of ENDING return. From any thread."
+  "Make AWAIT-END of ENDING return. From any thread."
   (loop:post (ending-loop ending) (lambda () (begin-end ending)))
   nil)
 
 (defun await-end (ending)
-  "Wait until the process is told to end. What is done then, until the function of CALL-WITH-ENDING
-returns, may take the ENDING-SECONDS."
+  "Wait until the process is asked to end. The work after that, until the function of
+CALL-WITH-ENDING returns, may take the ENDING-SECONDS."
   (sb-thread:wait-on-semaphore (ending-told ending))
   nil)
 
@@ -79,7 +79,7 @@ returns, may take the ENDING-SECONDS."
   (call-at-signal ending os:+sigurg+ function))
 
 (defun call-with-ending (function)
-  "Call FUNCTION with an ENDING, for AWAIT-END and its like, while SIGTERM and SIGINT tell this
+  "Call FUNCTION with an ENDING, for AWAIT-END and its like, while SIGTERM and SIGINT ask this
 process to end."
   (let* ((loop (loop:make-event-loop :name "clgrpc signals"))
          (ending (make-ending :loop loop))

@@ -1,26 +1,26 @@
-;;;; What servers tell of themselves, as options of commands that serve: the log, a page with
-;;;; metrics, metrics and spans for an OpenTelemetry collector.
+;;;; Telemetry of servers, as options of commands that serve: the log, a page with metrics, metrics
+;;;; and spans for an OpenTelemetry collector.
 
 (in-package #:clgrpc.program)
 
 (define-shared-options :telemetry
   (log-level "LEVEL" (choice-parser :debug :info :warning :error :none) :warning
-             "What is logged, to the standard error: events from debug, info, warning or error
-      on, or none. GRPC_TRACE switches on tracers, as doc/observability.md has them.")
+             "The least severe events that go to the standard error: debug, info, warning or error;
+      or none. GRPC_TRACE switches on tracers, as doc/observability.md has them.")
   (log-format "FORMAT" (choice-parser :text :json) :text
               "How: a line of text, or of JSON, for each event.")
   (access-log "[RATIO]" #'parse-ratio nil
-              "Log each call, or a share from 0 to 1 of them and all that fail;
-      doc/observability.md has what the events say. The level of the log is info at least.")
+              "Log each call, or a share from 0 to 1 of them and all that fail; doc/observability.md
+lists the fields of the events. The level of the log is info at least.")
   (metrics "ADDRESSES" (addresses-parser 0) nil
-           "Tell Prometheus of metrics, at /metrics, and others of health, at /healthz, where
-      these are, over HTTP, or HTTPS with --tls-cert. Whoever reaches ADDRESSES may look.")
+           "Serve metrics for Prometheus, at /metrics, and health, at /healthz, on ADDRESSES, over
+      HTTP, or HTTPS with --tls-cert. All clients that reach ADDRESSES may read them.")
   (otlp "ADDRESS" (address-parser 1) nil
-        "Tell the OpenTelemetry collector there of metrics and spans, as doc/monitoring.md has
-      it; variables such as OTEL_SERVICE_NAME are obeyed.")
+        "Send metrics and spans to the OpenTelemetry collector there, as doc/monitoring.md says;
+      variables such as OTEL_SERVICE_NAME are obeyed.")
   (trace-sample "RATIO" #'parse-ratio nil
-                "Trace calls, and record so many of the traces that begin here, from 0 to 1; of
-      those that begin elsewhere the caller has decided. Without this, --otlp records all. The
+                "Trace calls, and record this share of the traces that begin here, from 0 to 1; for
+      traces that begin elsewhere the caller has decided. Without this, --otlp records all. The
       log's events have the ids of traces, recorded or not."))
 
 (defun begin-logging (level format access-log)
@@ -31,8 +31,8 @@ The log is left as it is if LEVEL is nil."
       (setf *log-function* (log-writer :level level :format format)))))
 
 (defun call-with-web (addresses credentials handlers url function)
-  "Call FUNCTION with what URL, a function of a server, returns for one on ADDRESSES that answers
-HTTP by HANDLERS, over TLS if there are CREDENTIALS; with nil if ADDRESSES are nil."
+  "Start a server on ADDRESSES that answers HTTP by HANDLERS, over TLS if there are CREDENTIALS, and
+call FUNCTION with the value of URL, a function of a server, for it; with nil if ADDRESSES are nil."
   (if (null addresses)
       (funcall function nil)
       (let ((server (server:start-server '() :listen addresses :http handlers
@@ -53,21 +53,22 @@ there are CREDENTIALS; with nil if ADDRESSES are nil."
 
 (defun make-tracing-as-asked (trace-sample otlp)
   "Tracing that records TRACE-SAMPLE, a ratio, of the traces that begin here, all of them if only
-OTLP is there, and nil without either. Without OTLP nobody takes the spans, so few are kept."
+OTLP is there, and nil without either. Without OTLP no exporter takes the spans, so few are kept."
   (when (or trace-sample otlp)
     (apply #'trace:make-tracing :sampler `(:parent-based (:trace-id-ratio ,(or trace-sample 1)))
            (if otlp '() '(:max-queued-spans 1)))))
 
 (defun begin-exporting (otlp metrics tracing)
-  "Tell the collector at OTLP of METRICS and of TRACING's spans, from now on; nil if OTLP is nil."
+  "Start an exporter of METRICS and of TRACING's spans to the collector at OTLP; nil if OTLP is
+nil."
   (and otlp (otlp:make-otlp-exporter otlp :metrics metrics :tracing tracing)))
 
 (defun end-exporting (exporter)
-  "Tell the collector of EXPORTER, or nil, what it has not been told, for five seconds at most."
+  "Send the rest to the collector of EXPORTER, or nil, for five seconds at most."
   (when exporter (otlp:stop-exporter exporter :timeout 5)))
 
 (defun telemetry-lines (trace-sample otlp)
-  "Lines that say how many traces are recorded, as MAKE-TRACING has it, and what goes to the
+  "Lines about the share of recorded traces, as MAKE-TRACING takes it, and the data that go to the
 collector at OTLP, if that is not nil."
   (append (when (or trace-sample otlp)
             (list (format nil "recording ~F of the traces that begin here~:[, for the log only~;~]"

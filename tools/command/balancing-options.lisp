@@ -35,8 +35,8 @@ _experimental."
   (service-config "JSON|FILE" #'parse-config-argument nil
                   "A service config or the file that it is in: time-outs, retries, balancing.")
   ((balance nil "--lb-strategy") "NAME" #'parse-policy-name nil
-           "How calls are shared among the servers of ADDRESS, such as round_robin; the first that
-      answers has all of them without it, unless the service config says."))
+           "The policy that shares calls among the servers of ADDRESS, such as round_robin. By
+default the service config decides, or else the first server that answers gets all calls."))
 
 (defun balancing-arguments (service-config balance)
   "The keyword arguments of MAKE-CHANNEL that the options BALANCING-OPTIONS mean."

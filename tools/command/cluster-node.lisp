@@ -84,8 +84,8 @@
     line))
 
 (defun store-password (user file)
-  "The password of USER, as MAKE-ETCD takes it: what FILE has whenever it is asked for, or the
-environment; nil without USER."
+  "The password of USER, as MAKE-ETCD takes it: a function that reads FILE each time, or the
+environment's; nil without USER."
   (let ((variable (uiop:getenvp *password-variable*)))
     (cond ((null user)
            (when file (refuse "--store-password-file goes with --store-user")))
@@ -96,7 +96,7 @@ environment; nil without USER."
                      *password-variable*)))))
 
 (defun store-options (credentials user password-file metrics tracing)
-  "What MAKE-ETCD is given beside endpoints."
+  "The arguments of MAKE-ETCD beside endpoints."
   (let ((password (store-password user password-file)))
     (append (when credentials (list :credentials credentials))
             (when user (list :user user :password password))
@@ -140,8 +140,8 @@ or nil, if that is. FUNCTION stops the worker."
       (workflow:close-workflow-service service))))
 
 (defun note-loss (condition ending)
-  "Say that the node is no member, by CONDITION; if another has its name, the process is to end, by
-ENDING."
+  "Print that the node is not a member, by CONDITION; if another process has its name, end this one,
+by ENDING."
   (format t "no member: ~A~%" (shown (princ-to-string condition)))
   (finish-output)
   (when (typep condition 'cluster:superseded) (program:end ending)))
@@ -158,15 +158,15 @@ ENDING."
 more.")
 
 (defun end-node (node worker drain)
-  "Stop WORKER, or nil, which needs the service of workflows that NODE has, then NODE, within DRAIN
-seconds and little more though its store may hang, which is asked for nothing more then."
+  "Stop WORKER, or nil, which needs NODE's service of workflows, and then NODE, within DRAIN seconds
+and little more even if the store hangs: the store gets no more requests then."
   (let ((end (+ (monotonic-ns) (seconds-ns drain))))
     (etcd:close-after (cluster:node-store node) (+ drain +disconnecting-seconds+))
     (when worker (workflow:stop-worker worker :drain drain))
     (cluster:stop-node node :drain (max 0 (ns-seconds (- end (monotonic-ns)))))))
 
 (defun run-node (name worker drain lines arguments)
-  "Be the node NAME, of START-NODE with ARGUMENTS, until the process is told to end or another has
+  "Be the node NAME, of START-NODE with ARGUMENTS, until the process is asked to end or another has
 its name, then for DRAIN seconds at most, in which WORKER, or nil, is stopped, too. LINES are
 printed once it is a member. Return the exit code."
   (program:call-with-ending
@@ -187,14 +187,13 @@ printed once it is a member. Return the exit code."
 
 (define-command "cluster-node"
     (()
-     ((name "NAME" #'identity nil "What the node is called; no other of its cluster is.")
+     ((name "NAME" #'identity nil "The name of the node, unique in its cluster.")
       (listen "ADDRESSES" (addresses-parser 0) "127.0.0.1:0"
-              "Where to listen, as `serve` has it; port 0 picks a free one.")
+              "The address to listen on, as for `serve`; port 0 picks a free one.")
       (store "STORE" #'parse-store nil
              "Where the cluster's state is: etcd:HOST:PORT, of several members with commas
-      between; or memory: in this process, for trials, and gone with it. Other nodes reach
-      it as etcd:ADDRESS, where the node listens, as can every client; with --tls-cert
-      or --allow none can.")
+      between; or memory: in this process, for trials, and gone with it. Other nodes, and all
+      clients, reach it as etcd:ADDRESS, the node's own address; not with --tls-cert or --allow.")
       (store-ca "FILE" #'identity nil
                 "Speak TLS to etcd, and trust the certificates in FILE (PEM).")
       (store-cert "FILE" #'identity nil
@@ -211,12 +210,13 @@ printed once it is a member. Return the exit code."
                  "Where others reach the node, if that is not where it listens; needed if it
       listens on 0.0.0.0.")
       ((label "--label") "NAME=VALUE" #'parse-label '()
-       "What else it says of itself, such as zone=a; may be given several times.")
+       "A label of the node, such as zone=a; may be given several times.")
       (lease-seconds "N" (integer-parser 2 3600) 10
-                     "How long it stays a member if it dies or is cut off, and its worker keeps
-      what it has begun.")
+                     "How long it stays a member after it has died or is cut off, and how long its
+      worker keeps its tasks then.")
       (if-taken "CHOICE" (choice-parser :take-over :refuse) :take-over
-                "What to do if there is a member of its name: take-over, or refuse to start.")
+                "If there is a member of its name: take its place (take-over), or refuse to start
+      (refuse).")
       ((allow "--allow") "ROLE=PATTERN" #'parse-permission '()
        "Give a role to peers whose certificate has a name of this pattern; may be given several
       times. Roles: start (start and signal workflows, create schedules), work (or work:KIND), read,
@@ -227,8 +227,8 @@ printed once it is a member. Return the exit code."
       (namespace "NAME" #'identity "default" "Whose workflows it serves.")
       ((limits "--limit") "NAME=VALUE" #'parse-limit '()
        "A limit of its workflows, such as max-running=100000, retention-seconds=86400,
-      retention-octets=500000000, store-quota=8000000000 or max-store-share=0.6; none is no limit.
-      May be given several times; doc/cluster/workflows.md has all of them.")
+      retention-octets=500000000, store-quota=8000000000 or max-store-share=0.6; the value none
+      means no limit. May be given several times; doc/cluster/workflows.md has all of them.")
       (worker "[true|false]" #'parse-boolean nil
               "Work on workflows as well, with steps to try: echo returns its input, sleep does so
       after as many seconds as that says, fail fails.")
@@ -282,7 +282,7 @@ if another process has taken its name. See doc/cluster/cluster.md."
                                        :observer (remove nil (list tracing access-log console))
                                        :credentials tls
                                        :services (list* health workflows
-                                                        ;; these ask nobody for a role
+                                                        ;; these need no role
                                                         (append (if (or tls allow) '() engines)
                                                                 (grpc:reflection-services))))))
                      store namespace (apply #'append limits) allow counted health

@@ -1,4 +1,4 @@
-;;;; What `cluster` does with schedules of workflows.
+;;;; The subcommands of `cluster` for schedules of workflows.
 
 (in-package #:clgrpc.tools)
 
@@ -32,7 +32,7 @@
         (write-schedules (reverse states)))))
 
 (defun show-schedule (channel id json timeout)
-  "Print what is known of the schedule ID; in JSON also what it starts."
+  "Print the state of the schedule ID; in JSON also the request of its workflows."
   (multiple-value-bind (state start) (workflow:schedule-state channel id :timeout timeout)
     (if json
         (format t "~A~%" (grpc:message-json (workflow-v1:make-get-schedule-reply
@@ -41,8 +41,8 @@
         (write-schedules (list state)))))
 
 (defun create-a-schedule (channel id request input times timeout)
-  "Have the schedule ID start what REQUEST, a StartRequest, says, with INPUT unless that is nil, at
-TIMES, arguments of CREATE-SCHEDULE, and print whether it was created by that."
+  "Create the schedule ID of workflows by REQUEST, a StartRequest, with INPUT unless that is nil, at
+TIMES, arguments of CREATE-SCHEDULE, and print whether this created it."
   (let ((ms (workflow-v1:start-request-timeout-ms request)))
     (unless (eq (null (getf times :cron)) (not (null (getf times :every))))
       (refuse "a schedule has either --cron or --every"))

@@ -1,4 +1,4 @@
-;;;; What `cluster` does with workflows: shows them as tables or JSON, starts them.
+;;;; The subcommands of `cluster` for workflows: they show them as tables or JSON, and start them.
 
 (in-package #:clgrpc.tools)
 
@@ -48,7 +48,7 @@ is nil."
 ;;; One of them
 
 (defun step-name (step)
-  "What STEP, a Step, is called in tables."
+  "The name of STEP, a Step, in tables."
   (or (find "" (list (workflow-v1:step-name step) (workflow-v1:step-task step)
                      (workflow-v1:step-signal step))
             :test #'string/=)
@@ -74,7 +74,7 @@ is nil."
                       (workflow-v1:event-text event))))
 
 (defun write-workflow (reply)
-  "Print what REPLY, a GetWorkflowStateReply, tells."
+  "Print the state in REPLY, a GetWorkflowStateReply."
   (let ((state (workflow-v1:get-workflow-state-reply-state reply)))
     (flet ((text (string) (and (string/= "" string) string)))
       (write-facts "id" (workflow-v1:workflow-state-id state)
@@ -93,16 +93,16 @@ is nil."
                        append (event-rows change)))))
 
 (defun show-workflow (channel id json timeout)
-  "Print what is known of the workflow ID."
+  "Print the state of the workflow ID."
   (let ((reply (workflow:workflow-state channel id :history t :timeout timeout)))
     (if json
         (format t "~A~%" (grpc:message-json reply :indent 2))
         (write-workflow reply))))
 
-;;; What is asked for one
+;;; Requests about one workflow
 
 (defun check-workflow-arguments (what id name tasks request)
-  "Refuse ID, NAME, TASKS and REQUEST unless they go with WHAT."
+  "Refuse ID, NAME, TASKS and REQUEST unless they fit the subcommand WHAT."
   (when (and (not (member what '(:members :watch :workflows :schedules))) (null id))
     (refuse "the ID of a workflow or a schedule is missing"))
   (when (and (eq what :signal) (null name)) (refuse "the name of the signal is missing"))
@@ -110,7 +110,7 @@ is nil."
     (refuse "a workflow is started with --task or with --request")))
 
 (defun argument-text (argument)
-  "What ARGUMENT says, or nil: itself, or the standard input if it is @."
+  "The text of ARGUMENT, or nil: itself, or the standard input if it is @."
   (if (equal argument "@") (uiop:slurp-stream-string *standard-input*) argument))
 
 (defun start-request (tasks request)

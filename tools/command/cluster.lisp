@@ -1,5 +1,5 @@
-;;;; The command `cluster`: what a node says of its cluster, as tables for people or as JSON. What
-;;;; nodes say goes through SHOWN, as the terminal may not be meant for all of it.
+;;;; The command `cluster`: a node's data of its cluster, as tables for people or as JSON. The texts
+;;;; of nodes go through SHOWN, which removes control sequences of terminals.
 
 (in-package #:clgrpc.tools)
 
@@ -37,7 +37,7 @@
                  (shown (labels-text (cluster:member-labels member)))))))
 
 (defun watch-cluster (channel revision json count timeout)
-  "Print what becomes of the cluster of CHANNEL's server from REVISION on, COUNT changes if that is
+  "Print the changes of the cluster of CHANNEL's server from REVISION on, COUNT of them if that is
 not nil. Gives up TIMEOUT seconds after the last node went that could be reached."
   (block watching
     (cluster:follow-cluster
@@ -58,11 +58,10 @@ not nil. Gives up TIMEOUT seconds after the last node went that could be reached
             (choice-parser :members :watch :workflows :show :start :signal :cancel :delete
                            :schedules :schedule :create-schedule :pause-schedule :resume-schedule
                            :delete-schedule)
-            "members, those there are; watch, what becomes of them from now on, a line for each
-      change; workflows, those of the node's namespace, the newest first; show, one of these with
-      its steps and its history; start, signal, cancel, or delete when it has ended, one; schedules,
-      those there are; schedule, create-schedule, pause-schedule, resume-schedule, delete-schedule,
-      one of them.")
+            "members, a list of them; watch, their changes from now on, a line for each; workflows,
+      those of the node's namespace, the newest first; show, one of these with its steps and its
+      history; start, signal, cancel, or delete when it has ended, one; schedules, a list of them;
+      schedule, create-schedule, pause-schedule, resume-schedule, delete-schedule, one of them.")
       (address "ADDRESS" (address-parser 1)
                "Where a node serves, or several: ipv4:10.0.0.1:50051,10.0.0.2:50051.")
       (id "[ID]" #'identity "Which workflow, or which schedule.")
@@ -88,8 +87,8 @@ not nil. Gives up TIMEOUT seconds after the last node went that could be reached
                "Start this instead, a clgrpc.workflow.v1.StartRequest without id; @ reads it from
       the standard input.")
       (input "TEXT" #'identity nil
-             "What the first step gets, or what the signal brings; @ reads it from the standard
-      input.")
+             "The input of the first step, or the payload of the signal; @ reads it from the
+      standard input.")
       (reason "TEXT" #'identity "" "Why it is cancelled.")
       (cancel "[true|false]" #'parse-boolean nil "Cancel it before it is deleted, if it runs.")
       (cron "TIMES" #'identity nil
@@ -101,7 +100,7 @@ not nil. Gives up TIMEOUT seconds after the last node went that could be reached
       (catch-up "N" (integer-parser 1 100) 1
                 "How many times are made up for that passed while there was no node.")
       (count "N" (integer-parser 1 (expt 10 9)) nil
-             "Stop watching after so many changes; show so many workflows at most.")
+             "The number of changes after which to stop watching; the most workflows to show.")
       (timeout "DURATION" #'parse-seconds 10
                "How long an answer is waited for; of watch, how long no node may be reached.")
       client-tls))
@@ -109,7 +108,7 @@ not nil. Gives up TIMEOUT seconds after the last node went that could be reached
 change is printed once, also if the node that is asked goes and another of ADDRESS can be reached.
 Start, signal, cancel, delete and show one workflow; create, pause, resume, delete and show one
 schedule. Exits with 0, also if the workflow had been started alike before; with 1 if no node has
-answered in time, or what was asked was refused; with 2 if the arguments are wrong."
+answered in time, or the request was refused; with 2 if the arguments are wrong."
   (check-workflow-arguments what id name task request)
   (grpc:with-channel (channel address
                       :credentials (client-credentials tls-ca tls-cert tls-key tls-name)

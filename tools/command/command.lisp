@@ -1,14 +1,14 @@
 ;;;; The commands of `clgrpc`. DEFINE-COMMAND declares one: its parameters, its options with their
-;;;; defaults and parsers, and what it does; help texts and complaints come from that declaration
+;;;; defaults and parsers, and its function; help texts and complaints come from that declaration
 ;;;; (src/program/command). A wrong argument is a USAGE-ERROR: a line on standard error and exit
-;;;; code 2; what was tried and failed is a FAILURE, with code 1.
+;;;; code 2; an action that was tried and failed is a FAILURE, with code 1.
 
 (in-package #:clgrpc.tools)
 
 (define-condition failure (clgrpc-error)
   ((text :initarg :text :reader failure-text))
   (:report (lambda (condition stream) (write-string (failure-text condition) stream)))
-  (:documentation "What the command line asks for did not come about; TEXT says why, in one line."))
+  (:documentation "The command has failed; TEXT is the reason, in one line."))
 
 (defun fail-command (control &rest arguments)
   "Signal a FAILURE."
@@ -79,7 +79,7 @@ parameters and options, keywords and values."
                   version.~%"))
 
 
-;;; What is printed
+;;; Printing
 
 (defparameter *longest-text* 10000
   "How many characters are printed of a name, status message or complaint.")
@@ -99,8 +99,8 @@ parameters and options, keywords and values."
   (finish-output *error-output*))
 
 (defun run-command (arguments)
-  "Do what the command line ARGUMENTS, a list of strings, says; return the exit code: 0, 1 if it was
-tried and failed, 2 if the arguments are wrong."
+  "Run the command line ARGUMENTS, a list of strings; return the exit code: 0, 1 if the command
+failed, 2 if the arguments are wrong."
   (let* ((name (first arguments))
          (command (and name (find-command name))))
     (handler-case

@@ -15,7 +15,7 @@
         (profile:profile-error () (refuse "~A" error))))))
 
 (defun compare-profiles (format before after)
-  "Tell the differences of the profiles BEFORE and AFTER in FORMAT."
+  "Print the differences of the profiles BEFORE and AFTER in FORMAT."
   (ecase format
     (:summary (profile:write-difference before after *standard-output*))
     (:json (write-json (profile:difference-data before after) :stream *standard-output*)
@@ -25,8 +25,8 @@
 (defconstant +exit-unclear+ 5 "Nothing is worse as far as is known, and something is unclear.")
 
 (defun verdict-exit-code (comparisons)
-  "The exit code of --fail-if-worse for COMPARISONS; a FAILURE if one is worse. Say on standard
-error what is unclear."
+  "The exit code of --fail-if-worse for COMPARISONS; a FAILURE if one is worse. Print unclear
+figures on standard error."
   (flet ((words-of (test)
            (mapcar #'report:comparison-words (remove-if-not test comparisons))))
     (let ((worse (words-of (lambda (comparison)
@@ -39,7 +39,7 @@ error what is unclear."
       (if unclear +exit-unclear+ 0))))
 
 (defun compare-runs (format before after fail-if-worse)
-  "Tell the differences of the runs BEFORE and AFTER in FORMAT; return the exit code. A FAILURE if
+  "Print the differences of the runs BEFORE and AFTER in FORMAT; return the exit code. A FAILURE if
 FAIL-IF-WORSE is true and one is worse."
   (ecase format
     (:summary (report:write-comparison before after *standard-output*))
@@ -55,13 +55,13 @@ FAIL-IF-WORSE is true and one is worse."
               "A report in JSON, by `clgrpc load`, ghz or `clgrpc profile`.")
       (after "AFTER.json" #'parse-report-argument "Another one of the same kind."))
      (((format nil "-O") "FORMAT" (choice-parser :summary :json :html) :summary
-       "Tell the differences, in words or as JSON, or write a page about AFTER with them.")
+       "Print the differences, in words or as JSON, or write a page about AFTER with them.")
       (fail-if-worse "[BOOLEAN]" #'parse-boolean nil
                      "Exit with 1 if a figure of a run is worse by more than noise, and with 5 if
       none is, but the noise of one could hide that it is, beyond p99.9 and the slowest.")))
-    "Compare two runs of `clgrpc load`, or two profiles. Tells what has changed, by how much, and
-whether that is more than noise, which is known if both were made with --rounds; what it cannot know
-it calls unclear, with how many rounds would decide."
+    "Compare two runs of `clgrpc load`, or two profiles. Prints each change, its size, and whether
+it is more than noise, which is known if both were made with --rounds. A change that it cannot judge
+is called unclear, with the number of rounds that would decide."
   (cond ((and (listp before) (listp after))
          (when fail-if-worse (refuse "--fail-if-worse is about runs, not profiles"))
          (compare-profiles format before after)

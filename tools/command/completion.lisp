@@ -1,5 +1,5 @@
-;;;; `clgrpc completion`: what shells complete of a command line, made from what the commands
-;;;; declare.
+;;;; `clgrpc completion`: completions of command lines for shells, made from the commands'
+;;;; declarations.
 
 (in-package #:clgrpc.tools)
 

@@ -6,10 +6,10 @@
 
 (defparameter *reflection-services*
   '("grpc.reflection.v1.ServerReflection" "grpc.reflection.v1alpha.ServerReflection")
-  "Services that are forwarded as what they are, of which no types are wanted.")
+  "Services that are forwarded unchanged, without their types.")
 
 (defun reflected-pool (channel)
-  "A pool of what the reflection of the server that CHANNEL leads to tells."
+  "A pool of the descriptors that the server at CHANNEL gives by reflection."
   (let ((reflector (make-reflector :channel channel)))
     (ask-for-symbols reflector
                      (set-difference (ask-for-services reflector) *reflection-services*
@@ -27,7 +27,7 @@
   (if file (descriptor-file-pool file import-paths) (reflected-pool channel)))
 
 (defun pool-octets (pool)
-  "What tells POOL from another: the octets of its files."
+  "A value that differs between POOL and others: the octets of its files."
   (mapcar #'protobuf:file-descriptor-octets (protobuf:type-pool-files pool)))
 
 (defun renew-types (service pool known)
@@ -74,8 +74,8 @@ Signal a FAILURE if FILE, where there is one, cannot be read now."
       (renew "DURATION" #'parse-seconds 30
              "How long after one another types are looked for again.")
       (behind-ca "FILE" #'identity nil
-                 "Speak TLS with the server behind, and trust the certificates in FILE (PEM), or
-      with `system` the system's.")
+                 "Speak TLS with the server behind the gateway, and trust the certificates in FILE
+      (PEM), or with `system` the system's.")
       (behind-cert "FILE" #'identity nil "The certificates to show it if it asks for some.")
       (behind-key "FILE" #'identity nil
                   "The private key of --behind-cert; without it, in that file.")

@@ -7,7 +7,7 @@
   (remove "" (uiop:split-string string :separator ":") :test #'string=))
 
 (defun write-sources (sources directory)
-  "Write SOURCES, an alist from paths to texts, below DIRECTORY; print the paths of what changed."
+  "Write SOURCES, an alist from paths to texts, below DIRECTORY; print the paths of changed files."
   (loop for (path . text) in sources
         for file = (merge-pathnames (sb-ext:parse-native-namestring path) directory)
         do (unless (and (probe-file file)
@@ -23,7 +23,7 @@
      ((o "DIR" #'identity "." "The directory that the sources go to.")
       (import-path "DIR[:DIR…]" #'parse-directories nil
                    "Where imports are found first, and where the names of files begin.")))
-  "Write the Lisp source of a .proto file and of those that it imports. foo/bar.proto becomes
+  "Write the Lisp source of a .proto file and of its imports. foo/bar.proto becomes
 DIR/foo/bar.lisp, which needs clgrpc but not the .proto file. Prints the files that have changed."
   (let ((here (uiop:getcwd)))
     (handler-case

@@ -5,7 +5,8 @@
 (in-package #:clgrpc.tools)
 
 (defconstant +knee-ratio+ 21/20
-  "How near the lowest rate that is too high is to the highest that is not.")
+  "The precision of the search: the ratio of the lowest rate that is too high and the highest that
+is not.")
 (defconstant +most-steps+ 24 "How many runs a search may take.")
 
 (defun find-knee (good-p rate)
@@ -40,8 +41,8 @@ ended than were due."
     (finish-output *error-output*)))
 
 (defun run-at-knee (plan conditions rate)
-  "Search the knee of what PLAN calls by CONDITIONS, from RATE on; return the RUN of the highest
-rate that is good enough. A FAILURE if none is."
+  "Search the knee of PLAN's calls by CONDITIONS, from RATE on; return the RUN of the highest rate
+that meets them. A FAILURE if none does."
   (let ((best nil))
     (multiple-value-bind (good bad)
         (find-knee (lambda (rate)

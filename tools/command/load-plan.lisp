@@ -20,7 +20,7 @@
       (parse-decimal string "a number is wanted")))
 
 (defun parse-string-object (string what)
-  "The alist of the object of strings in JSON that STRING is. WHAT it is for."
+  "The alist of STRING, a JSON object of strings. The error names WHAT, its purpose."
   (let ((object (handler-case (parse-json string)
                   (clgrpc-error (error) (refuse "~A is not JSON: ~A" what error)))))
     (unless (and (listp object) (every (lambda (row) (and (consp row) (stringp (car row))
@@ -117,7 +117,7 @@ or an empty one."
 
 (defun load-payload (method pool &key data data-file binary binary-file disable-template-data
                        enable-compression &allow-other-keys)
-  "What calls of METHOD, whose types are in POOL, send."
+  "The messages of calls of METHOD, whose types are in POOL."
   (when (< 1 (count-if #'identity (list data data-file binary binary-file)))
     (refuse "-d, -D, -b and -B exclude each other"))
   (handler-case
@@ -129,7 +129,7 @@ or an empty one."
                                           :templates (not disable-template-data))))))
         (if enable-compression (load:compress-payload payload) payload))
     (load:template-error (error) (refuse "~A" error))
-    (protobuf:protobuf-error (error) (refuse "the data are no ~A: ~A"
+    (protobuf:protobuf-error (error) (refuse "the data are not a ~A: ~A"
                                              (protobuf:message-type-name
                                               (method:rpc-method-request-type method))
                                              error))))
@@ -179,7 +179,7 @@ or an empty one."
     (map 'list #'parse-weighted-method array)))
 
 (defun methods-called (&key mix method &allow-other-keys)
-  "The full names with dots of what is called."
+  "The full names with dots of the called methods."
   (if mix (mapcar #'weighted-method-method mix) (list method)))
 
 ;;; Schedules
@@ -223,11 +223,11 @@ nil."
   "Up to so many calls a second each begins at a time of its own: a waking of the tool costs about
 50 µs of CPU time, and no more than a fifth of a core is spent so.")
 
-(defconstant +burst-ns+ 1000000 "Above that rate calls within so long begin together.")
+(defconstant +burst-ns+ 1000000 "Above that rate calls within this time begin together.")
 
 (defun load-width (&rest options &key connections loops poisson together concurrency-schedule
                    details &allow-other-keys)
-  "What of a plan says how much is called at once, and when calls begin."
+  "The part of a plan about concurrency, and the times at which calls begin."
   (let* ((rate (apply #'load-rate options))
          (workers (apply #'load-workers rate options)))
     (when (and workers (eq :const concurrency-schedule)
@@ -245,7 +245,7 @@ nil."
 
 (defun load-length (&key total duration max-duration duration-stop warm-up skip-first
                     &allow-other-keys)
-  "What of a plan says when the run ends, and what of it does not count."
+  "The part of a plan about the end of the run, and its time that does not count."
   (let ((seconds (or duration max-duration)))
     (when (eql 0 seconds) (refuse "-z and -x are longer than 0"))
     (when (and total (null duration) (<= total skip-first))
@@ -256,7 +256,7 @@ nil."
 
 (defun load-streams (&key stream-call-count stream-interval stream-call-duration
                        stream-dynamic-messages &allow-other-keys)
-  "What of a plan is about streams."
+  "The part of a plan about streams."
   (list :messages stream-call-count :interval-ns (nanoseconds-of stream-interval)
         :call-duration-ns (nanoseconds-of stream-call-duration)
         :fresh-messages stream-dynamic-messages))
@@ -322,7 +322,8 @@ fared."
       (client-credentials tls-ca tls-cert tls-key tls-name)))
 
 (defun disobeyed-members (config path)
-  "What CONFIG says of calls of the method at PATH, or of channels, that a load does not do: texts."
+  "The settings of CONFIG for calls of the method at PATH, or for channels, that a load ignores:
+texts."
   (let* ((method (config:find-method-config config path))
          (balancing (config:service-config-balancing config))
          (policy (and balancing (config:policy-config-name balancing))))
@@ -342,13 +343,13 @@ fared."
           when given collect text)))
 
 (defun tell-disobeyed (config path)
-  "Say on standard error what of CONFIG is not obeyed for the method at PATH."
+  "Print the settings of CONFIG that are not obeyed for the method at PATH on standard error."
   (let ((texts (disobeyed-members config path)))
     (when texts
       (format *error-output* "clgrpc load: of the service config, not obeyed: ~{~A~^; ~}~%" texts)
       (finish-output *error-output*))))
 
-;;; What reports tell of the options
+;;; The options in reports
 
 (defparameter *told-options*
   '((:host :target) (:proto :proto) (:protoset :protoset)
@@ -368,7 +369,8 @@ fared."
     ("enable-compression" :enable-compression) (:poisson :poisson) (:warm-up :warm-up ns)
     (:balance :balance) (:stream-call-count :stream-call-count)
     (:stream-interval :stream-interval ns) (:stream-call-duration :stream-call-duration ns))
-  "The name of an option in reports, ghz's where ghz has it, its keyword, and how it is told.")
+  "The name of an option in reports, ghz's where ghz has it, its keyword, and the form of its
+value.")
 
 (defun told-value (value how)
   "VALUE, of an option, as JSON of ghz's type."
@@ -388,8 +390,8 @@ fared."
     (t (not (member (getf options key) '(nil 0))))))
 
 (defun told-options (plan options)
-  "The alist from names to JSON that reports tell of OPTIONS, a plist of the command's, and of what
-PLAN, a plist, has made of them."
+  "The alist from names to JSON that reports have about OPTIONS, a plist of the command's, and about
+PLAN, the plist made of them."
   (append (loop for (name key how) in *told-options*
                 when (told-p key options)
                   collect (cons (if (stringp name) name (string-downcase name))
@@ -408,7 +410,7 @@ PLAN, a plist, has made of them."
 ;;; The plan
 
 (defun load-route (config &key target balance connect-timeout &allow-other-keys)
-  "What of a plan says where connections go, by CONFIG, a service config or nil, too."
+  "The part of a plan about connections and their targets, by CONFIG, a service config or nil, too."
   (list :target target :addresses (spread-targets target balance config connect-timeout)
         :server-name (loop:target-host (loop:parse-target target))
         :connect-timeout-ns (seconds-ns connect-timeout)
@@ -418,8 +420,8 @@ PLAN, a plist, has made of them."
 (defun load-request (credentials timeout weight
                      &rest options &key target method authority disable-template-data
                                      enable-compression &allow-other-keys)
-  "What calls of METHOD with CREDENTIALS are, which may take TIMEOUT seconds and are WEIGHT of those
-of a mix."
+  "The request for calls of METHOD with CREDENTIALS, which may take TIMEOUT seconds and have WEIGHT
+in a mix."
   (let* ((pool (apply #'load-pool credentials options))
          (rpc-method (find-method-in pool method)))
     (multiple-value-bind (fields maker)
@@ -438,7 +440,7 @@ of a mix."
        :metadata-maker maker))))
 
 (defun load-requests (credentials timeout &rest options &key mix &allow-other-keys)
-  "What of a plan says what is called with CREDENTIALS, and that it may take TIMEOUT seconds."
+  "The part of a plan about the called methods, with CREDENTIALS and TIMEOUT in seconds."
   (list :timeout-ns (nanoseconds-of timeout)
         :requests
         (if mix

@@ -1,14 +1,16 @@
 ;;;; The command `load`: from its arguments to a plan of clgrpc.load, and from the run to a report
-;;;; of clgrpc.report. Options have ghz's names where they mean what they mean there;
-;;;; doc/tools/load.md has a table of those that do not.
+;;;; of clgrpc.report. Options have ghz's names where they have the same meaning; doc/tools/load.md
+;;;; has a table of the others.
 
 (in-package #:clgrpc.tools)
 
-(defconstant +exit-calls-failed+ 3 "The run was made, and some calls did not end with OK, or
-none ended.")
+(defconstant +exit-calls-failed+ 3
+  "The run was made, and some calls did not end with OK, or none ended.")
 (defconstant +exit-condition+ 4 "The run was made, and a condition of --fail-if holds.")
-(defconstant +exit-interrupted+ 130 "The user has interrupted the run; what was done is reported.")
-(defconstant +exit-terminated+ 143 "SIGTERM has ended the run; what was done is reported.")
+(defconstant +exit-interrupted+ 130
+  "The user has interrupted the run; the report covers its finished part.")
+(defconstant +exit-terminated+ 143
+  "SIGTERM has ended the run; the report covers its finished part.")
 
 ;;; Progress
 
@@ -46,7 +48,7 @@ calls will be made, or nil."
       (funcall function *standard-output*)))
 
 (defun run-exit-code (run conditions)
-  "The exit code for RUN; tell on standard error which of CONDITIONS it breaks."
+  "The exit code for RUN; print the CONDITIONS that it breaks on standard error."
   (let ((broken (and conditions (report:broken-conditions conditions run))))
     (dolist (line broken) (format *error-output* "~A~%" line))
     (finish-output *error-output*)
@@ -67,13 +69,13 @@ calls will be made, or nil."
   "The options that go with --workers.")
 
 (defun refuse-options-of-one (options)
-  "Refuse those of OPTIONS, a plist of the command's, that workers cannot be told."
+  "Refuse OPTIONS, a plist of the command's, that cannot be passed to workers."
   (let ((wrong (loop for option in (command-options (find-command "load"))
                      for key = (argument-key option)
                      unless (or (member key *options-of-workers*)
                                 (equal (getf options key) (argument-default option)))
                        collect (argument-name option))))
-    (when wrong (refuse "~{~A~^, ~} cannot be told to --workers" wrong))))
+    (when wrong (refuse "~{~A~^, ~} cannot go with --workers, whose protocol lacks this" wrong))))
 
 (defun seconds-progress-function (seconds)
   "A function for DRIVE-WORKERS that keeps one line on standard error about how many of SECONDS are
@@ -83,7 +85,7 @@ over."
     (finish-output *error-output*)))
 
 (defun progress-wanted-p (quiet)
-  "True if the user is to see how a run goes, who asked for quiet if QUIET is true."
+  "True if the progress of a run is shown; QUIET is true if the user has asked for none."
   (and (not quiet) (interactive-stream-p sb-sys:*stderr*)))
 
 (defun repeat-rounds (rounds make-run)
@@ -96,7 +98,7 @@ one; those that are left are not made once one was broken off."
                                          '(:interrupted :terminated)))))
 
 (defun load-by-workers (&rest options &key rounds name tags quiet &allow-other-keys)
-  "The RUN of the workers that OPTIONS name, who call a method of grpc.testing.BenchmarkService."
+  "The RUN of the workers that OPTIONS name, which call a method of grpc.testing.BenchmarkService."
   (refuse-options-of-one options)
   (let ((progress (progress-wanted-p quiet)))
     (unwind-protect
@@ -147,14 +149,15 @@ one; those that are left are not made once one was broken off."
     (run-at-knee (apply #'make-load-plan options) knee (or rps 100))))
 
 (defun counted-reading (url name)
-  "What the server with metrics at URL has counted of the method NAME, a METHOD-READING or nil."
+  "The counts of the server with metrics at URL for the method NAME, a METHOD-READING or nil."
   (find-if (lambda (reading)
              (and (string= "server" (method-reading-role reading))
                   (string= name (method-reading-name reading))))
            (get-metrics url)))
 
 (defun server-figures (before after)
-  "What a server counted between BEFORE, a METHOD-READING or nil, and AFTER, as RUN-SERVER has it."
+  "The counts of a server between BEFORE, a METHOD-READING or nil, and AFTER, as RUN-SERVER has
+them."
   (let ((buckets (buckets-since after before)))
     (cons (cons "count" (- (method-reading-ended after)
                            (if before (method-reading-ended before) 0)))
@@ -163,8 +166,8 @@ one; those that are left are not made once one was broken off."
                 when seconds collect (cons name (round (* +ns-per-second+ seconds)))))))
 
 (defun call-beside-server (url method function)
-  "The RUN that FUNCTION, without arguments, returns, with what the server with metrics at URL, or
-nil, has counted of METHOD meanwhile."
+  "The RUN that FUNCTION, without arguments, returns, with the counts of METHOD meanwhile by the
+server with metrics at URL, or nil."
   (if (null url)
       (funcall function)
       (let* ((name (subseq (method-path method) 1))
@@ -176,17 +179,17 @@ nil, has counted of METHOD meanwhile."
         run)))
 
 (defun count-errors-in (run)
-  "Have the latencies that are told of RUN and its rounds be those of all calls."
+  "Make the latencies in reports of RUN and its rounds those of all calls."
   (dolist (one (cons run (load:run-rounds run)))
     (setf (load:run-latency one) (load:run-all-latency one))))
 
 (defparameter *options-of-one-method*
   '((:method "METHOD") (:call "--call") (:data "--data") (:data-file "--data-file")
     (:binary "--binary") (:binary-file "--binary-file") (:server-metrics "--server-metrics"))
-  "What a mix of methods has no place for.")
+  "The options that cannot go with a mix of methods.")
 
 (defun method-called (&rest options &key method call mix &allow-other-keys)
-  "The method to call, as a parameter or as ghz's --call has it; nil for a mix."
+  "The method to call, from the parameter or ghz's --call; nil for a mix."
   (when mix
     (loop for (key name) in *options-of-one-method*
           when (getf options key) do (refuse "--mix and ~A exclude each other" name)))
@@ -196,7 +199,7 @@ nil, has counted of METHOD meanwhile."
 
 (defun perform-load (&rest options &key workers fail-if format compare output count-errors
                      &allow-other-keys)
-  "Do what OPTIONS, those of the command, say; return the exit code."
+  "Run the command with OPTIONS; return the exit code."
   (let ((conditions (apply #'append fail-if))
         (options (list* :method (apply #'method-called options) options)))
     (when (eq :csv format)
@@ -216,22 +219,22 @@ nil, has counted of METHOD meanwhile."
 
 (define-command ("load" options)
     (((target "TARGET" #'parse-channel-target "Where the server listens.")
-      (method "[METHOD]" #'split-method "What to call: package.Service/Method."))
+      (method "[METHOD]" #'split-method "The method to call: package.Service/Method."))
      (((total nil "-n") "N" (integer-parser 1 1000000000000) nil
        "How many calls; 200 without -z.")
       ((concurrency nil "-c") "N" (integer-parser 1 1000000) nil
-       "How many calls may be under way at once, each by a worker; 50 without --rps, with --rps as
-      many as are due.")
+       "How many calls may be under way at once, each by a worker. By default 50 without --rps; with
+--rps there is no limit.")
       ((rps nil "-r") "N" #'parse-rate nil
-       "Begin calls at this rate, whatever becomes of those before: an open loop. Latencies count
-      from when each call was due. Without it each worker makes one call after the other.")
+       "Begin calls at this rate, independent of earlier calls: an open loop. Latencies count from
+      when each call was due. Without it each worker makes one call after the other.")
       ((duration nil "-z") "DURATION" #'parse-duration nil
        "For how long calls begin, such as 10s or 1m30s; then -n does not count.")
       ((max-duration nil "-x") "DURATION" #'parse-duration nil
-       "End the run after so long even if -n calls have not been made.")
+       "End the run after this time even if -n calls have not been made.")
       (duration-stop "HOW" (choice-parser :wait :close :ignore) :wait
-                     "What becomes of calls under way at the end: wait for them, close them, so that
-      they fail, or ignore them.")
+                     "The treatment of calls under way at the end: wait for them, close them, so
+      that they fail, or ignore them.")
       ((data nil "-d") "JSON" #'identity nil
        "The request, or an array of requests: calls take them in turn, or each stream sends them
       all. @ or - reads them from standard input. Templates such as {{.RequestNumber}} are filled
@@ -239,7 +242,7 @@ nil, has counted of METHOD meanwhile."
       ((data-file nil "-D") "FILE" #'identity nil "The same from a file.")
       ((binary nil "-b") "[BOOLEAN]" #'parse-boolean nil
        "Read the request from standard input as octets of protobuf; of a stream of requests each
-      behind its length as a varint.")
+      after its length as a varint.")
       ((binary-file nil "-B") "FILE" #'identity nil "The same from a file.")
       ((metadata nil "-m") "JSON" #'identity nil
        "Metadata, an object of strings; may have templates.")
@@ -255,11 +258,11 @@ nil, has counted of METHOD meanwhile."
        "Send requests in gzip.")
       (config "FILE" #'parse-config-file '()
               "More options, an object in JSON such as {\"host\": \"127.0.0.1:50051\", \"rps\": 9};
-      what the command line says counts more.")
-      (call "METHOD" #'split-method nil "What to call, as METHOD, for command lines of ghz.")
+      options of the command line count more.")
+      (call "METHOD" #'split-method nil "The method to call, as METHOD, for command lines of ghz.")
       (mix "JSON|FILE" #'parse-mix nil
-           "What to call instead of METHOD: an array of objects, such as
-      [{\"method\": \"a.B/C\", \"weight\": 9, \"data\": {}}, {\"method\": \"a.B/D\"}].
+           "The methods to call instead of METHOD: an array of objects, such as [{\"method\":
+      \"a.B/C\", \"weight\": 9, \"data\": {}}, {\"method\": \"a.B/D\"}].
       Calls take turns by weight, 1 by default, and each method has a row of the report.")
       (proto "FILE" #'identity nil
              "The .proto file that declares the service; without it, the server's reflection is
@@ -279,7 +282,7 @@ nil, has counted of METHOD meanwhile."
                      "How the rate changes: const; step, by --load-step every --load-step-duration;
       line, by --load-step a second.")
       (load-start "N" #'parse-rate nil "The rate to begin with.")
-      (load-step "N" #'parse-step nil "What is added; may be negative.")
+      (load-step "N" #'parse-step nil "The number that is added; may be negative.")
       (load-end "N" #'parse-rate nil "The rate at which it stays.")
       (load-step-duration "DURATION" #'parse-duration 1 "How long a step of the rate is.")
       (load-max-duration "DURATION" #'parse-duration nil "After which the rate stays.")
@@ -295,14 +298,14 @@ nil, has counted of METHOD meanwhile."
       (poisson "[BOOLEAN]" #'parse-boolean nil
                "Spread the calls of an open loop by chance, as independent users do, not evenly.")
       (together "DURATION" #'parse-duration nil
-                "Calls of an open loop that are due within so long begin together, as a burst, which
-      costs the tool a fraction and is in the latencies; 0 begins each at a time of its own. By
-      default 0, and 1ms at rates above 4,000 a second.")
+                "Calls of an open loop that are due within this time begin together, as a burst,
+      which costs the tool a fraction and is in the latencies; 0 begins each at a time of its own.
+      By default 0, and 1ms at rates above 4,000 a second.")
       (details "N" (integer-parser 2 10000000) 4096
-               "Tell at most so many calls one by one, evenly over the run.")
+               "The most calls to list one by one, evenly over the run.")
       ((skip-first nil "--skipFirst") "N" (integer-parser 0 1000000000) 0
-       "Do not count so many calls at the begin.")
-      (warm-up "DURATION" #'parse-duration 0 "Do not count calls of so long a time before the run.")
+       "The number of calls at the beginning that do not count.")
+      (warm-up "DURATION" #'parse-duration 0 "The time before the run whose calls do not count.")
       (knee "CONDITIONS" #'parse-conditions nil
             "Search the highest rate at which none of these holds, such as 'p99 > 10ms', by runs of
       -z, 5s by default, from --rps on, 100 by default; report the run at that rate.")
@@ -310,7 +313,7 @@ nil, has counted of METHOD meanwhile."
                       "Where the server serves metrics for Prometheus, http://HOST:PORT/metrics:
       its own figures of these calls are shown beside the tool's.")
       (rounds "N" (integer-parser 1 1000) 1
-              "Make the run so many times, to separate change from noise.")
+              "The number of times to repeat the run, to separate change from noise.")
       (stream-call-count "N" (integer-parser 1 1000000000) nil
                          "How many messages a stream sends, those of the data over and over; or,
       where only the server streams, receives before it is cancelled.")
@@ -346,15 +349,15 @@ nil, has counted of METHOD meanwhile."
        "Exit with 4 if one of these holds, such as 'p99 > 10ms, errors > 0'; may be given several
       times.")
       (count-errors "[BOOLEAN]" #'parse-boolean nil
-                    "Tell the latencies of all calls, not of those only that ended with OK.")
+                    "Report the latencies of all calls, not only of those that ended with OK.")
       (name "TEXT" #'identity nil "The name of the run, for reports.")
       (tags "JSON" #'identity nil "An object of strings, for reports.")
       (quiet "[BOOLEAN]" #'parse-boolean nil
              "Say nothing on standard error meanwhile; so if that is not a terminal.")))
     "Load any server with calls of one method, or of several, and report their latencies. Types come
-from the server's reflection, --proto or --protoset. With --rps calls begin on time whatever becomes
-of them, and latencies count from when they were due; the report shows how late the tool itself was
-and whether it was the limit. Exits with 0 if all calls ended with OK, 3 if some did not or none
+from the server's reflection, --proto or --protoset. With --rps calls begin on time, independent of
+earlier ones, and latencies count from when they were due; the report shows how late the tool itself
+was and whether it was the limit. Exits with 0 if all calls ended with OK, 3 if some did not or none
 ended, or with --fail-if 4 if a condition holds and else 0, 130 if interrupted and 143 by SIGTERM,
 after a report, 1 if the run could not be made, 2 if the arguments are wrong."
   (tune-collector)

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tools)
 
 (defun make-standard-input ()
-  "A stream that reads UTF-8 from the standard input, whatever the locale."
+  "A stream that reads UTF-8 from the standard input, in every locale."
   (sb-sys:make-fd-stream 0 :input t :name "standard input" :buffering :full
                            :external-format '(:utf-8 :replacement #\?)))
 
@@ -16,7 +16,7 @@ would get its number."
         finally (when descriptor (sb-unix:unix-close descriptor))))
 
 (defun finish-command (code)
-  "Write what is left of the output; return CODE, or 1 if that fails."
+  "Write the rest of the output; return CODE, or 1 if that fails."
   (handler-case (progn (finish-output) code)
     (stream-error (error) (complain nil error) 1)))
 
@@ -35,7 +35,7 @@ bin/clgrpc."
                 (handler-case (finish-command (run-command
                                                (called-arguments sb-ext:*posix-argv*)))
                   (sb-sys:interactive-interrupt ()
-                    ;; what is in the streams may have been written: it was being so, perhaps
+                    ;; octets in the streams may have been written: perhaps a write was under way
                     (sb-ext:exit :code 130 :abort t))))))
     (program:write-everything)
     (sb-ext:exit :code code :abort t)))

@@ -1,5 +1,5 @@
 ;;;; Pages for man(1), in the macros of man(7): one of `clgrpc` and one of each command, made from
-;;;; what the commands declare.
+;;;; the commands' declarations.
 
 (in-package #:clgrpc.tools)
 

@@ -1,11 +1,11 @@
-;;;; The command `profile`: where a server's time goes, what it waits for, what it allocates.
+;;;; The command `profile`: the use of a server's time, its waits, its allocations.
 
 (in-package #:clgrpc.tools)
 
 (defun default-load (command in-flight)
-  "The load for what COMMAND, words of the command line, starts, with IN-FLIGHT calls at once:
-:bench for servers of RouteGuide if this program has a client of benchmarks, a shell's command with
-our own `load` for services of `serve`, else nil."
+  "The load for the program that COMMAND, words of the command line, starts, with IN-FLIGHT calls at
+once: :bench for servers of RouteGuide if this program has a client of benchmarks, a shell's command
+with our own `load` for services of `serve`, else nil."
   (let ((services (and (equal "serve" (first command))
                        (loop for word in (rest command)
                              append (uiop:split-string word :separator ",")))))
@@ -58,20 +58,21 @@ our own `load` for services of `serve`, else nil."
             "The process to profile, which runs; or a command of clgrpc that is started for it, such
       as `-- serve greeter`."))
      ((load "COMMAND" #'identity nil
-            "What puts load on the server meanwhile, a shell's command; {address} in it stands for
-      where the server listens. By default, for services of `serve`, a client of ours.")
+            "A shell command that puts load on the server meanwhile; {address} in it stands for the
+      server's address. By default, for services of `serve`, a client of ours.")
       (in-flight "N" (integer-parser 1 10000) 100 "Calls at once of the load by default.")
       (seconds "DURATION" #'parse-seconds 3 "How long CPU is sampled; system calls are followed for
       a second more.")
-      (rounds "N" (integer-parser 1 100) 1 "How often to measure under one load. Figures that are
-      compared are then means, and the noise is what the rounds differ by.")
+      (rounds "N" (integer-parser 1 100) 1 "How often to measure under one load. Compared figures
+      are then means, and the noise is the variation between rounds.")
       (sampler "NAME" (choice-parser :auto :perf :sbcl) :auto
-               "Who samples: perf, sbcl, which only goes for a command, or auto, perf if there.")
+               "The sampler: perf, sbcl, which works for a command only, or auto, perf if
+      installed.")
       (compare "FILE" #'identity nil
                "An earlier profile, JSON, to show the differences from.")
       ((output nil "-O" "--format") "FORMAT" (choice-parser :text :json :html :folded :pprof)
               :text
-              "How the report is written; html is one page, with a flame graph, and with --compare
+              "The format of the report; html is one page, with a flame graph, and with --compare
       one of the differences; folded are stacks for speedscope and its like, pprof is for `go tool
       pprof`.")))
     "Show where the time of a process goes: CPU by subsystem, by phase of a call and by function,
@@ -80,7 +81,7 @@ system calls, waits and switches of thread, batons, allocation and collections. 
          (command (and (null pid) (check-command what)))
          (load (or load (default-load command in-flight))))
     (when (and command (null load))
-      (format *error-output* "clgrpc profile: nothing puts load on it; --load names what does~%")
+      (format *error-output* "clgrpc profile: nothing puts load on it; name a load by --load~%")
       (finish-output *error-output*))
     (let ((before (and compare (call-for-profile #'profile:read-profile compare))))
       (write-profile-as output

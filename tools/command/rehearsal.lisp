@@ -1,12 +1,12 @@
-;;;; What is done once before the command is saved. CLOS compiles discriminating functions and the
-;;;; like when a generic function is first called: 3 ms in the first call to a server, 10 in that of
-;;;; a client. A core that is saved after some calls has them.
+;;;; The rehearsal, which runs once before the command is saved. CLOS compiles discriminating
+;;;; functions and the like when a generic function is first called: 3 ms in the first call to a
+;;;; server, 10 in that of a client. A core that is saved after some calls has them.
 
 (in-package #:clgrpc.tools)
 
 (defun rehearse ()
-  "Serve, and run commands that call that server, in this image; true if all went well. What they
-print is lost. Leaves nothing running."
+  "Serve, and run commands that call that server, in this image; true if all went well. Their output
+is lost. Leaves nothing running."
   (let ((server (grpc:start-server (append (list (make-instance 'grpc:health-service))
                                            (grpc:reflection-services)
                                            (offered-services

@@ -3,7 +3,7 @@
 
 (in-package #:clgrpc.tools)
 
-;;; What there is to serve
+;;; The services
 
 (defstruct (offer (:copier nil))
   (name "" :type string)                ; a word of the command line
@@ -12,7 +12,7 @@
   (page nil)                            ; its handler for HTTP, if the web is served, or nil
   (execution '() :type (or list (eql :inline)))) ; an alist for START-SERVER, or :inline for all
 
-(defvar *offers* '() "What `serve` has to offer, in the order in which its help tells of them.")
+(defvar *offers* '() "The services of `serve`, in the order of its help text.")
 
 (defun add-offer (name summary maker &key execution page)
   "Have `serve` offer NAME, of which its help says SUMMARY: the service objects that the function
@@ -34,8 +34,8 @@ With --web there is a PAGE as well, a handler of HTTP."
            :page (examples:chat-page))
 
 (defun offers-text ()
-  "What the help of `serve` says of what there is to serve."
-  (format nil "What to serve, names with commas between:~:{~%      ~12A ~A~}"
+  "The part of the help of `serve` about its services."
+  (format nil "The services, names with commas between:~:{~% ~12A ~A~}"
           (loop for offer in *offers* collect (list (offer-name offer) (offer-summary offer)))))
 
 (defun offer-names ()
@@ -89,8 +89,8 @@ START-SERVER. Refuses offers of the same service."
     (finish-output)))
 
 (defun serve-until-told (server)
-  "Say where SERVER listens, and print its statistics at each SIGUSR1; return when the process has
-been told to end and SERVER has stopped."
+  "Print the addresses of SERVER, and its statistics at each SIGUSR1; return when the process has
+been asked to end and SERVER has stopped."
   (program:call-with-ending
    (lambda (ending)
      (program:call-at-report ending (lambda () (print-statistics server)))
@@ -101,7 +101,7 @@ been told to end and SERVER has stopped."
 ;;; For measurements of memory
 
 (defun collect-at-each-line ()
-  "For each line on standard input collect all garbage and say what is left."
+  "For each line on standard input collect all garbage and print the remaining octets."
   (loop while (read-line *standard-input* nil)
         do (let ((start-ns (monotonic-ns)))
              (sb-ext:gc :full t)

@@ -3,9 +3,9 @@
 ;;;;
 ;;;; When the reader of a pipe goes away in the middle of a write, SBCL's own streams wait until the
 ;;;; pipe can be written, which is never, and use a whole processor for that. These write until the
-;;;; kernel refuses. Whoever reads the standard output of a command wants no more of it when it
-;;;; closes the pipe: the command ends without a word, with the code +EXIT-BROKEN-PIPE+. A standard
-;;;; error that nobody reads is lost.
+;;;; kernel refuses. When the reader of a command's standard output closes the pipe, it wants no
+;;;; more: the command ends without a message, with the code +EXIT-BROKEN-PIPE+. A standard error
+;;;; without a reader is lost.
 ;;;;
 ;;;; A line that could only be written in part, as on a full disk, is ended before the next one.
 
@@ -28,7 +28,7 @@
                   sb-gray:fundamental-binary-output-stream)
   ((descriptor :initarg :descriptor :reader output-descriptor)
    (name :initarg :name :reader output-name) ; for people
-   ;; a function that is called when nobody reads what was written
+   ;; a function that is called when the reader has gone
    (unread :initarg :unread :reader output-unread)
    (gathered :initform (make-buffer) :reader output-gathered) ; octets to be written
    (column :initform 0 :accessor output-column) ; how many characters the last line has
@@ -53,8 +53,8 @@
       (error 'output-error :stream output :reason (os:errno-text result))))
 
 (defun write-gathered (output)
-  "Write what OUTPUT has gathered. If that fails it is lost; then signal OUTPUT-ERROR, or call the
-function UNREAD if its reader has gone."
+  "Write the gathered octets of OUTPUT. If that fails they are lost; then signal OUTPUT-ERROR, or
+call the function UNREAD if its reader has gone."
   (let* ((gathered (output-gathered output))
          (octets (buffer-octets gathered))
          (at (buffer-start gathered))
@@ -69,7 +69,7 @@ function UNREAD if its reader has gone."
                      (t (return (fail-output output result))))))))
 
 (defun gather (output octets)
-  "Have OUTPUT write OCTETS, when there are enough."
+  "Give OCTETS to OUTPUT, which writes them when there are enough."
   (let ((gathered (output-gathered output)))
     (when (shiftf (output-torn output) nil) (append-octet gathered 10))
     (append-octets gathered octets)

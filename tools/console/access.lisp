@@ -1,16 +1,16 @@
-;;;; Who may look at the console: this machine, unless it was said otherwise, with the token. The
-;;;; address that CONSOLE-URL returns has the token; its answer moves it into a cookie, so that it
-;;;; is in no address afterwards. A program gives it as `authorization: Bearer TOKEN`.
+;;;; Access to the console: by default only this machine has it, with the token. The address that
+;;;; CONSOLE-URL returns has the token; its answer moves it into a cookie, so that it is in no
+;;;; address afterwards. A program gives it as `authorization: Bearer TOKEN`.
 ;;;;
-;;;; A page of another site cannot read what is here: its scripts have no cookie to send (SameSite),
-;;;; and one whose name is made to lead to this machine (DNS rebinding) asks for a host of that
-;;;; name, which is refused.
+;;;; A page of another site cannot read the console: its scripts have no cookie to send (SameSite).
+;;;; A page whose name is made to lead to this machine (DNS rebinding) asks for a host of that name,
+;;;; which is refused.
 
 (in-package #:clgrpc.console)
 
 (defun secrets-equal-p (secret given)
-  "True if GIVEN, a string that a peer has sent, is SECRET. How long it takes tells only how long
-GIVEN is."
+  "True if GIVEN, a string that a peer has sent, is SECRET. The time that it takes reveals only the
+length of GIVEN."
   (let ((difference (logxor (length secret) (length given))))
     (loop for i below (length given)
           do (setf difference
@@ -20,7 +20,7 @@ GIVEN is."
     (zerop difference)))
 
 (defun host-part (text)
-  "The host of TEXT, an address or a Host header: what is in front of the port, without brackets."
+  "The host of TEXT, an address or a Host header: the part before the port, without brackets."
   (let ((close (position #\] text)))
     (cond ((and close (char= #\[ (char text 0))) (subseq text 1 close))
           ((= 1 (count #\: text)) (subseq text 0 (position #\: text)))
@@ -105,11 +105,11 @@ machine by one of its own names."
           (format nil "~A~%" text)))
 
 (defun move-token (console request)
-  "Answer REQUEST, which has the token of CONSOLE in its address: have it in a cookie from now on."
+  "Answer REQUEST, which has the token of CONSOLE in its address: move it into a cookie."
   (values 303
           (safe-headers "text/plain; charset=utf-8"
                         (cons "location" (console-path console))
-                        ;; Lax: who follows a link to the console comes with the cookie
+                        ;; Lax: a browser that follows a link to the console sends the cookie
                         (cons "set-cookie"
                               (format nil "~A=~A; Path=~A; HttpOnly; SameSite=Lax~:[~;; Secure~]"
                                       (cookie-name console) (console-token console)
@@ -118,7 +118,8 @@ machine by one of its own names."
           nil))
 
 (defun call-if-allowed (console request function)
-  "Call FUNCTION, which answers REQUEST, if that may see CONSOLE; else answer why not."
+  "Call FUNCTION, which answers REQUEST, if that has access to CONSOLE; else answer with the
+refusal."
   (cond ((not (peer-allowed-p console (exchange:http-request-peer request)))
          (refuse 403 "This console is for the machine it runs on."))
         ((not (host-allowed-p console request))
@@ -126,5 +127,5 @@ machine by one of its own names."
         (t (ecase (token-place console request)
              (:header (funcall function))
              (:address (move-token console request))
-             ((nil) (refuse 401 "The console wants its token: open the address that has it."
+             ((nil) (refuse 401 "The console needs its token: open the address that contains it."
                             '("www-authenticate" . "Bearer realm=\"clgrpc console\"")))))))

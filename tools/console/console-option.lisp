@@ -29,7 +29,7 @@ any thread."
 
 (defun make-console-as-asked (given)
   "A list of the console that GIVEN, the plist of a command line, asks for, and of its metrics if
-its observers have none; no console if there is one among them."
+the observers of GIVEN have none; without a console if these have one."
   (destructuring-bind (&key console observer credentials &allow-other-keys) given
     (when (and console (not (find-console observer)))
       (let* ((own (find-if (lambda (observer) (typep observer 'metrics:metrics)) observer))
@@ -54,7 +54,7 @@ nothing."
 
 (command:define-shared-options :console
   (console "ADDRESSES" (command:addresses-parser 0) nil
-           "Show in a browser what the process does, where these are; prints the address to
+           "Serve a page with the process's calls and counts at ADDRESSES; prints the address to
       open, which has a secret in it. If others than this machine reach ADDRESSES, they may look,
       over HTTPS: that needs --tls-cert."))
 

@@ -1,5 +1,5 @@
 ;;;; The page, whose files in page/ are compiled into the image and sent as one, what it asks for:
-;;;; the events, and the options; and pages that others add, such as that of workflows. Its policy
+;;;; the events, and the options; and pages of other systems, such as that of workflows. Its policy
 ;;;; (Content-Security-Policy) lets it run the script that it came with, by a nonce that is new each
 ;;;; time, and talk to where it came from; nothing else.
 
@@ -79,8 +79,8 @@ them. MARKS-AND-FILES are what stands in PAGE in double braces, and the file tha
 ;;; Pages of others
 
 (defun add-page (console name title function)
-  "Have CONSOLE show another page, which its own links to by TITLE, at NAME below its path, a string
-of letters. FUNCTION gets a request for what is below NAME/, and that, a string; it returns the
+  "Add a page to CONSOLE, whose own page links to it by TITLE, at NAME below its path, a string of
+letters. FUNCTION gets a request for a path below NAME/, and that path, a string; it returns the
 status, headers and text of the answer, as SEND-PAGE, SEND-JSON and REFUSE do, and may wait. From
 any thread."
   (check-type name string)
@@ -97,7 +97,7 @@ any thread."
 ;;; The handler
 
 (defun path-below (console request)
-  "What of the path of REQUEST is behind CONSOLE's."
+  "The part of REQUEST's path after CONSOLE's."
   (let ((path (exchange:http-request-path request)))
     (subseq path (min (length path) (length (console-path console))))))
 
@@ -116,7 +116,7 @@ any thread."
           (t (refuse 503 (format nil "~D look at this console already." +viewers+))))))
 
 (defun console-handler (console)
-  "Return a handler for START-SERVER's :http that shows CONSOLE, what MAKE-CONSOLE returns, in a
+  "Return a handler for START-SERVER's :http that shows CONSOLE, a value of MAKE-CONSOLE, in a
 browser, at CONSOLE's path. The server may be one that serves gRPC or one of its own, which is the
 better choice if others can reach the first. From any thread."
   (check-type console console)

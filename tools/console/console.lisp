@@ -1,6 +1,6 @@
 ;;;; The console object. Given to servers and channels as :observer it keeps the calls that are
-;;;; worth a look, in a sample set for each loop, and has its metrics count. It hears of the log
-;;;; until it is garbage.
+;;;; worth a look, in a sample set for each loop, and counts in its metrics. It gets the events of
+;;;; the log until it is garbage.
 
 (in-package #:clgrpc.console)
 
@@ -8,8 +8,9 @@
 
 (defclass console ()
   ((metrics :initarg :metrics :reader console-metrics) ; whose counts it shows
-   (token :initarg :token :reader console-token) ; a string that who looks must have, or nil
-   (name :initform (random-text 4) :reader console-name) ; tells its cookie from others of the host
+   (token :initarg :token :reader console-token) ; a string that viewers must have, or nil
+   (name :initform (random-text 4) :reader console-name) ; distinguishes its cookie from others of
+                                                         ; the host
    (path :initarg :path :reader console-path) ; of its page, which ends with a slash
    (remote :initarg :remote :reader console-remote-p) ; true if not only this machine may look
    (exemplar :initarg :exemplar :reader console-exemplar) ; see MAKE-CONSOLE
@@ -18,13 +19,13 @@
    ;; an alist from weak loops, or nil, to SAMPLE-SETs
    (sample-sets :initform '() :accessor console-sample-sets)
    (pages :initform '() :accessor console-pages) ; lists of a name, a title and a function
-   (viewers :initform '() :accessor console-viewers) ; VIEWERs, who look now
-   (thread :initform nil :accessor console-thread) ; that makes updates while somebody looks
+   (viewers :initform '() :accessor console-viewers) ; the present VIEWERs
+   (thread :initform nil :accessor console-thread) ; that makes updates while there are viewers
    (bell :initform (sb-thread:make-semaphore :name "clgrpc console") :reader console-bell) ; for it
    ;; the UPDATE-STREAM of the last minutes, or nil; its thread's
    (update-stream :initform nil :accessor console-update-stream)
    (hour :initform (make-hour) :reader console-hour)) ; see hour.lisp
-  (:documentation "What a console in the browser shows: see MAKE-CONSOLE."))
+  (:documentation "The data of a console in the browser: see MAKE-CONSOLE."))
 
 (defmethod print-object ((console console) stream)
   (print-unreadable-object (console stream :type t :identity t)
@@ -59,17 +60,17 @@
 (defun make-console (&key metrics exemplar (path "/console/") remote
                        (token (random-text +token-octets+)))
   "Return a console, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL; all that have
-it are shown together. CONSOLE-HANDLER makes the page that shows it, CONSOLE-URL says where that is.
-METRICS, what MAKE-METRICS returns, are whose counts it shows; without them it has its own, see
-CONSOLE-METRICS. They count what the console observes, once if they are given to :observer as well.
-EXEMPLAR, such as TRACE-EXEMPLAR, is a function of a call that has ended, which returns an alist of
-strings to be shown with it, or nil; it is called on the call's loop and must not wait. PATH is that
-of the page, with a slash at both ends. Unless REMOTE is true only this machine may look. TOKEN is
-what the page must be asked for with, 16 to 256 letters, digits and -_., random by default; nil
-means that anybody on this machine may look.
+it are shown together. CONSOLE-HANDLER makes the page that shows it; CONSOLE-URL returns its
+address. The page shows the counts of METRICS, a value of MAKE-METRICS; by default the console has
+its own, see CONSOLE-METRICS. They count all that the console observes, and count it once only if
+they are given to :observer as well. EXEMPLAR, such as TRACE-EXEMPLAR, is a function of a call that
+has ended, which returns an alist of strings to be shown with it, or nil; it is called on the call's
+loop and must not wait. PATH is that of the page, with a slash at both ends. Unless REMOTE is true
+only this machine may look. A request for the page must have TOKEN, 16 to 256 letters, digits and
+-_., random by default; nil means that any user of this machine may look.
 Signal MISUSE for a wrong argument, as REMOTE without a TOKEN is. From any thread."
   (unless (typep metrics '(or null metrics:metrics))
-    (misuse ":metrics is what MAKE-METRICS returns, not ~S." metrics))
+    (misuse ":metrics is a value of MAKE-METRICS, not ~S." metrics))
   (unless (typep exemplar '(or symbol function))
     (misuse ":exemplar is a function of a call, not ~S." exemplar))
   (when (and remote (null token))
@@ -85,7 +86,7 @@ Signal MISUSE for a wrong argument, as REMOTE without a TOKEN is. From any threa
   console-metrics "The metrics whose counts CONSOLE shows. From any thread.")
 
 (defun listen-to-log (tail)
-  "Have TAIL hear of the log until it is garbage."
+  "Pass events of the log to TAIL until it is garbage."
   (let ((pointer (sb-ext:make-weak-pointer tail)))
     (labels ((listener (level event &rest plist)
                (let ((tail (sb-ext:weak-pointer-value pointer)))

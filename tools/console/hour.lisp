@@ -1,5 +1,5 @@
 ;;;; The last hour: the counts and values of a console are looked at every twelve seconds, whether
-;;;; somebody looks at the page or not. So one who comes after an incident still sees it.
+;;;; the page has viewers or not. So a viewer that comes after an incident still sees it.
 ;;;;
 ;;;; The looks are an update stream like that of viewers, with its own series; the lock guards it,
 ;;;; since threads of loops' reserves take them and the viewers' thread reads them. :hello has all
@@ -43,12 +43,12 @@
           (cons "frames" (json-list (last updates looks))))))
 
 (defun whole-hour (hour)
-  "All of HOUR, for a viewer who has seen nothing."
+  "All of HOUR, for a viewer that has got nothing."
   (sb-thread:with-mutex ((hour-lock hour))
     (hour-object hour +updates+ 0)))
 
 (defun hour-news (hour)
-  "What of HOUR viewers do not know yet, or nil."
+  "The part of HOUR that viewers do not have yet, or nil."
   (sb-thread:with-mutex ((hour-lock hour))
     (let* ((looks (- (hour-looks hour) (shiftf (hour-told-looks hour) (hour-looks hour))))
            (count (hash-table-count (update-stream-series (hour-update-stream hour))))
@@ -67,8 +67,8 @@
       (take-look hour (console-metrics console) now))))
 
 (defun begin-looks (loop console)
-  "Have a thread of LOOP's reserve look at CONSOLE every now and then, until it is garbage or LOOP
-has stopped. On LOOP."
+  "Look at CONSOLE now and then by a thread of LOOP's reserve, until it is garbage or LOOP has
+stopped. On LOOP."
   (let ((pointer (sb-ext:make-weak-pointer console)) (timer nil))
     (flet ((ring (pointer)
              (let ((console (sb-ext:weak-pointer-value pointer)))
@@ -82,6 +82,6 @@ has stopped. On LOOP."
   nil)
 
 (defun ensure-looks (console loop)
-  "LOOP is observed by CONSOLE: see to it that the last hour is kept."
+  "LOOP is observed by CONSOLE: make sure that the last hour is kept."
   (when (and loop (not (loop:simulated-p)))
     (loop:post loop (lambda () (begin-looks loop console)))))

@@ -1,7 +1,7 @@
-;;;; Which calls the console keeps to be looked at: the slowest of this minute and of the one
+;;;; The calls that the console keeps to be looked at: the slowest of this minute and of the one
 ;;;; before, two of each minute of the hour, and the last that failed. There is a sample set for
 ;;;; each loop, written with its baton held, and one for the threads without a loop, written under a
-;;;; lock. Anybody reads: what is kept never changes, and takes its place by one store.
+;;;; lock. Any thread reads: a kept call never changes, and takes its place by one store.
 ;;;;
 ;;;; Most calls cost two comparisons. A call is looked at closely only if it is slower than the
 ;;;; fastest of the slow ones, which is so for some 16 × ln(n / 16) of a minute's n calls, or if it
@@ -32,7 +32,7 @@
   ;; true of the sample set of threads without a loop
   (lock nil :type (or null sb-thread:mutex) :read-only t)
   (slow (empty-places +slow-calls+) :type simple-vector) ; KEPTs or nil, of this minute, in no order
-  (before (empty-places +slow-calls+) :type simple-vector) ; what SLOW was a minute ago
+  (before (empty-places +slow-calls+) :type simple-vector) ; the SLOW of a minute ago
   ;; the slowest of each minute before that, a ring
   (remembered (empty-places +remembered-calls+) :type simple-vector :read-only t)
   (remembered-next 0 :type index)       ; the place in REMEMBERED of the next
@@ -62,7 +62,7 @@
   "A SAMPLE of CALL, which has taken NS and which DESCRIBE, a function, turns into a plist."
   (prog1 (make-sample (1+ (sb-ext:atomic-incf (aref **numbered** 0))) (real-time-ns) ns
                       (funcall (the function describe) call))
-    ;; what readers find is whole
+    ;; calls that readers find are complete
     (sb-thread:barrier (:write))))
 
 (defun remember-slowest (sample-set samples)
@@ -109,7 +109,7 @@
                        (now (unsigned-byte 62)) (describe function))
     null
   "Keep CALL in SAMPLE-SET if it is worth that. It has taken NS and is OK or has failed; NOW is the
-time of SAMPLE-SET's loop. DESCRIBE returns what is to be known of it."
+time of SAMPLE-SET's loop. DESCRIBE returns its description."
   (when (>= now (sample-set-turn-ns sample-set)) (turn-page sample-set now))
   (cond ((not ok) (keep-failed sample-set call ns now describe))
         ((> ns (sample-set-least-ns sample-set)) (keep-slow sample-set call ns describe)))

@@ -1,7 +1,6 @@
-;;;; Updates: what is sent to the page. The first that a viewer gets, :hello, has all there is; then
-;;;; one comes each second, :frame, which has what has changed. An UPDATE-STREAM knows what was last
-;;;; seen, so that it can say what is new, and has the updates of the last minutes, for who comes
-;;;; later.
+;;;; Updates, which are sent to the page. The first that a viewer gets, :hello, has all data; then
+;;;; one comes each second, :frame, which has the changes. An UPDATE-STREAM has the data of its last
+;;;; look, so that it finds new ones, and the updates of the last minutes, for later viewers.
 ;;;;
 ;;;; In JSON. Everything but "time" and "seconds" is left out if nothing of it has changed.
 ;;;;
@@ -41,19 +40,19 @@ takes long.")
 (defstruct (series (:constructor make-series (number attributes)) (:copier nil))
   "The calls of one role, method, status, target and protocol, as last seen."
   (number 0 :type index :read-only t)   ; by which updates name it
-  (attributes '() :type list :read-only t) ; those five, strings; "" is none
+  (attributes '() :type list :read-only t) ; those five, strings; "" if absent
   (buckets '() :type list)              ; how many calls each bucket has
   (sum 0 :type real))                   ; how many seconds they took together
 
 (defstruct (update-stream (:copier nil))
-  "What was last seen of a console, and its last updates. One thread's."
+  "The data of the last look at a console, and its last updates. One thread's."
   (series (make-hash-table :test 'equal) :type hash-table :read-only t) ; by attributes
   (bounds '() :type list)               ; of the buckets, in seconds
   (values (make-hash-table :test 'equal) :type hash-table :read-only t) ; by name
   (call 0 :type (unsigned-byte 62))     ; the number of the last call that was kept
   (entry 0 :type index)                 ; the number of the last event of the log
-  (servers '() :type list)              ; what was last said of servers
-  (threads '() :type list)              ; what was last said of threads
+  (servers '() :type list)              ; the last data of servers
+  (threads '() :type list)              ; the last data of threads
   (taken-ns 0 :type (unsigned-byte 62)) ; when the last update was made
   (updates (make-fifo) :type fifo :read-only t) ; the last of them
   (count 0 :type index))                ; how many those are
@@ -119,14 +118,14 @@ takes long.")
         (setf (gethash attributes table) (make-series (hash-table-count table) attributes)))))
 
 (defun count-row (number sum buckets)
-  "What \"counts\" has for the series NUMBER; nil if BUCKETS are all empty."
+  "The element of \"counts\" for the series NUMBER; nil if BUCKETS are all empty."
   (let ((pairs (loop for count in buckets
                      for bucket from 0
                      unless (zerop count) append (list bucket count))))
     (and pairs (json-list (list* number (json-number sum) pairs)))))
 
 (defun update-series (update-stream role point)
-  "Note in UPDATE-STREAM what POINT of a histogram says; return the row for \"counts\", or nil."
+  "Note POINT of a histogram in UPDATE-STREAM; return the row for \"counts\", or nil."
   (let* ((series (ensure-series update-stream (attributes-of role point)))
          (buckets (metrics:point-buckets point))
          (before (or (series-buckets series) (mapcar (constantly 0) buckets)))
@@ -147,8 +146,8 @@ takes long.")
         #'< :key #'series-number))
 
 (defun value-name (family point)
-  "What \"values\" calls POINT of FAMILY: its name, and its attributes' values behind slashes, but
-for the protocol."
+  "The name of POINT of FAMILY in \"values\": the family's name, and its attributes' values after
+slashes, except the protocol."
   (format nil "~A~{/~A~}" (metrics:family-name family)
           (loop for (attribute . value) in (metrics:point-attributes point)
                 unless (string= "clgrpc.protocol" attribute) collect value)))
@@ -228,8 +227,7 @@ for the protocol."
 ;;; Updates
 
 (defun note-families (update-stream families)
-  "Note in UPDATE-STREAM what FAMILIES say. Return what has changed: rows of counts, and members of
-values."
+  "Note FAMILIES in UPDATE-STREAM. Return the changes: rows of counts, and members of values."
   (let ((counts '()) (values '()))
     (dolist (family families)
       (let ((role (cdr (assoc (metrics:family-name family) *durations* :test #'string=))))
@@ -257,8 +255,8 @@ update before."
            names-and-values)))
 
 (defun take-update (console update-stream now)
-  "Look at CONSOLE at NOW of the monotonic clock; note it in UPDATE-STREAM, and return what has
-changed since the update before, an object for WRITE-JSON."
+  "Look at CONSOLE at NOW of the monotonic clock; note it in UPDATE-STREAM, and return the changes
+since the update before, an object for WRITE-JSON."
   (let* ((first-new (hash-table-count (update-stream-series update-stream)))
          (calls (samples-after console (update-stream-call update-stream)))
          (entries (entries-after (console-tail console) (update-stream-entry update-stream)))
@@ -284,13 +282,13 @@ changed since the update before, an object for WRITE-JSON."
        "hour" (hour-news (console-hour console))))))
 
 (defun chart-members (update)
-  "What of UPDATE who comes later gets as well: what charts are made of."
+  "The part of UPDATE that later viewers get as well: the data of charts."
   (remove-if-not (lambda (member)
                    (member (car member) '("time" "seconds" "counts" "values") :test #'string=))
                  update))
 
 (defun keep-update (update-stream update)
-  "Have UPDATE-STREAM remember UPDATE."
+  "Keep UPDATE in UPDATE-STREAM."
   (enqueue (chart-members update) (update-stream-updates update-stream))
   (if (< (update-stream-count update-stream) +updates+)
       (incf (update-stream-count update-stream))

@@ -1,9 +1,10 @@
-;;;; Who looks at the console now, and the thread that makes updates for them. The thread is there
-;;;; only while somebody looks. It makes an update each second, or less often if that took much of a
-;;;; processor, so that it never takes more than a hundredth of one; what it waits for, such as a
-;;;; loop that does not answer, makes no update rare when it is needed most. All viewers get the
-;;;; same updates. Updates that a slow one has no room for wait for it, and follow together; only if
-;;;; there are too many it gets, once it has caught up, all there is anew.
+;;;; The viewers of the console, and the thread that makes updates for them. The thread is there
+;;;; only while there are viewers. It makes an update each second, or less often if that took much
+;;;; of a processor, so that it never takes more than a hundredth of one. Time that it waits, such
+;;;; as for a loop that does not answer, does not count: updates must not become rare when they are
+;;;; needed most. All viewers get the same updates. Updates for which a slow viewer has no room wait
+;;;; for it, and follow together. If there are too many, it gets, once it has caught up, all data
+;;;; again.
 
 (in-package #:clgrpc.console)
 
@@ -18,7 +19,8 @@
 (defstruct (viewer (:constructor make-viewer (request)) (:copier nil))
   "A viewer of the console."
   (request nil :type exchange:http-request :read-only t) ; whose response is sent over time
-  ;; it has got all updates until now, but those that wait for it; the thread's, as is what follows
+  ;; it has got all updates until now, except those that wait for it; the thread's, as are the slots
+  ;; below
   (current nil :type boolean)
   (waiting '() :type list))             ; the texts of updates that wait for it, newest first
 
@@ -40,8 +42,8 @@
         (setf (console-update-stream console) (make-update-stream)))))
 
 (defun send-waiting (viewer text)
-  "Send VIEWER, which is current, the updates that wait for it and that of TEXT behind them. If
-there is no room they wait, unless that is too much."
+  "Send VIEWER, which is current, the updates that wait for it and then that of TEXT. If there is no
+room they wait, unless that is too much."
   (let ((updates (cons text (viewer-waiting viewer))))
     (cond ((exchange:send-chunk (viewer-request viewer)
                               (apply #'concatenate 'string (reverse updates)))
@@ -52,7 +54,7 @@ there is no room they wait, unless that is too much."
     (setf (viewer-waiting viewer) updates)))
 
 (defun send-update (console update-stream update viewers)
-  "Send UPDATE of UPDATE-STREAM to those of VIEWERS who have got the one before, all of CONSOLE to
+  "Send UPDATE of UPDATE-STREAM to the VIEWERS that have got the one before, all of CONSOLE to
 others."
   (let ((text (event-text "frame" update)) (hello nil))
     (dolist (viewer viewers)
@@ -66,7 +68,7 @@ others."
                                                                       update-stream))))))))))
 
 (defun update-due-ns (now spent-ns)
-  "When the update is due after one that was due NOW and took the processor for SPENT-NS."
+  "The due time of the update after one that was due NOW and took the processor for SPENT-NS."
   (+ now (max +period-ns+ (* +thrift+ spent-ns))))
 
 (defun show-update (console viewers)
@@ -80,15 +82,15 @@ others."
     (update-due-ns now (- (thread-time-ns) begin-ns))))
 
 (defun current-viewers (console)
-  "The viewers of CONSOLE; if there are none any more its thread, this one, is not there for those
-who come."
+  "The viewers of CONSOLE; if there are none any more its thread, this one, is not there for later
+viewers."
   (sb-thread:with-mutex ((console-lock console))
     (let ((viewers (delete-if-not #'viewer-open-p (console-viewers console))))
       (unless viewers (setf (console-thread console) nil))
       (setf (console-viewers console) viewers))))
 
 (defun greet (console viewers)
-  "Send all there is to those of VIEWERS who have got nothing yet."
+  "Send all data to the VIEWERS that have got nothing yet."
   (let ((update-stream (console-update-stream console)))
     (when update-stream
       (let ((new (remove-if #'viewer-current viewers)))

@@ -1,5 +1,5 @@
-;;;; `openapi`: the OpenAPI document of services whose descriptors a server's reflection tells, or a
-;;;; .proto file has.
+;;;; `openapi`: the OpenAPI document of services whose descriptors come from a server's reflection
+;;;; or from a .proto file.
 
 (in-package #:clgrpc.tools)
 
@@ -44,9 +44,9 @@
       (api-version "TEXT" #'identity "1" "The version of the API.")
       (connect "[BOOLEAN]" #'parse-boolean nil
                "Have the unary methods as the Connect protocol has them, too.")))
-    "Print the OpenAPI 3.1 document of what services offer by REST, as the google.api.http
-annotations of their methods say. Asks the server's reflection, or reads --proto. Rules that are
-wrong are errors."
+    "Print the OpenAPI 3.1 document of the REST interface of services, by the google.api.http
+annotations of their methods. Asks the server's reflection, or reads --proto. Rules that are wrong
+are errors."
   (call-with-descriptor-source
    (lambda (service list pool-of)
      (let* ((names (if service (list (string-left-trim "." service)) (funcall list)))

@@ -2,8 +2,8 @@
 ;;;; out. Requests are read as JSON values one after another, each sent when it is complete, so that
 ;;;; a dialogue can be held on a terminal; responses are printed as they come.
 ;;;;
-;;;; What a server says may be meant for the terminal: all text of its goes through SHOWN, but JSON,
-;;;; whose writer escapes what is not to be seen.
+;;;; A server's text may contain control sequences of terminals: all of it goes through SHOWN,
+;;;; except JSON, whose writer escapes control characters.
 
 (in-package #:clgrpc.tools)
 
@@ -79,7 +79,7 @@ symbol."
 
 (defun read-json-text (stream)
   "The text of the next JSON value in STREAM, or nil if none follows. Nothing beyond its end is
-read, but of a number or word the character after it. Whether it is valid is not looked at."
+read, except the character after a number or word. The value is not validated here."
   (let ((first (loop for char = (read-char stream nil)
                      while (and char (white-p char))
                      finally (return char)))
@@ -121,13 +121,13 @@ read, but of a number or word the character after it. Whether it is valid is not
 ;;; The call
 
 (defstruct (caller (:copier nil))
-  "Who makes a call and prints what comes of it."
+  "A caller: it makes a call and prints its responses."
   (method nil :type method:rpc-method)
   (pool nil :type protobuf:type-pool)
   (options '() :type list)
   (requests nil :type stream)
   (defaults nil)
-  (error nil))                        ; what was wrong with a request of a stream
+  (error nil))                        ; the error in a request of a stream
 
 (defun print-response (caller message)
   (format t "~A~%" (protobuf:message-json message :indent 2 :defaults (caller-defaults caller)
@@ -135,7 +135,7 @@ read, but of a number or word the character after it. Whether it is valid is not
   (finish-output))
 
 (defun feed-requests (caller call)
-  "Send what the stream of requests has, until its end or that of CALL."
+  "Send the requests of the stream, until its end or that of CALL."
   (handler-case
       (loop for message = (next-request (caller-requests caller)
                                         (method:rpc-method-request-type (caller-method caller))
@@ -143,7 +143,7 @@ read, but of a number or word the character after it. Whether it is valid is not
             while message
             do (grpc:send call message)
             finally (grpc:close-send call))
-    ;; who receives sees how the call has ended
+    ;; the receiver sees the status of the call
     (grpc:rpc-error ())
     ((or clgrpc-error stream-error) (error)
       (setf (caller-error caller) error)
@@ -154,7 +154,7 @@ read, but of a number or word the character after it. Whether it is valid is not
     (print-response caller message)))
 
 (defun perform-call (caller channel)
-  "Call the method of CALLER on CHANNEL and print what it answers."
+  "Call the method of CALLER on CHANNEL and print its responses."
   (let ((method (caller-method caller)) (pool (caller-pool caller)))
     (flet ((invoke (request)
              (apply #'method:invoke channel method request (caller-options caller)))
@@ -206,8 +206,8 @@ means."
   (subseq name 0 (position #\. name :from-end t)))
 
 (defun need-method (pool name)
-  "The descriptor of the method NAME, dotted, in POOL; a FAILURE that tells the methods that its
-service has if it is none of them."
+  "The descriptor of the method NAME, dotted, in POOL; a FAILURE that lists the methods of its
+service if it is not one of them."
   (let* ((index (pool-index pool))
          (method (gethash name index))
          (service (gethash (service-of-method name) index)))
@@ -227,7 +227,7 @@ service has if it is none of them."
 
 (define-command "call"
     (((address "ADDRESS" #'parse-channel-target "Where the server listens.")
-      (method "METHOD" #'split-method "What to call: package.Service/Method."))
+      (method "METHOD" #'split-method "The method to call: package.Service/Method."))
      (((data nil "-d") "JSON" #'identity nil
       "The request, or of a stream all requests, one after another; @ reads them from the
       standard input. Without it, one empty request, or of a stream none.")

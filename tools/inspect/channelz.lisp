@@ -1,5 +1,5 @@
-;;;; The command `channelz`: what the service of that name tells, as tables for people or as JSON.
-;;;; What the server says goes through SHOWN, as the terminal may not be meant for all of it.
+;;;; The command `channelz`: the data of the service of that name, as tables for people or as JSON.
+;;;; The server's texts go through SHOWN, which removes control sequences of terminals.
 
 (in-package #:clgrpc.tools)
 
@@ -260,7 +260,7 @@ the last column is as wide as it comes."
       (refuse "~A wants an id" what)))
 
 (defun show-channelz (grpc-channel what number json)
-  "Print what WHAT asks for, of the thing with NUMBER if it wants one."
+  "Print the objects of the kind WHAT, or the one with NUMBER if the kind needs one."
   (flet ((number () (parse-channelz-number what number))
          (show (messages function &rest arguments)
            (if json
@@ -304,13 +304,13 @@ the last column is as wide as it comes."
 (define-command "channelz"
     (((address "ADDRESS" (address-parser 1) "Where a server serves channelz.")
       (what "[WHAT]" #'identity
-            "What to show: all, the default, channels, channel ID, subchannel ID, servers,
+            "The objects to show: all, the default, channels, channel ID, subchannel ID, servers,
       server ID, sockets SERVER-ID or socket ID.")
-      (number "[ID]" #'identity "The id of what to show."))
+      (number "[ID]" #'identity "The id of the object to show."))
      ((json "[true|false]" #'parse-boolean nil "Print JSON, a line for each message.")
       client-tls))
-    "Show what the channels, servers and connections of a process are and do. Asks its channelz
-service (gRFC A14)."
+    "Show the channels, servers and connections of a process with their states and counts. Asks its
+channelz service (gRFC A14)."
   (grpc:with-channel (channel address
                       :credentials (client-credentials tls-ca tls-cert tls-key tls-name))
     (show-channelz channel (or what "all") number json))

@@ -4,7 +4,7 @@
 (in-package #:clgrpc.tools)
 
 (defun descriptor-kind (descriptor)
-  "What DESCRIPTOR is called in a sentence."
+  "The kind and name of DESCRIPTOR for a sentence."
   (etypecase descriptor
     (protobuf:service-descriptor "a service")
     (protobuf:method-descriptor "a method")
@@ -25,11 +25,11 @@
 (defun write-declared (depth control &rest arguments)
   (format t "~V@T~?~%" (* 2 depth) control arguments))
 
-;;; What a server declares may be as much as reflection takes, so nothing is looked for in a list of
+;;; A server's declarations may be as long as reflection takes, so no function searches a list of
 ;;; fields or messages.
 
 (defstruct (scope (:constructor %make-scope) (:copier nil))
-  "What the fields of a message refer to within it."
+  "The declarations within a message to which its fields refer."
   (oneofs (make-hash-table :test 'equal) :read-only t) ; name to (descriptor field…)
   (entries (make-hash-table :test 'equal) :read-only t)) ; of maps, by their full names
 

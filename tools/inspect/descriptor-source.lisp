@@ -1,8 +1,8 @@
-;;;; What `list`, `describe` and `call` know of services: the descriptors that a server's reflection
-;;;; tells (gRPC document "GRPC Server Reflection Protocol", v1, or v1alpha where there is no v1),
-;;;; or those of a .proto file. They become dynamic types: nothing that a peer sends is interned,
-;;;; registered or compiled. Each question is a call of its own; all have one deadline together. The
-;;;; files that a peer may have us ask for are limited, in number and in octets.
+;;;; The services for `list`, `describe` and `call`: the descriptors from a server's reflection
+;;;; (gRPC document "GRPC Server Reflection Protocol", v1, or v1alpha where there is no v1), or
+;;;; those of a .proto file. They become dynamic types: no text of a peer is interned, registered or
+;;;; compiled. Each question is a call of its own; all have one deadline together. The files that a
+;;;; peer may make us request are limited, in number and in octets.
 
 (in-package #:clgrpc.tools)
 
@@ -37,7 +37,7 @@
   "How long a question to reflection may take where no timeout is given for all.")
 
 (defstruct (reflector (:copier nil))
-  "Who asks reflection."
+  "A client of reflection."
   (channel nil :type grpc:channel)
   (metadata '() :type list)             ; for every question
   (end-ns nil :type (or null integer))  ; when all answers must be there, by MONOTONIC-NS
@@ -46,7 +46,7 @@
   (version "v1" :type string))          ; of the service that is asked
 
 (defun seconds-left (reflector)
-  "The seconds that the next question may take: what is left of the timeout for all."
+  "The seconds that the next question may take: the rest of the timeout for all."
   (if (reflector-end-ns reflector)
       (max 0 (ns-seconds (- (reflector-end-ns reflector) (monotonic-ns))))
       *reflection-seconds*))
@@ -73,7 +73,7 @@
     (or (grpc:receive call) (fail-command "the server's reflection does not answer"))))
 
 (defun ask (reflector field value)
-  "The response to the question VALUE in FIELD, or a FAILURE with what reflection says."
+  "The response to the question VALUE in FIELD, or a FAILURE with the text of reflection."
   (let ((response
           (handler-case (ask-version reflector (reflector-version reflector) field value)
             (grpc:unimplemented (error)
@@ -107,7 +107,7 @@ are not made again."
        (protobuf:find-file-descriptor name)))
 
 (defun ask-for-symbols (reflector symbols)
-  "A pool of the files that declare SYMBOLS, full names, and of what these import."
+  "A pool of the files that declare SYMBOLS, full names, and of their imports."
   (let ((files (make-hash-table :test 'equal)) (wanted '()))
     (flet ((take (file)
              (let ((name (google.protobuf:file-descriptor-proto-name file)))
@@ -130,7 +130,7 @@ are not made again."
       (google.protobuf:make-file-descriptor-set
        :file (loop for file being the hash-values of files collect file))))))
 
-(defparameter *most-names-told* 20 "The names that a complaint tells of those there are.")
+(defparameter *most-names-told* 20 "The most names that a complaint lists.")
 
 (defun names-text (names)
   "NAMES, strings, with commas between; … stands for those that are too many."
@@ -139,8 +139,8 @@ are not made again."
           (< *most-names-told* (length names))))
 
 (defun ask-for-service (reflector service)
-  "A pool of the files that declare SERVICE, a full name, and of what these import; a FAILURE that
-tells the services of the server if it has no SERVICE."
+  "A pool of the files that declare SERVICE, a full name, and of their imports; a FAILURE that lists
+the services of the server if it has no SERVICE."
   (handler-case (ask-for-symbols reflector (list service))
     (failure (failure)
       (let ((services (handler-case (ask-for-services reflector)
@@ -196,14 +196,14 @@ tells the services of the server if it has no SERVICE."
 (defun need-symbol (index full-name)
   "The descriptor of FULL-NAME in INDEX, a POOL-INDEX; a FAILURE if there is none."
   (or (gethash full-name index)
-      ;; what every image has
+      ;; the files of every image
       (protobuf:find-descriptor full-name)
       (fail-command "there is no ~A" full-name)))
 
 (defun need-descriptor (pool full-name type title)
   "The descriptor of TYPE that is FULL-NAME in POOL; a FAILURE that says TITLE if there is none."
   (let ((found (need-symbol (pool-index pool) full-name)))
-    (unless (typep found type) (fail-command "~A is no ~A" full-name title))
+    (unless (typep found type) (fail-command "~A is not a ~A" full-name title))
     found))
 
 (defun call-with-reflector (function address arguments headers timeout &key patient)

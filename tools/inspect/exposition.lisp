@@ -1,12 +1,12 @@
-;;;; What a process tells Prometheus, read back: samples by name and labels, and what they say of
-;;;; the methods of gRPC.
+;;;; A process's metrics for Prometheus, read back: samples by name and labels, and the counts of
+;;;; gRPC's methods in them.
 
 (in-package #:clgrpc.tools)
 
 ;;; Samples
 
 (defun parse-labels (line start)
-  "The labels in LINE behind the brace at START, an alist, and where they end."
+  "The labels in LINE after the brace at START, an alist, and where they end."
   (let ((labels '()) (at (1+ start)))
     (loop
       (when (char= #\} (char line at)) (return (values (nreverse labels) (1+ at))))
@@ -26,7 +26,7 @@
         (when (char= #\, (char line at)) (incf at))))))
 
 (defun parse-number (text)
-  "The number that TEXT is, or nil if it is none that JSON has, such as NaN."
+  "The number that TEXT means, or nil if JSON cannot have it, such as NaN."
   (let ((number (handler-case (parse-json text) (clgrpc-error () nil))))
     (and (realp number) number)))
 
@@ -40,13 +40,13 @@
           (let* ((start (position #\Space line :start at :test #'char/=))
                  (number (parse-number (subseq line start (position #\Space line :start start)))))
             (and number (values name labels number)))))
-    ;; it ends too early, or is no sample
+    ;; it ends too early, or is not a sample
     (error () nil)))
 
 ;;; Methods
 
 (defstruct (method-reading (:copier nil))
-  "What is known of one method at one time."
+  "The counts of one method at one time."
   (role "" :type string :read-only t)   ; server or client
   (name "" :type string :read-only t)   ; of the method
   (target "" :type string :read-only t) ; of a client's channels
@@ -61,7 +61,7 @@
     ("grpc_server_call_duration_seconds_bucket" "server" :bucket)
     ("grpc_client_call_duration_seconds_count" "client" :ended)
     ("grpc_client_call_duration_seconds_bucket" "client" :bucket))
-  "Names, whose they are, and what they count.")
+  "Names of metrics, their sides, and their meanings.")
 
 (defun add-sample (reading what labels number)
   "Add NUMBER, with LABELS, which counts WHAT, to READING."
@@ -78,7 +78,7 @@
                      (push (cons bound number) (method-reading-buckets reading))))))))
 
 (defun read-methods (octets)
-  "The METHOD-READINGs that OCTETS, a text for Prometheus, tell of, in the order they come in."
+  "The METHOD-READINGs in OCTETS, a text for Prometheus, in their order."
   (let ((readings (make-hash-table :test 'equal)) (order '()))
     (with-input-from-string (stream (octets-string octets))
       (loop for line = (read-line stream nil)
@@ -102,7 +102,7 @@
 (defparameter *process-metrics*
   '("process_cpu_seconds_total" "process_start_time_seconds" "process_threads" "process_open_fds"
     "clgrpc_heap_used_bytes" "clgrpc_heap_limit_bytes" "clgrpc_gc_collections_total")
-  "What is read of the process itself.")
+  "The metrics of the process itself that are read.")
 
 (defun read-figures (octets)
   "An alist of those of *PROCESS-METRICS* that OCTETS, a text for Prometheus, have."

@@ -1,4 +1,4 @@
-;;;; A small client of HTTP/1.1, for what processes tell about themselves: GET, without TLS, of a
+;;;; A small client of HTTP/1.1, for pages of processes such as metrics: GET, without TLS, of a
 ;;;; bounded answer, until a deadline. The parser and the writer are those of src/http/http1.
 
 (in-package #:clgrpc.tools)
@@ -92,8 +92,8 @@
                 ((nil) (return))))))))))
 
 (defun get-over-http (url &key accept (timeout 5))
-  "What GET of URL, of PARSE-URL, answers within TIMEOUT seconds: a status and octets. ACCEPT is the
-header of that name, or nil. A failure if it cannot be had."
+  "The answer to GET of URL, of PARSE-URL, within TIMEOUT seconds: a status and octets. ACCEPT is
+the header of that name, or nil. A failure if it cannot be had."
   (destructuring-bind (host port path) url
     (let* ((end-ns (+ (monotonic-ns) (seconds-ns timeout)))
            (socket (connect-to host port end-ns))
@@ -113,6 +113,6 @@ header of that name, or nil. A failure if it cannot be had."
                            end-ns)
                  (receive-answer socket end-ns))
              (http1:http1-error (error)
-               (fail-command "what answers speaks no HTTP/1.1: ~A"
+               (fail-command "the server does not speak HTTP/1.1: ~A"
                              (http1:http1-error-text error))))
         (os:close-descriptor socket)))))

@@ -1,17 +1,17 @@
-;;;; The command `top`: a table of what the servers and channels of a process do, with rates, drawn
-;;;; anew each second on a terminal, or once for a pipe. Rates are of what channelz counts: the
+;;;; The command `top`: a table of the servers and channels of a process, with rates, drawn again
+;;;; each second on a terminal, or once for a pipe. Rates are made of channelz's counts: the
 ;;;; difference between two samples by the time between them. Methods, with their latencies, come
-;;;; from what the process tells Prometheus (exposition.lisp), if it does.
+;;;; from the process's metrics for Prometheus (exposition.lisp), if it has them.
 
 (in-package #:clgrpc.tools)
 
 ;;; A sample
 
 (defstruct (reading (:copier nil))
-  "What is known of one thing at one time."
+  "The data of one server, channel or connection at one time."
   (kind "" :type string :read-only t)   ; server, channel or socket
   (number 0 :type integer :read-only t) ; its id
-  (name "" :type string :read-only t)   ; what it is called
+  (name "" :type string :read-only t)   ; its name
   (state "" :type string :read-only t)  ; of a channel
   (connections 0 :type integer :read-only t) ; how many it has
   (started 0 :type integer :read-only t) ; calls
@@ -21,8 +21,8 @@
 (defstruct (sample (:copier nil))
   "All that was known at one time."
   (ns 0 :type integer :read-only t)     ; when
-  (readings '() :type list :read-only t) ; of what there is
-  (methods '() :type list :read-only t) ; METHOD-READINGs, if metrics are told
+  (readings '() :type list :read-only t) ; of all objects
+  (methods '() :type list :read-only t) ; METHOD-READINGs, if there are metrics
   (figures '() :type list :read-only t)) ; an alist of *PROCESS-METRICS*, likewise
 
 (defun server-reading (channel server)
@@ -51,14 +51,14 @@
           (mapcar #'channel-reading (ask-for-channels channel))))
 
 (defun get-metrics (url)
-  "The METHOD-READINGs of the metrics at URL, of PARSE-URL, and what they say of the process."
+  "The METHOD-READINGs of the metrics at URL, of PARSE-URL, and the metrics of the process."
   (multiple-value-bind (status octets)
       (get-over-http url :accept "text/plain;version=0.0.4")
     (unless (= 200 status) (fail-command "GET ~A is answered with ~D" (third url) status))
     (values (read-methods octets) (read-figures octets))))
 
 (defun find-metrics (address)
-  "The URL of the metrics at ADDRESS, or nil if it does not tell of any."
+  "The URL of the metrics at ADDRESS, or nil if there are none."
   (handler-case (let ((url (parse-url (format nil "http://~A/metrics" address))))
                   (get-metrics url)
                   url)
@@ -76,14 +76,14 @@ it need not serve channelz."
 ;;; The table
 
 (defun rate (new old seconds reader)
-  "The difference of what READER gives for NEW and OLD, readings or nil, for each of SECONDS."
+  "The difference of READER's values for NEW and OLD, readings or nil, for each of SECONDS."
   (declare (type function reader))
   (if (and old (plusp seconds))
       (/ (- (funcall reader new) (funcall reader old)) seconds)
       0))
 
 (defparameter *orders* '("calls" "failed" "p99" "running" "name")
-  "By what the tables may be sorted; what a table does not have leaves it by calls.")
+  "The columns by which tables may be sorted; a table without the column is sorted by calls.")
 
 (defun sorted-rows (rows order)
   "ROWS, lists of a sort key for each of *ORDERS* and then a row, by ORDER, one of those: names
@@ -165,7 +165,7 @@ Latencies are those of the calls between the two; or of all, if there was none."
 ;;; The head
 
 (defun head-line (new old)
-  "What NEW, a sample, after OLD, another or nil, says of the process, a line; nil without metrics."
+  "A line about the process by NEW, a sample, after OLD, another or nil; nil without metrics."
   (flet ((figure (sample name) (cdr (assoc name (sample-figures sample) :test #'string=))))
     (let ((cpu (figure new "process_cpu_seconds_total"))
           (before (and old (figure old "process_cpu_seconds_total")))
@@ -197,7 +197,7 @@ Latencies are those of the calls between the two; or of all, if there was none."
   (and (interactive-stream-p sb-sys:*stdout*) t))
 
 (defun stty (&rest arguments)
-  "What stty prints of the terminal, given ARGUMENTS; nil if it fails."
+  "The output of stty for the terminal, with ARGUMENTS; nil if it fails."
   (ignore-errors (uiop:run-program (cons "stty" arguments) :input :interactive
                                                            :output '(:string :stripped t))))
 
@@ -266,7 +266,7 @@ that is said, and it is asked again."
                     (draw-lines (screen-lines title new old order))
                     (setf old new))
                 ((or grpc:rpc-error failure) (error)
-                  ;; it is restarted, perhaps; what it had counted is gone then
+                  ;; perhaps it was restarted; its former counts are gone then
                   (setf old nil)
                   (draw-lines (list title "" (format nil "no answer: ~A" error)))))
               (setf key (typed-key interval))
@@ -280,7 +280,7 @@ that is said, and it is asked again."
       /metrics at ADDRESS if that answers. Without metrics there is no table of methods.")
       (interval "DURATION" #'parse-seconds 1 "How often to look.")
       (once "[true|false]" #'parse-boolean nil
-            "Look twice, an interval apart, print one table and end; also where the output is no
+            "Look twice, an interval apart, print one table and end; also where the output is not a
       terminal.")
       client-tls))
     "Show how busy the servers and channels of a process are, live: calls and failures a second, how

@@ -17,7 +17,7 @@
   "A quantity that may change with time."
   (kind :const :type (member :const :step :line)) ; how it changes
   (start 0d0 :type double-float)        ; its first value, the only one of :CONST
-  (step 0d0 :type double-float)         ; what a step, or a second of a line, adds
+  (step 0d0 :type double-float)         ; the rise of a step, or of a second of a line
   (end nil :type (or null double-float)) ; its last value; NIL for no limit
   (step-seconds 1d0 :type double-float) ; how long a step takes
   (max-seconds nil :type (or null double-float))) ; after which it changes no more
@@ -77,7 +77,7 @@ GROUP-NS are due together while the rate is above GROUP-ABOVE."
     (when (eq :poisson arrival) (advance-pacer pacer))
     pacer))
 
-(defconstant +look-seconds+ 0.01d0 "For so long a rate that changes is taken for constant.")
+(defconstant +look-seconds+ 0.01d0 "The time for which a changing rate is taken for constant.")
 (defconstant +most-looks+ 360000 "After an hour without a call there will be none.")
 
 (defun advance-pacer (pacer)

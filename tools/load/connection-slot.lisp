@@ -11,7 +11,7 @@
 
 (defstruct (meter (:copier nil))
   "The state of a byte channel that counts."
-  (inner nil :type loop:byte-channel)   ; what it reads and writes
+  (inner nil :type loop:byte-channel)   ; the byte channel that it reads and writes
   (tally nil :type tally))              ; where it counts
 
 (declaim (sb-ext:freeze-type meter))
@@ -51,12 +51,12 @@
                                         (loop:close-byte-channel (metered-inner byte-channel)))))
 
 (defun meter-byte-channel (byte-channel tally)
-  "A byte channel over BYTE-CHANNEL that counts in TALLY what is read and written."
+  "A byte channel over BYTE-CHANNEL that counts read and written octets in TALLY."
   (loop:make-byte-channel **metered** (loop:byte-channel-descriptor byte-channel)
                           (loop:byte-channel-peer byte-channel)
                           (make-meter :inner byte-channel :tally tally)))
 
-;;; What the core of HTTP/2 calls
+;;; Callbacks of the core of HTTP/2
 
 (define-hot output-of ((http2 http2:connection)) buffer
   (loop:connection-output
@@ -112,9 +112,9 @@
                    :on-trailers #'take-trailers :on-reset #'take-reset
                    :on-writable #'resume-sending :on-settings #'take-settings
                    :on-goaway #'take-goaway :on-close #'http2-closed)
-  "What the connections of all runs call.")
+  "The callbacks of the connections of all runs.")
 
-;;; What the loop calls
+;;; Callbacks of the loop
 
 (define-hot take-input ((socket loop:connection) (octets octets) (start index) (end index))
     (values index boolean)
@@ -134,7 +134,7 @@
       (values consumed nil))))
 
 (define-hot note-flushed ((connection connection)) null
-  "What CONNECTION's output holds goes to the kernel now."
+  "Write CONNECTION's output to the kernel now."
   (let ((load-call (connection-unflushed connection)))
     (when load-call
       (let* ((generator (the generator
@@ -212,7 +212,7 @@
                        (after-event generator)))))
 
 (defun open-connection (connection-slot byte-channel)
-  "Begin HTTP/2, behind TLS if there is any, over BYTE-CHANNEL, which is connected, for
+  "Begin HTTP/2, after TLS if there is any, over BYTE-CHANNEL, which is connected, for
 CONNECTION-SLOT."
   (let* ((generator (connection-slot-generator connection-slot))
          (plan (generator-plan generator))
@@ -244,7 +244,7 @@ unless the peer has closed this connection and the one before it before they had
     (setf (connection-slot-connection connection-slot) nil)
     (when (connection-used connection) (setf (connection-slot-failures connection-slot) 0))
     (cond ((eq :closed (connection-slot-state connection-slot)))
-          ;; the run was given up, and the loop closes what is left
+          ;; the run was given up, and the loop closes the rest
           ((loop:event-loop-stopping (generator-loop (connection-slot-generator connection-slot)))
            (setf (connection-slot-state connection-slot) :closed))
           ((plusp (connection-slot-failures connection-slot))

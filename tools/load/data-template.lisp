@@ -5,15 +5,15 @@
 (in-package #:clgrpc.load)
 
 (define-condition template-error (clgrpc-error)
-  ((text :initarg :text :reader template-error-text)) ; what is wrong, in one line
+  ((text :initarg :text :reader template-error-text)) ; the error, in one line
   (:report (lambda (condition stream) (write-string (template-error-text condition) stream)))
-  (:documentation "A template in data or metadata is none."))
+  (:documentation "A template in data or metadata is malformed."))
 
 (defun fail-template (control &rest arguments)
   (error 'template-error :text (format nil "~?" control arguments)))
 
 (defstruct (call-data (:copier nil))
-  "What templates may speak of."
+  "The values that templates may use."
   (number 0 :type quantity) ; of the request, from 0 on
   (worker 0 :type index)                ; of the connection's place in the run
   (method nil :type (or null method:rpc-method)) ; that is called
@@ -86,7 +86,7 @@
         (setf i (if quoted (1+ end) end))))))
 
 (defun action-function (text)
-  "A function of CALL-DATA that returns what stands for {{TEXT}}."
+  "A function of CALL-DATA that returns the value of {{TEXT}}."
   (destructuring-bind (&optional (name "") &rest words)
       (split-words (string-trim "- " (substitute #\Space #\Tab text)))
     (labels ((number-at (index)
@@ -121,7 +121,7 @@
 
 (defun compile-template (text)
   "TEXT itself if it has no templates, else a list of its pieces: strings, and functions of a
-CALL-DATA that return what to print in their place. Signal TEMPLATE-ERROR."
+CALL-DATA that return the text in their place. Signal TEMPLATE-ERROR."
   (let ((pieces '()) (start 0))
     (loop
       (let ((open (search "{{" text :start2 start)))

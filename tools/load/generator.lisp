@@ -1,6 +1,6 @@
-;;;; Generators: when calls begin, and when all is over. In a closed loop each connection slot keeps
-;;;; as many calls under way as it has workers; the next begins when one has ended. In an open loop
-;;;; a timer rings when the next calls are due, whatever became of those before. Calls for which
+;;;; Generators: the times at which calls begin, and the end. In a closed loop each connection slot
+;;;; keeps as many calls under way as it has workers; the next begins when one has ended. In an open
+;;;; loop a timer rings when the next calls are due, independent of earlier ones. Calls for which
 ;;;; there is no stream, no connection or, if their number is limited, no worker wait in their
 ;;;; connection slot's queue, and their latency counts from when they were due.
 
@@ -21,7 +21,7 @@
             'simple-vector)))
 
 (defun share-of (total number generators)
-  "What of TOTAL calls the generator NUMBER of GENERATORS makes."
+  "The part of TOTAL calls that the generator NUMBER of GENERATORS makes."
   (+ (floor total generators) (if (< number (mod total generators)) 1 0)))
 
 (defun prepare-generator (plan number loop on-event)
@@ -106,8 +106,8 @@
     load-call))
 
 (defun note-wait (connection-slot connection)
-  "Count the call that is to wait though CONNECTION-SLOT is ready: by what keeps it, which is its
-workers or the limit of streams that CONNECTION's peer has set."
+  "Count the call that has to wait though CONNECTION-SLOT is ready, by the cause: its workers, or
+the limit of streams that CONNECTION's peer has set."
   (let ((generator (connection-slot-generator connection-slot)))
     (cond ((<= (connection-slot-quota connection-slot) (connection-slot-begun connection-slot))
            (incf (generator-capped generator)))
@@ -117,7 +117,7 @@ workers or the limit of streams that CONNECTION's peer has set."
                  (http2:connection-peer-max-streams (connection-http2 connection)))))))
 
 (define-hot launch ((connection-slot connection-slot) (load-call load-call)) null
-  "Begin LOAD-CALL on CONNECTION-SLOT, or have it wait or fail, as CONNECTION-SLOT is."
+  "Begin LOAD-CALL on CONNECTION-SLOT, or let it wait or fail, by the state of CONNECTION-SLOT."
   (let ((connection (connection-slot-connection connection-slot)))
     (ecase (connection-slot-state connection-slot)
       (:ready
@@ -136,7 +136,8 @@ workers or the limit of streams that CONNECTION's peer has set."
     nil))
 
 (define-hot pump-connection-slot ((connection-slot connection-slot)) null
-  "Begin what CONNECTION-SLOT may begin now: calls that wait, then those of workers without one."
+  "Begin the calls that CONNECTION-SLOT may begin now: calls that wait, then those of workers
+without one."
   (let ((generator (the generator (connection-slot-generator connection-slot))))
     (loop
       (let ((connection (connection-slot-connection connection-slot))
@@ -183,7 +184,7 @@ workers or the limit of streams that CONNECTION's peer has set."
     nil))
 
 (define-hot pace ((generator generator)) null
-  "Begin the calls of an open loop that are due by now; have the timer ring for the next."
+  "Begin the calls of an open loop that are due by now; set the timer for the next one."
   (let ((now (note-now generator)) (count 0) (burst 1)
         (pacer (the pacer (generator-pacer generator))))
     (declare (type fixnum count burst))
@@ -233,7 +234,7 @@ workers or the limit of streams that CONNECTION's peer has set."
           (max (generator-stall-ns generator) (- now (generator-tick-due-ns generator))))))
 
 (defun tick (generator)
-  "Look after what depends on time alone."
+  "Do the work that depends on time alone."
   (let ((now (note-now generator)))
     (note-stall generator now)
     (unless (generator-done generator)
@@ -255,7 +256,7 @@ workers or the limit of streams that CONNECTION's peer has set."
 ;;; Begin and end
 
 (defun begin-generator (generator begin-ns)
-  "Have GENERATOR begin its run at BEGIN-NS. On its loop."
+  "Begin the run of GENERATOR at BEGIN-NS. On its loop."
   (schedule-timer (generator-wheel generator)
                   (make-timer (lambda (generator) (begin-generator-now generator begin-ns))
                               generator)
@@ -284,7 +285,7 @@ workers or the limit of streams that CONNECTION's peer has set."
     (after-event generator)))
 
 (defun end-generator-calls (generator)
-  "The time of GENERATOR is over: end the calls under way as the plan says."
+  "The time of GENERATOR is over: treat the calls under way as the plan says."
   (setf (generator-stopping generator) t)
   (unless (eq :wait (plan-stop (generator-plan generator)))
     (drop-calls generator (eq :ignore (plan-stop (generator-plan generator))))))
@@ -329,7 +330,8 @@ the run says how many they were, and has lasted only until calls ceased to begin
   (setf (generator-stopping generator) t))
 
 (define-hot after-event ((generator generator)) null
-  "Something has happened on GENERATOR: tell who waits if that makes it ready or done."
+  "An event has happened on GENERATOR: wake the waiting thread if GENERATOR has become ready or
+done."
   (when (or (and (zerop (generator-flying generator)) (plusp (generator-begin-ns generator)))
             (not (generator-ready-p generator)))
     (look-at-generator generator))

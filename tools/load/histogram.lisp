@@ -10,7 +10,7 @@
 (defconstant +buckets-per-doubling+ 128)
 
 (deftype quantity ()
-  "A number of calls, octets or whatever else is counted."
+  "A number of calls, octets or other counted things."
   '(unsigned-byte 62))
 
 (deftype buckets () '(simple-array fixnum (*)))
@@ -33,7 +33,7 @@
         (+ (* shift +buckets-per-doubling+) (ash ns (- shift))))))
 
 (defun bucket-low (bucket)
-  "The least value of BUCKET; what follows its greatest is the least of the next."
+  "The least value of BUCKET; its greatest is one less than the least of the next."
   (if (< bucket (* 2 +buckets-per-doubling+))
       bucket
       (multiple-value-bind (shift highest) (floor (- bucket +buckets-per-doubling+)
@@ -44,7 +44,7 @@
   (/ (+ (bucket-low bucket) (1- (bucket-low (1+ bucket)))) 2))
 
 (defun widen (histogram bucket)
-  "Have HISTOGRAM keep BUCKET too, and all between it and those it keeps, in whole doublings."
+  "Extend HISTOGRAM to BUCKET, with all buckets between, in whole doublings."
   (flet ((down (number) (* +buckets-per-doubling+ (floor number +buckets-per-doubling+))))
     (let* ((old (histogram-buckets histogram))
            (first (histogram-first histogram))

@@ -75,7 +75,7 @@
     load-call))
 
 (defun load-call-data (generator load-call)
-  "What templates may say of LOAD-CALL: GENERATOR's CALL-DATA, until it is asked for again."
+  "The values for templates of LOAD-CALL: GENERATOR's CALL-DATA, valid until it is asked for again."
   (let ((data (generator-data generator)))
     (setf (call-data-method data) (request-method (load-call-request load-call))
           (call-data-number data) (load-call-number load-call)
@@ -111,7 +111,7 @@
   (record-value (tally-wait tally) (max 0 (- now (load-call-sent-ns load-call)))))
 
 (define-hot leave-stream ((load-call load-call)) null
-  "LOAD-CALL has nothing to do with its stream, if it has one, any more."
+  "Take LOAD-CALL off its stream, if it has one."
   (let ((stream (load-call-stream load-call)))
     (when stream
       (setf (load-call-stream load-call) nil
@@ -164,7 +164,7 @@
     nil))
 
 (defconstant +queued-enough+ 131072
-  "A stream of requests is not sent on while so many octets of it wait.")
+  "A stream of requests pauses while so many of its octets wait.")
 
 (defun load-call-overdue-p (load-call)
   "True if LOAD-CALL has sent or received for as long as it may."
@@ -173,7 +173,7 @@
     (and (plusp limit) (<= (+ (load-call-begun-ns load-call) limit) (generator-now generator)))))
 
 (defun wake-load-call (load-call due-ns)
-  "Have GO-ON called with LOAD-CALL at DUE-NS."
+  "Call GO-ON with LOAD-CALL at DUE-NS."
   (schedule-timer (generator-wheel (load-call-generator load-call))
                   (or (load-call-timer load-call)
                       (setf (load-call-timer load-call) (make-timer #'go-on load-call)))
@@ -223,7 +223,7 @@ behind the last."
       (send-stream load-call))))
 
 (define-hot send-requests ((load-call load-call) (plan plan)) null
-  "Send what LOAD-CALL, which has just got its stream, sends at first."
+  "Send the first octets of LOAD-CALL, which has just got its stream."
   (let ((frames (load-call-frames load-call)))
     (cond ((sends-stream-p (load-call-request load-call)) (send-stream load-call))
           (t
@@ -277,10 +277,10 @@ behind the last."
       (send-requests load-call plan)
       t)))
 
-;;; What comes back
+;;; Responses
 
 (defun problem-of-headers (list)
-  "The code and the text of what is wrong with the headers LIST of a response, or nil."
+  "The code and the text of the error in the headers LIST of a response, or nil."
   (let ((status (hpack:find-field list ":status"))
         (content-type (hpack:find-field list "content-type")))
     (cond ((hpack:find-field list "grpc-status") nil)
@@ -344,9 +344,9 @@ behind the last."
 
 (define-hot count-responses ((load-call load-call) (octets octets) (start index) (end index))
             boolean
-  "Count the responses in OCTETS from START to END; one may have begun before and go on behind.
-Return false if one has a prefix that is none: it says that it is compressed though nothing said
-how, or something else."
+  "Count the responses in OCTETS from START to END; one may begin before and end later. Return false
+if one has an invalid prefix, for instance the mark of compression without a header that names the
+encoding."
   (let ((at start) (prefix (load-call-prefix load-call)) (left (load-call-left load-call))
         (compressed (if (load-call-encoded load-call) 1 0)) (sound t))
     (declare (type index at) (type (unsigned-byte 32) left) (type (integer 0 5) prefix)
@@ -370,8 +370,8 @@ how, or something else."
     sound))
 
 (define-hot note-responses ((load-call load-call) (count quantity)) null
-  "COUNT responses of LOAD-CALL, of a stream, have come with these octets: note how long after what
-came before them."
+  "COUNT responses of LOAD-CALL, of a stream, have come with these octets: note the time since the
+response before them."
   (let* ((generator (the generator (load-call-generator load-call)))
          (now (generator-now generator)))
     (when (and (plusp count) (load-call-counted load-call))

@@ -1,8 +1,8 @@
 ;;;; A run from begin to end, by the thread that calls PERFORM-RUN: it makes the generators, waits
-;;;; until they are connected, begins them all at one time, tells how they fare, stops them when the
-;;;; user interrupts, and makes a RUN of their notes. Interrupts of that thread come through while
-;;;; it waits and nowhere else: a thread that is unwound while it posts would leave the loop waiting
-;;;; for it.
+;;;; until they are connected, begins them all at one time, reports their progress, stops them when
+;;;; the user interrupts, and makes a RUN of their notes. Interrupts of that thread come through
+;;;; while it waits and nowhere else: a thread that is unwound while it posts would leave the loop
+;;;; waiting for it.
 
 (in-package #:clgrpc.load)
 
@@ -15,7 +15,7 @@
   "How long calls under way may go on after the user has interrupted the run.")
 
 (defstruct (control (:copier nil))
-  "What the thread of PERFORM-RUN waits with."
+  "The state that the thread of PERFORM-RUN waits for."
   (generators '() :type list)           ; all GENERATORs
   (terminated nil :type boolean)        ; the process has got SIGTERM
   (event (sb-thread:make-semaphore :name "clgrpc load")
@@ -61,7 +61,7 @@ is."
   (floor (* (get-internal-run-time) +ns-per-second+) internal-time-units-per-second))
 
 (defconstant +twice-ns+ 250000000
-  "Two interrupts within so long are one: timeout(1) sends two.")
+  "Two interrupts within this time are one: timeout(1) sends two.")
 
 (defun interrupted-p (function)
   "Call FUNCTION, which waits; return whether the user has interrupted that."
@@ -100,7 +100,8 @@ the user interrupts again."
         (tally-count (generator-tally generator))))
 
 (defun await-run (control begin-ns measure-ns on-progress)
-  "Wait until all generators of CONTROL are done. Return the CPU time when what counts began, and
+  "Wait until all generators of CONTROL are done. Return the CPU time at the beginning of the part
+that counts, and
 :INTERRUPTED if the user has interrupted the run, :TERMINATED if a signal to this process has, or
 nil."
   (let ((cpu nil) (interrupted nil))
@@ -122,14 +123,15 @@ nil."
   "How long a run must last for its CPU time to say whether the loops were busy.")
 
 (defun busy-share (run plan)
-  "Which share of the time the event loops of RUN, made by PLAN, were busy; 0 if RUN was too short
-to say. Beyond their CPU time that of the process has begin and end of the run."
+  "The share of the time in which the event loops of RUN, made by PLAN, were busy; 0 if RUN was too
+short. The CPU time of the process also includes the beginning and the end of the run."
   (if (< (run-duration-ns run) +judged-ns+)
       0
       (min 1 (/ (run-cpu-ns run) (* (plan-generators plan) (run-duration-ns run))))))
 
 (defconstant +told-lateness-ns+ 1000000 "The tool is late from so much on.")
-(defconstant +told-stall-ns+ 50000000 "A loop of the tool stood still if it did for so long.")
+(defconstant +told-stall-ns+ 50000000 "The time after which a loop of the tool counts as standing
+still.")
 
 (defun streams-words (run plan generators)
   "How many calls of RUN waited for a stream that the server does not allow, if one in a hundred of
@@ -143,8 +145,8 @@ GENERATORS' did; else nil."
               (plan-connections plan)))))
 
 (defun lateness-share (run share)
-  "Which part of the latency at the quantile SHARE of RUN the tool's own lateness there is, at
-most."
+  "The greatest part that the tool's own lateness can have in the latency of RUN at the quantile
+SHARE."
   (let ((latency (histogram-quantile (run-all-latency run) share)))
     (/ (histogram-quantile (run-lateness run) share) (max 1 latency))))
 
@@ -160,7 +162,7 @@ an open loop; nil if it has not."
               (< 9/10 busy) (round (* 100 busy))))))
 
 (defun stall-words (run generators)
-  "For how long a loop of GENERATORS stood still in RUN, if that is in what latencies it tells."
+  "The time that a loop of GENERATORS stood still in RUN, if reported latencies contain it."
   (let ((stall (reduce #'max generators :key #'generator-stall-ns)))
     (when (and (< +told-stall-ns+ stall)
                (< (histogram-max (run-all-latency run)) (* 10 stall)))
@@ -168,8 +170,8 @@ an open loop; nil if it has not."
                    in the slowest latencies" (/ stall 1d6)))))
 
 (defun why-limited (run plan generators)
-  "What but the server's speed set the limit in RUN, which GENERATORS have made as PLAN says: a text
-that begins with the limit's name, or nil."
+  "The cause other than the server's speed that limited RUN, which GENERATORS have made by PLAN: a
+text that begins with the limit's name, or nil."
   (let* ((capped (reduce #'+ generators :key #'generator-capped))
          (busy (busy-share run plan))
          (open (plan-rate plan))
@@ -246,10 +248,10 @@ that begins with the limit's name, or nil."
       (finish-run control plan measure-ns cpu interrupted))))
 
 (defun perform-run (plan &key on-progress)
-  "Do what PLAN says and return the RUN. ON-PROGRESS, a function of a CONTROL, is called about ten
-times a second by this thread. If the user interrupts, or the process gets SIGTERM, what has been
-done so far is returned. Signal RUN-FAILED if not one connection could be made, or what a template
-gave was not a message."
+  "Make the run of PLAN and return the RUN. ON-PROGRESS, a function of a CONTROL, is called about
+ten times a second by this thread. If the user interrupts, or the process gets SIGTERM, the RUN is
+of the finished part. Signal RUN-FAILED if not one connection could be made, or the text of a
+template was not a message."
   (let ((control (make-control)))
     (sb-sys:without-interrupts
       (unwind-protect

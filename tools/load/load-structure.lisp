@@ -1,7 +1,7 @@
-;;;; The structures of a run under way. A GENERATOR is an event loop with its thread and what runs
-;;;; on it. A generator has CONNECTION-SLOTS: places for one connection each, which is made anew
-;;;; when it is lost. A LOAD-CALL is one call, from when it is due until it has ended; load calls
-;;;; are used again.
+;;;; The structures of a run under way. A GENERATOR is an event loop with its thread and the calls
+;;;; that run on it. A generator has CONNECTION-SLOTS: places for one connection each, which is made
+;;;; again when it is lost. A LOAD-CALL is one call, from when it is due until it has ended; load
+;;;; calls are used again.
 ;;;;
 ;;;; Everything of a generator is touched on its loop only, but for a few counters that the main
 ;;;; thread reads for its progress line.
@@ -14,7 +14,7 @@
   (connection-slot nil)                 ; where it goes
   (connection nil)                      ; that it has a stream of
   (stream nil :type (or null http2:stream)) ; that it has
-  (request nil :type (or null request)) ; what it calls, and sends
+  (request nil :type (or null request)) ; the method and the messages
   (number 0 :type quantity) ; of the request, over all generators
   (intended-ns 0 :type nanoseconds)     ; when it was to begin; its latency counts from then
   (made-ns 0 :type nanoseconds)         ; when it was made; its timeout counts from then
@@ -44,7 +44,7 @@
   (connection-slot nil)                 ; whose it is
   (http2 nil :type (or null http2:connection)) ; the core
   (socket nil :type (or null loop:connection)) ; the loop's
-  (backend nil :type (or null share-row)) ; what is counted of its peer
+  (backend nil :type (or null share-row)) ; the counts of its peer
   (unflushed nil :type (or null load-call)) ; calls whose first octets are in the output, chained
   (ready nil :type boolean)             ; the peer's SETTINGS have come
   (used nil :type boolean)              ; a call has begun on it
@@ -55,13 +55,13 @@
   "A place for a connection."
   (generator nil)                       ; whose it is
   (number 0 :type index)                ; over all generators
-  (target "" :type t)                   ; what it connects to, a target of the loop's
+  (target "" :type t)                   ; its target, one of the loop's
   (connection nil :type (or null connection)) ; for new calls
   ;; :WAITING is for the next attempt to connect, after one that failed
   (state :connecting :type (member :connecting :ready :waiting :closed))
   (failure "no connection yet" :type string) ; why the last attempt failed
   (backend nil :type (or null share-row)) ; of calls that fail without a connection
-  ;; connections that failed or went before they had a call, one after the other
+  ;; connections in a row that failed or were lost before they had a call
   (failures 0 :type index)
   (quota 0 :type fixnum)                ; calls that may be under way
   (flying 0 :type fixnum)               ; calls that are due and have not ended
@@ -71,11 +71,11 @@
   (timer nil :type (or null timer)))    ; ends :WAITING
 
 (defstruct (generator (:copier nil))
-  "An event loop and what runs on it."
-  (plan nil :type plan)                 ; what is to be done
+  "An event loop and the calls that run on it."
+  (plan nil :type plan)                 ; the plan of the run
   (number 0 :type index)                ; which generator it is
   (loop nil :type loop:event-loop)      ; where all is done
-  (tally (make-tally) :type tally)      ; what is noted of calls that count
+  (tally (make-tally) :type tally)      ; the notes of calls that count
   (pool (http2:make-pool))              ; shared by its connections
   (connection-slots #() :type simple-vector) ; its CONNECTION-SLOTS
   (next-connection-slot 0 :type index)  ; which has the next call of an open loop
@@ -110,7 +110,7 @@
   (free nil :type (or null load-call))  ; to be used again
   (ready-p nil :type boolean)           ; each connection slot has tried to connect
   (stopping nil :type boolean)          ; no more calls are made
-  (dropping nil :type boolean)          ; what ends now does not count
+  (dropping nil :type boolean)          ; calls that end now do not count
   (done nil :type boolean)              ; all has ended
   (error nil :type (or null condition)) ; an error of ours that has ended the run
   (on-event nil :type (or null function))) ; (generator) is called when READY-P or DONE becomes true
@@ -121,5 +121,5 @@
   (loop:event-loop-wheel (generator-loop generator)))
 
 (define-hot note-now ((generator generator)) nanoseconds
-  "What happens to GENERATOR now happens at this time; return it."
+  "Note the present time as that of GENERATOR's next events; return it."
   (setf (generator-now generator) (loop:read-clock (generator-loop generator))))

@@ -1,6 +1,5 @@
-;;;; The engine of `clgrpc load`: calls at a rate or one behind the other, and what is known of them
-;;;; afterwards. The command itself is tools/command/load.lisp; tools/report/ prints runs and
-;;;; compares them.
+;;;; The engine of `clgrpc load`: calls at a rate or one after the other, and their results. The
+;;;; command itself is tools/command/load.lisp; tools/report/ prints runs and compares them.
 
 (defpackage #:clgrpc.load
   (:use #:cl #:clgrpc.base #:clgrpc.option)

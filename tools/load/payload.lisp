@@ -1,5 +1,5 @@
-;;;; What calls send: messages as they go on the wire, with gRPC's prefix of five octets, and fields
-;;;; of metadata. Both are made once if they are constant, else for each call from templates.
+;;;; Payloads of calls: messages as they go on the wire, with gRPC's prefix of five octets, and
+;;;; fields of metadata. Both are made once if they are constant, else for each call from templates.
 
 (in-package #:clgrpc.load)
 
@@ -75,13 +75,13 @@ finds types by name."
   (member (method:rpc-method-kind method) '(:unary :server-streaming)))
 
 (defun split-delimited (octets)
-  "The messages in OCTETS, each behind its length as a varint."
+  "The messages in OCTETS, each after its length as a varint."
   (let ((messages '()) (at 0))
     (loop while (< at (length octets))
           do (let ((length 0))
                (loop for shift from 0 by 7
                      do (when (or (= at (length octets)) (> shift 35))
-                          (fail-template "the data are not messages behind their lengths"))
+                          (fail-template "the data are not messages, each after its length"))
                         (let ((octet (aref octets at)))
                           (incf at)
                           (setf length (logior length (ash (logand octet 127) shift)))
@@ -94,7 +94,7 @@ finds types by name."
 
 (defun binary-payload (octets method)
   "The payload of calls of METHOD that OCTETS are: one message, or of a stream of requests messages
-each behind its length as a varint."
+each after its length as a varint."
   (make-payload :frames (map 'simple-vector #'frame-message
                              (if (single-request-p method)
                                  (list octets)
@@ -134,8 +134,8 @@ in base64."
       value))
 
 (defun check-template-metadata (metadata)
-  "Signal TEMPLATE-ERROR if METADATA, an alist whose values may be templates, cannot be sent,
-whatever these give."
+  "Signal TEMPLATE-ERROR if METADATA, an alist whose values may be templates, cannot be sent for any
+values of these."
   (handler-case
       (status:check-metadata
        (loop for (name . value) in metadata

@@ -1,13 +1,13 @@
-;;;; What a run is to do: all that the command line says, looked up and made ready.
+;;;; The plan of a run: all settings of the command line, looked up and made ready.
 
 (in-package #:clgrpc.load)
 
 (defstruct (request (:constructor %make-request) (:copier nil))
-  "What calls of one method are."
-  (method nil :type (or null method:rpc-method)) ; what is called
+  "The description of the calls of one method."
+  (method nil :type (or null method:rpc-method)) ; the method
   (number 0 :type index)                ; its place in the plan
   (kind :unary :type keyword)           ; the method's
-  (payload (make-payload) :type payload) ; what calls send
+  (payload (make-payload) :type payload) ; the messages of calls
   (fields #() :type simple-vector)      ; all header fields of a request that are constant
   (metadata-maker nil :type (or null function)) ; (call-data) returns a vector of further fields
   (weight 1 :type (integer 1 1000)))    ; how many of the calls of a mix are of it
@@ -19,7 +19,7 @@
   (apply #'%make-request :method method :kind (method:rpc-method-kind method) arguments))
 
 (defun request-name (request)
-  "What reports call the method of REQUEST: package.Service/Method."
+  "The name of REQUEST's method in reports: package.Service/Method."
   (subseq (method:rpc-method-path (request-method request)) 1))
 
 (defun mix-requests (requests)
@@ -40,10 +40,10 @@ as can be: calls take their turns in it."
             'simple-vector)))
 
 (defstruct (plan (:constructor %make-plan) (:copier nil))
-  "What is to be called, and how. Generators read it and never change it."
+  "The calls to make, and how. Generators read it and never change it."
   (name nil :type (or null string))     ; the user's, for reports
   (tags '() :type list)                 ; the user's, for reports
-  (options '() :type list)              ; what was asked for, for reports; see RUN-OPTIONS
+  (options '() :type list)              ; the user's options, for reports; see RUN-OPTIONS
   (target "" :type string)              ; as the user wrote it
   (addresses '() :type list)            ; targets of one address each, where connections go in turn
   (requests '() :type list)             ; REQUESTs: one, or those of a mix
@@ -52,7 +52,7 @@ as can be: calls take their turns in it."
   (server-name nil :type (or null string)) ; whose certificate TLS wants to see
   (timeout-ns 0 :type nanoseconds)      ; that a call may take; 0 for no limit
   (connect-timeout-ns 0 :type nanoseconds) ; that connecting may take
-  (options-of-http2 nil :type (or null options)) ; what limits connections
+  (options-of-http2 nil :type (or null options)) ; the limits of connections
   ;; how much at once
   (generators 1 :type (integer 1 1024)) ; event loops, each with a thread
   (connections 1 :type (integer 1 100000)) ; of all generators together
@@ -65,10 +65,10 @@ as can be: calls take their turns in it."
   ;; when the run ends
   (total nil :type (or null unsigned-byte)) ; how many calls count, of all generators together
   (duration-ns nil :type (or null nanoseconds)) ; for how long calls that count begin
-  (stop :wait :type (member :wait :close :ignore)) ; what becomes of calls under way then
-  ;; how many calls are told one by one, of each generator
+  (stop :wait :type (member :wait :close :ignore)) ; the treatment of calls under way then
+  ;; how many calls of each generator are listed one by one
   (samples 4096 :type (and index (integer 2)))
-  ;; what does not count
+  ;; the part that does not count
   (warm-up-ns 0 :type nanoseconds)      ; calls that begin before this has passed
   (skip-first 0 :type quantity)    ; so many calls after that
   ;; streams of requests
@@ -91,8 +91,8 @@ as can be: calls take their turns in it."
   (member (request-kind request) '(:client-streaming :bidi)))
 
 (defun request-head (path authority timeout-ns scheme metadata &key encoding)
-  "The header fields of a request (gRPC over HTTP/2, \"Requests\") to PATH at AUTHORITY, with the
-vector of fields METADATA behind them; messages are compressed by ENCODING, a text, or not."
+  "The header fields of a request (gRPC over HTTP/2, \"Requests\") to PATH at AUTHORITY, followed by
+the vector of fields METADATA; messages are compressed by ENCODING, a text, or not."
   (flet ((field (name value) (hpack:string-field name value)))
     (concatenate 'simple-vector
                  (list (field ":method" "POST") (field ":scheme" scheme) (field ":path" path)

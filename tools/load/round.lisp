@@ -1,5 +1,5 @@
-;;;; Several runs as one: what was counted is added up, histograms are merged, and the runs
-;;;; themselves stand in RUN-ROUNDS, for who asks how much they differ.
+;;;; Several runs as one: counts are added up, histograms are merged, and the runs themselves stand
+;;;; in RUN-ROUNDS, for comparisons of their differences.
 
 (in-package #:clgrpc.load)
 
@@ -32,7 +32,7 @@ rows, where KEY is the same."
                     :latency (merge-histograms (mapcar #'share-row-latency rows))))
 
 (defun join-seconds (runs)
-  "The SECOND-ROWs of RUNS one behind the other, and of how many seconds each is."
+  "The SECOND-ROWs of RUNS one after the other, and the number of seconds of each."
   (let ((interval (reduce #'max runs :key #'run-interval-seconds)))
     (fit-rows (apply #'concatenate 'vector
                      (loop for run in runs
@@ -41,7 +41,7 @@ rows, where KEY is the same."
               interval interval)))
 
 (defun merge-rounds (runs)
-  "RUNS, one behind the other, as one RUN: the only one itself, or a new one that has them as its
+  "RUNS, one after the other, as one RUN: the only one itself, or a new one that has them as its
 rounds. Its seconds are theirs in their order, its duration is the sum."
   (if (null (rest runs))
       (first runs)

@@ -1,4 +1,4 @@
-;;;; What is known after a run, as plain data: every report is made from it and nothing else.
+;;;; The results of a run, as plain data: every report is made from them and nothing else.
 
 (in-package #:clgrpc.load)
 
@@ -15,13 +15,13 @@
   (name "" :type string)                ; of the address, "" if none was reached, or the method
   (count 0 :type quantity)         ; calls that ended
   (errors 0 :type quantity)        ; those of them that did not end with OK
-  (latency (make-histogram) :type histogram)) ; of those that ended with OK
+  (latency (make-histogram) :type histogram)) ; of calls that ended with OK
 
 (defstruct (second-row (:copier nil))
-  "What happened in one second of the run."
+  "The counts of one second of the run."
   (count 0 :type quantity)         ; calls that ended
   (errors 0 :type quantity)        ; those of them that did not end with OK
-  (latency (make-histogram) :type histogram) ; of those that ended with OK
+  (latency (make-histogram) :type histogram) ; of calls that ended with OK
   (sent-octets 0 :type quantity)   ; to the sockets
   (received-octets 0 :type quantity) ; from the sockets
   (connections 0 :type quantity)   ; that were ready at its end
@@ -62,8 +62,8 @@ of the last, with those of a warm-up left out."
   (lateness (make-histogram) :type histogram) ; how late the tool began calls, of an open loop
   ;; of streams of responses: from the begin to the first, and from each to the next
   (message-latency (make-histogram) :type histogram)
-  ;; what the server itself counted of these calls meanwhile: an alist from "count", "p50", "p90",
-  ;; "p99" to a number, times in ns; nil if it was not asked
+  ;; the server's own counts of these calls meanwhile: an alist from "count", "p50", "p90", "p99" to
+  ;; a number, times in ns; nil if it was not asked
   (server '() :type list)
   (octets-sent 0 :type quantity)   ; to the sockets
   (octets-received 0 :type quantity) ; from the sockets
@@ -72,7 +72,7 @@ of the last, with those of a warm-up left out."
   (connections 0 :type quantity)   ; asked for
   (connects 0 :type quantity)      ; made; more than CONNECTIONS if some were lost
   (cpu-ns 0 :type quantity)        ; of this process
-  (limited nil :type (or null string))  ; what but the server's speed set the limit, if that did
+  (limited nil :type (or null string))  ; the limiting cause other than the server's speed, or nil
   ;; why not all calls were made
   (ended-early nil :type (member nil :interrupted :terminated :deadline))
   (samples '() :type list)              ; SAMPLEs, evenly over the run, by time

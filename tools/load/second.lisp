@@ -1,5 +1,5 @@
 ;;;; A run's time, second by second. Of a run longer than an hour two seconds become one row, then
-;;;; two of these, and so on, so that what is kept of it, and told in its report, has an end.
+;;;; two of these, and so on, so that the rows that are kept, and reported, are bounded.
 
 (in-package #:clgrpc.load)
 

@@ -1,12 +1,12 @@
-;;;; What a generator notes of its calls while it runs, and how the notes of all generators become a
-;;;; RUN. Noting a call that ended with OK costs some increments and no allocation.
+;;;; A generator's notes of its calls while it runs, and the RUN made of the notes of all
+;;;; generators. Noting a call that ended with OK costs some increments and no allocation.
 
 (in-package #:clgrpc.load)
 
 (defconstant +most-messages+ 50 "How many different status messages are kept of each status.")
 
 (defstruct (tally (:copier nil))
-  "What one generator has seen of the calls that count."
+  "One generator's notes of the calls that count."
   (count 0 :type quantity) ; calls that ended
   (under-way 0 :type quantity)          ; calls that had not when the run was broken off
   (oldest-under-way-ns 0 :type quantity) ; how long the oldest of these had been under way
@@ -16,7 +16,7 @@
   (wait (make-histogram) :type histogram) ; from when a request was sent until its call ended
   (send (make-histogram) :type histogram) ; from when it had a stream until it was sent
   (queue (make-histogram) :type histogram) ; from when it was due until it had one
-  (connect (make-histogram) :type histogram) ; the same, of those that waited for a connection
+  (connect (make-histogram) :type histogram) ; the same, of calls that waited for a connection
   (lateness (make-histogram) :type histogram) ; how late calls were begun
   (message (make-histogram) :type histogram) ; from one response of a stream to the next
   (seconds (make-array 64 :adjustable t :fill-pointer 0) :type vector) ; SECOND-ROWs, the last open
@@ -37,7 +37,7 @@
   (base-received 0 :type quantity) ; likewise
   (connects 0 :type index)              ; connections made
   (ready 0 :type index)                 ; connections that are ready now
-  (real-offset-ns 0 :type (unsigned-byte 62))) ; what makes a time of the loop's a calendar's
+  (real-offset-ns 0 :type (unsigned-byte 62))) ; from the loop's time to the calendar's
 
 (declaim (sb-ext:freeze-type tally))
 
@@ -48,7 +48,7 @@
   "The statuses by their codes, as grpc-go and ghz write them.")
 
 (defun begin-tally (tally begin-ns)
-  "What is noted from now on counts; the run's first second begins at BEGIN-NS."
+  "From now on notes count; the run's first second begins at BEGIN-NS."
   (setf (tally-base-sent tally) (tally-sent-octets tally)
         (tally-base-received tally) (tally-received-octets tally)
         (tally-second-end-ns tally) begin-ns)
@@ -180,7 +180,7 @@ the status CODE, and TEXT if that is not OK, at NOW, at BACKEND."
             interval)))
 
 (defun fill-run (run tallies)
-  "Put into RUN what TALLIES, those of all generators, have noted. Return RUN."
+  "Put the notes of TALLIES, those of all generators, into RUN. Return RUN."
   (flet ((sum (reader) (reduce #'+ tallies :key reader))
          (merged (reader) (merge-histograms (mapcar reader tallies))))
     (mapc #'close-second tallies)

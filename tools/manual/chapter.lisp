@@ -1,5 +1,5 @@
-;;;; Chapters: Markdown becomes HTML by cmark-gfm, an established program; what is left to do here
-;;;; is links, the ids of headings and examples, and links from names to their entries.
+;;;; Chapters: Markdown becomes HTML by cmark-gfm, an established program; this file adds links, the
+;;;; ids of headings and examples, and links from names to their entries.
 
 (in-package #:clgrpc.manual)
 
@@ -7,7 +7,7 @@
   "A chapter of doc/ as a page."
   (path "" :type string)                ; below doc/
   (title "" :type string)
-  (html "" :type string)                ; what is in its page
+  (html "" :type string)                ; the contents of its page
   (sections '() :type list)             ; (id title text) of each heading and what is below it
   (examples '() :type list))            ; (id . text) of each block of Lisp
 
@@ -69,14 +69,14 @@
       path)))
 
 (defun link-target (link directory up)
-  "What LINK of a file in DIRECTORY becomes in a page from which UP leads to the site's root."
+  "The form of LINK, of a file in DIRECTORY, in a page from which UP leads to the site's root."
   (if (or (ppcre:scan "^[a-z]+:" link) (uiop:string-prefix-p "#" link))
       link
       (destructuring-bind (path &optional fragment) (uiop:split-string link :separator "#")
         (format nil "~A~A~@[#~A~]" up (site-page (resolved-path path directory)) fragment))))
 
 (defun replace-groups (pattern text function)
-  "TEXT with each match of PATTERN replaced by what FUNCTION makes of the match and its groups,
+  "TEXT with each match of PATTERN replaced by the value of FUNCTION for the match and its groups,
 strings or nil."
   (ppcre:regex-replace-all pattern text
                            (lambda (match &rest groups) (apply function match groups))
@@ -181,7 +181,7 @@ strings or nil."
   (site-page (format nil "doc/~A" (chapter-path chapter))))
 
 (defun chapter-subjects (chapter)
-  "The subjects of the reference that CHAPTER tells in order."
+  "The subjects of the reference that CHAPTER contains in order."
   (remove-if-not (lambda (subject)
                    (member (chapter-path chapter) (subject-chapters subject) :test #'string=))
                  *subjects*))

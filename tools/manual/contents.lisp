@@ -6,7 +6,7 @@
 (defstruct (chapter-list (:copier nil) (:constructor make-chapter-list (title lead paths)))
   "Chapters for one reader."
   (title "" :type string)
-  (lead "" :type string)                ; for whom they are
+  (lead "" :type string)                ; their readers
   (paths '() :type list))               ; of files below doc/, in the order of reading
 
 (defstruct (subject (:copier nil) (:constructor make-subject (file title packages chapters)))
@@ -14,7 +14,7 @@
   (file "" :type string)                ; its name, without .html
   (title "" :type string)
   (packages '() :type list)             ; names of packages, where what the page lists is at home
-  (chapters '() :type list))            ; paths below doc/ that tell the same in order
+  (chapters '() :type list))            ; paths below doc/ of chapters with the same in order
 
 (defparameter *parts*
   (list
@@ -71,8 +71,8 @@
    (make-subject "workflow" "clgrpc-cluster/workflow" '("CLGRPC.WORKFLOW")
                  '("cluster/workflows.md"))
    (make-subject "raft" "clgrpc-cluster/raft" '("CLGRPC.RAFT") '("cluster/raft.md")))
-  "The pages of the reference. A name of the package CLGRPC stands where it is at home; of the other
-packages, beginning with clgrpc-async, all exports do.")
+  "The pages of the reference. A name of the package CLGRPC stands on the page of its home package;
+pages of the other packages, beginning with clgrpc-async, have all exports.")
 
 (defparameter *packages*
   '("CLGRPC" "CLGRPC.ASYNC" "CLGRPC.SIM" "CLGRPC.ETCD" "CLGRPC.DISCOVERY" "CLGRPC.MEMORY"
@@ -82,7 +82,7 @@ packages, beginning with clgrpc-async, all exports do.")
 (defparameter *takers*
   '(("START-SERVER" . :server) ("MAKE-CHANNEL" . :channel) ("MAKE-TRACING" . :tracing)
     ("SERVER-CHANNEL" . :inproc))
-  "Functions that take rows of the options table as keywords, and what these are for.")
+  "Functions that take rows of the options table as keywords, and the subjects of these.")
 
 (defun chapter-paths ()
   "The paths of all chapters below doc/, in the order of the manual."

@@ -1,18 +1,18 @@
-;;;; What a docstring says, in parts. Our docstrings have these forms:
+;;;; The parts of a docstring. Our docstrings have these forms:
 ;;;;
 ;;;; - prose, in which names of arguments and of other functions are written in capitals;
 ;;;; - rows, one for each argument or keyword: its name in capitals at the margin, two spaces or
 ;;;;   more, and what it means, which goes on in indented lines;
 ;;;; - other indented lines, which are shown as they are;
-;;;; - sentences that begin with "Signal", "Return" or "From any thread", which say what is
-;;;;   signalled, what the values are and which threads may call.
+;;;; - sentences that begin with "Signal", "Return" or "From any thread", about conditions, values
+;;;;   and the threads that may call.
 ;;;;
 ;;;; The last are taken out of the prose, so that each entry of the manual has them in one place.
 
 (in-package #:clgrpc.manual)
 
 (defstruct (docstring (:copier nil))
-  "What PARSE-DOCSTRING has found."
+  "The parts that PARSE-DOCSTRING has found."
   ;; lists (:prose string), (:rows (name . text)…) or (:lines string…)
   (blocks '() :type list)
   (values '() :type list)               ; sentences, strings
@@ -24,10 +24,10 @@
   "A line that begins a row.")
 
 (defparameter *sentence-end* (ppcre:create-scanner "(?<=[.!?])\\s+(?=[A-Z(:])")
-  "What is between two sentences.")
+  "The separator of two sentences.")
 
 (defparameter *source* (ppcre:create-scanner "RFC \\d+(?:, section [\\d.]*\\d)?|\\bA\\d{1,3}\\b")
-  "What names a document that a function implements.")
+  "The pattern of the name of a document that a function implements.")
 
 (defun indented-p (line)
   (and (plusp (length line)) (char= #\Space (char line 0))))
@@ -59,7 +59,8 @@
   "How a sentence begins that says which threads may call a function.")
 
 (defun sentence-kind (sentence)
-  "What SENTENCE says of a function: :values, :conditions, :threads, or nil for anything else."
+  "The subject of SENTENCE about a function: :values, :conditions, :threads, or nil for anything
+else."
   (cond ((ppcre:scan "^Signals? " sentence) :conditions)
         ((ppcre:scan *thread-rule* sentence) :threads)
         ((ppcre:scan "^(The (second |first )?values? (is|are) |Returns? )" sentence) :values)))

@@ -1,13 +1,14 @@
-;;;; Entries of the reference: what a public name means, with signature, keywords and docstring.
+;;;; Entries of the reference: the definitions of public names, with signature, keywords and
+;;;; docstring.
 
 (in-package #:clgrpc.manual)
 
 (defstruct (keyword-row (:copier nil))
-  "A keyword or an argument of a function, with what is said of it."
+  "A keyword or an argument of a function, with its description."
   (name "" :type string)                ; as it is written in a call, such as :timeout
   (default "" :type string)             ; as it prints, empty if none is known
   (unit "" :type string)                ; of an option's value, or the range of it
-  (text "" :type string))               ; what it means
+  (text "" :type string))               ; its description
 
 (defstruct (meaning (:copier nil))
   "One thing that a symbol names."
@@ -19,7 +20,7 @@
   (options '() :type list))             ; KEYWORD-ROWs of the options that a function takes besides
 
 (defstruct (entry (:copier nil))
-  "What the manual says of a public name."
+  "The manual's entry for a public name."
   (symbol nil :type symbol)
   (name "" :type string)                ; in lower case
   (package "" :type string)             ; the prefix that users write, such as grpc
@@ -93,7 +94,7 @@
         when (eq :rows kind) append rows))
 
 (defun described-keywords (lambda-list docstring)
-  "A KEYWORD-ROW for each keyword that LAMBDA-LIST has, with what a row of DOCSTRING says of it, and
+  "A KEYWORD-ROW for each keyword that LAMBDA-LIST has, with the text of its row in DOCSTRING, and
 for each other argument that has a row."
   (let* ((rows (row-texts docstring))
          (items (keyword-parameters lambda-list))
@@ -155,7 +156,7 @@ for each other argument that has a row."
           (t "class"))))
 
 (defun type-signature (symbol)
-  "What the class of SYMBOL is a kind of, as text."
+  "SYMBOL, and the direct superclasses of its class, as text."
   (let ((class (find-class symbol nil)))
     (if class
         (format nil "~(~A~)~@[ : ~{~A~^, ~}~]" symbol
@@ -192,7 +193,7 @@ for each other argument that has a row."
     (sort symbols #'string< :key #'symbol-name)))
 
 (defun package-prefix (package)
-  "What users write before a name of PACKAGE."
+  "The prefix that users write before a name of PACKAGE."
   (if (string= "CLGRPC" package)
       "grpc:"
       (format nil "~(~A~):" package)))

@@ -67,7 +67,7 @@
       (page:write-markup (navigation chapters here up) stream)
       (format stream "~%<main>~%~A~%</main>~%</body>~%</html>~%" html))))
 
-;;; What the search finds
+;;; The search
 
 (defun index-text (chapters entries)
   "The index as a script: for each section of a chapter and each entry its title, page and text."
@@ -104,7 +104,7 @@
                   (docstring-threads docstring))))
 
 (defun script-string (string)
-  "STRING as JavaScript has it."
+  "STRING in JavaScript's form."
   (with-output-to-string (stream)
     (write-char #\" stream)
     (loop for char across string
@@ -118,7 +118,7 @@
 ;;; Files that chapters refer to
 
 (defun file-html (path)
-  "What the page of the file or folder at PATH below the root shows."
+  "The contents of the page of the file or folder at PATH below the root."
   (let ((full (merge-pathnames path *root*)) (here (site-page path)))
     (page:markup-text
      (if (uiop:directory-exists-p full)
@@ -133,7 +133,8 @@
            (:pre () ,(uiop:read-file-string full :external-format '(:utf-8 :replacement #\?))))))))
 
 (defun write-files (directory chapters)
-  "Write into DIRECTORY pages of the files that pages refer to, and of those that these refer to."
+  "Write into DIRECTORY pages of the files that pages refer to, and of the files that these refer to
+in turn."
   (let ((written (make-hash-table :test 'equal)))
     (loop for path = (loop for path being the hash-keys of *files*
                            unless (gethash path written) return path)
@@ -157,7 +158,7 @@
           (setf (gethash (concatenate 'string "clgrpc:" name) table) entry))))))
 
 (defun index-html ()
-  "What the first page shows: README.md."
+  "The contents of the first page: README.md."
   (relink (number-headings (html-of (merge-pathnames "README.md" *root*))) "" ""))
 
 (defun write-manual (directory &key (root (asdf:system-source-directory "clgrpc")))

@@ -11,7 +11,7 @@
   (ppcre:create-scanner
    (concatenate 'string "(?<![\\w:/\"])\\*?[A-Z][A-Z0-9*+-]+[A-Z0-9*](?![\\w:])|"
                 "(?<!\\w):[a-z][a-z0-9-]*|doc/[a-z/-]+\\.md"))
-  "What a docstring marks: a name in capitals, a keyword, the path of a chapter.")
+  "The marked parts of a docstring: a name in capitals, a keyword, the path of a chapter.")
 
 (defun mark-node (word)
   "The node for WORD, which *MARK* has found."
@@ -56,7 +56,7 @@
     (:rows nil)))                       ; these are in the table of keywords
 
 (defun facts-node (docstring)
-  "What DOCSTRING says of values, conditions, threads and sources, as a list."
+  "The sentences of DOCSTRING about values, conditions, threads and sources, as a list."
   (flet ((fact (title sentences)
            (when sentences
              `((:dt () ,title)
@@ -116,7 +116,7 @@ chapters of the entry's subject come first."
     ,(example-node entry chapters)))
 
 (defun reference-nodes (subject entries chapters)
-  "What is in the page of SUBJECT, whose ENTRIES these are."
+  "The contents of the page of SUBJECT, which has ENTRIES."
   `((:h1 () ,(subject-title subject))
     (:p () "In order: "
      ,@(loop for (path . more) on (subject-chapters subject)

@@ -1,13 +1,14 @@
 ;;;; Charts as SVG. A chart has an axis across and one upwards, and layers between them. Places
 ;;;; across are shares of the width, whatever that is, while texts and heights keep their size: a
-;;;; chart is as readable at 400 pixels as at 1280. What a chart shows is told in words as well, to
-;;;; those who do not see it; a layer of titles tells figures to those who point.
+;;;; chart is as readable at 400 pixels as at 1280. A chart also has a description in words, for
+;;;; readers who do not see it; a layer of titles shows figures at the pointer.
 ;;;;
-;;;; What moves with the width is drawn 1000 units wide, which the browser stretches, lines apart.
+;;;; The parts that move with the width are drawn 1000 units wide; the browser stretches them,
+;;;; except the width of lines.
 
 (in-package #:clgrpc.page)
 
-(defparameter *data-width* 1000 "The width of what is stretched, in units of its own.")
+(defparameter *data-width* 1000 "The width of the stretched parts, in their own units.")
 
 (defun per-cent (share)
   "SHARE of the width, as the value of an attribute."
@@ -25,7 +26,7 @@
   (if (> share 0.97) "end" "middle"))
 
 (defun many-ticks-p (scale)
-  "True if SCALE has so many ticks that each second is left out where the page is narrow."
+  "True if SCALE has too many ticks for a narrow page, which leaves every second one out."
   (< 5 (length (scale-ticks scale))))
 
 (defun axis-nodes (x y height)
@@ -128,8 +129,8 @@ to RIGHT on X and LOW to HIGH on Y, whose colour is that of WEIGHT, from 0 to 1.
                         (:title () ,title))))))
 
 (defun title-layer (columns x)
-  "A layer that is not seen: COLUMNS are lists (LEFT RIGHT TITLE); who points between LEFT and RIGHT
-on X is told TITLE."
+  "An invisible layer: COLUMNS are lists (LEFT RIGHT TITLE); a pointer between LEFT and RIGHT on X
+shows TITLE."
   (lambda (height)
     `(:g (:class "titles")
       ,@(loop for (left right title) in columns
@@ -138,7 +139,7 @@ on X is told TITLE."
                         (:title () ,title))))))
 
 (defun legend (&rest entries)
-  "What the colours mean: ENTRIES are conses (CLASS . TEXT)."
+  "A legend of the colours: ENTRIES are conses (CLASS . TEXT)."
   `(:p (:class "legend")
     ,@(loop for (class . text) in entries
             collect `(:span () (:i (:class ,(format nil "key ~A" class))) ,text))))

@@ -1,4 +1,4 @@
-;;;; Figures as people read them: three digits that count, the unit behind them, thousands apart.
+;;;; Figures as people read them: three significant digits, followed by the unit, thousands apart.
 
 (in-package #:clgrpc.page)
 
@@ -74,10 +74,9 @@ SHORT as in DIGITS-TEXT."
   (if (zerop octets) "0" (octets-text octets :short t)))
 
 (defun share-text (share)
-  "SHARE, a real of which 1 is all, in per cent: \"12.3 %\"; what is not nothing is not shown as
-that."
+  "SHARE, a real of which 1 is all, in per cent: \"12.3 %\"; a share above 0 is never shown as 0."
   (if (< 0 share 1/100000)
       "< 0.001 %"
       (format nil "~A %" (digits-text (* 100 share) :short (or (zerop share) (< 99/100 share))
-                                                    ;; what is missing from all counts as well
+                                                    ;; the difference to 1 counts as well
                                                     :digits (if (< 99/100 share 1) 5 3)))))

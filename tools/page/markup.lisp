@@ -6,7 +6,7 @@
 ;;;;
 ;;;; Names are written in lower case, those with capitals between bars, as :|viewBox|. The value of
 ;;;; an attribute is a string, a real, T for one without a value, or NIL, which leaves it out. All
-;;;; text is escaped, whoever wrote it: no string can become markup.
+;;;; text is escaped, whatever its source: no string can become markup.
 
 (in-package #:clgrpc.page)
 
@@ -16,8 +16,8 @@
   "The elements of SVG that are closed where they begin if they have no content.")
 
 (defun write-escaped (string stream)
-  "Write STRING to STREAM as text or the value of an attribute. What no page may have, such as
-control characters, becomes U+FFFD."
+  "Write STRING to STREAM as text or the value of an attribute. Characters that no page may have,
+such as control characters, become U+FFFD."
   (loop for char across string
         for code = (char-code char)
         do (case char
@@ -34,7 +34,7 @@ control characters, becomes U+FFFD."
                             stream)))))
 
 (defun write-number (number stream)
-  "Write NUMBER, a real, with at most two digits behind the point, which is enough for a place in a
+  "Write NUMBER, a real, with at most two digits after the point, which is enough for a place in a
 drawing."
   (multiple-value-bind (whole rest) (floor (round (* 100 (abs (rational number)))) 100)
     (format stream "~:[~;-~]~D" (and (minusp number) (plusp (+ whole rest))) whole)

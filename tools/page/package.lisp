@@ -1,5 +1,5 @@
-;;;; Reports as web pages: one file that asks nobody for anything, in the console's colours, with
-;;;; charts as SVG. `clgrpc load` and `clgrpc profile` write their reports with it.
+;;;; Reports as web pages: one file that loads nothing else, in the console's colours, with charts
+;;;; as SVG. `clgrpc load` and `clgrpc profile` write their reports with it.
 
 (defpackage #:clgrpc.page
   (:use #:cl #:clgrpc.base)

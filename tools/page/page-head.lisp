@@ -1,4 +1,4 @@
-;;;; The page around tables and charts: its head, with the style, and what it is made of.
+;;;; The page around tables and charts: its head, with the style, and its parts.
 
 (in-package #:clgrpc.page)
 
@@ -11,7 +11,7 @@
 
 (defun write-page (stream title lead sections)
   "Write to STREAM a page in HTML without external resources, with TITLE, a string, LEAD, a node
-that says of what it is, and SECTIONS, nodes such as CARD returns."
+that describes its subject, and SECTIONS, nodes such as CARD returns."
   (format stream "<!doctype html>~%<html lang=\"en\">~%<head>~%")
   (write-markup
    `((:meta (:charset "utf-8"))
@@ -48,9 +48,9 @@ class is \"good\", \"warn\" or \"bad\"."
             collect `(:div () (:dt () ,name) (:dd () ,figure)))))
 
 (defun table (columns rows &key label)
-  "A table that LABEL names to those who do not see it. COLUMNS are lists (TITLE . PROPERTIES), of
-which :number has it stand to the right, :text lets it break its lines, :wide leaves it out where
-the page is narrow. ROWS are lists of cells, nodes or, with a class, lists (:cell CLASS . nodes)."
+  "A table; LABEL is its name for readers who do not see it. COLUMNS are lists (TITLE . PROPERTIES):
+:number aligns the column to the right, :text lets it break its lines, :wide leaves it out where the
+page is narrow. ROWS are lists of cells, nodes or, with a class, lists (:cell CLASS . nodes)."
   (flet ((column-class (properties)
            (let ((names (loop for (property class) in '((:number "n") (:text "text") (:wide "wide"))
                               when (member property properties) collect class)))

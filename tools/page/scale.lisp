@@ -9,7 +9,7 @@
   (ticks '() :type list :read-only t))  ; conses (share . text), in order
 
 (defun scale-share (scale value)
-  "The place of VALUE, a real, on SCALE: a share from 0 to 1; what is beyond an end is at it."
+  "The place of VALUE, a real, on SCALE: a share from 0 to 1; a value beyond an end is at that end."
   (max 0d0 (min 1d0 (float (funcall (scale-place scale) value) 1d0))))
 
 (defun make-scale (place values text)
@@ -72,8 +72,8 @@ makes."
                 return (format nil "~D.~V,'0D %" whole places scaled)))))
 
 (defun tail-scale (nines)
-  "A scale of percentiles as latencies want it: each tenth of what is left takes as much room as
-nine tenths before, from 0 to the share of NINES nines. Values are shares from 0 to 1."
+  "A scale of percentiles as latencies want it: from 0 to 0.9 takes as much room as from there to
+0.99, and so on, up to the share of NINES nines. Values are shares from 0 to 1."
   (let ((span (float nines 1d0)))
     (make-scale (lambda (share)
                   (if (< share 1)

@@ -1,6 +1,6 @@
-;;;; What a process that is profiled tells of itself: a thread reads commands from standard input
-;;;; and answers each with a line on standard output, `profile: JSON`. Only a process that was
-;;;; started with CLGRPC_PROFILE=1 in its environment has this thread, which sleeps in between.
+;;;; The agent of a process that is profiled: a thread reads commands from standard input and
+;;;; answers each with a line on standard output, `profile: JSON`. Only a process that was started
+;;;; with CLGRPC_PROFILE=1 in its environment has this thread, which sleeps in between.
 ;;;;
 ;;;;   counters          what has been counted since the process began
 ;;;;   map PATH          where its functions lie, to a file
@@ -15,7 +15,7 @@
 ;;; Collections
 
 (defstruct (counts (:copier nil))
-  "What is counted only where there is an agent."
+  "Counts that are kept only where there is an agent."
   (collections 0 :type unsigned-byte)   ; and how long they took; collections are one at a time
   (collection-ns 0 :type unsigned-byte)
   (longest-collection-ns 0 :type unsigned-byte))
@@ -75,7 +75,7 @@
 ;;; A histogram of the heap
 
 (defun kind-of (object)
-  "A name for what OBJECT is."
+  "The name of OBJECT's type."
   (typecase object
     (cons "cons")
     (structure-object (structure-kind (type-of object)))
@@ -87,8 +87,8 @@
     (t (format nil "~(~A~)" (type-of object)))))
 
 (defun structure-kind (type)
-  "What instances of TYPE are. Names of messages have a hash behind a dot, to tell definitions
-apart."
+  "The name of TYPE for reports. Names of messages have a hash after a dot, which distinguishes
+definitions."
   (let* ((name (function-label type))
          (message (and (search "::%" name) (position #\. name :from-end t))))
     (if message
@@ -140,8 +140,8 @@ apart."
   "How much is consed at most between two heap histograms; a collection would come after more.")
 
 (defun heap-histogram (seconds)
-  "What was allocated in SECONDS, or until +HISTOGRAM-OCTETS+ were, and is there still; nil if a
-collection came between again and again."
+  "The objects that were allocated in SECONDS, or until these had +HISTOGRAM-OCTETS+, and are there
+still; nil if a collection came between again and again."
   (loop repeat 3
         do (sb-ext:gc)
            (let* ((before (take-heap-histogram))
@@ -201,7 +201,7 @@ Return the path."
 ;;; SBCL's profiler
 
 (defun trace-name (info)
-  "The label of what the profiler says of a frame; an empty one if it does not know it."
+  "The label of a frame by the profiler's data; an empty one if it does not know it."
   (typecase info
     (sb-di:debug-fun (function-label (sb-di:debug-fun-name info)))
     (string info)
@@ -210,8 +210,8 @@ Return the path."
     (t "")))
 
 (defun profiler-traces ()
-  "What SBCL's profiler has recorded, a vector: for each sample (marker . end), the thread, and for
-each frame, from the inside, what it is and a place."
+  "The record of SBCL's profiler, a vector: for each sample (marker . end), the thread, and for each
+frame, from the inside, its description and a place."
   (let ((data (multiple-value-list (sb-sprof::convert-raw-data))))
     (if (vectorp (first data)) (first data) (first (first data)))))
 
@@ -233,7 +233,7 @@ each frame, from the inside, what it is and a place."
     table))
 
 (defun sample-stacks (mode milliseconds path)
-  "Have SBCL's profiler sample all threads in MODE, :cpu or :alloc, for so long, and write to PATH a
+  "Sample all threads by SBCL's profiler in MODE, :cpu or :alloc, for this time, and write to PATH a
 line for each stack: how often it was seen, the thread's name and the frames from the inside, with
 tabs between."
   (sb-sprof:reset)
@@ -257,7 +257,7 @@ tabs between."
 ;;; The thread
 
 (defun answer-command (line)
-  "What the command LINE asks for, as data for WRITE-JSON."
+  "The answer to the command LINE, as data for WRITE-JSON."
   (let* ((space (or (position #\Space line) (length line)))
          (word (subseq line 0 space))
          (rest (string-trim " " (subseq line space))))

@@ -1,7 +1,7 @@
-;;;; What a frame of a stack belongs to: a subsystem, which is a folder of src/, user code, a part
-;;;; of the kernel; and of the server's and the client's functions, which phase of a call they are.
-;;;; Pure functions of names. A sample is put to the account of the first frame from the inside
-;;;; that belongs to anything: the C library's memmove and SBCL's GETHASH belong to their callers.
+;;;; The areas of a stack's frames: subsystems, which are folders of src/, user code, parts of the
+;;;; kernel; and the phases of a call to which functions of the server and the client belong. Pure
+;;;; functions of names. A sample is put to the account of the first frame from the inside that
+;;;; belongs to anything: the C library's memmove and SBCL's GETHASH belong to their callers.
 
 (in-package #:clgrpc.profile)
 
@@ -14,7 +14,7 @@
   (phase nil :type (or null string) :read-only t)) ; of a call, or nil
 
 ;;; The kernel: the beginnings of names of functions, by part. The first row that fits a frame, from
-;;; the inside, tells.
+;;; the inside, counts.
 
 (defparameter *kernel-areas*
   '(("kernel: copy" "copy_to_" "_copy_to_" "copy_from_" "_copy_from_" "copy_user" "rep_movs"
@@ -41,11 +41,11 @@
      "do_mmap" "do_munmap" "__x64_sys_mprotect" "do_mprotect")
     ("kernel: signals" "do_signal" "get_signal" "__x64_sys_rt_sig" "setup_rt_frame"
      "handle_signal" "restore_sigcontext" "__x64_sys_tgkill" "arch_do_signal"))
-  "For each part of the kernel, what the names of its functions begin with.")
+  "For each part of the kernel, the prefixes of the names of its functions.")
 
 (defparameter *kernel-otherwise* '("do_syscall" "entry_SYSCALL" "syscall_" "__x64_sys"
                                    "el0_svc" "invoke_syscall" "__arm64_sys" "ret_from")
-  "What the names begin with of functions through which the kernel is entered.")
+  "The prefixes of names of functions through which the kernel is entered.")
 
 (defun begins-with-p (name beginnings)
   (some (lambda (beginning) (uiop:string-prefix-p beginning name)) beginnings))
@@ -61,11 +61,11 @@
   '("collect_garbage" "garbage_collect" "gc_" "scav" "trans_" "preserve_" "sig_stop_for_gc"
     "maybe_gc" "remap_free_pages" "free_oldspace" "prepare_immobile_space" "sweep_"
     "unprotect_oldspace" "wipe_nonpinned" "update_immobile" "zero_all_free" "scan_")
-  "What the names of the collector's functions in SBCL's runtime begin with.")
+  "The prefixes of names of the collector's functions in SBCL's runtime.")
 
 (defparameter *allocator-functions*
   '("alloc" "lisp_alloc" "alloc_tramp" "zero_" "os_preinit" "gencgc_alloc" "allocate_")
-  "What the names of the allocator's functions in SBCL's runtime begin with.")
+  "The prefixes of names of the allocator's functions in SBCL's runtime.")
 
 (defparameter *system-call-areas*
   (let ((table (make-hash-table :test 'equal)))
@@ -75,11 +75,12 @@
                                   ("kernel: futex" "syscall"))
           do (dolist (name names) (setf (gethash name table) area)))
     table)
-  "The part of the kernel that functions of the C library call, for whom nothing shows the rest.")
+  "The part of the kernel that functions of the C library call, whose stacks show nothing of the
+kernel.")
 
 (defun native-area (name image)
-  "What the function NAME of IMAGE, the path of a program or library, belongs to; nil if that of its
-caller counts."
+  "The area of the function NAME of IMAGE, the path of a program or library; nil if its caller's
+counts."
   (let ((file (subseq image (1+ (or (position #\/ image :from-end t) -1)))))
     (flet ((library-p (prefix) (uiop:string-prefix-p prefix file)))
       (cond ((gethash name *system-call-areas*))
@@ -175,8 +176,8 @@ its caller counts."
      "clgrpc.loop::take-input" "clgrpc.loop::call-input" "clgrpc.loop::read-into-area")
     ("loop" "clgrpc.loop::run-turn" "clgrpc.loop::run-as-holder" "clgrpc.loop::run-in-thread"
      "clgrpc.loop::launch-event-loop" "clgrpc.loop:run-event-loop"))
-  "The phases of a call, and in which functions they are. What happens for all connections of a turn
-together is a phase of its own: waiting, receiving, sending.")
+  "The phases of a call, and their functions. Work for all connections of a turn together is a phase
+of its own: waiting, receiving, sending.")
 
 (defparameter *system-call-phases*
   '(("send" "__send" "send" "__libc_send" "__sys_sendto" "__x64_sys_sendto" "__arm64_sys_sendto"
@@ -185,8 +186,8 @@ together is a phase of its own: waiting, receiving, sending.")
      "__arm64_sys_recvfrom" "__x64_sys_recvmsg")
     ("wait" "epoll_wait" "__x64_sys_epoll_wait" "__arm64_sys_epoll_pwait"
      "__x64_sys_epoll_pwait"))
-  "The phases of system calls: the stack of who calls the C library's functions is not always to be
-seen through these.")
+  "The phases of system calls: the stack of the caller of the C library's functions is not always
+visible through these.")
 
 (defparameter *phase-order*
   '("creation" "request" "handler" "completion" "destruction" "receive" "send" "wait" "loop"
@@ -204,7 +205,7 @@ seen through these.")
   "From names of functions, without colons, to phases.")
 
 (defun bare-name (name)
-  "NAME, a Lisp function's, without what says that it is inside of another or an entry of it."
+  "NAME, a Lisp function's, without its marks of an inner function or an entry point."
   (let ((start 0) (end (length name)))
     (when (and (plusp end) (char= #\( (char name 0)))
       (let ((in (search " :in " name)))
@@ -230,8 +231,8 @@ seen through these.")
                 :phase (if (equal area "collector") "collection" (name-phase name)))))
 
 (defun stack-area (frames)
-  "The subsystem to whose account a sample goes whose stack FRAMES are, from the inside. What the
-collector does, the kernel included, is the collector's."
+  "The subsystem of a sample whose stack FRAMES are, from the inside. The collector's work, the
+kernel's part included, is the collector's."
   (cond ((find "collector" frames :key #'frame-area :test #'equal) "collector")
         ((null frames) "unknown")
         ((eq :unknown (frame-kind (first frames))) "unknown")

@@ -1,7 +1,7 @@
-;;;; A flame graph as SVG: the stacks of all samples, those who are called above their callers, as
-;;;; wide as the time spent in them. Places across are shares of the width, so it fits any page; a
-;;;; frame cuts its own name off. A click on a frame widens it to the whole width, a click on the
-;;;; lowest brings all back; without the script it still shows everything.
+;;;; A flame graph as SVG: the stacks of all samples, called functions above their callers, as wide
+;;;; as the time spent in them. Places across are shares of the width, so it fits any page; a frame
+;;;; cuts its own name off. A click on a frame widens it to the whole width, a click on the lowest
+;;;; brings all back; without the script it still shows everything.
 
 (in-package #:clgrpc.profile)
 
@@ -56,7 +56,7 @@
   });
 }
 "
-  "What a click on a frame does.")
+  "The script of a click on a frame.")
 
 (defun node-depth (node least)
   "How many frames are above NODE, JSON, that have LEAST nanoseconds, itself counted."
@@ -104,7 +104,7 @@ BEFORE is the share that it had in another profile, or nil: its colour is its ch
 
 (defun flame-graph (root label &key before)
   "The flame graph of the tree ROOT, JSON, as an element, which LABEL says in words. With BEFORE,
-the tree of another profile, colours say what has grown and what has shrunk."
+the tree of another profile, colours show growth and shrinkage."
   (let* ((whole (member-of root "ns"))
          (shares (and before (stack-shares before)))
          (least (* whole *least-share*))

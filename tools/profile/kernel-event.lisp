@@ -1,25 +1,25 @@
-;;;; What `perf script` says of the kernel's tracepoints: system calls and how long they took,
+;;;; The kernel's tracepoints in the output of `perf script`: system calls and how long they took,
 ;;;; threads that gave up their processor, and futexes with the stack that waited. Pure functions of
 ;;;; a stream. A line is `TID SECONDS: EVENT: TEXT`, with the frames of a futex's stack below it.
 
 (in-package #:clgrpc.profile)
 
 (defstruct (tally (:copier nil))
-  "What was counted of one system call, or of what waited at one place."
+  "The counts of one system call, or of the waits at one place."
   (name "" :type string :read-only t)
-  (lock nil :type (or null string) :read-only t) ; what was waited on, if that is known
+  (lock nil :type (or null string) :read-only t) ; the lock or condition, if that is known
   (count 0 :type unsigned-byte)
   (failed 0 :type unsigned-byte)        ; how many of these returned an error
   (ns 0 :type unsigned-byte)            ; how long they took together, waiting included
   (longest-ns 0 :type (or null unsigned-byte))) ; nil if that is not known
 
 (defstruct (events (:copier nil))
-  "What was counted of tracepoints."
+  "The counts of tracepoints."
   (calls (make-hash-table :test 'equal) :type hash-table :read-only t) ; of the system, to TALLYs
-  ;; from who waits and on what, a list, to TALLYs
+  ;; from the waiting function and its lock, a list, to TALLYs
   (futexes (make-hash-table :test 'equal) :type hash-table :read-only t)
   (locks (make-hash-table) :type hash-table :read-only t) ; from addresses of futexes to names
-  (source "perf" :type string :read-only t) ; who has followed them
+  (source "perf" :type string :read-only t) ; the program that has recorded them
   ;; threads that gave up their processor since they waited, or nil if that was not followed
   (slept 0 :type (or null unsigned-byte))
   (preempted 0 :type (or null unsigned-byte)) ; and since another was due
@@ -86,7 +86,7 @@ else nil."
         (when futex (add futex))))))
 
 (defun text-number (text prefix &optional (radix 10))
-  "The integer behind PREFIX in TEXT, or nil."
+  "The integer after PREFIX in TEXT, or nil."
   (let ((place (search prefix text)))
     (and place (parse-integer text :start (+ place (length prefix)) :radix radix
                                    :junk-allowed t))))
@@ -98,8 +98,8 @@ LOCK_PI, with or without flags."
     (and operation (member (logand operation #x7f) '(0 6 9)) t)))
 
 (defun waiter (frames)
-  "A name for who waits, of the FRAMES of its stack from the inside: the function of ours that is
-furthest in, or the furthest Lisp function."
+  "A name for the waiting function, from the FRAMES of its stack from the inside: the function of
+ours that is furthest in, or the furthest Lisp function."
   (flet ((found (predicate)
            (let ((frame (find-if predicate frames)))
              (and frame (frame-name frame)))))
@@ -110,7 +110,7 @@ furthest in, or the furthest Lisp function."
         "(unknown)")))
 
 (defun add-futex (events tid ns text frames)
-  "A thread is about to use a futex. If it waits, its wait counts for who it is as well."
+  "A thread is about to use a futex. If it waits, its wait counts for the waiting function as well."
   (declare (ignore ns))
   (when (futex-wait-p text)
     (let ((open (gethash tid (events-open events))))
@@ -135,9 +135,9 @@ furthest in, or the furthest Lisp function."
              (incf (events-slept events))))))
 
 (defun read-locks (streams)
-  "A hash table from address to name of what the agent has written to STREAMS, one after the other.
-A lock that was moved meanwhile has several addresses; an address at which there were several, all
-their names."
+  "A hash table from address to name, of the locks that the agent has written to STREAMS, one after
+the other. A lock that was moved meanwhile has several addresses; an address at which there were
+several, all their names."
   (let ((locks (make-hash-table)))
     (dolist (stream streams locks)
       (loop for line = (read-line stream nil)
@@ -150,8 +150,8 @@ their names."
                              (format nil "~A or ~A" known name)))))))))
 
 (defun count-events (stream symbolizer begin-ns end-ns &optional (locks (make-hash-table)))
-  "EVENTS of what STREAM, the output of perf script, has from BEGIN-NS to END-NS. LOCKS, a hash
-table, has the names of futexes by their addresses."
+  "EVENTS of STREAM, the output of perf script, from BEGIN-NS to END-NS. LOCKS, a hash table, has
+the names of futexes by their addresses."
   (let ((events (make-events :locks locks))
         (futex nil) (frames '()))
     (flet ((end-futex ()

@@ -1,6 +1,6 @@
-;;;; `clgrpc profile`: where the time of a process goes, and what it waits for. What perf says of
-;;;; samples and system calls is parsed and put to the account of subsystems and phases of a call;
-;;;; Lisp functions have their names from a table that each image can write of itself.
+;;;; `clgrpc profile`: the use of a process's time, and its waits. The samples and system calls of
+;;;; perf are parsed and assigned to subsystems and phases of a call; Lisp functions have their
+;;;; names from a table that each image can write of itself.
 
 (defpackage #:clgrpc.profile
   (:use #:cl #:clgrpc.base)

@@ -1,7 +1,7 @@
-;;;; perf: whether it is there and may be used, recording what a process does, and reading the
-;;;; record. Where perf may, it samples whole processors by their clock and the process's samples
-;;;; are picked out afterwards: timers of single threads stop while threads are switched, and what
-;;;; a switch costs, a tenth of a server's time with one call at a time, would be missing.
+;;;; perf: a check that it is there and may be used, recording a process, and reading the record.
+;;;; Where perf may, it samples whole processors by their clock and the process's samples are picked
+;;;; out afterwards: timers of single threads stop while threads are switched, and what a switch
+;;;; costs, a tenth of a server's time with one call at a time, would be missing.
 
 (in-package #:clgrpc.profile)
 
@@ -13,7 +13,7 @@
         (uiop:split-string (or (sb-ext:posix-getenv "PATH") "") :separator ":")))
 
 (defun paranoia ()
-  "How much the kernel allows, /proc/sys/kernel/perf_event_paranoid; -1, all, for root."
+  "The kernel's restriction, /proc/sys/kernel/perf_event_paranoid; -1, no restriction, for root."
   (if (zerop (sb-unix:unix-getuid))
       -1
       (let ((words (file-words "/proc/sys/kernel/perf_event_paranoid")))
@@ -32,7 +32,7 @@
 ;;; Recording
 
 (defstruct (record (:copier nil))
-  "What perf has recorded, and what was known when it began and ended."
+  "A record of perf, and the counters when it began and ended."
   (path "" :type string :read-only t)   ; of perf's file
   (before nil :type reading :read-only t)
   (after nil :type reading :read-only t))
@@ -82,7 +82,7 @@
 ;;; Reading
 
 (defun call-with-script (function record fields pid)
-  "Call FUNCTION with a stream of what perf script prints of FIELDS of the RECORD of process PID."
+  "Call FUNCTION with the output of perf script, a stream, for FIELDS of the RECORD of process PID."
   (declare (type function function))
   (let ((process (sb-ext:run-program "perf" (list "script" "-i" (record-path record)
                                                   "--pid" (princ-to-string pid)

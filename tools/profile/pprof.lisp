@@ -107,7 +107,7 @@ function and of the function's name are the same."
            (add-number buffer 12 (round period-ns))))))))
 
 (defun write-pprof (profile)
-  "Write PROFILE as pprof has it to the standard output, octets."
+  "Write PROFILE in pprof's format to the standard output, octets."
   (finish-output)
   (let ((stream (sb-sys:make-fd-stream 1 :output t :element-type '(unsigned-byte 8)
                                          :buffering :full)))

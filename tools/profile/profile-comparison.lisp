@@ -1,9 +1,8 @@
 ;;;; Two profiles side by side: for each figure both, the difference, and whether it is more than
-;;;; the noise of sampling. So many samples as N differ by the root of N from run to run by chance
-;;;; alone; a difference counts as one if it is more than twice what that makes of both. What else
-;;;; differs from run to run, such as the load, no single pair of runs can tell; profiles of several
-;;;; rounds can: then the figures are means, and the noise is what the rounds differ by, if that is
-;;;; more.
+;;;; the noise of sampling. By chance alone N samples differ by the root of N from run to run; a
+;;;; difference counts if it is more than twice that noise of both profiles together. A single pair
+;;;; of runs does not show other variation, such as that of the load; profiles of several rounds do:
+;;;; then the figures are means, and the noise is the variation between rounds, if that is more.
 
 (in-package #:clgrpc.profile)
 
@@ -48,9 +47,9 @@
                 (sqrt (* count (1- count))))))))
 
 (defun difference (name unit before after figure noise)
-  "How FIGURE, a function of a round, differs between the profiles BEFORE and AFTER; nil if one does
-not have it. NOISE is a function of a figure's mean and of the rounds: by how much that may be off
-by chance."
+  "The difference of FIGURE, a function of a round, between the profiles BEFORE and AFTER; nil if
+one does not have it. NOISE is a function of a figure's mean and of the rounds: the error of the
+mean by chance."
   (declare (type function figure noise))
   (flet ((figures (profile) (mapcar figure (rounds-of profile))))
     (let ((old (figures before)) (new (figures after)))
@@ -139,7 +138,7 @@ counts a call and differ by chance by a thirtieth, or a thousandth of one, at mo
     (subseq sorted 0 (min most (length sorted)))))
 
 (defun all-differences (before after)
-  "What differs between the profiles BEFORE and AFTER: a list of (title . differences)."
+  "The differences between the profiles BEFORE and AFTER: a list of (title . differences)."
   (remove nil
           (list (cons "figure" (figure-differences before after))
                 (cons "subsystem" (cpu-differences before after "areas"))
@@ -159,7 +158,7 @@ counts a call and differ by chance by a thirtieth, or a thousandth of one, at mo
                (or (position (difference-name difference) *phase-order* :test #'string=) 100))))
 
 (defun change-text (difference)
-  "The change of DIFFERENCE, in per cent of what was before."
+  "The change of DIFFERENCE, in per cent of the figure before."
   (let ((before (difference-before difference)))
     (if (zerop before)
         (if (zerop (difference-after difference)) "" "new")
@@ -179,7 +178,7 @@ counts a call and differ by chance by a thirtieth, or a thousandth of one, at mo
                                        (let ((verdict (difference-verdict difference)))
                                          (if (string= verdict "same") "" verdict))))
                                differences)))
-  (format stream "What is neither more nor less is within the noise of sampling.~%"))
+  (format stream "A figure that is neither more nor less is within the noise of sampling.~%"))
 
 (defun difference-data (before after)
   "How the profiles BEFORE and AFTER differ, as data for WRITE-JSON."

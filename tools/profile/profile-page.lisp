@@ -1,4 +1,4 @@
-;;;; A profile, or two, as one page in HTML that asks nobody for anything.
+;;;; A profile, or two, as one page in HTML that loads nothing else.
 
 (in-package #:clgrpc.profile)
 
@@ -37,7 +37,7 @@
               :label title))
 
 (defun wait-table (rows)
-  (page:table '(("who waits" :text) ("on which" :text) ("count" :number) ("ms" :number)
+  (page:table '(("function that waits" :text) ("on which" :text) ("count" :number) ("ms" :number)
                 ("longest ms" :number :wide))
               (map 'list (lambda (row)
                            (list (member-of row "name") (or (member-of row "lock") "")
@@ -108,7 +108,7 @@
          collect (list title (figure (member-of counters name))))))
 
 (defun profile-cards (profile)
-  "Cards of what PROFILE has."
+  "The cards of PROFILE."
   (let ((cpu (member-of profile "cpu")) (events (member-of profile "events"))
         (allocation (member-of profile "allocation"))
         (heap-histogram (member-of profile "heapHistogram"))
@@ -124,7 +124,7 @@
                         (list (cpu-table (phases-in-order (member-of cpu "phases")) "phase")
                               (cpu-table (member-of cpu "threads") "thread"))
                         :half t
-                        :note "“switch” is what the kernel counted between samples.")
+                        :note "“switch” is the time that the kernel counted between samples.")
              (page:card "Functions" (list (function-table (member-of cpu "functions"))))
              (and events
                   (page:card "System calls" (list (tally-table (member-of events "systemCalls")
@@ -155,8 +155,8 @@
                                             (member-of counters "collectionNs")))))))))
 
 (defun write-profile-page (profile stream &key before)
-  "Write PROFILE, what PROFILE returns, to STREAM as a page in HTML; with BEFORE, another, side by
-side."
+  "Write PROFILE, a value of the function PROFILE, to STREAM as a page in HTML; with BEFORE,
+another, side by side."
   (page:write-page
    stream (profile-title profile)
    (format nil "~@[Load: ~A. ~]~,2F s, ~:D samples by ~A, clgrpc ~A." (member-of profile "load")
@@ -168,11 +168,11 @@ side."
         (page:card "Before and after"
                    (loop for (title . differences) in (all-differences before profile)
                          collect (difference-table title differences))
-                   :note "What is neither more nor less is within the noise of sampling."))
+                   :note "A figure that is neither more nor less is within the noise of sampling."))
      ,(when (and before (member-of before "cpu" "flame"))
-        (page:card "What has changed"
+        (page:card "Changes"
                    (list (flame-graph (member-of profile "cpu" "flame")
-                                      "flame graph, by what has changed"
+                                      "flame graph, coloured by change"
                                       :before (member-of before "cpu" "flame")))
                    :note "As wide as the time spent now; red has a larger share than before, blue a
 smaller one."))

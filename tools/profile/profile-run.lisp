@@ -1,4 +1,4 @@
-;;;; A profile: records taken while a load runs, and what they say as plain data, the same that
+;;;; A profile: records taken while a load runs, and their evaluation as plain data, the same that
 ;;;; WRITE-JSON writes and PARSE-JSON reads. All reports read that.
 
 (in-package #:clgrpc.profile)
@@ -20,7 +20,7 @@
   (if (plusp whole) (float (/ part whole) 1d0) 0d0))
 
 (defun rows (table function &key (most 1000) (least 0))
-  "A vector of what FUNCTION makes of the keys and counts of TABLE, the greatest counts first."
+  "A vector of FUNCTION's values for the keys and counts of TABLE, the greatest counts first."
   (declare (type function function))
   (let ((entries (loop for key being the hash-keys of table using (hash-value count)
                        when (> count least) collect (cons key count))))
@@ -39,11 +39,11 @@
   (counted "calls" (record-before record) (record-after record)))
 
 (defconstant +longest-switch-ns+ 3000
-  "What a switch of threads may take that lies between samples. More is not explained by switches.")
+  "The longest time between samples, in ns, that one switch of threads can explain.")
 
 (defun unsampled-ns (kernel-ns sampled-ns switches)
-  "What the kernel counted, not the samples, and what SWITCHES of thread explain: while a thread is
-switched no sample of it can be taken."
+  "The CPU time, in ns, that the kernel counted and the samples miss, as far as SWITCHES of thread
+explain it: while a thread is switched no sample of it can be taken."
   (max 0 (min (- kernel-ns sampled-ns) (* switches +longest-switch-ns+))))
 
 (defun cpu-rows (table period-ns calls extra-name extra-ns kernel-ns)
@@ -70,7 +70,7 @@ switched no sample of it can be taken."
         :most 200))
 
 (defun user-function-rows (sums period-ns)
-  "The functions of users, by the time that is spent in them and in what they call."
+  "The functions of users, by the time that is spent in them and in functions that they call."
   (let ((whole (make-hash-table :test 'equal)))
     (maphash (lambda (name samples)
                (when (equal "user code" (lisp-area name)) (setf (gethash name whole) samples)))
@@ -93,7 +93,7 @@ switched no sample of it can be taken."
                           "share" (share samples (sums-samples sums)))))))
 
 (defun node-data (node period-ns least)
-  "NODE as JSON, without what has fewer than LEAST samples."
+  "NODE as JSON, without nodes of fewer than LEAST samples."
   (let ((children (sort (loop for child being the hash-values of (node-children node)
                               when (>= (node-samples child) least) collect child)
                         #'> :key #'node-samples)))
@@ -107,8 +107,8 @@ switched no sample of it can be taken."
                                  children)))))
 
 (defun cpu-data (sums record pid period-ns source)
-  "What SUMS, the samples of RECORD, taken each PERIOD-NS by SOURCE, say of the CPU of the process
-PID."
+  "The CPU part of the profile of the process PID, by SUMS, the samples of RECORD, taken each
+PERIOD-NS by SOURCE."
   (let* ((before (record-before record)) (after (record-after record))
          (calls (calls-between record))
          (kernel-ns (max 0 (- (reading-cpu-ns after) (reading-cpu-ns before))))
@@ -147,9 +147,9 @@ PID."
         :most 100))
 
 (defun allocation-data (sums answer)
-  "What SUMS, of allocations, say together with the agent's ANSWER; nil without calls. A region goes
-to the account of whose object did not fit into the one before, so of objects that are allocated in
-turn the larger are seen more often than it is their share."
+  "The allocation part of the profile, by SUMS, of allocations, and the agent's ANSWER; nil without
+calls. A region counts for the object that did not fit into the region before, so larger objects are
+seen more often than their share."
   (let ((calls (member-of answer "calls")) (consed (member-of answer "consed")))
     (when (and calls (plusp calls) (plusp (sums-samples sums)))
       (let ((octets-per-call (float (/ consed calls) 1d0)))
@@ -185,10 +185,10 @@ turn the larger are seen more often than it is their share."
             "switchesPerCall" (and slept calls (plusp calls)
                                    (float (/ (+ slept preempted) calls) 1d0)))))
 
-;;; What the process counts itself
+;;; The process's own counts
 
 (defun agent-data (before after)
-  "What the process has counted between two READINGs; nil if it has no agent."
+  "The process's own counts between two READINGs; nil if it has no agent."
   (let ((calls (counted "calls" before after)))
     (when calls
       (flet ((per-call (count) (and (plusp calls) (float (/ count calls) 1d0))))
@@ -214,9 +214,9 @@ turn the larger are seen more often than it is their share."
           (t "conses, vectors, numbers"))))
 
 (defun histogram-data (heap-histogram)
-  "What the agent's HEAP-HISTOGRAM says, per call; nil without one or without calls. What was
-allocated while the heap was counted is in the kinds only, so they are made to add up to what was
-  consed." (let* ((calls (member-of heap-histogram "calls"))
+  "The agent's HEAP-HISTOGRAM per call; nil without one or without calls. Objects that were
+allocated while the heap was counted are in the kinds only, so the kinds are scaled to the sum of
+consed octets." (let* ((calls (member-of heap-histogram "calls"))
          (consed (member-of heap-histogram "consed"))
          (kinds (member-of heap-histogram "kinds"))
          (octets (reduce #'+ kinds :key (lambda (row) (member-of row "octets")))))
@@ -339,7 +339,7 @@ function of a symbolizer that makes data of the samples."
                (lambda (symbolizer)
                  (declare (ignore symbolizer))
                  (let ((sums (file-stacks path)))
-                   ;; its timer ticks as the kernel's does, whatever it is asked for
+                   ;; its timer ticks as the kernel's does, at any requested interval
                    (cpu-data sums record pid
                              (floor (- (reading-cpu-ns (record-after record))
                                        (reading-cpu-ns before))
@@ -382,7 +382,7 @@ followed with perf, if PERF is true and the kernel allows it, or else strace; ni
                              record))))))))
 
 (defun allocation (subject seconds directory)
-  "What the agent of SUBJECT says, by SBCL's profiler, of who allocates; nil without one."
+  "The allocating functions, by SBCL's profiler in the agent of SUBJECT; nil without an agent."
   (when (subject-process subject)
     (let* ((path (format nil "~A/alloc.stacks" directory))
            (answer (ask-to-sample subject "alloc" seconds path)))
@@ -393,14 +393,15 @@ followed with perf, if PERF is true and the kernel allows it, or else strace; ni
 (defconstant +few-unknown+ 1/10 "More unknown frames than this share are reported with a remedy.")
 
 (defun unseen-lines (subject cpu events)
-  "What a profile of SUBJECT does not say, and why: a vector of texts. CPU and EVENTS are its data."
+  "The parts that a profile of SUBJECT lacks, and the reasons: a vector of texts. CPU and EVENTS are
+its data."
   (let ((unknown (share (member-of cpu "unknownFrames") (member-of cpu "frames"))))
     (coerce
      (append
       (when (< +few-unknown+ unknown)
-        (list (format nil "names of functions that were compiled in the process: it did not ~
-                           tell where they lie. A program whose main function is RUN-SERVER ~
-                           does when it is asked; in others call ~
+        (list (format nil "names of functions that were compiled in the process: it has not ~
+                           reported their addresses. A program whose main function is RUN-SERVER ~
+                           reports them when it is asked; in others call ~
                            (clgrpc.program:write-perf-map) before")))
       (cond ((null events)
              (list (format nil "system calls, waits, switches of thread: perf's tracepoints and ~
@@ -462,10 +463,10 @@ as its rounds."
 (defun profile (&key pid command load (in-flight 100) (seconds 3) (warm-seconds 1) (rounds 1)
                   (sampler :auto))
   "Profile the process PID, or this program started with COMMAND, a list of strings, for SECONDS,
-ROUNDS times, while LOAD, a shell's command in which {address} stands for where it listens, or
-:bench, is on it and has been for WARM-SECONDS. SAMPLER is :perf, :sbcl, which can only be asked of
-what is started here, or :auto, perf if it is there. Return what was found, data for WRITE-JSON: the
-round with the middle CPU a call, and all rounds. Signal a PROFILE-ERROR if it cannot be done."
+ROUNDS times, while LOAD has run for WARM-SECONDS and goes on: a shell command in which {address}
+stands for the process's address, or :bench. SAMPLER is :perf, :sbcl, which works only with COMMAND,
+or :auto, perf if it is installed. Return the profile, data for WRITE-JSON: the round with the
+middle CPU a call, and all rounds. Signal a PROFILE-ERROR if it cannot be done."
   (call-with-directory
    (lambda (directory)
      (let ((subject (if pid (running-subject pid) (start-subject command)))

@@ -69,7 +69,7 @@
             (percent (share (member-of cpu "unknownFrames") (member-of cpu "frames"))))
     (write-cpu-rows stream "subsystem" (member-of cpu "areas"))
     (write-cpu-rows stream "phase of a call" (phases-in-order (member-of cpu "phases")))
-    (format stream "  The phases add up to ~A of what the kernel counted.~2%"
+    (format stream " The phases add up to ~A of the kernel's count.~2%"
             (percent (share (total-ns (member-of cpu "phases")) kernel-ns)))
     (when (plusp (length (member-of cpu "userFunctions")))
       (write-rows stream '("function of yours" "share with callees" "with callees, ms" "itself, ms")
@@ -101,7 +101,7 @@
             (and (member-of events "switchesPerCall")
                  (figure (member-of events "switchesPerCall")))))
   (when (plusp (length (member-of events "futexes")))
-    (write-rows stream '("who waits on a lock or condition" "on which" "count" "ms" "longest ms")
+    (write-rows stream '("waits on a lock or condition" "on which" "count" "ms" "longest ms")
                 (map 'list (lambda (row)
                              (list (member-of row "name") (or (member-of row "lock") "")
                                    (figure (member-of row "count"))
@@ -142,19 +142,19 @@
           (figure (member-of heap-histogram "octetsPerCall"))))
 
 (defun profile-title (profile)
-  "Of what PROFILE is: a command that was started for it, or a process that ran."
+  "The subject of PROFILE: a command that was started for it, or a process that ran."
   (let ((command (coerce (member-of profile "command") 'list)))
     (if command
         (format nil "Profile of clgrpc ~{~A~^ ~}" command)
         (format nil "Profile~@[ of process ~D~]" (member-of profile "pid")))))
 
 (defun write-unseen (stream lines)
-  "Write what a profile cannot say, LINES, a vector of texts or nil, and why."
+  "Write LINES, a vector of texts or nil, about the missing parts of a profile."
   (when (plusp (length lines))
     (format stream "Not seen:~%~{  - ~A.~%~}" (coerce lines 'list))))
 
 (defun write-profile (profile stream)
-  "Write PROFILE, what PROFILE returns, to STREAM as text."
+  "Write PROFILE, a value of the function PROFILE, to STREAM as text."
   (format stream "~A~@[ under ~A~].~2%" (profile-title profile) (member-of profile "load"))
   (write-cpu stream profile)
   (flet ((write-part (name function)

@@ -15,17 +15,17 @@
   "The process that is profiled."
   (pid 0 :type integer :read-only t)
   (process nil :type (or null sb-impl::process) :read-only t) ; if it was started here
-  (lock (sb-thread:make-mutex :name "clgrpc profile subject") :read-only t) ; of what follows
+  (lock (sb-thread:make-mutex :name "clgrpc profile subject") :read-only t) ; of the slots below
   (news (sb-thread:make-waitqueue) :read-only t) ; something of it has changed
   (addresses '() :type list)            ; where it has said that it listens
   (answers '() :type list)              ; of the agent, not yet taken; the first came first
   (ended nil :type boolean))            ; its output has
 
-;;; Reading what it prints
+;;; Reading its output
 
 (defun note-line (subject line)
-  "Take LINE, which the process of SUBJECT has printed. What is neither an address nor an answer
-goes to standard error."
+  "Take LINE, which the process of SUBJECT has printed. Lines that are neither an address nor an
+answer go to standard error."
   (flet ((rest-after (prefix)
            (and (uiop:string-prefix-p prefix line) (subseq line (length prefix)))))
     (let ((address (rest-after "listening on "))
@@ -48,8 +48,8 @@ goes to standard error."
       (sb-thread:condition-broadcast (subject-news subject)))))
 
 (defun await-news (subject seconds what function)
-  "What FUNCTION, called with SUBJECT locked, returns as soon as that is true; fail if it is not
-within SECONDS, since WHAT has not come."
+  "Wait until FUNCTION, called with SUBJECT locked, returns true, and return that; fail after
+SECONDS, since WHAT has not come."
   (declare (type function function))
   (let ((end (+ (monotonic-ns) (* seconds 1000000000))))
     (sb-thread:with-mutex ((subject-lock subject))
@@ -95,7 +95,7 @@ within SECONDS, since WHAT has not come."
   (make-subject :pid pid))
 
 (defun ask (subject command &key (seconds 20))
-  "What the agent of SUBJECT answers to COMMAND, parsed; nil if it has none."
+  "The agent's answer of SUBJECT to COMMAND, parsed; nil if it has no agent."
   (let ((process (subject-process subject)))
     (when process
       (let ((input (sb-ext:process-input process)))
@@ -110,7 +110,7 @@ within SECONDS, since WHAT has not come."
   (await-news subject 20 "the address of a server"
               (lambda () (first (subject-addresses subject)))))
 
-;;; What the kernel says of a process
+;;; The kernel's data of a process
 
 (defun file-words (path)
   "The words of the file at PATH, or nil if it cannot be read."
@@ -144,7 +144,7 @@ preempted)."
                         (status-number words "nonvoluntary_ctxt_switches:"))))
 
 (defstruct (reading (:copier nil))
-  "What is known of a process at one time."
+  "The counters of a process at one time."
   (ns 0 :type unsigned-byte :read-only t)
   (cpu-ns 0 :type unsigned-byte :read-only t)
   (switches '() :type list :read-only t) ; of THREAD-SWITCHES

@@ -1,4 +1,4 @@
-;;;; What `perf script` says of samples, as stacks of frames: for each sample a line with the
+;;;; Samples in the output of `perf script`, as stacks of frames: for each sample a line with the
 ;;;; thread's id and the time, then a line for each frame, from the inside, `ADDRESS FUNCTION
 ;;;; (IMAGE)`, and an empty line. Addresses in files are places in the file. Pure functions of a
 ;;;; stream.
@@ -6,13 +6,13 @@
 (in-package #:clgrpc.profile)
 
 (defstruct (symbolizer (:copier nil))
-  "Who knows the functions of a process."
+  "A resolver of the functions of a process."
   (program "" :type string :read-only t) ; the path of the process's program
   (functions nil :type (or null ranges) :read-only t) ; the program's, by place in the file
-  (made nil :type (or null ranges) :read-only t) ; what perf's map has, by address
+  (made nil :type (or null ranges) :read-only t) ; the entries of perf's map, by address
   ;; how places in the program's file become addresses, for functions that only MADE has
   (mappings '() :type list :read-only t)
-  (frames (make-hash-table :test 'equal) :type hash-table :read-only t)) ; what is known already
+  (frames (make-hash-table :test 'equal) :type hash-table :read-only t)) ; frames found already
 
 (sb-ext:define-load-time-global **unknown-frame** (make-frame :name "(unknown)"))
 
@@ -39,11 +39,11 @@ memory; nil if there is none."
 
 (defun image-program-p (symbolizer image)
   (or (string= image (symbolizer-program symbolizer))
-      ;; built anew while it runs
+      ;; built again while it runs
       (string= image (format nil "~A (deleted)" (symbolizer-program symbolizer)))))
 
 (defun name-frame (symbolizer place symbol image)
-  "The FRAME of what perf calls SYMBOL of IMAGE, at PLACE."
+  "The FRAME of SYMBOL, perf's name, of IMAGE, at PLACE."
   (cond ((uiop:string-prefix-p "[kernel" image) (make-kernel-frame symbol))
         ((and (char= #\[ (char image 0)) (search "kernel" image)) (make-kernel-frame symbol))
         ((string/= symbol "[unknown]")
@@ -81,7 +81,8 @@ memory; nil if there is none."
                                      (subseq line (1+ open) close))))))))))
 
 (defun parse-seconds-ns (text start end)
-  "The nanoseconds that the decimal of seconds in TEXT from START to END means; nil if it is none."
+  "The nanoseconds that the decimal of seconds in TEXT from START to END means; nil if it is
+malformed."
   (let ((dot (position #\. text :start start :end end)))
     (and dot
          (let ((seconds (parse-integer text :start start :end dot :junk-allowed t))
@@ -91,7 +92,8 @@ memory; nil if there is none."
                    (* fraction (expt 10 (max 0 (- 9 (- end dot 1)))))))))))
 
 (defun parse-sample-head (line)
-  "The thread's id and the time in nanoseconds that LINE, `TID SECONDS:`, means; nil if it is none."
+  "The thread's id and the time in nanoseconds that LINE, `TID SECONDS:`, means; nil if it is
+malformed."
   (multiple-value-bind (tid end) (parse-integer line :junk-allowed t)
     (let* ((start (and tid (position #\Space line :start end :test-not #'char=)))
            (colon (and start (position #\: line :start start)))
@@ -138,7 +140,7 @@ each sample that STREAM, what `perf script -F tid,time,ip,sym,dso` prints, has."
 ;;; Sums
 
 (defstruct (sums (:copier nil))
-  "What was counted of samples."
+  "The counts of samples."
   (samples 0 :type unsigned-byte)
   (unknown-samples 0 :type unsigned-byte) ; whose innermost frame is unknown, or that have none
   (frames 0 :type unsigned-byte)          ; of all stacks
@@ -168,7 +170,7 @@ each sample that STREAM, what `perf script -F tid,time,ip,sym,dso` prints, has."
     (add-stack (sums-root sums) frames count)))
 
 (defun sum-samples (stream symbolizer begin-ns end-ns)
-  "SUMS of what STREAM, the output of perf script, has from BEGIN-NS to END-NS."
+  "SUMS of STREAM, the output of perf script, from BEGIN-NS to END-NS."
   (let ((sums (make-sums)))
     (map-samples (lambda (tid ns frames)
                    (when (<= begin-ns ns end-ns) (add-sample sums tid frames)))

@@ -1,11 +1,11 @@
-;;;; What SBCL's own profiler has seen, where there is no perf: a line for each stack, `COUNT THREAD
+;;;; Stacks of SBCL's own profiler, where there is no perf: a line for each stack, `COUNT THREAD
 ;;;; FRAME …` with tabs between, the frames from the inside. The kernel is seen by the C library's
 ;;;; functions that call it. The same profiler samples allocation: a stack for each region of memory
 ;;;; that a thread is given, 32 KB as a rule. Pure functions of a stream.
 
 (in-package #:clgrpc.profile)
 
-(defparameter *foreign-prefix* "foreign function " "What the names of C's functions begin with.")
+(defparameter *foreign-prefix* "foreign function " "The prefix of names of C's functions.")
 
 (defun label-frame (label table)
   "The FRAME with the LABEL that SBCL's profiler gives it, from TABLE."

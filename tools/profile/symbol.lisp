@@ -1,5 +1,5 @@
 ;;;; Names for addresses. Code of a saved core lies where it lay when it was saved, in the file as
-;;;; in memory, and no collection moves it; so any process of the same program can tell the names of
+;;;; in memory, and no collection moves it; so any process of the same program finds the names of
 ;;;; another's functions by their place in the file. Code that was made since, such as CLOS's
 ;;;; dispatch functions, and all of another program's, is known to its own image only, which writes
 ;;;; perf's table of it (src/program/perf-map.lisp) when it is asked.
@@ -12,7 +12,7 @@
   "Named ranges that do not overlap, by where they begin."
   (starts (vector) :type simple-vector :read-only t)
   (ends (vector) :type simple-vector :read-only t)
-  (names (vector) :type simple-vector :read-only t)) ; strings, or what FUNCTION-LABEL takes
+  (names (vector) :type simple-vector :read-only t)) ; strings, or arguments of FUNCTION-LABEL
 
 (defun rows-ranges (rows)
   "RANGES of ROWS, lists (start octets name)."
@@ -76,7 +76,7 @@ else of the one that it wrote on another request, which may be missing."
   (path "" :type string :read-only t))
 
 (defun parse-mapping (line)
-  "The MAPPING that LINE of /proc/PID/maps means, or nil if it is none of a file."
+  "The MAPPING that LINE of /proc/PID/maps means, or nil if it does not map a file."
   (let* ((dash (position #\- line))
          (slash (position #\/ line))
          (words (uiop:split-string (subseq line 0 slash) :separator " ")))

@@ -1,12 +1,12 @@
-;;;; Two measurements compared: what has changed, by how much, and whether that is more than noise
-;;;; (significance.lisp), which is known if each was made in several rounds. What is shown of a
+;;;; Comparisons of two measurements: each change, its size, and whether it is more than noise
+;;;; (significance.lisp), which is known if each was made in several rounds. The shown value of a
 ;;;; figure is the median of its rounds. The verdict is
 ;;;;
-;;;;   better, worse   the difference is beyond the noise, and at least 1 %, which is what
-;;;;                   histograms can tell apart
+;;;;   better, worse   the difference is beyond the noise, and at least 1 %, the resolution of
+;;;;                   histograms
 ;;;;   same            it is not, and the noise is small: a change of 5 % would have been seen
-;;;;   unclear         it is not, and the noise could hide a change of 5 %: nothing is known, but
-;;;;                   how many rounds would have told
+;;;;   unclear         it is not, and the noise could hide a change of 5 %: nothing is known, except
+;;;;                   how many rounds would have decided
 ;;;;   unknown         one side has a single round, so that nothing is known of noise
 ;;;;
 ;;;; The level is 99 and not 95 % since a dozen figures are compared at once.
@@ -21,7 +21,7 @@
 (defstruct (comparison (:copier nil))
   "A figure before and after."
   (name "" :type string :read-only t)   ; of the figure
-  (unit :time :type keyword :read-only t) ; what it counts, as FIGURE-UNIT
+  (unit :time :type keyword :read-only t) ; its unit, as FIGURE-UNIT
   (before 0 :type real :read-only t)    ; the median of its rounds
   (after 0 :type real :read-only t)     ; the median of its rounds
   (noise nil :type (or null real) :read-only t) ; a difference up to this is noise; NIL if unknown
@@ -33,7 +33,7 @@
 
 (document-functions
   comparison-name "The name of the figure that COMPARISON is about."
-  comparison-verdict "What COMPARISON says of the change: :better, :worse, :same, :unclear if the
+  comparison-verdict "Return the verdict of COMPARISON: :better, :worse, :same, :unclear if the
 noise could hide a change of 5 %, or :unknown if there is only one round on a side.")
 
 (defun least-noise (unit before)
@@ -70,7 +70,7 @@ least one real. Return a COMPARISON."
                      :outliers-after (outliers after better))))
 
 (defparameter *tail-figures* '("p99.9" "p99.99" "max")
-  "Figures that are a few calls, so that their being unclear is no reason to measure again.")
+  "Figures of a few calls; if they are unclear, that is not a reason to measure again.")
 
 (defun unclear-p (comparison)
   "True if COMPARISON does not know, of a figure that a run of ordinary length has settled: more
@@ -81,7 +81,7 @@ than the slowest calls in a thousand."
 ;;; In words
 
 (defun difference-share (comparison)
-  "The difference as a share of what was before, or nil if that was nothing."
+  "The difference as a share of the value before, or nil if that was 0."
   (let ((before (comparison-before comparison)))
     (and (not (zerop before))
          (/ (- (comparison-after comparison) before) (abs before)))))
@@ -95,7 +95,7 @@ than the slowest calls in a thousand."
                      (page:digits-text (* 100 (abs share)) :digits 2))))))
 
 (defun noise-text (comparison)
-  "How large a difference may be without a change, in per cent; \"?\" if that is unknown."
+  "The largest difference that chance explains, in per cent; \"?\" if that is unknown."
   (let ((noise (comparison-noise comparison)) (before (comparison-before comparison)))
     (cond ((null noise) "?")
           ((zerop noise) "0 %")
@@ -120,8 +120,9 @@ than the slowest calls in a thousand."
                   (:unknown "noise is unknown"))))))
 
 (defun unclear-words (comparison)
-  "Why COMPARISON does not know, and what would decide."
-  (format nil "unclear, the noise is ~A; ~:[more than ~D rounds~;about ~:*~D rounds~*~] would tell"
+  "The reason why COMPARISON is unclear, and the rounds that would decide."
+  (format nil "unclear, the noise is ~A; ~:[more than ~D rounds~;about ~:*~D rounds~*~] ~
+               would decide"
           (noise-text comparison) (comparison-rounds-needed comparison) +most-rounds-told+))
 
 (defun outlier-words (comparison)
@@ -156,7 +157,8 @@ than the slowest calls in a thousand."
   "Options that need not be the same for runs to be comparable.")
 
 (defparameter *unset-values* '(nil 0 :false "" "const")
-  "What reports write for an option that was not given, if they write it at all: ghz's defaults.")
+  "The values that reports write for options that were not given, if they write them at all: ghz's
+defaults.")
 
 (defparameter *time-options* '("duration" "timeout" "interval" "together" "warm-up")
   "How the names of options end that are durations, integers of nanoseconds.")
@@ -177,7 +179,7 @@ than the slowest calls in a thousand."
                (load:run-options run))))
 
 (defun option-text (name value)
-  "The VALUE, JSON, of the option NAME as comparisons tell it."
+  "The VALUE, JSON, of the option NAME as comparisons write it."
   (cond ((null value) "none")
         ((and (integerp value)
               (some (lambda (end) (uiop:string-suffix-p name end)) *time-options*))
@@ -228,7 +230,7 @@ options they differ."
           (cons "note" (noise-note before after)))))
 
 (defun noise-note (before after)
-  "What is to be known of the noise of a comparison of the runs BEFORE and AFTER."
+  "A text about the noise of a comparison of the runs BEFORE and AFTER."
   (let ((old (length (rounds before))) (new (length (rounds after))))
     (if (and (< 1 old) (< 1 new))
         (format nil "Medians of ~D and ~D rounds. A difference counts if the calm halves of the ~

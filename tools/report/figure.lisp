@@ -7,12 +7,12 @@
 (defstruct (figure (:constructor make-figure (name unit better reader)) (:copier nil))
   "A figure of a run."
   (name "" :type string :read-only t)   ; as conditions call it
-  (unit :time :type (member :time :count :share :rate) :read-only t) ; what it counts
+  (unit :time :type (member :time :count :share :rate) :read-only t) ; its unit
   (better :less :type (member :less :more) :read-only t) ; which change of it is good
   (reader #'identity :type function :read-only t)) ; of a run, its value, or nil if it has none
 
 (defun latency-reader (function)
-  "A reader of what FUNCTION says of the latencies of a run, which has none if no call succeeded."
+  "A reader of FUNCTION's value for the latencies of a run, which has none if no call succeeded."
   (lambda (run)
     (let ((latency (load:run-latency run)))
       (and (plusp (load:histogram-count latency))

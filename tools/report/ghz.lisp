@@ -14,7 +14,7 @@
   (coerce list 'simple-vector))
 
 (defun json-number (value)
-  "VALUE, a real, as JSON has it."
+  "VALUE, a real, in JSON's form."
   (if (integerp value) value (float value 1d0)))
 
 ;;; Times
@@ -59,7 +59,7 @@ value on whose last is the greatest, and more than the one before."
     counts))
 
 (defun even-marks (low high steps)
-  "LOW, HIGH and what is between in STEPS equal steps."
+  "LOW, HIGH and the values between in STEPS equal steps."
   (loop for i from 0 to steps
         collect (+ low (* (/ i steps) (- high low)))))
 
@@ -87,7 +87,7 @@ value on whose last is the greatest, and more than the one before."
      (reduce #'+ (load:status-row-messages row) :key #'cdr)))
 
 (defun error-rows (run)
-  "What went wrong in RUN: conses (text . count), the most frequent first."
+  "The errors in RUN: conses (text . count), the most frequent first."
   (sort (loop for row in (load:run-statuses run)
               for name = (load:status-row-name row)
               unless (zerop (load:status-row-code row))
@@ -125,7 +125,8 @@ value on whose last is the greatest, and more than the one before."
     ("timeout" integer) ("dial-timeout" integer) ("keepalive" integer) ("data" t)
     ("binary" boolean :false) ("metadata" pairs) ("CPUs" integer 1) ("name" string)
     ("skipFirst" integer) ("count-errors" boolean))
-  "The options in ghz's report: name, type, and what is written without a value, if something is.")
+  "The options in ghz's report: name, type, and the text that is written without a value, if there
+is one.")
 
 (defun of-json-type-p (value type)
   "True if the JSON VALUE is of TYPE, one of those in *GHZ-OPTIONS*."

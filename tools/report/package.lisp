@@ -1,5 +1,5 @@
-;;;; What is said of a run of `clgrpc load`: reports as ghz writes them and as a page, two runs
-;;;; compared, conditions under which a run is a failure.
+;;;; Reports about runs of `clgrpc load`: as ghz writes them and as a page, comparisons of two runs,
+;;;; conditions under which a run is a failure.
 
 (defpackage #:clgrpc.report
   (:use #:cl #:clgrpc.base)

@@ -16,13 +16,13 @@
   ((text :initarg :text :reader condition-syntax-error-text)) ; in one line
   (:report (lambda (condition stream)
              (write-string (condition-syntax-error-text condition) stream)))
-  (:documentation "A condition is not one. Its report says why, and what is allowed."))
+  (:documentation "A condition is malformed. Its report has the reason, and the allowed forms."))
 
 (defun refuse-condition (control &rest arguments)
   (error 'condition-syntax-error :text (format nil "~?" control arguments)))
 
 (defstruct (bound (:copier nil))
-  "What a figure must not be."
+  "A condition under which a run is a failure: a relation of a figure to a limit."
   (text "" :type string :read-only t)   ; as the user wrote it
   (figure nil :type figure :read-only t) ; of which
   (relation #'> :type function :read-only t) ; of its value and LIMIT
@@ -37,7 +37,7 @@
   (string-trim '(#\Space #\Tab #\Newline #\Return) string))
 
 (defun split-condition (text)
-  "The figure's name, the relation and what is after it in TEXT."
+  "The figure's name, the relation and the rest of TEXT."
   (loop for (sign . relation) in *relations*
         for place = (search sign text)
         when place
@@ -54,13 +54,13 @@
          (dot (or (position #\. number) end))
          (digits (remove #\. number :count 1)))
     (when (or (zerop (length digits)) (< 15 (length digits)) (find #\. digits))
-      (refuse-condition "a number is wanted behind the relation, such as 10ms or 0.5%, not ~S in ~S"
+      (refuse-condition "a number is wanted after the relation, such as 10ms or 0.5%, not ~S in ~S"
                         text whole))
     (values (/ (parse-integer digits) (expt 10 (max 0 (- end dot 1))))
             (trim (subseq text end)))))
 
 (defun unit-factor (figure unit whole)
-  "By what a number with UNIT is multiplied to be a value of FIGURE."
+  "The factor that makes a number with UNIT a value of FIGURE."
   (flet ((refuse-unit (allowed)
            (refuse-condition "~A ~A, ~:[not ~S~;which is missing~*~] in ~S" (figure-name figure)
                              allowed (string= "" unit) unit whole)))
@@ -91,8 +91,8 @@ BROKEN-CONDITIONS. Signal CONDITION-SYNTAX-ERROR if it says none."
           (or (uiop:split-string string :separator ",") '(""))))
 
 (defun broken-conditions (conditions run)
-  "What of CONDITIONS, from PARSE-CONDITIONS, is so of RUN, which is a failure then: a list of lines
-that say which and what the figure is."
+  "Return the CONDITIONS, from PARSE-CONDITIONS, that are true of RUN, which is then a failure: a
+list of lines with each condition and its figure."
   (loop for bound in conditions
         for figure = (bound-figure bound)
         for value = (funcall (figure-reader figure) run)

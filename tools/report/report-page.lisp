@@ -11,7 +11,7 @@
 ;;; Intervals
 
 (defstruct (interval (:copier nil))
-  "What happened in some seconds of a run."
+  "The counts of some seconds of a run."
   (start 0 :type real :read-only t)     ; in seconds from the begin of the run
   (end 0 :type real :read-only t)       ; likewise
   (count 0 :type unsigned-byte :read-only t) ; calls that ended
@@ -49,9 +49,8 @@ any, since a round begins and ends within a second."
               append (intervals-of-one round start (max 1 (floor *columns* (length rounds))))))))
 
 (defun intervals-of-one (run begin columns)
-  "RUN, which begins after BEGIN seconds, in at most COLUMNS INTERVALs of the same length, but for
-the last, which ends with it. What is left at the end for less than a tenth of an interval belongs
-to the one before."
+  "RUN, which begins after BEGIN seconds, in at most COLUMNS INTERVALs of the same length, except
+the last, which ends with it. A rest of less than a tenth of an interval belongs to the one before."
   (let* ((rows (load:run-seconds run))
          (step (max 1 (ceiling (length rows) columns)))
          (seconds (* step (load:run-interval-seconds run)))
@@ -71,7 +70,7 @@ to the one before."
   (/ (+ (interval-start interval) (interval-end interval)) 2))
 
 (defun interval-rate (interval reader)
-  "What READER counts in INTERVAL, a second."
+  "READER's count in INTERVAL, per second."
   (/ (funcall reader interval) (- (interval-end interval) (interval-start interval))))
 
 (defun interval-time (interval)
@@ -494,8 +493,8 @@ that, until the answer is there (wait)."))))
 
 (defun warnings-of (run)
   (loop for text in (list (and (load:run-limited run)
-                               (format nil "What limited this run is not the server's speed ~
-                                            alone: ~A."
+                               (format nil "The server's speed was not the only limit of ~
+                                            this run: ~A."
                                        (string-right-trim "." (load:run-limited run))))
                           (and (under-way-words run)
                                (format nil "Not in the latencies: ~A, under way at the end."

@@ -1,4 +1,4 @@
-;;;; Reports as text: the summary, which begins as ghz's and goes on with what ghz does not know,
+;;;; Reports as text: the summary, which begins as ghz's and goes on with figures that ghz lacks,
 ;;;; the list of calls for spreadsheets, and the comparison of two runs.
 
 (in-package #:clgrpc.report)
@@ -110,7 +110,7 @@ that one slow call does not press all others into one, and the slowest."
                            collect (list (format nil "[~D]" count) (plain text)))
                      :left '(0 1)))))
 
-;;; What ghz does not know
+;;; Figures that ghz lacks
 
 (defun loop-words (run)
   (if (eq :open (load:run-loop-kind run))
@@ -144,7 +144,7 @@ that one slow call does not press all others into one, and the slowest."
                   (list "max" (page:duration-text (load:histogram-max histogram))))))
 
 (defun server-words (run)
-  "What the server counted itself of the calls of RUN, beside what the tool has seen."
+  "The server's own counts of the calls of RUN, beside the tool's."
   (flet ((figure (name) (cdr (assoc name (load:run-server run) :test #'string=))))
     (format nil "~D calls of the method~{, ~A ~A of ~A here~}, by its metrics' buckets"
             (figure "count")
@@ -176,13 +176,13 @@ that one slow call does not press all others into one, and the slowest."
   (and (plusp count) count))
 
 (defun load-facts (run)
-  "What there is to say of how RUN was made: lists (name text)."
+  "The rows about the making of RUN: lists (name text)."
   (remove nil
           (list (list "Target:" (format nil "~A ~A (~(~A~))" (load:run-target run)
                                         (load:run-method run)
                                         (substitute #\Space #\- (string (load:run-kind run)))))
                 (list "Loop:" (loop-words run))
-                ;; workers do not tell of connections made and of octets
+                ;; workers do not report connections made and octets
                 (list "Connections:" (format nil "~D asked for~@[, ~D made~]"
                                              (load:run-connections run)
                                              (given (load:run-connects run))))
@@ -275,7 +275,7 @@ that one slow call does not press all others into one, and the slowest."
   (string-downcase verdict))
 
 (defun write-comparisons (comparisons stream)
-  "Write COMPARISONS as a table, and what has changed in words."
+  "Write COMPARISONS as a table, and the changes in words."
   (write-columns stream
                  (cons '("" "before" "after" "difference" "noise" "")
                        (loop for comparison in comparisons

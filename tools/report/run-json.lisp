@@ -1,6 +1,6 @@
-;;;; A run as JSON: ghz's report, and all that is known of it beside under "clgrpc", from which
+;;;; A run as JSON: ghz's report, and all other data of the run under "clgrpc", from which
 ;;;; RUN-READER makes the run again. A histogram is an object with its exact count, sum, min and max
-;;;; and its buckets, pairs [least value in ns, count] of those that are not empty.
+;;;; and its buckets, pairs [least value in ns, count] of buckets that are not empty.
 
 (in-package #:clgrpc.report)
 
@@ -52,7 +52,7 @@
   (string-downcase keyword))
 
 (defun own-fields (run)
-  "What of RUN ghz's report has no place for, and what it has only in part."
+  "The data of RUN that ghz's report lacks, or has only in part."
   (append
    (object "version" 1
            "figures" (figures-json run)

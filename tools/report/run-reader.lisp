@@ -1,5 +1,5 @@
-;;;; Runs back from JSON: from our reports all that was known; from ghz's, which tell every call,
-;;;; what can be made of these. What is missing or of another type is told with its name.
+;;;; Runs back from JSON: from our reports all data; from ghz's, which list every call, the data
+;;;; that the calls give. An error names the member that is missing or of another type.
 
 (in-package #:clgrpc.report)
 
@@ -13,7 +13,7 @@
 
 (defun member-of (object name type &optional (default nil default-p))
   "The member NAME of the JSON OBJECT, which must be of the Lisp TYPE; DEFAULT, if that is given,
-where there is none or it is null, as Go writes what is empty."
+where there is none or it is null, as Go writes empty values."
   (let ((member (and (listp object) (assoc name object :test #'string=))))
     (cond ((and default-p (or (null member) (eq :null (cdr member)))) default)
           ((and member (typep (cdr member) type)) (cdr member))
@@ -66,17 +66,17 @@ where there is none or it is null, as Go writes what is empty."
   (multiple-value-bind (seconds ns) (protobuf:parse-timestamp-text text)
     (if (and seconds (<= 0 seconds))
         (+ ns (* +ns-per-second+ seconds))
-        (reject-run "~S is no time" text))))
+        (reject-run "~S is not a time" text))))
 
 (defun error-message (text status)
-  "The message of a call that ended with STATUS, of which TEXT is what ERROR-TEXT returned."
+  "The message of a call that ended with STATUS; TEXT is the value of ERROR-TEXT for it."
   (let ((prefix (error-text status "")))
     (if (uiop:string-prefix-p prefix text)
         (subseq text (length prefix))
         text)))
 
 (defun read-detail (json)
-  "The call that JSON, an element of ghz's details, tells of."
+  "The call in JSON, an element of ghz's details."
   (let ((latency (member-of json "latency" '(unsigned-byte 61)))
         (status (member-of json "status" 'string))
         (text (member-of json "timestamp" 'string nil)))
@@ -169,7 +169,7 @@ where there is none or it is null, as Go writes what is empty."
           when (zerop (mod i step)) collect sample)))
 
 (defun read-ghz-run (json)
-  "The run of JSON, a report of ghz's, from what it tells of each call."
+  "The run of JSON, a report of ghz's, from its list of calls."
   (let ((samples (vector-of #'read-detail json "details"))
         (latency (load:make-histogram)) (all (load:make-histogram))
         (by-status (make-hash-table :test 'equal))

@@ -43,14 +43,14 @@ and its standard error."
             (sqrt (float (+ (squared-error old) (squared-error new)) 1d0)))))
 
 (defconstant +simulated+ 20000 "How many comparisons without a change are simulated.")
-(defconstant +most-simulated-rounds+ 30 "More rounds than these have the quantile of so many.")
+(defconstant +most-simulated-rounds+ 30 "Greater numbers of rounds have the quantile of this one.")
 
 (defun normal-value (random)
   "A number of the standard normal distribution, by the state RANDOM."
   (* (sqrt (* -2 (log (- 1d0 (random 1d0 random))))) (cos (* 2 pi (random 1d0 random)))))
 
 (defun simulate-quantile (before after)
-  "What the absolute value of t is below in 99 of 100 comparisons of BEFORE and AFTER rounds if
+  "The bound of the absolute value of t in 99 of 100 comparisons of BEFORE and AFTER rounds if
 nothing has changed."
   (let ((random (sb-ext:seed-random-state 1))
         (values (make-array +simulated+ :element-type 'double-float)))

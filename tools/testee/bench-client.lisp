@@ -1,6 +1,6 @@
 ;;;; The command `bench-client`: the client as a load of GetFeature calls, in the three manners a
-;;;; program can wait for many answers, so that bench/run can measure what a call costs the caller.
-;;;; What it prints and how it is driven is the protocol of the command `load` of tests/peers.
+;;;; program can wait for many answers, so that bench/run can measure the cost of a call for the
+;;;; caller. Its output and its control follow the protocol of the command `load` of tests/peers.
 
 (in-package #:clgrpc.testee)
 
@@ -65,7 +65,7 @@
       (refuse "one, threads or async is wanted, not ~S" string)))
 
 (defun measure-calls (manner channel in-flight milliseconds)
-  "Call for MILLISECONDS and print what came of it as one line of JSON."
+  "Call for MILLISECONDS and print the results as one line of JSON."
   (let* ((cpu (get-internal-run-time))
          (begin (monotonic-ns))
          (end (+ begin (* milliseconds 1000000)))
@@ -89,8 +89,9 @@
       (in-flight "N" (integer-parser 1 10000) 100 "Calls at once, all on one connection.")
       (milliseconds "N" (integer-parser 1 3600000) 1000 "How long a measurement takes.")
       client-tls))
-    "Measure what calls cost the client, as the benchmarks do. Calls GetFeature; prints `ready` and
-then, for each line on standard input, a line of JSON with calls, CPU seconds and latencies."
+    "Measure the cost of calls for the client, as the benchmarks do. Calls GetFeature; prints
+`ready` and then, for each line on standard input, a line of JSON with calls, CPU seconds and
+latencies."
   (tune-collector)
   (grpc:with-channel (channel address
                       :credentials (client-credentials tls-ca tls-cert tls-key tls-name))

@@ -1,7 +1,7 @@
 ;;;; `testee connect-server`, `connect-gateway` and `connect-client`: the other end of the
 ;;;; ConnectRPC conformance suite, our server's and gateway's for all protocols, our client's for
 ;;;; gRPC. The runner says what to serve, or which calls to make, in messages on standard input,
-;;;; each behind its length in four octets, big-endian; answers go to standard output.
+;;;; each after its length in four octets, big-endian; answers go to standard output.
 
 (in-package #:clgrpc.testee)
 
@@ -34,7 +34,7 @@
   (:documentation "connectrpc.conformance.v1.ConformanceService."))
 
 (defun request-info (call requests)
-  "What CALL, a handler's, has brought, with REQUESTS, a list of messages."
+  "The request info of CALL, a handler's, with REQUESTS, a list of messages."
   (let ((seconds (grpc:time-remaining call)))
     (apply #'connect:make-conformance-payload.request-info
            :request-headers (metadata-headers (grpc:call-metadata call))
@@ -104,7 +104,8 @@
         (headers-metadata (connect:stream-response-definition-response-trailers definition))))
 
 (defun send-all (call definition requests make)
-  "Send what DEFINITION has, by MAKE, a constructor with a :payload; the first tells of REQUESTS."
+  "Send the responses of DEFINITION, by MAKE, a constructor with a :payload; the first describes
+REQUESTS."
   (let ((info (request-info call requests)))
     (loop for data across (connect:stream-response-definition-response-data definition)
           do (pause-ms (connect:stream-response-definition-response-delay-ms definition))
@@ -165,7 +166,8 @@
                  (when (plusp (length roots)) (list :roots (octets-string roots))))))
 
 (defun serialized-compat-response (server request credentials)
-  "The octets that tell the suite where SERVER, which REQUEST with CREDENTIALS has asked for, is."
+  "The octets that give the suite the address of SERVER, which REQUEST with CREDENTIALS has asked
+for."
   (let* ((address (grpc:server-address server))
          (colon (position #\: address :from-end t)))
     (grpc:serialize
@@ -201,7 +203,7 @@ told to end."
   (protobuf:parse-message 'connect:server-compat-request (read-framed input #'u32be)))
 
 (defun serve-connect-suite (input output)
-  "Serve what the one request on INPUT asks for."
+  "Serve as the one request on INPUT asks."
   (serve-for-suite (make-instance 'connect-service) (read-compat-request input) output))
 
 ;;; The gateway
@@ -240,8 +242,8 @@ suite starts one, or if that is nil of ours."
           (grpc:stop-server server :drain 0)))))
 
 (defun forward-for-connect-suite (input output)
-  "Serve what the one request on INPUT asks for by a gateway. The server that it calls is the
-program that the environment's CLGRPC_CONNECT_BEHIND names, or ours."
+  "Serve as the one request on INPUT asks, by a gateway. The server that it calls is the program
+that the environment's CLGRPC_CONNECT_BEHIND names, or ours."
   (call-with-server-behind
    (lambda (address)
      (grpc:with-channel (channel address)
@@ -268,7 +270,7 @@ program that the environment's CLGRPC_CONNECT_BEHIND names, or ours."
             (list :timeout (/ (connect:client-compat-request-timeout-ms request) 1000)))))
 
 (defstruct (trial (:copier nil))
-  "A call on its way: what has come of it, payloads the latest first."
+  "A call under way: its results so far, payloads the latest first."
   (request nil)
   (call nil)
   (payloads '())
@@ -281,7 +283,7 @@ program that the environment's CLGRPC_CONNECT_BEHIND names, or ours."
     (if cancel (connect:client-compat-request.cancel-cancel-timing cancel) (values nil nil))))
 
 (defun maybe-cancel (trial timing &optional count)
-  "Cancel the call of TRIAL if it is to be at TIMING, after COUNT responses if that is given."
+  "Cancel the call of TRIAL if it asks for that at TIMING, after COUNT responses if that is given."
   (multiple-value-bind (value case) (cancel-timing trial)
     (when (and (eq timing case) (or (null count) (= count value)))
       (when (eq timing :after-close-send-ms) (pause-ms value))
@@ -409,8 +411,8 @@ program that the environment's CLGRPC_CONNECT_BEHIND names, or ours."
          :error (connect:make-client-error-result :message (princ-to-string error)))))))
 
 (defun call-for-connect-suite (input output)
-  "Make the calls that the requests on INPUT describe, some at once, until it ends; say on OUTPUT
-what came of each."
+  "Make the calls that the requests on INPUT describe, some at once, until it ends; write the result
+of each to OUTPUT."
   (let ((lock (sb-thread:make-mutex))
         (free (sb-thread:make-semaphore :count 16))
         (threads '()))

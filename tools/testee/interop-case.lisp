@@ -236,7 +236,7 @@ if it does not pass."
    :request-cost (and cost `(("cost" . ,cost))) :utilization `(("util" . ,utilization))))
 
 (define-interop-case "orca_per_rpc" (channel)
-    "The server reports the load that it is told to report, in a trailer (gRFC A51)."
+    "The server reports the load that the request gives, in a trailer (gRFC A51)."
   (multiple-value-bind (reply call)
       (grpc.testing.test-service:unary-call
        channel (testing:make-simple-request
@@ -258,8 +258,8 @@ if it does not pass."
         until (grpc:message= expected report)))
 
 (define-interop-case "orca_oob" (channel)
-    "The server reports the load that it is told to report, on a stream of reports (gRFC A51). The
-document has a balancing policy subscribe to that stream; here the case itself does, on the same
+    "The server reports the load that the request gives, on a stream of reports (gRFC A51). In the
+document a balancing policy subscribes to that stream; here the case itself does, on the same
 channel."
   (grpc:with-call (reports (orca-methods:stream-core-metrics
                             channel (orca:make-orca-load-report-request
@@ -279,7 +279,7 @@ channel."
 ;;; Soak
 
 (defstruct (soak (:copier nil))
-  "What the flags of the cases of soak say; see the command interop-client."
+  "The flags of the cases of soak; see the command interop-client."
   (iterations 10)
   (threads 1)
   (max-failures 0)
@@ -309,7 +309,7 @@ channel."
          (<= (- (monotonic-ns) start) (* 1000000 (soak-max-latency-ms *soak*))))))
 
 (defun soak-on-thread (soak count call end)
-  "Have CALL make COUNT calls; return how many failed, or were not made before END, absolute
+  "Make COUNT calls by CALL; return how many failed, or were not made before END, absolute
 nanoseconds."
   (let ((*soak* soak)
         (pause-ns (* 1000000 (soak-pause-ms soak))))
@@ -320,7 +320,7 @@ nanoseconds."
                (when (plusp left) (sleep (/ left 1d9)))))))
 
 (defun soak (call)
-  "Have CALL make the calls that *SOAK* says; fail the case if too many of them fail."
+  "Make the calls of *SOAK* by CALL; fail the case if too many of them fail."
   (let* ((soak *soak*)
          (share (floor (soak-iterations soak) (soak-threads soak)))
          (end (+ (monotonic-ns) (* 1000000000 (soak-timeout-seconds soak))))

@@ -29,7 +29,7 @@
       (soak_max_failures "N" (integer-parser 0 1000000) 0
                          "How many of these calls may fail, or take too long.")
       (soak_per_iteration_max_acceptable_latency_ms
-       "MS" (integer-parser 1 1000000) 1000 "What is too long.")
+       "MS" (integer-parser 1 1000000) 1000 "The time after which an action is too slow.")
       (soak_overall_timeout_seconds "SECONDS" (integer-parser 1 1000000) 10
                                     "All of these calls must be over by then.")
       (soak_min_time_ms_between_rpcs "MS" (integer-parser 0 1000000) 0

@@ -5,14 +5,14 @@
 ;;;; UnimplementedCall and the caching cases have no handler.
 ;;;;
 ;;;; Calls with one reply never wait and run inline; the streaming ones sleep between messages when
-;;;; they are told to, and so are in the blocking style.
+;;;; requests ask for it, and so are in the blocking style.
 
 (in-package #:clgrpc.testee)
 
 (defclass interop-service (testing:test-service load-report-service)
   ((reporter :initform (sb-thread:make-mutex :name "clgrpc reporter") :reader service-reporter))
   (:documentation "grpc.testing.TestService and OpenRcaService; REPORTER is held by the call that
-sets what the latter reports."))
+sets the report of the latter."))
 
 (defparameter *interop-execution*
   '((grpc.testing.test-service:empty-call . :inline)
@@ -24,7 +24,7 @@ sets what the latter reports."))
     (orca-methods:stream-core-metrics . :inline))
   "Where the handlers of INTEROP-SERVICE run; see START-SERVER.")
 
-;;; What requests ask for besides messages
+;;; Requests for other things than messages
 
 (defun echo-metadata (call)
   "Send the metadata that the interop clients want back, as initial and as trailing metadata."
@@ -42,7 +42,7 @@ sets what the latter reports."))
                (testing:echo-status-message status))))
 
 (defun obey-compression (call wanted)
-  "Have CALL answer compressed if WANTED, a grpc.testing.BoolValue or nil, is true."
+  "Compress the answer of CALL if WANTED, a grpc.testing.BoolValue or nil, is true."
   (when (and wanted (testing:bool-value-value wanted))
     (setf (grpc:call-compression call) :gzip)))
 
@@ -56,7 +56,7 @@ nil, says."
                        (grpc:received-compressed-p call)))))
 
 (defun orca-load-report (report)
-  "The OrcaLoadReport that says what REPORT, a grpc.testing.TestOrcaReport, does."
+  "The OrcaLoadReport with the contents of REPORT, a grpc.testing.TestOrcaReport."
   (xds.data.orca.v3:make-orca-load-report
    :cpu-utilization (testing:test-orca-report-cpu-utilization report)
    :mem-utilization (testing:test-orca-report-memory-utilization report)
@@ -83,7 +83,7 @@ nil, says."
     (sb-thread:wait-on-semaphore cancelled :timeout seconds)))
 
 (defun send-responses (call request)
-  "Send what the grpc.testing.StreamingOutputCallRequest REQUEST asks for."
+  "Send the responses that REQUEST, a grpc.testing.StreamingOutputCallRequest, asks for."
   (map nil (lambda (parameters)
              (let ((interval-us (testing:response-parameters-interval-us parameters)))
                (when (plusp interval-us) (pause call (/ interval-us 1000000))))

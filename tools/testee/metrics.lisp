@@ -1,7 +1,7 @@
-;;;; `testee metrics`: both ends of calls, measured, for a runner that compares what Prometheus says
-;;;; of them with what it says of another gRPC. It serves grpc.testing.TestService, and makes calls
-;;;; as `testee policy` does (policy-client.lisp), all counted in one metrics object. It prints
-;;;; where it listens and where the metrics are.
+;;;; `testee metrics`: both ends of calls, measured, for a runner that compares their metrics for
+;;;; Prometheus with those of another gRPC. It serves grpc.testing.TestService, and makes calls as
+;;;; `testee policy` does (policy-client.lisp), all counted in one metrics object. It prints where
+;;;; it listens and where the metrics are.
 (in-package #:clgrpc.testee)
 
 (defun metadata-integer (call name)
@@ -23,7 +23,7 @@ certain."
     (funcall next request)))
 
 (defun be-measured (input output)
-  "Serve, and do what the lines of the stream INPUT ask for until it ends, as BE-DRIVEN does."
+  "Serve, and do the ops in the lines of the stream INPUT until it ends, as BE-DRIVEN does."
   (let ((metrics (grpc:make-metrics :enable '("grpc.subchannel" "grpc.lb.wrr")
                                     :optional-labels '("grpc.disconnect_error"))))
     (program:call-with-metrics-page

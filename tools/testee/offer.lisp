@@ -1,4 +1,4 @@
-;;;; What `serve` offers beside the examples.
+;;;; The services of `serve` beside the examples.
 
 (in-package #:clgrpc.testee)
 

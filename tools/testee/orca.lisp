@@ -1,15 +1,15 @@
-;;;; xds.service.orca.v3.OpenRcaService (gRFC A51), as the interoperability tests want it: what the
-;;;; server says of its load is what it was told to say.
+;;;; xds.service.orca.v3.OpenRcaService (gRFC A51), as the interoperability tests want it: the
+;;;; server reports the load that calls have given it.
 ;;;;
 ;;;; A subscriber holds no thread: a timer of its call sends the report of the moment, and none if
-;;;; there is no room, so nothing is queued for one who does not read. A report is never changed,
-;;;; but replaced. LOCK guards the subscribers and orders reports before their end when the server
-;;;; stops; nothing waits while it is held.
+;;;; there is no room, so nothing is queued for a subscriber that does not read. A report is never
+;;;; changed, but replaced. LOCK guards the subscribers and orders reports before their end when the
+;;;; server stops; nothing waits while it is held.
 
 (in-package #:clgrpc.testee)
 
 (defconstant +min-report-interval+ 1/10
-  "The shortest time between two reports of a stream, in seconds; also what there is if the request
+  "The shortest time between two reports of a stream, in seconds; also the default if the request
 names none.")
 
 (defconstant +max-report-interval+ 3600

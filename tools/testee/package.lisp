@@ -1,6 +1,6 @@
-;;;; What test peers need beside the command `clgrpc`: the services and clients of interoperability
-;;;; tests and of benchmarks, and the programs that public conformance suites judge.
-;;;; bin/clgrpc-testee is the command with these.
+;;;; The parts of test peers beside the command `clgrpc`: the services and clients of
+;;;; interoperability tests and of benchmarks, and the programs that public conformance suites
+;;;; judge. bin/clgrpc-testee is the command with these.
 
 (defpackage #:clgrpc.testee
   (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.command)

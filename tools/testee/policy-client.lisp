@@ -1,6 +1,6 @@
 ;;;; `testee policy`: a client that a runner drives through scenarios of names, addresses, service
 ;;;; configs, retries, hedging, balancing and limits. It reads a JSON object a line, an op with its
-;;;; number, and writes another for each: what came of it. Many ops are under way at once, each on a
+;;;; number, and writes another for each: its result. Many ops are under way at once, each on a
 ;;;; thread of its own. The RPCs are those of grpc.testing.TestService.
 
 (in-package #:clgrpc.testee)
@@ -15,7 +15,7 @@
   (:documentation "An op asks for TEXT, which there is not here."))
 
 (defstruct (policy-runner (:copier nil))
-  "A runner, as the testee has it."
+  "A runner, from the testee's side."
   (output nil :type (or null stream) :read-only t) ; of octets, to it
   (observer nil :read-only t)           ; of the channels that it makes, or nil
   (lock (sb-thread:make-mutex :name "clgrpc lab") :read-only t) ; of OUTPUT and CHANNELS
@@ -25,7 +25,7 @@
 ;;; Ops, alists as PARSE-JSON makes them
 
 (defun op-value (op name &optional default)
-  "What OP has as NAME; DEFAULT if that is null or not there."
+  "The value of NAME in OP; DEFAULT if that is null or absent."
   (let ((value (cdr (assoc name op :test #'string=))))
     (if (member value '(nil :null)) default value)))
 
@@ -63,8 +63,7 @@
     ("keepaliveWithoutCalls" :keepalive-without-calls boolean)
     ("maxConcurrentRequests" :max-concurrent-requests count)
     ("maxConnectionsPerSubchannelLimit" :max-connections-per-subchannel count))
-  "The options of channels in ops, the rows of the options table they are, and what their values
-are.")
+  "The options of channels in ops, their rows of the options table, and the types of their values.")
 
 (defun policy-runner-option (options name row kind)
   "The option NAME, the row ROW of KIND, of the object OPTIONS as a plist; empty if it is not
@@ -87,7 +86,7 @@ there."
         (config (op-value op "serviceConfig")))
     (append (loop for (name row kind) in *policy-runner-options*
                   append (policy-runner-option options name row kind))
-            ;; off unless an op says otherwise, as the protocol has it
+            ;; off by default, as in the protocol
             '(:keepalive-seconds 0)
             (when config (list :service-config (write-json config))))))
 
@@ -112,7 +111,7 @@ there."
   (substitute #\_ #\- (symbol-name state)))
 
 (defun connect-policy-runner-channel (channel)
-  "Have CHANNEL leave :idle, without waiting for what comes of it."
+  "Make CHANNEL leave :idle, without waiting for the result."
   (handler-case (grpc:ensure-connected channel :timeout 0)
     (grpc:rpc-error () nil))
   '(("ok" . :true)))
@@ -163,7 +162,7 @@ it, cancel CALL and put the RPC-ERROR into the car of REFUSAL."
             do (when (> rest 1) (pause-ms (op-integer op "intervalMs" 0)))
             finally (grpc:close-send call))
     (grpc:rpc-error (error)
-      ;; who receives sees how a call has ended
+      ;; the receiver sees the status of a call
       (unless (grpc:call-status call)
         (setf (car refusal) error)
         (grpc:cancel call)))))
@@ -235,7 +234,7 @@ for SEND-POLICY-RUNNER-REQUESTS."
     (nreverse object)))
 
 (defun policy-runner-result (call code message received started-ns)
-  "What is said of CALL, nil if there was none, that ended so."
+  "The answer about CALL, nil if there was none, that ended so."
   (let* ((headers (and call (grpc:call-metadata call)))
          (trailers (and call (grpc:call-trailers call)))
          (backend (or (first-value "x-backend" headers) (first-value "x-backend" trailers))))
@@ -284,7 +283,7 @@ for SEND-POLICY-RUNNER-REQUESTS."
         (if known (incf (cdr known)) (push (cons value 1) counts))))))
 
 (defun policy-runner-summary (results)
-  "What is said of the calls that had RESULTS."
+  "The answer about the calls that had RESULTS."
   (let* ((times (sort (map 'vector (lambda (result) (op-value result "elapsedMs")) results) #'<))
          (count (length times)))
     (flet ((share (numerator denominator)
@@ -327,7 +326,7 @@ for SEND-POLICY-RUNNER-REQUESTS."
 ;;; Answers
 
 (defun perform-op (policy-runner op)
-  "Do what OP asks for; return what is said of it."
+  "Do OP; return its answer."
   (let ((name (op-value op "op" "")))
     (flet ((op-p (known) (string= name known))
            (channel () (policy-runner-channel policy-runner op)))
@@ -342,7 +341,7 @@ for SEND-POLICY-RUNNER-REQUESTS."
             (t (error 'unsupported-op :text name))))))
 
 (defun tell (policy-runner op answer)
-  "Tell the runner of POLICY-RUNNER that ANSWER, an object, has come of OP."
+  "Send ANSWER, an object, the result of OP, to the runner of POLICY-RUNNER."
   (let ((line (string-octets
                (format nil "~A~%" (write-json (acons "id" (op-value op "id" :null) answer))))))
     (sb-thread:with-mutex ((policy-runner-lock policy-runner))
@@ -350,7 +349,7 @@ for SEND-POLICY-RUNNER-REQUESTS."
       (finish-output (policy-runner-output policy-runner)))))
 
 (defun answer-op (policy-runner op)
-  "Do what OP asks for and tell the runner of POLICY-RUNNER what came of it."
+  "Do OP and send its result to the runner of POLICY-RUNNER."
   (tell policy-runner op (handler-case (perform-op policy-runner op)
                            (unsupported-op (condition)
                              `(("unsupported" . :true) ("error" . ,(princ-to-string condition))))
@@ -380,8 +379,8 @@ for SEND-POLICY-RUNNER-REQUESTS."
                               nil)))))
 
 (defun be-driven (input output &key observer)
-  "Do what the lines of the stream INPUT ask for until it ends; say on the stream OUTPUT what came
-of each. OBSERVER is that of the channels, or nil."
+  "Do the ops in the lines of the stream INPUT until it ends; write the result of each to the stream
+OUTPUT. OBSERVER is that of the channels, or nil."
   (loop with policy-runner = (make-policy-runner :output output :observer observer)
         for line = (read-op-line input)
         while line

@@ -1,4 +1,4 @@
-;;;; SHA-256 (FIPS 180-4), by which the web lab compares what it has sent with what came.
+;;;; SHA-256 (FIPS 180-4), by which the web lab compares sent and received octets.
 
 (in-package #:clgrpc.testee)
 

@@ -1,6 +1,6 @@
-;;;; `storm-client`: calls at a fixed rate, whatever becomes of them, for scripts/storm, which has
-;;;; servers die meanwhile. The latency of a call counts from when it was due, so that a client that
-;;;; comes too late hides nothing.
+;;;; `storm-client`: calls at a fixed rate, independent of earlier ones, for scripts/storm, which
+;;;; kills servers meanwhile. The latency of a call counts from when it was due, so that a client
+;;;; that comes too late hides nothing.
 
 (in-package #:clgrpc.testee)
 
@@ -9,12 +9,12 @@
 (defconstant +most-told-failures+ 20 "How many failures are reported singly.")
 
 (defstruct (storm (:copier nil))
-  "What has become of the calls so far."
+  "The outcomes of the calls so far."
   (lock (sb-thread:make-mutex :name "clgrpc storm") :read-only t) ; of all else
   (begin-ns 0 :type nanoseconds :read-only t) ; when the first call was due
   (begun 0 :type index)                 ; calls
   (ended 0 :type index)                 ; of them
-  (latencies (load:make-histogram) :type load:histogram :read-only t) ; of those that ended well
+  (latencies (load:make-histogram) :type load:histogram :read-only t) ; of successful calls
   (statuses '() :type list)             ; an alist from status to count
   (failures '() :type list))            ; (due-ns ended-ns text), latest first
 
@@ -66,8 +66,8 @@ seconds longer than that at most. Return a STORM."
     storm))
 
 (defun told-failures (storm failures)
-  "What is said of FAILURES, in the order in which they were due, one by one: when each was due and
-ended, in seconds since STORM began, and the error."
+  "The data of FAILURES one by one, in the order of their due times: the due time and the end of
+each, in seconds since STORM began, and the error."
   (flet ((seconds (ns) (float (ns-seconds (- ns (storm-begin-ns storm))) 1d0)))
     (coerce (loop for (due ended text) in failures
                   repeat +most-told-failures+
@@ -75,8 +75,8 @@ ended, in seconds since STORM began, and the error."
             'vector)))
 
 (defun storm-report (storm cpu-seconds grace)
-  "What has come of STORM, as JSON data. Among its failures are counted those that were due later
-than GRACE seconds after the first was known."
+  "The results of STORM, as JSON data. Failures that were due later than GRACE seconds after the
+first was known are counted apart."
   (let* ((failures (sort (copy-list (storm-failures storm)) #'< :key #'first))
          (known-ns (reduce #'min failures :key #'second :initial-value most-positive-fixnum)))
     (flet ((milliseconds (share) (/ (load:histogram-quantile (storm-latencies storm) share) 1d6)))
@@ -100,15 +100,15 @@ than GRACE seconds after the first was known."
       (seconds "DURATION" #'parse-seconds 30 "For how long.")
       (timeout "DURATION" #'parse-seconds 2 "The time-out of each call.")
       (keepalive "DURATION" #'parse-seconds nil
-                 "Ask a server that is silent for so long whether it is there, and give it up
-      after as long again.")
+                 "Ping a server after this time of silence, and give it up after the same time
+again.")
       (grace "DURATION" #'parse-seconds 1/10
              "Calls that fail and were due later than this after the first failure was known are
       counted.")
       balancing-options client-tls))
-    "Begin calls at a fixed rate, whatever becomes of them. Prints `ready` once the first has been
-answered, and at the end a line of JSON with how they ended, when those that failed were due, and
-latencies from when each was due."
+    "Begin calls at a fixed rate, independent of earlier ones. Prints `ready` once the first has
+been answered, and at the end a line of JSON with how they ended, when those that failed were due,
+and latencies from when each was due."
   (tune-collector)
   (let ((channel (apply #'grpc:make-channel address
                         :credentials (client-credentials tls-ca tls-cert tls-key tls-name)

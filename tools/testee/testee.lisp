@@ -18,7 +18,7 @@ end."
         octets))))
 
 (defun write-framed (octets stream writer)
-  "Write OCTETS to STREAM behind their length, which WRITER puts into four."
+  "Write OCTETS to STREAM after their length, which WRITER puts into four octets."
   (let ((head (make-octets 4)))
     (funcall writer (length octets) head 0)
     (write-sequence head stream)
@@ -94,8 +94,8 @@ end."
             (lambda (name)
               (or (cdr (assoc name *testees* :test #'string=))
                   (refuse "there is no ~S, only ~{~A~^, ~}" name (mapcar #'car *testees*))))
-            "What to be: protobuf, connect-server, connect-gateway, connect-client, policy,
-metrics or transcode."))
+            "The role to play: protobuf, connect-server, connect-gateway, connect-client, policy,
+      metrics or transcode."))
      ())
     "Be judged by a public conformance suite on standard input and output. `make conformance`
 fetches and runs the suites."

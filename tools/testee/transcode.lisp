@@ -1,18 +1,19 @@
 ;;;; `testee transcode`: a server of the web lab's services (proto/lab/web/v1/lab.proto) over gRPC,
-;;;; gRPC-Web, Connect and REST on one port, for scenarios that look at what comes back. Every
-;;;; handler tells what it got. From the environment: LAB_ORIGIN, whose pages may call; LAB_CERT and
-;;;; LAB_KEY, PEM files for TLS.
+;;;; gRPC-Web, Connect and REST on one port, for scenarios that look at responses. Every handler
+;;;; reports the request that it got. From the environment: LAB_ORIGIN, whose pages may call;
+;;;; LAB_CERT and LAB_KEY, PEM files for TLS.
 
 (in-package #:clgrpc.testee)
 
 (defclass web-echo (lab:echo-service) ()
   (:documentation "All methods answer with their name and their request as it was bound."))
-(defclass web-errors (lab:error-service) () (:documentation "Ends as it is told."))
+(defclass web-errors (lab:error-service) () (:documentation "Ends as the request asks."))
 (defclass web-streams (lab:stream-service) () (:documentation "Counts, collects and chats."))
 (defclass web-bodies (lab:body-service) ()
   (:documentation "Takes and gives bodies that are not JSON."))
 (defclass web-metadata (lab:meta-service) ()
-  (:documentation "Tells what metadata and deadline came, and whether sleepers were cancelled."))
+  (:documentation "Reports the received metadata and deadline, and whether sleepers were
+cancelled."))
 (defclass web-perf (lab:perf-service) () (:documentation "Answers its request."))
 
 ;;; Echoes
@@ -55,7 +56,7 @@
                 :value (octets-of 8 1)))))))
 
 (defun lab-status (code)
-  "What FAIL takes for CODE, an integer."
+  "The status for FAIL that CODE, an integer, means."
   (if (typep code 'status:unnamed-code) code (grpc:code-status code)))
 
 (defmethod lab-errors-methods:fail ((service web-errors) request &key call)
@@ -100,7 +101,7 @@
 ;;; Bodies
 
 (defun upload-reply (name types datas)
-  "What came as NAME in messages with TYPES and DATAS, lists."
+  "The part NAME of messages with TYPES and DATAS, lists."
   (let ((all (apply #'concatenate 'octets datas)))
     (lab:make-upload-reply :name name :content-type (or (find "" types :test-not #'string=) "")
                            :size (length all) :sha256 (sha256 all) :messages (length datas))))
@@ -166,7 +167,7 @@
                                   value)))))
 
 (defun shown-metadata (call)
-  "The metadata of CALL that is told of, with the values of one key joined."
+  "The reported metadata of CALL, with the values of one key joined."
   (let ((shown '()))
     (loop for (key . value) in (grpc:call-metadata call)
           when (or (eql 0 (search "x-" key)) (string= "authorization" key))

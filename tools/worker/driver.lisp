@@ -1,5 +1,5 @@
 ;;;; The other side of worker-command.lisp: several workers of gRPC's benchmarks, ours or another
-;;;; implementation's, are told to call one server, and what they measure becomes one RUN.
+;;;; implementation's, get the order to call one server, and their measurements become one RUN.
 
 (in-package #:clgrpc.tools)
 
@@ -8,7 +8,7 @@
 (defconstant +driver-patience-seconds+ 20 "How long a worker may take to answer.")
 
 (defun share (whole count i)
-  "The part of WHOLE that the one with number I of COUNT has, if all have alike."
+  "The part of WHOLE for the worker number I of COUNT, if all get equal parts."
   (- (floor (* whole (1+ i)) count) (floor (* whole i) count)))
 
 (defun worker-config (target i count &key streaming rate connections concurrency request-size
@@ -33,7 +33,7 @@
                                                       :max-possible 60d9))))
 
 (defun data-histogram (data)
-  "The histogram that DATA, HistogramData of a worker of ours to drive, tells of."
+  "The histogram of DATA, HistogramData of a worker."
   (load:restore-histogram
    (loop for count across (testing:histogram-data-bucket data)
          for bucket from 0
@@ -59,7 +59,7 @@
                               calls)))
 
 (defun merged-results (stats)
-  "What calls ended with, by all of STATS: an alist from the number of a status to how many."
+  "The statuses of calls, by all of STATS: an alist from the number of a status to a count."
   (let ((counts '()))
     (dolist (one stats counts)
       (map nil (lambda (result)
@@ -71,7 +71,7 @@
            (testing:client-stats-request-results one)))))
 
 (defun stats-row (stats)
-  "A row of a RUN of what workers told at once, STATS."
+  "A row of a RUN, from STATS, which workers have reported at one time."
   (let* ((latency (load:merge-histograms (mapcar (lambda (one)
                                                    (data-histogram
                                                     (testing:client-stats-latencies one)))
@@ -131,12 +131,12 @@
 (defun drive-workers (addresses target &key streaming rate (connections 1) (concurrency 50)
                                          (seconds 10) (warm-up-seconds 1) (request-size 0)
                                          (response-size 0) (progress (constantly nil)))
-  "Have the workers at ADDRESSES call grpc.testing.BenchmarkService at TARGET together for SECONDS,
-a positive integer, after WARM-UP-SECONDS: UnaryCall, or round trips of StreamingCall if STREAMING
-is true; RATE a second at random times, or, if that is nil, CONCURRENCY at once, one behind the
-other, on CONNECTIONS in all. PROGRESS is called with the number of each second that has passed.
-Return a RUN, whose CPU time is that of all workers; if the user interrupts, of what was done by
-then. Signal RPC-ERRORs of the workers."
+  "Let the workers at ADDRESSES call grpc.testing.BenchmarkService at TARGET together for SECONDS, a
+positive integer, after WARM-UP-SECONDS: UnaryCall, or round trips of StreamingCall if STREAMING is
+true; RATE a second at random times, or, if that is nil, CONCURRENCY at once, each followed by the
+next, on CONNECTIONS in all. PROGRESS is called with the number of each second that has passed.
+Return a RUN, whose CPU time is that of all workers; if the user interrupts, it is of the finished
+part. Signal RPC-ERRORs of the workers."
   (let ((count (length addresses)) (channels '()) (calls '()))
     (unwind-protect
          (flet ((begin (address)

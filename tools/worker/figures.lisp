@@ -1,10 +1,10 @@
-;;;; What a worker of gRPC's benchmarks tells of itself: times, and latencies in the buckets that
-;;;; its driver wants.
+;;;; The figures of a worker of gRPC's benchmarks: times, and latencies in the buckets that its
+;;;; driver wants.
 
 (in-package #:clgrpc.tools)
 
 (defstruct (clock-reading (:copier nil) (:conc-name reading-))
-  "What the clocks said at once."
+  "The times of the clocks at one moment."
   (ns (monotonic-ns) :type nanoseconds)  ; the time
   (user-us 0 :type unsigned-byte)        ; microseconds of CPU of this process in user mode
   (system-us 0 :type unsigned-byte)      ; in the kernel
@@ -20,8 +20,8 @@
                           :total-ticks (or total 0) :idle-ticks (or idle 0)))))
 
 (defun times-since (begin now)
-  "The keyword arguments of MAKE-CLIENT-STATS and MAKE-SERVER-STATS that say what passed between
-BEGIN and NOW, readings."
+  "The keyword arguments of MAKE-CLIENT-STATS and MAKE-SERVER-STATS for the time between BEGIN and
+NOW, readings."
   (flet ((seconds (reader unit)
            (/ (- (funcall reader now) (funcall reader begin)) (float unit 1d0))))
     (list :time-elapsed (seconds #'reading-ns +ns-per-second+)

@@ -1,28 +1,28 @@
-;;;; The client that a worker of gRPC's benchmarks is: calls of BenchmarkService on several
-;;;; channels, one behind the other or at random times, by callbacks on the channels' loops.
+;;;; The client of a worker of gRPC's benchmarks: calls of BenchmarkService on several channels, one
+;;;; after the other or at random times, by callbacks on the channels' loops.
 
 (in-package #:clgrpc.tools)
 
 (defconstant +most-worker-channels+ 1000 "How many channels a driver may ask for.")
 (defconstant +most-worker-calls+ 100000 "How many calls at once on all of them.")
 (defconstant +most-behind+ 20000
-  "How many calls of an open loop may be under way; what is due beyond is not made.")
+  "How many calls of an open loop may be under way; a call that is due beyond is not made.")
 
 (defstruct (worker-channel (:copier nil))
-  "A channel of a worker's client, and what its calls have come to."
+  "A channel of a worker's client, and the results of its calls."
   (channel nil :type grpc:channel :read-only t) ; that the calls are made on
-  (lock (sb-thread:make-mutex :name "clgrpc worker") :read-only t) ; of what follows
+  (lock (sb-thread:make-mutex :name "clgrpc worker") :read-only t) ; of the slots below
   (latencies (load:make-histogram) :type load:histogram) ; of calls that ended well, or round trips
   (results '() :type list)              ; an alist from the numbers of statuses to how many calls
   (running 0 :type fixnum))             ; calls under way, of an open loop
 
 (defstruct (load-client (:copier nil))
   "The client of a worker."
-  (config nil :type testing:client-config :read-only t) ; what it was told to do
+  (config nil :type testing:client-config :read-only t) ; the driver's settings
   (worker-channels '() :type list)      ; its channels
   (begin (read-clocks) :type clock-reading) ; since when it counts
   (stopped nil :type boolean)           ; whether it begins no more calls
-  (pacer nil :type (or null sb-thread:thread))) ; who begins the calls of an open loop
+  (pacer nil :type (or null sb-thread:thread))) ; the thread that begins the calls of an open loop
 
 (defun request-of (config)
   "The request that CONFIG, a ClientConfig, wants to be made."
@@ -119,11 +119,11 @@ stopped. Latencies count from when a call was due."
 computed with."
   (let ((rate (testing:poisson-params-offered-load poisson)))
     (unless (and (finite-p rate) (plusp rate))
-      (grpc:fail :invalid-argument "offered_load is to be positive and finite."))
+      (grpc:fail :invalid-argument "offered_load must be positive and finite."))
     (clamp rate 1d-3 1d9)))
 
 (defun begin-calls (client)
-  "Begin what CLIENT was told to do."
+  "Begin the calls of CLIENT's settings."
   (let* ((config (load-client-config client))
          (request (request-of config))
          (load (testing:client-config-load-params config))
@@ -144,7 +144,7 @@ computed with."
                           "There are unary calls, and round trips in a closed loop."))))))
 
 (defun start-load-client (config credentials)
-  "A LOAD-CLIENT that does what CONFIG says, over TLS if that is wanted, by CREDENTIALS."
+  "A LOAD-CLIENT with the settings of CONFIG, over TLS if CONFIG asks for it, by CREDENTIALS."
   (let ((targets (testing:client-config-server-targets config))
         (channels (max 1 (testing:client-config-client-channels config)))
         (client (make-load-client :config config)))
@@ -163,7 +163,7 @@ computed with."
     client))
 
 (defun stop-load-client (client)
-  "Have CLIENT begin no more calls, and end those under way."
+  "Stop CLIENT: it begins no more calls, and ends those under way."
   (setf (load-client-stopped client) t)
   (dolist (worker-channel (load-client-worker-channels client))
     (grpc:close-channel (worker-channel-channel worker-channel)))

@@ -1,6 +1,6 @@
-;;;; What the page of workflows is and asks for: answers of the service, in the JSON of Protocol
-;;;; Buffers, to requests in the same. Every viewer of the console may read them; inputs and
-;;;; results are not among them.
+;;;; The page of workflows and its requests: it gets answers of the service, in the JSON of Protocol
+;;;; Buffers, to requests in the same. Every viewer of the console may read them; inputs and results
+;;;; are not among them.
 
 (in-package #:clgrpc.workflow-console)
 
@@ -23,7 +23,7 @@
   (protobuf:parse-json-message type (or (exchange:http-request-parameter request "request") "{}")))
 
 (defun call-service (service request what)
-  "What SERVICE answers to REQUEST for WHAT, a message; nil if there is no such thing."
+  "The answer of SERVICE to REQUEST for WHAT, a message; nil if there is no such thing."
   (flet ((ask (stub message) (values (funcall stub service message :timeout +call-seconds+))))
     (alexandria:switch (what :test #'string=)
       ("list" (ask #'methods:list (asked-for request 'pb:list-request)))
@@ -43,7 +43,7 @@
             (if message
                 (console:send-json (protobuf:message-json message))
                 (console:refuse 404 "The page of workflows has no such part.")))
-        (protobuf:protobuf-error () (console:refuse 400 "The request is no message in JSON."))
+        (protobuf:protobuf-error () (console:refuse 400 "The request is not a message in JSON."))
         (status:rpc-error (condition)
           (console:refuse (http-status-of condition) (status:rpc-error-message condition))))))
 

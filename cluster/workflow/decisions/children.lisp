@@ -1,24 +1,25 @@
 ;;;; Children: workflows that a step starts. It forks: all of them are begun; and joins: it is done
 ;;;; when all have ended. These are decisions as those in decision.lisp, which know no store.
 ;;;;
-;;;; 1. When the step comes under way it is :starting, which is an errand of a node.
+;;;; 1. When the step comes under way it is :starting, which is an errand for a node.
 ;;;; 2. The node begins the next of the children and notes it in the parent, in one transaction; so
 ;;;;    each is begun once, and none after the parent has ended. When all are, the step is :joining.
-;;;; 3. The end of a child is an errand: its parent is told. The parent notes each child's end once,
-;;;;    with a copy of its result. The last one makes the result of the step of all of them.
+;;;; 3. The end of a child is an errand: it is reported to the parent. The parent notes each child's
+;;;;    end once, with a copy of its result. The last one makes the result of the step of all of
+;;;;    them.
 ;;;; 4. The end of a parent that has children is an errand: they are cancelled, unless they are to
 ;;;;    be abandoned.
 ;;;;
 ;;;; An id may be used again, and an errand of a former workflow of it may come late. So child and
 ;;;; parent know the child's origin: the revision at which the state of the parent had come to be
-;;;; that has started it. Every later workflow of the parent's id has later ones.
+;;;; that has started it. Every later workflow of the parent's id has later revisions.
 ;;;;
-;;;; What the children are to do is not in the state but in a payload, children/STEP; what one has
-;;;; brought is child/STEP/INDEX until the step is done.
+;;;; The children's steps are not in the state but in a payload, children/STEP; the result of one is
+;;;; child/STEP/INDEX until the step is done.
 
 (in-package #:clgrpc.workflow)
 
-;;; What is asked for
+;;; Requests
 
 (defun state-depth (state)
   "How many parents the workflow of STATE has, one above the other."
@@ -48,15 +49,15 @@ too long."
   (check-name (format nil "~A.~D.~D" id number place) "the id of a child"))
 
 (defun children-key (state number)
-  "The key of what the children of the step NUMBER of STATE are to do."
+  "The key of the definitions of the children of the step NUMBER of STATE."
   (payload-key state (format nil "children/~D" number)))
 
 (defun child-key (state number place)
-  "The key of what the child at PLACE of the step NUMBER of STATE has brought."
+  "The key of the result of the child at PLACE of the step NUMBER of STATE."
   (payload-key state (format nil "child/~D/~D" number place)))
 
 (defun keep-children (draft step)
-  "What the children of STEP, a new StepState, are to do goes with DRAFT as a payload."
+  "Move the definitions of the children of STEP, a new StepState, into a payload of DRAFT."
   (let* ((state (draft-state draft)) (definition (pb:step-state-step step))
          (children (pb:step-children definition)) (number (pb:step-state-number step))
          (count (length (pb:children-children children))))
@@ -80,7 +81,7 @@ too long."
 
 (defun child-draft (state origin child place input now limits)
   "The finished draft of CHILD, a Child, at PLACE of the step that STATE, of the revision ORIGIN, is
-at. INPUT, octets, is what it gets unless it has one of its own."
+at. INPUT, octets, is its input unless it has one of its own."
   (let ((number (pb:step-state-number (state-step state))) (id (pb:workflow-state-id state)))
     (finish-draft
      (begin-workflow
@@ -128,7 +129,7 @@ its parent's id, and has ended."
   "That a child has ended."
   (place 0 :type (integer 0) :read-only t) ; of the child in its step
   (origin 0 :type (integer 0) :read-only t) ; of the child
-  (result nil :type pb:child-result :read-only t)) ; what it has brought
+  (result nil :type pb:child-result :read-only t)) ; its result
 
 (declaim (sb-ext:freeze-type child-end))
 
@@ -188,8 +189,8 @@ length in front."
     (advance draft)))
 
 (defun note-child-ends (draft number ends former)
-  "Children of the step NUMBER have ended: ENDS are CHILD-ENDs. If all have by that, FORMER is an
-alist of places and ChildResults of those whose ends were noted before."
+  "Children of the step NUMBER have ended: ENDS are CHILD-ENDs. If these are the last, FORMER is an
+alist of places and ChildResults of the children whose ends were noted before."
   (let* ((state (draft-state draft)) (limits (draft-limits draft))
          (joined (joined-by-p state number ends)) (ends (ends-to-note state number ends)))
     (when ends
@@ -222,8 +223,8 @@ alist of places and ChildResults of those whose ends were noted before."
          step)))
 
 (defun end-errands (draft)
-  "What nodes are to do because DRAFT ends its workflow: an alist of names of errands and texts that
-say what of, so that it can be done when the workflow is deleted."
+  "The errands of nodes that arise because DRAFT ends its workflow: an alist of their names and of
+texts with all that they need, so that they can be done when the workflow is deleted."
   (let* ((state (draft-state draft)) (old (draft-old draft))
          (parent (pb:workflow-state-parent state))
          (left (children-left state)))

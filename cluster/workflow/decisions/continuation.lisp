@@ -1,9 +1,9 @@
 ;;;; Continuations: a workflow begins again, as its next run, under the same id, so that it may live
-;;;; for ever though a run has so many steps and changes at most. The decision is one of those in
+;;;; for ever though the steps and changes of a run are limited. The decision is one of those in
 ;;;; decision.lisp: it knows no store.
 ;;;;
-;;;; Fences, and the numbers of steps and changes, go on, so what is of an earlier run is never
-;;;; mistaken for what is of this one. Payloads of a run have its number in their keys; those of the
+;;;; Fences, and the numbers of steps and changes, go on, so data of an earlier run are never
+;;;; mistaken for those of this one. Payloads of a run have its number in their keys; those of the
 ;;;; run before go in the transaction that begins the next one, and so does its history. Signals
 ;;;; stay: those for which no step has waited yet, and all others of the last eight runs that were
 ;;;; given any, so that the same signal sent again counts once.
@@ -34,8 +34,8 @@
         (parse-integer key :end (position #\/ key)))))
 
 (defun drop-run (draft)
-  "What is left of the run of DRAFT that ends goes, but for its signals. Those of runs long before
-it go unless a step may wait for one of them."
+  "Remove the rest of the run of DRAFT that ends, except its signals. Signals of runs long before it
+go, too, unless a step may wait for one of them."
   (let* ((state (draft-state draft)) (id (pb:workflow-state-id state))
          (run (pb:workflow-state-run state))
          (waiting (map 'list #'run-of-signal (pb:workflow-state-signals state)))

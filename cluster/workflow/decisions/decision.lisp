@@ -1,22 +1,22 @@
-;;;; What a state and an event make. Each of these functions takes a draft, which has the state, the
-;;;; time and a random number, and what has happened; changes the draft, and returns true; returns
-;;;; false if nothing is to be changed, because it has happened before; or signals the workflow
-;;;; error that refuses it. None of them knows the store, a clock or a thread, so that
-;;;; tests/cluster/workflow has them meet in any order.
+;;;; Decisions: from a state and an event to the next state. Each of these functions takes a draft,
+;;;; which has the state, the time and a random number, and an event. It changes the draft and
+;;;; returns true; returns false if nothing changes, because the event has happened before; or
+;;;; signals the workflow error that refuses the event. None of them knows the store, a clock or a
+;;;; thread, so tests/cluster/workflow can run them in any order.
 ;;;;
 ;;;; The invariants:
 ;;;;
 ;;;; - The step under way is the first that is not done. Steps before it never change again.
-;;;; - Every claim has a fence above all before it, also above those of a workflow of the same id
-;;;;   that was there before and is forgotten: it is at least the revision of the store at which the
-;;;;   state has come to be that it is made of. By induction a fence is at most the revision that
-;;;;   puts it, so whatever begins later begins above it.
+;;;; - Every claim has a fence above all fences before it, also above those of an earlier, forgotten
+;;;;   workflow of the same id: it is at least the store's revision of the state that it is made of.
+;;;;   By induction a fence is at most the revision that puts it, so a later workflow begins above
+;;;;   it.
 ;;;; - A report is taken if its fence is that of the claim which is in force, once: fence and digest
-;;;;   are kept with the step, so that the same report again is known for what it is, and any other
-;;;;   is refused. So what is acknowledged is what is recorded. The fence of the next step, if that
-;;;;   was claimed with the report, is kept, too: the same report again is answered with that claim,
-;;;;   and with no later one, which is somebody else's though he has the same session.
-;;;; - What has ended changes no more, until it is forgotten.
+;;;;   are kept with the step, so the same report again is recognized, and any other is refused. So
+;;;;   each acknowledged report is the recorded one. The fence of the next step, if that was claimed
+;;;;   with the report, is kept, too: the same report again is answered with that claim, and with no
+;;;;   later one, which belongs to another thread of the same session.
+;;;; - A workflow that has ended does not change any more, until it is forgotten.
 
 (in-package #:clgrpc.workflow)
 
@@ -51,7 +51,7 @@
                                       (step-text step) reason)))
 
 (defun step-text (step)
-  "What STEP, a StepState, is called."
+  "The name of STEP, a StepState."
   (let* ((definition (pb:step-state-step step)) (name (pb:step-name definition)))
     (if (string/= "" name)
         name
@@ -181,7 +181,8 @@ left, the workflow is completed."
     step-state))
 
 (defun check-draft-payloads (draft what)
-  "Signal TOO-LARGE unless the payloads of DRAFT, those of WHAT, fit into one change."
+  "Signal TOO-LARGE unless the payloads of DRAFT, which WHAT names in the error, fit into one
+change."
   (let ((payloads (append (draft-small draft) (draft-payloads draft))))
     (when (> (length payloads) +most-payloads+)
       (refuse-size :too-large :inputs +most-payloads+ (length payloads) "~A: too many inputs" what))
@@ -189,8 +190,9 @@ left, the workflow is completed."
                    (loop for (nil . octets) in payloads sum (length octets)) what)))
 
 (defun digest (&rest things)
-  "The MD5 digest of THINGS, octets, strings and messages, each with its length before it. Who has
-one value cannot find another with the same digest, as the check of repeated requests needs."
+  "The MD5 digest of THINGS, octets, strings and messages, each with its length before it. From one
+value it is infeasible to find another with the same digest, as the check of repeated requests
+needs."
   (sb-md5:md5sum-sequence
    (apply #'concatenate 'octets
           (loop for thing in things
@@ -242,7 +244,7 @@ another one."
          t)))
 
 (defun claim-step (draft session kinds)
-  "SESSION claims the task that is under way, if it is one of KINDS and nobody else's."
+  "SESSION claims the task that is under way, if it is one of KINDS and no other session has it."
   (let ((state (draft-state draft)) (step (draft-step draft)))
     (when (claimable-p state kinds)
       (let ((timeout (pb:step-attempt-timeout-ms (pb:step-state-step step))))
@@ -265,14 +267,14 @@ another one."
          (= fence (pb:workflow-state-fence state)))))
 
 (defun recorded-report (state fence)
-  "What is recorded of the report in STATE that had FENCE, or nil."
+  "The record in STATE of the report that had FENCE, or nil."
   (or (loop for step across (pb:workflow-state-steps state)
             thereis (find fence (pb:step-state-recorded step) :key #'pb:recorded-fence))
       (find fence (pb:workflow-state-former-reports state) :key #'pb:recorded-fence)))
 
 (defun recorded-kind (state fence)
-  "The kind of the task of which a report with FENCE is recorded in STATE; nil if there is none, or
-it is not known any more."
+  "The kind of the task whose report with FENCE is recorded in STATE; nil if no such report is
+recorded, or the kind is not known any more."
   (flet ((with-fence (reports) (find fence reports :key #'pb:recorded-fence)))
     (let ((step (find-if (lambda (step) (with-fence (pb:step-state-recorded step)))
                          (pb:workflow-state-steps state)))
@@ -323,9 +325,10 @@ pause; if there may be no more, the step fails."
            (pause-step draft step (pb:step-state-attempts step)))))
 
 (defun undo-claim (draft step)
-  "The claim of STEP has come to nothing, which is not STEP's fault as far as is known: it was no
-attempt. Others get it: the first times in a row at once, then after pauses, so that what ends its
-workers is not always among what they do, and what nobody wants is not given back for ever."
+  "The claim of STEP has come to nothing, as far as is known without STEP's fault: it does not count
+as an attempt. Other workers get the step: the first times in a row at once, then after pauses. So a
+task that ends its workers is not always among their tasks, and a task that all workers give back
+does not go round for ever."
   (decf (pb:step-state-attempts step))
   (let ((count (- (+ (pb:step-state-losses step) (pb:step-state-given-back step))
                   +free-losses+)))
@@ -336,7 +339,8 @@ workers is not always among what they do, and what nobody wants is not given bac
 ;;; Reports
 
 (defun check-fence (draft fence digest)
-  "True if a report with FENCE and DIGEST is to be taken, false if it was. Signal what refuses it."
+  "True if a report with FENCE and DIGEST is to be taken, false if it was. Signal a workflow error
+that refuses it."
   (let* ((state (draft-state draft)) (id (pb:workflow-state-id state))
          (recorded (recorded-report state fence)))
     (cond (recorded
@@ -417,8 +421,8 @@ it is one of KINDS."
 
 (defun lose-claim (draft session fence)
   "SESSION has ended, or does not know of its claim FENCE (any, if that is nil): others get it. It
-does not count as an attempt, since who has lost it may have lost it with much else; but a step that
-is lost again and again fails, since it may be what ends its workers."
+does not count as an attempt, since a worker may lose many tasks at once; but a step that is lost
+again and again fails, since it may itself end its workers."
   (let ((state (draft-state draft)) (step (draft-step draft)))
     (when (and (held-by-p state session)
                (or (null fence) (= fence (pb:workflow-state-fence state))))
@@ -446,7 +450,7 @@ is lost again and again fails, since it may be what ends its workers."
 
 (defun end-long-attempt (draft session fence)
   "The claim FENCE of SESSION has failed if it has taken as long as it may. Steps that say how long
-that is have a timer; others are looked at when their worker is heard of."
+that is have a timer; others are checked at each heartbeat of their worker."
   (let* ((state (draft-state draft)) (step (draft-step draft))
          (end (and (held-by-p state session) (= fence (pb:workflow-state-fence state))
                    (attempt-end state (draft-limits draft)))))
@@ -454,10 +458,10 @@ that is have a timer; others are looked at when their worker is heard of."
       (retry-step draft step :attempt-lost "the time of the attempt was over")
       t)))
 
-;;; What its users say
+;;; Requests of users
 
 (defun note-signalled-run (state)
-  "A signal is given to what STATE runs."
+  "A signal is given to the present run of STATE."
   (let ((runs (coerce (pb:workflow-state-signal-runs state) 'list))
         (run (pb:workflow-state-run state)))
     (unless (member run runs)
@@ -488,7 +492,7 @@ that is have a timer; others are looked at when their worker is heard of."
     t))
 
 (defun cancel-state (draft reason)
-  "Somebody cancels the workflow, because of REASON."
+  "Cancel the workflow, because of REASON."
   (let ((state (draft-state draft)))
     (case (pb:workflow-state-status state)
       (:running (end-workflow draft :cancelled reason)
@@ -498,7 +502,7 @@ that is have a timer; others are looked at when their worker is heard of."
                  (pb:workflow-state-id state) (pb:workflow-state-status state))))))
 
 (defun delete-state (draft)
-  "Somebody deletes the workflow, of which nothing is to be left."
+  "Delete the workflow with all its data."
   (let ((state (draft-state draft)))
     (when (running-p state)
       (refuse :workflow-running "the workflow ~A has not ended" (pb:workflow-state-id state)))
@@ -507,7 +511,8 @@ that is have a timer; others are looked at when their worker is heard of."
 ;;; Time
 
 (defun step-times (state step)
-  "What comes for STEP, which is under way in STATE: a list of (time . what)."
+  "The times at which an event is due for STEP, which is under way in STATE: a list of (time .
+event)."
   (let ((timeout (pb:step-timeout-ms (pb:step-state-step step)))
         (due (pb:step-state-due-unix-ms step))
         (deadline (pb:workflow-state-deadline-unix-ms state)))
@@ -521,8 +526,8 @@ that is have a timer; others are looked at when their worker is heard of."
                                    (:timing :done))))))))
 
 (defun next-time (state)
-  "When STATE has to be looked at though nobody calls, in milliseconds since 1970, or nil; and what
-is to come then."
+  "The next time at which an event of STATE is due without a call, in milliseconds since 1970, or
+nil; and that event."
   (if (running-p state)
       (let ((first nil))
         (dolist (time (step-times state (state-step state)) (values (car first) (cdr first)))
@@ -531,7 +536,7 @@ is to come then."
         (if (plusp expires) (values expires :forget) nil))))
 
 (defun note-time (draft)
-  "It is the time of DRAFT. Do what that has brought first."
+  "It is the time of DRAFT. Do the first event that is due by it."
   (let ((step (draft-step draft)))
     (multiple-value-bind (time what) (next-time (draft-state draft))
       (when (and time (<= time (draft-now draft)))
@@ -551,16 +556,16 @@ is to come then."
 ;;; The end of a draft
 
 (defun check-state (draft)
-  "Signal TOO-LARGE if the state of DRAFT is more than may be kept of a workflow."
+  "Signal TOO-LARGE if the state of DRAFT has more octets than a workflow may keep."
   (let ((most (limits-max-state-octets (draft-limits draft)))
         (octets (state-octets (draft-state draft))))
     (when (> octets most)
       (refuse-size :too-large :max-state-octets most octets
-                   "the steps of a workflow and what is known of them"))))
+                   "the steps of a workflow and their states"))))
 
 (defun finish-draft (draft)
-  "Number the change that DRAFT makes. A workflow that has had as many as there may be fails, and so
-does one whose state has grown too large. Return DRAFT."
+  "Number the change that DRAFT makes. A workflow with too many changes fails, and so does one whose
+state has grown too large. Return DRAFT."
   (let* ((state (draft-state draft)) (most (limits-max-changes (draft-limits draft)))
          (count (- (1+ (pb:workflow-state-version state))
                    (pb:workflow-state-former-changes state))))

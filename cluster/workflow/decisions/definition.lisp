@@ -1,4 +1,4 @@
-;;;; Workflows as they are written in Lisp: lists of steps, and what they mean.
+;;;; Workflows as they are written in Lisp: lists of steps, and their translation.
 ;;;;
 ;;;;     (define-workflow order
 ;;;;       (:task "charge" :attempts 5 :attempt-timeout 30)
@@ -9,7 +9,7 @@
 (in-package #:clgrpc.workflow)
 
 (defun payload-octets (payload)
-  "PAYLOAD, a string, octets, a message or nil, as octets. Signal MISUSE if it is none of these."
+  "PAYLOAD, a string, octets, a message or nil, as octets. Signal MISUSE for another type."
   (typecase payload
     (null (make-octets 0))
     (string (string-octets payload))
@@ -39,7 +39,7 @@
     step))
 
 (defun type-of-steps (steps)
-  "What a workflow of STEPS, a list or the name of a workflow, is called if its user does not say."
+  "The type of a workflow of STEPS, a list or the name of a workflow, if its user gives none."
   (if (and steps (symbolp steps)) (string-downcase steps) ""))
 
 (defun child-of (steps &key type (input nil input-p) timeout)
@@ -77,7 +77,7 @@
                              when (member key own) append (list key value))))))))
 
 (defun step-of (form)
-  "The Step that FORM, a list or a Step, means. Signal MISUSE if it is none."
+  "The Step that FORM, a list or a Step, means. Signal MISUSE if it means none."
   (if (pb:step-p form)
       form
       (destructuring-bind (&optional verb argument &rest options)
@@ -95,7 +95,7 @@
                      (check-type argument string)
                      (pb:make-step :name name :signal argument :timeout-ms (duration-ms timeout))))
           ((:parallel :child :children) (fork-step verb (rest form)))
-          (t (misuse "~S is no step: (:task KIND …), (:wait SECONDS), (:until UNIX-SECONDS), ~
+          (t (misuse "~S is not a step: (:task KIND …), (:wait SECONDS), (:until UNIX-SECONDS), ~
                       (:signal NAME …), (:parallel STEPS …), (:child STEPS …) or ~
                       (:children (CHILD …) …)." form))))))
 
@@ -114,26 +114,26 @@ there is none. From any thread."
   "Define NAME, a symbol, as the workflow of STEPS, none of which is evaluated. A step is a string,
 or
  (:task KIND &key name input attempts backoff max-backoff factor attempt-timeout timeout), which a
-   worker does; a string alone is a task of that kind. INPUT, a string, is what it gets instead of
-   what the step before it has brought. It is tried ATTEMPTS times (10), with pauses of BACKOFF
-   seconds (1), then FACTOR (2) times as long each, up to MAX-BACKOFF (60); an attempt may take
+   worker does; a string alone is a task of that kind. It gets INPUT, a string, or by default the
+   result of the step before it. It is tried ATTEMPTS times (10), with pauses of BACKOFF seconds
+   (1), then FACTOR (2) times as long each, up to MAX-BACKOFF (60); an attempt may take
    ATTEMPT-TIMEOUT seconds, by default as many as the nodes let it (an hour);
  (:wait SECONDS &key name), from when it begins, or (:until UNIX-SECONDS &key name);
- (:signal NAME &key name timeout), until SIGNAL-WORKFLOW gives it one of NAME, whose payload it
-   brings;
+ (:signal NAME &key name timeout), until SIGNAL-WORKFLOW gives it a signal of NAME, whose payload is
+   its result;
  (:parallel STEPS STEPS …), lists of steps, each of which is done as a workflow of its own, a child,
    until all have ended;
  (:child STEPS &key type input timeout name failures abandon), one child, whose STEPS are a list or
    the name of a workflow that is defined; it fails when TIMEOUT seconds are over;
  (:children (CHILD …) &key name timeout failures abandon), several: each the name of a workflow, or
    a list (STEPS &key type input timeout).
-Children get as their input what a task in that place would. What such a step brings is a
-CLGRPC.WORKFLOW.V1:CHILD-RESULTS, see CHILD-RESULTS. If a child fails or is cancelled, so does the
-step; with FAILURES :report the results tell it. Children are cancelled when their parent ends
-first, unless ABANDON is true.
+Children get the input that a task in that place would get. The result of such a step is a
+CLGRPC.WORKFLOW.V1:CHILD-RESULTS, see CHILD-RESULTS. If a child fails or is cancelled, the step
+fails; with FAILURES :report it succeeds, and its result contains the failure. Children are
+cancelled when their parent ends first, unless ABANDON is true.
 A step that takes longer than TIMEOUT seconds fails, and so does its workflow. START-WORKFLOW takes
-NAME; a workflow that has been started keeps the steps that it was started with. Signal MISUSE for
-what is no step."
+NAME; a workflow that has been started keeps the steps that it was started with. Signal MISUSE for a
+form that is not a step."
   `(progn
      (setf (gethash ',name **workflows**) (mapcar #'step-of ',steps))
      ',name))

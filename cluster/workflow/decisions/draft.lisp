@@ -1,5 +1,5 @@
-;;;; Drafts: what is to become of a workflow. A draft has a state of its own, which decisions
-;;;; change, and what else goes into the store with it: events for the history, and payloads.
+;;;; Drafts: the next states of workflows. A draft has a state of its own, which decisions change,
+;;;; and the other data that go into the store with it: events for the history, and payloads.
 
 (in-package #:clgrpc.workflow)
 
@@ -15,16 +15,18 @@
   (payloads '() :type list)             ; an alist of keys below data/ID/ and octets
   (small '() :type list)                ; likewise, of the payloads that STATE has itself
   (history '() :type list)              ; Changes that are to have a key of their own
-  ;; (from . to) of ranges of keys below the root that go with it; what it puts is in none of them
+  ;; (from . to) of ranges of keys below the root that it removes; its own payloads are in none of
+  ;; them
   (removals '() :type list)
-  (octets nil :type (or null octets))   ; what STATE is in the store, once the draft is finished
+  (octets nil :type (or null octets))   ; the layout of STATE in the store, once the draft is
+                                        ; finished
   (forgotten nil :type boolean))        ; nothing of the workflow is to be left
 
 (declaim (sb-ext:freeze-type draft))
 
 (defun draft-of (state now limits &key (chance 1) (revision 0))
-  "A draft of what is to become of STATE, which is not changed, at NOW. CHANCE, from 0 to 1, is
-random; REVISION is that of the store at which STATE has come to be."
+  "A draft of the next state after STATE, which is not changed, at NOW. CHANCE, from 0 to 1, is
+random; REVISION is the store's revision of STATE."
   (%make-draft :old state :state (protobuf:copy-message state) :now now :chance chance
                :revision revision :limits limits))
 
@@ -64,7 +66,7 @@ where they are, or \"\"."
   (if (zerop run) name (format nil "~D/~A" run name)))
 
 (defun payload-key (state name)
-  "The key below data/ID/ of the payload NAME of what STATE runs now."
+  "The key below data/ID/ of the payload NAME of the present run of STATE."
   (run-key (pb:workflow-state-run state) name))
 
 (defun note-removal (draft name)

@@ -27,7 +27,7 @@
 (defconstant +days-searched+ 3000 "A February 29 is at most eight years and a day away.")
 
 (defun refuse-cron (text)
-  (refuse :too-large "~S is no minute, hour, day of the month, month and day of the week as cron ~
+  (refuse :too-large "~S is not minute, hour, day of the month, month and day of the week as cron ~
                       writes them" text))
 
 (defun cron-number (text low high names)

@@ -1,18 +1,18 @@
-;;;; What users of schedules call; see workflow-client.lisp.
+;;;; The client's functions for schedules; see workflow-client.lisp.
 
 (in-package #:clgrpc.workflow)
 
 (defun create-schedule (channel id steps &key cron every (overlap :skip) (catch-up 1) input type
                                            timeout call-timeout)
-  "Have workflows start at times, by the schedule ID, a string that is the caller's choice: by CRON,
-five fields in UTC such as \"0 3 * * *\", each night at three; or EVERY so many whole seconds, at
-the multiples of that since 1970. A workflow has the id ID.TIME, as in nightly.20261128T030000Z, and
-STEPS, INPUT, TYPE and TIMEOUT as START-WORKFLOW takes them. While the last one that was started
-runs nothing is started, unless OVERLAP is :allow. Of times that have passed while no node was there
-the last CATCH-UP, 1 to 100, are made up for. Return true if it was created by this, false if the
-same one was there. Signal SCHEDULE-EXISTS if there is another one of this id, TOO-LARGE for a
-wrong expression, BACKLOG-FULL, or another WORKFLOW-ERROR after CALL-TIMEOUT seconds (10);
-MISUSE without CRON or EVERY. From any thread."
+  "Create the schedule ID, a string that is the caller's choice, which starts workflows at times: by
+CRON, five fields in UTC such as \"0 3 * * *\", each night at three; or every EVERY seconds, an
+integer, at the multiples of that since 1970. A workflow has the id ID.TIME, as in
+nightly.20261128T030000Z, and STEPS, INPUT, TYPE and TIMEOUT as START-WORKFLOW takes them. While the
+last started workflow runs none is started, unless OVERLAP is :allow. Of times that have passed
+while no node was there the last CATCH-UP, 1 to 100, are made up for. Return true if it was created
+by this, false if the same one was there. Signal SCHEDULE-EXISTS if there is another one of this id,
+TOO-LARGE for a wrong expression, BACKLOG-FULL, or another WORKFLOW-ERROR after CALL-TIMEOUT seconds
+(10); MISUSE without CRON or EVERY. From any thread."
   (check-type overlap (member :skip :allow))
   (check-type catch-up (integer 1 100))
   (unless (eq (null cron) (not (null every)))
@@ -29,9 +29,9 @@ MISUSE without CRON or EVERY. From any thread."
      (ask #'methods:create-schedule channel request call-timeout))))
 
 (defun schedule-state (channel id &key timeout)
-  "Return what is known of the schedule ID, a CLGRPC.WORKFLOW.V1:SCHEDULE-STATE, and what it starts,
-a CLGRPC.WORKFLOW.V1:START-REQUEST. Signal SCHEDULE-NOT-FOUND, or another WORKFLOW-ERROR after
-TIMEOUT seconds (10). From any thread."
+  "Return two values: the state of the schedule ID, a CLGRPC.WORKFLOW.V1:SCHEDULE-STATE, and the
+request of its workflows, a CLGRPC.WORKFLOW.V1:START-REQUEST. Signal SCHEDULE-NOT-FOUND, or another
+WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
   (let ((reply (ask #'methods:get-schedule channel (pb:make-get-schedule-request :id id) timeout)))
     (values (pb:get-schedule-reply-state reply) (pb:get-schedule-reply-workflow reply))))
 
@@ -60,8 +60,8 @@ any thread."
   nil)
 
 (defun delete-schedule (channel id &key timeout)
-  "Remove the schedule ID. What it has started goes on. Return true if it was there; false if not,
-also if an earlier try of this call has removed it. Signal a WORKFLOW-ERROR after TIMEOUT seconds
-(10). From any thread."
+  "Remove the schedule ID. Workflows that it has started go on. Return true if it was there; false
+if not, also if an earlier try of this call has removed it. Signal a WORKFLOW-ERROR after TIMEOUT
+seconds (10). From any thread."
   (pb:delete-schedule-reply-deleted
    (ask #'methods:delete-schedule channel (pb:make-delete-schedule-request :id id) timeout)))

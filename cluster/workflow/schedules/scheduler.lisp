@@ -1,6 +1,7 @@
-;;;; Schedules in the store: their states, what they start, and their errands. A schedule that has a
-;;;; next time has an errand then; the transaction that does it compares the schedule's state, and
-;;;; puts the next one, with the next errand, and the workflow. So it is done once.
+;;;; Schedules in the store: their states, the requests of their workflows, and their errands. A
+;;;; schedule that has a next time has an errand then; the transaction that does it compares the
+;;;; schedule's state, and puts the next one, with the next errand, and the workflow. So it is done
+;;;; once.
 
 (in-package #:clgrpc.workflow)
 
@@ -18,7 +19,7 @@
                          (pb:schedule-state-id state)))))
 
 (defun schedule-operations (root old new)
-  "What makes OLD, a ScheduleState or nil, NEW in the store."
+  "The operations that replace OLD, a ScheduleState or nil, by NEW in the store."
   (cons (list :put (schedule-key root (pb:schedule-state-id new)) (protobuf:serialize new))
         (let ((before (schedule-errands root old)) (after (schedule-errands root new)))
           (unless (equal before after)
@@ -33,7 +34,7 @@
   (etcd:fetch (node-etcd node) (schedule-key (node-root node) id)))
 
 (defun fetch-scheduled (node id)
-  "The StartRequest of what the schedule ID starts."
+  "The StartRequest of the workflows that the schedule ID starts."
   (let ((entry (etcd:fetch (node-etcd node) (scheduled-key (node-root node) id))))
     (protobuf:parse-message 'pb:start-request (if entry (etcd:entry-value entry) (make-octets 0)))))
 
@@ -45,8 +46,8 @@
   (refuse :schedule-not-found "there is no schedule ~A" id))
 
 (defun change-schedule (node id function)
-  "Put what FUNCTION makes of the schedule ID: it returns operations of the store, for its entry, or
-nil if nothing is to be changed. Signal SCHEDULE-NOT-FOUND."
+  "Change the schedule ID by the operations that FUNCTION returns for its entry, or not at all if
+that returns nil. Signal SCHEDULE-NOT-FOUND."
   (loop repeat +most-tries+
         do (let* ((entry (or (fetch-schedule node id) (refuse-schedule id)))
                   (operations (funcall function (entry-schedule entry))))
@@ -68,8 +69,8 @@ nil if nothing is to be changed. Signal SCHEDULE-NOT-FOUND."
            (and entry (running-p (entry-state entry)) (format nil "~A runs" last))))))
 
 (defun draft-of-schedule (node state due)
-  "The finished draft of the workflow that STATE starts for its time DUE; nil if it starts none, and
-why not, a text."
+  "The finished draft of the workflow that STATE starts for its time DUE; if it starts none, nil and
+the reason, a text."
   (let ((reason (overlap-reason node state)) (id (pb:schedule-state-id state)))
     (if reason
         (values nil reason)
@@ -100,7 +101,7 @@ why not, a text."
             (when (and done draft) (note-put node (list draft) revision))))))))
 
 (defun run-schedule (node errand)
-  "Do what is due of the schedule that ERRAND is of."
+  "Do the due times of ERRAND's schedule."
   (loop for entry = (fetch-schedule node (errand-id errand))
         for state = (entry-schedule entry)
         while (and state (due-p state (node-now node)))
@@ -109,7 +110,7 @@ why not, a text."
                                 (schedule-errands (node-root node) state) :test #'string=)
                   (forget-errand node errand))))
 
-;;; What its users ask for
+;;; Requests of users
 
 (defun create-schedule-of (node request)
   "Put the schedule that REQUEST asks for. Return true unless the same one is there."

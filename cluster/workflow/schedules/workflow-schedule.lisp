@@ -1,7 +1,7 @@
-;;;; Schedules: what starts workflows at times. These are decisions as those in decision.lisp: a
-;;;; schedule's state, the nodes' date and what is known of the last workflow make the next state,
-;;;; and perhaps a workflow. scheduler.lisp puts both into the store by one transaction, so each
-;;;; time starts one workflow, whatever nodes do meanwhile.
+;;;; Schedules start workflows at given times. These are decisions as those in decision.lisp: a
+;;;; schedule's state, the nodes' date and the state of the last workflow make the next state, and
+;;;; perhaps a workflow. scheduler.lisp puts both into the store by one transaction, so each time
+;;;; starts exactly one workflow, even if nodes die.
 ;;;;
 ;;;; Of times that have passed while no node lived, the last ones are made up for, CATCH_UP of them;
 ;;;; the others are counted as missed. One time is done after the other.
@@ -49,7 +49,7 @@ and how many there are before these, as far as that is known."
       (values (elt times extra) (+ missed extra)))))
 
 (defun time-name (ms)
-  "MS in UTC as ids have it: 20261128T030000Z."
+  "MS in UTC in the form of ids: 20261128T030000Z."
   (multiple-value-bind (second minute hour day month year)
       (decode-universal-time (+ (floor ms 1000) (* 86400 +epoch-days+)) 0)
     (format nil "~4,'0D~2,'0D~2,'0DT~2,'0D~2,'0D~2,'0DZ" year month day hour minute second)))
@@ -59,7 +59,7 @@ and how many there are before these, as far as that is known."
 long."
   (check-name (format nil "~A.~A" id (time-name ms)) "the id of a scheduled workflow"))
 
-;;; What is to become of a schedule
+;;; The next states of a schedule
 
 (defun begin-schedule (request now limits)
   "The ScheduleState that REQUEST, a CreateScheduleRequest, begins as."
@@ -81,7 +81,7 @@ long."
     (when (> catch-up +most-catch-up+)
       (refuse-size :too-large :catch-up +most-catch-up+ catch-up "too many times to make up for"))
     (when (string/= "" (pb:start-request-id start))
-      (refuse :too-large "what a schedule starts has no id of its own"))
+      (refuse :too-large "the workflow of a schedule must not have an id: each time makes one"))
     ;; can it be started?
     (scheduled-workflow state start now limits)
     (setf (pb:schedule-state-next-unix-ms state) (next-scheduled-time state (cron-of state) now))
@@ -94,8 +94,8 @@ long."
     (finish-draft (begin-workflow request now limits))))
 
 (defun pass-time (state due &key started (reason "") (missed 0))
-  "What STATE is once its time DUE was done: the workflow of the id STARTED was started, or, if
-that is nil, none, because of REASON; MISSED times before were not made up for."
+  "STATE after its time DUE: the workflow of the id STARTED was started, or, if that is nil, none,
+because of REASON; MISSED times before were not made up for."
   (let ((state (protobuf:copy-message state)))
     (incf (pb:schedule-state-missed state) missed)
     (cond (started (incf (pb:schedule-state-started state))
@@ -112,7 +112,7 @@ that is nil, none, because of REASON; MISSED times before were not made up for."
        (<= 1 (pb:schedule-state-next-unix-ms state) now)))
 
 (defun pause-schedule-state (state resume now)
-  "What STATE is once it is paused or, with RESUME, goes on at NOW; nil if it was so before."
+  "STATE paused or, with RESUME, going on at NOW; nil if it was so before."
   (unless (eq (pb:schedule-state-paused state) (not resume))
     (let ((state (protobuf:copy-message state)))
       (setf (pb:schedule-state-paused state) (not resume)

@@ -1,6 +1,6 @@
 ;;;; Changes of many workflows by one decision, several in one transaction, as many as etcd takes.
-;;;; What does not get through together, since others change some of it at the same time, or one
-;;;; cannot be changed, is tried one by one.
+;;;; If a joint transaction fails, since other nodes change some of its workflows at the same time,
+;;;; or one cannot be changed, they are tried one by one.
 
 (in-package #:clgrpc.workflow)
 
@@ -63,8 +63,7 @@ as it was."
                          do (for-one (node id) (change-workflow node id decision)))))))))
 
 (defun change-together (node ids decision)
-  "Have DECISION, a function of a draft, decide about each of the workflows IDS, and put what it
-decides. What cannot be changed is left alone for a while, see FOR-ONE. Signal an ETCD-ERROR or
-SESSION-LOST."
+  "Change each of the workflows IDS by DECISION, a function of a draft. A workflow that cannot be
+changed is left alone for a while, see FOR-ONE. Signal an ETCD-ERROR or SESSION-LOST."
   (loop while ids
         do (change-some node (loop repeat +bulk-page+ while ids collect (pop ids)) decision)))

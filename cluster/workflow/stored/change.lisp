@@ -1,7 +1,7 @@
 ;;;; Changes of a workflow in the store: its state is read, a decision makes a draft of it, and the
 ;;;; draft is put in one transaction, if the state has not changed meanwhile. If it has, all is done
-;;;; again with what it is now. Decisions know what has happened before, so a caller that does not
-;;;; learn whether its change was made can ask for it again.
+;;;; again with the present state. Decisions know what has happened before, so a caller that does
+;;;; not learn whether its change was made can ask for it again.
 
 (in-package #:clgrpc.workflow)
 
@@ -18,7 +18,7 @@
 
 (defstruct (cached-state (:constructor make-cached-state (state revision &optional (octets 0)))
                          (:copier nil))
-  "A state as it was at some time, by ENTRY-STATE or as a draft has left it; nobody changes it."
+  "A state as it was at some time, by ENTRY-STATE or as a draft has left it; it is never changed."
   (state nil :type pb:workflow-state :read-only t) ; as it was
   (revision 0 :type (integer 0) :read-only t) ; at which it came to be so
   (octets 0 :type (integer 0) :read-only t)) ; how long it is; 0 unless it is remembered
@@ -26,8 +26,8 @@
 (declaim (sb-ext:freeze-type cached-state))
 
 (defun fetch-whole (node id)
-  "What the workflow ID is now, a cached state whose state is whole, or nil if there is none. Head
-and chunks are of one moment."
+  "The present state of the workflow ID, a cached state whose state is whole, or nil if there is no
+such workflow. Head and chunks are of one moment."
   (destructuring-bind (entry chunks)
       (nth-value 1 (transact node '()
                              :then (list (list :get (state-key (node-root node) id))
@@ -61,13 +61,14 @@ all in ENTRY, read the whole state as it is now."
   (or (fetch-entry node id) (refuse :workflow-not-found "there is no workflow ~A" id)))
 
 (defun see-state (node id)
-  "What the workflow ID is now, a cached state. Signal WORKFLOW-NOT-FOUND if there is none."
+  "The present state of the workflow ID, a cached state. Signal WORKFLOW-NOT-FOUND if there is
+none."
   (or (entry-cached-state node (fetch-state node id))
       (refuse :workflow-not-found "there is no workflow ~A" id)))
 
-;;; What a node has put it has seen. The next change often comes to the same node, which then need
-;;; not read the state: its transaction sees whether that is as it was. Nobody is refused anything
-;;; because of an old cached state.
+;;; A node keeps the states that it has put. The next change often comes to the same node, which
+;;; then need not read the state: its transaction checks that the state has not changed. No call is
+;;; refused because of an old cached state.
 
 (defun forget-state (node id)
   "NODE does not remember the state of the workflow ID any more."
@@ -86,7 +87,8 @@ all in ENTRY, read the whole state as it is now."
       (setf (node-recent-octets node) 0))))
 
 (defun remember-state (node state revision)
-  "NODE has put STATE, which has made REVISION. If there is no room for it, all is forgotten."
+  "NODE has put STATE, which has made REVISION: keep it. If there is no room, drop all kept states
+first."
   (let ((recent (node-recent node)) (id (pb:workflow-state-id state))
         (octets (protobuf:serialized-size state)))
     (sb-ext:with-locked-hash-table (recent)
@@ -154,15 +156,15 @@ nothing."
         (values draft nil))))
 
 (defun likely-states (node id)
-  "What the workflow ID may be now: functions that return a cached state or nil, the cheapest
-first."
+  "Ways to get the probable state of the workflow ID: functions that return a cached state or nil,
+the cheapest first."
   (list (lambda () (gethash id (node-recent node)))
         (lambda ()
           (entry-cached-state node (first (read-stale-states node (list (check-id id))))))))
 
 (defun first-draft (node id decision)
-  "The draft that DECISION makes of the workflow ID, and whether it changes anything: of a state
-that is likely or, if that does not lead to a change, of the one of now."
+  "The draft that DECISION makes of the workflow ID, and true if it changes anything. The draft is
+made of the probable state or, if that does not lead to a change, of the present state."
   (dolist (state (likely-states node id) (decide node (see-state node id) decision))
     (let ((cached-state (funcall state)))
       (when cached-state
@@ -171,10 +173,10 @@ that is likely or, if that does not lead to a change, of the one of now."
           (when changes (return (values draft t))))))))
 
 (defun change-workflow (node id decision &key conditions on-refusal)
-  "Have DECISION, a function of a draft, decide about the workflow ID, and put into the store what
-it decides. Return the draft, and the revision that this made, or nil if nothing is to be changed.
-Signal a workflow error. CONDITIONS is a function of the draft that returns further comparisons;
-when they are not so, ON-REFUSAL is called, before all is tried again."
+  "Change the workflow ID by DECISION, a function of a draft, and put the draft into the store.
+Return the draft, and the revision that this made, or nil if nothing is to be changed. Signal a
+workflow error. CONDITIONS is a function of the draft that returns further comparisons; when they
+are false, ON-REFUSAL is called, before all is tried again."
   (multiple-value-bind (draft changes) (first-draft node id decision)
     (loop for tries from 1
           do (unless changes (return (values draft nil)))

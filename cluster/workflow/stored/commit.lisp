@@ -1,34 +1,35 @@
-;;;; Commits: what several threads of a node want of the store at one time goes there as one
-;;;; request. Each transaction is one of its own within the request, so it is done or not whatever
-;;;; becomes of the others, and each thread gets what it would have got alone.
+;;;; Commits: transactions of several threads of a node at one time go to the store as one request.
+;;;; Each remains a transaction of its own within the request, so it succeeds or fails independently
+;;;; of the others, and each thread gets the result that it would have got alone.
 ;;;;
 ;;;; 1. A transaction that comes while fewer requests than +MOST-FLYING+ are under way is sent at
 ;;;;    once, by the thread that brings it.
-;;;; 2. What comes meanwhile queues. When a request is answered, a job sends the first of the
-;;;;    queue, as many as fit into one request, and so on until the queue is empty.
+;;;; 2. Transactions that come meanwhile queue. When a request is answered, a job sends the first of
+;;;;    the queue, as many as fit into one request, and so on until the queue is empty.
 ;;;; 3. Two transactions about one workflow never go into one request: etcd changes a key once in
 ;;;;    each.
 ;;;;
-;;;; So a node that has little to do waits for nobody, and one that has much makes fewer requests.
+;;;; So a node that has little to do never waits for other threads, and one that has much makes
+;;;; fewer requests.
 ;;;;
 ;;;; Stale reads (etcd's serializable ones) are put together likewise, in a group of their own. They
-;;;; return what a member of etcd has at this moment, and wait for no disk and no other member. What
-;;;; is made of one is put only if the state is still so; what it refuses is looked at again by a
-;;;; commit.
+;;;; return the data that a member of etcd has at this moment, and wait for no disk and no other
+;;;; member. A change after a stale read is put only if the state is still the same; a refusal after
+;;;; one is checked again by a commit.
 
 (in-package #:clgrpc.workflow)
 
 (defconstant +most-flying+ 2 "Requests of a node's commits that are under way.")
 (defconstant +most-together+ 32 "Transactions of one request; each may have 96 operations, of 128.")
 (defconstant +commit-octets+ 1000000 "Octets that one request puts; etcd takes 1.5 MB.")
-(defconstant +longest-commit-seconds+ 60 "By then a request has ended, or nobody will make it.")
+(defconstant +longest-commit-seconds+ 60 "By then a request has ended, or no thread will make it.")
 
 (defstruct (commit (:constructor make-commit (ids transaction octets)) (:copier nil))
   "A transaction that is to be done."
   (ids '() :type list :read-only t)     ; of the workflows that it is about
   (transaction '() :type list :read-only t) ; the arguments of TRANSACT
   (octets 0 :type index :read-only t)   ; that it puts
-  (future (loop:make-future) :read-only t)) ; of what TRANSACT returns
+  (future (loop:make-future) :read-only t)) ; of TRANSACT's values
 
 (declaim (sb-ext:freeze-type commit))
 
@@ -54,7 +55,7 @@ there. Its lock is held."
                       (or (own-request-p commit)
                           (< +commit-octets+ (+ octets (commit-octets commit))))))
              (push commit left)
-             ;; what comes later about the same workflows does not overtake it
+             ;; later transactions of the same workflows do not overtake it
              (dolist (id (commit-ids commit)) (setf (gethash id ids) t)))
             (t (push commit taken)
                (incf octets (commit-octets commit))
@@ -92,14 +93,14 @@ there. Its lock is held."
              nil))))
 
 (defun await-commit (commit)
-  "Wait for COMMIT, and return what TRANSACT does."
+  "Wait for COMMIT, and return the values of TRANSACT."
   (handler-case (loop:await (commit-future commit) :timeout +longest-commit-seconds+)
     ;; the store's client was closed meanwhile
     (loop:await-timeout ()
       (error 'etcd:unavailable :perhaps-done t :text "a transaction was not answered"))))
 
 (defun read-together (etcd operations)
-  "What OPERATIONS, which only read, return, in as few requests as may be."
+  "The results of OPERATIONS, which only read, in as few requests as possible."
   (loop for from from 0 below (length operations) by +most-operations+
         append (nth-value 1 (etcd:transact
                              etcd :then (subseq operations from
@@ -119,8 +120,8 @@ there. Its lock is held."
         (dolist (commit commits) (loop:reject-future (commit-future commit) condition))))))
 
 (defun send-commits (node group)
-  "Send what is first in the queue of GROUP, of NODE; a job sends the rest. A thread that is left by
-a non-local exit, as of WITH-TIMEOUT, does so, too."
+  "Send the first commits in the queue of GROUP, of NODE; a job sends the rest. A thread that is
+left by a non-local exit, as of WITH-TIMEOUT, does so, too."
   (let* ((etcd (node-etcd node))
          (commits (sb-thread:with-mutex ((commit-group-lock group)) (take-commits group))))
     (unwind-protect
@@ -136,7 +137,8 @@ a non-local exit, as of WITH-TIMEOUT, does so, too."
         (etcd:run-in-background etcd (lambda () (send-commits node group)))))))
 
 (defun do-commit (node group commit)
-  "Do COMMIT with what else comes to GROUP, of NODE, at this time. Return what TRANSACT does."
+  "Do COMMIT together with other commits of GROUP, of NODE, at this time. Return the values of
+TRANSACT."
   (when (sb-thread:with-mutex ((commit-group-lock group))
           (enqueue commit (commit-group-queue group))
           (when (< (commit-group-flying group) +most-flying+)
@@ -145,8 +147,8 @@ a non-local exit, as of WITH-TIMEOUT, does so, too."
   (await-commit commit))
 
 (defun transact (node ids &key when then else)
-  "As ETCD:TRANSACT in the store of NODE, with what else comes at this time; it is about the
-workflows IDS."
+  "As ETCD:TRANSACT in the store of NODE, together with other transactions at this time; it changes
+the workflows IDS."
   (if (node-commits node)
       (do-commit node (node-commits node)
         (make-commit ids (list :when when :then then :else else) (transaction-octets then)))

@@ -1,6 +1,6 @@
 ;;;; The keys that a state has in the store besides its own, and the transaction that a draft is:
-;;;; the new state, its history, its payloads, and the difference of the keys. Since the keys are
-;;;; nothing but a function of the state, none is left behind or forgotten, whatever the change is.
+;;;; the new state, its history, its payloads, and the difference of the keys. Since the keys are a
+;;;; function of the state alone, no change leaves a key behind or forgets one.
 
 (in-package #:clgrpc.workflow)
 
@@ -22,7 +22,7 @@
        (age-text (pb:workflow-state-started-unix-ms state)) (pb:workflow-state-id state)))
 
 (defun list-text (state)
-  "What the store has at the LIST-KEY of STATE: by what searches and retention choose."
+  "The store's value at the LIST-KEY of STATE: the fields by which searches and retention choose."
   (format nil "~D ~D ~A" (pb:workflow-state-ended-unix-ms state)
           (if (running-p state) 0 (kept-octets state)) (pb:workflow-state-type state)))
 
@@ -46,7 +46,7 @@
   (key root "data" id key))
 
 (defun removal-operations (root state)
-  "What leaves nothing of STATE in the store."
+  "The operations that remove all of STATE from the store."
   (let ((id (pb:workflow-state-id state)))
     (append (mapcar (lambda (key) (list :remove key))
                     (cons (state-key root id) (state-keys root state)))
@@ -59,13 +59,13 @@
   (key root "history" id (number-text number)))
 
 (defun history-operations (root id changes)
-  "What puts CHANGES, of the workflow ID, into the store, if there are any."
+  "The operations that put CHANGES, of the workflow ID, into the store."
   (and changes
        (list (list :put (history-key root id (pb:change-number (first (last changes))))
                    (protobuf:serialize (pb:make-stored-changes :changes changes))))))
 
 (defun draft-operations (root draft)
-  "What DRAFT, a finished one, is in the store: operations of TRANSACT."
+  "The operations of TRANSACT that put DRAFT, a finished one, into the store."
   (if (draft-forgotten draft)
       (removal-operations root (draft-old draft))
       (let* ((state (draft-state draft))

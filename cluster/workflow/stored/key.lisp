@@ -5,26 +5,26 @@
 ;;;;   history/ID/NUMBER                 StoredChanges, which the head has not; the last number
 ;;;;   data/ID/…                         inputs and results that are not small, and signals; these
 ;;;;                                     never change
-;;;;   by/STATUS/AGE/ID                  for lists: when it has ended, and its type
+;;;;   by/STATUS/AGE/ID                  for lists: the time of its end, and its type
 ;;;;   schedules/ID                      a ScheduleState
-;;;;   scheduled/ID                      a StartRequest, what the schedule starts
+;;;;   scheduled/ID                      a StartRequest, for the workflows of the schedule
 ;;;;   index/ready/KIND/SHARD/TIME/ID    a task that can be claimed
-;;;;   index/due/SHARD/TIME/ID           when something is to be done though nobody calls
+;;;;   index/due/SHARD/TIME/ID           a time at which an event is due without a call
 ;;;;   index/due/SHARD/TIME/ERRAND/ID    likewise, to other workflows: see errand.lisp
 ;;;;   index/sessions/SESSION            a worker, as long as its lease lasts
-;;;;   claims/SESSION/ID                 what a worker has claimed
+;;;;   claims/SESSION/ID                 a task that a worker has claimed
 ;;;;   index/nodes/NAME                  a node, as long as its lease lasts, and the dates it has
 ;;;;   date                              the nodes' date, from time to time
 ;;;;
 ;;;; TIME is milliseconds in 16 hexadecimal digits, so keys are in the order of their times; AGE is
 ;;;; the time of the start counted down from far away, so the newest is first. Workers
 ;;;; that look for tasks begin at a shard of their own choice, which is why they do not all take the
-;;;; same; within a shard the oldest comes first. Of the shards of what is due each is one node's.
+;;;; same; within a shard the oldest comes first. Each shard of the due keys is one node's.
 
 (in-package #:clgrpc.workflow)
 
 (defconstant +last-ms+ (1- (expt 16 15)) "Later than every time that a workflow may have.")
-(defconstant +shards+ 16 "Ready tasks of a kind are in so many queues, and so is what is due.")
+(defconstant +shards+ 16 "The number of queues of ready tasks of a kind, and of due events.")
 
 (defun check-namespace (namespace)
   (check-type namespace string)
@@ -63,7 +63,8 @@
   (hexadecimal (max 0 ms) 16))
 
 (defun age-text (ms)
-  "The AGE in keys of what began at MS. It sorts what began later before what began earlier."
+  "The AGE in the keys of a workflow that began at MS. It sorts later workflows before earlier
+ones."
   (time-text (- +last-ms+ ms)))
 
 (defun text-time (text)
@@ -71,7 +72,7 @@
   (ignore-errors (parse-integer text :radix 16)))
 
 (defun shard-text (shard)
-  "SHARD, a number, as keys have it: a hexadecimal digit."
+  "SHARD, a number, in the form of keys: a hexadecimal digit."
   (hexadecimal shard 1))
 
 (defun shard-of (id)
@@ -79,16 +80,16 @@
   (shard-text (mod (balance:xxh64 (string-octets id)) +shards+)))
 
 (defun number-text (number)
-  "NUMBER, of a change, as keys have it, in the order of the numbers."
+  "NUMBER, of a change, in the form of keys, which sort in the order of the numbers."
   (if (< number 100000000) (format nil "~8,'0D" number) (format nil "a~20,'0D" number)))
 
 (defun status-text (status)
-  "STATUS of workflows as keys have it. Refuse a number that a peer has sent and that has no name."
+  "STATUS of workflows in the form of keys. Refuse a peer's number that has no name."
   (unless (keywordp status) (refuse :too-large "~A is not a status of workflows" status))
   (string-downcase status))
 
 (defun key-behind (prefix)
-  "The first key behind all that begin with PREFIX, which ends with /."
+  "The first key after all that begin with PREFIX, which ends with /."
   (format nil "~A0" (string-right-trim "/" prefix)))
 
 (defun key-parts (root key)

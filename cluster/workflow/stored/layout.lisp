@@ -1,14 +1,14 @@
-;;;; How a state is in the store: as its head, and what changes no more in keys of its own, so that
-;;;; a change costs what it changes, however many steps there are. All of this is a function of
-;;;; states, and knows no store.
+;;;; The layout of a state in the store: a head, and keys of their own for the parts that do not
+;;;; change any more. So the cost of a change depends on its size, not on the number of steps. These
+;;;; are functions of states, and know no store.
 ;;;;
 ;;;; - The head is the state with the step that is under way and its neighbours, the small payloads
 ;;;;   that these need, and the newest changes of the history. A workflow of few steps is nothing
 ;;;;   else.
 ;;;; - Steps that are done are in chunks of +DONE-CHUNK+, by their places, which do not change any
 ;;;;   more.
-;;;; - Steps that are far from being under way are in chunks of +LEFT-CHUNK+, by how many come
-;;;;   behind them, since steps are only ever added before all that are left.
+;;;; - Steps that are far from being under way are in chunks of +LEFT-CHUNK+, by the number of steps
+;;;;   after them, since steps are only ever added before all that are left.
 ;;;; - A change of the history goes with the head until +HISTORY-CHUNK+ of them are one key.
 ;;;;
 ;;;; For example, of 100 steps of which 30 are done the head has those from the 24th to the 68th:
@@ -49,7 +49,7 @@ they are in order, too, and where its steps begin and end. None for nil."
                                     from (+ from +left-chunk+))))))))
 
 (defun steps-key (root state name)
-  "The key of the chunk NAME of what STATE runs now. Another run has other steps."
+  "The key of the chunk NAME of STATE's present run. Another run has other steps."
   (key root "steps" (pb:workflow-state-id state)
        (format nil "~8,'0D-~A" (pb:workflow-state-run state) name)))
 
@@ -93,7 +93,7 @@ all that no chunk has, and those that its own steps and the next task have."
 ;;; Apart, and together again
 
 (defun state-head (state)
-  "The head of STATE, a whole one, with which it shares what it has."
+  "The head of STATE, a whole one, with which it shares its parts."
   (multiple-value-bind (begin end) (head-range state)
     (let ((head (copy-structure state)) (steps (pb:workflow-state-steps state)))
       (setf (pb:workflow-state-payloads head) (head-payloads state begin end)
@@ -103,13 +103,13 @@ all that no chunk has, and those that its own steps and the next task have."
       head)))
 
 (defun stored-steps (state begin end)
-  "What the chunk of the steps of STATE from BEGIN to before END has."
+  "The contents of the chunk of the steps of STATE from BEGIN to before END."
   (pb:make-stored-steps :steps (subseq (pb:workflow-state-steps state) begin end)
                         :payloads (payloads-of state (payload-keys state begin end))))
 
 (defun chunk-operations (root old state)
-  "What becomes of the chunks of steps as OLD, a whole state or nil, comes to be STATE: operations
-of TRANSACT. A chunk is put once."
+  "The operations of TRANSACT that change the chunks of steps from OLD, a whole state or nil, to
+STATE. A chunk is put once."
   (flet ((names (state)
            (loop for (name) in (step-chunks state) collect (steps-key root state name))))
     (let ((before (names old)) (after (names state)))
@@ -145,17 +145,18 @@ of TRANSACT. A chunk is put once."
       head)))
 
 (defun told-state (state)
-  "STATE as users are told it: without what is in it for the store alone."
+  "STATE as users see it: without the fields that are for the store alone."
   (let ((told (copy-structure state)))
     (setf (pb:workflow-state-changes told) '()
           (pb:workflow-state-payloads told) '())
     told))
 
 (defun state-octets (state)
-  "How many octets the steps of STATE are and what is known of them."
+  "The octets of the steps of STATE with their states."
   (protobuf:serialized-size (told-state state)))
 
-(defconstant +key-octets+ 500 "What the keys of a workflow that has ended, and etcd's index, take.")
+(defconstant +key-octets+ 500
+  "The octets that the keys of an ended workflow, and etcd's index of them, take.")
 
 (defun kept-octets (state)
   "About how many octets of the store STATE and all that belongs to it take."

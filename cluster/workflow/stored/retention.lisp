@@ -1,8 +1,7 @@
-;;;; What has ended is kept for a time, see next-time, and, if there is a limit, as long as all of
-;;;; it takes no more octets than that: then the oldest is deleted. The index of lists has it from
-;;;; the newest to the oldest, each with its octets; so what is behind the place where the sum of
-;;;; these passes the limit is too much. One node looks, now and then: the one that has the first
-;;;; shard.
+;;;; Workflows that have ended are kept for a time, see next-time. If there is a limit of their
+;;;; octets, the oldest are deleted at the limit. The index of lists has them from the newest to the
+;;;; oldest, each with its octets; so those after the place where the sum of octets passes the limit
+;;;; are too many. One node looks, now and then: the one that has the first shard.
 
 (in-package #:clgrpc.workflow)
 
@@ -18,8 +17,8 @@ newest to the oldest."
                         (node-etcd node) :prefix prefix))))
 
 (defun superfluous-ids (node most)
-  "The ids of those of the workflows that have ended for which there is no room in MOST octets: each
-status has its share of them by what there is."
+  "The ids of the ended workflows for which MOST octets have no room. Each status gets a share of
+these in proportion to its octets."
   (let ((sums '()) (ids '()))
     (map-ended (lambda (status id octets)
                  (declare (ignore id))
@@ -35,7 +34,7 @@ status has its share of them by what there is."
     ids))
 
 (defun limit-retention (node)
-  "Delete the oldest of what has ended if all of it takes too many octets."
+  "Delete the oldest ended workflows if all of them take too many octets."
   (let ((most (limits-retention-octets (node-limits node))))
     (when (and most (member 0 (timer-queue-own (node-timer-queue node))))
       (change-together node (superfluous-ids node most)

@@ -1,7 +1,8 @@
 ;;;; Searches: lists of workflows by status, type and times, the newest first. A search reads the
-;;;; index, whose entries have all that it chooses by, and of the workflows only those that it
-;;;; lists. The time of the start bounds the part of the index that is read at all. What one call
-;;;; reads is bounded; the next call goes on at the last entry that this one has looked at.
+;;;; index, whose entries have all fields by which it chooses, and then only the workflows that it
+;;;; lists. The time of the start bounds the part of the index that is read at all. The entries that
+;;;; one call reads are bounded; the next call goes on at the last entry that this one has looked
+;;;; at.
 ;;;;
 ;;;; A position in the index is AGE/ID, the end of its keys, which stays what it is when the status
 ;;;; of the workflow changes. So pages of all statuses, whose parts of the index are merged, neither
@@ -15,11 +16,11 @@
 (defparameter *statuses* '(:running :completed :failed :cancelled))
 
 (defstruct (index-entry (:copier nil))
-  "What the index has of a workflow."
+  "The fields of a workflow in the index."
   (position "" :type string :read-only t) ; AGE/ID
   (type "" :type string :read-only t)   ; of the workflow
   (ended 0 :type (integer 0) :read-only t) ; when, in milliseconds since 1970; 0: it runs
-  (octets 0 :type (integer 0) :read-only t)) ; about what it takes in the store, once it has ended
+  (octets 0 :type (integer 0) :read-only t)) ; about its octets in the store, once it has ended
 
 (declaim (sb-ext:freeze-type index-entry))
 
@@ -35,7 +36,7 @@
         (make-index-entry :position (subseq (etcd:entry-key entry) (length prefix))
                           :ended ended :octets octets :type (subseq text (1+ end)))))))
 
-;;; What a request asks for
+;;; Requests
 
 (defun ends-asked-for-p (request)
   (or (plusp (pb:list-request-ended-from-unix-ms request))
@@ -59,7 +60,7 @@
 (defun search-bounds (request)
   "From which position in the index on, and before which, REQUEST searches."
   (let* ((from (pb:list-request-started-from-unix-ms request))
-         ;; what has ended before a time has begun before it
+         ;; a workflow that has ended before a time has begun before it
          (before (find-if #'plusp (sort (list (pb:list-request-started-before-unix-ms request)
                                               (pb:list-request-ended-before-unix-ms request))
                                         #'<)))
@@ -98,7 +99,7 @@ STATUSES, in order; and true if there may be more."
          (lists (loop for part in parts
                       for prefix in prefixes
                       collect (mapcar (lambda (entry) (entry-index-entry entry prefix)) part)))
-         ;; behind the last entry of a part that has more nothing is known
+         ;; nothing is known after the last entry of a part that has more
          (known (loop for list in lists
                       when (= most (length list))
                         collect (index-entry-position (first (last list)))))
@@ -142,7 +143,7 @@ on, or \"\"."
      :step (if step (step-text step) "") :reason (pb:workflow-state-reason state))))
 
 (defun search-workflows (node request)
-  "The ListReply to REQUEST. Refuse what is wrong in it."
+  "The ListReply to REQUEST. Refuse a wrong request."
   (let* ((asked (pb:list-request-limit request))
          (limit (if (zerop asked) +list-page+ (min asked +list-page+))))
     (multiple-value-bind (found next) (find-entries node request limit)

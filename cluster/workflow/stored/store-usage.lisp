@@ -1,11 +1,10 @@
-;;;; Room in the store. What has ended stays for a while, and a store that is full takes nothing
-;;;; from anybody: no result, no member, no session. So no workflow is started when a share of the
-;;;; store's quota is in use, while all that was started goes on and what is deleted makes room.
-;;;; Each node asks the store now and then how much is in use, and adds what it has put itself
-;;;; since.
+;;;; Room in the store. Ended workflows stay for a while, and a full store takes nothing from any
+;;;; client: no result, no member, no session. So no workflow is started when a share of the store's
+;;;; quota is in use; started workflows go on, and deleted ones make room. Each node asks the store
+;;;; now and then how much is in use, and adds the octets that it has put itself since.
 ;;;;
-;;;; What counts is what defragmenting would leave: etcd writes into the rest of its file. What was
-;;;; overwritten or removed is in use until it is compacted.
+;;;; The octets that count are those that defragmenting would leave: etcd writes into the rest of
+;;;; its file. Overwritten and removed entries are in use until they are compacted.
 
 (in-package #:clgrpc.workflow)
 
@@ -43,11 +42,11 @@ for a workflow to be started."
                             +default-store-quota+)))))))
 
 (defun room-used-p (node)
-  "True if so much of the store is in use that no workflow is to be started."
+  "True if too much of the store is in use to start a workflow."
   (multiple-value-bind (used most) (room-used node) (and used (<= most used))))
 
 (defun check-room (node)
-  "Signal BACKLOG-FULL if so much of the store is in use that no workflow is to be started."
+  "Signal BACKLOG-FULL if too much of the store is in use to start a workflow."
   (multiple-value-bind (used most) (room-used node)
     (when (and used (<= most used))
       (refuse-size :backlog-full :max-store-octets most used

@@ -1,7 +1,7 @@
-;;;; How channelz reads what belongs to loops: a function is called on the loop, in place if this
-;;;; thread may take the loop, and its answer is waited for, not for ever. What it reads is of one
-;;;; moment of that loop. Nothing is asked of a loop that calls in progress would wait for longer
-;;;; than for a call.
+;;;; Reading the data of loops for channelz: a function is called on the loop, in place if this
+;;;; thread may take the loop, and its answer is awaited for a limited time. All that it reads is of
+;;;; one moment of that loop. A question must not delay the calls of a loop for longer than a call
+;;;; does.
 
 (in-package #:clgrpc.channelz)
 

@@ -1,22 +1,21 @@
-;;;; The service grpc.channelz.v1.Channelz (gRFC A14, channelz.proto). Each method finds what is
-;;;; asked for in the registries of channels and servers, or by way of these on their loops, and
-;;;; makes its message there. Nothing is kept for it that the process does not keep anyway.
+;;;; The service grpc.channelz.v1.Channelz (gRFC A14, channelz.proto). Each method finds its object
+;;;; in the registries of channels and servers, or through these on their loops, and makes its
+;;;; message there. The process keeps no data for it that it does not keep anyway.
 
 (in-package #:clgrpc.channelz)
 
 (defconstant +page+ 100
-  "So many channels or servers are told in an answer, at most and if the client does not say.")
+  "The most channels or servers in an answer, and their number if the client gives none.")
 (defconstant +socket-page+ 1000
   "The same for references of sockets.")
 
 (defclass channelz-service (v1:channelz) ()
   (:documentation "The service grpc.channelz.v1.Channelz: give START-SERVER an instance beside your
-own services, and tools such as grpcdebug and `clgrpc channelz` can ask what the channels, servers
-and connections of this process, not of that server alone, are and do. It answers every client, so
-serve it where only operators reach it. Calls pay nothing for it that they would not pay without
-it."))
+own services, and tools such as grpcdebug and `clgrpc channelz` can read the state and counts of the
+channels, servers and connections of this process, not of that server alone. It answers every
+client, so serve it where only operators reach it. It does not slow calls down."))
 
-;;; What channels, subchannels and servers have alike
+;;; Common parts of channels, subchannels and servers
 
 (defun event-message (event loop)
   "The ChannelTraceEvent of EVENT, which has happened on LOOP."
@@ -126,7 +125,7 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
                             collect (listener-ref number listener))))))
 
 (defun server-links (server function)
-  "The values of FUNCTION, but nil, for the links of SERVER, each on its loop."
+  "The values of FUNCTION, without nil, for the links of SERVER, each on its loop."
   (declare (type function function))
   (loop for server-loop in (server:server-loops server)
         append (let ((server-loop server-loop))
@@ -141,7 +140,7 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
 (defun link-number (link) (particular link :number))
 
 (defconstant +refs-at-once+ 100
-  "So many references of sockets are asked of a loop at once. They take it 0.3 ms.")
+  "The most references of sockets that a loop is asked for at once. They take it 0.3 ms.")
 
 (defun link-refs (links)
   "The SocketRefs of LINKS, in the order of their numbers."

@@ -1,5 +1,5 @@
-;;;; channelz (gRFC A14): a service that tells its callers what the channels, servers and
-;;;; connections of this process are and do.
+;;;; channelz (gRFC A14): a service that reports to its callers the channels, servers and
+;;;; connections of this process, with their states and counts.
 
 (defpackage #:clgrpc.channelz
   (:use #:cl #:clgrpc.base)

@@ -1,10 +1,10 @@
-;;;; Connections and listening sockets as channelz tells of them: addresses, security, counts,
+;;;; Connections and listening sockets as channelz reports them: addresses, security, counts,
 ;;;; windows, and the kernel's options.
 
 (in-package #:clgrpc.channelz)
 
 (defun stamp (ns loop)
-  "The google.protobuf.Timestamp of NS, a time of LOOP's clock; nil for 0, which is none."
+  "The google.protobuf.Timestamp of NS, a time of LOOP's clock; nil for 0, which means no time."
   (and (plusp ns)
        (protobuf:unix-time-timestamp
         (/ (- (real-time-ns) (- (loop:read-clock loop) ns)) +ns-per-second+))))
@@ -12,7 +12,8 @@
 ;;; Addresses
 
 (defun internet-address (text)
-  "The kernel's address that TEXT is, as OS:ADDRESS-TEXT writes it; nil if it is no internet one."
+  "The kernel's address for TEXT, as OS:ADDRESS-TEXT writes it; nil if it is not an internet
+address."
   (let ((colon (position #\: text :from-end t)))
     (and colon
          (every #'digit-char-p (subseq text (1+ colon)))
@@ -37,7 +38,7 @@
 ;;; Security
 
 (defun particular (link name)
-  "What NAME is among the particulars of LINK. But for :NUMBER and :LOOP, on its loop."
+  "The value of NAME among the particulars of LINK. On its loop, except for :NUMBER and :LOOP."
   (getf (wire:describe-link link) name))
 
 (defun security-message (link)
@@ -190,7 +191,7 @@ speaks, has no streams. On its loop."
                                        (:security ,security))
                  when value append (list name value)))))
 
-;;; What servers listen on
+;;; Listening sockets of servers
 
 (defun listener-ref (number listener)
   (v1:make-socket-ref :socket-id number :name (loop:listener-address listener)))

@@ -1,14 +1,14 @@
 ;;;; The access log: an event for each call that has ended, for the log of the process or a function
-;;;; of its own. It is a source of observers, which are told nothing but that a call has ended, so
-;;;; one access log may be given to any number of servers and channels.
+;;;; of its own. It is a source of observers, which get only the ends of calls, so one access log
+;;;; may be given to any number of servers and channels.
 ;;;;
-;;;; Which calls are logged is decided when they end, so that failures can be logged whatever the
-;;;; ratio is. A call that is not costs a test of its status and a random number: that of its loop,
-;;;; or within the image, where threads have no loop in common, a hash of a shared count.
+;;;; The choice of calls to log is made when they end, so that failures can be logged whatever the
+;;;; ratio is. A call that is not logged costs a test of its status and a random number: that of its
+;;;; loop, or within the image, where threads have no loop in common, a hash of a shared count.
 ;;;;
 ;;;; A peer can make calls that fail at some millions a second, and each event costs more than such
 ;;;; a call. So of the failures that chance has not chosen a loop logs +FAILURES-PER-SECOND+ of each
-;;;; peer, and counts the others: an event a second says how many there were.
+;;;; peer, and counts the others: an event a second gives their number.
 
 (in-package #:clgrpc.logs)
 
@@ -29,11 +29,11 @@
 ends, the event :CALL of the level :info goes to FUNCTION, called as *LOG-FUNCTION* is, or if that
 is nil to the log of the process. RATIO, a real from 0 to 1, is the share of calls that are logged,
 at random; with FAILURES those with another status than :ok are, too, 10 a second of each peer on
-each loop: the event :CALLS-NOT-LOGGED says how many more there were. EXEMPLAR is nil or a
-function of a call that returns an alist of names and texts, such as the user's name, which are
-added to the event, as are the ids of its trace. Both are called on the call's loop, so they must
-not wait; an error in them goes to the log. doc/observability.md lists what the event says. Signal
-MISUSE for other arguments. From any thread."
+each loop: the event :CALLS-NOT-LOGGED gives the number of the others. EXEMPLAR is nil or a function
+of a call that returns an alist of names and texts, such as the user's name, which are added to the
+event, as are the ids of its trace. Both are called on the call's loop, so they must not wait; an
+error in them goes to the log. doc/observability.md lists the fields of the event. Signal MISUSE for
+other arguments. From any thread."
   (unless (typep ratio '(real 0 1))
     (misuse ":ratio is a number from 0 to 1, not ~S." ratio))
   (dolist (given (list function exemplar))
@@ -78,7 +78,8 @@ called on EVENT-LOOP; from any thread if that is nil."
 (defconstant +failures-per-second+ 10
   "How many failures of a peer a loop logs in a second.")
 (defconstant +peers-per-second+ 64
-  "How many peers have failures of their own in a second; all others are counted together.")
+  "How many peers' failures are counted apart in a second; those of all others are counted
+together.")
 
 (defstruct (failures (:copier nil))
   "The failures that a loop has logged, and not logged, in this second."
@@ -87,7 +88,8 @@ called on EVENT-LOOP; from any thread if that is nil."
   ;; how many each peer has had, by its address without the port
   (counts (make-hash-table :test 'equal) :type hash-table :read-only t)
   (end-ns 0 :type (unsigned-byte 62))   ; when the second is over
-  (scheduled nil :type boolean))        ; a timer will tell what was not logged
+  (scheduled nil :type boolean))        ; a timer will report the number of failures that were not
+                                        ; logged
 
 (declaim (sb-ext:freeze-type failures))
 
@@ -212,7 +214,7 @@ EXEMPLAR that of its access log."
         (function (or (access-log-function source) #'log-event))
         (exemplar (access-log-exemplar source)))
     (declare (type function draw))
-    ;; who calls within the image is no stranger
+    ;; a caller within the image is trusted
     (when (and failures loop) (setf failures (make-failures :loop loop :tell function)))
     (rpc:make-trusted-observer
      :call-ended (lambda (call)

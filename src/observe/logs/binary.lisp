@@ -1,19 +1,19 @@
 ;;;; The binary log (gRFC A16): an entry for each thing that happens to a call, for gRPC's tools. It
-;;;; is a source of observers, for servers and channels; they tell of metadata and messages where
+;;;; is a source of observers, for servers and channels; they report metadata and messages where
 ;;;; these go out and come in, so the entries of a call are in the order in which things happened.
 ;;;;
-;;;; What a log has of a call at one of its ends is kept in a RECORD, a value on the call whose key
-;;;; is the log's own, since a call may have several logs. A call that the filter leaves out has
-;;;; none. An entry is serialised where it happens, cut as the filter says, and put into a journal,
-;;;; whose thread writes it (entry-file.lisp); so a full disk or a slow function of the user delays
-;;;; no call. What finds the journal full is dropped and counted.
+;;;; The data of a log about a call at one of its ends are in a RECORD, a value on the call whose
+;;;; key is the log's own, since a call may have several logs. A call that the filter leaves out has
+;;;; no record. An entry is serialised where it happens, cut as the filter says, and put into a
+;;;; journal, whose thread writes it (entry-file.lisp); so a full disk or a slow function of the
+;;;; user delays no call. An entry that finds the journal full is dropped and counted.
 ;;;;
 ;;;; A compressed message is put into the journal as it came, and decompressed on the journal's
-;;;; thread, one at a time, as far as it is logged: some octets of it may become thousands of times
-;;;; as many. So an attacker of loops or of the heap gains nothing by it.
+;;;; thread, one at a time, as far as it is logged: its octets may become thousands of times as
+;;;; many. So an attack on loops or on the heap by such messages fails.
 ;;;;
-;;;; Of a call that is made again, each message of the client is logged once, when the first attempt
-;;;; sends it, and of the server what the attempt that counts brings.
+;;;; If a call is made again, each message of the client is logged once, when the first attempt
+;;;; sends it; of the server's messages those of the attempt that counts are logged.
 
 (in-package #:clgrpc.logs)
 
@@ -24,7 +24,7 @@
    ;; of its records, which are values of calls
    (key :initform (make-symbol "RECORD") :reader binary-log-key)
    (journal :accessor binary-log-journal) ; of entries, octets or DENSE ones
-   (quiet-until-ns :initform 0 :accessor binary-log-quiet-until-ns) ; no loss is told before
+   (quiet-until-ns :initform 0 :accessor binary-log-quiet-until-ns) ; no loss is reported before
    ;; how many calls were logged, and how many entries were lost; atomic
    (counts :initform (make-array 2 :element-type 'sb-ext:word :initial-element 0)
            :reader binary-log-counts))
@@ -106,8 +106,8 @@ written. From any thread; see CLOSE-BINARY-LOG and ROTATE-BINARY-LOG."
     log))
 
 (defun close-binary-log (log)
-  "Write what waits to be written of LOG, for 5 seconds at most, and close its file. Give LOG to
-nothing that goes on. Closing again does nothing. From any thread but an event loop's."
+  "Write the waiting entries of LOG, for 5 seconds at most, and close its file. No server or channel
+may use LOG afterwards. Closing again does nothing. From any thread but an event loop's."
   (let ((file (binary-log-file log)) (done (sb-thread:make-semaphore)))
     (call-when-written (binary-log-journal log)
                        (lambda (written)
@@ -119,8 +119,8 @@ nothing that goes on. Closing again does nothing. From any thread but an event l
 
 (defun rotate-binary-log (log)
   "Begin a new file of LOG once the waiting entries are written; the old file is kept, as in
-MAKE-BINARY-LOG. Call this after a program such as logrotate has given the file another name,
-or to look at what it has; FLUSH-LOG waits until it is done. From any thread."
+MAKE-BINARY-LOG. Call this after a program such as logrotate has given the file another name, or to
+read its contents; FLUSH-LOG waits until it is done. From any thread."
   (let ((file (binary-log-file log)))
     (when file
       (call-when-written (binary-log-journal log)
@@ -175,7 +175,7 @@ lock is held."
   (add-to-journal (binary-log-journal (record-log record)) (entry-octets record type payload)))
 
 (defun peer-payload (record call)
-  "The keywords that say who the peer of CALL is, once."
+  "The keywords that describe the peer of CALL, once."
   (let ((peer (rpc:call-peer call)))
     (when (and peer (not (shiftf (record-peer record) t)))
       (list :peer (log-address peer)))))
@@ -200,7 +200,7 @@ lock is held."
        (sb-thread:with-mutex ((record-lock ,record)) ,@body))))
 
 (defun request-metadata (call)
-  "The metadata of CALL's client, an alist, without what says who calls."
+  "The metadata of CALL's client, an alist; on the client's side without authorization."
   (let ((other (operate other-end call)))
     (if (rpc:client-p call)
         (remove "authorization"
@@ -247,7 +247,7 @@ lock is held."
 ;;; Messages
 
 (defconstant +longest-content+ (expt 2 23)
-  "The most octets of a message that are logged, whatever a filter says.")
+  "The most octets of a message that are logged, even if a filter allows more.")
 
 (defun log-dense-content (record call type octets start end encoding limit)
   "Log a message of CALL that is compressed by ENCODING as an entry of TYPE, LIMIT octets of it."
@@ -284,7 +284,7 @@ lock is held."
   (with-record (record log call)
     (cond ((record-client-p record)
            (log-client-message record call octets start end encoding))
-          (t (log-answer record call)   ; within the image nothing else tells of headers
+          (t (log-answer record call)   ; within the image no other event reports headers
              (log-content record call :event-type-server-message octets start end encoding)))))
 
 (defun log-received (log call octets start end encoding)
@@ -325,7 +325,7 @@ lock is held."
 (defmethod rpc:check-observer ((source binary-log)) source)
 
 (defun begin-request (log call)
-  "CALL has begun, and its headers are known: log them if it is logged at all."
+  "CALL has begun, and its headers are known: log them if CALL is logged."
   (when (begin-record log call)
     (with-record (record log call)
       (setf (record-authority record) (getf (operate particulars call) :authority))

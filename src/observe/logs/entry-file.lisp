@@ -1,4 +1,4 @@
-;;;; The file of a binary log: entries, each behind four octets of its length, the highest first, as
+;;;; The file of a binary log: entries, each after four octets of its length, the highest first, as
 ;;;; grpc-go writes them. All functions here run on the journal's thread, but for making one.
 ;;;;
 ;;;; 1. A file is replaced by a new one that only its owner can read. The old one is kept: FILE
@@ -13,7 +13,7 @@
 (in-package #:clgrpc.logs)
 
 (defconstant +gathered-octets+ 65536
-  "Entries are written together until they have so many octets.")
+  "The octets up to which entries are written together.")
 
 (defstruct (entry-file (:constructor %make-entry-file) (:copier nil))
   "Where entries are written."
@@ -56,13 +56,13 @@
                                  "this pipe has no reader."
                                  (os:errno-text descriptor))))
          (setf (entry-file-descriptor file) descriptor)))
-      (:link (refuse-file file "it is a symbolic link; name what it leads to."))
+      (:link (refuse-file file "it is a symbolic link; name its target."))
       (:directory (refuse-file file "it is a directory."))
-      (:other (refuse-file file "it is no file.")))
+      (:other (refuse-file file "it is not a file.")))
     file))
 
 (defun keep-older (file)
-  "Have the files before FILE, and what is at its place, be called by the next number."
+  "Rename the files before FILE, and the one at its place, to the next number."
   (loop for number from (1- (entry-file-kept file)) downto 1
         do (os:rename-file-to (entry-path file number) (entry-path file (1+ number))))
   (let ((result (if (zerop (entry-file-kept file))
@@ -75,7 +75,7 @@
   (let ((path (entry-path file)))
     (multiple-value-bind (type size) (os:file-type path)
       (cond ((null type))
-            ((not (eq :regular type)) (refuse-file file "what is there now is no regular file."))
+            ((not (eq :regular type)) (refuse-file file "the present file is not a regular file."))
             ((zerop size) (os:remove-file path))
             (t (keep-older file))))
     (let ((descriptor (os:create-file path #o600)))
@@ -91,8 +91,8 @@
 ;;; Writing
 
 (defun whole-entries (octets start end limit)
-  "Of the entries in OCTETS from START to END: where the last that ends by LIMIT ends, and how many
-are behind that."
+  "Two values about the entries in OCTETS from START to END: the end of the last entry that ends by
+LIMIT, and the number of entries after it."
   (loop with beyond = 0 and last = start
         for at = start then next
         while (< at end)
@@ -103,8 +103,8 @@ are behind that."
         finally (return (values last beyond))))
 
 (defun write-out (file octets start end)
-  "Write the octets START to END to FILE, as far as possible. Return where that stopped; and why, a
-text, or nil if it is END."
+  "Write the octets START to END to FILE, as far as possible. Return the position reached, and the
+error as a text, or nil if the position is END."
   (loop with at = start
         while (< at end)
         do (let ((result (funcall (entry-file-write file) (entry-file-descriptor file)
@@ -174,7 +174,7 @@ must be begun again and cannot be; then OCTETS are lost."
     (values lost why)))
 
 (defun rotate-entry-file (file)
-  "Begin FILE again, if it is a regular one; what is there is kept."
+  "Begin FILE again, if it is a regular one; its present contents are kept."
   (when (entry-file-rotating file)
     (end-file file)
     (ensure-begun file)))

@@ -30,7 +30,7 @@
 (declaim (sb-ext:freeze-type limits filter))
 
 (defun refuse-filter (text why)
-  "Signal that a filter cannot be read since of its pattern TEXT WHY is true."
+  "Signal that a filter is malformed: WHY is the error in its pattern TEXT."
   (misuse "The binary log's filter is wrong: ~S ~A." text why))
 
 (defun digits-p (text)
@@ -45,7 +45,7 @@
          (parse-integer text :start 2))))
 
 (defun parse-limits (text pattern)
-  "The LIMITS that TEXT, what PATTERN has behind its name, says."
+  "The LIMITS in TEXT, the part of PATTERN after its name."
   (if (string= text "")
       (make-limits)
       (let* ((end (1- (length text)))
@@ -79,7 +79,7 @@
     (values (subseq text 0 slash) (subseq text (1+ slash)))))
 
 (defun add-pattern (filter pattern)
-  "Have FILTER do what the text PATTERN says."
+  "Add the text PATTERN to FILTER."
   (let* ((excluded (and (plusp (length pattern)) (char= #\- (char pattern 0))))
          (start (if excluded 1 0))
          (brace (or (position #\{ pattern) (length pattern)))

@@ -1,12 +1,12 @@
-;;;; Entries of the binary log (gRFC A16), as messages of grpc/binlog/v1/binarylog.proto: what is
-;;;; left out of metadata, where it and messages are cut, addresses. Without I/O or state.
+;;;; Entries of the binary log (gRFC A16), as messages of grpc/binlog/v1/binarylog.proto: metadata
+;;;; that is left out, the cuts of metadata and messages, addresses. Without I/O or state.
 
 (in-package #:clgrpc.logs)
 
 (defparameter *unlogged-names*
   '("lb-token" "content-encoding" "content-type" "user-agent" "te")
   "Names of metadata, beside those that begin with a colon or with grpc-, that are not logged, since
-they are no user's.")
+they are not the user's.")
 
 (defun logged-name-p (name)
   "True if metadata of NAME is logged."
@@ -99,10 +99,10 @@ all of it."
                      :length (if (eq :ok outcome) count (max (1+ count) (dense-told dense)))
                      :data (subseq-octets octets 0 count))
                     (not (eq :ok outcome)))
-            ;; it is no compressed message
+            ;; it is not a compressed message
             (log-message (dense-octets dense) 0 (length (dense-octets dense)) (dense-limit dense)))
       (when octets (give-octets-back octets))
-      ;; what is behind an entry in octets is part of it
+      ;; the octets after an entry are part of it
       (concatenate 'octets (dense-head dense)
                    (protobuf:serialize
                     (binlog:make-grpc-log-entry :message message :payload-truncated truncated))))))

@@ -1,4 +1,4 @@
-;;;; What a reader of metrics asks for in its headers (RFC 9110 section 12.5): the format, in
+;;;; The wishes of a reader of metrics, from its headers (RFC 9110 section 12.5): the format, in
 ;;;; accept, and compression, in accept-encoding.
 
 (in-package #:clgrpc.metrics)

@@ -11,7 +11,7 @@ is held."
   `(setf (gethash ',source **readers**)
          (lambda (,metrics) (declare (ignorable ,metrics)) ,@body)))
 
-;;; What is in cells
+;;; Contents of cells
 
 (defun merge-cells (pairs)
   "PAIRS of attributes and a list of numbers, those with the same attributes added up."
@@ -70,7 +70,7 @@ attributes and a vector of exemplars or nil."
   (substitute #\_ #\- (string-upcase (if (= number 1) "cancelled" (status:code-status number)))))
 
 (defun attributes-of (target-record &optional method-record status)
-  "The attributes of what TARGET-RECORD has counted, of METHOD-RECORD and of STATUS, a code."
+  "The attributes of TARGET-RECORD's counts, of METHOD-RECORD and of STATUS, a code."
   (append (when method-record (list (cons "grpc.method" (method-record-method method-record))))
           (when (target-record-target target-record)
                 (list (cons "grpc.target" (target-record-target target-record))))
@@ -125,7 +125,7 @@ true."
           (if (eq :client role) (remove 0 points :key #'point-value) points)))))
 
 (defun label-points (metrics role kind name)
-  "Points of what target records count by texts of KIND, which is the attribute NAME."
+  "Points of the counts of target records by texts of KIND, which is the attribute NAME."
   (counter-points (loop for target-record in (target-records metrics role)
                         append (loop for ((its-kind . text) . cells) in
                                      (target-record-labelled target-record)
@@ -135,7 +135,7 @@ true."
                                                      (aref (the cells cells) +padding+))))))
 
 (defun less (points others)
-  "POINTS, each less what OTHERS have for its attributes."
+  "POINTS, each less the value in OTHERS for its attributes."
   (loop for point in points
         for other = (find (point-attributes point) others :key #'point-attributes :test #'equal)
         collect (make-point :attributes (point-attributes point)
@@ -183,8 +183,8 @@ true."
 (define-reader connections-accepted (metrics) (target-record-points metrics :server +accepted+))
 (defparameter *refusing-options*
   '("heap" "max-calls" "max-connections" "max-held-octets" "reserve-wait-seconds")
-  "The options by which servers refuse that are told of before they do, at 0: Prometheus sees no
-increase in a series that appears with all that was refused.")
+  "The options whose refusals are reported from the start, at 0. In a series that appears with the
+first refusals Prometheus would see no increase.")
 
 (define-reader refusals (metrics)
   (let ((points (label-points metrics :server :refusal "clgrpc.option")))
@@ -201,7 +201,7 @@ increase in a series that appears with all that was refused.")
   (remove nil (mapcar #'sb-ext:weak-pointer-value (metrics-loops metrics))))
 
 (defun loop-points (metrics key &optional (unit 1))
-  "Points of what the statistics of each loop have as KEY, in units of UNIT, by its name."
+  "Points of the statistic KEY of each loop, in units of UNIT, by the loop's name."
   (counter-points (loop for loop in (live-loops metrics)
                         collect (list (list (cons "clgrpc.loop" (loop:event-loop-name loop)))
                                       (/ (getf (loop:event-loop-statistics loop) key) unit)))))
@@ -270,7 +270,7 @@ increase in a series that appears with all that was refused.")
 ;;; All of it
 
 (defun read-instrument (metrics instrument)
-  "INSTRUMENT and what METRICS have counted for it, as a FAMILY. The lock is held."
+  "INSTRUMENT and its counts in METRICS, as a FAMILY. The lock is held."
   (make-family :name (instrument-name instrument) :kind (instrument-kind instrument)
                :unit (instrument-unit instrument) :text (instrument-text instrument)
                :alias (instrument-alias instrument)
@@ -279,8 +279,8 @@ increase in a series that appears with all that was refused.")
 
 (defun collect (metrics &key (names t))
   "The counts of METRICS so far: a list of FAMILYs in the order of the table of instruments,
-then those of users. Those with no points are left out. NAMES is T or a list of names, strings, of
-those that are wanted: what is not is not read. From any thread."
+then those of users. Those with no points are left out. NAMES is T or a list of the names, strings,
+of the wanted ones: the others are not read. From any thread."
   (flet ((wanted (items key)
            (if (eq t names)
                items

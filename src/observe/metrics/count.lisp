@@ -1,8 +1,7 @@
-;;;; What is counted when an observer is told of something. There is a set of functions for a loop,
-;;;; whose baton is held when they are called, and one for threads without a loop; both are made
-;;;; from the same forms.
+;;;; Counting by observers. There is a set of functions for a loop, whose baton is held when they
+;;;; are called, and one for threads without a loop; both are made from the same forms.
 ;;;;
-;;;; Plain requests of HTTP, which are no calls, are not counted.
+;;;; Plain requests of HTTP, which are not calls, are not counted.
 ;;;;
 ;;;; A server's calls by protocols beside gRPC count in target records of their own and have one
 ;;;; attribute more, clgrpc.protocol. Those of gRPC have the attributes of gRFC A66 and no other, so
@@ -27,7 +26,7 @@
   (and exemplar (funcall (the function exemplar) call)))
 
 (defun keep-exemplar (series ns labels)
-  "Have SERIES remember a call, which took NS, by LABELS, unless these are nil."
+  "Store LABELS of a call, which took NS, in SERIES as an exemplar, unless they are nil."
   (when labels
     (let ((exemplars (or (series-exemplars series)
                          (setf (series-exemplars series)
@@ -82,9 +81,9 @@
 (define-hot (count-in-run :inline t)
             ((target-record target-record) method (status symbol) (began-ns nanoseconds))
     (or null series)
-  "A call of METHOD has ended with STATUS that began at BEGAN-NS: how long it took counts when the
-loop of TARGET-RECORD sends what it has answered. Return its series, or nil if the loop is about to
-stop and the duration is to be counted now."
+  "A call of METHOD, which began at BEGAN-NS, has ended with STATUS: its duration is counted when
+the loop of TARGET-RECORD sends its answers. Return its series, or nil if the loop is about to stop
+and the duration is to be counted now."
   (let ((run (target-record-run target-record)))
     (cond ((and (eq status (run-status run))
                 (eq method (run-method run))
@@ -108,8 +107,8 @@ RPC:MAKE-OBSERVER. In these TARGET-RECORD is the target record to count in, (TAL
 adds to a cell and (NOTE cells at scale value) to a histogram; (ON-LOOP FORM) is FORM on a loop,
 else nil; (WITH-PROTOCOL (TARGET-RECORD CALL) BODY) is BODY with TARGET-RECORD bound to that of
 CALL's protocol, of which calls without a loop have none. The function gets as :target-record a
-target record of a loop, or else as :target-records a vector of those that
-threads without a loop share."
+target record of a loop, or else as :target-records a vector of the target records that threads
+without a loop share."
   (flet ((version (count record bind)
            `(macrolet ((tally (cells at value) (list ',count cells at value))
                        (note (cells at scale value) (list ',record cells at scale value))

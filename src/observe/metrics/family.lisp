@@ -1,12 +1,12 @@
-;;;; Families: what a reader of metrics gets. A family is one instrument with its points, one for
-;;;; each set of attributes. They are made when somebody reads, and are plain data for exporters.
+;;;; Families: the result of reading metrics. A family is one instrument with its points, one for
+;;;; each set of attributes. They are made at each reading, and are plain data for exporters.
 
 (in-package #:clgrpc.metrics)
 
 (defstruct (family (:copier nil))
-  "An instrument and what it has counted."
+  "An instrument and its counts."
   (name "" :type string :read-only t)   ; in OpenTelemetry, "grpc.server.call.duration"
-  ;; what it does with numbers
+  ;; its way to combine numbers
   (kind :counter :type (member :counter :up-down-counter :gauge :histogram) :read-only t)
   (unit "" :type string :read-only t)   ; as in UCUM, "s", "By", "{call}"
   (text "" :type string :read-only t)   ; for people

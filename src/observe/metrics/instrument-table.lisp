@@ -11,13 +11,13 @@
                        (:copier nil))
   "A row of the table."
   (name "" :type string :read-only t)   ; in OpenTelemetry
-  ;; what it does with numbers
+  ;; its way to combine numbers
   (kind :counter :type (member :counter :up-down-counter :gauge :histogram) :read-only t)
   (unit "" :type string :read-only t)   ; as in UCUM
   (attributes '() :type list :read-only t) ; their names
   (optional '() :type list :read-only t) ; those of further ones, if :optional-labels has them
   (scale nil :type (or null scale) :read-only t) ; a histogram's
-  (source nil :type symbol :read-only t) ; what COLLECT reads it from, a function of collect.lisp
+  (source nil :type symbol :read-only t) ; the function of collect.lisp that reads it
   (alias nil :type (or null string) :read-only t) ; in Prometheus, if tools know it by that
   (default t :type boolean :read-only t) ; it is on unless :disable names it
   (text "" :type string :read-only t))  ; for people
@@ -128,7 +128,7 @@ have weight 0.")
   ;; ours
   ("clgrpc.server.connections" :up-down-counter "{connection}" ()
    (:source server-connections)
-   "Connections that servers have, whatever they speak.")
+   "Connections that servers have, of every protocol.")
   ("clgrpc.server.connections_accepted" :counter "{connection}" ()
    (:source connections-accepted)
    "Connections that servers have admitted.")
@@ -155,10 +155,10 @@ have weight 0.")
    "How often event loops were taken over by another thread, since users' code took long.")
   ("clgrpc.loop.received" :counter "By" ("clgrpc.loop")
    (:source octets-received)
-   "Octets that connections have received, without what TLS adds.")
+   "Octets that connections have received, without TLS's own.")
   ("clgrpc.loop.sent" :counter "By" ("clgrpc.loop")
    (:source octets-sent)
-   "Octets that connections have sent, without what TLS adds.")
+   "Octets that connections have sent, without TLS's own.")
   ("clgrpc.reserve.threads" :up-down-counter "{thread}" ("clgrpc.state")
    (:source reserve-threads)
    "Reserve threads that there are, busy and idle.")
@@ -208,8 +208,8 @@ have weight 0.")
    "Number of OS threads in the process."))
 
 (defun find-instruments (names)
-  "The instruments that NAMES mean: a list of names, or of what names begin with up to a dot; or T
-for all. Signal MISUSE for one that means none."
+  "The instruments that NAMES mean: a list of names, or of prefixes of names up to a dot; or T for
+all. Signal MISUSE for one that means none."
   (if (eq t names)
       **instruments**
       (loop for name in names

@@ -163,8 +163,7 @@ exponent if that is less than -4 or more than 5."
                (terpri stream))))))
 
 (defun write-target (resource open stream)
-  "Write target_info, what RESOURCE, an alist of attributes, says of the process, if it says
-anything."
+  "Write target_info with the attributes of RESOURCE, an alist about the process, if there are any."
   (when resource
     (format stream "# HELP ~A Target metadata~%# TYPE ~:*~A ~:[gauge~;info~]~%"
             (if open "target" "target_info") open)
@@ -176,7 +175,8 @@ anything."
     (terpri stream)))
 
 (defun families-text (families open &key resource)
-  "FAMILIES as text, in OpenMetrics if OPEN is true, below what RESOURCE says of the process."
+  "FAMILIES as text, in OpenMetrics if OPEN is true, after the attributes of RESOURCE, about the
+process."
   (with-output-to-string (stream)
     (write-target resource open stream)
     (dolist (family families) (write-family family open stream))

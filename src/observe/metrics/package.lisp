@@ -1,7 +1,7 @@
-;;;; Metrics: what servers, channels and the process do, counted at nearly no cost, and read by
+;;;; Metrics: counts of servers, channels and the process, made at nearly no cost, and read by
 ;;;; monitoring systems. The files, from the ground up: buckets and cells; the table of instruments;
-;;;; the registry and its shards; what observers count; users' own instruments; what is read of the
-;;;; process; families, which is what a reader gets; what a request asks for; and the text for
+;;;; the registry and its shards; the counting observers; users' own instruments; values read from
+;;;; the process; families, which a reader gets; the headers of a request; and the text for
 ;;;; Prometheus.
 
 (defpackage #:clgrpc.metrics

@@ -1,5 +1,5 @@
-;;;; The METRICS object: what is counted, for whom, and its shards. It is given to servers and
-;;;; channels as :observer; all that have it are counted together.
+;;;; The METRICS object: its instruments, targets and shards. It is given to servers and channels as
+;;;; :observer; all that have it are counted together.
 
 (in-package #:clgrpc.metrics)
 
@@ -7,7 +7,7 @@
   "Shards of the threads that have no loop.")
 
 (defconstant +most-targets+ 500
-  "Of so many targets channels are told apart; all others have the target \"other\".")
+  "The most targets that channels are counted by; all others have the target \"other\".")
 
 (defconstant +most-labels+ 64
   "So many texts a target record counts apart, such as reasons of disconnections.")
@@ -23,7 +23,7 @@
    (lock :initform (sb-thread:make-mutex :name "clgrpc metrics") :reader metrics-lock) ; of the rest
    (shards :initform '() :accessor metrics-shards) ; of loops, those that wait for one included
    (shared :reader metrics-shared)      ; a vector of those of other threads
-   (targets :initform '() :accessor metrics-targets) ; that are told apart
+   (targets :initform '() :accessor metrics-targets) ; that have counts of their own
    (loops :initform '() :accessor metrics-loops) ; of servers and channels that have it, weak
    (customs :initform '() :accessor metrics-customs) ; of users, newest first
   (sets-lock :initform (sb-thread:make-mutex :name "clgrpc metrics sets")
@@ -32,7 +32,8 @@
   (:documentation "Counts of servers, channels and the process: see MAKE-METRICS."))
 
 (document-functions
-  metrics-started-ns "When METRICS began to count, in nanoseconds of Unix. From any thread.")
+  metrics-started-ns "Return the time at which METRICS began to count, in nanoseconds since 1970.
+From any thread.")
 
 (defmethod initialize-instance :after ((metrics metrics) &key)
   (setf (slot-value metrics 'shared)
@@ -45,12 +46,12 @@
 
 (defun make-metrics (&key enable disable optional-labels methods targets exemplar resource)
   "Return a metrics object, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL, also in
-a list with others. It counts what the table of doc/monitoring.md says, for all that have it
-together: the calls, attempts and octets of gRFC A66 and what the process does. ENABLE names
+a list with others. It has the instruments in the table of doc/monitoring.md, for all that have it
+together: the calls, attempts and octets of gRFC A66, and those of the process. ENABLE names
 instruments that are off by default, as strings, \"grpc.subchannel\" meaning all whose names begin
-with that and a dot, or is T for all; DISABLE names such as are not wanted, in the same way.
-OPTIONAL-LABELS names attributes, strings, that instruments have only if they are asked for. METHODS
-and TARGETS select the names with series of their own: functions of a name,
+with that and a dot, or is T for all; DISABLE names instruments to turn off, in the same way.
+OPTIONAL-LABELS names attributes, strings, that instruments have only on request. METHODS and
+TARGETS select the names with series of their own: functions of a name,
 \"helloworld.Greeter/SayHello\" or \"dns:///localhost:50051\", that return true, or lists of names;
 the rest count as \"other\", as do methods without generated code. EXEMPLAR is a function of a call
 that has ended, or of an attempt's call, which returns an alist of strings, such as ((\"trace_id\" .
@@ -85,7 +86,7 @@ COLLECT read the counts. Signal MISUSE for a wrong argument. From any thread."
   (typecase function
     ((or null function) function)
     ((and symbol (satisfies fboundp)) (fdefinition function))
-    (t (misuse "~S is no function." function))))
+    (t (misuse "~S is not a function." function))))
 
 (defun keeper (names)
   "A function that is true of the names that NAMES, see MAKE-METRICS, keeps; all if that is nil."

@@ -1,8 +1,8 @@
-;;;; Where calls are counted. A SHARD belongs to an event loop, for as long as that runs, and then
-;;;; to another, with what has been counted in it. Whoever holds the loop's baton counts in it with
-;;;; plain additions. Threads without a loop, which make calls within the image, share a few shards
-;;;; and count in those atomically; they are spread over them by their stacks. Whoever reads adds
-;;;; all shards up.
+;;;; Shards, the places of counts. A SHARD belongs to an event loop, for as long as that runs, and
+;;;; then to another, with its counts. The holder of the loop's baton counts in it with plain
+;;;; additions. Threads without a loop, which make calls within the image, share a few shards and
+;;;; count in those atomically; they are spread over them by their stacks. A reader adds all shards
+;;;; up.
 ;;;;
 ;;;;   shard → TARGET-RECORD of a role, a target and a protocol → METHOD-RECORD of a method
 ;;;;         → SERIES of a status → cells

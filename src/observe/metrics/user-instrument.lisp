@@ -22,7 +22,7 @@
   "An instrument of a user's."
   (metrics nil :type metrics :read-only t) ; that it is read with
   (name "" :type string :read-only t)   ; as OpenTelemetry has them
-  ;; what it does with numbers
+  ;; its way to combine numbers
   (kind :counter :type (member :counter :up-down-counter :gauge :histogram) :read-only t)
   (unit "" :type string :read-only t)   ; as in UCUM
   (text "" :type string :read-only t)   ; for people
@@ -105,9 +105,10 @@ Arguments and errors as for MAKE-COUNTER. From any thread."
 ;;; Sets of instruments
 
 (defun ensure-instruments (metrics key function)
-  "The instruments of METRICS that stand under KEY, a symbol: what FUNCTION, called with METRICS,
-has returned for the first who asked. So all who count the same thing in one METRICS object share
-its instruments. Return nil if METRICS is nil. From any thread, but not from FUNCTION."
+  "Return the instruments of METRICS under KEY, a symbol. The first request for KEY makes them:
+FUNCTION, called with METRICS, returns them. So all programs that count the same thing in one
+METRICS object share its instruments. Return nil if METRICS is nil. From any thread, but not from
+FUNCTION."
   (when metrics
     (sb-thread:with-mutex ((metrics-sets-lock metrics))
       (or (getf (metrics-sets metrics) key)
@@ -160,7 +161,7 @@ its instruments. Return nil if METRICS is nil. From any thread, but not from FUN
       (sb-ext:atomic-incf (aref (the cells cells) (1+ at)) (round (* rest +billion+))))))
 
 (defun countable-p (number)
-  "True if NUMBER, whatever it is, is a real of up to 18 digits."
+  "True if NUMBER, any object, is a real of up to 18 digits."
   (and (realp number)
        (finite-p number)
        (< (abs number) 1000000000000000000)))
@@ -172,8 +173,8 @@ its instruments. Return nil if METRICS is nil. From any thread, but not from FUN
 
 (defun add (counter number &rest values)
   "Add NUMBER, a real, to COUNTER, of MAKE-COUNTER, which takes none below 0, or
-MAKE-UP-DOWN-COUNTER. VALUES are those of its attributes, in their order: strings, or what is shown
-as one. Signal MISUSE for what does not fit. From any thread."
+MAKE-UP-DOWN-COUNTER. VALUES are those of its attributes, in their order: strings, or objects that
+are shown as such. Signal MISUSE for arguments that do not fit. From any thread."
   (unless (and (custom-p counter) (member (custom-kind counter) '(:counter :up-down-counter)))
     (misuse "~S is not a counter." counter))
   (check-number counter number)
@@ -205,7 +206,7 @@ ADD. From any thread."
   (if (logbitp 63 word) (- word (ash 1 64)) word))
 
 (defun row-total (row)
-  "The sum of what was counted in ROW, a rational."
+  "The sum of the counts in ROW, a rational."
   (loop for cells across (row-stripes row)
         sum (+ (signed (aref (the cells cells) +padding+))
                (/ (aref (the cells cells) (1+ +padding+)) +billion+))))
@@ -238,7 +239,7 @@ ADD. From any thread."
                                   :value number)))))
 
 (defun custom-family (custom)
-  "CUSTOM and what it has counted, as a FAMILY."
+  "CUSTOM and its counts, as a FAMILY."
   (make-family
    :name (custom-name custom) :kind (custom-kind custom) :unit (custom-unit custom)
    :text (custom-text custom)

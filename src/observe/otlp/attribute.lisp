@@ -1,4 +1,4 @@
-;;;; Attributes as messages, and the resource: what all telemetry of this process is of
+;;;; Attributes as messages, and the resource, the source of all telemetry of this process
 ;;;; (OpenTelemetry specification, "Resource SDK").
 
 (in-package #:clgrpc.otlp)
@@ -35,8 +35,8 @@ no 64 bits hold becomes a string, as does any other object."
             (ldb (byte 48 0) number))))
 
 (defun resource-attributes (given get-variable)
-  "What telemetry of this process is of, an alist: what GIVEN says, an alist too, then what the
-environment, then what we know."
+  "The attributes of this process as the source of telemetry, an alist: those of GIVEN, an alist
+too, then the environment's, then our own."
   (let* ((service (variable-value "OTEL_SERVICE_NAME" get-variable))
          (others (read-pairs "OTEL_RESOURCE_ATTRIBUTES"
                              (variable-value "OTEL_RESOURCE_ATTRIBUTES" get-variable)))

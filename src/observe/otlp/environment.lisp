@@ -1,7 +1,7 @@
-;;;; What the environment says of an exporter (OpenTelemetry specification, "OpenTelemetry Protocol
+;;;; The environment's settings of an exporter (OpenTelemetry specification, "OpenTelemetry Protocol
 ;;;; Exporter" and "Environment Variable Specification"). A variable of one signal, such as
 ;;;; OTEL_EXPORTER_OTLP_TRACES_TIMEOUT, counts more than the one of all, OTEL_EXPORTER_OTLP_TIMEOUT.
-;;;; An empty variable is none. A value that cannot be used is logged and ignored, as the
+;;;; An empty variable counts as not set. A value that cannot be used is logged and ignored, as the
 ;;;; specification asks.
 
 (in-package #:clgrpc.otlp)
@@ -33,7 +33,7 @@
 
 (defun read-number (name value scale)
   "VALUE, of the variable NAME, an integer from 0, times SCALE; nil, and a line in the log, if it is
-none."
+not one."
   (if (and (<= 1 (length value) 12) (every #'digit-char-p value))
       (* scale (parse-integer value))
       (ignore-variable name value "an integer is wanted")))

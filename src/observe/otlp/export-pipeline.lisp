@@ -1,15 +1,14 @@
 ;;;; A pipeline: the way of one signal, metrics or spans, to the collector, on a thread of its own,
-;;;; which drives the loop of its own channel while it waits. So the loops of the application have
-;;;; nothing to do with it. No observer is told of the channel's calls: they are neither measured
-;;;; nor traced.
+;;;; which drives the loop of its own channel while it waits. So it does not use the loops of the
+;;;; application. The channel has no observer: its calls are neither measured nor traced.
 ;;;;
-;;;; A round sends all that there is, as BATCHes. After a failure that may pass, metrics are
+;;;; A round sends all present data, as BATCHes. After a failure that may pass, metrics are
 ;;;; forgotten, since the next round reads them again and they are cumulative. Spans wait, and no
-;;;; others are taken meanwhile; so what waits is bounded by the queues of the tracing, which count
-;;;; what finds no room. Nothing is ever dropped and not counted.
+;;;; others are taken meanwhile; so the waiting spans are bounded by the queues of the tracing,
+;;;; which count spans that find no room. Every dropped span is counted.
 ;;;;
-;;;; LOCK is held for what other threads change or wait for: WANTED, DONE, RUNG, STOPPING. All else
-;;;; is changed by the pipeline's thread only; other threads read the counts.
+;;;; LOCK guards the slots that other threads change or wait for: WANTED, DONE, RUNG, STOPPING. Only
+;;;; the pipeline's thread changes the others; other threads read the counts.
 
 (in-package #:clgrpc.otlp)
 
@@ -18,7 +17,7 @@
 
 (defstruct (batch (:constructor make-batch (contents items)) (:copier nil))
   "The contents of one request."
-  (contents nil :read-only t)           ; what the pipeline's REQUEST makes the request of
+  (contents nil :read-only t)           ; the argument of the pipeline's REQUEST
   (items 0 :type index :read-only t))   ; how many points or spans that is
 
 (defmethod print-object ((batch batch) stream)
@@ -41,29 +40,30 @@
 
 (defstruct (pipeline (:copier nil))
   "The way of one signal to the collector."
-  (signal :metrics :type signal-name :read-only t) ; what it exports
+  (signal :metrics :type signal-name :read-only t) ; its signal
   (target "" :type string :read-only t) ; where the collector is
   (channel nil :read-only t)            ; to the collector
   (metadata '() :type list :read-only t) ; that goes with each export
   (timeout-seconds 10 :type (real (0)) :read-only t) ; of an export
   (interval-seconds 60 :type (real (0)) :read-only t) ; from one round to the next
-  ;; a function without arguments that returns batches of what there is now
+  ;; a function without arguments that returns batches of the present data
   (take nil :type function :read-only t)
   (request nil :type function :read-only t) ; of a batch's contents, returns the message
   ;; of CHANNEL, a request and options of a stub, returns how many items were rejected, and why
   (export nil :type function :read-only t)
   (overflow nil :type function :read-only t) ; returns how many items found no room, ever
   (queued (constantly 0) :type function :read-only t) ; returns how many items are to be taken
-  ;; a function of what became of items, a word, and how many; for the metrics
+  ;; a function of an outcome, a word, and its number of items; for the metrics
   (count nil :type function :read-only t)
   (keeps nil :type boolean :read-only t) ; batches that could not be sent are sent again
   (waiting '() :type list)              ; batches that are to be sent
   (failures 0 :type index)              ; in a row
-  (tally (make-tally) :type tally :read-only t) ; what has become of its items
-  (told '() :type list)                 ; alist: events of the log, and when they may be told again
+  (tally (make-tally) :type tally :read-only t) ; the outcomes of its items
+  (told '() :type list)                 ; alist: events of the log, and when they may be logged
+                                        ; again
   (random (loop:new-random-state) :type random-state :read-only t) ; for delays
   (thread nil)                          ; that runs it
-  (lock (sb-thread:make-mutex :name "clgrpc otlp") :read-only t) ; of what follows
+  (lock (sb-thread:make-mutex :name "clgrpc otlp") :read-only t) ; of the slots below
   (bell (sb-thread:make-waitqueue :name "clgrpc otlp") :read-only t) ; any of the following
   (rung nil :type boolean)              ; a batch waits
   (stopping nil :type boolean)          ; its thread is to end
@@ -193,8 +193,8 @@ the first may be tried again."
       (pop (pipeline-waiting pipeline)))))
 
 (defun run-round (pipeline)
-  "Send what waits in PIPELINE, and then what there is. Return nil if all is gone, or the seconds to
-wait until the next round."
+  "Send the waiting batches of PIPELINE, and then the present data. Return nil if all is gone, or
+the seconds to wait until the next round."
   (when (plusp (pipeline-failures pipeline))
     (calling:reset-back-off (pipeline-channel pipeline)))
   (prog1 (or (send-waiting pipeline)
@@ -203,7 +203,7 @@ wait until the next round."
     (count-overflow pipeline)))
 
 (defun try-round (pipeline)
-  "RUN-ROUND, whatever happens in it."
+  "RUN-ROUND, with its errors handled."
   (handler-case (run-round pipeline)
     (error (error)
       (incf (pipeline-failures pipeline))
@@ -219,7 +219,7 @@ that is wanted; nil if the thread is to end."
   (sb-thread:with-mutex ((pipeline-lock pipeline))
     (loop until (or (pipeline-stopping pipeline)
                     (/= tried (pipeline-wanted pipeline))
-                    ;; a batch does not hasten what has failed
+                    ;; a batch does not hasten a repeated export
                     (and (pipeline-rung pipeline) (zerop (pipeline-failures pipeline))))
           while (loop:await-notice (pipeline-bell pipeline) (pipeline-lock pipeline) due-ns))
     (setf (pipeline-rung pipeline) nil)
@@ -233,7 +233,7 @@ that is wanted; nil if the thread is to end."
     (sb-thread:condition-broadcast (pipeline-bell pipeline))))
 
 (defun drop-rest (pipeline)
-  "PIPELINE ends: what it has not sent is dropped."
+  "PIPELINE ends: drop the items that it has not sent."
   (when (pipeline-keeps pipeline)
     (dolist (batch (append (shiftf (pipeline-waiting pipeline) '())
                            (ignore-errors (funcall (pipeline-take pipeline)))))
@@ -255,8 +255,8 @@ that is wanted; nil if the thread is to end."
         finally (drop-rest pipeline)))
 
 (defun next-round (due-ns interval-ns)
-  "When the round after that of DUE-NS is due: INTERVAL-NS after that one was, or from now if that
-is past."
+  "The due time of the round after that of DUE-NS: INTERVAL-NS later, or INTERVAL-NS from now if
+that is past."
   (let ((next (+ due-ns interval-ns))
         (now (loop:world-now)))
     (cond ((< now due-ns) due-ns)       ; a round before its time
@@ -270,17 +270,17 @@ is past."
                                :arguments (list pipeline)))
   pipeline)
 
-;;; What other threads do
+;;; Other threads
 
 (defun ring-pipeline (pipeline)
-  "Have PIPELINE run a round soon, since a batch waits. From any thread; it does not wait."
+  "Make PIPELINE run a round soon, since a batch waits. From any thread; it does not wait."
   (unless (pipeline-rung pipeline)
     (sb-thread:with-mutex ((pipeline-lock pipeline))
       (setf (pipeline-rung pipeline) t)
       (sb-thread:condition-broadcast (pipeline-bell pipeline)))))
 
 (defun ask-for-flush (pipeline)
-  "Have PIPELINE run a round; return the number of that flush."
+  "Make PIPELINE run a round; return the number of that flush."
   (sb-thread:with-mutex ((pipeline-lock pipeline))
     (sb-thread:condition-broadcast (pipeline-bell pipeline))
     (incf (pipeline-wanted pipeline))))
@@ -293,7 +293,7 @@ is past."
   (<= number (pipeline-done pipeline)))
 
 (defun stop-pipeline (pipeline)
-  "End the thread of PIPELINE, and what it waits for."
+  "End the thread of PIPELINE, and its waits."
   (sb-thread:with-mutex ((pipeline-lock pipeline))
     (setf (pipeline-stopping pipeline) t)
     (sb-thread:condition-broadcast (pipeline-bell pipeline)))

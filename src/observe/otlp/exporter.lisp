@@ -31,10 +31,10 @@
       (dolist (outcome outcomes) (metrics:add counter 0 signal outcome)))))
 
 (defun new-counter (metrics)
-  "A counter of what exporters have done with points and spans, among METRICS."
+  "A counter of outcomes of points and spans of exporters, among METRICS."
   (zeroed-counter
    metrics "clgrpc.otlp.items" '(:exported :rejected :dropped :overflowed) :unit "{item}"
-   :text (format nil "Points of metrics and spans, by what has become of them: exported, rejected ~
+   :text (format nil "Points of metrics and spans, by outcome: exported, rejected ~
                       by the collector, dropped with an export that failed for good, or ~
                       overflowed because too many waited.")))
 
@@ -44,8 +44,8 @@
                   :text "Exports to the collector that were tried, by how they ended."))
 
 (defun new-board (metrics)
-  "A gauge of what waits for a collector, among METRICS: a list whose first element is the list of
-pipelines that it asks; atomic."
+  "A gauge of items that wait for a collector, among METRICS: a list whose first element is the list
+of pipelines that it reads; atomic."
   (let ((board (list '())))
     (metrics:make-gauge
      metrics "clgrpc.otlp.waiting" :unit "{item}" :attributes '("signal")
@@ -105,7 +105,8 @@ and SLOTS."
   (and number (plusp number) number))
 
 (defun export-metrics (channel request &rest options)
-  "Have the collector at CHANNEL take REQUEST; return how many points it has rejected, and why."
+  "Send REQUEST to the collector at CHANNEL; return the number of points that it has rejected, and
+the reason."
   (let ((partial (collector:export-metrics-service-response-partial-success
                   (apply #'metrics-service:export channel request options))))
     (if partial
@@ -155,7 +156,7 @@ and SLOTS."
      :export #'export-spans :keeps t :queued (lambda () (trace:spans-waiting tracing))
      :overflow (lambda () (trace:spans-dropped tracing)))))
 
-;;; What users call
+;;; Interface
 
 (defun check-exporter-options (metrics tracing options)
   (flet ((check (name type)
@@ -196,14 +197,15 @@ says.
 HEADERS is metadata for each export. COMPRESSION, :gzip or :identity, and CREDENTIALS are as for
 MAKE-CHANNEL. RESOURCE is an alist of attributes, strings and values, that identify this
 process, such as ((\"service.name\" . \"shop\")).
-For arguments that are not given the environment counts, by OpenTelemetry's variables:
+Arguments that are not given come from the environment, by OpenTelemetry's variables:
 OTEL_EXPORTER_OTLP_ENDPOINT and its kin, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
 OTEL_METRIC_EXPORT_INTERVAL, OTEL_BSP_SCHEDULE_DELAY, OTEL_BSP_MAX_EXPORT_BATCH_SIZE,
 OTEL_SDK_DISABLED, OTEL_METRICS_EXPORTER and OTEL_TRACES_EXPORTER.
-Threads of its own do all that, so calls do not wait for it; its own calls are neither measured nor
-traced. While the collector cannot be reached, spans wait in the queues of TRACING, and those that
-find no room are counted: EXPORTER-STATISTICS, the metric clgrpc.otlp.items and the log tell how
-many. Signal MISUSE for a wrong argument, TLS-ERROR if CREDENTIALS cannot be used. From any thread."
+The exporter works on threads of its own, so calls do not wait for it; its own calls are neither
+measured nor traced. While the collector cannot be reached, spans wait in the queues of TRACING, and
+those that find no room are counted: EXPORTER-STATISTICS, the metric clgrpc.otlp.items and the log
+give their number. Signal MISUSE for a wrong argument, TLS-ERROR if CREDENTIALS cannot be used. From
+any thread."
   (declare (ignore interval span-interval batch-spans timeout headers compression credentials))
   (check-exporter-options metrics tracing options)
   (let* ((get-variable #'sb-ext:posix-getenv)
@@ -225,8 +227,8 @@ many. Signal MISUSE for a wrong argument, TLS-ERROR if CREDENTIALS cannot be use
     exporter))
 
 (defun flush-exporter (exporter &key (timeout 10))
-  "Have EXPORTER, of MAKE-OTLP-EXPORTER, send what there is now; wait until the collector has it,
-TIMEOUT seconds (a real) at most. Return true if it has. Not on an event loop's thread."
+  "Make EXPORTER, of MAKE-OTLP-EXPORTER, send all present data; wait until the collector has them,
+TIMEOUT seconds (a real) at most. Return true if it has them. Not on an event loop's thread."
   (check-type timeout (real 0))
   (let* ((end-ns (loop:notice-end timeout))
          (numbers (mapcar #'ask-for-flush (exporter-pipelines exporter))))
@@ -246,11 +248,10 @@ exporter stays stopped. Not on an event loop's thread."
 
 (defun exporter-statistics (exporter)
   "Return the counts of EXPORTER, of MAKE-OTLP-EXPORTER, as a plist: by signal, :metrics or :traces,
-a plist of the points or spans that the collector has taken (:exported), said that it has not
-(:rejected), that went with an export which failed for good (:dropped), that were never taken since
-too many waited (:overflowed), and that are to be sent again (:waiting); and of how many :requests
-were tried and how many of these were :failures. Metrics are cumulative, so a failure loses none.
-From any thread."
+a plist of the numbers of points or spans: taken by the collector (:exported), refused by it
+(:rejected), lost with an export that failed for good (:dropped), lost since too many waited
+(:overflowed), and to be sent again (:waiting); and of the numbers of :requests tried and of
+:failures among these. Metrics are cumulative, so a failure loses none. From any thread."
   (loop for pipeline in (exporter-pipelines exporter)
         for tally = (pipeline-tally pipeline)
         append (list (pipeline-signal pipeline)

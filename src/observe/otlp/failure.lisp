@@ -1,8 +1,8 @@
-;;;; What follows a failed export (OTLP specification, "OTLP/gRPC Response" and "OTLP/gRPC
-;;;; Throttling"): some statuses say that the same may succeed later. When is what the collector
-;;;; says in RetryInfo, or else grows with each failure. The exporter keeps what is to be sent again
-;;;; itself, rather than the channel's retries: those know nothing of RetryInfo, and would send
-;;;; metrics of a while ago.
+;;;; The consequences of a failed export (OTLP specification, "OTLP/gRPC Response" and "OTLP/gRPC
+;;;; Throttling"): some statuses mean that the same request may succeed later. The collector gives
+;;;; the delay in RetryInfo; otherwise the delay grows with each failure. The exporter keeps the
+;;;; data to send again itself, instead of using the channel's retries: those know nothing of
+;;;; RetryInfo, and would send metrics of a while ago.
 
 (in-package #:clgrpc.otlp)
 
@@ -28,7 +28,7 @@ how long, nil if it says nothing."
             0)))))
 
 (defun retryable-p (error)
-  "True if what has failed with ERROR, an RPC-ERROR, is to be sent again."
+  "True if a request that has failed with ERROR, an RPC-ERROR, is to be sent again."
   (let ((status (status:rpc-error-status error)))
     (or (and (member status *retryable*) t)
         ;; only if the collector says that it will have room
@@ -37,8 +37,8 @@ how long, nil if it says nothing."
              t))))
 
 (defun own-delay (failures random-state)
-  "How many seconds to wait after FAILURES in a row, from 1: from half to all of what doubles with
-each."
+  "How many seconds to wait after FAILURES in a row, from 1: a random part, from half to all, of a
+time that doubles with each."
   (let ((longest (min +longest-delay-seconds+
                       (* +first-delay-seconds+ (expt 2 (min 10 (1- failures)))))))
     (* longest (+ 0.5d0 (random 0.5d0 random-state)))))

@@ -1,6 +1,6 @@
-;;;; Metrics as messages: what METRICS:COLLECT returns becomes requests of the collector's
-;;;; MetricsService. Sums and histograms are cumulative: they count since the metrics were made, so
-;;;; an export that is lost loses nothing.
+;;;; Metrics as messages: the families that METRICS:COLLECT returns become requests of the
+;;;; collector's MetricsService. Sums and histograms are cumulative: they count since the metrics
+;;;; were made, so an export that is lost loses nothing.
 
 (in-package #:clgrpc.otlp)
 
@@ -102,7 +102,7 @@ have fields of their own."
                   collect (metric-message family points start-ns now-ns))))
 
 (defun metrics-requests (families resource start-ns now-ns &key (limit +points-per-request+))
-  "The requests that report FAMILIES to a collector, what METRICS:COLLECT returns, counted from
+  "The requests that report FAMILIES, a value of METRICS:COLLECT, to a collector, counted from
 START-NS to NOW-NS, nanoseconds since 1970: a list of (REQUEST . POINTS), each with LIMIT points at
 most. RESOURCE is a message."
   (loop for part in (divide-points families limit)

@@ -1,7 +1,7 @@
 ;;;; The OpenTelemetry protocol (OTLP): metrics and spans go to a collector, by calls of our own
-;;;; client. The files, from the ground up: what the environment says; attributes and the resource;
-;;;; metrics and spans as messages; what follows a failure; a pipeline, which is one signal's way to
-;;;; the collector; and the exporter, which has a pipeline for each signal.
+;;;; client. The files, from the ground up: settings of the environment; attributes and the
+;;;; resource; metrics and spans as messages; consequences of a failure; a pipeline, which is one
+;;;; signal's way to the collector; and the exporter, which has a pipeline for each signal.
 
 (defpackage #:clgrpc.otlp
   (:use #:cl #:clgrpc.base)

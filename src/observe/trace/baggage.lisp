@@ -3,10 +3,10 @@
 ;;;;
 ;;;;   user=7,tier=gold;source=login
 ;;;;
-;;;; A context has the text as it goes on. What follows a semicolon, the properties of a member,
-;;;; goes on as it is and is not told. A text is cut between members where it would be longer than
-;;;; +MOST-BAGGAGE-OCTETS+ or have more than +MOST-BAGGAGE-MEMBERS+, the least that the
-;;;; recommendation asks to pass on; a member that is not as it should be is left out.
+;;;; A context has the text as it goes on. The properties of a member, after a semicolon, go on as
+;;;; they are and are not shown to the user. A text is cut between members where it would be longer
+;;;; than +MOST-BAGGAGE-OCTETS+ or have more than +MOST-BAGGAGE-MEMBERS+, the least that the
+;;;; recommendation asks to pass on; a malformed member is left out.
 
 (in-package #:clgrpc.trace)
 
@@ -67,7 +67,7 @@
     (coerce (get-output-stream-string text) 'simple-string)))
 
 (defun read-baggage (texts)
-  "The baggage that TEXTS, the values of headers baggage, say. What is longer than what goes on is
+  "The baggage in TEXTS, the values of headers baggage. Octets beyond the limit of what goes on are
 not looked at."
   (joined-members
    (loop with room = +most-baggage-octets+

@@ -1,9 +1,9 @@
-;;;; What tracing knows of a call: its RECORD, a value on the call. A client's stub notes what was
-;;;; current on its thread, since the call begins on another perhaps; that is the call's parent. A
-;;;; record has its ids as words and makes a context of them only when one is asked for, so that a
-;;;; client's call that is not recorded costs little. A server's on the wire has no record before
-;;;; somebody asks for its context: what was decided of it follows from its metadata, or its id is
-;;;; chosen such that it does.
+;;;; The data of tracing about a call: its RECORD, a value on the call. A client's stub notes the
+;;;; span or call that is current on its thread, since the call may begin on another; that is the
+;;;; call's parent. A record has its ids as words and makes a context of them only when one is asked
+;;;; for, so that a client's call that is not recorded costs little. A server's call on the wire has
+;;;; no record before its context is asked for: the decision whether to record it follows from its
+;;;; metadata, or its id is chosen so that it follows from that.
 
 (in-package #:clgrpc.trace)
 
@@ -13,9 +13,9 @@
   (tracing nil :type tracing :read-only t) ; whose calls these are
   (queue nil :type queue :read-only t)  ; of the call's loop
   (parent nil :type (or null trace-context) :read-only t) ; of the call's span
-  (baggage "" :type simple-string :read-only t) ; what goes on with the call
+  (baggage "" :type simple-string :read-only t) ; the baggage that goes on with the call
   (span nil :type (or null span))       ; nil if the trace is not recorded
-  (made nil :type (or null trace-context)) ; the context, once somebody has asked for it
+  (made nil :type (or null trace-context)) ; the context, once it was asked for
   (tries '() :type list)                ; (KEY . SPAN) of the attempts under way, newest first, if
                                         ; the trace is recorded
   (attempts 0 :type index))             ; how many of these have begun

@@ -1,20 +1,20 @@
-;;;; What is current on a thread: the parent of the calls and spans that begin there. It is the span
-;;;; of WITH-SPAN around, or that of the call whose user code runs. That is known without a binding
-;;;; of ours, since user code always runs with its call as the current one (CURRENT-CALL): a SCOPE
-;;;; of WITH-SPAN counts only while the call is current that was so where it began. So neither a
-;;;; handler that runs within its caller's WITH-SPAN, nor one that a waiting handler's thread runs,
-;;;; takes it for its own.
+;;;; The current span of a thread: the parent of the calls and spans that begin there. It is the
+;;;; span of the innermost WITH-SPAN, or that of the call whose user code runs. The call is known
+;;;; without a binding of ours, since user code always runs with its call as the current one
+;;;; (CURRENT-CALL). A SCOPE of WITH-SPAN counts only while the call is current in which it began.
+;;;; So a foreign span is not taken by a handler that runs within its caller's WITH-SPAN, nor by one
+;;;; that a waiting handler's thread runs.
 ;;;;
-;;;; A callback of a client's call runs with that call as the current one. Its calls have the parent
-;;;; that the call has, as if they were made where that was, or if it is a root the call itself.
-;;;; Functions attached to futures keep what was current when they were attached.
+;;;; A callback of a client's call runs with that call as the current one. Its calls have the call's
+;;;; own parent, as if they were made at the same place; if the call is a root, it is their parent.
+;;;; Functions attached to futures keep the span that was current when they were attached.
 
 (in-package #:clgrpc.trace)
 
 (defstruct (scope (:constructor make-scope (call context tracing span)) (:copier nil))
   "The context that WITH-SPAN, or a future, has made current."
   (call nil :type (or null call) :read-only t) ; that must be current for this to count
-  (context nil :type (or null trace-context) :read-only t) ; what is current
+  (context nil :type (or null trace-context) :read-only t) ; the current span or context
   (tracing nil :type (or null tracing) :read-only t) ; whose spans those below are
   (span nil :type (or null span) :read-only t)) ; of the context, if it is recorded and here
 
@@ -63,7 +63,7 @@ From any thread."
     (if (and context (bare-p context)) nil context)))
 
 (defun current-tracing ()
-  "The tracing that what this thread does belongs to, or nil."
+  "The tracing of this thread's current span or context, or nil."
   (let ((scope (scope-here)))
     (if scope
         (scope-tracing scope)
@@ -71,7 +71,7 @@ From any thread."
           (if (record-p record) (record-tracing record) nil)))))
 
 (defun current-span ()
-  "The span of what this thread does, or nil if it is not recorded here."
+  "Return the current span of this thread, or nil if there is none that is recorded here."
   (let ((scope (scope-here)))
     (if scope
         (scope-span scope)
@@ -79,7 +79,7 @@ From any thread."
           (and (record-p record) (record-span record))))))
 
 (defun carry (function)
-  "FUNCTION of two arguments, which is to run later and elsewhere, with what is current now."
+  "FUNCTION of two arguments, for a later time and another thread, with the present current span."
   (declare (type function function))
   (let ((context (current-context)))
     (if (null context)
@@ -139,9 +139,9 @@ From any thread."
 spans that begin there. OPTIONS are :kind, :internal (the default), :server, :client, :producer or
 :consumer; :attributes, names and values by turns; :links, contexts of other spans; :parent, a
 context or nil, instead of the current one, which is how work on another thread gets its parent;
-:tracing, what MAKE-TRACING returned, instead of that of the parent or the last that was made. An
-error that leaves BODY is the span's status. The span is recorded if the sampler says so; without
-tracing BODY is all that is done. From any thread."
+:tracing, a value of MAKE-TRACING, instead of that of the parent or the last that was made. An error
+that leaves BODY is the span's status. The span is recorded if the sampler decides so; without
+tracing only BODY is evaluated. From any thread."
   (let ((function (gensym "BODY")))
     `(flet ((,function () ,@body))
        (declare (dynamic-extent #',function))
@@ -149,7 +149,7 @@ tracing BODY is all that is done. From any thread."
 
 (defun set-span-attribute (name value)
   "Give the current span the attribute NAME, a string, with VALUE: a string, a number, T, NIL or a
-vector of such. Nothing happens if what is current is not recorded. Return VALUE. Signal MISUSE for
+vector of such. Nothing happens if the current span is not recorded. Return VALUE. Signal MISUSE for
 another value. From any thread."
   (let ((span (current-span)))
     (when span (put-attribute span name value))
@@ -157,7 +157,7 @@ another value. From any thread."
 
 (defun add-span-event (name &rest attributes)
   "Add an event NAME, a string, to the current span, with ATTRIBUTES, names and values by turns.
-Nothing happens if what is current is not recorded. Signal MISUSE for wrong attributes. From any
+Nothing happens if the current span is not recorded. Signal MISUSE for wrong attributes. From any
 thread."
   (let ((span (current-span)))
     (when span
@@ -216,7 +216,7 @@ are passed on. Signal MISUSE for other entries. From any thread."
         (list :trace-id (trace-id context) :span-id (span-id context))))))
 
 (defun current-ids ()
-  "A plist of the trace id and the span id of what this thread does, or nil."
+  "A plist of the trace id and the span id of this thread's current span, or nil."
   (let ((context (current-trace)))
     (and context (list :trace-id (trace-id context) :span-id (span-id context)))))
 

@@ -17,8 +17,8 @@
   (print-unreadable-object (ids stream :type t :identity t)))
 
 (define-hot step-ids ((ids ids) (shared boolean)) id
-  "The next number of IDS, which several threads may use at once if SHARED is true. What these share
-goes on in a saved image, so the seed of the process is added to it."
+  "The next number of IDS, which several threads may use at once if SHARED is true. The shared state
+stays the same in a saved image, so the seed of the process is added to it."
   (mixed-word
    (if shared
        (ldb (byte 64 0) (+ (sb-ext:atomic-incf (ids-seed ids) +signed-golden-step+)
@@ -58,7 +58,7 @@ not digits."
 
 (define-hot read-hex ((octets octets) (start index) (end index)) (or null id)
   "The number that the octets from START to END, up to 16 hexadecimal digits, stand for; nil if one
-is no such digit."
+is not such a digit."
   (let ((n 0))
     (declare (type id n))
     (loop for i of-type index from start below end

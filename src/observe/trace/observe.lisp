@@ -35,7 +35,8 @@ it is not known."
                                   (status-name status)))))
 
 (defun put-semantic-attributes (span call)
-  "Tell of CALL what OpenTelemetry's conventions for gRPC have spans tell, at its begin."
+  "Give CALL's span the attributes that OpenTelemetry's conventions for gRPC ask for at its
+beginning."
   (let* ((path (call-path call))
          (slash (and path (position #\/ path :start 1)))
          (peer (rpc:call-peer call))
@@ -57,7 +58,7 @@ it is not known."
 ;;; A client's call
 
 (defun note-parent (call)
-  "CALL, a client's, is made on this thread: what is current here is its parent."
+  "CALL, a client's, is made on this thread: the current span here is its parent."
   (let ((parent (current-context)))
     (when parent (setf (call-value call 'record) parent))))
 
@@ -82,14 +83,14 @@ it is not known."
 ;;; Attempts
 
 (defun note-delays (record call attempt-span)
-  "The first attempt of CALL, on the wire, begins: tell of what it had to wait for."
+  "The first attempt of CALL, on the wire, begins: record the waits before it."
   (when (client:waited-p call)
     (when (getf (rpc:call-stages call) :resolve)
       (add-event (record-span record) "Delayed name resolution complete" '()))
     (add-event attempt-span "Delayed LB pick complete" '())))
 
 (defun begin-attempt-span (record call key number transparent)
-  "An attempt of CALL begins, which KEY stands for and NUMBER others came before. Return its span."
+  "An attempt of CALL begins, under the key KEY, after NUMBER others. Return its span."
   (let ((span (begin-span (record-tracing record) (record-queue record)
                           (span-title "Attempt" call) :internal (child-context record)
                           (record-context record))))
@@ -192,8 +193,8 @@ it is not known."
     (and method (method:rpc-method-quiet (the method:rpc-method method)))))
 
 (defun unrecorded-record (tracing call)
-  "The record of CALL, a server's on the wire of which TRACING records nothing, for those who ask
-for its context. From any thread."
+  "The record of CALL, a server's on the wire of which TRACING records nothing, for requests of its
+context. From any thread."
   (let* ((queue (tracing-shared tracing))
          (parent (extract (tracing-propagators tracing) (rpc:call-fields call)))
          (low (id-beyond (next-id (queue-ids queue) t) (tracing-bound tracing))))
@@ -217,7 +218,7 @@ TOLD-SIZE says of it."
                       (acons "sequence-number" number sizes))))
     (case plain
       ((nil) (event nil (cons "message-size" octets)))
-      ;; how long it is nobody knows before it is decompressed, which may be after its span
+      ;; its length is unknown before it is decompressed, which may be after its span
       ((t) (event t (cons "message-size-compressed" octets)))
       (t (event nil (cons "message-size" plain) (cons "message-size-compressed" octets))))))
 

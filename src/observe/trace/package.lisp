@@ -1,5 +1,5 @@
 ;;;; Distributed tracing: spans of calls as gRFC A72 says, and of users' own work; W3C Trace Context
-;;;; between processes; what is finished waits for an exporter.
+;;;; between processes; finished spans wait for an exporter.
 
 (defpackage #:clgrpc.trace
   (:use #:cl #:clgrpc.base #:clgrpc.option)

@@ -12,7 +12,7 @@
   (depth 0 :type index :read-only t))   ; how many there are, itself included
 
 (defstruct (queue (:copier nil))
-  "The finished spans of one loop, and what else of tracing that loop has to itself."
+  "The finished spans of one loop, and that loop's other data of tracing."
   (ids nil :type ids :read-only t)      ; where its ids come from
   (loop nil :type (or null loop:event-loop) :read-only t) ; which; nil of threads that run none
   (clock nil :type function :read-only t) ; gives the time since 1970 in nanoseconds
@@ -35,7 +35,7 @@
     (if newest (node-depth newest) 0)))
 
 (defun push-span (queue span limit)
-  "Let SPAN, which has ended, wait in QUEUE. Return how many wait there now; nil if LIMIT do
+  "Put SPAN, which has ended, into QUEUE. Return the number of spans there; nil if it has LIMIT
 already, so that SPAN is dropped."
   (let ((node nil))
     (loop

@@ -1,15 +1,15 @@
 ;;;; Spans, as OpenTelemetry has them: a name, a time, attributes, events, links, a status. Only
-;;;; what is recorded has a span; what is not has a context alone.
+;;;; recorded work has a span; other work has a context alone.
 ;;;;
-;;;; A span's loop adds its events, its user may from any thread; so lists are changed by
-;;;; compare-and-swap, which nobody contends for. What is over the limits is counted. A span that
-;;;; has ended is the exporter's and does not change.
+;;;; A span's loop adds its events, and its user may from any thread; so lists are changed by
+;;;; compare-and-swap, which is seldom contended. Items over the limits are counted. A span that has
+;;;; ended is the exporter's and does not change.
 
 (in-package #:clgrpc.trace)
 
 (defstruct (event (:constructor make-event (name ns attributes)) (:copier nil))
   "An event at a moment of a span."
-  (name "" :type string :read-only t)   ; what
+  (name "" :type string :read-only t)   ; the event
   (ns 0 :type nanoseconds :read-only t) ; when, since 1970
   (attributes '() :type list :read-only t)) ; an alist, in their order
 
@@ -20,7 +20,7 @@
 
 (defstruct (span (:copier nil))
   "Some work, and how long it took."
-  (name "" :type string :read-only t)   ; what was done
+  (name "" :type string :read-only t)   ; the work
   ;; its part in a call, in OpenTelemetry's words
   (kind :internal :type (member :internal :server :client :producer :consumer) :read-only t)
   (context nil :type trace-context :read-only t) ; its place in its trace
@@ -38,7 +38,7 @@
   (sent 0 :type index)                  ; messages of its call
   (received 0 :type index)              ; likewise
   (status :unset :type (member :unset :ok :error)) ; how the work ended
-  (status-text "" :type string))        ; what went wrong
+  (status-text "" :type string))        ; the error
 
 (declaim (sb-ext:freeze-type event span-link span))
 

@@ -1,6 +1,6 @@
-;;;; What goes from process to process about a trace: its id, the id of the span that is the parent
-;;;; of what the other process does, and whether the trace is recorded. The header traceparent of
-;;;; W3C Trace Context (https://www.w3.org/TR/trace-context/, section 3.2)
+;;;; Trace contexts, which go from process to process: the trace's id, the id of the span that is
+;;;; the parent of the other process's spans, and whether the trace is recorded. The header
+;;;; traceparent of W3C Trace Context (https://www.w3.org/TR/trace-context/, section 3.2)
 ;;;;
 ;;;;   00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01
 ;;;;   version, trace id, parent id, flags; of which only 1, sampled, has a meaning
@@ -9,9 +9,9 @@
 ;;;;
 ;;;;   0 | 0 trace id (16 octets) | 1 span id (8) | 2 flags (1)
 ;;;;
-;;;; Parsers are strict: whatever is not as it should be counts as absent, and begins a new trace.
-;;;; Of a version above 00 the first 55 characters are read, and no more may follow but behind a
-;;;; dash; the version ff is none. What is sent is always version 00.
+;;;; Parsers are strict: malformed text counts as absent, and begins a new trace. Of a version above
+;;;; 00 the first 55 characters are read, and more may follow only after a dash; the version ff is
+;;;; invalid. We always send version 00.
 
 (in-package #:clgrpc.trace)
 
@@ -23,8 +23,8 @@
 
 (declaim (inline make-trace-context))   ; so that ids stay words
 (defstruct (trace-context (:include span-context) (:conc-name context-) (:copier nil))
-  "The place of a span in its trace, and what goes with that from process to process. One that has
-a baggage alone is BARE-P: it is in no trace."
+  "The place of a span in its trace, and the data that go with it from process to process. One that
+has a baggage alone is BARE-P: it is in no trace."
   (sampled nil :type boolean :read-only t) ; the trace is recorded
   (remote nil :type boolean :read-only t) ; it came from another process
   (state "" :type simple-string :read-only t) ; the tracestate, as it goes on; empty: none
@@ -52,21 +52,22 @@ a baggage alone is BARE-P: it is in no trace."
       (make-trace-context :baggage text)))
 
 (defun trace-id (context)
-  "The trace id of CONTEXT, what CURRENT-TRACE returns, as 32 hexadecimal digits. From any thread."
+  "Return the trace id of CONTEXT, a value of CURRENT-TRACE, as 32 hexadecimal digits. From any
+thread."
   (let ((text (make-string 32 :element-type 'base-char)))
     (write-hex (context-high context) 16 text 0)
     (write-hex (context-low context) 16 text 16)
     text))
 
 (defun span-id (context)
-  "The id of the span that CONTEXT, what CURRENT-TRACE returns, stands for, as 16 hexadecimal
+  "Return the id of the span that CONTEXT, a value of CURRENT-TRACE, stands for, as 16 hexadecimal
 digits. From any thread."
   (let ((text (make-string 16 :element-type 'base-char)))
     (write-hex (context-id context) 16 text 0)
     text))
 
 (defun trace-sampled-p (context)
-  "True if the trace of CONTEXT, what CURRENT-TRACE returns, is recorded. From any thread."
+  "True if the trace of CONTEXT, a value of CURRENT-TRACE, is recorded. From any thread."
   (context-sampled context))
 
 (defmethod print-object ((context trace-context) stream)
@@ -116,8 +117,8 @@ digits. From any thread."
     (values start end)))
 
 (define-hot read-traceparent ((octets octets) (state simple-string)) (or null trace-context)
-  "The context that OCTETS, the value of a header traceparent, say, with STATE; nil if they are not
-as they should be."
+  "The context that OCTETS, the value of a header traceparent, say, with STATE; nil if they are
+malformed."
   (multiple-value-bind (start end) (traceparent-bounds octets)
     (declare (type index start end))
     (let ((size (- end start)))
@@ -143,8 +144,8 @@ as they should be."
                                   :remote t :state state))))))))
 
 (defun parse-traceparent (text)
-  "The context that TEXT, a traceparent of W3C Trace Context, says; nil if it is not one. For what
-comes other ways than by calls, such as in a message. From any thread."
+  "Return the context in TEXT, a traceparent of W3C Trace Context; nil if it is not one. For
+contexts that come by other ways than calls, such as in a message. From any thread."
   (and (every (lambda (char) (< (char-code char) 128)) text)
        (read-traceparent (ascii-octets text) "")))
 
@@ -160,8 +161,8 @@ comes other ways than by calls, such as in a message. From any thread."
     text))
 
 (defun traceparent (context)
-  "The traceparent of W3C Trace Context for CONTEXT, what CURRENT-TRACE returns: a text to hand on
-by other ways than calls, for PARSE-TRACEPARENT. From any thread."
+  "Return the traceparent of W3C Trace Context for CONTEXT, a value of CURRENT-TRACE: a text to hand
+on by other ways than calls, for PARSE-TRACEPARENT. From any thread."
   (write-traceparent (context-high context) (context-low context) (context-id context)
                      (context-sampled context)))
 

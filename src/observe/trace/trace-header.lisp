@@ -61,7 +61,7 @@ peer repeats in each request is parsed once."
           (t (field-state (first states))))))
 
 (defconstant +longest-bin-octets+ 64
-  "No grpc-trace-bin is longer in base64; what is need not be decoded.")
+  "The most octets of a grpc-trace-bin in base64; a longer one is not decoded.")
 
 (defun bin-octets (field)
   "The octets of FIELD, a grpc-trace-bin, or nil."
@@ -112,8 +112,8 @@ says one, with their baggage if PROPAGATORS have that; nil if there is none."
 (define-hot inject ((propagators list) (metadata list) (high id) (low id) (span id)
                     (sampled boolean) (state simple-string) (baggage simple-string))
     list
-  "METADATA, an alist, with the context of SPAN in the forms PROPAGATORS in place of what it has of
-them. A user's own header baggage stays if BAGGAGE is empty."
+  "METADATA, an alist, with the context of SPAN in the forms PROPAGATORS in place of its own headers
+of these. A user's own header baggage stays if BAGGAGE is empty."
   (let ((metadata (if (and metadata (some #'ours-p metadata))
                       (remove-if #'ours-p metadata)
                       metadata)))

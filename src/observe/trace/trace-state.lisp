@@ -87,7 +87,7 @@ blank at the end."
 
 (define-hot find-members ((text state-text)) (or list (eql :wrong))
   "The places of the members of TEXT, a tracestate, each key's first; :WRONG if there are too many,
-or one is none."
+or one is malformed."
   (let ((members '()) (count 0) (start 0))
     (declare (type index count start))
     (loop

@@ -8,15 +8,15 @@
   "See MAKE-TRACING."
   (limits nil :type tracing-options :read-only t) ; how much spans and queues may have
   (sampler nil :type sampler :read-only t) ; which traces are recorded
-  ;; what it does without a parent: see ROOT-BOUND
+  ;; the bound of sampling without a parent: see ROOT-BOUND
   (bound +no-bound+ :type sb-ext:word :read-only t)
   (propagators '() :type list :read-only t) ; :tracecontext, :grpc-trace-bin
   (semantic nil :type boolean :read-only t) ; spans have OpenTelemetry's attributes as well
   (offset-ns 0 :type (signed-byte 64))  ; from the loops' clock to the time since 1970
   (shared nil :type (or null queue))    ; of the threads that run no loop
   (queues '() :type list)               ; of loops; atomic
-  (gone 0 :type sb-ext:word)            ; what queues of stopped loops had dropped; atomic
-  (on-batch nil :type (or null function))) ; an exporter's, to be told that there is much
+  (gone 0 :type sb-ext:word)            ; spans that queues of stopped loops had dropped; atomic
+  (on-batch nil :type (or null function))) ; an exporter's, called when many spans wait
 
 (declaim (sb-ext:freeze-type tracing))
 
@@ -91,8 +91,8 @@
           (sb-ext:atomic-incf (tracing-gone tracing) (queue-dropped queue)))))))
 
 (defun drain (tracing)
-  "Return the SPANs of TRACING that have ended since this was called last, a list, of each loop the
-oldest first; the exporter that calls this has them from now on. From any thread."
+  "Return the SPANs of TRACING that have ended since this was called last, a list, the oldest of
+each loop first. The queues do not keep them. From any thread."
   (unless (loop:simulated-p)
     (setf (tracing-offset-ns tracing) (clock-offset)))
   (prog1 (loop for queue in (all-queues tracing) nconc (take-spans queue))

@@ -8,7 +8,7 @@
   (key :none :type keyword)             ; of the command's function
   (name "" :type string)                ; as users write it
   (aliases '() :type list)              ; other names of an option
-  (value "" :type string)               ; what its value is called; in brackets if it may go
+  (value "" :type string)               ; the name of its value; in brackets if it may be absent
   (parser #'identity :type function)    ; of the string; returns the value, or refuses
   (default nil)                         ; the value where it is not given
   (repeated nil :type boolean)          ; true if its values come as a list
@@ -16,7 +16,7 @@
   (documentation "" :type (or string function)))
 
 (defstruct (command (:copier nil))
-  "A command: a command line's first words, and what may follow them."
+  "A command: a command line's first words, and the arguments that may follow them."
   (name "" :type string)                ; a word
   (invocation "" :type string)          ; the words that run it, such as "clgrpc serve"
   (documentation "" :type string)       ; for the help text
@@ -38,7 +38,7 @@ those of DEFINE-SHARED-OPTIONS in the place of names."
                        (list (cons (if (consp variable) variable (list variable)) rest)))))))
 
 (defmacro define-shared-options (name &body rows)
-  "Have NAME, a keyword or another symbol, stand for ROWS, as OPTION-LIST has them."
+  "Define NAME, a keyword or another symbol, as the name of ROWS, as OPTION-LIST returns them."
   `(eval-when (:compile-toplevel :load-toplevel :execute)
      (setf (getf *shared-options* ',name) ',rows)))
 

@@ -9,8 +9,8 @@
   (options '() :type list)              ; ARGUMENTs
   ;; called before the server starts, with the plist of the command line; returns observers for it
   (observers nil :type (or symbol function))
-  ;; called with a server, the plist of the command line and a function of a list of lines, which
-  ;; it calls while the server has what the line asks for
+  ;; called with a server, the plist of the command line and a function of a list of lines, which it
+  ;; calls while the server has the features that the line asks for
   (around nil :type (or symbol function)))
 
 (defglobal **groups** '())              ; GROUPs; the list is replaced, never changed
@@ -54,9 +54,9 @@ as :OBSERVER, a list, to begin with. Its :CREDENTIALS are the server's, or nil."
       (refuse "~A needs the system ~A: load it before, (asdf:load-system ~S)" name system system))))
 
 (defun call-with-groups (server given function)
-  "Call FUNCTION with a list of lines that say what SERVER has of what GIVEN, the plist of a command
-line with SERVER's :OBSERVER, a list, and :CREDENTIALS, asks of the groups; it has that until
-FUNCTION returns."
+  "Give SERVER the features that GIVEN asks of the groups, and call FUNCTION with a list of lines
+that describe them; they last until FUNCTION returns. GIVEN is the plist of a command line with
+SERVER's :OBSERVER, a list, and :CREDENTIALS."
   (labels ((call-with (groups lines)
              (if groups
                  (funcall (group-around (first groups)) server given

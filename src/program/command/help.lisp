@@ -35,8 +35,8 @@
           (t (format nil "~Dms" (* 1000 default))))))
 
 (defun argument-description (argument)
-  "What help texts say of ARGUMENT: a list of its names, the short ones first, what its value is
-called, or nil if that is its name, its documentation, and its default as a text, or nil."
+  "The parts of ARGUMENT's help text: a list of its names, the short ones first, the name of its
+value, or nil if that is its own, its documentation, and its default as a text, or nil."
   (list (append (argument-aliases argument) (list (argument-name argument)))
         (unless (string= (argument-name argument) (argument-value argument))
           (argument-value argument))
@@ -45,7 +45,7 @@ called, or nil if that is its name, its documentation, and its default as a text
         (default-text argument)))
 
 (defun write-command-help (command stream)
-  "Write to STREAM how COMMAND is called, what it does and what its arguments are."
+  "Write the usage of COMMAND, its purpose and its arguments to STREAM."
   (write-usage command stream)
   (format stream "~%~A~%" (command-documentation command))
   (flet ((describe-arguments (title arguments)

@@ -17,8 +17,8 @@
         append (argument-aliases option)))
 
 (defun parse-option (command token rest)
-  "Parse the option that TOKEN begins, with REST behind it. Return its key, its value and what of
-REST is left."
+  "Parse the option that TOKEN begins; REST are the tokens after it. Return its key, its value and
+the rest of REST."
   (let* ((equals (position #\= token))
          (name (subseq token 0 equals))
          (option (find-if (lambda (option)
@@ -27,7 +27,7 @@ REST is left."
                           (command-options command))))
     (cond ((null option)
            (refuse-absent name)
-           (refuse "there is no option ~A~@[ (is it ~A?)~]; `~A --help` tells those there are"
+           (refuse "there is no option ~A~@[ (is it ~A?)~]; `~A --help` lists all"
                    name (suggested-name name (option-names command)) (command-invocation command)))
           (equals (values (argument-key option) (parse-value option (subseq token (1+ equals)))
                           rest))
@@ -36,7 +36,7 @@ REST is left."
           (t (values (argument-key option) (parse-value option (first rest)) (rest rest))))))
 
 (defun split-arguments (command arguments)
-  "Return what is positional in the strings ARGUMENTS of COMMAND, in order, and the plist of the
+  "Return the positional ones of the strings ARGUMENTS of COMMAND, in order, and the plist of the
 options that are given; or :help."
   (let ((given '()) (positional '()) (open t))
     (loop while arguments
@@ -51,9 +51,9 @@ options that are given; or :help."
     (values (nreverse positional) given)))
 
 (defun parse-arguments (command arguments)
-  "Return the keyword arguments that the strings ARGUMENTS mean to COMMAND, or :help. What the value
-of an option --config, a list of further arguments, says counts where ARGUMENTS say nothing. Signal
-a USAGE-ERROR for a wrong argument."
+  "Return the keyword arguments that the strings ARGUMENTS mean to COMMAND, or :help. The value of
+an option --config is a list of further arguments, which count where ARGUMENTS have none. Signal a
+USAGE-ERROR for a wrong argument."
   (multiple-value-bind (positional given) (split-arguments command arguments)
     (if (eq :help positional)
         :help
@@ -66,7 +66,7 @@ a USAGE-ERROR for a wrong argument."
                         collect (argument-default option)))))))
 
 (defun give (command given key value)
-  "The plist GIVEN with VALUE for KEY, behind earlier ones if the option of COMMAND is repeated."
+  "The plist GIVEN with VALUE for KEY, after earlier ones if the option of COMMAND is repeated."
   (let ((option (find key (command-options command) :key #'argument-key)))
     (list* key (if (argument-repeated option) (append (getf given key) (list value)) value)
            given)))

@@ -1,9 +1,9 @@
-;;;; What a command line is refused with.
+;;;; The error of a refused command line.
 
 (in-package #:clgrpc.command)
 
 (define-condition usage-error (clgrpc-error)
-  ((text :initarg :text :reader usage-error-text)) ; what is wrong, in one line
+  ((text :initarg :text :reader usage-error-text)) ; the error, in one line
   (:report (lambda (condition stream) (write-string (usage-error-text condition) stream)))
   (:documentation "The command line is wrong; TEXT says how, in one line."))
 
@@ -12,4 +12,4 @@
   (error 'usage-error :text (format nil "~?" control arguments)))
 
 (document-functions
-  usage-error-text "What is wrong with the command line, in one line.")
+  usage-error-text "Return the error of the command line, in one line.")

@@ -44,7 +44,7 @@
               "list" address)
     (apply #'prints-p (apply #'lines *methods*) (list "list" address "routeguide.RouteGuide"))
     (fails-p 1 "routeguide.Nothing" "list" address "routeguide.Nothing")
-    (fails-p 1 "is no service" "list" address "routeguide.Point"))
+    (fails-p 1 "is not a service" "list" address "routeguide.Point"))
   (prints-p (lines "routeguide.RouteGuide") "list" "--proto" *route-guide-proto*)
   (prints-p (apply #'lines *methods*)
             "list" "--proto" *route-guide-proto* "routeguide.RouteGuide")

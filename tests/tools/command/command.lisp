@@ -29,7 +29,7 @@ one line on standard error."
 
 (test help-is-whole-and-fits
   (let ((output (nth-value 1 (run-line "--help"))))
-    (is (search "Write the Lisp source of a .proto file and of those that it imports" output)))
+    (is (search "Write the Lisp source of a .proto file and of its imports" output)))
   (dolist (command (mapcar #'tools::command-name tools::*commands*))
     (let* ((output (nth-value 1 (run-line command "--help")))
            (usage (subseq output 0 (search (format nil "~2%") output))))

@@ -42,7 +42,7 @@ own."
      (fails-p 5 "unclear, the noise is ±" "compare" before after "--fail-if-worse")
      (multiple-value-bind (code output) (run-line "compare" before after)
        (is (= 0 code))
-       (is (search "rounds would tell" output))))))
+       (is (search "rounds would decide" output))))))
 
 (defun call-with-reports (before after function)
   "Call FUNCTION with the paths of two reports, whose rounds have the medians BEFORE and AFTER."

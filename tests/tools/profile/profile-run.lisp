@@ -60,7 +60,7 @@
     (let ((lines (lines-of (profile::make-subject :pid 1) 87
                            (profile::object "source" "strace"))))
       (is (= 3 (length lines)))
-      (is (search "did not tell where they lie" (aref lines 0)))
+      (is (search "has not reported their addresses" (aref lines 0)))
       (is (search "mount -t tracefs" (aref lines 1)))
       (is (search "Not seen:" (with-output-to-string (stream)
                                 (profile::write-unseen stream lines)))))

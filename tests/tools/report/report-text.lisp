@@ -103,5 +103,5 @@
                 (report::write-comparisons
                  (list (report:compare-values "p50" :time :less '(100 300 90) '(50 280 40)))
                  stream))))
-    (check-parts text "unclear" "rounds would tell")
+    (check-parts text "unclear" "rounds would decide")
     (is (null (search "changed" text)))))

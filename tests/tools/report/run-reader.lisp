@@ -61,7 +61,7 @@
                               "\"latency\"")
                              ("{\"total\":5,\"count\":1,\"details\":[{\"latency\":1,
                                \"status\":\"OK\",\"timestamp\":\"noon\"}]}"
-                              "\"noon\" is no time"))
+                              "\"noon\" is not a time"))
         do (is (search part (handler-case (progn (report:parse-run text) "")
                               (report:unreadable-run (error) (princ-to-string error))))
                "~S" text))
