@@ -44,7 +44,7 @@
                (:file "memory/collector") (:file "condition") (:file "suggestion")
                (:file "hash-seed") (:file "text/split") (:file "text/utf8-kernel")
                (:file "text/utf8") (:file "text/base64") (:file "text/percent-encoding")
-               (:file "timer") (:file "ring") (:file "memory/account") (:file "replay")
+               (:file "text/url") (:file "timer") (:file "ring") (:file "memory/account") (:file "replay")
                (:file "fifo") (:file "log/printable") (:file "log/channel-trace") (:file "log/log")
                (:file "log/tracer") (:file "text/decimal") (:file "text/json")
                (:file "log/journal")))

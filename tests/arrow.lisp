@@ -21,7 +21,7 @@
 
 (defparameter *export-limits*
   '(("rpc" 176) ("calling" 97) ("wire" 103) ("serving" 29) ("status" 49) ("method" 47)
-    ("server" 54) ("http2" 86) ("base" 246))
+    ("server" 54) ("http2" 86) ("base" 248))
   "How many symbols the package of a folder may export. The goal for the first six together is 300;
 111 of theirs are what users have through the package clgrpc. LATE-VALUE saves a traced server the
 records of calls that it does not record. Wire has 16 for calls that come over HTTP by another
@@ -321,7 +321,7 @@ returns them, define to the names of the files that do."
     ("topic" "base" 15) ("topic" "loop" 8) ("topic" "rpc" 10) ("topic" "status" 4)
     ("token" "base" 30) ("token" "os" 5) ("token" "loop" 35) ("token" "http1" 15)
     ("token" "calling" 10) ("token" "status" 5) ("token" "wire" 2) ("token" "option" 2)
-    ("proxy" "base" 12) ("proxy" "os" 5) ("proxy" "loop" 25) ("client" "proxy" 4)
+    ("proxy" "base" 14) ("proxy" "os" 5) ("proxy" "loop" 25) ("client" "proxy" 4)
     ("client" "base" 65) ("client" "dns" 10) ("client" "os" 10) ("client" "loop" 60)
     ("client" "hpack" 20)
     ("client" "http2" 40) ("client" "protobuf" 10) ("client" "status" 20) ("client" "method" 17)
