@@ -222,10 +222,10 @@
   :pathname "src/wire/" :serial t
   :components ((:file "package") (:file "status-mapping") (:file "metadata-field") (:file "framing")
                (:file "compression") (:file "stage") (:file "wire-part") (:file "encoding")
-               (:file "link") (:file "frame-tracer") (:file "link-keepalive") (:file "wire-call")
-               (:file "link-memory") (:file "inlet") (:file "callback") (:file "outlet")
-               (:file "deadline") (:file "stage-report") (:file "wire-operations")
-               (:file "traffic")))
+               (:file "decompression-budget") (:file "link") (:file "frame-tracer")
+               (:file "link-keepalive") (:file "wire-call") (:file "link-memory") (:file "inlet")
+               (:file "callback") (:file "outlet") (:file "deadline") (:file "stage-report")
+               (:file "wire-operations") (:file "traffic")))
 
 (defsystem "clgrpc/config"
   :description "Service configs, read and checked."
