@@ -152,7 +152,7 @@ that is not loaded (:DATA)."
    :first ("backend" "attempt" "scenario"))
   ("whole/abuse" ("clgrpc-tests/server" "clgrpc-tests/dialogue" "clgrpc-tests/hpack"
                   "clgrpc-tools/testee")
-   :first ("watch" "attacker" "victim" "server" "load" "limit" "memory"))
+   :first ("watch" "attacker" "victim" "server" "load" "limit" "memory" "peer"))
   ("whole/promise" ("clgrpc-async" "clgrpc-tests/server" "clgrpc-tests/dialogue" "clgrpc/examples")
    :first ("measure") :data ("saving"))
   ("src/observe/otlp" ("clgrpc/otlp" "clgrpc-tests/server" "clgrpc/examples") :first ("collector"))

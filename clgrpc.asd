@@ -44,7 +44,7 @@
                (:file "memory/collector") (:file "condition") (:file "suggestion")
                (:file "hash-seed") (:file "text/split") (:file "text/utf8-kernel")
                (:file "text/utf8") (:file "text/base64") (:file "text/percent-encoding")
-               (:file "timer") (:file "ring") (:file "memory/account") (:file "replay")
+               (:file "text/url") (:file "timer") (:file "ring") (:file "memory/account") (:file "replay")
                (:file "fifo") (:file "log/printable") (:file "log/channel-trace") (:file "log/log")
                (:file "log/tracer") (:file "text/decimal") (:file "text/json")
                (:file "log/journal")))
@@ -223,10 +223,10 @@
   :pathname "src/wire/" :serial t
   :components ((:file "package") (:file "status-mapping") (:file "metadata-field") (:file "framing")
                (:file "compression") (:file "stage") (:file "wire-part") (:file "encoding")
-               (:file "link") (:file "frame-tracer") (:file "link-keepalive") (:file "wire-call")
-               (:file "link-memory") (:file "inlet") (:file "callback") (:file "outlet")
-               (:file "deadline") (:file "stage-report") (:file "wire-operations")
-               (:file "traffic")))
+               (:file "decompression-budget") (:file "link") (:file "frame-tracer")
+               (:file "link-keepalive") (:file "wire-call") (:file "link-memory") (:file "inlet")
+               (:file "callback") (:file "outlet") (:file "deadline") (:file "stage-report")
+               (:file "wire-operations") (:file "traffic")))
 
 (defsystem "clgrpc/config"
   :description "Service configs, read and checked."

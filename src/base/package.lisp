@@ -32,6 +32,8 @@
    #:with-text-type #:char-position #:split-list
    ;; text/percent-encoding.lisp
    #:percent-decoded #:percent-decoded-text #:percent-octets
+   ;; text/url.lisp
+   #:split-url #:host-and-port
    ;; hash-seed.lisp
    #:hash-seed #:+golden-step+ #:+signed-golden-step+ #:mixed-word
    ;; heap.lisp

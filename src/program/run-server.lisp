@@ -82,9 +82,10 @@ ARGUMENTS   a list of strings, such as (uiop:command-line-arguments): options of
             other systems, such as --register of clgrpc-etcd/discovery and --console of
             clgrpc-tools/console, are there once those are loaded.
 EXIT        true by default; if false, return the exit code instead of exiting
-RELOAD      a function without arguments, called at each SIGHUP, on a thread of its own, to read
-            the program's own files again; an error in it is logged. Certificates are read again
-            and a binary log begun again in any case. nil by default
+RELOAD      a function without arguments, called at SIGHUP, on a thread of its own, to read the
+            program's own files again; an error in it is logged. The signals that come during a
+            reload cause one more after it. Certificates are read again and a binary log begun
+            again in any case. nil by default
 Each option of the command line is a keyword argument as well (:LOG-LEVEL :WARNING), whose value
 counts where ARGUMENTS have none; all others are START-SERVER's. It listens on 127.0.0.1:50051 by
 default. The log goes to the standard error, from :info on, unless *LOG-FUNCTION* has been set.

@@ -44,28 +44,57 @@
   (tell-manager "STOPPING=1" "STATUS=letting calls end"
                 (format nil "EXTEND_TIMEOUT_USEC=~D" (ceiling (* 1000000 seconds)))))
 
-;;; Reloading
+;;; Reloading. One reload is under way at most, on a thread of its own. However many signals come
+;;; meanwhile, one more follows, which sees what they were sent for.
 
-(defglobal **reload-lock** (sb-thread:make-mutex :name "clgrpc reload"))
+(defstruct (reloader (:constructor make-reloader (server functions)) (:copier nil))
+  "What is reloaded at SIGHUP."
+  (server nil :read-only t)             ; that the service manager hears of
+  (functions '() :type list :read-only t) ; without arguments
+  (state :idle :type (member :idle :under-way :wanted))) ; :wanted: under way, and once more
+
+(defmethod print-object ((reloader reloader) stream)
+  (print-unreadable-object (reloader stream :type t)
+    (format stream "~(~A~)" (reloader-state reloader))))
 
 (defun reload (server functions)
   "Call FUNCTIONS, one after the other; the service manager hears of the begin and the end. An error
 in one is logged, and the others are called."
-  (sb-thread:with-mutex (**reload-lock**)
-    (tell-manager "RELOADING=1" (format nil "MONOTONIC_USEC=~D" (floor (monotonic-ns) 1000)))
-    (log-event :info :reloading)
-    (dolist (function functions)
-      (loop:guarding (:reload-error)
-        (funcall (the function function))))
-    (tell-serving server)))
+  (tell-manager "RELOADING=1" (format nil "MONOTONIC_USEC=~D" (floor (monotonic-ns) 1000)))
+  (log-event :info :reloading)
+  (dolist (function functions)
+    (loop:guarding (:reload-error)
+      (funcall (the function function))))
+  (tell-serving server))
+
+(defun change-state (reloader old new)
+  "Have the state of RELOADER be NEW if it is OLD; return true if it was."
+  (eq old (sb-ext:compare-and-swap (reloader-state reloader) old new)))
+
+(defun reload-as-wanted (reloader)
+  "Reload, and once more if that was wanted meanwhile."
+  (let ((over nil))
+    (unwind-protect
+         (loop
+           (reload (reloader-server reloader) (reloader-functions reloader))
+           (when (change-state reloader :under-way :idle)
+             (return (setf over t)))
+           (setf (reloader-state reloader) :under-way))
+      (unless over (setf (reloader-state reloader) :idle))))) ; the thread is ended by force
+
+(defun want-reload (reloader)
+  "Reload on a thread of its own, or once more after the reload that is under way. By one thread at
+a time."
+  (cond ((change-state reloader :under-way :wanted))
+        ((change-state reloader :idle :under-way)
+         (sb-thread:make-thread #'reload-as-wanted :name "clgrpc reload"
+                                                   :arguments (list reloader)))))
 
 (defun reload-at-hang-up (ending server &rest functions)
-  "At each SIGHUP RELOAD those of FUNCTIONS, each nil or without arguments, that are not nil, on a
+  "At SIGHUP RELOAD those of FUNCTIONS, each nil or without arguments, that are not nil, on a
 thread of its own. If there are none, and no service manager, the signal ends the process still, as
 it does when a terminal is closed."
   (let ((functions (remove nil functions)))
     (when (or functions (manager-address))
-      (call-at-hang-up ending
-                       (lambda ()
-                         (sb-thread:make-thread (lambda () (reload server functions))
-                                                :name "clgrpc reload"))))))
+      (let ((reloader (make-reloader server functions)))
+        (call-at-hang-up ending (lambda () (want-reload reloader)))))))

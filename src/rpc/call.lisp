@@ -203,6 +203,13 @@ thread sleeps."
     (when (plusp (gate-sleepers gate)) (os:wake-futex futex)))
   nil)
 
+(defun refuse-to-wait (call)
+  "Signal that this thread, which runs a loop, cannot wait for CALL: no other is left to do so."
+  (error (make-rpc-error
+          ;; the reserve is that of the server whose handler waits: name its call
+          :resource-exhausted :call (or *call* call) :ended-by :local
+          :message "no reserve thread is left to go on while this one waits")))
+
 (defun wait-for-call (call ready-p)
   "Wait until (funcall READY-P CALL) is true or CALL has ended; return what it returned last. For a
 thread that waits for CALL's end and nothing else READY-P is CALL-STATUS. Either
@@ -214,10 +221,7 @@ itself. The wait ends with the call, which its deadline or its connection ends a
         ((call-status call) nil)
         ((operate drive call ready-p) (funcall ready-p call))
         ((loop:prepare-to-wait) (operate park call ready-p))
-        (t (error (make-rpc-error
-                   ;; the reserve is that of the server whose handler waits: name its call
-                   :resource-exhausted :call (or *call* call) :ended-by :local
-                   :message "no reserve thread is left to go on while this one waits")))))
+        (t (refuse-to-wait call))))
 
 (defun gate-ringer (call)
   "A function that wakes the threads that sleep at CALL's gate."

@@ -49,4 +49,4 @@
    #:return-status #:room-p #:rpc-error-attempts #:rpc-error-stages #:send #:send-metadata
    #:sends-one-p #:stage-text #:takes-one-p #:time-remaining #:try-send #:uncharge
    #:unknown-method-verdict #:verdict
-   #:attempt-of #:verdict-error #:wait-for-call #:with-call #:with-user-code))
+   #:attempt-of #:verdict-error #:refuse-to-wait #:wait-for-call #:with-call #:with-user-code))

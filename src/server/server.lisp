@@ -301,6 +301,7 @@ are admitted; so their limit is higher, and holds only when too many connections
                                :observer (server-loop-observer server-loop)
                                :dialect **opening** :handler **opening-handler**
                                :make #'make-server-link)))
+    (setf (server-link-budget link) (peer-entry-budget (permit-entry permit)))
     (begin-opening link)
     (trace-event :server :connection-begun :peer (wire:link-peer link))
     (add-link server-loop link)

@@ -144,15 +144,19 @@ honest."
         (or (sb-ext:compare-and-swap (symbol-value '**decompressing**) nil new)
             new))))
 
-(defun call-by-turns (function)
-  "Call FUNCTION once no more threads than there are processors do so. In user code."
-  (let ((semaphore (decompressing-semaphore))
-        (turn (sb-thread:make-semaphore-notification)))
-    (unwind-protect
-         (progn (sb-thread:wait-on-semaphore semaphore :notification turn)
-                (funcall function))
+(defun call-by-turns (semaphore function &optional (take #'take-turn))
+  "Call FUNCTION once TAKE, a function of SEMAPHORE and a notification, has taken one of the turns
+that SEMAPHORE counts; return its values. In user code."
+  (declare (type function function take))
+  (let ((turn (sb-thread:make-semaphore-notification)))
+    (unwind-protect (progn (funcall take semaphore turn)
+                           (funcall function))
       (when (sb-thread:semaphore-notification-status turn)
         (sb-thread:signal-semaphore semaphore)))))
+
+(defun take-turn (semaphore turn)
+  "Wait for one of the turns that SEMAPHORE counts, and have TURN say that it is taken."
+  (sb-thread:wait-on-semaphore semaphore :notification turn))
 
 (defun decompress-octets (encoding octets end limit)
   "Decompress the message in OCTETS up to END by ENCODING. The values are those of
@@ -165,7 +169,8 @@ OS:INFLATE-OCTETS. In user code."
           (if (and (integerp size) (< short size)) :too-long (inflate short))
         (cond ((not (and (eq :too-long outcome) (< short limit)))
                (values outcome result (or length 0)))
-              ((loop:prepare-to-wait) (call-by-turns (lambda () (inflate limit))))
+              ((loop:prepare-to-wait)
+               (call-by-turns (decompressing-semaphore) (lambda () (inflate limit))))
               (t (inflate limit)))))))
 
 (defun inflation-problem (outcome limit)

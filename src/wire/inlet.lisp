@@ -271,7 +271,7 @@ PROTOBUF-ERROR if the octets are no message."
   (typecase item
     (octets (values (decode-octets call item start end nil)))
     (parcel (decode-parcel call item))
-    (packed (decode-packed call item))
+    (packed (decode-packed call item #'decode-parcel))
     (t item)))
 
 (define-hot decode-parcel ((call wire-call) (parcel parcel)) t
@@ -297,33 +297,58 @@ the message has kept OCTETS. If they are no message, signal an RPC-ERROR, which 
   (wire-post call (lambda () (abort-with call condition)))
   (error condition))
 
-(defun decode-packed (call packed)
-  "Decode PACKED; return the message. If it is none, signal an RPC-ERROR, which ends CALL as well."
-  (wire-decode call (unpacked call packed) 0 0))
+(defconstant +free-times+ 8
+  "A compressed message of Protocol Buffers may become so many times as long without being timed.")
 
-(defun unpacked (call packed)
-  "The octets of PACKED, a message of CALL, as a parcel. If they cannot be had, signal an RPC-ERROR,
-which ends CALL as well."
+(defun decode-packed (call packed decode &optional (times +free-times+))
+  "Decompress PACKED, a message of CALL, if it is compressed, and return what DECODE, a function of
+CALL and a parcel, makes of it. The time of a message that becomes more than TIMES as long counts
+for its peer (decompression-budget.lisp). If the octets cannot be decompressed, signal an RPC-ERROR,
+which ends CALL as well; if CALL ends while it waits for its peer's turn, signal its RPC-ERROR."
+  (declare (type function decode))
   (let ((compression (compression-of call))
         (parcel (packed-parcel packed)))
     (setf (compression-received compression) (packed-compressed packed))
     (if (packed-compressed packed)
-        (decompress-parcel call parcel (compression-incoming compression))
-        parcel)))
+        (decode-compressed call parcel (compression-incoming compression) decode times)
+        (funcall decode call parcel))))
 
-(defun decompress-parcel (call parcel encoding)
-  "Decompress PARCEL by ENCODING; return the result, a parcel."
-  (let ((octets (parcel-taken parcel))
-        (limit (receive-limit call)))
-    (multiple-value-bind (outcome result length)
-        (decompress-octets encoding octets (parcel-end parcel) limit)
-      (give-octets-back octets)
-      (if (eq outcome :ok)
-          (make-parcel result length)
-          (multiple-value-bind (status text) (inflation-problem outcome limit)
-            (end-undecodable call (make-rpc-error status :message text :call call
-                                                         :peer (call-peer call)
-                                                         :ended-by :local)))))))
+(defun decode-compressed (call parcel encoding decode times)
+  "See DECODE-PACKED; PARCEL is compressed by ENCODING."
+  (declare (type function decode))
+  (let* ((octets (parcel-taken parcel))
+         (came (parcel-end parcel))
+         (limit (receive-limit call))
+         (budget (link-budget (the link (wire-call-link call))))
+         (free (if budget (min limit (* times came)) limit))
+         (size (inflated-size encoding octets 0 came)))
+    (flet ((inflate (most) (decompress-octets encoding octets came most))
+           (finish (outcome result length)
+             (give-octets-back octets)
+             (if (eq :ok outcome)
+                 (funcall decode call (make-parcel result length))
+                 (end-undecompressed call outcome limit))))
+      (multiple-value-bind (outcome result length)
+          (if (and (integerp size) (< free size)) (values :too-long nil 0) (inflate free))
+        (if (and (eq :too-long outcome) budget)
+            (call-on-budget call budget came
+                            (lambda () (multiple-value-call #'finish (inflate limit))))
+            (finish outcome result length))))))
+
+(defun end-undecompressed (call outcome limit)
+  "Decompressing a message of CALL has had OUTCOME: signal an RPC-ERROR, and have it end CALL."
+  (multiple-value-bind (status text) (inflation-problem outcome limit)
+    (end-undecodable call (make-rpc-error status :message text :call call
+                                                 :peer (call-peer call)
+                                                 :ended-by :local))))
+
+(defun call-on-budget (call budget came function)
+  "See CALL-CHARGED; FUNCTION decompresses and decodes a message of CALL that came as CAME octets.
+These are charged to CALL's link meanwhile, since they may wait for long."
+  (with-undoing ((charge-link (the link (wire-call-link call)) came)
+                 (discharge call came))
+    (call-charged call budget (options-decompression-percent (wire-call-options call))
+                  (* came +earned-octet-ns+) function)))
 
 (defun unparsable-condition (call error start)
   "The RPC-ERROR for octets of CALL that begin at START and are no message, as ERROR says."

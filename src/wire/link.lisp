@@ -37,6 +37,7 @@ functions run on its loop."
   (late 0 :type fixnum)                 ; handlers and callbacks that have lost the loop and run
   (waiting-calls nil :type (or null ring)) ; calls whose callbacks wait for one of those to return
   (share nil :type (or null loop:share)) ; of the reserve; nil without a limit
+  (budget nil :type (or null decompression-budget)) ; its peer's, at a server
   (life nil :type (or null timer))      ; of link-keepalive.lisp, as those until QUIET-NS
   (born-ns 0 :type (unsigned-byte 62))  ; when it began
   (age-ns 0 :type (unsigned-byte 62))   ; how old it may get, 0 for no limit

@@ -410,6 +410,11 @@ has its HTTP status; later it is in the body.")
 calls that were reset while they ran. More calls end with :resource-exhausted. The default equals
 max-concurrent-streams, so that a decent client never reaches it; reserve-threads bounds how many
 run at once.")
+   (decompression-percent 25 1 100000 "percent"
+    "How much of one processor's time compressed messages of one peer may take beyond what their
+octets on the wire earn, 200 nanoseconds each: 236 octets may become 200 KB that take 5 ms to
+decode. A peer may take a quarter of a second of it at once; then its compressed messages wait, and
+nothing else does. A server whose clients all come through one proxy may want more.")
    (max-queued-octets 33554432 65536 1099511627776 "octets"
     "Octets of one connection's answers that wait since its peer gives no window or does not read.
 Above it, no more of its calls are begun until some answers are sent. While the connections of a

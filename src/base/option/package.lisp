@@ -33,6 +33,7 @@
    #:options-max-total-held-octets #:options-send-timeout-seconds #:options-frame-timeout-seconds
    #:options-max-header-fields #:options-max-connections-per-peer
    #:options-max-handshakes #:options-max-calls #:options-max-running-handlers
+   #:options-decompression-percent
    #:options-max-connections #:options-max-fallback-body-octets
    #:options-http1 #:options-max-http1-head-octets #:options-max-http1-target-octets
    #:options-max-http1-fields #:options-max-http1-requests #:options-http1-head-timeout-seconds

@@ -27,8 +27,7 @@
 
 (defun proxy-destination (proxy)
   "Where PROXY is to connect to, as text: HOST:PORT, with brackets around an IPv6 address."
-  (format nil "~:[~A~;[~A]~]:~D" (find #\: (proxy-host proxy)) (proxy-host proxy)
-          (proxy-port proxy)))
+  (host-and-port (proxy-host proxy) (proxy-port proxy)))
 
 (defun proxy-key (proxy)
   "What channels by PROXY must have EQUAL to share connections."
@@ -41,40 +40,28 @@
   '(("http" :http 80) ("socks5" :socks5 1080) ("socks5h" :socks5 1080))
   "What the URL of a proxy begins with, how to talk with it, and its port if none is given.")
 
-(defun split-proxy-url (url)
-  "The scheme, the user and password or nil, and the host and port of URL, texts."
-  (let* ((mark (search "://" url))
-         (start (if mark (+ mark 3) 0))
-         (end (or (position #\/ url :start start) (length url)))
-         (at (position #\@ url :start start :end end :from-end t)))
-    (values (if mark (string-downcase (subseq url 0 mark)) "http")
-            (and at (subseq url start at))
-            (subseq url (if at (1+ at) start) end))))
-
 (defun parse-proxy (url origin host port)
   "The PROXY to HOST and PORT that URL is, of the form http://[USER:PASSWORD@]HOST[:PORT] or with
 socks5:// instead. Signal MISUSE, which names ORIGIN and no password, if it is not one."
-  (multiple-value-bind (scheme secret address) (split-proxy-url url)
-    (flet ((refuse (control &rest arguments)
-             (misuse "~A is not a proxy, ~?: it has the form http://[USER:PASSWORD@]HOST:PORT, or ~
-                      socks5:// instead of http://." origin control arguments))
-           (decoded (text)
-             (and text (percent-decoded-text text))))
+  (flet ((refuse (control &rest arguments)
+           (misuse "~A is not a proxy, ~?: it has the form http://[USER:PASSWORD@]HOST:PORT, or ~
+                    socks5:// instead of http://." origin control arguments))
+         (decoded (text)
+           (and text (percent-decoded-text text))))
+    (multiple-value-bind (its-host its-port path scheme secret) (split-url url)
+      (declare (ignore path))
+      (unless its-host (refuse "since it has no host, or no port that can be"))
       (destructuring-bind (&optional kind default-port)
-          (rest (assoc scheme *proxy-schemes* :test #'string=))
+          (rest (assoc (or scheme "http") *proxy-schemes* :test #'string=))
         (unless kind (refuse "since its scheme is ~A" scheme))
         (let* ((colon (and secret (position #\: secret)))
                (user (decoded (and secret (subseq secret 0 colon))))
                (password (decoded (if colon (subseq secret (1+ colon)) ""))))
           (when (or (and secret (null user)) (null password))
             (refuse "since no two hexadecimal digits follow a % in its user or password"))
-          (when (or (string= "" address) (char= #\: (char address 0)))
-            (refuse "since it has no host"))
           (make-proxy :kind kind :host host :port port :user user :password password
                       :target (loop:parse-target
-                              (if (port-given-p address)
-                                  address
-                                  (format nil "~A:~D" address default-port)))))))))
+                               (host-and-port its-host (or its-port default-port)))))))))
 
 (defun port-given-p (address)
   "True if ADDRESS, HOST or HOST:PORT, has a port."

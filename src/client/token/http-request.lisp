@@ -37,38 +37,17 @@
 (defun parse-url (url)
   "What URL, a text, names: http://HOST[:PORT][/PATH] or https://…. Signal MISUSE if it is neither,
 or has a user in it."
-  (flet ((refuse () (misuse "~S is no URL http://HOST[:PORT]/PATH or https://…" url))
-         (begins (text) (and (< (length text) (length url))
-                             (string-equal text url :end2 (length text)))))
-    (unless (and (stringp url)
-                 (every (lambda (character) (char< #\Space character #\Rubout)) url))
-      (refuse))
-    (let* ((secure (begins "https://"))
-           (start (cond (secure 8) ((begins "http://") 7) (t (refuse))))
-           (end (or (position-if (lambda (character) (find character "/?#")) url :start start)
-                    (length url)))
-           (authority (subseq url start end))
-           (bracket (position #\] authority))
-           (colon (position #\: authority :start (or bracket 0)))
-           (host (subseq authority 0 colon))
-           (port (if colon
-                     (parse-integer authority :start (1+ colon) :junk-allowed t)
-                     (if secure 443 80)))
-           (path (subseq url end (position #\# url :start end))))
-      (when (or (find #\@ authority)
-                (string= "" host)
-                (not (typep port '(integer 1 65535)))
-                (and colon (notevery #'digit-char-p (subseq authority (1+ colon)))))
-        (refuse))
-      (make-url (subseq url 0 end) (and secure t) (string-trim "[]" host) port
-                  (if (and (plusp (length path)) (char= #\/ (char path 0)))
-                      path
-                      (concatenate 'string "/" path))))))
+  (multiple-value-bind (host port path scheme user) (split-url url)
+    (let ((default (rest (assoc scheme '(("http" . 80) ("https" . 443)) :test #'equal))))
+      (unless (and host default (null user))
+        (misuse "~S is no URL http://HOST[:PORT]/PATH or https://…" url))
+      (let ((port (or port default)))
+        (make-url (format nil "~A://~A" scheme (host-and-port host port)) (= 443 default)
+                  host port path)))))
 
 (defun url-authority (url)
   "The host and the port of URL, as a target."
-  (format nil "~:[~A~;[~A]~]:~D" (find #\: (url-host url)) (url-host url)
-          (url-port url)))
+  (host-and-port (url-host url) (url-port url)))
 
 (defun form-text (parameters)
   "PARAMETERS, an alist of strings, as application/x-www-form-urlencoded."

@@ -19,6 +19,8 @@ GONE."
   (name "" :type string :read-only t)   ; as PEER-NAME has it
   (share nil :type loop:share :read-only t) ; of the reserve; those of its links are parts
   (account nil :type account :read-only t) ; of what its connections hold
+  ;; of the time that its compressed messages take
+  (budget (wire:make-decompression-budget) :read-only t)
   (connections nil :type (or null owner-usage)) ; how many it has, among all peers
   (handshakes nil :type (or null owner-usage)) ; how many of these are not ready
   (unready (make-ring) :type ring :read-only t) ; the permits of those, the oldest first
@@ -152,14 +154,16 @@ kept for other peers: its address may be a load balancer's and stand for many."
 
 (defun forget-entries (admission)
   "Look at the two entries that have been in GONE for longest. An entry is dropped if its peer has
-no connection and no handler. If handlers of it run still, it goes to the end of the ring: should
-its peer come back, they count. If the peer is back already, the entry only leaves the ring."
+no connection and no handler, and owes no time for compressed messages. Otherwise it goes to the end
+of the ring: should its peer come back, they count. If the peer is back already, the entry only
+leaves the ring."
   (loop repeat 2
         for entry = (ring-first (admission-gone admission))
         while entry
         do (quit-ring entry)
            (cond ((plusp (owner-usage-count (peer-entry-connections entry))))
-                 ((zerop (loop:share-running (peer-entry-share entry)))
+                 ((and (zerop (loop:share-running (peer-entry-share entry)))
+                       (not (wire:budget-used-p (peer-entry-budget entry))))
                   (remhash (peer-entry-name entry) (admission-peers admission)))
                  (t (enter-ring entry (admission-gone admission))))))
 

@@ -72,16 +72,16 @@
 
 (defun deliver-compressed (call message encoding)
   "Deliver MESSAGE, octets of CALL that ENCODING has compressed."
-  (multiple-value-bind (octets end text) ; or nil, a status and a text
-      (wire:inflate-message encoding message
-                           (if (server:over-http1-p call)
-                               (wire:receive-limit call)
+  (if (server:over-http1-p call)
+      (wire:deliver-alone call t message 0 (length message))
+      (multiple-value-bind (octets end text) ; or nil, a status and a text
+          (wire:inflate-message encoding message
                                (min (wire:receive-limit call)
-                                    (* +inflated-times+ (length message)))))
-    (cond ((null octets) (rpc:operate abort call end text :local))
-          (t (when (may-decode-p call end)
-               (wire:deliver-alone call nil octets 0 end))
-             (give-octets-back octets)))))
+                                    (* +inflated-times+ (length message))))
+        (cond ((null octets) (rpc:operate abort call end text :local))
+              (t (when (may-decode-p call end)
+                   (wire:deliver-alone call nil octets 0 end))
+                 (give-octets-back octets))))))
 
 (defun deliver-query (call)
   "The WHOLE of the style of GETs."

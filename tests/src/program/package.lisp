@@ -2,7 +2,8 @@
 
 (defpackage #:clgrpc.tests.program
   (:use #:cl #:fiveam)
-  (:local-nicknames (#:grpc #:clgrpc) (#:support #:clgrpc.tests.support)))
+  (:local-nicknames (#:grpc #:clgrpc) (#:support #:clgrpc.tests.support)
+                    (#:program #:clgrpc.program)))
 
 (in-package #:clgrpc.tests.program)
 

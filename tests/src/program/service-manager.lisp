@@ -109,6 +109,35 @@ lines of what that hears next."
             (last-lines program)
             (is (= 0 (support:program-exit-code program)))))))))
 
+(test many-hang-ups-are-one-more-reload
+  "While one is under way; and what comes after the last is not lost."
+  (let* ((server (grpc:start-server (make-instance 'grpc:health-service) :listen "127.0.0.1:0"))
+         (begun (sb-thread:make-semaphore)) (go-on (sb-thread:make-semaphore))
+         (reloader (program::make-reloader
+                    server
+                    (list (lambda ()
+                            (sb-thread:signal-semaphore begun)
+                            (sb-thread:wait-on-semaphore go-on :timeout 60))))))
+    (flet ((begun-p () (sb-thread:wait-on-semaphore begun :timeout 60))
+           (go-on () (sb-thread:signal-semaphore go-on))
+           (threads () (remove "clgrpc reload" (sb-thread:list-all-threads)
+                               :key #'sb-thread:thread-name :test-not #'equal)))
+      (unwind-protect
+           (dotimes (round 2)
+             (program::want-reload reloader)
+             (is-true (begun-p))
+             (dotimes (i 100) (program::want-reload reloader))
+             (let ((threads (threads)))
+               (is (= 1 (length threads)))
+               (go-on)
+               (is-true (begun-p))
+               (is (equal threads (threads)))
+               (go-on)
+               (dolist (thread threads) (sb-thread:join-thread thread :timeout 60)))
+             (is (eq :idle (program::reloader-state reloader)))
+             (is (zerop (sb-thread:semaphore-count begun))))
+        (grpc:stop-server server)))))
+
 (test sighup-without-anything-to-reload
   "Ends the process, as a terminal that is closed wants. What has started the tests may ignore the
 signal, and a program of theirs would inherit that."

@@ -426,6 +426,64 @@ so is one that is not compressed as it says."
                        "~A" name)))))
     (is (zerop calls))))
 
+(defun budgets (server)
+  "The budgets of the peers that SERVER knows."
+  (loop for entry being the hash-values of
+        (server::admission-peers (server::server-admission server))
+        collect (server::peer-entry-budget entry)))
+
+(defun with-spaces (text)
+  "TEXT, JSON, with spaces that gzip makes next to nothing of, as octets."
+  (ascii-octets (format nil "~A~2000@T" text)))
+
+(test compressed-messages-wait-for-their-turn
+  "Those of a peer that owes time for others, in each protocol; and nothing else of it does."
+  (with-all-protocols (server)
+      (:ask #'double :peek #'double
+       :collect (lambda (stream call)
+                  (declare (ignore call))
+                  (grpc:do-messages (message stream) message)
+                  (note 1)))
+    (with-plain-socket (socket (grpc:server-address server))
+      (is-true (wait-until (lambda () (budgets server))))
+      (dolist (owed '(nil t))
+        (when owed
+          (dolist (budget (budgets server))
+            (clgrpc.wire::charge-time budget 1000000000000 25)))
+        (flet ((check (name compressed text)
+                 (is (eq (and owed compressed) (and (search "deadline" (string-downcase text)) t))
+                     "~A: ~S" name text)))
+          (loop
+            for (name header timeout envelope)
+              in '((:connect "Content-Encoding" "Connect-Timeout-Ms: ~D" nil)
+                   (:rest "Content-Encoding" "Grpc-Timeout: ~Dm" nil)
+                   (:connect-stream "Connect-Content-Encoding" "Connect-Timeout-Ms: ~D" t)
+                   (:grpc-web "Grpc-Encoding" "Grpc-Timeout: ~Dm" t))
+            for row = (assoc name *good-requests*)
+            do (dolist (compressed '(nil t))
+                 (let* ((plain (with-spaces "{\"number\":21}"))
+                        (frame (if compressed (gzipped plain) (framed plain)))
+                        (body (if envelope frame (subseq frame 5))))
+                   (check name compressed
+                          (answers-octets
+                           server
+                           (request-text
+                            row
+                            (format nil "~@[~A: gzip|~]~@?|Content-Length: ~D|Connection: close|"
+                                    (and compressed header) timeout
+                                    (if (and owed compressed) 50 30000) (length body))
+                            (map 'string #'code-char body)))))))
+          (dolist (compressed '(nil t))
+            (check :get compressed
+                   (answers server
+                            (format nil "GET ~A HTTP/1.1|Host: a|Connect-Timeout-Ms: ~D|~
+                                         Connection: close||"
+                                    (if compressed
+                                        (long-get (subseq (gzipped (with-spaces "{}")) 5)
+                                                  "compression=gzip")
+                                        (long-get (with-spaces "{}")))
+                                    (if (and owed compressed) 50 30000))))))))))
+
 (test content-codings-have-names
   "Their case does not matter, and x-gzip is gzip (RFC 9110 section 8.4.1); others are refused."
   (with-all-protocols (server) (:ask #'double)

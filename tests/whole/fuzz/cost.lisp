@@ -240,11 +240,15 @@ of kind and octets, is."
 
 (defconstant +rounds+ 3 "So often a case is said in a measurement; the shortest time counts.")
 
+(defvar *charges* (constantly 0)
+  "Returns how much of the time since it was called last is charged to a peer, and so bounded.")
+
 (defun ns-of-saying (peer octets)
   "How long the server, and the simulation around it, take to do what PEER says with OCTETS."
+  (funcall *charges*)
   (let ((start (thread-ns)))
     (say peer octets)
-    (- (thread-ns) start)))
+    (- (thread-ns) start (funcall *charges*))))
 
 ;;; Requests over HTTP/2
 
@@ -426,6 +430,84 @@ of kind and octets, is."
 
 (define-subject "requests"
   :seeds #'ask-seeds :vary #'vary-ask :measure #'measure-ask :show #'show-ask)
+
+;;; Messages that are compressed. What they take beyond what their octets earn has a share of time
+;;; (wire/decompression-budget.lisp) and is not counted. In a simulation it is charged, and nobody
+;;; waits for it. The method is one that does not answer with what it got.
+
+(defconstant +longest-expanded+ 200000 "No message becomes longer in the search.")
+
+(defun compressed-message (octets)
+  "OCTETS as a message in gzip, with its prefix."
+  (let ((parcel (wire::compress-octets (wire:find-encoding :gzip) 9
+                                       (join-octets (list (make-octets 5) octets))
+                                       (+ 5 (length octets)))))
+    (subseq-octets (wire:encoded-octets parcel) 0 (wire:encoded-length parcel))))
+
+(defun call-with-charges (function)
+  "Call FUNCTION with a function that returns how many nanoseconds peers were charged with since it
+was called last."
+  (let ((charged 0))
+    (sb-int:encapsulate 'wire::charge-time 'cost
+                        (lambda (function budget ns percent)
+                          (declare (ignore function budget percent))
+                          (incf charged ns)
+                          nil))
+    (unwind-protect (funcall function (lambda () (shiftf charged 0)))
+      (sb-int:unencapsulate 'wire::charge-time 'cost))))
+
+(defun measure-compressed (octets &optional (host "watched") (ask #'make-compressed-ask))
+  "As MEASURE-ASK of the calls that ASK makes of OCTETS in gzip, without what is charged."
+  (call-with-charges
+   (lambda (take-charges)
+     (let ((*charges* take-charges))
+       (measure-ask (funcall ask octets) host)))))
+
+(defun make-compressed-ask (octets)
+  (make-ask :path "/lab.Bench/Watch" :body (compressed-message octets)
+            :fields (append *ordinary-fields* '(("grpc-encoding" "gzip")))))
+
+(defun make-compressed-web-ask (octets)
+  (make-ask :path "/lab.Bench/Watch" :body (compressed-message octets)
+            :fields '(("content-type" "application/connect+json")
+                      ("connect-content-encoding" "gzip"))))
+
+(defun repeated-octets (part)
+  "PART again and again."
+  (join-octets (loop repeat (1+ (below (floor +longest-expanded+ (max 1 (length part)))))
+                     collect part)))
+
+(defun vary-compressed (octets other)
+  (let ((varied (if (chance-p 3)
+                    (repeated-octets (random-octets (1+ (below 8))))
+                    (vary-octets octets (vector other)))))
+    (subseq varied 0 (min +longest-expanded+ (length varied)))))
+
+(defun show-compressed (octets)
+  (format nil "~D octets in gzip that become ~D: ~A" (length (compressed-message octets))
+          (length octets) (shown octets)))
+
+(define-subject "compressed"
+  :seeds (lambda ()
+           (loop for part in (list (octets-of 10 0) (octets-of 8 1) (octets-of 0)
+                                   (octets-of 34 2 8 1) (octets-of 34 0) (octets-of 26 1 97))
+                 append (loop for count in '(10 100 1000 20000)
+                              collect (join-octets (loop repeat count collect part)))))
+  :vary #'vary-compressed :measure #'measure-compressed :show #'show-compressed)
+
+(defun compressed-json-seeds ()
+  (loop for part in '("{}," "{\"number\":1e308}," " " "{\"text\":\"\\u00e9\"},")
+        append (loop for count in '(1 10 100 3000)
+                     collect (string-octets
+                              (format nil "{\"parts\":[~v@{~A~:*~}{}]}" count part)))))
+
+(define-subject "compressed json"
+  :seeds #'compressed-json-seeds
+  :vary (lambda (octets other)
+          (let ((varied (vary-octets octets (vector other))))
+            (if (zerop (length varied)) other varied)))
+  :measure (lambda (octets) (measure-compressed octets "web" #'make-compressed-web-ask))
+  :show #'show-compressed)
 
 ;;; Frames of any kind, on a connection that has open streams
 

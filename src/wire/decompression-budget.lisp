@@ -1,0 +1,136 @@
+;;;; How much time a server spends on compressed messages of a peer.
+;;;;
+;;;; A message may become a thousand times as long once it is decompressed, and all of that is
+;;;; decoded: 236 octets that become 200 KB take 5 ms. So the octets that come earn time,
+;;;; +EARNED-OCTET-NS+ each. The time beyond that which a thread needs to decompress and decode the
+;;;; message is owed by its peer. The debt is forgiven at the rate of the option
+;;;; decompression-percent; with P percent,
+;;;;
+;;;;   due = max(due, now) + owed × 100 / P
+;;;;
+;;;; and the peer owes (due - now) × P / 100. For example, at 25 percent 50 ms are forgiven after
+;;;; 200 ms. Messages that do not become much longer are not timed (DECODE-PACKED). Uncompressed
+;;;; messages never come here, nor do those of a client, whose links have no budget.
+;;;;
+;;;; A message that is timed
+;;;; 1. takes one of its peer's turns, of which there are as many as processors;
+;;;; 2. waits until its peer owes no more than +BURST-NS+;
+;;;; 3. takes one of the turns of all peers, as many as half the processors;
+;;;; 4. is decompressed and decoded, and the time is charged.
+;;;; So a peer exceeds its budget by one message for each of its turns at most, and a message of
+;;;; another peer waits for as few. A thread waits in user code, after another thread has taken its
+;;;; loop over, and looks again and again whether the call has ended.
+;;;;
+;;;; In a simulation nobody waits: there is one thread, and the work takes no virtual time.
+
+(in-package #:clgrpc.wire)
+
+(defconstant +earned-octet-ns+ 200
+  "How much time an octet of a compressed message earns: what eight of an ordinary call take.")
+(defconstant +burst-ns+ 250000000
+  "How much time a peer may owe before its compressed messages wait.")
+(defconstant +turn-look-seconds+ 1/10
+  "A thread that waits for its turn looks so often whether its call has ended.")
+
+(defstruct (decompression-budget (:copier nil))
+  "What a peer owes for its compressed messages."
+  (due-ns 0 :type sb-ext:word)          ; when it owes nothing; atomic
+  (turns nil :type (or null sb-thread:semaphore))) ; made when needed
+
+(declaim (sb-ext:freeze-type decompression-budget))
+
+(document-functions
+  make-decompression-budget "Return the budget of a peer that owes nothing.")
+
+(defmethod print-object ((budget decompression-budget) stream)
+  (print-unreadable-object (budget stream :type t)
+    (format stream "owes until ~D" (decompression-budget-due-ns budget))))
+
+(declaim (type (or null sb-thread:semaphore) **timed-turns**))
+(defglobal **timed-turns** nil)         ; those of all peers
+
+(defun budget-turns (budget)
+  "The turns of BUDGET's peer, a semaphore."
+  (or (decompression-budget-turns budget)
+      (let ((new (sb-thread:make-semaphore :name "clgrpc decompression of a peer"
+                                           :count (os:processor-count))))
+        (or (sb-ext:compare-and-swap (decompression-budget-turns budget) nil new)
+            new))))
+
+(defun timed-turns ()
+  "The turns of all peers, a semaphore."
+  (or **timed-turns**
+      (let ((new (sb-thread:make-semaphore :name "clgrpc timed decompression"
+                                           :count (ceiling (os:processor-count) 2))))
+        (or (sb-ext:compare-and-swap (symbol-value '**timed-turns**) nil new)
+            new))))
+
+(defun budget-used-p (budget)
+  "True if BUDGET's peer owes anything. From any thread."
+  (< (loop:world-now) (decompression-budget-due-ns budget)))
+
+(defun charge-time (budget ns percent)
+  "BUDGET's peer owes NS more; PERCENT of the time that passes is forgiven. From any thread."
+  (let ((now (loop:world-now)) (ns (ceiling (* 100 ns) percent)))
+    (loop
+      (let ((due (decompression-budget-due-ns budget)))
+        (when (= due (sb-ext:compare-and-swap (decompression-budget-due-ns budget) due
+                                              (min most-positive-fixnum (+ ns (max now due)))))
+          (return nil))))))
+
+(defun wait-ns (budget percent)
+  "How long a message of BUDGET's peer has to wait; not positive if it may begin."
+  (- (decompression-budget-due-ns budget) (loop:world-now)
+     (ceiling (* 100 +burst-ns+) percent)))
+
+(defun await-turn (call try)
+  "Call TRY, a function of seconds that waits for no longer and returns true once this thread may go
+on, until it does. Signal CALL's RPC-ERROR if CALL ends before that, :cancelled if it ends well, and
+:resource-exhausted if this thread must not wait. In user code."
+  (declare (type function try))
+  (unless (funcall try 0)
+    (unless (loop:prepare-to-wait) (refuse-to-wait call))
+    (trace-event :flowctl :decompression-waits :call call)
+    (loop
+      (case (call-status call)
+        ((nil))
+        (:ok (error (make-rpc-error :cancelled :call call :ended-by :local
+                                               :message "the call has ended")))
+        (t (error (call-condition call))))
+      (when (funcall try +turn-look-seconds+) (return)))))
+
+(defun await-payment (call budget percent)
+  "Wait until BUDGET's peer owes little enough; as AWAIT-TURN."
+  (await-turn call (lambda (seconds)
+                     (let ((ns (wait-ns budget percent)))
+                       (when (and (plusp ns) (plusp seconds))
+                         (loop:world-sleep (min seconds (ns-seconds ns)))
+                         (setf ns (wait-ns budget percent)))
+                       (not (plusp ns))))))
+
+(defun call-timed (budget percent earned-ns function)
+  "Call FUNCTION and return its values; charge BUDGET with the time that it takes this thread beyond
+EARNED-NS."
+  (declare (type function function))
+  (let ((begin (thread-time-ns)))
+    (unwind-protect (funcall function)
+      (let ((owed (- (thread-time-ns) begin earned-ns)))
+        (when (plusp owed) (charge-time budget owed percent))))))
+
+(defun call-charged (call budget percent earned-ns function)
+  "Call FUNCTION, which decompresses and decodes a message of CALL, once BUDGET's peer may have that
+done, and charge the time. Return its values. See AWAIT-TURN."
+  (flet ((take (semaphore turn)
+           (await-turn call (lambda (seconds)
+                              (if (plusp seconds)
+                                  (sb-thread:wait-on-semaphore semaphore :timeout seconds
+                                                                         :notification turn)
+                                  (sb-thread:try-semaphore semaphore 1 turn)))))
+         (run () (call-timed budget percent earned-ns function)))
+    (if (loop:simulated-p)
+        (run)
+        (call-by-turns (budget-turns budget)
+                       (lambda ()
+                         (await-payment call budget percent)
+                         (call-by-turns (timed-turns) #'run #'take))
+                       #'take))))
