@@ -51,7 +51,7 @@ test: bin/tests.core
 	  $(SBCL) --core bin/tests.core --noinform --dynamic-space-size $(HEAP_MB) </dev/null
 
 endurance: export CLGRPC_ENDURANCE = 1
-endurance: SUITES = promise.memory abuse abuse.heap transports \
+endurance: SUITES = promise.memory abuse abuse.heap transports mutants \
   simulation.seeds sim.seeds workflow.seeds raft-example.seeds
 endurance: test
 

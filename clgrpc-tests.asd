@@ -77,7 +77,9 @@ that is not loaded (:DATA)."
                     (:file "documentation") (:file "environment-table")
                     (:file "prose")
                     (:file "chapter")
-                    (:file "chapters"))
+                    (:file "chapters")
+                    (:file "mutant")
+                    (:file "promises"))
        :perform (test-op (operation system)
                   (symbol-call '#:clgrpc.tests '#:test-system)))))
 

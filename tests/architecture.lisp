@@ -1,10 +1,13 @@
 ;;;; The house of the design, checked in the sources: which folder of src/ may use which, that `::`
-;;;; and the kernel stay where they belong, and that nothing below the loop reads a clock. The
-;;;; sources are read as tokens, not as forms, so that a reference counts wherever it stands.
+;;;; and the kernel stay where they belong, that nothing below the loop reads a clock, that tests
+;;;; know the inside of what they test only. The sources are read as tokens, not as forms, so that a
+;;;; reference counts wherever it stands.
 
 (defpackage #:clgrpc.tests.architecture
   (:use #:cl #:fiveam)
-  (:local-nicknames (#:support #:clgrpc.tests.support)))
+  (:local-nicknames (#:support #:clgrpc.tests.support))
+  ;; for other tests
+  (:export #:code-tokens #:folder-files #:folders #:skip-string))
 
 (in-package #:clgrpc.tests.architecture)
 
@@ -301,6 +304,65 @@ function of the token and its package, nicknames resolved, and is not excused."
     (let ((found (offending-tokens folder (lambda (token package)
                                             (and package (search "::" token))))))
       (is (null found) "Internal symbols of other packages:~{ ~A~}" found))))
+
+(defparameter *further-twins*
+  '(("tests/cluster/raft-example/" #:clgrpc.examples.raft)
+    ("tests/tools/command/" #:clgrpc.testee)
+    ("tests/runner.lisp" #:it.bese.fiveam)
+    ("tests/mutant.lisp" #:it.bese.fiveam)
+    ("tests/support/programs/suite.lisp" #:it.bese.fiveam))
+  "What the paths of tests begin with, and a package that they are about besides.")
+
+(defun named-package (path beginning)
+  "The package that the first line of the file at PATH with that BEGINNING names, or nil."
+  (let ((line (find-if (lambda (line) (uiop:string-prefix-p beginning line))
+                       (uiop:read-file-lines path :external-format :utf-8))))
+    (and line
+         (find-package (string-upcase (string-trim ")" (subseq line (length beginning))))))))
+
+(defun first-folder-p (file)
+  "True if FILE is in tests/ itself: its twin is the runner."
+  (= 2 (length (uiop:split-string (file-text file) :separator "/"))))
+
+(defun twin-package (file)
+  "The package whose tests are in FILE, the path of one, a package or nil: that of the folder of the
+sources that FILE's folder, or one around it, is called after."
+  (loop for folder = (butlast (uiop:split-string (file-text file) :separator "/"))
+          then (butlast folder)
+        while folder
+        do (let ((path (support:root-file (if (rest folder)
+                                              (format nil "~{~A/~}package.lisp" (rest folder))
+                                              "tests/package.lisp"))))
+             (when (and (probe-file path) (or (rest folder) (first-folder-p file)))
+               (return (named-package path "(defpackage #:"))))))
+
+(defun foreign-insides (file)
+  "The tokens `package::symbol` of FILE, of tests, whose package is not one that it tests."
+  (let ((*package* (or (named-package file "(in-package #:") *package*))
+        (twins (list* (twin-package file)
+                      (loop for (path twin) in *further-twins*
+                            when (uiop:string-prefix-p path (file-text file))
+                              collect (find-package twin)))))
+    (remove-if (lambda (token)
+                 (let ((end (search "::" token)))
+                   (or (null end)
+                       (zerop end)
+                       (member (find-package (string-upcase (subseq token 0 end)))
+                               (remove nil twins)))))
+               (tokens-of file))))
+
+(defparameter *most-foreign-insides* 457
+  "How many references tests make to what other packages than the one they test do not export. Lower
+the number when it can be.")
+
+(test tests-know-the-inside-of-their-twin-only
+  "Tests refer by `::` to the package that they test, so that a change inside of a package breaks
+the tests of no other; few refer to another."
+  (let ((count (loop for file in (directory (support:root-file "tests/**/*.lisp"))
+                     sum (length (foreign-insides file)))))
+    (is (<= count *most-foreign-insides*)
+        "~D references into packages that are not the test's own, ~D allowed" count
+        *most-foreign-insides*)))
 
 (test kernel-only-in-os
   (dolist (folder (remove "os" (folders) :test #'string=))

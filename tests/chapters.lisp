@@ -116,10 +116,10 @@ returns its rows. It ends the chapter.")
                                      (string/= ":trace" second))
                                 third))))
                (when (and name (char= #\: (char name 0))) (pushnew name names :test #'string=)))))
-      (dolist (path (mapcan #'clgrpc.tests.architecture::folder-files
-                            (clgrpc.tests.architecture::folders))
+      (dolist (path (mapcan #'clgrpc.tests.architecture:folder-files
+                            (clgrpc.tests.architecture:folders))
                     names)
-        (loop for (word second third) on (clgrpc.tests.architecture::code-tokens
+        (loop for (word second third) on (clgrpc.tests.architecture:code-tokens
                                           (uiop:read-file-string path :external-format :utf-8))
               while third do (note-event word second third))))))
 

@@ -131,7 +131,7 @@ the others, and these words."
                    ((uiop:string-prefix-p "#\\" (subseq text i (min (length text) (+ i 2))))
                     (incf i 3))
                    ((char= char #\")
-                    (let ((end (clgrpc.tests.architecture::skip-string text i)))
+                    (let ((end (clgrpc.tests.architecture:skip-string text i)))
                       (push (subseq text (1+ i) (1- end)) literals)
                       (setf i end)))
                    (t (incf i))))

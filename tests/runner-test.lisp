@@ -123,4 +123,4 @@ of those that need not run alone."
                       (subseq name (length "clgrpc-tests/")))))
       (unless (or (null layer) (member layer '("support" "world") :test #'string=))
         (is (typep (asdf:find-system name) 'asdf-user::layer-tests) "~A" name)
-        (is-true (support::layer-suites layer) "~A has no suite" name)))))
+        (is-true (support:layer-suites layer) "~A has no suite" name)))))

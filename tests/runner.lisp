@@ -234,7 +234,7 @@ of programs that are started, too: other runs of tests choose the same names."
 (defparameter *long-suites*
   '("architecture" "manual" "protobuf" "chapters" "fuzz" "workflow.seeds" "simulation.seeds"
     "report" "promise.memory" "promise.image" "examples" "profile" "balance" "sim"
-    "raft-example.seeds" "sim.seeds")
+    "raft-example.seeds" "sim.seeds" "mutants")
   "Of the suites that compute those that take longest, and begin before the others.")
 
 (defparameter *lonely-suites* '("promise" "profile.server" "load")

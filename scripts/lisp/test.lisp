@@ -2,7 +2,8 @@
 ;;;; started, and exits with 1 if one failed. CLGRPC_SUITES, a list of words such as "hpack http2",
 ;;;; chooses suites; otherwise all run. CLGRPC_SLOWEST is of how many tests to say what they took.
 ;;;; Three suites run at once if there are two processors; one alone, or on one processor (taskset
-;;;; -c 0), runs in the image itself.
+;;;; -c 0), runs in the image itself. CLGRPC_MUTANTS, the words of `scripts/mutants`, has the image
+;;;; judge mutants instead.
 ;;;;
 ;;;; A full collection, of which tests make thousands, takes a tenth of the time in a saved image:
 ;;;; the collector neither moves nor, in processes forked from it, copies what was saved.
@@ -12,7 +13,13 @@
 
 (load-strictly "clgrpc-tests")
 
+(defun run-mutants (words)
+  (quit (uiop:symbol-call '#:clgrpc.tests.mutants '#:main
+                          (remove "" (uiop:split-string words) :test #'string=))))
+
 (defun run-tests ()
+  (when (uiop:getenv "CLGRPC_MUTANTS")
+    (run-mutants (uiop:getenv "CLGRPC_MUTANTS")))
   (quit (if (uiop:symbol-call '#:clgrpc.tests '#:run-suites
                               :only (uiop:split-string (or (uiop:getenvp "CLGRPC_SUITES") ""))
                               :processes (if (< 1 (uiop:symbol-call '#:clgrpc.os

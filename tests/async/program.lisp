@@ -117,7 +117,7 @@
   (let ((said '()))
     (handler-bind ((mishap (lambda (condition)
                              (declare (ignore condition))
-                             (push (and (find-restart 'clgrpc.async::close-socket) t) said)
+                             (push (and (find-restart 'clgrpc.async:close-socket) t) said)
                              (invoke-restart restart))))
       (call-with-program
        arguments

@@ -34,7 +34,7 @@ value is several words, and values."
 
 (defun taken-p (arguments)
   "True if `clgrpc` takes the command line ARGUMENTS, a list of strings."
-  (let ((command (clgrpc.tools::find-command (first arguments))))
+  (let ((command (clgrpc.tools:find-command (first arguments))))
     (handler-case (listp (clgrpc.tools::parse-arguments command (rest arguments)))
       (clgrpc.tools::usage-error (error) (print (princ-to-string error)) nil))))
 

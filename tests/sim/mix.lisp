@@ -607,13 +607,13 @@ client waits then before it connects again."
     (complain "~D ~? ~:[are~;is~] left." count what arguments (= 1 count))))
 
 (defun check-server (server)
-  (dolist (server-loop (server::server-loops server))
+  (dolist (server-loop (server:server-loops server))
     (check-zero "calls of ~A" (server::server-loop-open server-loop) server)
     (check-zero "octets charged at ~A"
-                (loop for link across (server::server-loop-links server-loop) sum
+                (loop for link across (server:server-loop-links server-loop) sum
                       (wire::link-held link)) server))
   (when (every (lambda (server-loop) (zerop (server::server-loop-link-count server-loop)))
-               (server::server-loops server))
+               (server:server-loops server))
     (check-zero "octets charged at ~A" (account-sum (server::server-account server)) server)))
 
 (defun check-loop (loop)

@@ -7,10 +7,10 @@
 (defun add-name-server (&optional (name "names"))
   "Return a DNS server without records, for DNS-TESTS:SET-RECORDS and its like, on a new host called
 NAME, and \"ADDRESS:53\"."
-  (let* ((server (dns-tests::make-name-server))
+  (let* ((server (dns-tests:make-name-server))
          (host (sim:add-host name (lambda ()
                                     (sim:serve-datagrams
-                                     53 (lambda (octets) (dns-tests::answers server octets :udp)))
+                                     53 (lambda (octets) (dns-tests:answers server octets :udp)))
                                     '()))))
     (values server (format nil "10.0.0.~D:53" (sim::host-number host)))))
 

@@ -77,9 +77,9 @@ workflows write 130 MB, to the log and again to its file.")
 
 (defun new-stores (count folder)
   "COUNT members of one etcd, 1 or 3, that have not begun, with their data in FOLDER."
-  (let ((stores (if (= 1 count) (list (shared::new-store)) (shared::new-cluster))))
+  (let ((stores (if (= 1 count) (list (shared:new-store)) (shared:new-cluster))))
     (dolist (store stores stores)
-      (setf (shared::store-folder store) (format nil "~A~A/" folder (shared::store-name store))))))
+      (setf (shared:store-folder store) (format nil "~A~A/" folder (shared:store-name store))))))
 
 (defun own-addresses (place)
   "Where the members of etcd are themselves, without proxies."

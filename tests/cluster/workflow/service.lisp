@@ -694,11 +694,11 @@ that is set forward or back loses nothing."
                         (remove "w2" (reverse all) :key #'first :test #'string=)))
              ;; one that begins when all is over
              (let ((numbers '()) (over nil))
-               (workflow::watch-workflow (lambda (change) (push (pb:change-number change) numbers))
-                                         channel "w" :after 18
-                                                     :on-end (lambda (condition)
-                                                               (declare (ignore condition))
-                                                               (setf over t)))
+               (workflow:watch-workflow (lambda (change) (push (pb:change-number change) numbers))
+                                        channel "w" :after 18
+                                                    :on-end (lambda (condition)
+                                                              (declare (ignore condition))
+                                                              (setf over t)))
                (is-true (wait-until (lambda () over)))
                (is (equal '(21 20 19) numbers))))
         (when watcher (end-watching watcher))
@@ -995,17 +995,17 @@ its namespace; a service that is closed is neither asked nor kept by it."
 on."
   (let ((health (make-instance 'services:health-service)))
     (with-store (store)
-      (etcd:with-etcd (etcd (tests::store-address store) :timeout 1 :backoff-maximum-seconds 0.2)
+      (etcd:with-etcd (etcd (tests:store-address store) :timeout 1 :backoff-maximum-seconds 0.2)
         (let ((node (make-workflow-service etcd :health health)))
           (unwind-protect
                (flet ((status () (services:health-status health "clgrpc.workflow.v1.Workflow")))
                  (start-workflow node "w" '((:wait 1/10) (:signal "x") (:wait 1/10)))
                  (is-true (wait-until (lambda () (eq :serving (status)))))
-                 (support:signal-program (tests::store-program store) sb-unix:sigstop)
+                 (support:signal-program (tests:store-program store) sb-unix:sigstop)
                  (unwind-protect
                       (progn (signals store-unavailable (start-workflow node "w2" '("a")))
                              (is-true (wait-until (lambda () (eq :not-serving (status))))))
-                   (support:signal-program (tests::store-program store) sb-unix:sigcont))
+                   (support:signal-program (tests:store-program store) sb-unix:sigcont))
                  (signal-workflow node "w" "x" nil :timeout +patience+)
                  (is (eq :completed (await-workflow node "w")))
                  (is-true (wait-until (lambda () (eq :serving (status))))))
@@ -1014,21 +1014,21 @@ on."
 (test a-service-closes-though-its-store-hangs
   "Long before what it asks for has failed; once the store answers it is none of the nodes."
   (with-store (store)
-    (etcd:with-etcd (etcd (tests::store-address store) :timeout 60 :backoff-maximum-seconds 0.2)
+    (etcd:with-etcd (etcd (tests:store-address store) :timeout 60 :backoff-maximum-seconds 0.2)
       (let ((node (make-workflow-service etcd)) (closed nil))
         (flet ((entries () (etcd:fetch-entries etcd :prefix (workflow::node-key node "index/nodes"
                                                                                 ""))))
           (unwind-protect
                (progn
                  (is-true (wait-until #'entries))
-                 (support:signal-program (tests::store-program store) sb-unix:sigstop)
+                 (support:signal-program (tests:store-program store) sb-unix:sigstop)
                  (unwind-protect
                       (progn
                         ;; it counts every two seconds
                         (is-true (wait-until (lambda ()
                                                (loop::job-running (workflow::node-keeper node)))))
-                        (is (> 20 (tests::seconds-of (close-workflow-service node))))
+                        (is (> 20 (tests:seconds-of (close-workflow-service node))))
                         (setf closed t))
-                   (support:signal-program (tests::store-program store) sb-unix:sigcont))
+                   (support:signal-program (tests:store-program store) sb-unix:sigcont))
                  (is-true (wait-until (lambda () (null (entries))))))
             (unless closed (close-workflow-service node))))))))

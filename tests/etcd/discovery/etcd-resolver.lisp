@@ -210,7 +210,7 @@ meanwhile."
         (grpc:with-channel (channel (target store) :balance :round-robin)
           (is (= 0 (who channel)))
           (support:kill-program (store-program store))
-          (uiop:delete-directory-tree (pathname (clgrpc.tests.etcd::store-folder store))
+          (uiop:delete-directory-tree (pathname (clgrpc.tests.etcd:store-folder store))
                                       :validate t)
           (begin-store store)
           (is (= 0 (who channel)))

@@ -106,7 +106,7 @@ lease, and when it comes back without its data."
           (sleep 1)                     ; the former lease's end takes nothing away
           (is-true (other-lease-p before)))
         (support:kill-program (store-program store))
-        (uiop:delete-directory-tree (pathname (clgrpc.tests.etcd::store-folder store))
+        (uiop:delete-directory-tree (pathname (clgrpc.tests.etcd:store-folder store))
                                     :validate t)
         (begin-store store)
         (is-true (wait-until (lambda () (other-lease-p 0))) "it has no data")

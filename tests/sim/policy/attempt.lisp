@@ -137,7 +137,7 @@
     (open-answer attempt)
     (tell (attempt-line attempt)
           `(:data ,(attempt-id attempt)
-                  ,(concatenate 'octets (octets-of 0) (dialogue::big-endian (length octets) 4)
+                  ,(concatenate 'octets (octets-of 0) (dialogue:big-endian (length octets) 4)
                                 octets)))))
 
 (defun end-answer (attempt status &key (message "") fields)

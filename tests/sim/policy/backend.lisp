@@ -129,7 +129,7 @@
     (when (line-preface line)
       (loop while (and (<= (+ at 9) (length inbox))
                        (<= (+ at 9 (u24be inbox at)) (length inbox)))
-            do (multiple-value-bind (frame after) (dialogue::split-frame inbox at)
+            do (multiple-value-bind (frame after) (dialogue:split-frame inbox at)
                  (setf at after)
                  (take-frame line frame))))
     (setf (line-inbox line) (subseq inbox at))))

@@ -62,7 +62,7 @@
   (with-core (core puppet :round-robin)
     (let ((subchannel (first (wake-with core puppet "127.0.0.1:1"))))
       (client::change-state (connection-set-of subchannel) :ready)
-      (client::impose-veto subchannel 'test :transient-failure "it says so")
+      (client:impose-veto subchannel 'test :transient-failure "it says so")
       (let ((facts (client::describe-address subchannel)))
         (is (eq :transient-failure (getf facts :state)))
         (is (string= "it says so" (getf facts :last-error)))))))
@@ -70,7 +70,7 @@
 (test what-a-resolver-says-is-told
   (with-core (core puppet :round-robin)
     (client::wake core)
-    (client::deliver puppet (list (client::parse-backend '("127.0.0.1:1" :zone "a"))) nil)
+    (client:deliver puppet (list (client::parse-backend '("127.0.0.1:1" :zone "a"))) nil)
     (let ((facts (client::describe-address (subchannel-to core "127.0.0.1:1"))))
       (is (equal '(:zone "a") (getf facts :attributes)))
       (is (search "(:ZONE \"a\")" (client::address-line facts))))))

@@ -172,7 +172,7 @@ come at once."
         (dolist (count '(1 2 5 6 50))
           (let ((best (loop repeat 10 minimize (seconds-to-come count))))
             (is (< best 0.02) "~D messages came after ~,1F ms" count (* 1000 best)))))
-      (let ((loop (client::core-loop (client::channel-core channel))))
+      (let ((loop (client:core-loop (client::channel-core channel))))
         (is (wait-until (lambda ()
                           (zerop (clgrpc.loop::driving-sweeper
                                   (clgrpc.loop::event-loop-driving loop)))))

@@ -190,7 +190,7 @@ may run the loop just then, who writes what is posted before he reads."
                                  (flush-peer peer)
                                  (sleep 0.001)
                                  (sb-bsd-sockets:socket-shutdown
-                                  (clgrpc.tests.server::peer-socket peer) :direction :io)
+                                  (clgrpc.tests.server:peer-socket peer) :direction :io)
                                  (setf (peer-closed peer) t)
                                  (sb-thread:signal-semaphore ended))
       (grpc:with-channel (channel address)

@@ -176,10 +176,12 @@
     (is (wait-until (lambda () (= threads (our-threads)))))))
 
 (test close-from-several-threads
+  "Each returns, and the channel is closed when all have."
   (with-probe (kept :server server) ()
     (let ((channel (grpc:make-channel (grpc:server-address server))))
       (grpc:ensure-connected channel)
-      (is (equal '(nil nil nil nil) (with-threads (i 4) (grpc:close-channel channel)))))))
+      (is (equal '(nil nil nil nil) (with-threads (i 4) (grpc:close-channel channel))))
+      (is (eq :shutdown (grpc:channel-state channel))))))
 
 (test states-can-be-waited-for
   (let ((server (start-probe (list :ask #'double))))

@@ -9,7 +9,9 @@
                     (#:os #:clgrpc.os) (#:dns #:clgrpc.dns) (#:dns-tests #:clgrpc.tests.dns)
                     (#:support #:clgrpc.tests.support))
   (:import-from #:clgrpc.tests.server #:double #:count-up #:add-up #:echo #:connect-socket
-                  #:close-socket))
+                  #:close-socket)
+  ;; for other tests
+  (:export #:free-address #:puppet-asked #:refusing #:with-core))
 
 (in-package #:clgrpc.tests.client)
 

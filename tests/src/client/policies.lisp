@@ -12,10 +12,10 @@
   (with-core (core puppet :round-robin)
     (destructuring-bind (one two three)
         (wake-with core puppet "127.0.0.1:1" "127.0.0.1:2" "127.0.0.1:3")
-      (is (every (lambda (subchannel) (eq :connecting (client::subchannel-state subchannel)))
+      (is (every (lambda (subchannel) (eq :connecting (client:subchannel-state subchannel)))
                  (list one two three)))
-      (is (eq :connecting (client::core-state core)))
-      (is (= 3 (length (client::core-subchannels core)))))))
+      (is (eq :connecting (client:core-state core)))
+      (is (= 3 (length (client:core-subchannels core)))))))
 
 (test round-robin-states
   "Ready if one is; connecting while one may become so; failed if all have failed, until one is
@@ -23,24 +23,24 @@ ready again."
   (with-core (core puppet :round-robin)
     (destructuring-bind (one two) (wake-with core puppet "127.0.0.1:1" "127.0.0.1:2")
       (client::wait-for-better-times (connection-set-of one) "one is down")
-      (is (eq :connecting (client::core-state core)))
+      (is (eq :connecting (client:core-state core)))
       (client::wait-for-better-times (connection-set-of two) "two is down")
-      (is (eq :transient-failure (client::core-state core)))
-      (is (string= "two is down" (client::failure-text (client::core-picker core))))
+      (is (eq :transient-failure (client:core-state core)))
+      (is (string= "two is down" (client:failure-text (client::core-picker core))))
       (client::end-wait (connection-set-of one))
-      (is (eq :connecting (client::subchannel-state one)) "it tries again by itself")
-      (is (eq :transient-failure (client::core-state core)) "which changes nothing yet")
+      (is (eq :connecting (client:subchannel-state one)) "it tries again by itself")
+      (is (eq :transient-failure (client:core-state core)) "which changes nothing yet")
       (client::change-state (connection-set-of one) :ready)
-      (is (eq :ready (client::core-state core)))
+      (is (eq :ready (client:core-state core)))
       (client::change-state (connection-set-of one) :idle)
-      (is (eq :connecting (client::subchannel-state one)))
-      (is (eq :connecting (client::core-state core)))
+      (is (eq :connecting (client:subchannel-state one)))
+      (is (eq :connecting (client:core-state core)))
       (is (plusp (puppet-asked puppet))))))
 
 (defun turns (core count)
   "Whom the picker of CORE picks, COUNT times."
   (loop repeat count
-        collect (funcall (client::picker-function (client::core-picker core)) nil)))
+        collect (funcall (client:picker-function (client::core-picker core)) nil)))
 
 (test round-robin-takes-turns
   "Among those that are ready, by the same picker until that changes."
@@ -64,18 +64,18 @@ ready again."
       (client::change-state (connection-set-of one) :ready)
       (client::change-state (connection-set-of two) :ready)
       (tell-backends puppet '("127.0.0.1:2" :weight 5) "127.0.0.1:3" "127.0.0.1:3")
-      (is (eq :shutdown (client::subchannel-state one)))
+      (is (eq :shutdown (client:subchannel-state one)))
       (is (eq two (subchannel-to core "127.0.0.1:2")))
-      (is (equal '(:weight 5) (client::subchannel-attributes two)))
-      (is (eq :connecting (client::subchannel-state (subchannel-to core "127.0.0.1:3"))))
-      (is (= 2 (length (client::core-subchannels core))))
+      (is (equal '(:weight 5) (client:subchannel-attributes two)))
+      (is (eq :connecting (client:subchannel-state (subchannel-to core "127.0.0.1:3"))))
+      (is (= 2 (length (client:core-subchannels core))))
       (is (equal (list two two) (turns core 2)))
       (tell-backends puppet)
-      (is (eq :transient-failure (client::core-state core)))
-      (is (search "no servers" (client::failure-text (client::core-picker core))))
+      (is (eq :transient-failure (client:core-state core)))
+      (is (search "no servers" (client:failure-text (client::core-picker core))))
       (tell-backends puppet "127.0.0.1:4")
-      (is (eq :connecting (client::core-state core)))
-      (is (= 1 (length (client::core-subchannels core)))))))
+      (is (eq :connecting (client:core-state core)))
+      (is (= 1 (length (client:core-subchannels core)))))))
 
 ;;; With servers
 
@@ -109,8 +109,8 @@ CHAT as well."
 
 (defun all-ready-p (channel count)
   "True if COUNT subchannels of CHANNEL are ready."
-  (= count (count :ready (client::core-subchannels (client::channel-core channel))
-                  :key #'client::subchannel-state)))
+  (= count (count :ready (client:core-subchannels (client::channel-core channel))
+                  :key #'client:subchannel-state)))
 
 (test calls-go-by-turns
   (with-named-servers (addresses servers 3)

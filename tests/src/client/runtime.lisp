@@ -4,7 +4,7 @@
 (in-suite :clgrpc.client)
 
 (defun channel-loop (channel)
-  (client::core-loop (client::channel-core channel)))
+  (client:core-loop (client::channel-core channel)))
 
 (defun loops-of (channels)
   "The different loops of CHANNELS."

@@ -39,12 +39,12 @@
 
 (defun give-full-links (subchannel count)
   "Give SUBCHANNEL, which has no socket, COUNT links that have no stream."
-  (let ((core (client::subchannel-core subchannel)))
+  (let ((core (client:subchannel-core subchannel)))
     (flet ((full-link ()
-             (let ((link (client::make-client-link (client::core-loop core)
-                                                   (client::core-options core) subchannel))
+             (let ((link (client::make-client-link (client:core-loop core)
+                                                   (client:core-options core) subchannel))
                    (http2 (http2:make-connection :client client::**client-sink**
-                                                 (client::core-options core))))
+                                                 (client:core-options core))))
                (setf (http2:connection-peer-max-streams http2) 0
                      (wire::link-http2 link) http2)
                link)))
@@ -81,7 +81,7 @@
     (client::wake core)
     (flet ((most (source)
              (push-config puppet source)
-             (client::most-links (first (client::core-subchannels core)))))
+             (client::most-links (first (client:core-subchannels core)))))
       (is (= 1 (most nil)))
       (is (= 3 (most (config-of-connections 3))))
       (is (= 4 (most (config-of-connections 100))) "an update changes it"))))
@@ -93,7 +93,7 @@
     (is (wait-until (lambda () (= 3 (connections-of channel)))))
     (let ((link (first (client::connection-set-links
                         (connection-set-of (the-subchannel channel))))))
-      (loop:post (client::core-loop (client::channel-core channel))
+      (loop:post (client:core-loop (client::channel-core channel))
                  (lambda () (client::abandon-link link :unavailable "of a test")))
       (is (wait-until (lambda ()
                         (and (= 3 (connections-of channel))
@@ -105,11 +105,11 @@
   (with-core (core puppet nil :options (:backoff-initial-seconds 60))
     (client::wake core)
     (push-config puppet (config-of-connections 2))
-    (let ((subchannel (first (client::core-subchannels core))))
+    (let ((subchannel (first (client:core-subchannels core))))
       (setf (client::connection-set-connect-rounds (connection-set-of subchannel)) '())
       (client::change-state (connection-set-of subchannel) :ready)
       (client::pause-widening (connection-set-of subchannel) "refused")
-      (is (eq :ready (client::core-state core)))
+      (is (eq :ready (client:core-state core)))
       (client::ask-for-link subchannel)
       (is (null (client::connection-set-connect-rounds (connection-set-of subchannel)))
           "not before the wait is over")

@@ -95,7 +95,7 @@ it; and with a function that returns how many it has had."
                               (when done (return))))))))
       (unwind-protect (funcall function address (lambda () (car count)))
         (setf done t)
-        (clgrpc.tests.server::close-socket (clgrpc.tests.server::connect-socket address))
+        (clgrpc.tests.server:close-socket (clgrpc.tests.server:connect-socket address))
         (sb-thread:join-thread thread :timeout +patience+ :default nil)
         (sb-bsd-sockets:socket-close listener)))))
 
@@ -149,7 +149,7 @@ next call finds the server that has come in its place."
           (declare (ignore exchange))
           (when (= 30 (incf count))
             ;; as the kernel does when a process is killed
-            (sb-bsd-sockets:socket-close (clgrpc.tests.server::peer-socket peer) :abort t)
+            (sb-bsd-sockets:socket-close (clgrpc.tests.server:peer-socket peer) :abort t)
             (setf (peer-closed peer) t)))
       (grpc:with-channel (channel address)
         (let ((calls (loop repeat 10 collect (chat channel :open) collect (watch channel (note 1))))
@@ -174,7 +174,7 @@ next call finds the server that has come in its place."
                 (t
                  (http2:send-goaway
                   (peer-http2 peer) http2:+no-error+
-                  :last-stream-id (http2::stream-id (exchange-stream (first held))))
+                  :last-stream-id (http2:stream-id (exchange-stream (first held))))
                  (dolist (exchange held) (ok-response exchange (note-octets 3))))))
       (grpc:with-channel (channel address)
         (let ((futures (loop repeat 3
@@ -241,7 +241,7 @@ next call finds the server that has come in its place."
                    'grpc:deadline-exceeded))
         (is (<= 1 count 12)))
       (setf stop t)
-      (clgrpc.tests.server::close-socket (clgrpc.tests.server::connect-socket address))
+      (clgrpc.tests.server:close-socket (clgrpc.tests.server:connect-socket address))
       (sb-thread:join-thread thread :timeout 10 :default nil)
       (sb-bsd-sockets:socket-close listener))))
 
@@ -260,7 +260,7 @@ well."
             (done (make-signal))
             (subchannel (the-subchannel channel)))
         (is (await-signal running))
-        (loop:post (client::core-loop (client:subchannel-core subchannel))
+        (loop:post (client:core-loop (client:subchannel-core subchannel))
                    (lambda ()
                      (let ((http2 (wire::link-http2 (first (client::connection-set-links
                                                            (connection-set-of subchannel))))))
@@ -301,7 +301,7 @@ well."
   (with-probe (channel :server server :options '(:max-concurrent-streams 2)) (:chat #'echo)
     (grpc:ensure-connected channel)
     (let ((subchannel (give-links channel 3)))
-      (is (eq :ready (client::subchannel-state subchannel)))
+      (is (eq :ready (client:subchannel-state subchannel)))
       (is (= 3 (getf (grpc:server-statistics server) :connections)))
       (let* ((calls (loop repeat 6 collect (chat channel :open :timeout 60)))
              (waiting (progn
@@ -327,7 +327,7 @@ well."
     (let* ((subchannel (give-links channel 2))
            (links (client::connection-set-links (connection-set-of subchannel)))
            (left (make-signal)))
-      (loop:post (client::core-loop (client:subchannel-core subchannel))
+      (loop:post (client:core-loop (client:subchannel-core subchannel))
                  (lambda ()
                    (setf (wire::link-draining (first links)) t)
                    (client::leave-link (connection-set-of subchannel) (first links))
@@ -352,7 +352,7 @@ well."
                            (list (os:make-address "127.0.0.1" 1)))
                      (client::widen connection-set 2)
                      (setf (client::connection-set-addresses connection-set) addresses)))
-        (is (wait-until (lambda () (client::connection-set-failure connection-set))))
+        (is (wait-until (lambda () (client:connection-set-failure connection-set))))
         (is (wait-until (lambda ()
                           (null (client::connection-set-connect-rounds connection-set)))))
         (is (eq :ready (grpc:channel-state channel)))
@@ -437,13 +437,13 @@ well."
     (with-core (core puppet :quitter)
       (client::wake core)
       (tell-backends puppet "127.0.0.1:1")
-      (let ((subchannel (first (client::core-subchannels core))))
-        (setf (quitter-end (client::subchannel-balancer subchannel)) end)
+      (let ((subchannel (first (client:core-subchannels core))))
+        (setf (quitter-end (client:subchannel-balancer subchannel)) end)
         (grpc:connect subchannel)
         (when (eq end :transient-failure)
           (is (= 1 (length (client::connection-set-connect-rounds (connection-set-of subchannel)))))
           (client::wait-for-better-times (connection-set-of subchannel) "it is down"))
-        (is (eq :shutdown (client::subchannel-state subchannel)))
+        (is (eq :shutdown (client:subchannel-state subchannel)))
         (is (null (client::connection-set-connect-rounds (connection-set-of subchannel))))
         (is (null (client::back-off-timer
                    (client::connection-set-back-off (connection-set-of subchannel)))))))))

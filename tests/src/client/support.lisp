@@ -18,7 +18,7 @@
 
 (defun the-subchannel (channel)
   "The only subchannel of CHANNEL, which has been used."
-  (first (client::core-subchannels (client::channel-core channel))))
+  (first (client:core-subchannels (client::channel-core channel))))
 
 (defun connection-set-of (subchannel)
   (client:subchannel-connection-set subchannel))
@@ -31,7 +31,7 @@
 (defun give-links (channel count)
   "Have the only subchannel of CHANNEL, which is ready, have COUNT links; return it."
   (let ((subchannel (the-subchannel channel)))
-    (loop:post (client::core-loop (client:subchannel-core subchannel))
+    (loop:post (client:core-loop (client:subchannel-core subchannel))
                (lambda () (client::widen (connection-set-of subchannel) count)))
     (wait-until (lambda ()
                   (= count (length (client::connection-set-links (connection-set-of subchannel))))))
@@ -40,22 +40,22 @@
 ;;; Channels without sockets: a core on a loop that runs only when a test says so, and a resolver
 ;;; that says what a test has it say.
 
-(defclass puppet (client::resolver)
+(defclass puppet (client:resolver)
   ((answers :initarg :answers :initform nil :accessor puppet-answers)
    (asked :initform 0 :accessor puppet-asked)
    (ended :initform nil :accessor puppet-ended))
   (:documentation "A resolver that counts how often it is asked."))
 
-(defmethod client::begin-resolving ((puppet puppet))
+(defmethod client:begin-resolving ((puppet puppet))
   (incf (puppet-asked puppet)))
 
-(defmethod client::resolve-again ((puppet puppet))
+(defmethod client:resolve-again ((puppet puppet))
   (incf (puppet-asked puppet)))
 
-(defmethod client::end-resolving ((puppet puppet))
+(defmethod client:end-resolving ((puppet puppet))
   (setf (puppet-ended puppet) t))
 
-(defmethod client::answers-p ((puppet puppet))
+(defmethod client:answers-p ((puppet puppet))
   (puppet-answers puppet))
 
 (defun call-with-core (policy answers options default function)
@@ -72,7 +72,7 @@
                                  :receive-limit (getf options :max-receive-octets)
                                  :authority (hpack:string-field ":authority" "x"))))
     (setf (client::core-balancer core)
-          (make-instance 'client::switch :parent core))
+          (make-instance 'client:switch :parent core))
     (unwind-protect (funcall function core puppet)
       (client::shut-down core)
       (loop:stop-event-loop loop))))
@@ -88,15 +88,15 @@ question or pushes when it likes."
 
 (defun tell-backends (puppet &rest items)
   "Have PUPPET tell of the backends that ITEMS mean."
-  (client::deliver puppet (mapcar #'client::parse-backend items) nil))
+  (client:deliver puppet (mapcar #'client::parse-backend items) nil))
 
 (defun run-loop-of (core)
   "Have what was posted to CORE's loop run."
-  (let ((loop (client::core-loop core)))
+  (let ((loop (client:core-loop core)))
     (loop::with-taken-loop (loop (loop::take loop))
       (unwind-protect (loop::run-turn loop)
         (loop::hand-over loop)))))
 
 (defun subchannel-to (core address)
   "The subchannel of CORE whose addresses are ADDRESS, text."
-  (find address (client::core-subchannels core) :key #'client:server-text :test #'string=))
+  (find address (client:core-subchannels core) :key #'client:server-text :test #'string=))

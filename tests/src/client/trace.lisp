@@ -40,7 +40,7 @@
   (with-traced-probe (channel '()) (:ask #'double)
     (ask channel (note 1))
     (is (null (remove-if (lambda (event) (member (first event) '(:info :debug)))
-                         (car clgrpc.tests.server::*events*))))))
+                         (car clgrpc.tests.server:*events*))))))
 
 (test tracer-call
   (with-traced-probe (channel "call")

@@ -239,7 +239,7 @@ or nil. Where those say 200 the rest is for the server at ADDRESS."
                             finally (close-socket socket))))))
       (unwind-protect (funcall function (format nil "http://~A" proxy))
         (setf done t)
-        (close-socket (clgrpc.tests.server::connect-socket proxy)) ; wakes the thread
+        (close-socket (clgrpc.tests.server:connect-socket proxy)) ; wakes the thread
         (sb-thread:join-thread thread :default nil)
         (dolist (thread threads) (sb-thread:join-thread thread :default nil))
         (close-socket listener)))))

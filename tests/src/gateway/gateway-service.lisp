@@ -212,7 +212,7 @@ server's mistake; none of it is an error of the gateway, whose log they could fi
 
 (defun call-with-heap-promised (function)
   "Call FUNCTION while nothing more of the heap can be promised."
-  (let ((octets (clgrpc.base::heap-size)))
+  (let ((octets (clgrpc.base:heap-size)))
     (sb-ext:atomic-incf (car clgrpc.base::**promised**) octets)
     (unwind-protect (funcall function)
       (settle-octets octets))))

@@ -63,7 +63,7 @@ function that tells whether those two are unharmed."
        (arrive (pattern 5000))
        (read-end end))
       (:ended-and-garbage
-       (clgrpc.loop::shut-byte-channel-down (end-byte-channel peer))
+       (clgrpc.loop:shut-byte-channel-down (end-byte-channel peer))
        (carry peer end)
        (arrive (pattern 5000))
        (read-end end))
@@ -149,7 +149,7 @@ function that tells whether those two are unharmed."
            (with-ends ((end ours credentials :server))
              (append-octets (end-arrived end) (hello-with-name theirs name))
              (append-octets (end-arrived end) tail)
-             (is (eql clgrpc.loop::+broken+ (read-end end)))
+             (is (eql clgrpc.loop:+broken+ (read-end end)))
              (is (search "not a host name" (byte-channel-failure (end-byte-channel end))) "~S: ~A"
                  name (byte-channel-failure (end-byte-channel end)))
              (is (equalp (octets-of 21 3) (subseq (buffer-octets (end-sent end)) 0 2)) "an alert"))
@@ -190,7 +190,7 @@ function that tells whether those two are unharmed."
       (append-octets (end-arrived server) (octets-of 23 3 3 0 20))
       (append-octets (end-arrived server) (pattern 20))
       (clear-buffer (end-got server))
-      (is (eql clgrpc.loop::+broken+ (read-end server)))
+      (is (eql clgrpc.loop:+broken+ (read-end server)))
       (is (= 22 (buffer-fill (end-got server))))
       (is (search "bad record mac" (byte-channel-failure (end-byte-channel server)))))))
 
@@ -201,6 +201,6 @@ function that tells whether those two are unharmed."
       (is-true (shake-ends client server))
       (setf (end-fault server) (make-condition 'simple-error))
       (signals simple-error (write-end server (pattern 10)))
-      (is (eql clgrpc.loop::+broken+ (write-end server (pattern 10))))
+      (is (eql clgrpc.loop:+broken+ (write-end server (pattern 10))))
       (is (search "in the middle of a step" (byte-channel-failure (end-byte-channel server))))
       (is (zerop (carry server client)) "nothing more is sent"))))

@@ -257,9 +257,9 @@ seconds, in which a client on a busy machine may not have read all."
                      (on-loop loop
                               (lambda ()
                                 (list (found old)
-                                      (progn (clgrpc.loop::remove-source connection)
+                                      (progn (clgrpc.loop:remove-source connection)
                                              (found old))
-                                      (progn (clgrpc.loop::add-source
+                                      (progn (clgrpc.loop:add-source
                                               connection
                                               (byte-channel-descriptor
                                                (connection-byte-channel connection)))

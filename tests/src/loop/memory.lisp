@@ -30,7 +30,7 @@
            (take-octets (end-arrived self) octets start end))
           ((integerp (end-over self)) (end-over self))
           ((end-over self) 0)
-          (t clgrpc.loop::+wants-read+))))
+          (t clgrpc.loop:+wants-read+))))
 
 (defun write-memory (byte-channel octets start end)
   (let* ((self (byte-channel-state byte-channel))
@@ -38,7 +38,7 @@
          (fault (shiftf (end-fault self) nil)))
     (cond ((integerp fault) fault)
           (fault (error fault))
-          ((zerop count) (if (= start end) 0 clgrpc.loop::+wants-write+))
+          ((zerop count) (if (= start end) 0 clgrpc.loop:+wants-write+))
           (t (append-octets (end-sent self) octets :start start :end (+ start count))
              (decf (end-room self) count)
              count))))
@@ -61,7 +61,7 @@
   (byte-channel-state (end-byte-channel end)))
 
 (defun close-end (end)
-  (clgrpc.loop::close-byte-channel (end-byte-channel end)))
+  (clgrpc.loop:close-byte-channel (end-byte-channel end)))
 
 (defun carry (from to &optional (count most-positive-fixnum))
   "Have what FROM has sent, COUNT octets at most, arrive at TO."
@@ -81,9 +81,9 @@ returned."
   (loop for result = (byte-channel-read (end-byte-channel end) *end-octets* 0 (length *end-octets*))
         when (plusp result)
           do (append-octets (end-got end) *end-octets* :end result)
-        do (incf (clgrpc.loop::event-loop-turns (clgrpc.loop::tls-loop (end-tls end))))
+        do (incf (clgrpc.loop:event-loop-turns (clgrpc.loop::tls-loop (end-tls end))))
         while (or (plusp result)
-                  (and (= result clgrpc.loop::+wants-read+)
+                  (and (= result clgrpc.loop:+wants-read+)
                        (byte-channel-more (end-byte-channel end))))
         finally (return (setf (end-last end) result))))
 

@@ -13,7 +13,11 @@
   (:export #:*patience-seconds* #:await #:on-loop #:settle #:threads-left #:with-loops #:with-events
            #:check-gone #:shiftable-clock #:mishap #:with-directory #:client-credentials
            #:server-credentials #:listen-with #:echo #:with-clients #:client-stream #:client-send
-           #:client-receive #:client-ended-p #:close-client #:pattern #:check-over-poll))
+           #:client-receive #:client-ended-p #:close-client #:pattern #:check-over-poll)
+  ;; for other tests
+  (:export #:area-clean-p #:carry #:close-end #:closed-port #:end-arrived #:end-byte-channel
+           #:end-fault #:end-over #:end-room #:end-sent #:end-tls #:established-p #:exchanged-p
+           #:limit-version #:open-end #:read-end #:shake-ends #:write-end))
 
 (in-package #:clgrpc.tests.loop)
 

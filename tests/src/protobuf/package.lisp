@@ -3,7 +3,9 @@
 
 (defpackage #:clgrpc.tests.protobuf
   (:use #:cl #:clgrpc.base #:clgrpc.protobuf #:fiveam)
-  (:local-nicknames (#:protobuf #:clgrpc.protobuf)))
+  (:local-nicknames (#:protobuf #:clgrpc.protobuf))
+  ;; for other tests
+  (:export #:random-message))
 
 (in-package #:clgrpc.tests.protobuf)
 

@@ -23,10 +23,10 @@
   "First in, first out, whole; charged for while they wait."
   (let ((call (new-call)))
     (is (null (rpc:pop-incoming call)))
-    (loop for i below 10 do (rpc::push-incoming call i 100))
+    (loop for i below 10 do (rpc:push-incoming call i 100))
     (is (<= 1000 (rpc:inlet-queued-octets (rpc:ensure-inlet call))))
     (loop for i below 5 do (is (= i (rpc:receive call))))
-    (rpc::push-incoming call 10 100)
+    (rpc:push-incoming call 10 100)
     (loop for i from 5 to 10 do (is (= i (rpc:receive call))))
     (is (zerop (rpc:inlet-queued-octets (rpc:ensure-inlet call))))))
 
@@ -38,7 +38,7 @@ then."
                     (lambda () (loop for item = (rpc:receive call)
                                      while item collect item)))))
     (loop for i from 1 to 20000
-          do (rpc::push-incoming call i 1)
+          do (rpc:push-incoming call i 1)
              (when (zerop (mod i 1000)) (sb-thread:thread-yield)))
     (rpc:end-call call :ok)
     (is (equal (loop for i from 1 to 20000 collect i)
@@ -47,7 +47,7 @@ then."
 (test end-of-a-call
   "It happens once; what a peer ended is read to its end first, what was cut short is not."
   (let ((call (new-call)))
-    (rpc::push-incoming call :first 1)
+    (rpc:push-incoming call :first 1)
     (is-true (rpc:end-call call :aborted :message "why"))
     (is (not (rpc:end-call call :ok)))
     (is (eq :first (rpc:receive call)))
@@ -58,7 +58,7 @@ then."
                  (is (string= "somewhere:1" (status:rpc-error-peer error)))
                  (is (eq call (status:rpc-error-call error)))))))
   (let ((call (new-call)))
-    (rpc::push-incoming call :first 1)
+    (rpc:push-incoming call :first 1)
     (rpc:end-call call :cancelled :ended-by :local)
     (signals status:cancelled (rpc:receive call))
     (is-true (rpc:cancelled-p call))))
@@ -66,7 +66,7 @@ then."
 (test half-closed
   "After the last message RECEIVE gives nil, as often as one asks."
   (let ((call (new-call)))
-    (rpc::push-incoming call :last 1)
+    (rpc:push-incoming call :last 1)
     (setf (rpc::call-half-closed call) t)
     (is (eq :last (rpc:receive call)))
     (is (null (rpc:receive call)))

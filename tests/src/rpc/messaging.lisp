@@ -7,7 +7,7 @@
   "DO-MESSAGES leaves a call only if it is left early; its result form comes at the end."
   (let* ((left 0)
          (call (new-call :leave (lambda (call) (declare (ignore call)) (incf left)))))
-    (dolist (item '(1 2 3)) (rpc::push-incoming call item 1))
+    (dolist (item '(1 2 3)) (rpc:push-incoming call item 1))
     (is (= 1 (rpc:do-messages (item call) (return item))))
     (is (= 1 left))
     (rpc:end-call call :ok)

@@ -24,7 +24,7 @@
   (let* ((room 0)
          (call (new-call :room (lambda (call) (declare (ignore call)) room)))
          (reactions (rpc:ensure-reactions call)))
-    (setf (rpc::reactions-on-writable reactions) (constantly :writable))
+    (setf (rpc:reactions-on-writable reactions) (constantly :writable))
     (is (null (due call)) "there is no room")
     (setf room 1)
     (is (eq :writable (due call)))

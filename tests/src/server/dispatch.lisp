@@ -215,7 +215,7 @@ that, however handlers run."
           (let ((exchanges (loop for i below 3
                                  collect (progn
                                            ;; a peer that does not keep to the limit
-                                           (setf (http2::connection-peer-max-streams
+                                           (setf (http2:connection-peer-max-streams
                                                   (peer-http2 peer))
                                                  100)
                                            (send-request peer "/lab.Bench/Ask"
@@ -268,7 +268,7 @@ that, however handlers run."
   "A peer that asks and asks and does not read holds up nobody; when it reads it gets every answer."
   (with-raw-probe (peer channel :options '(:max-unsent-octets 16384)) ()
     (let ((exchanges (loop repeat 3000
-                           collect (progn (setf (http2::connection-peer-max-streams
+                           collect (progn (setf (http2:connection-peer-max-streams
                                                  (peer-http2 peer))
                                                 4000)
                                           (send-request peer "/lab.Bench/Nothing"
@@ -290,7 +290,7 @@ gets a few frames, and has its rest in the next one."
                (memory:call-in-world
                 memory:*world*
                 (lambda ()
-                  (incf (memory::world-now memory:*world*) turn-ns) ; since the turn began
+                  (incf (memory:world-now memory:*world*) turn-ns) ; since the turn began
                   (multiple-value-bind (end more) (wire::link-input socket frames 0 (length frames))
                     (list (floor end (length frame)) more))))))
         (is (equal '(20 nil) (taken 0)))

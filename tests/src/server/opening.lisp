@@ -86,7 +86,7 @@ from HTTP/2."
                    (memory:silent)
                    (is (equal '(:settings :goaway)
                               (remove :window-update (mapcar #'first (memory:said))))))
-               (is-true (clgrpc.tests.world::end-shut memory:*end*))
+               (is-true (clgrpc.tests.world:end-shut memory:*end*))
                (is (search (if silent
                                "the peer has said nothing in time"
                                "no preface and SETTINGS in time")

@@ -30,7 +30,10 @@
    ;; http-client.lisp
    #:curl
    ;; script.lisp, opening.lisp and kept.lisp
-   #:with-server-loop #:connects #:answer-http #:*others* #:check-kept))
+   #:with-server-loop #:connects #:answer-http #:*others* #:check-kept)
+  ;; for other tests
+  (:export #:*events* #:ask-plainly #:certified #:close-socket #:connect-socket #:other-p
+           #:peer-socket #:wire-text))
 
 (in-package #:clgrpc.tests.server)
 

@@ -20,7 +20,7 @@ OPTIONS."
                                                          #'server::make-server-route)
                                                 :max-open (options-max-calls options)
                                                 :account (server::server-account server))))
-    (setf (server::server-loops server) (list server-loop)
+    (setf (server:server-loops server) (list server-loop)
           (server::server-state server) :serving)
     server-loop))
 
@@ -49,7 +49,7 @@ forms, and OPTIONS, a form. Fails if anything but EVENTS is logged as an error."
 
 (defun link-of (end server-loop)
   "The link of SERVER-LOOP whose peer's end is END."
-  (find end (server::server-loop-links server-loop)
+  (find end (server:server-loop-links server-loop)
         :key (lambda (link) (loop:byte-channel-state
                              (loop:connection-byte-channel (wire::link-socket link))))))
 

@@ -231,8 +231,8 @@ that tells whether all echoes of a call ran on the loop."
                  for i from 0
                  do (is (= (* 2 i) (number-of (ask channel (note i))))))
         (is (= 6 (getf (grpc:server-statistics server) :connections)))
-        (is (every (lambda (server-loop) (= 2 (length (server::server-loop-links server-loop))))
-                   (server::server-loops server)))
+        (is (every (lambda (server-loop) (= 2 (length (server:server-loop-links server-loop))))
+                   (server:server-loops server)))
         (mapc #'grpc:close-channel channels)))))
 
 (test client-streaming-starts-at-the-first-message

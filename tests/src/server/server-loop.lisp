@@ -9,7 +9,7 @@
     (let ((ends (loop repeat 20 collect (comes server-loop))))
       (flet ((check (count)
                (is (= count (server::server-loop-link-count server-loop)))
-               (loop for link across (server::server-loop-links server-loop)
+               (loop for link across (server:server-loop-links server-loop)
                      for place from 0
                      do (is (= place (server::server-link-place link))))))
         (check 20)

@@ -135,11 +135,11 @@
 (test a-drained-connection-leaves-no-timer
   (with-probe (channel :server server) (:ask #'double)
     (ask channel (note 1))
-    (let ((server-loops (server::server-loops server)))
+    (let ((server-loops (server:server-loops server)))
       (is-true (grpc:stop-server server))
       (dolist (server-loop server-loops)
         (is
-         (zerop (wheel-count (loop:event-loop-wheel (server::server-loop-loop server-loop)))))))))
+         (zerop (wheel-count (loop:event-loop-wheel (server:server-loop-loop server-loop)))))))))
 
 (test drain-takes-what-is-on-its-way
   "A request that crosses the GOAWAY is still served."

@@ -20,8 +20,8 @@
 
 (defun server-links (server)
   "The connections of SERVER, whose loops go on: one may be about to put one into its vector."
-  (loop for server-loop in (server::server-loops server)
-        append (remove nil (coerce (server::server-loop-links server-loop) 'list))))
+  (loop for server-loop in (server:server-loops server)
+        append (remove nil (coerce (server:server-loop-links server-loop) 'list))))
 
 (defun held-octets (server)
   "What the connections of SERVER are charged with."
@@ -136,7 +136,7 @@ EXPECTED events was logged as an error."
 
 (defun route-named (server name)
   "The route of SERVER to the method that the generic function NAME is for."
-  (loop with table = (server::server-loop-routes (first (server::server-loops server)))
+  (loop with table = (server::server-loop-routes (first (server:server-loops server)))
         for route being the hash-values of (server::route-table-routes table)
-        when (eq name (method:rpc-method-function-name (server::route-method route)))
+        when (eq name (method:rpc-method-function-name (server:route-method route)))
           return route))

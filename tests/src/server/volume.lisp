@@ -111,24 +111,6 @@ itself only the copy that the handler gets is garbage."
             (let ((each (/ (- (sb-ext:get-bytes-consed) before) 200)))
               (is (< each 16000) "~,1F octets for each" each))))))))
 
-(test half-messages-are-bounded
-  "A message that is put together takes little more than four times what has come of it."
-  (let ((partial (wire::make-partial))
-        (octets (make-octets 3000000)))
-    (wire::write-prefix octets 0 (1- (ash 1 31)))
-    (loop with at = 0
-          while (< at (length octets))
-          do (let ((end (min (length octets) (+ at 16384))))
-               (setf at (if (< (wire::partial-prefix-fill partial) wire::+prefix-octets+)
-                            (wire::add-to-prefix partial octets at end)
-                            (wire::add-to-partial partial octets at end)))
-               (unless (<= (length (wire::partial-body partial))
-                           (max 65536 (* 5 (wire::partial-fill partial))))
-                 (fail "~D octets for ~D" (length (wire::partial-body partial))
-                       (wire::partial-fill partial)))))
-    (is (< 2900000 (wire::partial-fill partial)))
-    (give-octets-back (wire::partial-body partial))))
-
 ;;; Beside long messages
 
 (defun call-beside (channel function)

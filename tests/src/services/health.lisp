@@ -70,7 +70,7 @@
         (grpc:stop-server server :drain 0)))
     (is (equal '((:warning "lab.Bensh" "lab.Bench") (:info "database" nil)
                  (:warning "lab.Ench" "lab.Bench"))
-               (loop for (level event . plist) in (reverse (car clgrpc.tests.server::*events*))
+               (loop for (level event . plist) in (reverse (car clgrpc.tests.server:*events*))
                      when (eq :health-of-unserved-name event)
                        collect (list level (getf plist :name) (getf plist :likely-name)))))))
 
@@ -124,7 +124,7 @@
 
 (defun thread-seconds ()
   (multiple-value-bind (seconds nanoseconds)
-      (sb-unix::clock-gettime sb-unix::clock-thread-cputime-id)
+      (sb-unix::clock-gettime sb-unix:clock-thread-cputime-id)
     (+ seconds (/ nanoseconds 1000000000))))
 
 (test watchers-leave-without-a-search
@@ -217,7 +217,7 @@
   "The status and the text with which a handler of SERVICE answers a GET of PATH."
   (let ((answer (funcall (exchange:http-handler-function (grpc:health-handler service))
                          (exchange-tests:request-for path))))
-    (list (exchange::plain-answer-http-status answer)
+    (list (exchange:plain-answer-http-status answer)
           (octets-string (exchange::plain-answer-body answer)))))
 
 (test health-over-plain-http

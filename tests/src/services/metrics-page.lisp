@@ -53,8 +53,14 @@
         (is (wait-until (lambda () (not (eq (first (last answers)) (scrape))))))))))
 
 (test metrics-are-at-the-path-that-is-said
-  (let ((handler (grpc:metrics-handler (grpc:make-metrics) :path "/internal/metrics")))
-    (is (string= "/internal/metrics" (exchange:http-handler-path handler))))
+  "And at no other."
+  (let ((server (grpc:start-server '() :http (list (grpc:metrics-handler
+                                                    (grpc:make-metrics)
+                                                    :path "/internal/metrics")))))
+    (unwind-protect
+         (progn (is (search "HTTP/1.1 200" (curl server "/internal/metrics" "-i")))
+                (is (search "HTTP/1.1 404" (curl server "/metrics" "-i"))))
+      (grpc:stop-server server :drain 0)))
   (signals error (grpc:metrics-handler nil)))
 
 (test scrapes-and-probes-are-in-no-trace-and-no-log

@@ -18,7 +18,7 @@
 
 (defun nothing-left-p (server)
   "True if SERVER holds no call and no octet, and its loops have no error behind them."
-  (and (loop for server-loop in (server::server-loops server)
+  (and (loop for server-loop in (server:server-loops server)
              always (zerop (server::server-loop-open server-loop)))
        (zerop (account-sum (server::server-account server)))))
 

@@ -62,7 +62,7 @@ until the caller leaves, when LEAVE is called."
 megabyte and a thousand messages; of each client the same, whatever it speaks and over what."
   (let ((packages (support:need-web-clients)) (left (list 0)))
     (flet ((serve (origin &rest options)
-             (apply #'clgrpc.tests.server::start-probe
+             (apply #'clgrpc.tests.server:start-probe
                     (list :ask (answer-page (lambda () (car left)))
                           :watch (watch-page (lambda () (sb-ext:atomic-incf (car left))))
                           :peek #'double)
@@ -73,7 +73,7 @@ megabyte and a thousand messages; of each client the same, whatever it speaks an
                                                         "tests/src/web/clients")))))
              (origin (format nil "http://~A" (grpc:server-address page)))
              (plain (serve origin))
-             (secure (serve origin :credentials (clgrpc.tests.server::certified "server"))))
+             (secure (serve origin :credentials (clgrpc.tests.server:certified "server"))))
         (unwind-protect
              (let ((seen (parse-json
                           (support:look-with-browser

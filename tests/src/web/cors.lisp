@@ -35,4 +35,8 @@
 
 (test without-origins-no-page-may-call
   (with-web-probe (server) (:ask #'double)
-    (is (null (search "allow-origin" (preflight-of server "https://a.example"))))))
+    (is (null (search "allow-origin" (preflight-of server "https://a.example"))))
+    (let ((text (post server "/lab.Bench/Ask" "application/json" "{}" "-i"
+                      "-H" "origin: https://a.example")))
+      (is (search "200" text))
+      (is (null (search "allow-origin" text))))))

@@ -44,8 +44,8 @@ has such, and how long it says that it is."
                   (concatenate 'string (envelope (length json)) json))))))
 
 (defparameter *shared*
-  '(server:manner web::style web::codec web::heads web::form rest::route rest::node
-    clgrpc.exchange::answer-head)
+  '(server:manner web:style web:codec web:heads web::form rest:route rest::node
+    clgrpc.exchange:answer-head)
   "What the requests of a protocol share.")
 
 (test all-that-a-connection-of-the-web-keeps-is-charged
@@ -78,6 +78,6 @@ take many times their octets."
            (memory:say memory:*world* memory:*end*
                        (octets-of-text (request-text row "Content-Length: 200000|" (fourth row))))
            (is (null (wire::link-failure link)))
-           (is (< 20000 (support:walk-octets link #'clgrpc.tests.server::other-p))
+           (is (< 20000 (support:walk-octets link #'clgrpc.tests.server:other-p))
                "~A was not decoded" (first row))
            (check-kept link (first row))))))))

@@ -20,7 +20,7 @@
                  (setf (tracers) "http")
                  (memory:hears '(:ping 2) '(:ping 3))
                  (is (equal '("PING" "PING") (remove-if-not #'stringp (frames :frame-received))))
-                 (let ((octets (dialogue:frames-octets (memory::peer-of memory:*end*)
+                 (let ((octets (dialogue:frames-octets (memory:peer-of memory:*end*)
                                                        '((:ping 4)))))
                    (loop for octet across octets
                          do (memory:say memory:*world* memory:*end* (octets-of octet)))

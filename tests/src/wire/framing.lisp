@@ -10,7 +10,7 @@ and the longest vector it needed."
     (loop for size in sizes
           for end = (min (length octets) (+ at size))
           do (loop while (< at end)
-                   do (setf at (if (< (wire::partial-prefix-fill partial) wire::+prefix-octets+)
+                   do (setf at (if (< (wire::partial-prefix-fill partial) wire:+prefix-octets+)
                                    (wire::add-to-prefix partial octets at end)
                                    (wire::add-to-partial partial octets at end)))
                       (setf longest (max longest (length (wire::partial-body partial)))))
@@ -19,9 +19,9 @@ and the longest vector it needed."
     (values (subseq-octets (wire::partial-body partial) 0 (wire::partial-length partial)) longest)))
 
 (defun message-octets (length)
-  (let ((octets (make-octets (+ wire::+prefix-octets+ length))))
+  (let ((octets (make-octets (+ wire:+prefix-octets+ length))))
     (wire::write-prefix octets 0 length)
-    (loop for i from wire::+prefix-octets+ below (length octets)
+    (loop for i from wire:+prefix-octets+ below (length octets)
           do (setf (aref octets i) (mod (* 7 i) 251)))
     octets))
 
@@ -38,7 +38,7 @@ and the longest vector it needed."
       (dolist (size '(1 2 3 7 64 16384))
         (when (< (/ length size) 5000)
           (let ((sizes (make-list (ceiling (length octets) size) :initial-element size)))
-            (is (equalp (subseq-octets octets wire::+prefix-octets+ (length octets))
+            (is (equalp (subseq-octets octets wire:+prefix-octets+ (length octets))
                         (put-together octets sizes)))))))))
 
 (test claims-cost-nothing
@@ -52,6 +52,24 @@ and the longest vector it needed."
     (is (not (wire::partial-complete-p partial)))
     (is (= #xFFFFFFFF (wire::partial-length partial)))
     (is (<= (length (wire::partial-body partial)) 65536))))
+
+(test half-messages-are-bounded
+  "A message that is put together takes little more than four times what has come of it."
+  (let ((partial (wire::make-partial))
+        (octets (make-octets 3000000)))
+    (wire::write-prefix octets 0 (1- (ash 1 31)))
+    (loop with at = 0
+          while (< at (length octets))
+          do (let ((end (min (length octets) (+ at 16384))))
+               (setf at (if (< (wire::partial-prefix-fill partial) wire:+prefix-octets+)
+                            (wire::add-to-prefix partial octets at end)
+                            (wire::add-to-partial partial octets at end)))
+               (unless (<= (length (wire::partial-body partial))
+                           (max 65536 (* 5 (wire::partial-fill partial))))
+                 (fail "~D octets for ~D" (length (wire::partial-body partial))
+                       (wire::partial-fill partial)))))
+    (is (< 2900000 (wire::partial-fill partial)))
+    (give-octets-back (wire::partial-body partial))))
 
 (test growth-is-geometric
   "A megabyte in small pieces is not copied over and over."

@@ -39,7 +39,7 @@ hears of the room."
 (test messages-that-are-too-long-to-send
   (with-link (link :options '(:max-send-octets 1000))
     (let ((call (calls 1)))
-      (signals status:resource-exhausted (wire::encode-message call (letter 2000) nil))
+      (signals status:resource-exhausted (wire:encode-message call (letter 2000) nil))
       (is (= 1 (length (on-loop (lambda ()
                                   (rpc:send call (letter 10))
                                   (list (rpc:call-outcome call))))))))))
@@ -69,7 +69,7 @@ the loop keeps for the next."
             do (incf taken (length (memory:take-said end)))
             while buffer
             do (setf longest (max longest (length (buffer-octets buffer)))
-                     (memory:end-news end) loop::+writable+)
+                     (memory:end-news end) loop:+writable+)
                (memory:run-turns memory:*world*))
       (is (< 3000000 taken))
       (is (<= 65536 longest loop::+pooled-buffer-octets+)))))

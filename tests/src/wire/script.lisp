@@ -139,7 +139,7 @@ and KEYWORDS of OPEN-LINK."
 
 (defun received (call)
   "The sizes of all letters of CALL that wait to be received."
-  (loop while (or (rpc:call-incoming call) (rpc::call-received call))
+  (loop while (or (rpc:call-incoming call) (rpc:call-received call))
         collect (length (letters:letter-text (rpc:receive call)))))
 
 (defun windows (frames)

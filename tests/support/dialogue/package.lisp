@@ -12,4 +12,6 @@
    #:*preface* #:*dialogue* #:dialogue #:dialogue-connection #:dialogue-events #:dialogue-buffer
    #:make-dialogue #:begin-dialogue #:define-dialogue
    #:hears #:says #:sees #:silent #:tells #:flush #:find-stream #:connection #:respond #:request
-   #:encode-fields #:+get+ #:event))
+   #:encode-fields #:+get+ #:event)
+  ;; for other tests
+  (:export #:big-endian #:split-frame))

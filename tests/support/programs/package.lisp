@@ -14,4 +14,6 @@
            #:with-server-program #:set-descriptor-limit #:foreign-octets
            #:suite-tests #:test-layer #:tests-failed #:tests-failed-suites
            #:at-length #:patient-seconds #:exhausting-a-stack #:skip-on-slow-machine
-           #:interrupt-again-and-again #:interrupt-at-each-call #:walk-octets))
+           #:interrupt-again-and-again #:interrupt-at-each-call #:walk-octets)
+  ;; for other tests
+  (:export #:layer-suites))

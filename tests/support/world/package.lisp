@@ -11,4 +11,6 @@
    #:call-in-world #:end #:end-shut #:end-closed #:end-ended #:new-end #:say #:stop-talking
    #:forget-end #:take-said #:end-byte-channel #:end-full #:end-portion #:end-news
    ;; script.lisp
-   #:*world* #:*end* #:passes #:hears #:says #:said #:silent #:answers-to #:connects #:hangs-up))
+   #:*world* #:*end* #:passes #:hears #:says #:said #:silent #:answers-to #:connects #:hangs-up)
+  ;; for other tests
+  (:export #:peer-of))

@@ -38,11 +38,11 @@
            (incf (end-start peer) count)
            count)
           ((end-ended peer) 0)
-          (t loop::+wants-read+))))
+          (t loop:+wants-read+))))
 
 (defun write-end (byte-channel octets start end)
   (let ((peer (loop:byte-channel-state byte-channel)))
-    (cond ((end-full peer) loop::+wants-write+)
+    (cond ((end-full peer) loop:+wants-write+)
           (t (let ((count (min (- end start) (or (end-portion peer) (- end start)))))
                (append-octets (end-said peer) octets :start start :end (+ start count))
                count)))))
@@ -62,7 +62,7 @@
     (dolist (end (world-ends world) count)
       (unless (or (zerop (end-news end)) (eql 0 (end-token end)))
         (setf (aref (loop:poller-tokens poller) count) (end-token end)
-              (aref (loop::poller-flags poller) count) (shiftf (end-news end) 0))
+              (aref (loop:poller-flags poller) count) (shiftf (end-news end) 0))
         (incf count)))))
 
 (defun memory-poller (world)
@@ -133,13 +133,13 @@
   "Have END say OCTETS, and the loop of WORLD take them."
   (setf (end-octets end) (concatenate 'octets (subseq (end-octets end) (end-start end)) octets)
         (end-start end) 0
-        (end-news end) (logior loop::+readable+ loop::+writable+))
+        (end-news end) (logior loop:+readable+ loop:+writable+))
   (run-turns world))
 
 (defun stop-talking (world end)
   "END says no more."
   (setf (end-ended end) t
-        (end-news end) (logior loop::+readable+ loop::+writable+ loop::+ended+))
+        (end-news end) (logior loop:+readable+ loop:+writable+ loop:+ended+))
   (run-turns world))
 
 (defun forget-end (world end)

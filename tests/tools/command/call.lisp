@@ -165,7 +165,7 @@
     (apply #'prints-p (apply #'lines *methods*) (list "list" address "routeguide.RouteGuide"))))
 
 (test call-ends-with-a-status
-  (with-reflected (address :services (make-instance 'testee::interop-service))
+  (with-reflected (address :services (make-instance 'testee:interop-service))
     (flet ((call (&rest arguments)
              (apply #'run-line "call" address "grpc.testing.TestService/UnaryCall" arguments)))
       (multiple-value-bind (code output error-output)
@@ -216,7 +216,7 @@
        (every (lambda (char) (or (char= char #\Newline) (not (base:unsafe-char-p char)))) text)))
 
 (test what-reflection-says-does-not-reach-the-terminal
-  (with-reflected (address :services (make-instance 'testee::interop-service)
+  (with-reflected (address :services (make-instance 'testee:interop-service)
                            :reflection (list (make-instance 'evil-reflection)))
     (multiple-value-bind (code output) (run-line "list" address)
       (is (= 0 code))
@@ -228,7 +228,7 @@
       (is-true (harmless-p error-output 1) "~S" error-output))))
 
 (test what-a-status-says-does-not-reach-the-terminal
-  (with-reflected (address :services (make-instance 'testee::interop-service))
+  (with-reflected (address :services (make-instance 'testee:interop-service))
     (multiple-value-bind (code output error-output)
         (run-line "call" address "grpc.testing.TestService/UnaryCall" "-d"
                   (base:write-json `(("responseStatus" . (("code" . 5) ("message" . ,*evil*))))))
@@ -356,7 +356,7 @@ put off until DELAY has passed, and each file has PADDING octets."))
                  (tools::parse-config-argument (namestring path))))))
 
 (test call-follows-a-service-config
-  (with-reflected (address :services (make-instance 'testee::interop-service))
+  (with-reflected (address :services (make-instance 'testee:interop-service))
     (flet ((call (config)
              (run-line "call" address "grpc.testing.TestService/StreamingOutputCall"
                        "--service-config"

@@ -183,7 +183,7 @@ Return its exit code and what it says on the standard error, once it has ended."
 
 (defun parsed (&rest arguments)
   "What ARGUMENTS mean to the command serve, but for the services."
-  (let ((parsed (tools::parse-arguments (tools::find-command "serve") arguments)))
+  (let ((parsed (tools::parse-arguments (tools:find-command "serve") arguments)))
     (list (getf parsed :listen) (getf parsed :loops) (getf parsed :max-receive-octets))))
 
 (test options-and-defaults

@@ -82,7 +82,7 @@ own."
 
 (test a-profile-lists-the-users-functions-with-their-callees
   (let ((text (with-output-to-string (stream)
-                (clgrpc.profile::write-profile
+                (clgrpc.profile:write-profile
                  (clgrpc.profile::parse-profile (profile-text 500000000)) stream))))
     (is (search "function of yours" text))
     (let ((line (find "shop::find-book" (uiop:split-string text :separator '(#\Newline))

@@ -30,16 +30,16 @@
              (is (= 200 status))
              (is (= length (length octets))))
            (is (= 404 (get-url "/nothing" :timeout 20)))
-           (signals tools::failure (get-url "/never" :timeout 0.2)))
+           (signals tools:failure (get-url "/never" :timeout 0.2)))
       (grpc:stop-server server :drain 0))
-    (signals tools::failure (tools::get-over-http (tools::parse-url base) :timeout 5)
+    (signals tools:failure (tools::get-over-http (tools::parse-url base) :timeout 5)
              "nobody listens there any more")))
 
 (test servers-without-http-are-no-answer
   (let ((server (grpc:start-server (make-instance 'clgrpc.examples:greeter))))
     (unwind-protect
          (progn
-           (signals tools::failure
+           (signals tools:failure
              (tools::get-over-http (tools::parse-url (format nil "http://~A/"
                                                              (grpc:server-address server)))
                                    :timeout 20))

@@ -35,7 +35,7 @@
             (interop-methods:streaming-input-call
              channel (loop for size in '(27182 8 1828 45904)
                            collect (testing:make-streaming-input-call-request
-                                    :payload (tools::payload-of-size :compressable size)))
+                                    :payload (tools:payload-of-size :compressable size)))
              :timeout 10))))
     (dolist (function (list #'interop-methods:full-duplex-call #'interop-methods:half-duplex-call))
       (is (equal '(1 2 3 4)

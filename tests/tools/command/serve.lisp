@@ -55,7 +55,7 @@
       (flet ((call (size)
                (interop-methods:unary-call
                 channel (testing:make-simple-request
-                         :payload (tools::payload-of-size :compressable size))
+                         :payload (tools:payload-of-size :compressable size))
                 :timeout 10)))
         (is (= 0 (body-size (call 50))))
         (signals grpc:resource-exhausted (call 200))

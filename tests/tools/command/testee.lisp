@@ -108,7 +108,7 @@
   "Evaluate BODY with the function DO, of an op's name and the rest of it as JSON, which returns the
 answer; a channel \"c\" leads to a server of the interop service at ADDRESS."
   (let ((server (gensym "SERVER")) (lab (gensym "LAB")))
-    `(let* ((,server (grpc:start-server (make-instance 'testee::interop-service)))
+    `(let* ((,server (grpc:start-server (make-instance 'testee:interop-service)))
             (,address (grpc:server-address ,server))
             (,lab (testee::make-policy-runner)))
        (flet ((,do (op &optional (rest "{}"))

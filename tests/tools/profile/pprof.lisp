@@ -19,7 +19,7 @@
   (is (string= (format nil "~{~A~%~}" '("main 1000" "main;a:b 1000" "main;a:b;leaf 2000"
                                          "main;leaf 1000"))
                (with-output-to-string (stream)
-                 (profile::write-folded (profile-of *tree*) stream)))))
+                 (profile:write-folded (profile-of *tree*) stream)))))
 
 (test pprof-reads-it
   "`go tool pprof` has the functions with their shares."

@@ -133,8 +133,8 @@ they do not know, and how many rounds would; without a change two of a hundred f
         "not all of it")))
 
 (test a-comparison-as-json
-  (let* ((json (report::runs-comparison-json (rounds-of 300000 '(1 2 3))
-                                               (rounds-of 180000 '(4 5 6))))
+  (let* ((json (report:runs-comparison-json (rounds-of 300000 '(1 2 3))
+                                              (rounds-of 180000 '(4 5 6))))
          (figures (cdr (assoc "figures" json :test #'string=)))
          (first (aref figures 0)))
     (is (equal '("p50" "ns" "better")

@@ -175,7 +175,7 @@ connection of who sends them."
 what they keep for speed, which a busy bystander has as well."
   (- (account-sum (server::server-account server))
      (loop for link in (server-links server)
-           sum (clgrpc.base::account-told (wire::link-account link)))))
+           sum (clgrpc.base::account-told (wire:link-account link)))))
 
 (defun check-nothing-held (server)
   (is (wait-until (lambda () (zerop (held-octets server)))) "~D octets held" (held-octets server)))
@@ -393,7 +393,7 @@ since all fields are in the tables from the second on."
                                                        do (grpc:after call 3600 #'list))
                                                  call)))
     (let ((wheel
-           (loop:event-loop-wheel (server::server-loop-loop (first (server::server-loops server)))))
+           (loop:event-loop-wheel (server:server-loop-loop (first (server:server-loops server)))))
           (ids '()))
       (with-attacker (attacker address)
         (dotimes (i 100)

@@ -97,7 +97,7 @@ which is told by GOAWAY; that itself gets no more."
       (let ((ids (loop for attacker in greedy
                        do (greet attacker)
                        collect (demand attacker "/lab.Bench/Collect" (note-octets 1) :end nil))))
-        (is-true (wait-until (lambda () (= 9 (loop for server-loop in (server::server-loops server)
+        (is-true (wait-until (lambda () (= 9 (loop for server-loop in (server:server-loops server)
                                                    sum (server::server-loop-open server-loop))))))
         (with-connected (others 4 address :from *other*)
           (mapc #'greet others)

@@ -99,7 +99,7 @@ it is charged all the same. Of these rounds about half failed."
   (let ((total 0))
     (server::call-on-loops server
                            (lambda (server-loop)
-                             (loop for link across (server::server-loop-links server-loop)
+                             (loop for link across (server:server-loop-links server-loop)
                                    do (incf total (loop:connection-unsent
                                                    (wire::link-socket link))))))
     total))

@@ -28,7 +28,7 @@
 (defun thread-ns ()
   "How much processor time this thread has used, in nanoseconds."
   (multiple-value-bind (seconds nanoseconds)
-      (sb-unix::clock-gettime sb-unix::clock-thread-cputime-id)
+      (sb-unix::clock-gettime sb-unix:clock-thread-cputime-id)
     (+ (* seconds 1000000000) nanoseconds)))
 
 ;;; Subjects
@@ -155,7 +155,7 @@ of kind and octets, is."
   (lambda (kind octets)
     (declare (ignore kind))
     (let ((fields (vector (hpack:make-field (ascii-octets "x-bin") octets))))
-      (when (wire::sound-metadata-p fields) (wire::fields-metadata fields)))))
+      (when (wire:sound-metadata-p fields) (wire::fields-metadata fields)))))
 
 (defparameter *traceparent* "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 
@@ -728,7 +728,7 @@ that have nothing."
   "The octets of ASK over HTTP/1.1."
   (join-octets
    (list (string-octets
-          (clgrpc.tests.server::wire-text
+          (clgrpc.tests.server:wire-text
            (format nil "~A ~A HTTP/1.1|Host: a|~:{~A: ~A|~}Content-Length: ~D||"
                    (ask-verb ask) (ask-path ask)
                    (remove #\: (ask-fields ask) :key (lambda (field) (char (first field) 0)))

@@ -4,19 +4,19 @@
 
 (defun dns-samples ()
   "A query, and answers with records of each kind, names that are pointers among them."
-  (let ((question (dns-tests::question-octets "a.bc.def" dns:+a+)))
+  (let ((question (dns-tests:question-octets "a.bc.def" dns:+a+)))
     (loop for octets
             in (list (dns:encode-query 1 (dns:name-octets "a.bc.def") dns:+txt+)
-                     (dns-tests::answer-octets
+                     (dns-tests:answer-octets
                       question
-                      (list (dns-tests::record-octets dns:+cname+ "z.bc.def")
-                            (dns-tests::record-octets dns:+a+ "1.2.3.4"
-                                                      :name (dns:name-octets "z.bc.def"))
-                            (dns-tests::record-octets dns:+aaaa+ "::1")))
-                     (dns-tests::answer-octets
+                      (list (dns-tests:record-octets dns:+cname+ "z.bc.def")
+                            (dns-tests:record-octets dns:+a+ "1.2.3.4"
+                                                     :name (dns:name-octets "z.bc.def"))
+                            (dns-tests:record-octets dns:+aaaa+ "::1")))
+                     (dns-tests:answer-octets
                       question
-                      (list (dns-tests::record-octets dns:+txt+ '("ab" "" "c"))
-                            (dns-tests::record-octets 99 (octets-of 1 2 3)))
+                      (list (dns-tests:record-octets dns:+txt+ '("ab" "" "c"))
+                            (dns-tests:record-octets 99 (octets-of 1 2 3)))
                       :additional (list (octets-of 0 0 41 4 0 1 0 0 0 0 0))))
           collect (make-sample :octets octets))))
 

@@ -53,7 +53,7 @@
   "How much processor time this thread has used: a busy machine is nobody's fault. One that waits is
 seen by the watch."
   (multiple-value-bind (seconds nanoseconds)
-      (sb-unix::clock-gettime sb-unix::clock-thread-cputime-id)
+      (sb-unix::clock-gettime sb-unix:clock-thread-cputime-id)
     (+ seconds (/ nanoseconds 1000000000))))
 
 (defun run-once (target kind octets)

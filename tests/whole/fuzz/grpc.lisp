@@ -104,11 +104,11 @@ that it has needed end: what is long and compressed is decompressed on one."
       (setf *server-simulation* (make-fuzzed-simulation #'start-fuzzed-server))))
 
 (defun check-fuzzed-server (server)
-  (dolist (server-loop (server::server-loops server))
+  (dolist (server-loop (server:server-loops server))
     (unless (zerop (server::server-loop-open server-loop))
       (found "~D calls are open" (server::server-loop-open server-loop)))
     (unless (zerop (server::server-loop-link-count server-loop)) (found "a link is left"))
-    (unless (zerop (loop:event-loop-connections (server::server-loop-loop server-loop)))
+    (unless (zerop (loop:event-loop-connections (server:server-loop-loop server-loop)))
       (found "a connection counts")))
   (unless (zerop (account-sum (server::server-account server)))
     (found "~D octets are charged" (account-sum (server::server-account server))))

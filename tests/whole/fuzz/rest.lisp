@@ -25,7 +25,7 @@
 
 (defun run-rest-request (kind octets)
   (declare (ignore kind))
-  (let* ((router (or **library** (setf **library** (library::library-router))))
+  (let* ((router (or **library** (setf **library** (library:library-router))))
          (end (or (position 32 octets) (length octets)))
          (target (latin-text (subseq octets 0 end)))
          (query (position #\? target)))
@@ -33,8 +33,8 @@
       (unless route
         (setf (values route match) (rest:find-route router "POST" (subseq target 0 query))))
       (unless route (error 'rest:request-error :text "no route"))
-      (let ((messages (library::bound route match (and query (subseq target (1+ query)))
-                                      (subseq octets (min (length octets) (1+ end))) nil)))
+      (let ((messages (library:bound route match (and query (subseq target (1+ query)))
+                                     (subseq octets (min (length octets) (1+ end))) nil)))
         (mapc #'protobuf:message-json messages)
         (mapc #'protobuf:serialize messages)))))
 
@@ -75,7 +75,7 @@ empty:
 (defun run-rules (kind octets)
   "Make a router of the rules of a service config, and look paths up in it."
   (declare (ignore kind))
-  (let ((router (rest:make-router (rest:make-routes (library::library-methods)
+  (let ((router (rest:make-router (rest:make-routes (library:library-methods)
                                                     :rules (rest:read-rules
                                                             (latin-text octets))))))
     (dolist (route (rest:router-routes router))

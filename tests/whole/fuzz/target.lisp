@@ -82,7 +82,7 @@ kind; RUN one of a kind and octets, which may take SECONDS."
 (defun random-messages (type count)
   "COUNT random messages of TYPE, a full name, none longer than 2,000 octets."
   (loop while (plusp count)
-        for message = (messages::random-message type 0)
+        for message = (messages:random-message type 0)
         when (<= (protobuf:serialized-size message) 2000)
           collect message
           and do (decf count)))

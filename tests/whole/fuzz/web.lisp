@@ -66,7 +66,7 @@
   "What is said of OCTETS, an input, whose body goes in chunks of SIZE: a list."
   (multiple-value-bind (head start) (web-head octets)
     (list* head
-           (ascii-octets (clgrpc.tests.server::wire-text "|Host: a|Transfer-Encoding: chunked||"))
+           (ascii-octets (clgrpc.tests.server:wire-text "|Host: a|Transfer-Encoding: chunked||"))
            (chunks (subseq octets start) size))))
 
 ;;; Answers

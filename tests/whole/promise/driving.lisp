@@ -5,7 +5,7 @@
 (in-suite :clgrpc.promise)
 
 (defun client-loop (channel)
-  (client::core-loop (client::channel-core channel)))
+  (client:core-loop (client::channel-core channel)))
 
 (defun free-p (loop)
   (= 0 (clgrpc.loop::baton-state (clgrpc.loop::event-loop-baton loop))))

@@ -1,5 +1,5 @@
-;;;; Figures: of threads from /proc, of calls that begin by the clock, and of the best of some
-;;;; rounds.
+;;;; Figures: of threads from /proc, of calls that begin by the clock, and of several rounds, all of
+;;;; which count.
 
 (in-package #:clgrpc.tests.promise)
 
@@ -8,12 +8,9 @@
   (format t "~&; ~?~%" control arguments)
   (finish-output))
 
-(defun best-of (rounds function good-p)
-  "Call FUNCTION until its value is GOOD-P, ROUNDS times at most; return the last value."
-  (loop repeat rounds
-        for value = (funcall function)
-        until (funcall good-p value)
-        finally (return value)))
+(defun figures-of (rounds function)
+  "The values of FUNCTION, called ROUNDS times, numbers, in ascending order."
+  (sort (loop repeat rounds collect (funcall function)) #'<))
 
 (defun pass-time (seconds)
   "Return after SECONDS: for measuring what happens when nothing does."

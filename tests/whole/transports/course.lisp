@@ -66,7 +66,8 @@
                    (grpc:do-messages (note (watch channel (note 1) :timeout timeout)))))
           (check (lambda (timeout) (grpc:receive (chat channel :open :timeout timeout)))))
         ;; the caller may have said that it has had enough before the handler's clock did
-        (is (subsetp statuses '(:deadline-exceeded :cancelled)))))))
+        (is (subsetp statuses '(:deadline-exceeded :cancelled)))
+        (is (<= 3 (length statuses)) "a handler of each kind has learnt of it")))))
 
 (define-case deadlines-that-have-passed ()
   (let ((ran 0))
@@ -425,7 +426,7 @@ call that has ended stays as it is."
 (defun told-of-calls ()
   "What the tracer has told of calls, the oldest first: lists of :begun or :ended, the role and the
 status."
-  (loop for (nil name . plist) in (reverse (car clgrpc.tests.server::*events*))
+  (loop for (nil name . plist) in (reverse (car clgrpc.tests.server:*events*))
         when (member name '(:call-begun :call-ended))
           collect (list (if (eq name :call-begun) :begun :ended) (getf plist :role)
                         (getf plist :status))))
@@ -439,7 +440,7 @@ status."
               note)
        :chat #'echo)
     (flet ((check (status function)
-             (setf (car clgrpc.tests.server::*events*) '())
+             (setf (car clgrpc.tests.server:*events*) '())
              (funcall function)
              (wait-until (lambda () (= 4 (length (told-of-calls)))))
              (let ((told (told-of-calls)))

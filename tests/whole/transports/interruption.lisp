@@ -149,7 +149,7 @@ CHANNEL are answered."
   "The loop that CHANNEL's callers drive or post to, if there is one."
   (let ((core (ignore-errors (clgrpc.client::channel-core channel))))
     (if core
-        (clgrpc.client::core-loop core)
+        (clgrpc.client:core-loop core)
         (let ((execution
                (clgrpc.inproc::inproc-core-execution (clgrpc.inproc::channel-inproc-core channel))))
           (and (typep execution 'loop:event-loop) execution)))))
@@ -177,15 +177,15 @@ CHANNEL are answered."
              (let ((core (clgrpc.client::channel-core channel)))
                (check "waiting calls" (lambda () (length (clgrpc.client::waiting-calls core))))
                (check "held octets" (lambda ()
-                                      (loop for subchannel in (clgrpc.client::core-subchannels core)
+                                      (loop for subchannel in (clgrpc.client:core-subchannels core)
                                             for set =
-                                            (clgrpc.client::subchannel-connection-set subchannel)
+                                            (clgrpc.client:subchannel-connection-set subchannel)
                                             sum (loop for link in
                                                       (clgrpc.client::connection-set-links set)
                                                       sum (clgrpc.wire::link-held link)))))
                (check "streams" (lambda ()
-                                  (reduce #'+ (clgrpc.client::core-subchannels core)
-                                          :key #'clgrpc.client::subchannel-calls)))))
+                                  (reduce #'+ (clgrpc.client:core-subchannels core)
+                                          :key #'clgrpc.client:subchannel-calls)))))
             (t (check "open calls" (lambda () (open-lines server)))
                (check "counted calls" (lambda () (counted-calls server)))))
       (check "promised octets" (lambda () (car clgrpc.base::**promised**))))))

@@ -281,6 +281,17 @@ b") ("x-a-bin" . "text")))
         (signal-it release)
         (is (null (events-of :handler-error)))))))
 
+(define-case nested-calls-have-the-time-that-is-left ()
+  "A handler's own call has no more time than is left of its caller's."
+  (with-transport (backend)
+      (:ask (lambda (note call)
+              (declare (ignore note))
+              (note (ceiling (grpc:time-remaining call)))))
+    (with-transport (channel)
+        (:ask (lambda (note call) (declare (ignore call)) (ask backend note :timeout 1000)))
+      (is (<= 1 (number-of (ask channel (note 1) :timeout 300)) 300))
+      (is (<= 301 (number-of (ask channel (note 1) :timeout 2000)) 1000)))))
+
 (define-case errors-in-handlers ()
   "They are :internal to the caller, whose own handlers and restarts they do not reach."
   (with-transport (channel :events (:handler-error))

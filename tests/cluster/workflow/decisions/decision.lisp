@@ -124,7 +124,9 @@ it is above all of a workflow of the same id that was there before."
       (becomes state 6 (workflow::lose-claim "s" nil))
       (is (null (workflow::next-claim state 85)))
       (is (= 91 (claim 91)))
-      (is (null (workflow::next-claim state 85))))))
+      (is (null (workflow::next-claim state 85)))
+      (becomes state 7 (workflow::lose-claim "s" nil))
+      (is (= 92 (claim 12)) "a store that was restored counts its revisions again"))))
 
 (test attempts-pause-longer-and-end
   (let ((state (workflow::draft-state

@@ -194,8 +194,8 @@
            (progn
              (setf (sb-ext:symbol-global-value '*log-function*) nil)
              (clgrpc.base::forget-environment)
-             (clgrpc.base::read-environment #'get-variable)
-             (clgrpc.base::read-environment (constantly "all"))
+             (clgrpc.base:read-environment #'get-variable)
+             (clgrpc.base:read-environment (constantly "all"))
              (list (tracers) (and (sb-ext:symbol-global-value '*log-function*) t)))
         (setf (sb-ext:symbol-global-value '*log-function*) function
               (tracers) before)))))

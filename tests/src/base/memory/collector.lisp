@@ -137,7 +137,7 @@ is due when there is twice as much."
 
 (test calm-processes-give-back
   "One that has consed little for five seconds is calm, one that has consed much is not."
-  (let ((quiet-period (clgrpc.base::make-quiet-period)))
+  (let ((quiet-period (clgrpc.base:make-quiet-period)))
     (flet ((quiet-p (&key (later 0))
              (decf (clgrpc.base::quiet-period-since-ns quiet-period)
                    (min later (clgrpc.base::quiet-period-since-ns quiet-period)))

@@ -22,6 +22,14 @@
         (is (equal (list 1 t size) (ask-of size :compression :deflate)))
         (is (equal (list 0 nil size) (ask-of size :compression :identity))))
       (is (equal '(0 nil 5) (ask-of 5)))
+      ;; :compress-minimum-octets is 256, and the message takes a few octets beside its body
+      (is (equal '(0 nil 240) (ask-of 240)))
+      (is (equal '(1 t 260) (ask-of 260)))
+      ;; what would not become shorter stays as it is
+      (let* ((random (sb-ext:seed-random-state 1))
+             (noise (map-into (make-octets 1000) (lambda () (random 256 random)))))
+        (is (equal '(0 nil 1000)
+                   (multiple-value-call #'told (ask channel (note 1 :body noise))))))
       (signals grpc:misuse (ask-of 5 :compression :lzma))
       ;; futures, and the encoding of a call
       (multiple-value-bind (reply call)

@@ -17,7 +17,7 @@ stream for it, and a function that returns what has been told since it was calle
     (is (null (client:subchannel-watchers one)))))
 
 (defmacro with-backend-stream ((core backend-stream told) &body body)
-  `(tests::with-core (,core puppet :pick-first :options (:backoff-jitter 0))
+  `(tests:with-core (,core puppet :pick-first :options (:backoff-jitter 0))
      (update ,core "[{\"round_robin\":{}}]" 1)
      (call-with-backend-stream ,core (lambda (,backend-stream ,told)
                                        (declare (ignorable ,backend-stream))

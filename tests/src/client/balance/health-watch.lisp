@@ -58,7 +58,7 @@
 (test channels-may-do-without-health-checks
   "gRFC A17: the user may disable what a service config asks for."
   (flet ((service (&rest options)
-           (tests::with-core (core puppet :pick-first :options options)
+           (tests:with-core (core puppet :pick-first :options options)
              (setf (client::core-config core)
                    (config:parse-service-config
                     "{\"healthCheckConfig\":{\"serviceName\":\"svc\"}}"))

@@ -48,15 +48,15 @@
 nothing, one from all ready to NEW, and 1000 picks."
   (with-core (core)
     (let ((config (parse (format nil "[{~@?}]" policy (* 9/10 (length old)))))
-          (switch (client::core-balancer core))
+          (switch (switch-of core))
           (call (call-with-key core "ada")))
       (flet ((update-ms (backends)
                (milliseconds (lambda () (client:update-backends switch backends config)))))
         (let ((first (update-ms old)))
           (make-room core (live core))
           (dolist (subchannel (live core))
-            (setf (client::subchannel-link-state subchannel) :ready
-                  (client::subchannel-state subchannel) :ready))
+            (setf (client:subchannel-link-state subchannel) :ready
+                  (client:subchannel-state subchannel) :ready))
           (list first
                 (update-ms old)
                 (prog2 (mapc #'remove-room (live core)) (update-ms new)
@@ -104,7 +104,7 @@ take a hundred times as long and picks ten times; processors' caches allow of no
 (test many-new-servers-do-not-hold-up-the-loop
   "An update with 10,000 new servers begins to connect to some of them."
   (with-core (core)
-    (client:update-backends (client::core-balancer core)
+    (client:update-backends (switch-of core)
                             (loop for i below 10000 collect (backend i))
                             (parse "[{\"round_robin\":{}}]"))
     (is (= 10000 (length (live core))))
@@ -130,7 +130,7 @@ take a hundred times as long and picks ten times; processors' caches allow of no
 (test a-channel-has-so-many-subchannels
   "However many targets a config has with all addresses each: those that have servers are used. When
 servers go there is room for others."
-  (tests::with-core (core puppet :pick-first :options (:max-subchannels 5))
+  (tests:with-core (core puppet :pick-first :options (:max-subchannels 5))
     (let ((targets (parse (format nil "[{\"weighted_target_experimental\":~
                                          {\"targets\":{~{~A~^,~}}}}]"
                                   (loop for i from 1 to 9
@@ -138,15 +138,15 @@ servers go there is room for others."
                                         collect (format nil "\"t~D\":{\"weight\":1,~
                                                              \"childPolicy\":[{\"~A\":{}}]}"
                                                         i policy)))))
-          (switch (client::core-balancer core)))
+          (switch (switch-of core)))
       (flet ((update (config &rest numbers)
                (setf (client::core-crowded core) nil)
                (client:update-backends switch (mapcar #'backend numbers) config)
-               (length (client::core-subchannels core))))
+               (length (client:core-subchannels core))))
         (is (= 5 (update targets 1 2 3)))
         (is (= 5 (client::core-subchannel-count core)))
         (dolist (subchannel (live core)) (come-to :ready subchannel))
-        (is (eq :ready (client::core-state core)))
+        (is (eq :ready (client:core-state core)))
         (let ((round-robin (parse "[{\"round_robin\":{}}]")))
           ;; the targets are used until there is another, which has no room while they are
           (setf (client::resolution-done (client::core-resolution core)) t

@@ -12,7 +12,7 @@
    \"requestVolume\":5},")
 
 (defun ejected (core)
-  (count-if #'client::subchannel-vetoes (live core)))
+  (count-if #'client:subchannel-vetoes (live core)))
 
 (test who-fails-too-often-is-ejected
   (with-core (core)
@@ -75,7 +75,7 @@
              (end-calls (member-to core number) :internal (if (= number 6) 50 2)))
     (elapse core 1)
     (is (= 1 (ejected core)))
-    (is-true (client::subchannel-vetoes (member-to core 6)))))
+    (is-true (client:subchannel-vetoes (member-to core 6)))))
 
 (test an-ejection-may-be-the-end
   "When all are ejected another policy takes over that is about to; the old one looks no more."
@@ -83,14 +83,14 @@
     (update core (outliers "\"maxEjectionPercent\":100,\"failurePercentageEjection\":
                             {\"minimumHosts\":1,\"requestVolume\":1},") 1)
     (bring core :ready 1)
-    (let ((old (client::switch-child (client::core-balancer core))))
+    (let ((old (policy-of core)))
       (is-true (balance::detection-timer old))
       (let ((member (member-to core 1)))
         (update core "[{\"round_robin\":{}}]" 1)
-        (is (eq old (client::switch-child (client::core-balancer core))))
+        (is (eq old (policy-of core)))
         (end-calls member :unavailable 5))
       (elapse core 3/2)
-      (is (not (eq old (client::switch-child (client::core-balancer core)))))
+      (is (not (eq old (policy-of core))))
       (is (null (balance::detection-timer old))))))
 
 (test configs-of-outlier-detection

@@ -49,8 +49,7 @@
         (grpc:with-channel (own target (first options) (second options))
           (is (= 7 (number-of (ask own (note 7) :timeout 10))))
           (is (search "CALMEST" (princ-to-string
-                                 (client::switch-child
-                                  (client::core-balancer (client::channel-core own)))))))))))
+                                 (policy-of (client::channel-core own))))))))))
 
 (grpc:define-balancer rash "rash" ())
 
@@ -84,7 +83,7 @@
   (with-log (:balancer-failed)
     (with-core (core)
       (update core "[{\"sleepy\":{}}]" 1)
-      (client::exit-idle (client::core-balancer core))
+      (client:exit-idle (switch-of core))
       (is (eq :transient-failure (state core)))
       (is (search "not yet" (client:failure-text (pick core)))))))
 
@@ -93,7 +92,7 @@
     (with-core (core)
       (update core "[{\"round_robin\":{}}]" 1)
       (let ((rung 0))
-        (balance::start-timer (client::switch-child (client::core-balancer core)) 0
+        (balance::start-timer (policy-of core) 0
                               (lambda (balancer)
                                 (declare (ignore balancer))
                                 (when (= 1 (incf rung)) (error "overslept"))))

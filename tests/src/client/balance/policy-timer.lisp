@@ -6,7 +6,7 @@
 (test timers-ring-once-unless-they-are-stopped
   (with-core (core)
     (update core "[{\"round_robin\":{}}]" 1)
-    (let ((balancer (client::switch-child (client::core-balancer core)))
+    (let ((balancer (policy-of core))
           (rung '()))
       (flet ((start (seconds)
                (balance::start-timer balancer (seconds-ns seconds)

@@ -58,11 +58,11 @@
 
 (test nothing-is-resolved-anew-for-some-children
   "gRFC A37, ignoreReresolutionRequests."
-  (tests::with-core (core puppet :pick-first)
+  (tests:with-core (core puppet :pick-first)
     (client::wake core)
-    (let ((before (tests::puppet-asked puppet)))
+    (let ((before (tests:puppet-asked puppet)))
       (flet ((asked-p ()
-               (let ((now (tests::puppet-asked puppet)))
+               (let ((now (tests:puppet-asked puppet)))
                  (/= now (shiftf before now)))))
         (update core "[{\"priority_experimental\":{\"children\":{
                        \"high\":{\"config\":[{\"round_robin\":{}}],
@@ -93,7 +93,7 @@
 (test a-new-child-above-does-not-end-the-one-that-serves
   "gRFC A56: children below one that has its time are not deactivated; once it is ready they are."
   (with-core (core)
-    (flet ((low () (balance::find-branch (client::switch-child (client::core-balancer core))
+    (flet ((low () (balance::find-branch (policy-of core)
                                          "low")))
       (update core (prioritized "low") (backend 2 :path '("low")))
       (bring core :ready 2)

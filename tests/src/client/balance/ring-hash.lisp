@@ -26,7 +26,7 @@
 (test few-keys-move
   "When one of 1,000 servers leaves only its own keys move, which are as many as its share."
   (with-core (*core*)
-    (let* ((*balancer* (client::core-balancer *core*))
+    (let* ((*balancer* (switch-of *core*))
            (keys 200000)
            (numbers (loop for i below 1000 collect i))
            (whole (ring-of numbers :least 4096))
@@ -43,7 +43,7 @@
 
 (test sizes-of-rings
   (with-core (*core*)
-    (let ((*balancer* (client::core-balancer *core*)))
+    (let ((*balancer* (switch-of *core*)))
       (flet ((size (numbers &rest arguments)
                (length (balance::ring-servers (apply #'ring-of numbers arguments)))))
         (is (= 1026 (size '(1 2 3))))
@@ -146,7 +146,7 @@
 
 (defun entries-of (core number)
   "How many entries of CORE's ring are of the server NUMBER."
-  (let ((ring (balance::ring-hash-ring (client::switch-child (client::core-balancer core)))))
+  (let ((ring (balance::ring-hash-ring (policy-of core))))
     (count (member-to core number) (balance::ring-servers ring))))
 
 (test servers-of-a-ring-have-weights
@@ -173,7 +173,7 @@
              (apply #'update core *ring* backends)
              (copy-seq (balance::ring-hashes
                         (balance::ring-hash-ring
-                         (client::switch-child (client::core-balancer core)))))))
+                         (policy-of core))))))
       (let ((plain (hashes 1)))
         (is (equalp plain (hashes (backend 1 :hash-key ""))))
         (is (= (reduce #'min plain)

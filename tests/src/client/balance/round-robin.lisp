@@ -24,7 +24,7 @@
       (make-room core (live core))
       (bring core :ready 1 2 3)
       (loop repeat 60
-            do (balance::review (client::switch-child (client::core-balancer core)))
+            do (balance::review (policy-of core))
                (incf (gethash (client:subchannel-key (pick core)) firsts 0))))
     (is (= 3 (hash-table-count firsts)))))
 

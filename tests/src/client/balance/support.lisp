@@ -13,9 +13,17 @@
 (defun address (number)
   (format nil "127.~D.~D.1:~D" (floor number 250) (mod number 250) (1+ number)))
 
+(defun switch-of (core)
+  "The balancer of CORE's channel, which begins and ends policies."
+  (client::core-balancer core))
+
+(defun policy-of (core)
+  "The policy that is in force in CORE's channel."
+  (client::switch-child (switch-of core)))
+
 (defun update (core json &rest backends)
   "Have CORE balance BACKENDS, numbers or backends, as JSON says."
-  (client:update-backends (client::core-balancer core)
+  (client:update-backends (switch-of core)
                           (mapcar (lambda (item) (if (integerp item) (backend item) item)) backends)
                           (parse json))
   (settle core))
@@ -28,7 +36,7 @@
   "SECONDS pass, a quarter at a time."
   (let ((loop (client:core-loop core)))
     (loop repeat (ceiling seconds 1/4)
-          do (incf (loop::event-loop-now loop) (seconds-ns 1/4))
+          do (incf (loop:event-loop-now loop) (seconds-ns 1/4))
              (advance-wheel (loop:event-loop-wheel loop) (loop:event-loop-now loop))
              (settle core))))
 
@@ -37,11 +45,11 @@
   (find-if (lambda (subchannel)
              (and (string= (address number) (client:subchannel-key subchannel))
                   (not (eq :shutdown (client:subchannel-state subchannel)))))
-           (client::core-subchannels core)))
+           (client:core-subchannels core)))
 
 (defun live (core)
   "The subchannels in use."
-  (remove :shutdown (client::core-subchannels core) :key #'client:subchannel-state))
+  (remove :shutdown (client:core-subchannels core) :key #'client:subchannel-state))
 
 (defun come-to (state subchannel)
   "Have the links of SUBCHANNEL come to STATE."
@@ -58,7 +66,7 @@
   (settle core))
 
 (defun state (core)
-  (client::core-state core))
+  (client:core-state core))
 
 (defun pick (core &optional call)
   "What CORE's picker gives for CALL."
@@ -102,11 +110,11 @@
   (<= (* 0.98 share) (/ part whole) (* 1.02 share)))
 
 (defmacro with-core ((core) &body body)
-  `(tests::with-core (,core puppet :pick-first :options (:max-subchannels 100000))
+  `(tests:with-core (,core puppet :pick-first :options (:max-subchannels 100000))
      (declare (ignorable puppet))
-     (setf (client::core-state ,core) :connecting)
+     (setf (client:core-state ,core) :connecting)
      (unwind-protect (progn ,@body)
-       (mapc #'remove-room (client::core-subchannels ,core)))))
+       (mapc #'remove-room (client:core-subchannels ,core)))))
 
 (defun call-with-key (core &rest values)
   "A call of CORE's that is sent with the headers x-key that VALUES are."

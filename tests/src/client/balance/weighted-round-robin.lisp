@@ -14,7 +14,7 @@
         do (balance::note-report (client:subchannel-note subchannel)
                                  (report :cpu-utilization load :rps-fractional 100d0)
                                  (balance::weighting
-                                  (client::subchannel-balancer subchannel))
+                                  (client:subchannel-balancer subchannel))
                                  (client::core-now core))))
 
 (defun even-p (core)
@@ -141,7 +141,7 @@
         (hear 2 6d-209 wild)
         (hear 3 0.5d0 100d0)
         (elapse core 3)
-        (is-true (balance::weighted-timer (client::switch-child (client::core-balancer core)))
+        (is-true (balance::weighted-timer (policy-of core))
                  "they are looked at again")
         (remove-room (member-to core 3))
         (tell 1 2 4)

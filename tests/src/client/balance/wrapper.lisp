@@ -20,7 +20,7 @@
       (is (eq only (pick core)))
       (come-to :idle only)
       (is (eq :idle (state core)))
-      (client:exit-idle (client::core-balancer core))
+      (client:exit-idle (switch-of core))
       (is (eq :connecting (client:subchannel-state only))))))
 
 (test wrappers-change-their-child-without-a-failure
@@ -38,7 +38,7 @@
 (test wrappers-describe-their-child
   (with-core (core)
     (update core (wrapped "\"round_robin\":{}") 1)
-    (let ((facts (client:balancer-facts (client::switch-child (client::core-balancer core)))))
+    (let ((facts (client:balancer-facts (policy-of core))))
       (is (= 1 (length (getf facts :children)))))))
 
 (test child-policies-are-required-and-known

@@ -12,8 +12,8 @@
 
 (defun push-config (puppet source)
   "Have PUPPET tell of a server, with the service config SOURCE, as PUSH-ADDRESSES takes it."
-  (client::deliver puppet (list (client::parse-backend "127.0.0.1:1")) nil
-                   (client::parse-pushed-config source)))
+  (client:deliver puppet (list (client::parse-backend "127.0.0.1:1")) nil
+                  (client::parse-pushed-config source)))
 
 (defun timeout-in-force (core)
   "The timeout of Ask that is in force in CORE's channel, in seconds, or nil."
@@ -40,12 +40,17 @@
     (push-config puppet (config-of-ask :timeout 3))
     (push-config puppet "{\"methodConfig\":3}")
     (is (eql 3 (timeout-in-force core)))
-    (is (eq :connecting (client::core-state core)) "its addresses are taken"))
+    (is (eq :connecting (client:core-state core)) "its addresses are taken"))
+  (with-core (core puppet nil :default (config-of-ask :timeout 7))
+    (client::wake core)
+    (push-config puppet (config-of-ask :timeout 3))
+    (push-config puppet "{\"methodConfig\":3}")
+    (is (eql 3 (timeout-in-force core)) "the default is not the one before"))
   (with-core (core puppet nil)
     (client::wake core)
     (push-config puppet nil)
     (push-config puppet "{\"methodConfig\":3}")
-    (is (eq :connecting (client::core-state core)) "no config is a good one, too")))
+    (is (eq :connecting (client:core-state core)) "no config is a good one, too")))
 
 (test a-bad-first-config-fails-calls
   "Until a good one comes, or none; those that wait for ready wait for that."
@@ -53,25 +58,25 @@
     (let ((call (begin-ask core))
           (patient (begin-ask core :wait-for-ready t)))
       (push-config puppet "{\"methodConfig\":3}")
-      (is (eq :transient-failure (client::core-state core)))
+      (is (eq :transient-failure (client:core-state core)))
       (is (eq :unavailable (grpc:call-status call)))
       (is (search "methodConfig must be a list" (princ-to-string (caught (grpc:await call)))))
       (is (eq :unavailable (grpc:call-status (begin-ask core))))
       (is (null (grpc:call-status patient)))
-      (is (null (client::core-subchannels core)) "nobody is connected to")
+      (is (null (client:core-subchannels core)) "nobody is connected to")
       (is (wait-until (lambda ()
                         (run-loop-of core)
                         (< 1 (puppet-asked puppet))))
           "the resolver is asked again after a while")
       (push-config puppet nil)
-      (is (eq :connecting (client::core-state core)))
+      (is (eq :connecting (client:core-state core)))
       (is (null (grpc:call-status patient))))))
 
 (test a-bad-first-config-leaves-the-default
   (with-core (core puppet nil :default (config-of-ask :timeout 7))
     (client::wake core)
     (push-config puppet "{\"methodConfig\":3}")
-    (is (eq :connecting (client::core-state core)))
+    (is (eq :connecting (client:core-state core)))
     (is (eql 7 (timeout-in-force core)))))
 
 (test the-policy-is-the-users-the-configs-or-pick-first
@@ -117,13 +122,13 @@
   (with-core (core puppet nil)
     (client::wake core)
     (push-config puppet (config-of-ask :wait-for-ready t))
-    (client::change-picker core :transient-failure (client::make-failure "it rains"))
+    (client::change-picker core :transient-failure (client:make-failure "it rains"))
     (is (null (grpc:call-status (begin-ask core))))
     (is (null (grpc:call-status (begin-ask core :wait-for-ready t))))
     (is (eq :unavailable (grpc:call-status (begin-ask core :wait-for-ready nil)))
         "the call's user may say otherwise")
     (push-config puppet (config-of-ask :wait-for-ready nil))
-    (client::change-picker core :transient-failure (client::make-failure "it rains"))
+    (client::change-picker core :transient-failure (client:make-failure "it rains"))
     (is (eq :unavailable (grpc:call-status (begin-ask core))))
     (is (null (grpc:call-status (begin-ask core :wait-for-ready t))))))
 
@@ -161,7 +166,7 @@
              (client::wake core)
              (push-config puppet (apply #'config-of-ask fields))
              (let ((call (begin-ask core)))
-               (list (wire:send-limit call) (wire::receive-limit call))))))
+               (list (wire:send-limit call) (wire:receive-limit call))))))
     (is (equal '(2147483647 4194304) (limits '() :timeout 1)))
     (is (equal '(10 20) (limits '() :max-request-message-bytes 10
                                     :max-response-message-bytes 20)))

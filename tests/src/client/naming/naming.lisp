@@ -8,15 +8,15 @@
 and notes in the journal what it tells, and its loop."
   (dns-tests:with-name-server (server)
     (with-resolvers (loop)
-      (let ((resolver (client::make-resolver
+      (let ((resolver (client:make-resolver
                        (format nil "dns://~A/x.test:80" (dns-tests:name-server-address server))
                        (apply #'make-channel-options arguments))))
-        (setf (client::resolver-loop resolver) loop
+        (setf (client:resolver-loop resolver) loop
               (client::resolver-deliver resolver)
               (lambda (backends failure config)
-                (note-deed (mapcar #'client::backend-key backends) failure config)))
+                (note-deed (mapcar #'client:backend-key backends) failure config)))
         (funcall function server resolver loop)
-        (loop:post loop (lambda () (client::quit-resolver resolver)))))))
+        (loop:post loop (lambda () (client:quit-resolver resolver)))))))
 
 (defmacro with-name-resolver ((server resolver loop &rest arguments) &body body)
   `(call-with-name-resolver (lambda (,server ,resolver ,loop)
@@ -25,7 +25,7 @@ and notes in the journal what it tells, and its loop."
                             (list ,@arguments)))
 
 (defun resolve (resolver loop)
-  (loop:post loop (lambda () (client::resolve-again resolver))))
+  (loop:post loop (lambda () (client:resolve-again resolver))))
 
 (defun answer-told (count)
   "The deed number COUNT, from 1, once it is done."
@@ -35,7 +35,7 @@ and notes in the journal what it tells, and its loop."
 (test names-are-looked-up-by-the-server-of-the-target
   (with-name-resolver (server resolver loop)
     (dns-tests:set-records server "x.test" dns:+a+ "10.0.0.2" "10.0.0.1")
-    (is (string= "x.test:80" (client::resolver-authority resolver)))
+    (is (string= "x.test:80" (client:resolver-authority resolver)))
     (resolve resolver loop)
     (is (equal '(("10.0.0.2:80" "10.0.0.1:80") nil :none) (answer-told 1)))
     (is (equal '(("x.test" 1 :udp) ("x.test" 28 :udp))

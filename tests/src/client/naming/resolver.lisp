@@ -4,10 +4,10 @@
 (in-suite :clgrpc.client)
 
 (defun resolver-of (target)
-  (client::make-resolver target (make-channel-options)))
+  (client:make-resolver target (make-channel-options)))
 
 (defun backend-keys (resolver)
-  (mapcar #'client::backend-key (client::resolver-backends resolver)))
+  (mapcar #'client:backend-key (client::resolver-backends resolver)))
 
 (test targets-that-are-addresses
   (loop for (target authority host . keys)
@@ -22,16 +22,16 @@
                ("passthrough:///localhost:80" "localhost:80" "localhost"
                 "127.0.0.1:80,[::1]:80"))
         do (let ((resolver (resolver-of target)))
-             (is (string= authority (client::resolver-authority resolver)) "~A" target)
-             (is (string= host (client::resolver-host resolver)) "~A" target)
+             (is (string= authority (client:resolver-authority resolver)) "~A" target)
+             (is (string= host (client:resolver-host resolver)) "~A" target)
              (is (equal keys (backend-keys resolver)) "~A" target)
-             (is (not (client::answers-p resolver)) "~A" target))))
+             (is (not (client:answers-p resolver)) "~A" target))))
 
 (test targets-that-are-names
   (dolist (target '("example.org:80" "dns:example.org" "passthrough:///example.org:1"))
     (let ((resolver (resolver-of target)))
-      (is (client::answers-p resolver))
-      (is (string= "example.org" (client::resolver-name resolver)))))
+      (is (client:answers-p resolver))
+      (is (string= "example.org" (client:resolver-name resolver)))))
   (signals grpc:misuse (resolver-of "goose://post"))
   (signals grpc:misuse (resolver-of "inproc:x"))
   (signals grpc:misuse (resolver-of 5)))
@@ -39,7 +39,7 @@
 (test what-a-resolver-may-push
   (flet ((parts (item)
            (let ((backend (client::parse-backend item)))
-             (list (client::backend-key backend) (client::backend-attributes backend)))))
+             (list (client:backend-key backend) (client:backend-attributes backend)))))
     (is (equal '("10.0.0.1:80" ()) (parts "10.0.0.1:80")))
     (is (equal '("[::1]:80" ()) (parts "[::1]:80")))
     (is (equal '("unix:/a" (:weight 3)) (parts '("unix:/a" :weight 3))))
@@ -91,11 +91,11 @@
   "Run the resolver of TARGET on LOOP, telling the journal; return it."
   (let ((resolver (resolver-of target)))
     (loop:post loop (lambda ()
-                      (client::run-resolver
+                      (client:run-resolver
                        resolver loop
                        (lambda (backends failure service-config)
                          (declare (ignore service-config))
-                         (note-deed :told (mapcar #'client::backend-key backends) failure
+                         (note-deed :told (mapcar #'client:backend-key backends) failure
                                     (loop:in-event-loop-p loop))))))
     resolver))
 
@@ -109,9 +109,9 @@ the loop."
     (let ((resolver (run-flock loop "flock://pasture/meadow%20%31")))
       (is (string= "flock://pasture/meadow%20%31" (grpc:resolver-target resolver)))
       (is (wait-until (lambda () (= 2 (length (deeds))))))
-      (loop:post loop (lambda () (client::resolve-again resolver)))
+      (loop:post loop (lambda () (client:resolve-again resolver)))
       (is (wait-until (lambda () (= 4 (length (deeds))))))
-      (loop:post loop (lambda () (client::quit-resolver resolver)))
+      (loop:post loop (lambda () (client:quit-resolver resolver)))
       (is (wait-until (lambda () (flock-stopped resolver))))
       (is (not (grpc:push-addresses resolver '("127.0.0.1:1"))))
       (is (not (grpc:push-failure resolver "too late")))
@@ -152,12 +152,12 @@ the loop."
   (with-resolvers (loop)
     (let ((resolver (run-flock loop "sleeper:x")))
       (loop:post loop (lambda ()
-                        (loop repeat 1000 do (client::resolve-again resolver))
+                        (loop repeat 1000 do (client:resolve-again resolver))
                         (signal-it *gate*)))
       (is (wait-until (lambda () (member '(:now) (deeds) :test #'equal))))
       (loop:post loop (lambda ()
-                        (client::resolve-again resolver)
-                        (client::quit-resolver resolver)))
+                        (client:resolve-again resolver)
+                        (client:quit-resolver resolver)))
       (is (wait-until (lambda () (member '(:stop) (deeds) :test #'equal))))
       (is (equal '((:start) (:now) (:now) (:stop)) (deeds))))))
 
@@ -173,8 +173,8 @@ the loop."
   (signals grpc:misuse (resolver-of "flock:"))
   (signals grpc:misuse (resolver-of "flock://x"))
   (is (typep (resolver-of "FLOCK:a:80") 'flock))
-  (is (string= "a:80" (client::resolver-authority (resolver-of "flock:a:80"))))
-  (is (string= "a" (client::resolver-host (resolver-of "flock:a:80")))))
+  (is (string= "a:80" (client:resolver-authority (resolver-of "flock:a:80"))))
+  (is (string= "a" (client:resolver-host (resolver-of "flock:a:80")))))
 
 (grpc:define-resolver latecomer "latecomer" ()
   (:documentation "A resolver that pushes when *COME* is signalled, not before."))

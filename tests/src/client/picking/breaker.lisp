@@ -52,8 +52,8 @@
       (let* ((backend (client::parse-backend "127.0.0.1:1"))
              (subchannel (client::make-subchannel
                           :core core :balancer (client::core-balancer core)
-                          :key (client::backend-key backend)
-                          :addresses (client::backend-addresses backend)))
+                          :key (client:backend-key backend)
+                          :addresses (client:backend-addresses backend)))
              (call (begin-ask core))
              (next (begin-ask core)))
         (is (eq :open (end-calls breaker 1 t)))
@@ -80,6 +80,9 @@
     (is (eq :open (end-calls breaker 1000 t)))))
 
 (test a-share-is-of-enough-calls
+  (let ((breaker (a-breaker :breaker-failure-percent 50 :breaker-min-calls 10)))
+    (is (null (apply #'end-calls breaker 1 (make-list 9 :initial-element t))) "9 of 9")
+    (is (eq :open (end-calls breaker 1 t)) "10 of 10"))
   (let ((breaker (a-breaker :breaker-failure-percent 50 :breaker-min-calls 10)))
     (is (null (apply #'end-calls breaker 1 (append (make-list 6) '(t t t t t)))) "5 of 11")
     (is (eq :open (end-calls breaker 1 t)) "6 of 12"))

@@ -9,7 +9,7 @@
     (let ((core (client::channel-core channel)))
       (is (eq #'identity (client::core-picker-wrapper core)))
       (is (null (client::core-observer core)))
-      (is (client::subchannel-p (client::core-picker core)) "the picker is the subchannel"))))
+      (is (client:subchannel-p (client::core-picker core)) "the picker is the subchannel"))))
 
 (test so-many-calls-are-in-flight
   "The next is refused at once, also if it waits for ready; a place is free when a call has ended."
@@ -35,7 +35,7 @@
       (is (= 3 (length (client::waiting-calls core))))
       (push-config puppet nil)
       ;; no stream, but a server to be picked
-      (client::change-state (connection-set-of (first (client::core-subchannels core))) :ready)
+      (client::change-state (connection-set-of (first (client:core-subchannels core))) :ready)
       (is (equal '(nil :unavailable :unavailable) (mapcar #'grpc:call-status calls)))
       (is (eq :unavailable (grpc:call-status (begin-ask core))))
       (client::end-client-call (first calls) :cancelled "of a test")
@@ -63,7 +63,7 @@
     (client::add-guard core)
     (client::wake core)
     (tell-backends puppet "127.0.0.1:1" "127.0.0.1:2")
-    (dolist (subchannel (client::core-subchannels core))
+    (dolist (subchannel (client:core-subchannels core))
       (client::end-connect-rounds (connection-set-of subchannel) "of a test"))
     (let ((server (subchannel-to core "127.0.0.1:1"))
           (servers (make-hash-table)))
@@ -106,14 +106,17 @@
     (client::add-guard core)
     (client::wake core)
     (tell-backends puppet "127.0.0.1:1" "127.0.0.1:2")
-    (dolist (subchannel (client::core-subchannels core))
+    (dolist (subchannel (client:core-subchannels core))
       (client::change-state (connection-set-of subchannel) :ready))
-    (let ((full (first (client::core-subchannels core))))
+    (let ((full (first (client:core-subchannels core))))
       (setf (client::breaker-state (client::ensure-breaker full)) :open
             (client::breaker-until-ns (client::subchannel-breaker full)) most-positive-fixnum)
+      ;; a call that begins is picked for, too; so look at both turns
       (loop repeat 4
-            do (is (eq (second (client::core-subchannels core))
-                       (client::pick core (begin-ask core))))))))
+            do (let ((call (begin-ask core)))
+                 (loop repeat 2
+                       do (is (eq (second (client:core-subchannels core))
+                                  (client::pick core call)))))))))
 
 (test a-call-that-another-server-is-picked-for-gives-the-trial-back
   "Else the breaker of the first would wait for the end of that call for ever."
@@ -121,7 +124,7 @@
     (client::add-guard core)
     (client::wake core)
     (tell-backends puppet "127.0.0.1:1" "127.0.0.1:2")
-    (dolist (subchannel (client::core-subchannels core))
+    (dolist (subchannel (client:core-subchannels core))
       (client::end-connect-rounds (connection-set-of subchannel) "of a test")
       (client::change-state (connection-set-of subchannel) :ready))
     (let* ((server (subchannel-to core "127.0.0.1:1"))

@@ -9,7 +9,7 @@
   (with-core (core puppet :round-robin)
     (client::wake core)
     (tell-backends puppet "127.0.0.1:1" "127.0.0.1:2")
-    (dolist (subchannel (client::core-subchannels core))
+    (dolist (subchannel (client:core-subchannels core))
       (client::end-connect-rounds (connection-set-of subchannel) "of a test")
       (client::change-state (connection-set-of subchannel) :ready))
     (funcall function core (subchannel-to core "127.0.0.1:1") (subchannel-to core "127.0.0.1:2"))))
@@ -34,7 +34,7 @@
   (list (length (client::waiting-calls core))
         (client::stream-queue-count (client::core-stream-queue core))
         (+ (client::stream-queue-unpicked-count (client::core-stream-queue core))
-           (reduce #'+ (client::core-subchannels core) :key #'client::subchannel-waiting-count))))
+           (reduce #'+ (client:core-subchannels core) :key #'client::subchannel-waiting-count))))
 
 (test calls-that-end-leave-the-queue
   "Whatever they wait for, and wherever they stand; a call that waits twice leaves twice."

@@ -27,7 +27,7 @@
 
 (defun outstanding (connection streams)
   "What the invariant of the connection's window says is the full window."
-  (+ (h2::connection-receive-window connection) (h2::connection-unreturned connection)
+  (+ (h2:connection-receive-window connection) (h2::connection-unreturned connection)
      (loop for stream in streams
            sum (- (h2::stream-unconsumed stream) (h2::stream-credited stream)))))
 

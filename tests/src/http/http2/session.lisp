@@ -104,7 +104,7 @@
 (defun windows-whole-p (end)
   (let ((connection (end-connection end)))
     (= (h2::connection-connection-window connection)
-       (+ (h2::connection-receive-window connection) (h2::connection-unreturned connection)))))
+       (+ (h2:connection-receive-window connection) (h2::connection-unreturned connection)))))
 
 (test random-sessions
   "Every octet arrives, and at the end nothing is owed."

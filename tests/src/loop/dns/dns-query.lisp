@@ -17,7 +17,7 @@
                            (push (list outcome data (loop:in-event-loop-p loop)) answers)
                            (sb-thread:signal-semaphore done)))))
     (is-true (sb-thread:wait-on-semaphore done :timeout *patience-seconds*))
-    (clgrpc.tests.loop::settle loop)
+    (clgrpc.tests.loop:settle loop)
     (is (= 1 (length answers)))
     (is-true (third (first answers)) "not on the loop")
     (values (first (first answers)) (second (first answers)))))
@@ -131,7 +131,7 @@
 (test servers-that-are-not-there
   (with-loops (loop) ()
     (let ((server (make-name-server
-                   :address (format nil "127.0.0.1:~D" (clgrpc.tests.loop::closed-port)))))
+                   :address (format nil "127.0.0.1:~D" (clgrpc.tests.loop:closed-port)))))
       (multiple-value-bind (outcome text) (ask-and-wait loop (list server) "a.test" +a+)
         (is (eq :unreachable outcome))
         (is (search "refused" text))

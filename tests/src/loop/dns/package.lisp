@@ -7,7 +7,9 @@
   (:local-nicknames (#:dns #:clgrpc.dns) (#:loop #:clgrpc.loop) (#:os #:clgrpc.os)
                     (#:support #:clgrpc.tests.support))
   (:export #:with-name-server #:name-server-address #:name-server-asked #:set-records #:set-code
-           #:set-manner #:name-server))
+           #:set-manner #:name-server)
+  ;; for other tests
+  (:export #:answer-octets #:answers #:make-name-server #:question-octets #:record-octets))
 
 (in-package #:clgrpc.tests.dns)
 

@@ -28,6 +28,6 @@
 (test lending-a-baton-rings
   (with-still-loop (loop)
     (defer loop (lambda (argument)
-                  (clgrpc.loop::call-user loop #'identity argument))
+                  (clgrpc.loop:call-user loop #'identity argument))
       nil)
     (is-true (call-with-sleeper (lambda () (make-turn-of loop))))))

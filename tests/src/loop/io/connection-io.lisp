@@ -121,7 +121,7 @@
 
 (defun one-frame-at-a-time (on-frame)
   "A handler as FRAME-HANDLER makes, that leaves all frames but one for the next turn."
-  (let ((inner (clgrpc.loop::handler-input (frame-handler on-frame))))
+  (let ((inner (clgrpc.loop:handler-input (frame-handler on-frame))))
     (make-handler
      :input (lambda (connection octets start end)
               (let ((stop (if (<= (+ start 4) end)
@@ -154,7 +154,7 @@ their turns meanwhile, and nothing is lost or comes in another order. Also if re
            (listener (listen-with (list loop)
                                   (make-handler
                                    :input (lambda (connection octets start end)
-                                            (funcall (clgrpc.loop::handler-input
+                                            (funcall (clgrpc.loop:handler-input
                                                       (connection-user connection))
                                                      connection octets start end)))
                                   :on-connection

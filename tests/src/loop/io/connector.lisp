@@ -246,7 +246,7 @@
                                                   (declare (ignore failure))
                                                   (push found addresses)
                                                   (sb-thread:signal-semaphore answered))))
-         (is (= 1 (loop::share-waiting (loop::reserve-root loop::**resolvers**))))))
+         (is (= 1 (loop::share-waiting (loop:reserve-root loop::**resolvers**))))))
       (is-true (await answered 100))
       (is (= 1 (length (remove-duplicates addresses :test #'equalp))))
       (is (null loop::**address-queries**)))))

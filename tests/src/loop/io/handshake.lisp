@@ -58,7 +58,7 @@ however these come."
 (defun others-than-session-p (object)
   "True of what a session leads to and shares with others, or what the test has beside it."
   (or (typep object '(or number character null function symbol end event-loop os:tls-area
-                      clgrpc.loop::byte-channel-kind tls-credentials))
+                      clgrpc.loop:byte-channel-kind tls-credentials))
       (eq 'clgrpc.loop::context (type-of object))))
 
 (defun check-session-charged (what begin)

@@ -308,10 +308,10 @@
                ;; an octet in each record is data
                (dotimes (i 3000) (write-end peer (octets-of 7)))
                (carry peer end)
-               (is (= clgrpc.loop::+wants-read+ (read-end end)))
+               (is (= clgrpc.loop:+wants-read+ (read-end end)))
                (send-new-keys peer 100000)
                (carry peer end)
-               (is (= clgrpc.loop::+broken+ (read-end end)))
+               (is (= clgrpc.loop:+broken+ (read-end end)))
                (is (search "too much that is not data"
                            (byte-channel-failure (end-byte-channel end))))
                (is (< 2000000 (buffer-fill (end-arrived end))) "the rest is not looked at"))
@@ -338,7 +338,7 @@
         (with-still-loop (loop :clock (lambda () (incf now 1000000)))
           (labels ((arrive (connection end octets)
                      (append-octets (end-arrived end) octets)
-                     (clgrpc.loop::note-event connection clgrpc.loop::+readable+))
+                     (clgrpc.loop::note-event connection clgrpc.loop:+readable+))
                    (shake (descriptor)
                      (let* ((end (make-end))
                             (inner (make-byte-channel **memory** descriptor "memory" end))
@@ -381,11 +381,11 @@
         (loop repeat 20000 do (send 0)))
       (flet ((left () (buffer-fill (end-arrived end))))
         (let ((before (left)))
-          (is (= clgrpc.loop::+wants-read+
+          (is (= clgrpc.loop:+wants-read+
                  (byte-channel-read (end-byte-channel end) *end-octets* 0 (length *end-octets*))))
           (is-true (byte-channel-more (end-byte-channel end)))
           (is (= clgrpc.loop::+shaking-octets+ (- before (left))))
-          (is (= clgrpc.loop::+broken+ (read-end end)))
+          (is (= clgrpc.loop:+broken+ (read-end end)))
           (is (search "before the handshake is over" (byte-channel-failure (end-byte-channel end))))
           (is (< (- before (left)) (+ clgrpc.loop::+max-shaking-octets+
                                       (* 2 clgrpc.loop::+shaking-octets+)))

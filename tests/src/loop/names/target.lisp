@@ -7,8 +7,8 @@
   "Authority, host, port and addresses as text of the target TEXT."
   (let ((target (apply #'parse-target text options)))
     (list (target-authority target) (target-host target)
-          (clgrpc.loop::target-port target)
-          (mapcar #'os:address-text (clgrpc.loop::target-addresses target)))))
+          (clgrpc.loop:target-port target)
+          (mapcar #'os:address-text (clgrpc.loop:target-addresses target)))))
 
 (test target-forms
   (loop for (text . parts) in

@@ -46,14 +46,18 @@
         (is (search "No such file" (connect-once loop target)))))))
 
 (test unix-file-modes
+  "The file of a unix socket has the mode of the option. The socket has it before it is bound, so
+that the file is made with it."
   (with-directory (directory)
     (with-loops (loop) ()
       (dolist (mode '(#o666 #o660 #o600 0))
-        (let* ((path (format nil "~A/~O.sock" directory mode)))
-          (listen-with (list loop) (make-handler :input #'echo)
-                       :address (format nil "unix:~A" path)
-                       :options (make-server-options :unix-socket-mode mode))
-          (is (= mode (file-mode path))))))))
+        (let* ((path (format nil "~A/~O.sock" directory mode))
+               (listener (listen-with (list loop) (make-handler :input #'echo)
+                                      :address (format nil "unix:~A" path)
+                                      :options (make-server-options :unix-socket-mode mode))))
+          (is (= mode (file-mode path)))
+          (is (= mode (logand #o777 (sb-posix:stat-mode
+                                     (sb-posix:fstat (loop::listener-socket listener)))))))))))
 
 (test abandoned-unix-files-are-replaced
   (with-directory (directory)

@@ -14,9 +14,9 @@
             (clgrpc.loop::driving-owner . :ignored)
             (clgrpc.loop::driving-yielding . :ignored)
             (clgrpc.loop::event-loop-blind . :never)
-            (clgrpc.loop::event-loop-stopping . :never)
+            (clgrpc.loop:event-loop-stopping . :never)
             (clgrpc.loop::event-loop-inbox . :ignored)
-            (clgrpc.loop::event-loop-poller . :ignored)
+            (clgrpc.loop:event-loop-poller . :ignored)
             (clgrpc.loop::inbox-asleep . :dozing)
             (clgrpc.loop::inbox-wakers . :wakers))
           *baton-places*))
@@ -53,7 +53,7 @@
                          collect (cons place nil)))
            (compile-programs definitions
                              (append *baton-functions*
-                                     '(clgrpc.loop::call-served clgrpc.loop::wait-as-waiter
+                                     '(clgrpc.loop:call-served clgrpc.loop::wait-as-waiter
                                        clgrpc.loop::step-back
                                        clgrpc.loop::request-runner-if-free
                                        clgrpc.loop::waited-for-p clgrpc.loop::wake-loop post
@@ -72,19 +72,19 @@
 (defparameter *driver* '(progn (section) (clgrpc.loop::step-back loop)))
 
 (defparameter *waiter*
-  '(clgrpc.loop::call-served loop (lambda () (ask-value :await :answered #'identity)) nil))
+  '(clgrpc.loop:call-served loop (lambda () (ask-value :await :answered #'identity)) nil))
 
 (defparameter *asking-waiter*
   ;; content when a reserve thread has been asked
-  '(clgrpc.loop::call-served loop (lambda () (await-request)) nil))
+  '(clgrpc.loop:call-served loop (lambda () (await-request)) nil))
 
 (defun ring-candidate () (ask-value :write :rung t))
 
 (defparameter *candidate*
   ;; woken, it runs the loop if nobody does, and so answers itself and the other
   '(progn (loop until (ask-value :read :answered)
-                do (clgrpc.loop::call-served loop (lambda () (ask-value :await :rung #'identity))
-                                             'ring-candidate)
+                do (clgrpc.loop:call-served loop (lambda () (ask-value :await :rung #'identity))
+                                            'ring-candidate)
                    (ask-value :write :rung nil)
                    (ask-value :barrier :memory)
                    (when (take loop)
@@ -94,14 +94,14 @@
 
 (defparameter *last-candidate*
   ;; woken, it has what it waited for, and goes
-  '(progn (clgrpc.loop::call-served loop (lambda () (ask-value :await :rung #'identity))
-                                    'ring-candidate)
+  '(progn (clgrpc.loop:call-served loop (lambda () (ask-value :await :rung #'identity))
+                                   'ring-candidate)
           (ask-value :write :answered t)
           (ask-value :write :requested t)))
 
 (defparameter *leaving-candidate*
   ;; it may have been woken before, and go at any time
-  '(clgrpc.loop::call-served loop (lambda () nil) 'ring-candidate))
+  '(clgrpc.loop:call-served loop (lambda () nil) 'ring-candidate))
 
 (defparameter *poster* '(progn (post loop 'item) (ask-value :await :answered #'identity)))
 

@@ -7,7 +7,7 @@
 (defparameter *gather-places*
   '((clgrpc.loop::driving-gathered-ns . :gathered)
     (clgrpc.loop::driving-sweeper . :sweeper)
-    (clgrpc.loop::event-loop-reserve . :reserve)))
+    (clgrpc.loop:event-loop-reserve . :reserve)))
 
 (defparameter *gather-stubs*
   '((run-on-reserve (reserve function &key if-busy)

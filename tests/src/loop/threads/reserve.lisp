@@ -8,8 +8,8 @@
   (let ((end (+ (monotonic-ns) (seconds-ns *patience-seconds*))))
     (sb-thread:with-mutex ((clgrpc.loop::reserve-lock reserve))
       (loop until (= count (reserve-thread-count reserve))
-            always (clgrpc.loop::await-notice (clgrpc.loop::reserve-ended reserve)
-                                              (clgrpc.loop::reserve-lock reserve) end)))))
+            always (clgrpc.loop:await-notice (clgrpc.loop::reserve-ended reserve)
+                                             (clgrpc.loop::reserve-lock reserve) end)))))
 
 (test reserve-is-bounded
   (let ((reserve (make-reserve :threads 3 :queue 2 :idle-seconds 30))

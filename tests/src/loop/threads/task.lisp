@@ -19,7 +19,7 @@
   (with-still-loop (loop)
     (let ((turns '()))
       (labels ((again (left)
-                 (push (clgrpc.loop::event-loop-turns loop) turns)
+                 (push (clgrpc.loop:event-loop-turns loop) turns)
                  (when (plusp left) (defer loop #'again (1- left)))))
         (defer loop #'again 2)
         (loop repeat 4 do (make-turn-of loop)))

@@ -54,7 +54,7 @@
         (is (= many (position :timer (reverse ran))) "The loop looks after ~D functions." many)
         (begin)
         ;; the watchdog has found the turn that comes to be long
-        (setf (clgrpc.loop::event-loop-long-turn loop) (1+ (clgrpc.loop::event-loop-turns loop)))
+        (setf (clgrpc.loop::event-loop-long-turn loop) (1+ (clgrpc.loop:event-loop-turns loop)))
         (make-turn-of loop)
         (is (= 1 (position :timer (reverse ran))) "In a long turn it looks after each.")))))
 
@@ -134,7 +134,7 @@
             (flet ((ready (descriptor input)
                      (multiple-value-bind (connection end) (memory-connection loop descriptor input)
                        (append-octets (end-arrived end) (make-octets 5))
-                       (clgrpc.loop::note-event connection clgrpc.loop::+readable+)
+                       (clgrpc.loop::note-event connection clgrpc.loop:+readable+)
                        connection)))
               (setf bad (ready 1000001 (lambda (connection octets start end)
                                          (declare (ignore connection octets start end))

@@ -4,7 +4,7 @@
 (in-suite :clgrpc.metrics)
 
 (test open-metrics-if-it-is-preferred
-  (flet ((open-p (accept) (metrics::open-metrics-wanted-p accept)))
+  (flet ((open-p (accept) (metrics:open-metrics-wanted-p accept)))
     (dolist (accept '(nil "" "text/plain" "*/*" "text/html,application/xhtml+xml,*/*;q=0.8"
                       "application/openmetrics-text;q=0.1,text/plain;q=0.5"
                       "application/openmetrics-text;q=0" "application/openmetrics-text;q=x"
@@ -22,9 +22,9 @@
 (test empty-elements-are-passed-over
   "As RFC 9110 section 5.6.1.2 has it: they are no error, and say nothing."
   (dolist (empty '("," ",," " , " ";" ";q=1" ",;q=1," "text/plain," ",text/plain" "text/plain, ,"))
-    (is-false (metrics::open-metrics-wanted-p empty) "~S" empty)
+    (is-false (metrics:open-metrics-wanted-p empty) "~S" empty)
     (is-false (metrics:gzip-wanted-p empty) "~S" empty)
-    (is-true (metrics::open-metrics-wanted-p
+    (is-true (metrics:open-metrics-wanted-p
               (format nil "~A,~Capplication/openmetrics-text" empty #\Tab))
              "~S" empty)
     (is-true (metrics:gzip-wanted-p (format nil "~A,gzip,~A" empty empty)) "~S" empty)))

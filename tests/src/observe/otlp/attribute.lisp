@@ -34,14 +34,14 @@
   (cdr (assoc name attributes :test #'string=)))
 
 (test the-resource-says-whose-telemetry-it-is
-  (let ((plain (otlp::resource-attributes '() (variables)))
-        (named (otlp::resource-attributes
+  (let ((plain (otlp:resource-attributes '() (variables)))
+        (named (otlp:resource-attributes
                 '() (variables "OTEL_RESOURCE_ATTRIBUTES"
                                "service.name=a,deployment.environment.name=test%20bed")))
-        (both (otlp::resource-attributes
+        (both (otlp:resource-attributes
                '() (variables "OTEL_RESOURCE_ATTRIBUTES" "service.name=a"
                               "OTEL_SERVICE_NAME" "b")))
-        (given (otlp::resource-attributes
+        (given (otlp:resource-attributes
                 '(("service.name" . "c") ("n" . 1)) (variables "OTEL_SERVICE_NAME" "b"))))
     (is (string= "unknown_service:clgrpc" (attribute "service.name" plain)))
     (is (string= "clgrpc" (attribute "telemetry.sdk.name" plain)))
@@ -54,7 +54,7 @@
     (with-log ()
       (is (string= "unknown_service:clgrpc"
                    (attribute "service.name"
-                              (otlp::resource-attributes
+                              (otlp:resource-attributes
                                '() (variables "OTEL_RESOURCE_ATTRIBUTES"
                                               "service.name=a,broken")))))
       (is (= 1 (length (events-of :otlp-variable-ignored)))))))

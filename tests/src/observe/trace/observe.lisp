@@ -194,7 +194,7 @@ own as if it were a process of its own. Return the spans of the client and of th
 
 (test a-call-that-is-made-again-has-a-span-for-each-attempt
   (let ((tracing (grpc:make-tracing)) (counter (list 0)))
-    (tests::with-raw-server (address :at :end) (tests::refusing 1 counter)
+    (tests::with-raw-server (address :at :end) (tests:refusing 1 counter)
       (grpc:with-channel (channel address :observer tracing)
         (is (= 7 (number-of (ask channel (note 1)))))
         (let* ((spans (drained tracing 3)) (sent (named "Sent." spans))
@@ -380,6 +380,10 @@ that its handler sees."
       (is (string= *span* (parent-of span)))
       (is (equal (id-of span) (grpc:span-id seen)))
       (is (equal '(("foo" . "1") ("bar" . "2")) (grpc:trace-state seen))))
+    ;; of two forms the first that is there counts
+    (is (string= *trace* (trace-of (span-for-headers (list (cons "traceparent" header))
+                                                     :propagators '(:grpc-trace-bin
+                                                                    :tracecontext)))))
     ;; two of them are none
     (let ((span (span-for-headers `(("traceparent" . ,header) ("traceparent" . ,header)))))
       (is (string/= *trace* (trace-of span)))

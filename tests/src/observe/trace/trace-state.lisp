@@ -89,7 +89,7 @@
   (let* ((text (format nil "~{k~D=~A~^,~}" (loop for i from 1 to 20
                                                  collect i collect (repeated 80 #\y))))
          (fields (trace-fields "tracestate" text)))
-    (flet ((state-then () (trace::context-state (trace::extract '(:tracecontext) fields))))
+    (flet ((state-then () (trace:context-state (trace::extract '(:tracecontext) fields))))
       (is (string= (state text) (state-then)))
       (is (eq (state-then) (state-then)))
       (is (< (consed-by-extraction '(:tracecontext) fields)

@@ -102,13 +102,13 @@
   (flet ((try (text)
            (json-refusal #'parse-json-message "clgrpc.test.legacy.Legacy" (unquote text))))
     (is (listp (try "{'level':3,'needed':true}")))
-    (is (protobuf::message-p (try "{'level':2,'needed':true,'part':{'size':1}}")))))
+    (is (protobuf:message-p (try "{'level':2,'needed':true,'part':{'size':1}}")))))
 
 (test limits-of-json
   (flet ((nested (depth)
            (format nil "~{~A~}{}~{~A~}" (loop repeat depth collect "{\"next\":")
                    (loop repeat depth collect "}"))))
-    (is (protobuf::message-p (parse-json-message "clgrpc.test.Inner" (nested 100))))
+    (is (protobuf:message-p (parse-json-message "clgrpc.test.Inner" (nested 100))))
     (signals message-text-error (parse-json-message "clgrpc.test.Inner" (nested 101)))
     (signals message-text-error
       (parse-json-message "clgrpc.test.Inner" (nested 4) :max-message-depth 3))

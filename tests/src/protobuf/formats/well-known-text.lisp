@@ -13,20 +13,20 @@
                                       (-1 999999999 "1969-12-31T23:59:59.999999999Z")
                                       (-62135596800 0 "0001-01-01T00:00:00Z")
                                       (253402300799 0 "9999-12-31T23:59:59Z"))
-        do (is (equal text (protobuf::timestamp-text seconds nanos)))
-           (is (equal (list seconds nanos) (values-of #'protobuf::parse-timestamp-text text))))
-  (is (equal '(3600 0) (values-of #'protobuf::parse-timestamp-text "1970-01-01T00:00:00-01:00")))
+        do (is (equal text (protobuf:timestamp-text seconds nanos)))
+           (is (equal (list seconds nanos) (values-of #'protobuf:parse-timestamp-text text))))
+  (is (equal '(3600 0) (values-of #'protobuf:parse-timestamp-text "1970-01-01T00:00:00-01:00")))
   (is (equal '(-5400 500000000)
-             (values-of #'protobuf::parse-timestamp-text "1970-01-01T00:00:00.5+01:30")))
+             (values-of #'protobuf:parse-timestamp-text "1970-01-01T00:00:00.5+01:30")))
   (dolist (text '("" "1970-01-01" "1970-01-01T00:00:00" "1970-01-01t00:00:00Z"
                   "1970-01-01T00:00:00z" "1970-02-29T00:00:00Z" "1970-13-01T00:00:00Z"
                   "1970-01-01T24:00:00Z" "1970-01-01T00:00:60Z" "1970-01-01T00:00:00.Z"
                   "1970-01-01T00:00:00.1234567890Z" "0000-01-01T00:00:00Z" "1970-01-01T00:00:00Z "
                   "0001-01-01T00:00:00+23:59" "1970-01-01T00:00:00+1:00"))
-    (is (equal '(nil) (values-of #'protobuf::parse-timestamp-text text)) "~S" text))
-  (is (null (protobuf::timestamp-text 253402300800 0)))
-  (is (null (protobuf::timestamp-text 0 -1)))
-  (is (null (protobuf::timestamp-text 0 1000000000))))
+    (is (equal '(nil) (values-of #'protobuf:parse-timestamp-text text)) "~S" text))
+  (is (null (protobuf:timestamp-text 253402300800 0)))
+  (is (null (protobuf:timestamp-text 0 -1)))
+  (is (null (protobuf:timestamp-text 0 1000000000))))
 
 (test every-day-comes-back
   (loop for days from -719162 to 2932896 by 89

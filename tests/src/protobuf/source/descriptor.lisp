@@ -37,7 +37,7 @@ extend A.B { optional int32 w = 10; } service S { rpc Do (A) returns (A.B); }"))
                  "p.E" ("p.Z" "p.E") "p.w" "p.S" ("p.S.Do" "p.S"))
                (walked #'protobuf::map-names file)))
     (let ((method (first (service-descriptor-methods (first (file-descriptor-services file))))))
-      (is (equal "/p.S/Do" (protobuf::method-descriptor-path method))))))
+      (is (equal "/p.S/Do" (protobuf:method-descriptor-path method))))))
 
 (defun register (text)
   (protobuf::register-file

@@ -14,9 +14,9 @@
   (list method request options))
 
 (defparameter *test-method*
-  (method::make-rpc-method :name "M" :service-name "s.S" :path "/s.S/M" :kind :unary
-                        :request-type (protobuf:intern-message-type "google.rpc.Status")
-                        :response-type (protobuf:intern-message-type "google.rpc.Status")))
+  (method:make-rpc-method :name "M" :service-name "s.S" :path "/s.S/M" :kind :unary
+                       :request-type (protobuf:intern-message-type "google.rpc.Status")
+                       :response-type (protobuf:intern-message-type "google.rpc.Status")))
 
 (test interceptors-are-functions
   (is (equal '(car) (rpc:check-interceptors '(car))))

@@ -152,8 +152,9 @@ which has said GOAWAY."
       (is (= 0 (begins retries :c)))
       (is (= 2 (calling::retries-resent retries)))
       (is (not (eq :resend (first (fails retries unseen :attempt :c :now 300 :going-ns 150)))))))
-  (let ((unseen (failure :unavailable :reach :server)))
-    (is (equal (list :fail unseen) (fails (retries-of nil :a) unseen :sendable nil)))))
+  (let ((unseen (failure :unavailable :reach :server)) (perhaps (failure :unavailable)))
+    (is (equal (list :fail unseen) (fails (retries-of nil :a) unseen :sendable nil)))
+    (is (equal (list :fail perhaps) (fails (retries-of nil :a) perhaps)) "a handler may have it")))
 
 (test the-answered-attempt-has-the-call
   (let ((retries (retries-of (hedging) :a)))

@@ -49,7 +49,7 @@ is room, and :closed and :left; and a function that returns that."
 
 (test requests-are-sent-by-their-maker
   (multiple-value-bind (call sent) (sending-call (constantly t))
-    (setf (rpc::call-rpc-method call) nil)
+    (setf (rpc:call-rpc-method call) nil)
     (calling:send-requests call (calling:request-generator '(1 2)))
     (is (equal '(:closed 2 1) (funcall sent)))))
 

@@ -38,7 +38,7 @@
           do (is (<= ns back (* ns 101/100))))))
 
 (test earlier-deadline
-  (is (= 0 (status::earlier-deadline 0 0)))
-  (is (= 5 (status::earlier-deadline 5 0)))
-  (is (= 5 (status::earlier-deadline 0 5)))
-  (is (= 3 (status::earlier-deadline 5 3))))
+  (is (= 0 (status:earlier-deadline 0 0)))
+  (is (= 5 (status:earlier-deadline 5 0)))
+  (is (= 5 (status:earlier-deadline 0 5)))
+  (is (= 3 (status:earlier-deadline 5 3))))

@@ -46,7 +46,7 @@
           (progn ,@body
                  (is-true (wait-until (lambda ()
                                         (zerop
-                                         (server::server-loop-open (first (server::server-loops
+                                         (server::server-loop-open (first (server:server-loops
                                                                            ,server)))))))
                  (is-true (wait-until (lambda ()
                                         (zerop (account-sum (server::server-account ,server)))))))
@@ -161,7 +161,7 @@ versions, and no call is counted for it; so it is if an observer must be told of
         (is (string= "two" (body-text (ask-plainly peer "/a?two"))))
         (is (= 204 (http-status-of (ask-plainly peer "/nothing")))))
       (is (zerop (nth-value 0
-                            (server::server-loop-tally (first (server::server-loops server)))))))))
+                            (server:server-loop-tally (first (server:server-loops server)))))))))
 
 (test prompt-answers-have-the-date
   "Each answer has one date, that of the handler if it gives one."
@@ -206,11 +206,11 @@ versions, and no call is counted for it; so it is if an observer must be told of
                        (declare (ignore query))
                        (let ((end (+ (monotonic-ns) wire::+reading-ns+)))
                          (loop until (< end (monotonic-ns))))
-                       (push (loop:event-loop-turns (server::server-loop-loop server-loop)) turns)
+                       (push (loop:event-loop-turns (server:server-loop-loop server-loop)) turns)
                        answer)))
          (request (wire-text "GET /a HTTP/1.1|Host: a||")))
     (with-web (server :handlers (list slow (grpc:http-handler "/b" 'tell-target)))
-      (setf server-loop (first (server::server-loops server)))
+      (setf server-loop (first (server:server-loops server)))
       (is (search "/b" (answers server (format nil "~v@{~A~:*~}~*~A" 10 request *last*))))
       (is (= 10 (length turns)))
       (is (apply #'> turns) "the turns are ~A" turns))))

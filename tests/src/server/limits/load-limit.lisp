@@ -74,7 +74,7 @@ places before later ones."
       (setf (memory:end-full memory:*end*) t)
       (let ((ids (loop for id from 1 to 31 by 2 collect id)))
         (asks-at-once ids)
-        (let ((link (aref (server::server-loop-links server-loop) 0)))
+        (let ((link (aref (server:server-loop-links server-loop) 0)))
           (setf (memory:end-full memory:*end*) nil)
           ;; the news that output has left may come several times before the first call goes on
           (memory:call-in-world memory:*world*

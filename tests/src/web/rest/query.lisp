@@ -24,6 +24,8 @@
     (("GET" "/v1/books/b?shelf_name") ("Get" "{\"name\":\"b\"}"))
     (("GET" "/v1/books/b?$alt=json") ("Get" "{\"name\":\"b\"}"))
     (("GET" "/v1/books/b?name=other") ("Get" "{\"name\":\"b\"}"))
+    (("PUT" "/v1/books/x" :body "{\"book\":{\"name\":\"y\",\"pages\":2}}")
+     ("Put" "{\"book\":{\"name\":\"x\",\"pages\":2}}"))
     (("POST" "/v1/shelves/s/books?name=n" :body "{\"pages\":2}")
      ("Add" "{\"name\":\"n\",\"shelfName\":\"shelves/s\",\"book\":{\"pages\":2}}"))))
 

@@ -1,0 +1,911 @@
+;;;; The promises of README.md and of the chapters, each with the test that shows it and a mutant
+;;;; that breaks it (mutant.lisp). A promise is quoted from its chapter, so that a change of the
+;;;; sentence needs a look at its row, too. Those without a chapter are invariants of a source.
+;;;;
+;;;;   (PROMISE
+;;;;    SUITE TEST
+;;;;    FILE OLD NEW)
+;;;;
+;;;; OLD occurs in FILE once; the mutant has NEW in its place.
+
+(in-package #:clgrpc.tests.mutants)
+
+(define-promises "README.md"
+  ("An error in a handler reaches its caller only as `:internal`"
+   "server" "handler-error"
+   "src/rpc/verdict.lisp" "(:handler-error :internal \"error in handler\")"
+   "(:handler-error :unknown \"error in handler\")")
+  ("one account for the memory of each peer"
+   "base" "accounts-add-up"
+   "src/base/memory/account.lisp" "(atomic-incf (account-held whole) change)"
+   "(atomic-incf (account-held whole) 0)")
+  ("no input costs the server much more than its sender"
+   "rest" "queries-have-limits"
+   "src/web/rest/query.lisp" "(when (> (incf count) +most-parameters+)"
+   "(when (> (incf count) 1000000)"))
+
+(define-promises "doc/calls.md"
+  ("A method without a handler is answered with `:unimplemented`"
+   "transports" "unknown-methods-over-tcp"
+   "src/rpc/verdict.lisp"
+   "(list :unimplemented
+        (concatenate"
+   "(list :internal
+        (concatenate")
+  ("A call that a handler makes inherits the remaining time of the handled call"
+   "transports" "nested-calls-have-the-time-that-is-left-over-tcp"
+   "src/rpc/calling/stub.lisp" "(if *call* (call-deadline *call*) 0)" "0")
+  ("`:max-receive-octets` and `:max-send-octets` replace the channel's limits for this call"
+   "transports" "message-limits-of-a-call-over-tcp"
+   "src/rpc/calling/stub.lisp"
+   "(when max-send-octets
+"
+   "(when nil
+")
+  ("Metadata is an alist of lower-case names and strings of printable ASCII"
+   "status" "metadata-refused"
+   "src/rpc/status/metadata.lisp"
+   "(or (char<= #\\a char #\\z) (char<= #\\0 char #\\9) (find char \"_-.\"))"
+   "(or (alphanumericp char) (find char \"_-.\"))")
+  ("values of names that end in `-bin` are octets"
+   "status" "metadata-refused"
+   "src/rpc/status/metadata.lisp" "(unless (typep value '(vector octet))" "(unless value"))
+
+(define-promises "doc/errors.md"
+  ("the backend's message, details and trailers do not go to the handler's caller"
+   "transports" "errors-of-other-calls-over-tcp"
+   "src/rpc/handler-error.lisp"
+   "(and (typep error 'rpc-error) (not (of-another-call-p error call)))" "(typep error 'rpc-error)")
+  ("If it has not, any call is safe to repeat"
+   "calling" "what-no-server-has-seen-is-made-again"
+   "src/rpc/calling/retry.lisp"
+   "(and (eq :server (attempt-failure-reach failure))
+"
+   "(and t
+")
+  ("if the server has not looked at the call, by `REFUSED_STREAM`"
+   "client" "refused-calls-are-made-again"
+   "src/client/attempts/response.lisp"
+   "(if refused :server :handler)))
+        (:local"
+   ":handler))
+        (:local")
+  ("a GOAWAY that excludes it, the call is made again, once and within its deadline"
+   "client" "who-refuses-again-means-it"
+   "src/rpc/calling/retry.lisp"
+   "(or (null first-ns)
+"
+   "(or t
+")
+  ("it offers the restart `retry-call`, which makes the call again with the same arguments"
+   "calling" "a-failed-call-may-be-made-again"
+   "src/rpc/calling/stub.lisp" "(apply #'invoke channel method request options)" "nil")
+  ("that its HTTP status or HTTP/2 error code stands for in the gRPC documents"
+   "wire" "http-status-mapping"
+   "src/wire/status-mapping.lisp" "((429 502 503 504) :unavailable)" "((429 502 504) :unavailable)")
+  ("A response without a gRPC status gets the one"
+   "client" "not-a-grpc-response"
+   "src/wire/status-mapping.lisp" "(401 :unauthenticated) (403" "(401 :unknown) (403"))
+
+(define-promises "doc/deadlines.md"
+  ("it has the earlier of its own `:timeout` and the deadline of the call that is being handled"
+   "calling" "the-earliest-deadline-counts"
+   "src/rpc/calling/stub.lisp" "(earlier-deadline (earlier-deadline (or deadline 0)"
+   "(max (earlier-deadline (or deadline 0)")
+  ("when it passes, the caller's end ends the call with `:deadline-exceeded`"
+   "wire" "deadlines-end-calls"
+   "src/wire/deadline.lisp"
+   "timer (call-deadline call)))
+  nil)"
+   "timer (* 2 (call-deadline call))))
+  nil)"))
+
+(define-promises "doc/servers.md"
+  ("Every service, and `\"\"` for the whole server, is `:serving` until the program sets another status"
+   "services" "check-knows-the-servers-services"
+   "src/services/health.lisp" "(change-status service name :serving :if-unknown t)"
+   "(change-status service name :unknown :if-unknown t)")
+  ("or the server stops"
+   "services" "health-follows-the-drain"
+   "src/services/health.lisp"
+   "(or (service-stopping service)
+                  (and"
+   "(or nil
+                  (and")
+  ("A body longer than `:max-fallback-body-octets` (1 MB) is answered with 413"
+   "server" "bodies-for-a-fallback-are-bounded"
+   "src/http/exchange/exchange.lisp"
+   "(let ((limit (options-max-fallback-body-octets (http-request-options request)))"
+   "(let ((limit most-positive-fixnum)")
+  ("gives running calls `:drain` seconds (10) to end, and then ends them with `:unavailable`"
+   "server" "drain-ends-what-does-not-end"
+   "src/rpc/verdict.lisp" "(:server-stopping :unavailable " "(:server-stopping :cancelled ")
+  ("further calls are refused with `:resource-exhausted`"
+   "abuse" "too-many-calls"
+   "src/server/limits/load-limit.lisp" "(let* ((most (server-loop-max-open server-loop))"
+   "(let* ((most (* 4 (server-loop-max-open server-loop)))"))
+
+(define-promises "doc/addresses.md"
+  ("A killed server leaves it in place: the next one replaces it, if it is a socket on which no server answers"
+   "loop" "abandoned-unix-files-are-replaced"
+   "src/loop/names/unix.lisp"
+   "(abandoned-p address)
+         (not"
+   "(not")
+  ("The file never has wider permissions, not even for a moment"
+   "loop" "unix-file-modes"
+   "src/loop/names/unix.lisp" "(os:set-socket-mode socket mode)" "nil")
+  ("then each time `:backoff-factor` times longer up to `:backoff-maximum-seconds`"
+   "loop" "each-wait-is-longer"
+   "src/loop/back-off.lisp" "(min (* (back-off-seconds back-off) factor) most)"
+   "(* (back-off-seconds back-off) factor)")
+  ("longer or shorter by up to `:backoff-jitter` of itself"
+   "loop" "each-wait-is-longer"
+   "src/loop/back-off.lisp" "(- (random (+ 1d-9 (* 2 jitter)) random-state) jitter)" "jitter")
+  ("`percentage` is above a number from 0 to 99 that a channel draws once"
+   "client" "the-first-choice-that-fits-is-taken"
+   "src/client/naming/choice.lisp" "(< number value)" "(<= number value)")
+  ("`clientLanguage` names `common-lisp` or `lisp`"
+   "client" "the-first-choice-that-fits-is-taken"
+   "src/client/naming/choice.lisp" "'(\"common-lisp\" \"lisp\")" "'(\"common-lisp\")")
+  ("A user and password in the URL are sent as they are"
+   "client" "what-connect-says"
+   "src/client/proxy/proxy-choice.lisp" "(decoded (if colon (subseq secret (1+ colon)) \"\"))"
+   "(if colon (subseq secret (1+ colon)) \"\")")
+  ("networks such as `10.0.0.0/8`"
+   "client" "hosts-without-a-proxy"
+   "src/client/proxy/proxy-choice.lisp" "(= (ash number (- bits width)) (ash base (- bits width)))"
+   "(= number base)")
+  ("The environment's proxy is not used for this machine"
+   "client" "hosts-without-a-proxy"
+   "src/client/proxy/proxy-choice.lisp"
+   "(not (this-machine-p host))
+"
+   "t
+")
+  ("By default the addresses of a target count as one server"
+   "client" "the-policy-is-the-users-the-configs-or-pick-first"
+   "src/client/naming/current-config.lisp" "(config:default-policy-config :pick-first)"
+   "(config:default-policy-config :round-robin)")
+  ("over TLS its host is also the name that the server must prove"
+   "client" "tls-proves-the-channels-authority"
+   "src/client/network-channel.lisp"
+   "(setf (resolver-own-host resolver) (calling:authority-host (check-authority own)))"
+   "(check-authority own)"))
+
+(define-promises "doc/tls.md"
+  ("With `:verify nil` a client verifies nothing"
+   "client" "tls-without-verification"
+   "src/os/tls-session.lisp" "(:none 0)" "(:none +ssl-verify-peer+)")
+  ("call credentials are not sent over such a channel, as over plaintext"
+   "client" "credentials-are-refused-on-plaintext"
+   "src/rpc/calling/call-credentials.lisp"
+   "(unless (or (channel-secure-p channel) (channel-plaintext-credentials channel))" "(unless t"))
+
+(define-promises "doc/compression.md"
+  ("Answers use only encodings that the client accepts"
+   "server" "answers-as-the-client-accepts"
+   "src/server/answer-compression.lisp" "(find encoding (server-call-accepted call))" "encoding")
+  ("Messages shorter than the option `:compress-minimum-octets` (256) are sent uncompressed"
+   "client" "compression-by-channel-and-call"
+   "src/wire/encoding.lisp" "(<= (options-compress-minimum-octets options) size)" "t")
+  ("those that would not become shorter"
+   "client" "compression-by-channel-and-call"
+   "src/wire/encoding.lisp" "(or (eq compress t) (< (parcel-end parcel) end))" "t")
+  ("an unknown encoding in a request"
+   "server" "wrong-compression"
+   "src/server/answer-compression.lisp" "(list :unimplemented text)" "(list :internal text)")
+  ("a message flagged as compressed without `grpc-encoding`"
+   "server" "wrong-compression"
+   "src/rpc/verdict.lisp" "(:not-to-be-compressed :internal" "(:not-to-be-compressed :unknown"))
+
+(define-promises "doc/fleets.md"
+  ("only the most specific match counts"
+   "config" "the-most-specific-entry-is-a-methods"
+   "src/client/config/service-config.lisp"
+   "(or (gethash path methods)
+"
+   "(or nil
+")
+  ("All known fields are checked before the config takes effect"
+   "config" "a-method-has-one-policy"
+   "src/client/config/method-config.lisp" "(when (and retry hedging)" "(when nil")
+  ("An error says where it is and what is allowed there"
+   "config" "retry-policies"
+   "src/client/config/method-config.lisp" "(member-path path \"retryableStatusCodes\") \"must name"
+   "path \"must name")
+  ("After a wrong config from a resolver the channel keeps the previous one"
+   "client" "a-bad-config-leaves-the-good-one-in-force"
+   "src/client/naming/current-config.lisp" "(or (core-config core) (core-default-config core))"
+   "(core-default-config core)")
+  ("the longest that a call may take; the earlier of this and the stub's `:timeout` counts"
+   "client" "a-timeout-ends-waiting-calls"
+   "src/client/naming/current-config.lisp"
+   "(and timeout-ns
+"
+   "(and nil timeout-ns
+")
+  ("the stub's `:wait-for-ready`, given as `t` or `nil`, overrides it"
+   "client" "the-config-says-who-waits-for-ready"
+   "src/client/naming/current-config.lisp" "(if (eq :unset said)" "(if (null said)")
+  ("the largest message sent and received; the channel's options bound it"
+   "client" "limits-of-messages-are-the-smaller-of-both"
+   "src/client/naming/current-config.lisp" "(if configured (min limit configured) limit)"
+   "(or configured limit)")
+  ("a call of the channel when that many are in flight (gRFC A32)"
+   "client" "so-many-calls-are-in-flight"
+   "src/client/picking/guarded-picker.lisp" "(>= (hash-table-count admitted) most)"
+   "(> (hash-table-count admitted) most)")
+  ("a call that would wait for a stream of a server when that many wait"
+   "client" "so-many-calls-may-wait"
+   "src/client/picking/guarded-picker.lisp"
+   "(stream-queue-unpicked-count (core-stream-queue core)))
+                  most)"
+   "(stream-queue-unpicked-count (core-stream-queue core)))
+                  (1+ most))")
+  ("calls of a server that has that many"
+   "client" "a-breaker-limits-calls"
+   "src/client/picking/breaker.lisp" "(>= calls most)" "(> calls most)")
+  ("out of at least `:breaker-min-calls`"
+   "client" "a-share-is-of-enough-calls"
+   "src/client/picking/breaker.lisp" "(>= calls (options-breaker-min-calls options))" "t")
+  ("then it is half open and lets one call through, which closes it if the call succeeds"
+   "client" "a-breaker-opens-half-opens-and-closes"
+   "src/client/picking/breaker.lisp" "(t \"too many of its calls have failed, and one is tried\")"
+   "(t nil)")
+  ("a call is refused only if none is left"
+   "client" "breakers-leave-calls-to-other-servers"
+   "src/client/picking/guarded-picker.lisp" "(if (picker-p picker) +picks-past-breakers+ 1)" "1")
+  ("the one with the fewest calls among some at random (A48)"
+   "balance" "least-request-prefers-who-has-fewer-calls"
+   "src/client/balance/least-request.lisp" "(when (< calls fewest)" "(when (null best)")
+  ("a child policy, without servers that fail more than others (A50)"
+   "balance" "who-fails-too-often-is-ejected"
+   "src/client/balance/outlier-detection.lisp"
+   "(* (endpoint-volume endpoint) (algorithm-factor algorithm))"
+   "(* 100 (endpoint-volume endpoint) (algorithm-factor algorithm))")
+  ("`maxEjectionPercent`"
+   "balance" "ejection-has-limits"
+   "src/client/balance/outlier-detection.lisp" "(< (* 100 (detection-ejected balancer))" "(<= 0")
+  ("a child policy, over some of many servers (A68)"
+   "balance" "subsets"
+   "src/client/balance/random-subsetting.lisp" "(subseq (sort ranked #'< :key #'car) 0 size)"
+   "(sort ranked #'< :key #'car)")
+  ("the first of several children that works"
+   "balance" "priorities-fail-over-and-back"
+   "src/client/balance/priority.lisp" "(cond ((member (branch-state branch) '(:ready :idle))"
+   "(cond ((member (branch-state branch) '(:idle))")
+  ("the same server for the same key, while it is there (A42, A76)"
+   "balance" "few-keys-move"
+   "src/client/balance/ring-hash.lisp"
+   "(setf (aref hashes at) (entry-hash octets (1+ (length key)) number)"
+   "(setf (aref hashes at) (entry-hash octets (1+ (length key)) at)")
+  ("the old policy serves until the new one is ready, so no call fails"
+   "client" "the-old-policy-serves-until-the-new-one-is-ready"
+   "src/client/picking/switch.lisp"
+   "(unless (and (eq :connecting state) (eq :ready (switch-state parent)))" "(progn")
+  ("avoids servers that do not serve it"
+   "balance" "health-vetoes"
+   "src/client/balance/health-watch.lisp" "(if (eq :serving status)" "(if status")
+  ("a server without a health service counts as healthy (A17)"
+   "balance" "health-vetoes"
+   "src/client/balance/health-watch.lisp"
+   ":server (subchannel-key subchannel))
+     (lift-veto subchannel :health))"
+   ":server (subchannel-key subchannel)))")
+  ("`pick_first`, and a channel with `:health-checking nil`, make no health checks"
+   "balance" "channels-may-do-without-health-checks"
+   "src/client/channel-structure.lisp" "(options-health-checking (core-options core))" "t")
+  ("after a random part of a growing back-off"
+   "calling" "back-off-grows-up-to-its-maximum"
+   "src/rpc/calling/retry-policy.lisp" "(min wait maximum)" "wait")
+  ("at the time that the server gives (`grpc-retry-pushback-ms`)"
+   "calling" "pushbacks-are-32-bit-numbers"
+   "src/rpc/calling/retry-policy.lisp" "(<= 0 number #x7FFFFFFF)" "(<= 0 number #x8FFFFFFF)")
+  ("A call has at most `maxAttempts` attempts, and at most `:max-attempts` of the channel, 5"
+   "calling" "policies-say-how-often"
+   "src/rpc/calling/retry-policy.lisp"
+   "(options-max-attempts options)))
+
+(defun goes-on"
+   "most-positive-fixnum))
+
+(defun goes-on")
+  ("while half or fewer are left no call is retried"
+   "calling" "throttles-keep-within-their-limits"
+   "src/rpc/calling/retry-policy.lisp" "(<= (* 2 tokens)" "(< (* 2 tokens)")
+  ("a failed attempt takes one, a successful call adds `tokenRatio`"
+   "calling" "failures-take-tokens"
+   "src/rpc/calling/retry-policy.lisp" "(change-tokens throttle -1000)"
+   "(change-tokens throttle -500)")
+  ("The first answer, response headers or a message, commits a call"
+   "calling" "the-answered-attempt-has-the-call"
+   "src/rpc/calling/retry.lisp" "(remove attempt (end-retries retries))" "(end-retries retries)")
+  ("`:retry nil` leaves only those"
+   "transports" "retries-can-be-switched-off-over-tcp"
+   "src/rpc/calling/retry-policy.lisp"
+   "(options-retry options)
+"
+   "t
+")
+  ("if they are alike: the same options, `:credentials` (the same object), authority and"
+   "client" "channels-that-differ-have-their-own"
+   "src/client/connection-set.lisp" "(mapcar #'rest (option-values options))" "nil")
+  ("After `:idle-seconds` without calls, half an hour, the whole channel goes idle"
+   "client" "a-channel-without-calls-goes-idle"
+   "src/client/core.lisp" "(t (go-idle core))" "(t nil)"))
+
+(define-promises "doc/http.md"
+  ("200 while it serves, 503 while it does not or drains"
+   "services" "health-over-plain-http"
+   "src/services/health.lisp" "(cond ((service-stopping service) **draining**)"
+   "(cond (nil **draining**)")
+  ("404 for a `?service=NAME` that it does not know"
+   "services" "health-over-plain-http"
+   "src/services/health.lisp" "((nil) **no-such-service**)" "((nil) **health-unknown**)")
+  ("both `content-length` and `transfer-encoding`"
+   "http1" "chunks-and-lengths-are-not-mixed"
+   "src/http/http1/body-framing.lisp" "(when (fields-named \"content-length\" fields)" "(when nil")
+  ("`transfer-encoding` in HTTP/1.0"
+   "http1" "chunks-and-lengths-are-not-mixed"
+   "src/http/http1/body-framing.lisp" "(when (zerop minor) (bad-message 400 \"HTTP/1.0"
+   "(when nil (bad-message 400 \"HTTP/1.0")
+  ("no `host` or two"
+   "http1" "hosts-are-said-once"
+   "src/http/http1/body-framing.lisp" "(when (rest found) (bad-message" "(when nil (bad-message")
+  ("chunks whose length has other characters than up to ten hexadecimal digits"
+   "http1" "bad-chunks-are-refused"
+   "src/http/http1/chunk.lisp" "(when (<= +most-length-digits+ (- at start))"
+   "(when (<= (1+ +most-length-digits+) (- at start))"))
+
+(define-promises "doc/web.md"
+  ("An unknown or invalid parameter is answered with 400, which names it"
+   "rest" "wrong-parameters-are-named"
+   "src/web/rest/query.lisp"
+   "(stuck
+"
+   "(nil
+")
+  ("the path wins over query and body"
+   "rest" "parameters-become-fields"
+   "src/web/rest/query.lisp" "(set-text message (binding-fields binding) (list text) t)"
+   "(set-text message (binding-fields binding) (list text))")
+  ("one after another, 10,000 messages at most"
+   "rest" "streams-have-a-bound"
+   "src/web/rest/body.lisp" "(when (<= +most-messages+ before)" "(when (< +most-messages+ before)")
+  ("`:origins` lists the allowed origins, compared literally"
+   "web" "pages-of-listed-origins-may-call"
+   "src/web/cors.lisp" "(find origin origins :test #'string=)"
+   "(find origin origins :test #'string-equal)")
+  ("without a list no page is allowed"
+   "web" "without-origins-no-page-may-call"
+   "src/web/cors.lisp" "(let ((origin (and origins (header-value fields \"origin\"))))"
+   "(let ((origin (header-value fields \"origin\")) (origins (or origins :any)))")
+  ("browsers then send no cookies"
+   "web" "any-origin-has-no-credentials"
+   "src/web/cors.lisp" ". \"*\")" ". \"*\") (\"access-control-allow-credentials\" . \"true\")"))
+
+(define-promises "doc/call-credentials.md"
+  ("more than 90 s"
+   "token" "lives-of-tokens"
+   "src/client/token/token-credentials.lisp"
+   "(min (+ +least-life-seconds+ +refresh-seconds+) (/ seconds 4))"
+   "(+ +least-life-seconds+ +refresh-seconds+)")
+  ("there is one request at a time"
+   "token" "one-fetch-at-a-time"
+   "src/client/token/token-credentials.lisp" "(or fresh failure (token-fetching credentials))"
+   "(or fresh failure)")
+  ("After a failure there is no further request for 1 s, 2 s and so on up to 120 s"
+   "token" "failures-are-kept-for-a-while"
+   "src/client/token/token-credentials.lisp"
+   "(and (< (loop:world-now) (token-retry-ns credentials))" "(and nil")
+  ("another status than 200; an answer or a file without a token, or with one that has expired"
+   "token" "what-is-no-token"
+   "src/client/token/token-credentials.lisp" "((not (typep seconds '(real (0))))"
+   "((not (realp seconds))")
+  ("all of several"
+   "client" "credentials-of-channel-and-call"
+   "src/rpc/calling/call-credentials.lisp" "(apply #'append answers)" "(first answers)"))
+
+(define-promises "doc/interceptors.md"
+  ("Servers and channels take a list of them; the first is the outermost"
+   "calling" "the-first-interceptor-is-the-outermost"
+   "src/rpc/serving/handler-answer.lisp" "(funcall (first interceptors) call request"
+   "(funcall (first (last interceptors)) call request")
+  ("first a service's full name or a method's symbol, then the function"
+   "rpc" "interceptors-are-for-methods"
+   "src/rpc/interceptor.lisp" "(string= where (rpc-method-service-name method))" "t")
+  ("Values stay at their end of the call"
+   "rpc" "values-are-kept-by-symbol"
+   "src/rpc/call-value.lisp" "(cond (entry (return (setf (cdr entry) value)))"
+   "(cond (entry (return value))"))
+
+(define-promises "doc/topics.md"
+  ("Every subscriber gets every message, in one order"
+   "topic" "slow-subscribers-lose-messages"
+   "src/rpc/topic/topic.lisp" "(enqueue-first message (subscription-queue subscription))"
+   "(enqueue message (subscription-queue subscription))")
+  ("ends with `:resource-exhausted`"
+   "topic" "a-slow-subscriber-is-ended"
+   "src/rpc/topic/topic.lisp" ":status :resource-exhausted :message \"the messages"
+   ":status :unavailable :message \"the messages")
+  ("loses the oldest message that waits"
+   "topic" "slow-subscribers-lose-messages"
+   "src/rpc/topic/topic.lisp"
+   "                    (dequeue queue)
+                    (decf (subscription-count subscription))
+                    (add)
+"
+   "                    (progn)
+")
+  ("A call leaves its topic when it ends"
+   "topic" "subscribers-come-and-go"
+   "src/rpc/topic/topic.lisp" "(rpc:on-end call (lambda () (unsubscribe topic call)))" "nil")
+  ("ends with `:out-of-range` if that is kept no more"
+   "topic" "positions"
+   "src/rpc/topic/topic.lisp" "((<= before from (topic-position topic))"
+   "((<= 0 from (topic-position topic))")
+  ("`close-topic` ends all of its calls"
+   "topic" "the-end-of-a-topic"
+   "src/rpc/topic/topic.lisp"
+   "(setf (subscription-closing subscription) (topic-closing topic))
+          (setf"
+   "nil
+          (setf"))
+
+(define-promises "doc/in-process.md"
+  ("Messages are copied, so neither side sees later changes of the other"
+   "transports" "messages-are-copies-over-in-process"
+   "src/inproc/message-copy.lisp" "(inproc-core-copy (call-inproc-core call) message)" "message")
+  ("the limits of [limits.md]"
+   "transports" "message-limits-over-in-process"
+   "src/inproc/message-copy.lisp" "(min (sending-limit call) (receiving-limit call))"
+   "(sending-limit call)"))
+
+(define-promises "doc/protobuf.md"
+  ("A missing `required` field signals `required-field-missing`, with its path"
+   "protobuf" "required-fields-must-be-there"
+   "src/protobuf/codec/requirement.lisp"
+   "(slot-required-p slot) (not (slot-present-p message slot))" "(slot-required-p slot) nil")
+  ("Imports are found without flags"
+   "protobuf" "a-package-implies-a-root"
+   "src/protobuf/source/import.lisp"
+   "(list (directory-of truename) (implied-root truename package))"
+   "(list (directory-of truename))")
+  ("has limits on nesting and memory"
+   "protobuf" "octets-for-little-code-are-refused-as-others-are"
+   "src/protobuf/codec/generic-coder.lisp"
+   "(when (minusp (decf (reading-depth reading))) (fail-recursion at))"
+   "(when (minusp (+ 1000 (decf (reading-depth reading)))) (fail-recursion at))")
+  ("both readers take `:ignore-unknown`"
+   "protobuf" "json-refused"
+   "src/protobuf/formats/json-reader.lisp" "(once (zerop (bit seen index)))" "(once t)")
+  ("Maps have accessors of their own, and keep the order of insertion"
+   "protobuf" "json-refused"
+   "src/protobuf/formats/json-reader.lisp" "(when (nth-value 1 (map-value map key))" "(when nil"))
+
+(define-promises "doc/tracing.md"
+  ("one in a hundred, chosen by the trace id"
+   "trace" "a-ratio-is-kept"
+   "src/observe/trace/sampler.lisp" "(< (ash (span-context-low span-context) -1) bound)"
+   "(< (ash (span-context-low span-context) -1) (* 2 bound))")
+  ("the parent's decision, or `ROOT` without a parent"
+   "trace" "the-parent-decides"
+   "src/observe/trace/sampler.lisp" "(if (context-sampled parent) remote not-remote)" "remote")
+  ("`tracestate` that is invalid or has more than 32 members is dropped"
+   "trace" "limits-of-tracestates"
+   "src/observe/trace/trace-state.lisp"
+   "(and (< count +most-members+) (find-member text start end))" "(find-member text start end)")
+  ("of two members with one key the first stays"
+   "trace" "the-first-of-two-members-with-a-key-stays"
+   "src/observe/trace/trace-state.lisp"
+   "(unless (loop for other in members thereis (same-key-p text place other))" "(progn")
+  ("one of more than 512 characters loses members"
+   "trace" "long-tracestates-lose-members"
+   "src/observe/trace/trace-state.lisp" "(loop while (> (state-length members) +most-state-octets+)"
+   "(loop while (> (state-length members) 1024)")
+  ("On receipt the first valid one of the first two counts"
+   "trace" "a-server-finds-its-parent-in-the-metadata"
+   "src/observe/trace/trace-header.lisp" "(when context (return context))" "(return context)"))
+
+(define-promises "doc/observability.md"
+  ("at most ten a second of a peer on each loop"
+   "logs" "failures-of-a-peer-are-logged-ten-times-a-second"
+   "src/observe/logs/access-log.lisp" "(gethash host counts 0))) +failures-per-second+)"
+   "(gethash host counts 0))) 1000000)")
+  ("Failed calls are logged whatever the ratio"
+   "logs" "failures-are-logged-whatever-the-ratio-is"
+   "src/observe/logs/access-log.lisp"
+   "(not (eq :ok (call-status call)))
+"
+   "nil
+")
+  ("the most exact match counts"
+   "logs" "filters-mean-what-the-document-says"
+   "src/observe/logs/filter.lisp"
+   "(or (gethash (subseq path 1) table)
+                         (gethash"
+   "(or nil
+                         (gethash")
+  ("nor on a client `authorization`, which call credentials give"
+   "logs" "entries-have-what-they-should"
+   "src/observe/logs/binary.lisp" "(remove \"authorization\"" "(remove \"authorisation\""))
+
+(define-promises "doc/monitoring.md"
+  ("further lists count together, with the attribute `otel.metric.overflow`"
+   "metrics" "too-many-attributes-overflow"
+   "src/observe/metrics/user-instrument.lisp" "(< (hash-table-count rows) (custom-limit custom))"
+   "t")
+  ("or at the time that the collector gives (`RetryInfo`)"
+   "otlp" "delays-grow-or-are-told"
+   "src/observe/otlp/failure.lisp" "(if (and told (plusp told))" "(if nil")
+  ("its export failed with a permanent status"
+   "otlp" "statuses-that-may-pass"
+   "src/observe/otlp/failure.lisp" "(and (member status *retryable*) t)" "t"))
+
+(define-promises "doc/limits.md"
+  ("is charged to one account for each connection, as long as it is kept"
+   "base" "accounts-tell-of-excess"
+   "src/base/memory/account.lisp" "(< (account-most whole) (account-sum whole))"
+   "(< (* 2 (account-most whole)) (account-sum whole))"))
+
+(define-promises "doc/etcd/etcd.md"
+  ("A lock has one owner at a time"
+   "memory" "what-etcd-is-tested-with"
+   "etcd/client/waiter.lisp"
+   "(if before
+             (handler-case (await"
+   "(if nil
+             (handler-case (await")
+  ("The client repeats reads, also transactions that only read"
+   "etcd" "writes-are-done-once"
+   "etcd/client/transaction.lisp" "((:get :get-all :count) t)" "((:get :get-all :count :put) t)")
+  ("It repeats a write only if a member has refused it without doing it"
+   "etcd" "writes-are-done-once"
+   "etcd/client/etcd-call.lisp" "(unless (and (or twice (refused-p error))" "(unless (and t")
+  ("In place of KEY `(:prefix PREFIX)` means all entries of a range"
+   "etcd" "ranges-of-keys"
+   "etcd/client/key-range.lisp" "(position 255 prefix :test #'/= :from-end t)"
+   "(1- (length prefix))"))
+
+(define-promises "doc/etcd/discovery.md"
+  ("so an empty list removes no servers"
+   "discovery" "empty-lists-take-nothing-away"
+   "etcd/discovery/service-watcher.lisp"
+   "(tell service-watcher :failure \"no server is registered\")"
+   "(tell service-watcher :addresses '() config)")
+  ("| all servers drain | they are used |"
+   "discovery" "endpoint-tables"
+   "etcd/discovery/endpoint-table.lisp" "(or (remove :draining all :key #'endpoint-state) all)"
+   "(remove :draining all :key #'endpoint-state)")
+  ("| two keys have one address | the later one counts |"
+   "discovery" "endpoint-tables"
+   "etcd/discovery/endpoint-table.lisp"
+   "(< (table-entry-changed known) (table-entry-changed table-entry))"
+   "(> (table-entry-changed known) (table-entry-changed table-entry))")
+  ("| its key | 4,096 octets | the entry is left out |"
+   "discovery" "keys-that-are-no-text"
+   "etcd/discovery/endpoint-table.lisp" "(if (< +longest-key+ (length" "(if (< 1000000 (length")
+  ("| zone, hash key | 512 characters each | is ignored |"
+   "discovery" "what-says-nothing"
+   "etcd/discovery/endpoint.lisp" "(<= 1 (length value) +longest-word+)" "(<= 1 (length value))")
+  ("clgrpc includes the slash in the prefix"
+   "discovery" "names-are-whole"
+   "etcd/discovery/service-key.lisp" "(format nil \"~A/\" name)" "(format nil \"~A\" name)"))
+
+(define-promises "doc/etcd/memory.md"
+  ("ends at its time, with 1,000 of its keys at each revision"
+   "memory" "leases-end-in-time"
+   "etcd/memory/lease-table.lisp" "when (<= (lease-end-ns lease) now-ns) collect lease"
+   "when (< (lease-end-ns lease) now-ns) collect lease")
+  ("the last `:max-revisions` (10,000); older ones are compacted automatically"
+   "memory" "stores-have-limits"
+   "etcd/memory/lease-table.lisp"
+   "(when (> (length (store-records store)) (+ most (ceiling most 4)))" "(when nil"))
+
+(define-promises "doc/cluster/cluster.md"
+  ("Generations of a name only grow, also across deaths"
+   "cluster" "generations-only-grow"
+   "cluster/membership/membership-decision.lisp" "(max revision known" "(max revision")
+  ("With `:if-taken :refuse` the later one is refused instead"
+   "cluster" "joins-are-decided"
+   "cluster/membership/membership-decision.lisp" "((eq :take-over if-taken) :enter)"
+   "(if-taken :enter)")
+  ("A repeated `Join` with the same `instance` makes one member"
+   "cluster" "joins-are-decided"
+   "cluster/membership/membership-decision.lisp" "(same (if (plusp known) :enter :same))"
+   "(same :enter)")
+  ("`Leave` ends a membership, but not one of another generation"
+   "cluster" "lives-are-told-apart"
+   "cluster/membership/membership-decision.lisp"
+   "((= generation (member-generation existing)) :alive)"
+   "((<= generation (member-generation existing)) :alive)")
+  ("`*` stands for one label or one segment"
+   "authority" "patterns-of-identities"
+   "cluster/authority/pattern.lisp" "(or (position separator text :start start) (length text))"
+   "(length text)")
+  ("Without TLS and without permissions, every peer that can connect has all roles but `join`"
+   "cluster" "nobody-joins-or-reads-without-a-role"
+   "cluster/authority/role.lisp"
+   "(not (eq :join role))
+"
+   "t
+"))
+
+(define-promises "doc/cluster/workflows.md"
+  ("A loss does not count as a failure"
+   "workflow" "losses-are-not-failures"
+   "cluster/workflow/decisions/decision.lisp" "(decf (pb:step-state-attempts step))" "nil")
+  ("After twenty losses in a row it fails"
+   "workflow" "losses-are-not-failures"
+   "cluster/workflow/decisions/decision.lisp"
+   "(if (< (incf (pb:step-state-losses step)) +most-losses+)"
+   "(if (incf (pb:step-state-losses step))")
+  ("Every claim has a fencing number (`task-fence`), greater than all"
+   "workflow" "fences-only-grow"
+   "cluster/workflow/decisions/decision.lisp"
+   "(max (1+ (pb:workflow-state-fence state))
+"
+   "(max (pb:workflow-state-fence state)
+")
+  ("is recorded once"
+   "workflow" "reports-count-once"
+   "cluster/workflow/decisions/decision.lisp"
+   "(unless (equalp digest (pb:recorded-digest recorded))" "(unless t")
+  ("A cron expression has five fields, as cron(5) has them"
+   "workflow" "cron-expressions"
+   "cluster/workflow/schedules/cron.lisp" "(or day weekday)" "(and day weekday)")
+  ("| `:max-signals` | 100 | that wait in a workflow for a step |"
+   "workflow" "signals-wait-for-their-steps"
+   "cluster/workflow/decisions/decision.lisp"
+   "(when (> count most)
+                 (refuse-size :backlog-full"
+   "(when (> count (1+ most))
+                 (refuse-size :backlog-full"))
+
+(define-promises "doc/cluster/raft.md"
+  ("its member of this group has another name"
+   "raft" "what-is-for-another-is-refused"
+   "cluster/raft/raft-service.lisp" "((not (same-name-p receiver (local-member-name member)))"
+   "((null receiver)")
+  ("With TLS the sender must be the member that the peer's certificate names"
+   "raft" "a-stream-proves-each-sender"
+   "cluster/raft/raft-service.lisp"
+   "(same-name-p (v1:append-entries-request-sender request) sender)" "sender")
+  ("`add-group` and `remove-group` change them while it serves"
+   "raft" "groups-of-one-service"
+   "cluster/raft/raft-service.lisp" "(not (local-member-removed recent))" "recent"))
+
+(define-promises "doc/simulation.md"
+  ("The same seed gives the same run, octet for octet"
+   "sim" "the-same-seed-gives-the-same-trace"
+   "sim/chance.lisp" "(%make-chance (mix (ldb" "(%make-chance (logxor (random 2) (ldb")
+  ("let nothing through between them for a while; packets wait"
+   "sim" "a-partition-holds-everything-up"
+   "sim/network.lisp" "((parted-p simulation host (socket-far-host socket))" "(nil")
+  ("limits what a host receives on each connection"
+   "sim" "a-slow-host-gets-its-octets-late"
+   "sim/network.lisp" "(if rate (floor (* octets +ns-per-second+) rate) 0)" "0"))
+
+(define-promises "doc/event-loop.md"
+  ("interval"
+   "async" "intervals-do-not-drift"
+   "async/event.lisp" "(* period (1+ (floor late period)))" "period"))
+
+(define-promises "doc/channelz.md"
+  ("the last 32 events of a channel, a subchannel or a server are"
+   "channelz" "traces-are-bounded"
+   "src/base/log/channel-trace.lisp" "(subseq events 0 (min +most-channel-events+ (length events)))"
+   "events"))
+
+(define-promises "doc/tools/console.md"
+  ("Only this machine has access, unless `:remote` is true: other machines get 403"
+   "console" "other-machines-are-refused"
+   "tools/console/access.lisp" "(or (console-remote-p console) (loopback-address-p peer))" "t")
+  ("So does a request for another host than `localhost` or an address of this machine"
+   "console" "other-names-are-refused"
+   "tools/console/access.lisp"
+   "(loopback-host-p (host-part (or (exchange:http-request-header request \"host\") \"\")))" "t")
+  ("Access needs the token"
+   "console" "the-token-is-wanted"
+   "tools/console/access.lisp"
+   "((right-p (exchange:http-request-parameter request \"token\")) :address)" "(t :address)"))
+
+(define-promises nil
+  ("what one thread posts is taken in its order"
+   "loop" "inbox-keeps-order"
+   "src/loop/threads/inbox.lisp" "(nreverse head)" "head")
+  ("a descriptor does not live on in programs that are run"
+   "os" "sockets-do-not-live-on-in-programs"
+   "src/os/socket.lisp" "(int (logior +sock-stream+ +sock-nonblock+ +sock-cloexec+))"
+   "(int (logior +sock-stream+ +sock-nonblock+))")
+  ("a connection whose peer does not take its output is not read"
+   "loop" "slow-reader"
+   "src/loop/io/connection-io.lisp"
+   "(> (connection-unsent connection) (connection-max-unsent connection))"
+   "(> 0 (connection-max-unsent connection))")
+  ("a program does not end while a peer is still to take its output"
+   "async" "a-program-waits-for-the-peer-of-its-last-socket"
+   "async/handle.lisp" "(not (loop:connections-closing-p loop))" "t")
+  ("a block that has a secret is not remembered"
+   "hpack" "blocks-that-are-never-kept"
+   "src/http/hpack/block-decoder.lisp"
+   "(when (field-sensitive-p field) (return-from repeat-of nil))" "(progn)")
+  ("a table has no more octets than its limit (RFC 7541 section 4.4)"
+   "hpack" "table-eviction"
+   "src/http/hpack/table.lisp" "(evict-entries table (- limit size))" "nil")
+  ("SETTINGS_INITIAL_WINDOW_SIZE changes the windows of open streams"
+   "http2" "changed-initial-window"
+   "src/http/http2/flow.lisp"
+   "(let ((difference (- window (connection-peer-stream-window connection))))"
+   "(let ((difference 0))")
+  ("a peer that resets stream after stream is told ENHANCE_YOUR_CALM"
+   "http2" "rapid-resets-end-the-connection"
+   "src/http/http2/rate-limit.lisp" "(not (reset-earned-p connection))" "nil")
+  ("a client that asks too often is told too_many_pings (gRFC A8)"
+   "http2" "pings-have-their-interval"
+   "src/http/http2/rate-limit.lisp" "(incf (counters-ping-strikes counters))" "0")
+  ("answers that the peer does not read are bounded"
+   "http2" "answers-are-counted-until-sent"
+   "src/http/http2/rate-limit.lisp" "(incf (counters-control-frames counters))" "0")
+  ("a stream that we reset is known while its late frames may come"
+   "http2" "resets-are-known-in-any-order"
+   "src/http/http2/reset.lisp" "(if (< (aref resets middle) id)" "(if (< id (aref resets middle))")
+  ("a request that ends within a message is not handled"
+   "server" "request-messages"
+   "src/server/delivery.lisp" "(cond ((wire:wire-call-partial call)" "(cond ((not t)")
+  ("memory for a message grows with its octets, not with the length that it claims"
+   "wire" "claims-cost-nothing"
+   "src/wire/framing.lisp" "(if (<= length (* +foresight+ (+ fill more)))" "(if (<= 0 length)")
+  ("a silent peer is asked, and given up"
+   "wire" "peers-that-are-silent-are-asked"
+   "src/wire/link-keepalive.lisp" "(format nil \"keepalive: no sign of the peer for ~,3F s\""
+   "(error \"keepalive: no sign of the peer for ~,3F s\"")
+  ("a peer that does not take its output is given up"
+   "wire" "output-is-taken-in-time"
+   "src/wire/link-keepalive.lisp"
+   "(cond ((not (loop:connection-blocked-p (link-socket link))) (+ now timeout))"
+   "(cond (t (+ now timeout))")
+  ("a request that ends within a message is not handled"
+   "server" "request-messages"
+   "src/server/delivery.lisp"
+   "((wire:wire-call-partial call)
+"
+   "((null call)
+")
+  ("a member votes once in a term"
+   "raft-example" "what-was-answered-is-on-the-disk"
+   "examples/raft/election.lisp" "(member (node-vote node) (list nil candidate) :test #'equal)" "t")
+  ("a candidate with an older log is not elected"
+   "raft-example" "a-candidate-with-an-older-log-is-not-elected"
+   "examples/raft/election.lisp" "(or (> term own)" "(or t (> term own)")
+  ("a vote is on the disk before it is given"
+   "raft-example" "what-was-answered-is-on-the-disk"
+   "examples/raft/election.lisp"
+   "(sync-journal node)
+                 (vote-response node granted)"
+   "(vote-response node granted)")
+  ("a term outlives a crash"
+   "raft-example" "what-was-answered-is-on-the-disk"
+   "examples/raft/election.lisp" "(set-term node term nil)"
+   "(setf (node-term node) term (node-vote node) nil)")
+  ("a candidate's vote for itself is on the disk before it asks"
+   "raft-example" "a-candidate-votes-for-itself-before-it-asks"
+   "examples/raft/driver.lisp"
+   "(sync-journal node))))
+
+(defun seconds-to-wait"
+   "nil)))
+
+(defun seconds-to-wait")
+  ("entries are on the disk before they are acknowledged"
+   "raft-example" "what-was-answered-is-on-the-disk"
+   "examples/raft/follower.lisp"
+   "(take-entry node entry)) entries)
+               (sync-journal node)"
+   "(take-entry node entry)) entries)")
+  ("a leader forces out what it counts as its own"
+   "raft-example" "a-leader-forces-out-what-it-counts-as-its-own"
+   "examples/raft/node.lisp" "(when (shiftf (node-dirty node) nil)"
+   "(when (and (shiftf (node-dirty node) nil) (not (eq :leader (node-role node))))")
+  ("entries of an old term are not committed by counting"
+   "raft-example" "a-leader-counts-only-entries-of-its-own-term"
+   "examples/raft/replication.lisp" "(when (eql (node-term node) (term-at (node-log node) index))"
+   "(when (plusp index)")
+  ("a majority commits"
+   "raft-example.seeds" "seeds-of-groups"
+   "examples/raft/replication.lisp" "(nth (floor (length numbers) 2) numbers)"
+   "(nth (1- (floor (length numbers) 2)) numbers)")
+  ("the entry before is compared"
+   "raft-example" "a-follower-compares-the-entry-before"
+   "examples/raft/follower.lisp"
+   "(eql (v1:append-entries-request-prev-log-term request)
+             (term-at"
+   "(progn
+             (term-at")
+  ("entries that are there are not truncated"
+   "raft-example" "a-follower-truncates-what-differs-only"
+   "examples/raft/follower.lisp"
+   "(or (<= index (log-base-index log)) (eql term (v1:entry-term entry)))"
+   "(<= index (log-base-index log))")
+  ("a follower commits what it knows to agree"
+   "raft-example" "a-follower-commits-what-it-knows-to-agree"
+   "examples/raft/follower.lisp" "(min last (v1:" "(min (last-index (node-log node)) (v1:")
+  ("a read is confirmed by a majority"
+   "raft-example" "a-read-waits-for-a-majority"
+   "examples/raft/replication.lisp" "(<= (pending-read-round read) round)" "(<= 0 round)")
+  ("a command that comes again is not done again"
+   "raft-example" "a-command-that-comes-again-is-not-done-again"
+   "examples/raft/store.lisp" "(session-sequence session)) (session-result session))"
+   "(session-sequence session)) (change-pair store command))")
+  ("a snapshot has the sessions"
+   "raft-example" "a-command-that-comes-again-is-not-done-again"
+   "examples/raft/store.lisp" "across (pb:contents-sessions contents)" "across #()")
+  ("a snapshot keeps no entries that disagree with it"
+   "raft-example" "a-snapshot-keeps-what-agrees-with-it"
+   "examples/raft/log.lisp" "(rest (and (eql term (term-at log index))"
+   "(rest (and (<= index (last-index log))")
+  ("what a crash has left of a record is cut off"
+   "raft-example" "half-a-record-is-cut-off"
+   "examples/raft/journal.lisp" "(when (< at (length octets))" "(when nil"))
+
+(define-promises "doc/observers.md"
+  ("which are called one after the other"
+   "rpc" "observers-are-joined-in-their-order"
+   "src/rpc/observer.lisp" "(funcall reader first) (funcall reader second))))"
+   "(funcall reader second) (funcall reader first))))"))
+
+(define-promises "doc/transports.md"
+  ("A function with other arguments than its operation is an error at load time"
+   "rpc" "operations-take-what-the-contract-says"
+   "src/rpc/transport.lisp" "(unless (takes-p function (length (contract-row-lambda-list row)))"
+   "(unless function"))
+
+(define-promises "doc/guides/security.md"
+  ("a client verifies the certificate and the name"
+   "os" "tls-verification"
+   "src/os/tls-session.lisp"
+   "(:require (logior +ssl-verify-peer+
+                                                    +ssl-verify-fail-if-no-peer-cert+))"
+   "(:require 0)")
+  ("the log has no metadata"
+   "hpack" "secrets-are-not-printed"
+   "src/http/hpack/header-field.lisp" "(if (secret-field-p field)" "(if (field-sensitive-p field)"))
+
+(define-promises "doc/guides/deployment.md"
+  ("with fewer descriptors the server lowers its number of connections"
+   "abuse" "descriptors-are-derived"
+   "src/server/limits/admission.lisp" "(max 1 (min wanted (- limit open spare)))" "wanted"))
+
+(define-promises "doc/guides/tuning.md"
+  ("failures are logged all the same"
+   "logs" "failures-are-logged-whatever-the-ratio-is"
+   "src/observe/logs/access-log.lisp" ":failures (and failures t)" ":failures nil"))
+
+(define-promises "doc/guides/cookbook.md"
+  ("Without one, calls are repeated only if no server has processed them"
+   "calling" "failures-that-count"
+   "src/rpc/calling/retry-policy.lisp" "(null 0)" "(null 65535)"))
+
+(define-promises "doc/guides/first-service.md"
+  ("A failed test is an error there, so the command exits with another code than 0"
+   "runner" "testing-a-system-signals-failures"
+   "tests/support/programs/suite.lisp" "(when failed (error 'tests-failed :suites failed))" "nil"))
+
+(define-promises "doc/cluster/production.md"
+  ("gRPC health of `clgrpc.cluster.v1.Cluster`: `:serving` while the node is a member"
+   "cluster" "the-later-of-a-name-wins"
+   "cluster/membership/membership-node.lisp" "(if (eq :member state) :serving :not-serving)"
+   ":serving"))
+
+(define-promises "doc/tools/load.md"
+  ("each call has a time at which it is due, independent of earlier calls"
+   "load" "constant-rate"
+   "tools/load/call-schedule.lisp" "(/ (schedule-start schedule) generators)"
+   "(schedule-start schedule)"))
+
+(define-promises "doc/tools/profile.md"
+  ("A sample counts for the innermost frame that belongs to a subsystem"
+   "profile" "a-stack-belongs-to-the-first-that-is-anybody"
+   "tools/profile/area.lisp" "(find-if #'frame-area frames)"
+   "(find-if #'frame-area frames :from-end t)"))
