@@ -56,7 +56,7 @@
 
 (defun lab-status (code)
   "What FAIL takes for CODE, an integer."
-  (if (typep code 'status:unnamed-code) code (grpc:code-status code)))
+  (if (< 16 code) code (grpc:code-status code)))
 
 (defmethod lab-errors-methods:fail ((service web-errors) request &key call)
   (when (lab:fail-request-metadata request)

@@ -214,7 +214,7 @@ EXEMPLAR that of its access log."
     (declare (type function draw))
     ;; who calls within the image is no stranger
     (when (and failures loop) (setf failures (make-failures :loop loop :tell function)))
-    (rpc:make-trusted-observer
+    (rpc:make-observer :trusted t
      :call-ended (lambda (call)
                    (when (or (and (not (quiet-p call)) (funcall draw))
                              (and failures

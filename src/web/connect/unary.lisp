@@ -75,8 +75,8 @@
   (multiple-value-bind (octets end text) ; or nil, a status and a text
       (wire:inflate-message encoding message
                            (if (server:over-http1-p call)
-                               (wire:receive-limit call)
-                               (min (wire:receive-limit call)
+                               (rpc:operate receive-limit call)
+                               (min (rpc:operate receive-limit call)
                                     (* +inflated-times+ (length message)))))
     (cond ((null octets) (rpc:operate abort call end text :local))
           (t (when (may-decode-p call end)
