@@ -402,16 +402,6 @@ SETTINGS come (gRFC A61)."
 
 (declaim (sb-ext:freeze-type wire:wire-parts wire:wire-outlet))
 
-(defun new-client-outlet (call)
-  "The operation NEW-OUTLET."
-  (declare (ignore call))
-  (make-client-outlet))
-
-(defun new-client-parts (call)
-  "The operation NEW-PARTS."
-  (declare (ignore call))
-  (make-client-parts))
-
 (defstruct (client-call (:include wire-call) (:constructor make-client-call) (:copier nil))
   "A call as the client has it. Its stream is that of the attempt that it goes on with, so far; of
 several that are under way the oldest."
@@ -445,21 +435,8 @@ used again with that."
             (and (attempt-call attempt) (rpc:call-path (attempt-call attempt)))
             (attempt-stream attempt))))
 
-(define-hot (call-client-parts :inline t) ((call client-call)) (or null client-parts)
-  "The parts of CALL, or nil."
-  (the (or null client-parts) (rpc:call-parts call)))
-
-(define-hot (ensure-client-parts :inline t) ((call client-call)) client-parts
-  "The parts of CALL, made now if need be. From any thread."
-  (the client-parts (rpc:ensure-parts call)))
-
-(define-hot (call-client-outlet :inline t) ((call client-call)) (or null client-outlet)
-  "What goes out of CALL, or nil."
-  (the (or null client-outlet) (rpc:call-outlet call)))
-
-(define-hot (ensure-client-outlet :inline t) ((call client-call)) client-outlet
-  "What goes out of CALL, made now if need be. From any thread."
-  (the client-outlet (rpc:ensure-outlet call)))
+(rpc:define-own-part parts client client-call "The parts")
+(rpc:define-own-part outlet client client-call "What goes out")
 
 (define-hot (call-replay :inline t) ((call client-call)) (or null replay)
   "What is kept of what CALL has sent, or nil."

@@ -53,7 +53,7 @@
 it has not ended meanwhile."
   (unless (call-status call)
     (cond (error (end-refused call error))
-          (t (setf (rpc:intent-metadata (rpc:ensure-intent call)) metadata)
+          (t (setf (rpc:outgoing-metadata call) metadata)
              (unless (start-internal-call call subchannel request)
                (end-client-call call :resource-exhausted "the connection has no stream"
                                 :ended-by :local :sent nil))))))
@@ -61,16 +61,16 @@ it has not ended meanwhile."
 (defun start-with-credentials (call subchannel request)
   "Start CALL once the channel's call credentials have been asked for it."
   (let ((core (subchannel-core subchannel)))
-    (handler-case (calling:check-credentials-secure core)
+    (handler-case (calling:check-credentials (core-call-credentials core) core)
       (status:rpc-error (error) (end-refused call error))
       (:no-error (&rest values)
         (declare (ignore values))
-        (calling:ask-credentials
-         (core-call-credentials core) (request-for-credentials call) (waiting-runner core)
-         (lambda (metadata error)
-           (loop:post (core-loop core)
-                      (lambda ()
-                        (start-with-metadata call subchannel request metadata error)))))))))
+        (ask-of call (core-call-credentials core)
+                (lambda (metadata error)
+                  (loop:post (core-loop core)
+                             (lambda ()
+                               (start-with-metadata call subchannel request metadata
+                                                    error)))))))))
 
 ;;; Both
 

@@ -21,16 +21,11 @@
 (defmethod channel-secure-p ((channel core))
   (let ((credentials (core-credentials channel)))
     ;; a server that does not prove its name may be anybody
-    (and credentials (loop:tls-credentials-verify credentials))))
+    (values (and credentials (loop:tls-credentials-verify credentials))
+            (core-plaintext-credentials channel))))
 
 (defmethod channel-secure-p ((channel wire-channel))
   (channel-secure-p (channel-core channel)))
-
-(defmethod channel-plaintext-credentials ((channel core))
-  (core-plaintext-credentials channel))
-
-(defmethod channel-plaintext-credentials ((channel wire-channel))
-  (core-plaintext-credentials (channel-core channel)))
 
 (defmethod channel-target ((channel core))
   (core-name channel))
@@ -123,7 +118,7 @@ if CREDENTIALS cannot be used. From any thread."
          (encoding (wire:find-encoding compression))
          (interceptors (rpc:check-interceptors interceptors))
          (call-credentials (and call-credentials
-                                (calling:check-credentials-kind call-credentials)))
+                                (calling:check-credentials call-credentials)))
          (codec (method:codec-of-name (getf arguments :codec)))
          (own-authority (getf arguments :authority))
          (user-agent (and (getf arguments :user-agent)
@@ -169,7 +164,7 @@ if CREDENTIALS cannot be used. From any thread."
                           (when (or interceptors call-credentials)
                             (list :interceptors interceptors
                                   :call-credentials call-credentials)))))
-      (when-dropped channel (lambda () (when (core-open core) (drop-core core))))
+      (when-dropped channel target (lambda () (when (core-open core) (drop-core core) t)))
       channel)))
 
 (defun canonical-target (target)
@@ -181,9 +176,9 @@ if CREDENTIALS cannot be used. From any thread."
 the user says of it, or nil. Then the servers must prove its host. Signal MISUSE as CHECK-AUTHORITY
 does."
   (when own
-    (setf (resolver-own-host resolver) (calling:authority-host (check-authority own))))
+    (setf (resolver-own-host resolver) (authority-host (rpc:check-authority own))))
   (hpack:string-field ":authority"
-                      (check-authority
+                      (rpc:check-authority
                        (or own
                            (and credentials (loop:tls-credentials-server-name credentials))
                            (resolver-authority resolver)))))

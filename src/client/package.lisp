@@ -21,15 +21,13 @@
                   #:call-incoming #:end-call #:notify #:operate #:cancel)
   (:import-from #:clgrpc.calling
                   #:close-channel #:channel-target #:channel-state #:channel-addresses
-                  #:channel-secure-p
-                  #:channel-plaintext-credentials #:ensure-connected #:reset-back-off
+                  #:channel-secure-p #:ensure-connected #:reset-back-off
                   #:wait-for-state-change
                   #:interception #:credentials-metadata #:client-loop #:client-loop-loop
                   #:client-loop-reserve #:acquire-client-loop #:release-client-loop #:drive-for
-                  #:when-dropped #:report-dropped #:end-elsewhere #:check-call-options
-                  #:begin-intent #:begin-values #:check-authority
-                  #:absolute-deadline #:request-generator #:only-request #:fail-or-retry
-                  #:send-requests #:pump-requests #:throttle #:find-retry-policy #:policy-limit
+                  #:absolute-deadline #:begin-values
+                  #:check-call-options #:end-elsewhere #:fail-or-retry #:find-retry-policy
+                  #:request-generator #:send-requests #:throttle #:when-dropped
                   #:parse-pushback
                   #:metadata-pushback #:current-throttle #:count-success
                   #:throttled-p)

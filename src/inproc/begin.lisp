@@ -34,7 +34,7 @@ OWN-THREAD as for WITH-OTHERS-CODE."
   (register call-pair)
   (let ((server (call-pair-server call-pair))
         (source (shiftf (call-pair-source call-pair) nil)))
-    (when source (calling:pump-requests (call-pair-client call-pair) source))
+    (when source (calling:send-requests (call-pair-client call-pair) source :on-loop t))
     (when (rpc:callbacks-p server) (operate schedule server))))
 
 (defun answer (call-pair message)
@@ -116,8 +116,7 @@ loop of its channel."
   (let ((server (callee-server (call-pair-callee call-pair))))
     (if server
         (serving:server-reserve server)
-        (let ((client-loop (ensure-client-loop inproc-core)))
-          (and client-loop (calling:client-loop-reserve client-loop))))))
+        (client-reserve inproc-core))))
 
 (defun begin-on-thread (call-pair inproc-core)
   (flet ((run ()

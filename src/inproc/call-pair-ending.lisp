@@ -27,7 +27,7 @@ call, and the client gets its trailers."
              (server (call-pair-server call-pair))
              (trailers (and answered (rpc:call-trailers server))))
         (when trailers
-          (setf (rpc:ending-trailer-fields (rpc:ensure-ending client))
+          (setf (rpc:trailer-fields client)
                 (metadata-entries trailers)))
         (apply #'rpc:end-call server server-end)
         (apply #'rpc:end-call client client-end)

@@ -190,7 +190,6 @@ pair."
 
 (defun call-pair-stages (call)
   "The operation STAGES."
-  (let ((outcome (rpc:call-outcome call)))
-    (cond (outcome (list :stage (rpc:outcome-stage outcome)))
-          ((call-status call) '())
-          (t (list :stage (rpc:call-stage call))))))
+  (if (eq :ok (call-status call))
+      '()
+      (list :stage (rpc:call-stage call))))

@@ -52,8 +52,8 @@
 (defun checked-request (method request)
   "REQUEST, which is at hand, if METHOD takes it, or all in it."
   (if (eq :client-streaming (rpc-method-kind method))
-      (every (lambda (message) (calling:only-request method message)) request)
-      (calling:only-request method request))
+      (every (lambda (message) (rpc:only-request method message)) request)
+      (rpc:only-request method request))
   request)
 
 (defun requests-at-hand (channel method request on-caller)
@@ -202,18 +202,18 @@ allows."
 (defun plan-for (config inproc-core options arguments)
   "The plan of a channel of INPROC-CORE, which was made with ARGUMENTS, for CONFIG, a method's, or
 nil. OPTIONS say whether calls are tried again."
-  (let ((policy (calling:find-retry-policy config options))
-        (limited (if config (plan-options inproc-core config arguments)
-                     (inproc-core-options inproc-core))))
-    (if (or policy (getf arguments :attempt-interceptors))
-        ;; the channel's observer is told of calls
-        (make-plan :config config :policy policy
-                   :channel (derive-channel inproc-core :options limited :observer nil
-                                                        :client-operations **attempt-operations**)
-                   :outer-channel (derive-channel inproc-core :options limited
-                                                  :callee (relay-callee inproc-core) :name nil
-                                                  :server-operations **relay-operations**))
-        (make-plan :config config :channel (derive-channel inproc-core :options limited)))))
+  (multiple-value-bind (policy limit) (calling:find-retry-policy config options)
+    (let ((limited (if config (plan-options inproc-core config arguments)
+                       (inproc-core-options inproc-core))))
+      (if (or policy (getf arguments :attempt-interceptors))
+          ;; the channel's observer is told of calls
+          (make-plan :config config :policy policy :limit (or limit 1)
+                     :channel (derive-channel inproc-core :options limited :observer nil
+                                                          :client-operations **attempt-operations**)
+                     :outer-channel (derive-channel inproc-core :options limited
+                                                    :callee (relay-callee inproc-core) :name nil
+                                                    :server-operations **relay-operations**))
+          (make-plan :config config :channel (derive-channel inproc-core :options limited))))))
 
 (defun make-outer-channel (inproc-core)
   "A channel for calls on INPROC-CORE whose relays have a caller. Messages pass it as they are,

@@ -11,7 +11,7 @@
                      (loop:with-user-interrupts ()
                        (if message (funcall function message) (funcall function))))))
     (when condition
-      (rpc:abort-with call condition)))
+      (rpc:abort-as call condition)))
   nil)
 
 (define-hot callback-message ((call inproc-call) (reactions rpc:reactions)) t
@@ -25,30 +25,18 @@ missing, the thread that makes room schedules the callbacks again."
            (progn (want-room call) (room-left-p call)))
        (next-message call)))
 
-(define-hot queue-ready ((call-pair call-pair) (inlet rpc:inlet)) null
-  "Put the requests that are ready for the handler of CALL-PAIR before all that is queued, since
-callbacks take messages from the queue."
+(define-hot queue-ready ((call-pair call-pair) (call inproc-call)) null
+  "Put the requests that are ready for CALL, the handler's end of CALL-PAIR, before all that is
+queued, since callbacks take messages from the queue."
   (loop for message in (reverse (shiftf (call-pair-ready call-pair) '()))
-        do (setf (rpc:inlet-received inlet)
-                 (rpc:make-arrival :item message :next (rpc:inlet-received inlet))))
-  nil)
-
-(define-hot queue-mail ((call inproc-call) (inlet rpc:inlet)) null
-  "Put the mail of CALL where callbacks take messages from: behind those that were received."
-  (let ((arrival (rpc:make-arrival :item (shiftf (svref (mail call) +mail+) nil)))
-        (last (loop for arrival = (rpc:inlet-received inlet) then (rpc:arrival-next arrival)
-                    while arrival
-                    unless (rpc:arrival-next arrival) return arrival)))
-    (if last
-        (setf (rpc:arrival-next last) arrival)
-        (setf (rpc:inlet-received inlet) arrival)))
+        do (rpc:put-received call message t))
   nil)
 
 (define-hot run-next-callback ((call inproc-call) (reactions rpc:reactions)) boolean
   "Run the callback of CALL that is due, or return false if none is."
   (let ((call-pair (call-call-pair call)))
     (when (and (call-pair-ready call-pair) (not (rpc:client-p call)))
-      (queue-ready call-pair (rpc:ensure-inlet call))))
+      (queue-ready call-pair call)))
   (let* ((over (or (call-status call) (inproc-call-half-closed call))) ; before looking for messages
          (message (progn (sb-thread:barrier (:read))
                          (callback-message call reactions))))
@@ -59,7 +47,7 @@ callbacks take messages from the queue."
            ;; what has been received is asked of the queue; without a callback for messages, the
            ;; mail is for the thread that receives
            (when (and (rpc:reactions-on-message reactions) (mail-for call))
-             (queue-mail call (rpc:ensure-inlet call)))
+             (rpc:put-received call (shiftf (svref (mail call) +mail+) nil) nil))
            (let ((function (if over
                                (rpc:due-callback call reactions)
                                (and (rpc:reactions-on-writable reactions)
@@ -77,9 +65,7 @@ SCHEDULED is this thread's. Interrupts are off; callbacks run with them if they 
          (loop
            (when message
              (call-back call (the function (rpc:reactions-on-message reactions))
-                        (let ((inlet (rpc:call-inlet call)))
-                          (rpc:filtered (and inlet (rpc:inlet-filter inlet))
-                                        (shiftf message nil)))))
+                        (rpc:filtered call (shiftf message nil))))
            (loop while (run-next-callback call reactions))
            (when (eq t (compare-and-swap (rpc:reactions-scheduled reactions) t nil))
              (setf done t)

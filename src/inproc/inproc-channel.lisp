@@ -61,31 +61,28 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
       (setf (gethash address **callees**) callee))
     (unless (callee-name callee) (setf (callee-name callee) address))))
 
-(defmethod serving:acceptor-address ((callee callee))
-  (callee-name callee))
+(defmethod serving:acceptor-state ((callee callee))
+  (let ((tally (callee-tally callee)))
+    (values (callee-name callee) (plusp (tally-open tally)) (tally-ended tally))))
 
-(defmethod serving:close-acceptor ((callee callee))
+(defun callee-open-call-pairs (callee)
+  (sb-thread:with-mutex ((callee-lock callee))
+    (alexandria:hash-table-keys (callee-call-pairs callee))))
+
+(defun close-callee (callee)
+  "No more calls of CALLEE begin."
   (setf (callee-state callee) :closed)
   (sb-ext:with-locked-hash-table (**callees**)
     (loop for name in (loop for name being the hash-keys of **callees** using (hash-value value)
                             when (eq callee value) collect name)
           do (remhash name **callees**))))
 
-(defmethod serving:acceptor-busy-p ((callee callee))
-  (plusp (tally-open (callee-tally callee))))
-
-(defmethod serving:acceptor-calls ((callee callee))
-  (tally-ended (callee-tally callee)))
-
-(defun callee-open-call-pairs (callee)
-  (sb-thread:with-mutex ((callee-lock callee))
-    (alexandria:hash-table-keys (callee-call-pairs callee))))
-
-(defmethod serving:abandon-acceptor ((callee callee) status text)
-  (setf (callee-ending callee) (list status text)
-        (callee-state callee) :abandoned)
-  (dolist (call-pair (callee-open-call-pairs callee))
-    (end-by-server call-pair status text)))
+(defmethod serving:close-acceptor ((callee callee) &optional status text)
+  (cond (status (setf (callee-ending callee) (list status text)
+                      (callee-state callee) :abandoned)
+                (dolist (call-pair (callee-open-call-pairs callee))
+                  (end-by-server call-pair status text)))
+        (t (close-callee callee))))
 
 ;;; Channels
 

@@ -47,7 +47,7 @@ answer."
   "The operation AWAIT-METADATA of a client."
   (let ((call-pair (call-call-pair call)))
     (when (eq :waiting (call-pair-phase call-pair)) (begin-soon call-pair))
-    (rpc:await-fields call)))
+    (rpc:wait-for-call call #'call-fields)))
 
 ;;; What both do
 
@@ -70,8 +70,7 @@ answer."
 
 (defun reserve-of-future (call)
   "The operation RESERVE-OF-FUTURE."
-  (let ((client-loop (ensure-client-loop (call-inproc-core call))))
-    (and client-loop (calling:client-loop-reserve client-loop))))
+  (client-reserve (call-inproc-core call)))
 
 ;;; The two ends
 

@@ -52,7 +52,7 @@ VALUES."
              (null values)
              (not (observed-p inproc-core callee))
              (<= (protobuf:measure (method:rpc-method-request-type method)
-                                   (calling:only-request method request))
+                                   (rpc:only-request method request))
                  (min (options-max-receive-octets (callee-options callee))
                       (options-max-send-octets (inproc-core-options inproc-core))))
              (not (and (plusp deadline) (<= deadline (inproc-core-now inproc-core)))))
@@ -78,9 +78,9 @@ ROUTE have been long lately, wait first until there is room for another and its 
   "As INPROC-CORE-COPY, for an ANSWER of SIZE octets that is long, or of a ROUTE that has given long
 ones lately."
   (cond ((<= size rpc:+long-octets+)
-         (serving:note-short-answer route)
+         (serving:note-answer route)
          (inproc-core-copy inproc-core answer))
-        (t (serving:note-long-answer route size)
+        (t (serving:note-answer route size)
            (copy-in-room inproc-core call answer size (callee-options callee)))))
 
 (define-hot call-handler-here
@@ -171,7 +171,7 @@ no such callee or route, the call of the call pair has ended with the status tha
   "A call pair whose call has ended with ERROR at its client's end, before anybody else knew of it."
   (let* ((call-pair (idle-call-pair inproc-core nil method deadline #()))
          (client (call-pair-client call-pair)))
-    (setf (rpc:ending-trailer-fields (rpc:ensure-ending client))
+    (setf (rpc:trailer-fields client)
           (metadata-entries (status:rpc-error-trailers error))
           (call-status (call-pair-server call-pair)) :cancelled)
     (rpc:end-call client (status:rpc-error-status error)
@@ -184,8 +184,8 @@ no such callee or route, the call of the call pair has ended with the status tha
   (let ((tally (callee-tally (call-pair-callee call-pair))))
     (count-begun tally)
     (tell-begin call-pair)
-    (destructuring-bind (status text)
-        (rpc:unknown-method-verdict (rpc:call-path (call-pair-client call-pair)))
+    (multiple-value-bind (status text)
+        (rpc:verdict :unknown-method (rpc:call-path (call-pair-client call-pair)))
       (rpc:end-call (call-pair-server call-pair) status :message text :ended-by :local)
       (rpc:end-call (call-pair-client call-pair) status :message text)
       (tell-attempt-ended (call-pair-client call-pair)))
@@ -209,7 +209,7 @@ exit, the call has ended."
       (with-undoing (nil (unless passed (operate leave client)))
         (handler-case
             (setf (call-pair-request call-pair)
-                  (pass client (calling:only-request (rpc:call-rpc-method client) request))
+                  (pass client (rpc:only-request (rpc:call-rpc-method client) request))
                   passed t)
           (status:rpc-error (error)
             ;; one that the server has refused has ended the call; the caller's own limit is his
@@ -221,8 +221,8 @@ exit, the call has ended."
 within the image for its :authority, which is checked all the same."
   (destructuring-bind (&key authority max-send-octets max-receive-octets &allow-other-keys) options
     (when (or authority max-send-octets max-receive-octets)
-      (calling:begin-intent (call-pair-client call-pair) authority max-send-octets
-                            max-receive-octets))))
+      (rpc:begin-intent (call-pair-client call-pair) authority max-send-octets
+                        max-receive-octets))))
 
 (defun invoke-call-pair (channel inproc-core method request deadline fields values async options)
   "INVOKE for all but the plainest calls."

@@ -27,15 +27,13 @@ copy."
 
 (define-hot (sending-limit :inline t) ((call inproc-call)) index
   "How many octets a message that CALL sends may have, as its own end says."
-  (let ((intent (and (rpc:client-p call) (rpc:call-intent call))))
-    (or (and intent (rpc:intent-send-limit intent))
-        (options-max-send-octets (sending-options call)))))
+  (or (and (rpc:client-p call) (values (rpc:own-limits call)))
+      (options-max-send-octets (sending-options call))))
 
 (define-hot (receiving-limit :inline t) ((call inproc-call)) index
   "How many octets a message that CALL sends may have, as the end says that receives it."
-  (let ((intent (and (not (rpc:client-p call)) (rpc:call-intent (other-end call)))))
-    (or (and intent (rpc:intent-receive-limit intent))
-        (options-max-receive-octets (receiving-options call)))))
+  (or (and (not (rpc:client-p call)) (nth-value 1 (rpc:own-limits (other-end call))))
+      (options-max-receive-octets (receiving-options call))))
 
 (define-hot (observers-p :inline t) ((call-pair call-pair)) boolean
   "True if the channel or the server of CALL-PAIR's call has an observer, or its messages are

@@ -72,18 +72,17 @@ empty, tell the sender, if it waits for room."
 
 (define-hot next-message ((call inproc-call)) t
   "The oldest message for CALL, or nil if none is there now."
-  (let ((inlet (rpc:call-inlet call)))
-    (if (and inlet (rpc:inlet-received inlet))
-        (rpc:pop-incoming call)
-        (let ((queued (rpc:call-incoming call)))
-          (sb-thread:barrier (:read))
-          (let ((mail (mail-for call)))
-            (cond (mail
-                   ;; it is in another processor's cache, and so is what was made with it
-                   (prefetch-behind mail +cache-line-octets+)
-                   (setf (svref (mail call) +mail+) nil)
-                   (rpc:filtered (and inlet (rpc:inlet-filter inlet)) mail))
-                  (queued (rpc:pop-incoming call))))))))
+  (if (rpc:call-received call)
+      (rpc:pop-incoming call)
+      (let ((queued (rpc:call-incoming call)))
+        (sb-thread:barrier (:read))
+        (let ((mail (mail-for call)))
+          (cond (mail
+                 ;; it is in another processor's cache, and so is what was made with it
+                 (prefetch-behind mail +cache-line-octets+)
+                 (setf (svref (mail call) +mail+) nil)
+                 (rpc:filtered call mail))
+                (queued (rpc:pop-incoming call)))))))
 
 (define-hot mail-or-queued-p ((call inproc-call)) t
   "True if CALL has a message, or knows that there is no other."

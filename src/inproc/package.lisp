@@ -7,7 +7,9 @@
                     (#:rpc #:clgrpc.rpc) (#:method #:clgrpc.method) (#:calling #:clgrpc.calling)
                     (#:status #:clgrpc.status) (#:serving #:clgrpc.serving)
                     (#:config #:clgrpc.config))
-  (:import-from #:sb-ext #:defglobal #:compare-and-swap #:atomic-incf #:atomic-decf)
+  (:import-from #:sb-ext
+                  #:defglobal #:define-load-time-global #:compare-and-swap #:atomic-incf
+                  #:atomic-decf)
   (:import-from #:clgrpc.method
                   #:*call* #:rpc-method #:rpc-method-kind)
   (:import-from #:clgrpc.rpc

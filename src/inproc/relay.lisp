@@ -1,6 +1,6 @@
 ;;;; Calls within the image under a service config or with interceptors of attempts: the attempts
 ;;;; of a call, and how messages pass between the call and them. What follows an attempt is decided
-;;;; by calling/retry.lisp (gRFC A6) and carried out here.
+;;;; by calling/retry.lisp (gRFC A6), which has it done by **RETRY-OPERATIONS**.
 ;;;;
 ;;;; A channel with either is of a class of its own, so other channels know nothing of all this. For
 ;;;; each method config, and for methods that have none, it has a PLAN with an inner channel, whose
@@ -33,6 +33,7 @@
   "How calls under a method config are made."
   (config nil :type (or null config:method-config) :read-only t) ; which it follows, or nil
   (policy nil :type (or null calling:policy) :read-only t) ; nil if calls are made once
+  (limit 1 :type index :read-only t)    ; how many attempts POLICY allows
   (channel nil :type inproc-channel :read-only t) ; of attempts, or of calls without a relay
   ;; whose calls lead to relays without a caller; nil if none do
   (outer-channel nil :type (or null inproc-channel) :read-only t))
@@ -88,7 +89,7 @@ no more. The other ARGUMENTS are slots."
         (uncharged (and over (not (hedged-p plan)))))
     (apply #'%make-relay
            :kept kept :last (last kept) :over over :uncharged uncharged
-           :retries (new-retries channel plan)
+           :retries (calling:make-retries (plan-policy plan) (plan-limit plan))
            :replay (unless uncharged
                      (make-replay (channel-octet-budget channel)
                                   (options-replay-octets (channel-retry-options channel))))
@@ -97,14 +98,6 @@ no more. The other ARGUMENTS are slots."
 (defun hedged-p (plan)
   "True if attempts of calls that have PLAN run beside each other."
   (typep (plan-policy plan) 'config:hedging-policy))
-
-(defun new-retries (channel plan)
-  "The RETRIES of a call on CHANNEL that has PLAN."
-  (let ((policy (plan-policy plan)))
-    (calling:make-retries policy
-                          (if policy
-                              (calling:policy-limit policy (channel-retry-options channel))
-                              1))))
 
 (defun relay-call-pair (relay) (call-call-pair (relay-call relay)))
 
@@ -199,10 +192,8 @@ know VIEW or nil."
 
 (defun limit-attempt (client attempt)
   "ATTEMPT, of the call whose client's end is CLIENT, has its limits for messages."
-  (let ((intent (rpc:call-intent client)))
-    (when (and intent (or (rpc:intent-send-limit intent) (rpc:intent-receive-limit intent)))
-      (calling:begin-intent attempt nil (rpc:intent-send-limit intent)
-                            (rpc:intent-receive-limit intent)))))
+  (multiple-value-bind (send receive) (rpc:own-limits client)
+    (when (or send receive) (rpc:begin-intent attempt nil send receive))))
 
 (defun begin-attempt (relay number channel)
   "The call pair of the attempt of RELAY that NUMBER others came before, a call on CHANNEL whose
@@ -223,7 +214,7 @@ handler has not begun. If interceptors have it fail it has ended."
                                          method deadline
                                          (attempt-fields relay number view)
                                          (and observer (list 'rpc:attempt-of client))))))
-        (when view (setf (calling:own-view (call-pair-client call-pair)) view))
+        (when view (setf (rpc:own-view (call-pair-client call-pair)) view))
         (limit-attempt client (call-pair-client call-pair))
         (setf (relay-attempt relay) (call-pair-client call-pair))
         (when observer (begin-call-counts call-pair))
@@ -236,54 +227,33 @@ handler has not begun. If interceptors have it fail it has ended."
     (rpc:observe attempt-ended (inproc-observer (relay-client relay))
                  (relay-client relay) (rpc:call-peer attempt) (call-status attempt) 0
                  sent received (elapsed-ns attempt)))
-  (let ((view (calling:take-view attempt)))
-    (when view (calling:close-own-view view attempt (call-status attempt)))))
+  (let ((view (rpc:own-view attempt)))
+    (when view
+      (setf (rpc:own-view attempt) nil)
+      (calling:close-attempt view (call-status attempt) :call attempt))))
 
 ;;; What comes after one
 
 (defun failure-of (attempt)
   "How ATTEMPT, which has ended, has failed."
-  (let ((outcome (rpc:call-outcome attempt)))
-    (calling:make-attempt-failure (call-status attempt)
-                                  (if outcome (rpc:outcome-message outcome) "")
+  (multiple-value-bind (status text) (rpc:final-status attempt)
+    (calling:make-attempt-failure status text
                                   :pushback (calling:metadata-pushback
                                              (rpc:call-trailers attempt)))))
 
-(defun record-failure (relay number failure)
-  "The last attempt of RELAY, which NUMBER others came before, has failed with FAILURE. If there
-might have been others, its user can ask for that later."
+(defun record-failure (relay number)
+  "The last attempt of RELAY, which NUMBER others came before, has failed. If there might have been
+others, its user can ask for that later."
   (when (plan-policy (relay-plan relay))
     (let ((attempt (relay-attempt relay)))
-      (rpc:note-failed-attempt (relay-client relay) number (rpc:call-peer attempt)
-                               (calling:attempt-failure-status failure)
-                               (calling:attempt-failure-message failure)
-                               (/ (- (call-now attempt) (relay-began-ns relay)) 1d9)))))
-
-(defun fail-late (relay number)
-  "The last attempt of RELAY, which NUMBER others came before and whose answer had begun, has
-failed: the throttle counts that."
-  (let ((failure (failure-of (relay-attempt relay))))
-    (record-failure relay number failure)
-    (calling:count-late-failure (relay-retries relay) failure (relay-throttle relay))))
+      (multiple-value-bind (status text) (rpc:final-status attempt)
+        (rpc:note-failed-attempt (relay-client relay) number (rpc:call-peer attempt) status text
+                                 (/ (- (call-now attempt) (relay-began-ns relay)) 1d9))))))
 
 (defun relay-loop (relay)
   "The loop of the timers of RELAY; nil if its channel is closed, and so the call has ended."
   (let ((client-loop (ensure-client-loop (call-inproc-core (relay-call relay)))))
     (and client-loop (calling:client-loop-loop client-loop))))
-
-(defun decide (relay attempt number &key (sendable t))
-  "What follows ATTEMPT, of RELAY's attempts, which NUMBER others came before and which has failed,
-and was looked at last: a decision of calling/retry.lisp. SENDABLE is true if all requests are
-kept."
-  (let ((failure (failure-of (relay-attempt relay))))
-    (record-failure relay number failure)
-    (calling:attempt-failed (relay-retries relay) attempt number failure
-                            (call-now (relay-attempt relay))
-                            ;; at worst two threads that draw at the same time get the same
-                            (lambda () (loop:event-loop-random (relay-loop relay)))
-                            :throttle (relay-throttle relay)
-                            :sendable sendable
-                            :keep (lambda () (and sendable (relay-loop relay) t)))))
 
 ;;; How the call ends
 
@@ -378,34 +348,40 @@ asks for it."
              (begin-elsewhere call-pair)))
     (wake relay)))
 
-(defun carry-out (relay decision argument)
-  "Do for RELAY what DECISION of calling/retry.lisp with ARGUMENT says."
-  (unless (calling:retries-awaited (relay-retries relay)) (setf (relay-timer relay) nil))
-  (ecase decision
-    ((nil))
-    (:await (begin-after relay argument))
-    (:begin (when argument (begin-after relay argument))
-     (begin-next relay))
-    (:fail (end-relay relay nil))))
+(define-load-time-global **retry-operations**
+    (calling:make-retry-operations
+     :retries #'relay-retries :throttle #'relay-throttle
+     :now (lambda (relay) (call-now (relay-call relay)))
+     ;; at worst two threads that draw at the same time get the same
+     :chance (lambda (relay) (loop:event-loop-random (relay-loop relay)))
+     :sendable #'sendable-p
+     :keep (lambda (relay) (and (sendable-p relay) (relay-loop relay) t))
+     :await #'begin-after
+     :cancel (lambda (relay) (setf (relay-timer relay) nil))
+     :begin #'begin-next :resend #'begin-next
+     :fail (lambda (relay failure) (declare (ignore failure)) (end-relay relay nil))))
+
+(defun fail-late (relay number)
+  "The last attempt of RELAY, which NUMBER others came before and whose answer had begun, has
+failed: the throttle counts that."
+  (let ((failure (failure-of (relay-attempt relay))))
+    (record-failure relay number)
+    (calling:tell-failed-late **retry-operations** relay failure)))
 
 (defun begin-first (relay)
   "Begin the first attempt of RELAY."
-  (let ((retries (relay-retries relay)))
-    (setf (relay-begun relay) t)
-    (begin-next relay)
-    (cond ((null (relay-attempts relay)))
-          ((= 1 (calling:retries-limit retries)) (commit relay (first (relay-attempts relay))))
-          (t (multiple-value-call #'carry-out relay
-               (calling:first-begun retries (sendable-p relay)))))))
+  (setf (relay-begun relay) t)
+  (begin-next relay)
+  (cond ((null (relay-attempts relay)))
+        ((= 1 (plan-limit (relay-plan relay))) (commit relay (first (relay-attempts relay))))
+        (t (calling:tell-begun **retry-operations** relay))))
 
 (defun begin-due (relay)
   "Begin the next attempt of RELAY if its time has come."
   (when (and (car (relay-timer relay)) (may-begin-p relay))
     (setf (relay-timer relay) nil)
     (if (relay-begun relay)
-        (multiple-value-call #'carry-out relay
-          (calling:attempt-due (relay-retries relay) (call-now (relay-call relay))
-                               :throttle (relay-throttle relay) :sendable (sendable-p relay)))
+        (calling:tell-due **retry-operations** relay)
         (begin-first relay))))
 
 (defun drop-kept (relay)
@@ -427,7 +403,7 @@ asks for it."
   (drop-kept relay)
   (setf (relay-timer relay) nil
         (relay-committed relay) nil)
-  (dolist (attempt (calling:end-retries (relay-retries relay)))
+  (dolist (attempt (calling:commit (relay-retries relay) nil))
     (end-attempt relay (relayed-attempt-call attempt))))
 
 (defun answered-p (attempt)
@@ -437,10 +413,12 @@ asks for it."
 
 (defun leave-failed (relay attempt)
   "ATTEMPT, of RELAY, which is not committed, has failed: do what is decided to follow."
-  (setf (relay-attempt relay) (relayed-attempt-call attempt))
-  (end-attempt relay (relayed-attempt-call attempt))
-  (multiple-value-call #'carry-out relay
-    (decide relay attempt (relayed-attempt-number attempt) :sendable (sendable-p relay))))
+  (let ((call (relayed-attempt-call attempt))
+        (number (relayed-attempt-number attempt)))
+    (setf (relay-attempt relay) call)
+    (end-attempt relay call)
+    (record-failure relay number)
+    (calling:tell-failed **retry-operations** relay attempt number (failure-of call))))
 
 (defun look-at-attempts (relay)
   "Commit RELAY to the first attempt whose answer has begun, or else leave those that have failed."
@@ -521,7 +499,7 @@ had all, it waits where it is."
 (defun finish (relay attempt)
   "ATTEMPT, which RELAY's call is committed to, is over, and all of its messages passed on."
   (let ((call (relayed-attempt-call attempt)))
-    (calling:end-retries (relay-retries relay))
+    (calling:commit (relay-retries relay) nil)
     (end-attempt relay call)
     (unless (eq :ok (call-status call)) (fail-late relay (relayed-attempt-number attempt)))
     (end-relay relay (call-pair-reply (call-call-pair call)))))

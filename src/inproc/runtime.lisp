@@ -10,12 +10,12 @@ closed."
       (sb-thread:with-mutex ((inproc-core-lock inproc-core))
         (or (inproc-core-client-loop inproc-core)
             (and (inproc-core-open inproc-core)
-                 (let ((client-loop (calling:acquire-timer-loop))
+                 (let ((client-loop (calling:acquire-client-loop :timers))
                        (target (inproc-core-target inproc-core)))
                    ;; channels and calls refer to the inproc core: without any it is dropped
-                   (calling:when-dropped inproc-core (lambda ()
-                                                   (calling:report-dropped target)
-                                                   (calling:release-timer-loop client-loop)))
+                   (calling:when-dropped
+                    inproc-core target
+                    (lambda () (calling:release-client-loop client-loop :timers) t))
                    (setf (inproc-core-client-loop inproc-core) client-loop)))))))
 
 (defun release-inproc-core (inproc-core)
@@ -23,7 +23,7 @@ closed."
   (sb-ext:cancel-finalization inproc-core)
   (let ((client-loop (sb-thread:with-mutex ((inproc-core-lock inproc-core))
                        (shiftf (inproc-core-client-loop inproc-core) nil))))
-    (when client-loop (calling:release-timer-loop client-loop))))
+    (when client-loop (calling:release-client-loop client-loop :timers))))
 
 (defun run-timer (inproc-core timer due-ns)
   "Have TIMER ring at DUE-NS."
@@ -52,10 +52,13 @@ closed."
         (stop-timer (call-inproc-core call) timer))))
   nil)
 
+(defun client-reserve (inproc-core)
+  "The reserve of the client loops, or nil if INPROC-CORE's channel is closed."
+  (let ((client-loop (ensure-client-loop inproc-core)))
+    (and client-loop (calling:client-loop-reserve client-loop))))
+
 (defun run-on-client-reserve (inproc-core function)
   "Call FUNCTION on a thread that may wait."
-  (let ((client-loop (ensure-client-loop inproc-core)))
-    (unless (and client-loop
-                 (loop:run-on-reserve (calling:client-loop-reserve client-loop) function
-                                      :if-busy :insist))
+  (let ((reserve (client-reserve inproc-core)))
+    (unless (and reserve (loop:run-on-reserve reserve function :if-busy :insist))
       (funcall function))))

@@ -52,14 +52,13 @@ and no other message waits before this one."
 (define-hot consume ((call-pair call-pair) (consumer consumer) message) null
   "Call CONSUMER's body with MESSAGE. If the body is left by a non-local exit, the call is over, and
 the handler that sends is unwound."
-  (let ((done nil)
-        (inlet (rpc:call-inlet (call-pair-client call-pair))))
+  (let ((done nil))
     (setf (consumer-inside consumer) t)
     (unwind-protect
          (progn
            (with-consumer-context (consumer)
              (funcall (the function (consumer-function consumer))
-                      (rpc:filtered (and inlet (rpc:inlet-filter inlet)) message)))
+                      (rpc:filtered (call-pair-client call-pair) message)))
            (setf done t))
       (setf (consumer-inside consumer) nil)
       (unless done (leave call-pair))))
@@ -173,12 +172,11 @@ last."
           ((eq :ok (call-status call)) nil)
           ((call-status call) (error (rpc:call-condition call)))
           (t
-           (let ((inlet (rpc:call-inlet call))
-                 (message (if (call-pair-ready call-pair)
+           (let ((message (if (call-pair-ready call-pair)
                               (pop (call-pair-ready call-pair))
                               (next-request call-pair))))
              (if message
-                 (rpc:filtered (and inlet (rpc:inlet-filter inlet)) message)
+                 (rpc:filtered call message)
                  (receive-next call)))))))
 
 (define-hot client-receive ((call inproc-call)) t
@@ -204,4 +202,5 @@ last."
         (begin-here call-pair)
         (setf (call-pair-consumer call-pair) nil)))
     ;; what is queued, and the end
-    (rpc:receive-each call function)))
+    (loop for message = (rpc:receive call)
+          while message do (funcall function message))))

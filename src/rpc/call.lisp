@@ -62,6 +62,25 @@ transports may keep more there, else by MAKE-NAME."
                                `(,(name "MAKE-~A")))))
                  (or (sb-ext:compare-and-swap (,(name "PARTS-~A") parts) nil new) new))))))))
 
+(defmacro define-own-part (part prefix type documentation)
+  "For a transport whose calls, of TYPE, have for PART a structure PREFIX-PART, which includes that,
+define CALL-PREFIX-PART and ENSURE-PREFIX-PART, as CALL-PART and ENSURE-PART, and NEW-PREFIX-PART,
+the operation NEW-PART."
+  (flet ((own (control) (intern (format nil control prefix part)))
+         (shared (control) (intern (format nil control part) '#:clgrpc.rpc)))
+    (let ((structure (own "~A-~A")))
+      `(progn
+         (defun ,(own "NEW-~A-~A") (call)
+           ,(format nil "The operation NEW-~A." part)
+           (declare (ignore call))
+           (,(own "MAKE-~A-~A")))
+         (define-hot (,(own "CALL-~A-~A") :inline t) ((call ,type)) (or null ,structure)
+           ,(format nil "~A of CALL, or nil." documentation)
+           (the (or null ,structure) (,(shared "CALL-~A") call)))
+         (define-hot (,(own "ENSURE-~A-~A") :inline t) ((call ,type)) ,structure
+           ,(format nil "~A of CALL, made now if need be. From any thread." documentation)
+           (the ,structure (,(shared "ENSURE-~A") call)))))))
+
 (define-hot ensure-parts ((call call)) parts
   "The PARTS of CALL, made now if there are none. From any thread."
   (or (call-parts call)
@@ -75,9 +94,64 @@ transports may keep more there, else by MAKE-NAME."
 (define-part intent () "What CALL's user has asked for")
 
 (define-hot (outgoing-metadata :inline t) ((call call)) list
-  "The metadata that CALL's user wants to be sent with the headers, an alist."
+  "The metadata that CALL's user wants to be sent with the headers, an alist. SETFable."
   (let ((intent (call-intent call)))
     (if intent (intent-metadata intent) '())))
+
+(defun (setf outgoing-metadata) (metadata call)
+  (setf (intent-metadata (ensure-intent call)) metadata))
+
+(defun wait-for-ready (call)
+  "Whether CALL outlasts failures to connect, as its user says: true, nil, or :unset. SETFable."
+  (let ((intent (call-intent call)))
+    (if intent (intent-wait-for-ready intent) :unset)))
+
+(defun (setf wait-for-ready) (value call)
+  (setf (intent-wait-for-ready (ensure-intent call)) value))
+
+(defun own-view (call)
+  "What interceptors of attempts know of CALL's own attempt, a client's, while it runs; nil if there
+are none. SETFable."
+  (let ((intent (call-intent call)))
+    (and intent (intent-attempt intent))))
+
+(defun (setf own-view) (view call)
+  (setf (intent-attempt (ensure-intent call)) view))
+
+(define-hot (own-authority :inline t) ((call call)) (or null string)
+  "The :authority of CALL's requests that its user has given, or nil."
+  (let ((intent (call-intent call)))
+    (and intent (intent-authority intent))))
+
+(define-hot (own-limits :inline t) ((call call)) (values (or null index) (or null index))
+  "How many octets a message that CALL sends, and one that it receives, may have, as CALL's user
+says; each nil for what the channel says."
+  (let ((intent (call-intent call)))
+    (if intent
+        (values (intent-send-limit intent) (intent-receive-limit intent))
+        (values nil nil))))
+
+(defun check-authority (authority)
+  "Return AUTHORITY, which is to be the :authority of calls. Signal MISUSE if it has characters that
+it cannot have (RFC 3986)."
+  (unless (and (stringp authority)
+               (plusp (length authority))
+               (every (lambda (character) (char< #\Space character #\Rubout)) authority))
+    (misuse "~S cannot be the :authority of calls, which is ASCII without spaces; a name in ~
+             another alphabet has a form in it, xn--…" authority))
+  authority)
+
+(defun begin-intent (call authority max-send-octets max-receive-octets)
+  "Note what the stub of CALL, a new one, was told: the :authority of its requests, and how many
+octets a request and a response may have, each nil for what the channel says."
+  (flet ((limit (name value)
+           (unless (typep value '(or null (integer 0 2147483647)))
+             (misuse "~S is a number of octets up to 2147483647, not ~S." name value))
+           value))
+    (let ((intent (ensure-intent call)))
+      (setf (intent-authority intent) (and authority (check-authority authority))
+            (intent-send-limit intent) (limit :max-send-octets max-send-octets)
+            (intent-receive-limit intent) (limit :max-receive-octets max-receive-octets)))))
 
 (define-hot (call-incoming :inline t) ((call call)) (or null arrival)
   "The messages that the receiving thread has not taken yet, newest first."
@@ -125,6 +199,10 @@ codec. Signal MISUSE if it has none."
   (if (protobuf:message-of-type-p message type)
       message
       (convert-message method type message)))
+
+(define-hot (only-request :inline t) ((method rpc-method) request) t
+  "REQUEST, if METHOD takes it."
+  (check-message method (rpc-method-request-type method) request))
 
 (define-hot (incoming-type :inline t) ((call call)) protobuf:message-type
   "The type of the messages that CALL receives."
@@ -251,6 +329,19 @@ returned last. LEAVE-P is called at each ring as well; once it is true, this ret
     (sb-ext:atomic-incf (inlet-queued-octets (ensure-inlet call)) total)
     (make-arrival :item item :size total)))
 
+(define-hot (add-to-arrival :inline t) ((arrival arrival) (octets octets) (start index) (end index))
+    boolean
+  "Put the short message in OCTETS behind those in ARRIVAL, whose item is octets, and return true;
+return false if there is no room."
+  (let ((item (arrival-item arrival))
+        (at (arrival-end arrival))
+        (size (- end start)))
+    (declare (type octets item))
+    (when (<= (+ at 4 size) (length item))
+      (setf (u32be item at) size
+            (arrival-end arrival) (copy-octets octets start end item (+ 4 at)))
+      t)))
+
 (define-hot push-arrival ((call call) (arrival arrival)) null
   "Queue ARRIVAL, of CHARGED-ARRIVAL. On CALL's loop."
   (loop with inlet = (ensure-inlet call)
@@ -294,9 +385,28 @@ thread."
     (operate taken call (uncharge inlet (arrival-size arrival))))
   nil)
 
-(define-hot (filtered :inline t) ((filter (or null function)) message) t
+(define-hot (through :inline t) ((filter (or null function)) message) t
   "What FILTER, given to FILTER-MESSAGES or nil, makes of MESSAGE."
   (if filter (funcall filter message) message))
+
+(define-hot (filtered :inline t) ((call call) message) t
+  "What the filter of incoming messages of CALL, if there is one, makes of MESSAGE."
+  (let ((inlet (call-inlet call)))
+    (through (and inlet (inlet-filter inlet)) message)))
+
+(define-hot put-received ((call call) message (first boolean)) null
+  "Put MESSAGE, which is not charged, to those that the receiving thread has taken out of CALL's
+queue: before all of them if FIRST is true, else behind. Only by that thread."
+  (let* ((inlet (ensure-inlet call))
+         (received (inlet-received inlet))
+         (arrival (make-arrival :item message)))
+    (cond ((or first (null received))
+           (setf (arrival-next arrival) received
+                 (inlet-received inlet) arrival))
+          (t (loop while (arrival-next received)
+                   do (setf received (arrival-next received)))
+             (setf (arrival-next received) arrival))))
+  nil)
 
 (define-hot pop-incoming ((call call)) t
   "Take the oldest message of CALL's queue and return it; nil if the queue is empty. If its octets
@@ -311,9 +421,9 @@ are not a message, signal an RPC-ERROR, which ends CALL as well. Only by the rec
                  (declare (type index start end))
                  (setf (arrival-at arrival) end)
                  (when (= end (arrival-end arrival)) (leave-arrival call inlet arrival))
-                 (filtered (inlet-filter inlet) (operate decode call item start end))))
+                 (through (inlet-filter inlet) (operate decode call item start end))))
               (t (leave-arrival call inlet arrival)
-                 (filtered (inlet-filter inlet) (operate decode call item 0 0))))))))
+                 (through (inlet-filter inlet) (operate decode call item 0 0))))))))
 
 (defun receivable-p (call)
   "True if CALL has a message that waits, or its peer has ended its side."
@@ -345,6 +455,32 @@ ended already."
   "The OUTCOME of CALL, or nil if it runs or ended with a mere :ok."
   (let ((ending (call-ending call)))
     (and ending (ending-outcome ending))))
+
+(defun whole-status (call ending)
+  "See FINAL-STATUS; ENDING is CALL's."
+  (let ((outcome (ending-outcome ending)))
+    (values (call-status call)
+            (if outcome (outcome-message outcome) "")
+            (and outcome (outcome-details outcome))
+            (ending-trailers ending))))
+
+(define-hot (final-status :inline t) ((call call))
+    (values symbol string (or null octets) list)
+  "How CALL has ended: its status, the text of that, details (octets of grpc-status-details-bin or
+nil), and the trailers that a handler's sends, an alist."
+  (let ((ending (call-ending call)))
+    (if ending
+        (whole-status call ending)
+        (values (call-status call) "" nil '()))))
+
+(defun trailer-fields (call)
+  "The trailing metadata that has come for CALL, a client's, in the form of the transport. SETFable
+before CALL ends."
+  (let ((ending (call-ending call)))
+    (if ending (ending-trailer-fields ending) #())))
+
+(defun (setf trailer-fields) (fields call)
+  (setf (ending-trailer-fields (ensure-ending call)) fields))
 
 (defun note-failed-attempt (call number peer status message seconds)
   "An attempt of CALL, a client's, has failed with STATUS and MESSAGE; NUMBER others came before it.
@@ -390,17 +526,20 @@ trailers it will send. SETFable in a handler. From any thread."
 ;;; What a transport knows of its calls
 
 (defun call-stage (call)
-  "The stage that CALL, which has not ended, is at: one of the keywords of CALL-STAGES, or nil if it
-is not known. On its loop."
-  (operate stage call))
+  "The stage that CALL is at, or was at when it ended: one of the keywords of CALL-STAGES, or nil if
+it is not known. On its loop."
+  (let ((outcome (call-outcome call)))
+    (if outcome (outcome-stage outcome) (operate stage call))))
 
 (defun call-last-error (call)
   "What has gone wrong with what CALL waits for, as text, or nil. On its loop."
   (operate last-error call))
 
 (defun call-unsent-octets (call)
-  "How many octets that CALL's user has sent the peer has not taken. On its loop."
-  (operate unsent-octets call))
+  "How many octets that CALL's user has sent the peer has not taken, or had not when CALL ended. On
+its loop."
+  (let ((outcome (call-outcome call)))
+    (if outcome (outcome-unsent outcome) (operate unsent-octets call))))
 
 (defun call-peer (call)
   "The address of CALL's peer as a string, \"127.0.0.1:50051\", or nil before there is one. From any

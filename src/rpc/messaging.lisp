@@ -9,7 +9,7 @@
 method sends."
   (let* ((outlet (call-outlet call))
          (method (call-rpc-method call))
-         (message (filtered (and outlet (outlet-filter outlet)) message)))
+         (message (through (and outlet (outlet-filter outlet)) message)))
     (if method
         (check-message method (outgoing-type call) message)
         message)))

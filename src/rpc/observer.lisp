@@ -147,7 +147,13 @@ error), :subchannel-failed (reason) and :weights-updated (weights stale fallback
 :refused (option peer), of servers. PEER is an address, a string or nil. The functions are called on
 the loop or, for calls within the image, on the thread that makes or handles the call. They must not
 wait; an error in one goes to the log. Signal MISUSE for any other name, and for a value that is
-neither a function nor nil. From any thread."
+neither a function nor nil. With :trusted t the functions signal no errors, and nothing looks for
+any. From any thread."
+  (when (getf functions :trusted)
+    (return-from make-observer
+      (apply #'%make-observer (loop for (name function) on functions by #'cddr
+                                    unless (eq :trusted name)
+                                      collect name and collect function))))
   (apply #'%make-observer
          (loop for (name function) on functions by #'cddr
                for row = (find name *observations* :key #'observation-name :test #'string=)
@@ -160,10 +166,6 @@ neither a function nor nil. From any thread."
                collect (and function
                             (funcall (observer-name "GUARD-~A" (observation-name row))
                                      function)))))
-
-(defun make-trusted-observer (&rest functions)
-  "As MAKE-OBSERVER, of FUNCTIONS that are ours: they signal no errors, and nothing looks for any."
-  (apply #'%make-observer functions))
 
 (defun join-observers (first second)
   "An observer that tells FIRST, then SECOND; each is one or nil, as is the value."

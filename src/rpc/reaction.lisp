@@ -2,10 +2,6 @@
 
 (in-package #:clgrpc.rpc)
 
-(defun abort-with (call condition)
-  "End CALL as CONDITION, an RPC-ERROR of its user's code, says. On its loop."
-  (operate abort call (rpc-error-status condition) (rpc-error-message condition) :local))
-
 (define-hot (room-p :inline t) ((call call)) boolean
   "True while less than the send budget of CALL is unsent."
   (plusp (the fixnum (operate room call))))

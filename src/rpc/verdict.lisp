@@ -30,6 +30,7 @@
   (:channel-closed :cancelled "the channel was closed")
   (:server-stopping :unavailable "the server is stopping")
   ;; a request or a response that is none
+  (:unknown-method :unimplemented "unknown service or method ~A")
   (:no-request :unimplemented "no request message")
   (:second-request :unimplemented "more than one request message")
   (:unfinished-request :internal "the request ends within a message")
@@ -66,17 +67,25 @@
 
 (defun verdict (name &rest arguments)
   "The status and the text of the verdict NAME, a keyword. ARGUMENTS are those of its text, a format
-control."
+control. A stranger may have written a string among them, so 200 characters of it are shown."
   (let ((row (or (find name (the simple-vector **verdicts**) :key #'verdict-row-name)
                  (misuse "~S is no verdict." name))))
     (values (verdict-row-status row)
             (if arguments
-                (apply #'format nil (verdict-row-text row) arguments)
+                (apply #'format nil (verdict-row-text row)
+                       (loop for argument in arguments
+                             collect (if (stringp argument)
+                                         (printable-text argument :limit 200)
+                                         argument)))
                 (verdict-row-text row)))))
 
-(defun abort-as (call name &rest arguments)
-  "End CALL from this side at once, as the verdict NAME with ARGUMENTS says. On its loop."
-  (multiple-value-bind (status text) (apply #'verdict name arguments)
+(defun abort-as (call reason &rest arguments)
+  "End CALL from this side at once: as the verdict REASON, a name, with ARGUMENTS says, or as
+REASON, an RPC-ERROR of its user's code, does. On its loop."
+  (multiple-value-bind (status text)
+      (if (typep reason 'rpc-error)
+          (values (rpc-error-status reason) (rpc-error-message reason))
+          (apply #'verdict reason arguments))
     (operate abort call status text :local)))
 
 (defun verdict-error (name arguments &rest initargs)
@@ -84,12 +93,6 @@ control."
 INITARGS as for MAKE-RPC-ERROR."
   (multiple-value-bind (status text) (apply #'verdict name arguments)
     (apply #'make-rpc-error status :message text :ended-by :local initargs)))
-
-(defun unknown-method-verdict (path)
-  "The status and the text, a list, of a call of PATH, which no service has. A stranger may have
-written that, so 200 characters of it are shown."
-  (list :unimplemented
-        (concatenate 'string "unknown service or method " (printable-text path :limit 200))))
 
 ;;; Rules
 

@@ -29,7 +29,7 @@ false: then POST-REPLY is to be called with the baton lent. On the loop."
                                 (bad-answer-condition call message error))))))
              (case outcome
                ((t) (unless (zerop (route-long-octets (the server-route (server-call-route call))))
-                      (note-short-answer (server-call-route call)))
+                      (note-answer (server-call-route call)))
                     (server-finish call :ok "" nil '()) t)
                ((nil) nil)
                (t (finish-with-condition call outcome) t))))))
@@ -119,5 +119,5 @@ done so by its deadline, tell the log whose it is."
   (wire:post-in-turn call 1
                      (lambda ()
                        (unless (or (call-status call) (wire:marked-p call :headers))
-                         (setf (rpc:intent-metadata (rpc:ensure-intent call)) metadata)
+                         (setf (rpc:outgoing-metadata call) metadata)
                          (wire:ensure-headers call)))))

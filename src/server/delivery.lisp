@@ -23,10 +23,10 @@ take four times the memory of its octets, besides the messages inside it."
     (declare (ignore kept) (type fixnum inside))
     (let ((memory (+ inside (* 4 (- end start)))))
       (declare (type index memory))
-      (cond ((status:failure-p message) (rpc:abort-with call message))
+      (cond ((status:failure-p message) (rpc:abort-as call message))
             ((or (<= memory +free-octets+)
                  (null (server-call-stream call))
-                 (wire:charge-call call memory))
+                 (wire:hold call memory t))
              (setf (server-call-request call) message)))))
   nil)
 

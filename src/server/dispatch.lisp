@@ -90,7 +90,8 @@ method whose messages are raw, or in a codec of its own, has no other."
           ((request-rejection request))
           ((null (request-route request)))
           ((null (route-method (request-route request)))
-           (setf (request-rejection request) (rpc:unknown-method-verdict (list-target list))))
+           (setf (request-rejection request) (multiple-value-list
+                                             (rpc:verdict :unknown-method (list-target list)))))
           ((not (wire:sound-metadata-p (request-fields request)))
            (setf (request-rejection request)
                  '(:internal
@@ -104,11 +105,7 @@ method whose messages are raw, or in a codec of its own, has no other."
   "Metadata that is no longer counts with the call's stream.")
 (define-hot read-fields ((request request) (list hpack:field-list) (link server-link)) null
   "Note in REQUEST its metadata, which is in LIST, and what its call on LINK is charged with."
-  (let* ((last (server-link-last-fields link))
-         (fields (wire:list-custom-fields list last))
-         (octets (if (eq fields last)
-                     (server-link-last-octets link)
-                     (wire:keep-fields link fields))))
+  (multiple-value-bind (fields octets) (wire:link-fields link list)
     (setf (request-fields request) fields
           (request-charge request) (if (<= octets +free-metadata-octets+) 0 octets)))
   nil)
@@ -189,16 +186,14 @@ and return it. A plain request is not a call, and not counted with those."
   "Charge LINK with what the header list of CALL takes, CHARGE. Return false if that is too much:
 CALL has been ended."
   (or (zerop charge)
-      (wire:charge-call call charge)
+      (wire:hold call charge t)
       (progn (complain server-loop :max-held-octets (link-peer-name link))
              nil)))
 
 (define-hot (tell-of-call :inline t)
-            ((call server-call) (server-loop server-loop) (stream http2:stream)
-             (list hpack:field-list))
+            ((call server-call) (server-loop server-loop) (list hpack:field-list))
     null
-  "Tell the observer of SERVER-LOOP of CALL on STREAM, which has begun with the header LIST."
-  (when (server-loop-observer server-loop) (wire:count-from-none stream))
+  "Tell the observer of SERVER-LOOP of CALL, which has begun with the header LIST."
   (rpc:observe call-begun (server-loop-observer server-loop) call)
   (rpc:observe request-begun (server-loop-observer server-loop) call (list-authority list))
   (rpc:observe headers-received (server-loop-observer server-loop) call)
@@ -210,7 +205,7 @@ CALL has been ended."
   "Begin the call of gRPC's on STREAM of LINK with the header LIST, which REQUEST has read."
   (let* ((route (request-route request))
          (call (begin-server-call stream link server-loop request route)))
-    (tell-of-call call server-loop stream list)
+    (tell-of-call call server-loop list)
     (cond ((request-rejection request)
            (destructuring-bind (status text) (request-rejection request)
              (server-finish call status text nil '())))
@@ -232,7 +227,7 @@ CALL has been ended."
          (route (exchange:http-request-route plain))
          (call (begin-server-call stream link server-loop request route)))
     (join-exchange call plain)
-    (tell-of-call call server-loop stream list)
+    (tell-of-call call server-loop list)
     (unless (or (refuse-call-p server-loop link call)
                 (not (room-for-call-p server-loop link call (list-octets list))))
       (wire:start-deadline call))))
@@ -255,7 +250,7 @@ the claim."
                                                    (server-loop-options server-loop)
                                                    (claim-http-method claim) claim)
                    claim)
-    (tell-of-call call server-loop stream list)
+    (tell-of-call call server-loop list)
     (cond ((rejected-at-once-p claim) (reject-claimed call claim))
           ((claim-rejection claim))
           ((refuse-call-p server-loop link call))

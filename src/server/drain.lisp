@@ -23,7 +23,7 @@ things first.")
   "Let no more calls begin on LINK, and end LINK with its last call. On its loop."
   (let ((dialect (server-link-dialect link)))
     (if dialect
-        (funcall (wire:dialect-drain dialect) link)
+        (funcall (server-dialect-drain dialect) link)
         (drain-http2 link))))
 
 (defun drain-http2 (link)

@@ -26,7 +26,7 @@ EXCHANGE:HTTP-VERSION-OF."
       (let ((call (exchange-call request))) (operate abort call status text :local)))))
 
 (define-load-time-global **http1**
-    (wire:make-dialect
+    (make-server-dialect
      :octets (lambda (link) (exchange:http1-connection-octets (server-link-http1 link)))
      :drain (lambda (link) (exchange:drain-http1 (server-link-http1 link)))
      :abandon #'abandon-exchange))
@@ -76,8 +76,10 @@ EXCHANGE:HTTP-VERSION-OF."
 (defun mute-p (link)
   "True if the peer of LINK has said nothing yet, and what it will say may be something else than
 HTTP/2."
-  (and (wire:link-silent-p link)
-       (eq :more (http-version-of link (make-octets 0) 0 0))))
+  (let ((socket (server-link-socket link)))
+    (not (or (loop:connection-unread-p socket)
+             (loop:byte-channel-handshaking-p (loop:connection-byte-channel socket))
+             (not (eq :more (http-version-of link (make-octets 0) 0 0)))))))
 
 (defun opening-due (link)
   "The peer of LINK has not shown in time what it speaks. So that is taken to be HTTP/2, which tells
@@ -88,7 +90,7 @@ they have asked they take for the answer."
         (t (settle link :http2))))
 
 (define-load-time-global **opening**
-    (wire:make-dialect
+    (make-server-dialect
      :octets (constantly 0)
      :drain (lambda (link) (settle link :http2) (drain-link link))
      :abandon (lambda (link status text) (declare (ignore status text)) (settle link :http2))))

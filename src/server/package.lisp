@@ -17,29 +17,28 @@
                   #:with-user-code #:operate #:answers-once-p)
   (:import-from #:clgrpc.serving
                   #:server #:server-services #:server-options #:server-interceptors
-                  #:server-observer #:server-reserve #:server-acceptors #:server-lock
-                  #:server-emptied #:acceptor-address #:close-acceptor #:acceptor-busy-p
-                  #:abandon-acceptor #:acceptor-calls #:note-emptied #:answer-of
+                  #:server-observer #:server-reserve #:server-acceptors
+                  #:await-emptied #:acceptor-state #:close-acceptor #:note-emptied #:answer-of
                   #:bad-answer-condition #:sendable-end #:route
-                  #:note-long-answer #:note-short-answer #:execution-of #:make-routes
+                  #:note-answer #:execution-of #:make-routes
                   #:route-table #:route-table-server #:route-table-epoch #:find-unknown-route
                   #:route-table-routes)
   (:import-from #:clgrpc.wire
                 #:link #:wire-call #:wire-call-loop)
   (:export
-   #:wire-server #:start-server #:stop-server #:server-address #:server-addresses
-   #:server-statistics #:server-running-p #:server-service-names #:note-server-started
-   #:note-server-stopping #:call-before-stop #:min-ping-seconds #:server-credentials
+   #:call-before-stop #:min-ping-seconds #:note-server-started #:note-server-stopping
+   #:server-address #:server-addresses #:server-credentials #:server-running-p
+   #:server-service-names #:server-statistics #:start-server #:stop-server #:wire-server
    ;; for channelz
-   #:**servers** #:server-channel-trace #:server-loops #:server-sockets
-   #:server-loop-tally #:server-loop-links #:server-loop-loop
+   #:server-channel-trace #:server-loop-links #:server-loop-loop #:server-loop-tally
+   #:server-loops #:server-sockets #:**servers**
    ;; protocol.lisp, and what protocols beside gRPC need
-   #:make-protocol #:register-protocol #:protocol-names #:manner #:make-manner #:claim
-   #:claim-incoming #:take-query-octets
-   #:server-call #:call-claim #:call-notes #:call-protocol #:call-http-request #:server-origins
-   #:server-call-request #:server-call-undecoded #:keep-request #:unended-p #:route-method
-   #:server-finish #:finish-with-condition #:note-answering #:deliver-to-stream
-   #:half-close-stream #:handler-began-ns #:status-http-status #:**request-operations**
-   #:write-trailers-later #:note-served #:header-list-limit #:over-http1-p #:server-call-born-ns
+   #:call-claim #:call-http-request #:call-notes #:call-protocol #:claim #:claim-incoming
+   #:deliver-to-stream #:finish-with-condition #:half-close-stream #:handler-began-ns
+   #:header-list-limit #:keep-request #:make-manner #:make-protocol #:manner #:note-answering
+   #:note-served #:over-http1-p #:protocol-names #:register-protocol #:**request-operations**
+   #:route-method #:server-call #:server-call-born-ns #:server-call-request
+   #:server-call-undecoded #:server-finish #:server-origins #:status-http-status
+   #:take-query-octets #:unended-p #:write-trailers-later
    ;; connection-report.lisp
    #:report-connections #:server-speaks-tls-p))

@@ -89,4 +89,4 @@ On the loop."
 
 (defun server-note-long-message (call octets)
   "The operation NOTE-LONG-MESSAGE."
-  (note-long-answer (server-call-route call) octets))
+  (note-answer (server-call-route call) octets))

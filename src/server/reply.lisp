@@ -101,26 +101,22 @@ compression and grpc-status; they take fewer, without registered compressions an
 (defun write-outcome-code (status details encoder buffer)
   "Write the number of STATUS, which is one without a keyword if DETAILS, octets or nil, say so."
   (let ((code (status:sent-code status details)))
-    (if (typep code 'status:unnamed-code)
+    (if (< 16 code)                     ; without a keyword
         (hpack:encode-field encoder buffer
                             (hpack:string-field "grpc-status" (format nil "~D" code)) :plain)
         (write-status-code status encoder buffer))))
 
 (define-hot write-status ((call server-call) (encoder hpack:encoder) (buffer buffer)) null
-  (let* ((ending (rpc:call-ending call))
-         (outcome (and ending (rpc:ending-outcome ending)))
-         (trailers (and ending (rpc:ending-trailers ending))))
-    (if (or outcome trailers)
-        (write-whole-status call outcome trailers encoder buffer)
-        (write-status-code (call-status call) encoder buffer))
-    nil))
+  (multiple-value-bind (status text details trailers) (rpc:final-status call)
+    (if (or trailers details (plusp (length text)))
+        (write-whole-status call text details trailers encoder buffer)
+        (write-status-code status encoder buffer)))
+  nil)
 
-(defun write-whole-status (call outcome trailers encoder buffer)
-  "Write the status of CALL, and OUTCOME's message, its details and TRAILERS as far as there is
-room. A long message is cut; details or trailers that do not fit are left out."
+(defun write-whole-status (call text details trailers encoder buffer)
+  "Write the status of CALL, and its TEXT, DETAILS and TRAILERS as far as there is room. A long text
+is cut; details or trailers that do not fit are left out."
   (let* ((status (call-status call))
-         (text (if outcome (rpc:outcome-message outcome) ""))
-         (details (and outcome (rpc:outcome-details outcome)))
          (left (max 0 (- (header-list-limit call) (constant-octets call))))
          (kept (min left +kept-text-octets+ (length text)))
          (left-out '()))
@@ -204,11 +200,8 @@ it."
     ;; a server that stops ends what would not end by itself
     (exchange:write-end request (and (member status '(:ok :unavailable)) t)
                         (lambda ()
-                          (let ((outcome (rpc:call-outcome call)))
-                            (exchange:check-answer (status-http-status status) '()
-                                                   (if outcome
-                                                       (rpc:outcome-message outcome)
-                                                       "")))))))
+                          (exchange:check-answer (status-http-status status) '()
+                                                 (nth-value 1 (rpc:final-status call)))))))
 
 ;;; The end of a call
 

@@ -28,7 +28,10 @@
    (channel-trace :initarg :channel-trace :reader server-channel-trace)
    (sockets :initform '() :accessor server-sockets) ; an alist from number to listener
    (farewells :initform '() :accessor server-farewells) ; functions of CALL-BEFORE-STOP; the lock's
-   (watcher :initform nil :accessor server-watcher) ; the function that WATCH-SERVICES has
+   ;; of the routes, the state and the farewells
+   (routes-lock :initform (sb-thread:make-mutex :name "clgrpc server routes")
+                :reader server-routes-lock)
+   (watcher :initform nil :accessor server-watcher) ; ends what WATCH-SERVICES began
    ;; :starting, :serving, :draining or :stopped
    (state :initform :starting :accessor server-state))
   (:documentation "A server over the network, which is a server within the image besides."))
@@ -39,6 +42,12 @@
   server-loops "The server loops of SERVER, one for each of its loops."
   server-channel-trace "The number of SERVER, and what has happened to it."
   server-sockets "An alist from the numbers of what SERVER listens on to its listeners.")
+
+(defstruct (server-dialect (:include wire:dialect) (:copier nil))
+  "What a connection does that does not speak HTTP/2, or not yet."
+  (drain nil :type function :read-only t)) ; (link): end when nothing is under way
+
+(declaim (sb-ext:freeze-type wire:dialect))
 
 (defstruct (server-link (:include link) (:constructor make-server-link (loop options owner))
                         (:copier nil))

@@ -26,7 +26,7 @@
   "The addresses SERVER listens on, a list of strings such as \"HOST:PORT\" or \"unix:PATH\", each
 fit for a client. From any thread."
   (append (mapcar #'loop:listener-address (server-listeners server))
-          (remove nil (mapcar #'acceptor-address (server-acceptors server)))))
+          (remove nil (mapcar #'acceptor-state (server-acceptors server)))))
 
 (defun server-address (server)
   "The first address SERVER listens on, a string as SERVER-ADDRESSES has them. From any thread."
@@ -41,7 +41,8 @@ fit for a client. From any thread."
 :connections open now. The counts are read while they change. From any thread."
   (let ((server-loops (server-loops server)))
     (list :calls (+ (reduce #'+ server-loops :key #'server-loop-calls)
-                    (reduce #'+ (server-acceptors server) :key #'acceptor-calls))
+                    (loop for acceptor in (server-acceptors server)
+                          sum (nth-value 2 (acceptor-state acceptor))))
           :turns (reduce #'+ server-loops
                          :key (lambda (server-loop)
                                 (loop:event-loop-turns (server-loop-loop server-loop))))
@@ -183,7 +184,7 @@ From any thread."
       (dolist (server-loop (server-loops server))
               (loop:launch-event-loop (server-loop-loop server-loop)))
       (loop:end-before-save server (lambda (server) (stop-server server :drain 0)))
-      (method:watch-services (setf (server-watcher server) (lambda () (renew-routes server))))
+      (setf (server-watcher server) (method:watch-services (lambda () (renew-routes server))))
       (dolist (address addresses)
         (let ((scheme (loop:find-scheme address)))
           (if (and scheme (loop:scheme-listen scheme))
@@ -236,7 +237,7 @@ From any thread."
   "Make SERVER's routes again: a service has been defined again, perhaps one of SERVER's, with other
 methods than before."
   (handler-case
-      (sb-thread:with-mutex ((server-lock server))
+      (sb-thread:with-mutex ((server-routes-lock server))
         (let ((table (make-routes server (server-services server) (server-execution server)
                                   #'new-server-route
                                   :interceptors (server-interceptors server)
@@ -341,7 +342,7 @@ thread with the seconds that running calls will have. FUNCTION should remove SER
 and load balancers, and may block for a part of these seconds. It returns nil, or a function to be
 called when SERVER has stopped. An error in either goes to the log. Signal MISUSE if SERVER does not
 run. From any thread."
-  (sb-thread:with-mutex ((server-lock server))
+  (sb-thread:with-mutex ((server-routes-lock server))
     (unless (member (server-state server) '(:starting :serving))
       (misuse "~A does not run." server))
     (push function (server-farewells server)))
@@ -349,7 +350,7 @@ run. From any thread."
 
 (defun say-farewells (server drain)
   "Call what is to be called before SERVER stops. Return what is to be called after."
-  (loop for function in (sb-thread:with-mutex ((server-lock server))
+  (loop for function in (sb-thread:with-mutex ((server-routes-lock server))
                           (shiftf (server-farewells server) '()))
         for after = (values (loop:guarding (:server-stop-error :server server)
                               (funcall function drain)))
@@ -375,7 +376,7 @@ servers, with a DRAIN of 0. Not from a handler of SERVER."
     (when (eq before :stopped)
       (setf (server-state server) :stopped)
       (return-from end-server t))
-    (method:forget-watcher (server-watcher server))
+    (when (server-watcher server) (funcall (server-watcher server)))
     (note-server-event server "draining")
     (log-event :info :server-draining :addresses (server-addresses server) :seconds drain)
     (mapc #'loop:close-listener (server-listeners server))
@@ -386,7 +387,7 @@ servers, with a DRAIN of 0. Not from a handler of SERVER."
   (let ((emptied (wait-for-links server drain)))
     (unless emptied
       (dolist (acceptor (server-acceptors server))
-        (multiple-value-call #'abandon-acceptor acceptor (rpc:verdict :server-stopping)))
+        (multiple-value-call #'close-acceptor acceptor (rpc:verdict :server-stopping)))
       (call-on-loops server #'abandon-links)
       (wait-for-links server 1))
     (when emptied (wait-for-peers server (min drain +peer-seconds+)))
@@ -426,15 +427,16 @@ longer than a loop that works would need."
 (defun wait-for-peers (server seconds)
   "Wait, SECONDS at most, until the peers of SERVER, which has no link any more, have closed their
 side. To close a connection before that might destroy answers that are on their way."
-  (loop:await-until (server-emptied server) (server-lock server) (loop:notice-end seconds)
-                    (lambda ()
-                      (loop for server-loop in (server-loops server)
-                            always
-                            (zerop (loop:event-loop-connections (server-loop-loop server-loop)))))))
+  (await-emptied server seconds
+                 (lambda ()
+                   (loop for server-loop in (server-loops server)
+                         always
+                         (zerop (loop:event-loop-connections (server-loop-loop server-loop)))))))
 
 (defun wait-for-links (server seconds)
   "Wait until SERVER has no link, SECONDS at most; return true if it has none."
-  (loop:await-until (server-emptied server) (server-lock server) (loop:notice-end seconds)
-                    (lambda ()
-                      (and (every #'zerop (mapcar #'server-loop-link-count (server-loops server)))
-                           (notany #'acceptor-busy-p (server-acceptors server))))))
+  (await-emptied server seconds
+                 (lambda ()
+                   (and (every #'zerop (mapcar #'server-loop-link-count (server-loops server)))
+                        (loop for acceptor in (server-acceptors server)
+                              never (nth-value 1 (acceptor-state acceptor)))))))

@@ -11,13 +11,8 @@
 (defun call-end (call)
   "How CALL, which has ended, did: its status, a text, details, octets of a google.rpc.Status or
 nil, and trailers, an alist."
-  (let* ((ending (rpc:call-ending call))
-         (outcome (and ending (rpc:ending-outcome ending))))
-    (values (call-status call)
-            (if outcome (rpc:outcome-message outcome) "")
-            (and outcome (rpc:outcome-details outcome))
-            (append (notes-late (call-web-notes call))
-                    (if ending (rpc:ending-trailers ending) '())))))
+  (multiple-value-bind (status text details trailers) (rpc:final-status call)
+    (values status text details (append (notes-late (call-web-notes call)) trailers))))
 
 (defun call-end-in-head (call)
   "As CALL-END, of a call whose trailers go into the head of its answer: they are returned as

@@ -26,7 +26,7 @@
                              ((wire:marked-p call :headers)
                               (setf (notes-late (call-web-notes call)) metadata))
                              (t
-                              (setf (rpc:intent-metadata (rpc:ensure-intent call)) metadata)
+                              (setf (rpc:outgoing-metadata call) metadata)
                               (unless (rpc:answers-once-p call) (wire:ensure-headers call)))))))
 
 (defun write-web-head (call)

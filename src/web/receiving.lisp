@@ -36,7 +36,7 @@
 (defun refuse-body (call size)
   "End CALL, whose bare body has SIZE octets or more."
   (setf (notes-too-long (call-web-notes call)) t)
-  (rpc:abort-as call :too-long-received size (wire:receive-limit call)))
+  (rpc:abort-as call :too-long-received size (rpc:operate receive-limit call)))
 
 (defun collect-body (call octets start end)
   "Keep OCTETS from START to END, a part of the bare body of CALL."
@@ -44,7 +44,7 @@
          (body (notes-body notes))
          (fill (notes-fill notes))
          (need (+ fill (- end start)))
-         (limit (wire:receive-limit call)))
+         (limit (rpc:operate receive-limit call)))
     (cond ((< limit need) (refuse-body call need))
           ((<= need (length body))
            (setf (notes-fill notes) (copy-octets octets start end body fill)))
@@ -75,7 +75,7 @@
     null
   "The RECEIVE of styles whose requests have one message that is the body."
   (if (and last (zerop (notes-fill (call-web-notes call))))
-      (if (<= (- end start) (the index (wire:receive-limit call)))
+      (if (<= (- end start) (the index (rpc:operate receive-limit call)))
           (deliver-body call octets start end)
           (refuse-body call (- end start)))
       (collect-body call octets start end))
@@ -181,7 +181,7 @@ take. Signal a PROTOBUF-ERROR if they are none."
              (declare (type fixnum inside))
              (let ((memory (+ inside (* 4 size))))
                (declare (type index memory))
-               (cond ((status:failure-p message) (rpc:abort-with call message))
+               (cond ((status:failure-p message) (rpc:abort-as call message))
                      ((or (<= memory +free-octets+) (wire:hold call memory))
                       (setf (server:server-call-request call) message))))))))
   nil)

@@ -35,7 +35,7 @@ baton is lost; then nothing of the loop may be touched."
                (loop:call-user (wire-call-loop call) #'run call))
            (setf abandoned nil)
            (cond ((eq baton :lost) (resume-callbacks call condition) nil)
-                 (t (when condition (abort-with call condition))
+                 (t (when condition (abort-as call condition))
                     t)))
       (when abandoned                   ; its thread is ended by force
         (resume-callbacks call (verdict-error :callback-left '()))))))
@@ -46,7 +46,7 @@ loop any more: have the loop go on with CALL."
   (operate callback-returned call)
   (loop:post (wire-call-loop call)
              (lambda ()
-               (when condition (abort-with call condition))
+               (when condition (abort-as call condition))
                (setf (reactions-scheduled (call-reactions call)) nil)
                (wire-schedule call))))
 

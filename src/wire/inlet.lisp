@@ -18,7 +18,7 @@ long as its message, each further one about twice as long as the one before."
          (full (wire-inlet-arriving inlet))
          (length (if full
                      (max need +shortest-batch+
-                          (min +parcel-octets+ (* 2 (length (the octets (arrival-item full))))))
+                          (min +parcel-octets+ (* 2 (- (arrival-size full) +arrival-octets+))))
                      need))
          (new (charged-arrival call (make-octets length) length)))
     (if full
@@ -31,16 +31,9 @@ long as its message, each further one about twice as long as the one before."
   "Add the short message in OCTETS to CALL's batch, which is queued once the read has been worked
 through."
   (let* ((inlet (call-wire-inlet call))
-         (batch (and inlet (wire-inlet-arriving inlet)))
-         (size (- end start))
-         (need (+ 4 size)))
-    (unless (and batch (<= (+ (arrival-end batch) need) (length (the octets (arrival-item batch)))))
-      (setf batch (open-batch call need)))
-    (let ((item (arrival-item batch))
-          (at (arrival-end batch)))
-      (declare (type octets item))
-      (setf (u32be item at) size
-            (arrival-end batch) (copy-octets octets start end item (+ 4 at)))))
+         (batch (and inlet (wire-inlet-arriving inlet))))
+    (unless (and batch (add-to-arrival batch octets start end))
+      (add-to-arrival (open-batch call (+ 4 (- end start))) octets start end)))
   nil)
 
 (define-hot seal-inlet ((call wire-call) (inlet wire-inlet)) null
@@ -294,7 +287,7 @@ the message has kept OCTETS. If they are no message, signal an RPC-ERROR, which 
 
 (defun end-undecodable (call condition)
   "Signal CONDITION, an RPC-ERROR about a message of CALL, and have it end CALL."
-  (wire-post call (lambda () (abort-with call condition)))
+  (wire-post call (lambda () (abort-as call condition)))
   (error condition))
 
 (defconstant +free-times+ 8

@@ -40,13 +40,6 @@ them.")
 
 ;;; Each check does what is due at NOW. It returns the time of its next look, or NIL for none.
 
-(defun link-silent-p (link)
-  "True if nothing has come on LINK that its handler has not taken, and no TLS handshake is under
-way."
-  (let ((socket (link-socket link)))
-    (not (or (loop:connection-unread-p socket)
-             (loop:byte-channel-handshaking-p (loop:connection-byte-channel socket))))))
-
 (defun advance-core (link now)
   "Let the core see to its own time-outs."
   (http2:advance-time (link-http2 link) now))

@@ -2,7 +2,7 @@
 ;;;; peer's, its server's and the process's; or, at a client, of its channel's.
 ;;;;
 ;;;; - Charged where it begins and taken off where it ends: header lists of calls, messages that are
-;;;;   not whole, requests that wait for a handler (HOLD, CHARGE-CALL); messages that nobody has
+;;;;   not whole, requests that wait for a handler (HOLD); messages that nobody has
 ;;;;   taken, answers on their way to the loop (CHARGE-LINK).
 ;;;; - Measured when the link is read and flushed, and when more DATA is queued: tables and caches,
 ;;;;   open streams, queued DATA, header blocks that are not whole, what a dialect keeps
@@ -95,16 +95,13 @@ collection that copies as much stops all threads for about an eighth of a second
     (cond (verdict (abort-as call verdict) nil)
           (t t))))
 
-(define-hot hold ((call wire-call) (count index)) boolean
-  "Charge COUNT octets that CALL keeps to its link. False if that is too much: CALL has been ended.
-On the loop."
-  (incf (wire-inlet-held (ensure-wire-inlet call)) count)
-  (charge-own (link-account (the link (wire-call-link call))) count)
-  (permit call))
-
-(define-hot charge-call ((call wire-call) (count index)) boolean
-  "As HOLD, of COUNT octets that CALL, a server's with a stream, keeps until its stream is closed."
-  (incf (http2:stream-charge (the http2:stream (wire-call-stream call))) count)
+(define-hot hold ((call wire-call) (count index) &optional (until-closed boolean nil)) boolean
+  "Charge COUNT octets that CALL keeps to its link, with UNTIL-CLOSED for as long as its stream is
+open, which it then has; else until they are delivered. False if that is too much: CALL has been
+ended. On the loop."
+  (if until-closed
+      (incf (http2:stream-charge (the http2:stream (wire-call-stream call))) count)
+      (incf (wire-inlet-held (ensure-wire-inlet call)) count))
   (charge-own (link-account (the link (wire-call-link call))) count)
   (permit call))
 
@@ -178,14 +175,19 @@ stream is charged with."
 (defconstant +shared-octets+ 4096
   "Metadata that is longer is not kept for the next call.")
 
-(define-hot keep-fields ((link link) (fields simple-vector)) index
-  "FIELDS are the metadata of a call of LINK, and others than LINK keeps. Unless they are long, keep
-them for the next call, which may have the same. Return how many octets of memory they take."
-  (let* ((octets (hpack:fields-octets fields))
-         (short (<= octets +shared-octets+)))
-    (setf (link-last-fields link) (if short fields #())
-          (link-last-octets link) (if short octets 0))
-    octets))
+(define-hot (link-fields :inline t) ((link link) (list hpack:field-list))
+    (values simple-vector index)
+  "The metadata in LIST, the headers of a call that have come on LINK, and how many octets of memory
+it takes. Unless it is long, it is kept for the next call, which may have the same."
+  (let* ((last (link-last-fields link))
+         (fields (list-custom-fields list last)))
+    (if (eq fields last)
+        (values fields (link-last-octets link))
+        (let* ((octets (hpack:fields-octets fields))
+               (short (<= octets +shared-octets+)))
+          (setf (link-last-fields link) (if short fields #())
+                (link-last-octets link) (if short octets 0))
+          (values fields octets)))))
 
 ;;; What is measured
 

@@ -7,12 +7,9 @@
 
 (defstruct (dialect (:copier nil))
   "What a link does that has no core of HTTP/2: not yet, or since it speaks something else. All
-functions run on its loop."
+functions run on its loop. A server includes this."
   (octets nil :type function :read-only t) ; (link): how much memory it keeps, about
-  (drain nil :type function :read-only t) ; (link): end when nothing is under way
   (abandon nil :type function :read-only t)) ; (link status text): end what is under way
-
-(declaim (sb-ext:freeze-type dialect))
 
 (defmethod print-object ((dialect dialect) stream)
   (print-unreadable-object (dialect stream :type t :identity t)))

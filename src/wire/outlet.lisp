@@ -15,7 +15,7 @@ On its loop."
   (unless (marked-p call :headers)
     ;; the handler of a stream may have run for long before it sends; for a single answer, REPLY-NOW
     ;; does this
-    (unless (or (null (call-rpc-method call)) (sends-one-p call))
+    (unless (or (null (call-rpc-method call)) (answers-once-p call))
       (loop:note-time (wire-call-loop call)))
     (mark-call call :headers)
     (operate write-head call)
@@ -28,7 +28,7 @@ On its loop."
 (defun refuse-size (call size)
   "Signal that a message of SIZE is too long for CALL. If it is a call's only request, which has not
 begun and never will, the error is not the call's: a caller that asked it for metadata would wait."
-  (let ((begun (not (and (client-p call) (sends-one-p call)))))
+  (let ((begun (not (and (client-p call) (takes-one-p call)))))
     (error (verdict-error :too-long-to-send (list size (send-limit call))
                           :call (and begun call)
                           :sent (and begun (wire-call-stream call) t)))))
@@ -225,7 +225,7 @@ are none the loop may send something of CALL without overtaking them."
 (defun post-charged (call size function)
   "Post FUNCTION, which sends something of SIZE octets, at least 1, to CALL's loop, also from that.
 Until it is called CALL is charged with SIZE, so nothing overtakes it."
-  (let ((outlet (ensure-outlet call)))
+  (let ((outlet (ensure-wire-outlet call)))
     (sb-sys:without-interrupts          ; what is charged is posted
       (sb-ext:atomic-incf (wire-outlet-unsent-octets outlet) size)
       (loop:post (wire-call-loop call)

@@ -6,47 +6,42 @@
                     (#:http2 #:clgrpc.http2) (#:protobuf #:clgrpc.protobuf))
   (:import-from #:sb-ext #:defglobal #:define-load-time-global)
   (:import-from #:clgrpc.status
-                  #:binary-name-p #:deadline #:deadline-in #:earlier-deadline #:make-rpc-error)
+                  #:deadline #:deadline-in #:earlier-deadline #:make-rpc-error)
   (:import-from #:clgrpc.method
                   #:rpc-method-kind)
   (:import-from #:clgrpc.rpc
-                  #:observer #:observe #:parts #:call-intent #:call-parts #:ensure-parts #:inlet
-                  #:call-inlet #:intent-receive-limit #:intent-send-limit
-                  #:ensure-inlet #:inlet-queued-octets #:outlet #:call-outlet #:call-path
-                  #:ensure-outlet #:reactions #:call-reactions #:ensure-reactions
-                  #:reactions-on-message #:reactions-due #:reactions-scheduled #:reactions-timers
-                  #:+arrival-octets+ #:+long-octets+ #:abort-as #:abort-with #:arrival
-                  #:arrival-end #:arrival-item #:arrival-size #:call #:call-condition
-                  #:call-deadline
-                  #:call-outcome #:call-peer #:call-rpc-method #:call-stage
-                  #:call-status #:call-unsent-octets #:call-with-room #:callbacks-p
-                  #:charged-arrival #:check-compression #:client-p #:define-shared-operations
-                  #:compressed-octets #:due-callback #:encoding #:encoding-field #:encoding-name
-                  #:encoding-names #:encoding-of-name #:encoding-text #:encoding-open-p
-                  #:encodings #:expand-octets #:incoming-type
-                  #:may-send-p #:message-due-p #:notify #:operate #:outcome #:outcome-stage
-                  #:overdue-p
-                  #:outcome-unsent #:outgoing #:outgoing-type #:pop-incoming #:push-arrival
-                  #:push-incoming #:refuse-to-wait #:room-p #:sends-one-p #:uncharge #:verdict-error
+                  #:abort-as #:add-to-arrival #:answers-once-p #:arrival #:+arrival-octets+
+                  #:arrival-size #:call #:call-condition #:call-deadline
+                  #:call-inlet #:call-path #:call-peer
+                  #:call-reactions #:call-rpc-method #:call-stage #:call-status
+                  #:call-unsent-octets #:call-with-room #:callbacks-p #:charged-arrival
+                  #:check-compression #:client-p #:compressed-octets #:define-own-part
+                  #:define-shared-operations #:due-callback #:encoding #:encoding-field
+                  #:encoding-name #:encoding-names #:encoding-of-name #:encoding-open-p
+                  #:encoding-text #:encodings #:ensure-reactions #:expand-octets #:incoming-type
+                  #:inlet #:inlet-queued-octets #:+long-octets+ #:may-send-p #:message-due-p
+                  #:notify #:observe #:observer #:operate #:outgoing #:outgoing-type #:outlet
+                  #:overdue-p #:own-limits #:parts #:pop-incoming #:push-arrival #:push-incoming
+                  #:reactions #:reactions-due #:reactions-on-message #:reactions-scheduled
+                  #:reactions-timers #:refuse-to-wait #:room-p #:takes-one-p #:uncharge #:verdict-error
                   #:wait-for-call #:with-user-code)
   (:export
-   #:**wire-operations** #:+parcel-octets+ #:+prefix-octets+ #:accepted-encodings #:begin-on-link
-   #:begin-sending #:charge-call #:close-link #:count-from-none #:decode-status-message
-   #:decode-packed #:deliver-alone #:deliver-streamed #:dialect-drain
-   #:encode-encodings #:encode-message #:encode-metadata #:encode-status-message #:encode-text
-   #:encode-unless-short #:encoded-length #:encoded-octets #:encoding #:encodings-octets #:end-link
-   #:end-undecodable #:endpoint #:ensure-headers #:error-code-status #:find-encoding #:give-window
-   #:half-close-streamed #:hold #:http-status-status #:incoming-encoding #:inflate-message
-   #:inflation-outcome-p #:keep-fields #:keep-octets #:limit-silence #:link #:link-account
-   #:link-event #:describe-link #:link-peer #:link-security #:link-silent-p #:link-sink
-   #:list-custom-fields #:list-stages #:make-dialect #:mark-call #:mark-ns #:marked-p
-   #:measure-link #:metadata-octets #:make-decompression-budget #:budget-used-p
-   #:note-sent #:open-link
-   #:outgoing-encoding #:packed #:parcel #:parcel-taken #:parse-encoding #:parse-incoming
-   #:post-in-turn #:posted-octets #:pressed-p #:queue-full-p #:queue-incoming #:quoted-octets
-   #:read-enough-p #:receive-data #:receive-limit #:receive-messages #:release-call #:seal-arrivals
-   #:seal-batch #:send-in-room #:send-limit #:sending-begun-p #:shorten-deadline #:sound-metadata-p
-   #:speak-http2 #:start-deadline #:status-number #:stop-timers #:stuck-p #:tell-writable
-   #:to-keep-p #:total-held-limit #:uncompressed #:reset-marks #:unparsable-condition
-   #:wake-callbacks #:wire-call #:wire-call-loop #:wire-call-options #:wire-call-partial
-   #:wire-outlet #:wire-parts #:wire-taken #:write-encoded #:write-message))
+   #:accepted-encodings #:begin-on-link #:begin-sending #:budget-used-p #:close-link
+   #:decode-packed #:deliver-alone
+   #:deliver-streamed #:describe-link #:dialect #:encode-encodings #:encode-message
+   #:encode-metadata #:encode-status-message #:encode-text #:encode-unless-short #:encoded-length
+   #:encoded-octets #:encoding #:encodings-octets #:end-link #:end-undecodable #:endpoint
+   #:ensure-headers #:error-code-status #:find-encoding #:give-window #:half-close-streamed #:hold
+   #:http-status-status #:incoming-encoding #:inflate-message #:inflation-outcome-p #:keep-octets
+   #:limit-silence #:link #:link-account #:link-event #:link-fields #:link-peer #:link-security
+   #:link-sink #:list-stages
+   #:make-decompression-budget #:mark-call #:mark-ns #:marked-p #:measure-link #:metadata-octets
+   #:note-sent #:open-link #:outgoing-encoding #:packed #:parcel #:+parcel-octets+ #:parcel-taken
+   #:parse-encoding #:parse-incoming #:post-in-turn #:posted-octets #:+prefix-octets+ #:pressed-p
+   #:queue-full-p #:queue-incoming #:quoted-octets #:read-enough-p #:receive-data
+   #:receive-messages #:release-call #:reset-marks #:seal-arrivals #:seal-batch #:send-in-room
+   #:sending-begun-p #:shorten-deadline #:sound-metadata-p #:speak-http2 #:start-deadline
+   #:stop-timers #:stuck-p #:tell-writable #:to-keep-p #:total-held-limit #:trailers-status
+   #:uncompressed #:unparsable-condition #:wake-callbacks #:wire-call #:wire-call-loop
+   #:wire-call-options #:wire-call-partial #:**wire-operations** #:wire-outlet #:wire-parts
+   #:wire-taken #:write-encoded #:write-message))

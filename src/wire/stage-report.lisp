@@ -18,7 +18,7 @@
 ;;; The plist
 
 (defun messages-sent (call)
-  (if (sends-one-p call)
+  (if (if (client-p call) (takes-one-p call) (answers-once-p call))
       (if (if (client-p call)
               (marked-p call :headers)
               (eq :ok (call-status call)))
@@ -44,17 +44,16 @@
 nanoseconds, that returns its stages so far, a list of (stage . ns), oldest first. CONNECTS is how
 often it was attempted to connect while CALL waited for that."
   (declare (type function spans))
-  (let* ((outcome (call-outcome call))
-         (status (call-status call))
+  (let* ((status (call-status call))
          (born (wire-call-born-ns call))
          (total (cond ((mark-ns call :end))
                       ((zerop born) 0)  ; its loop has not begun it yet
                       (t (max 0 (- (operate now call) born)))))
-         (unsent (if outcome (outcome-unsent outcome) (call-unsent-octets call))))
+         (unsent (call-unsent-octets call)))
     (append
      (list :total (ns-seconds total))
      (unless (eq :ok status)
-       (list :stage (if outcome (outcome-stage outcome) (call-stage call))))
+       (list :stage (call-stage call)))
      (loop for (stage . ns) in (funcall spans call total)
            when (>= ns +shortest-told-ns+)
              append (list stage (ns-seconds ns)))

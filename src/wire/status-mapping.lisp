@@ -115,3 +115,18 @@ are, octets that are not UTF-8 become U+FFFD."
            (and (< position (length octets)) (digit-char-p (code-char (aref octets position)) 16))))
     (let ((high (digit at)) (low (digit (1+ at))))
       (and high low (+ (* 16 high) low)))))
+
+;;; Trailers
+
+(defun trailers-status (list)
+  "What the trailers LIST say: the number of the status, or nil if there is none; its text, and the
+octets of its details, each nil if there is none; and the metadata."
+  (let ((status (hpack:find-field list "grpc-status"))
+        (message (hpack:find-field list "grpc-message"))
+        (details (hpack:find-field list "grpc-status-details-bin")))
+    (values (and status (status-number (hpack:field-value-string status)))
+            (and message (decode-status-message (hpack:field-value message)))
+            (and details
+                 (handler-case (decode-base64 (hpack:field-value-string details))
+                   (invalid-base64 () nil)))
+            (list-custom-fields list #()))))

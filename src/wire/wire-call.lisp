@@ -43,28 +43,20 @@
   (let ((limits (endpoint-limits (wire-call-endpoint call))))
     (if limits
         (values (funcall limits call))
-        (let ((intent (call-intent call)))
-          (or (and intent (intent-send-limit intent))
-              (options-max-send-octets (wire-call-options call)))))))
+        (or (values (own-limits call))
+            (options-max-send-octets (wire-call-options call))))))
 
 (define-hot (receive-limit :inline t) ((call wire-call)) index
   "The largest message that CALL may receive."
   (let ((limits (endpoint-limits (wire-call-endpoint call))))
     (if limits
         (nth-value 1 (funcall limits call))
-        (let ((intent (call-intent call)))
-          (or (and intent (intent-receive-limit intent))
-              (options-max-receive-octets (wire-call-options call)))))))
+        (or (nth-value 1 (own-limits call))
+            (options-max-receive-octets (wire-call-options call))))))
 
 (define-hot (call-observer :inline t) ((call wire-call)) (or null observer)
   "The operation OBSERVER: the observer of CALL's channel or server, or nil."
   (endpoint-observer (wire-call-endpoint call)))
-
-(define-hot (count-from-none :inline t) ((stream http2:stream)) null
-  "STREAM begins for a call that has an observer: its messages are counted from now on."
-  (setf (http2:stream-tally-out stream) 0
-        (http2:stream-tally-in stream) 0)
-  nil)
 
 (define-hot (tell-sent :inline t) ((call wire-call) (stream (or null http2:stream)) (size index)
                                    (plain (or null index)))

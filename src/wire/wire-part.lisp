@@ -26,37 +26,9 @@
 
 (declaim (sb-ext:freeze-type inlet))
 
-(defun new-wire-parts (call)
-  "The operation NEW-PARTS."
-  (declare (ignore call))
-  (make-wire-parts))
-
-(defun new-wire-inlet (call)
-  "The operation NEW-INLET."
-  (declare (ignore call))
-  (make-wire-inlet))
-
-(defun new-wire-outlet (call)
-  "The operation NEW-OUTLET."
-  (declare (ignore call))
-  (make-wire-outlet))
-
-(defmacro define-wire-part (part documentation)
-  "Define CALL-WIRE-PART and ENSURE-WIRE-PART: as CALL-PART and ENSURE-PART, for calls on the wire,
-whose parts are all WIRE-PARTs."
-  (flet ((name (control) (intern (format nil control part) '#:clgrpc.wire)))
-    `(progn
-       (define-hot (,(name "CALL-WIRE-~A") :inline t) ((call call)) (or null ,(name "WIRE-~A"))
-         ,(format nil "~A of CALL, one on the wire, or nil." documentation)
-         (the (or null ,(name "WIRE-~A")) (,(name "CALL-~A") call)))
-       (define-hot (,(name "ENSURE-WIRE-~A") :inline t) ((call call)) ,(name "WIRE-~A")
-         ,(format nil "~A of CALL, one on the wire, made now if need be. From any thread."
-                  documentation)
-         (the ,(name "WIRE-~A") (,(name "ENSURE-~A") call))))))
-
-(define-wire-part parts "The parts")
-(define-wire-part inlet "The inlet")
-(define-wire-part outlet "The outlet")
+(define-own-part parts wire call "The parts")
+(define-own-part inlet wire call "What comes in")
+(define-own-part outlet wire call "What goes out")
 
 (define-hot (call-replay :inline t) ((call call)) (or null replay)
   "What is kept of what CALL has sent, or nil."

@@ -118,7 +118,7 @@ their channel, or nil."
          (exemplar (console-exemplar console)))
     (flet ((describe-call (call)
              (loop:guarding (:observer-error) (logs:call-plist call target exemplar))))
-      (rpc:make-trusted-observer
+      (rpc:make-observer :trusted t
        :call-ended
        (if loop
            (lambda (call)

@@ -296,14 +296,10 @@ behind the last."
 (declaim (ftype (function (hpack:field-list) (values (integer 0 16) string)) status-of-trailers))
 (defun status-of-trailers (list)
   "The code and the message that the trailers LIST say."
-  (let* ((field (hpack:find-field list "grpc-status"))
-         (message (hpack:find-field list "grpc-message"))
-         (code (and field (wire:status-number (hpack:field-value-string field)))))
+  (multiple-value-bind (code text) (wire:trailers-status list)
     (cond ((null code) (values +code-unknown+ "the response has no valid grpc-status"))
           ((not (<= 0 code 16)) (values +code-unknown+ (format nil "grpc-status ~D" code)))
-          (t (values code (if message
-                              (wire:decode-status-message (hpack:field-value message))
-                              ""))))))
+          (t (values code (or text ""))))))
 
 (define-hot end-with-trailers ((load-call load-call) (list hpack:field-list)) null
   "The response of LOAD-CALL ends with LIST."

@@ -123,7 +123,7 @@ each after its length as a varint."
 (defun metadata-field (name value)
   "The header field of metadata NAME; the VALUE of a name that ends in -bin, octets or text, travels
 in base64."
-  (hpack:string-field name (if (status:binary-name-p name)
+  (hpack:string-field name (if (alexandria:ends-with-subseq "-bin" name)
                                (string-right-trim "=" (encode-base64 (binary-value value)))
                                value)))
 
@@ -142,7 +142,9 @@ values of these."
              for text = (if (consp value)
                             (format nil "~{~A~}" (remove-if-not #'stringp value))
                             value)
-             collect (cons name (if (status:binary-name-p name) (binary-value text) text))))
+             collect (cons name (if (alexandria:ends-with-subseq "-bin" name)
+                                    (binary-value text)
+                                    text))))
     (misuse (error) (fail-template "~A" (string-right-trim "." (princ-to-string error))))))
 
 (defun compile-metadata (metadata &key (templates t))

@@ -57,7 +57,7 @@ cancelled."))
 
 (defun lab-status (code)
   "The status for FAIL that CODE, an integer, means."
-  (if (typep code 'status:unnamed-code) code (grpc:code-status code)))
+  (if (< 16 code) code (grpc:code-status code)))
 
 (defmethod lab-errors-methods:fail ((service web-errors) request &key call)
   (when (lab:fail-request-metadata request)

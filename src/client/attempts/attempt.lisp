@@ -1,6 +1,6 @@
 ;;;; Attempts of a call, the first and those that follow it or run beside it: how one begins on a
 ;;;; stream, is answered or fails, and is over. What follows from that is decided by
-;;;; calling/retry.lisp and carried out here.
+;;;; calling/retry.lisp, which has it done by **RETRY-OPERATIONS**.
 ;;;;
 ;;;; 1. SUBMIT finds a stream, or has the call wait for one (core.lisp). The attempt that it begins
 ;;;;    is the user of the stream. The call goes on with the oldest attempt under way: the stream of
@@ -18,19 +18,19 @@
 (in-package #:clgrpc.client)
 
 (defun find-policy-of (call)
-  "The retry or hedging policy that the service config in force has for CALL, or nil."
+  "The retry or hedging policy that the service config in force has for CALL, and how many attempts
+it allows; or nil."
   (and (not (internal-call-p call))
        (find-retry-policy (method-config-of call) (wire-call-options call))))
 
 (defun ensure-retries (call)
   "The RETRIES of CALL, made now if there are none."
   (or (call-retries call)
-      (let ((policy (find-policy-of call))
-            (stream (client-call-stream call)))
-        (setf (client-parts-retries (ensure-client-parts call))
-              (make-client-retries policy
-                                   (if policy (policy-limit policy (wire-call-options call)) 1)
-                                   (and stream (list (http2:stream-user stream))))))))
+      (multiple-value-bind (policy limit) (find-policy-of call)
+        (let ((stream (client-call-stream call)))
+          (setf (client-parts-retries (ensure-client-parts call))
+                (make-client-retries policy (or limit 1)
+                                     (and stream (list (http2:stream-user stream)))))))))
 
 (defun throttle-of (call)
   "The throttle of CALL's channel, as the service config in force has it, or nil."
@@ -42,6 +42,54 @@
   "True if CALL has no policy, nor other attempts: one failure ends it."
   (and (null (call-retries call))
        (null (core-methods (client-call-core call)))))
+
+;;; What is decided is carried out: see calling/retry.lisp
+
+(defun resend-after (call)
+  "Begin another attempt of CALL as soon as the stream of the one that has failed is closed."
+  (loop:defer (wire-call-loop call) #'submit-again call))
+
+(defun ensure-anew (call)
+  "CALL, which goes on, is as if it had had no stream if it has none now."
+  (unless (client-call-stream call)
+    (setf (client-parts-wait (ensure-client-parts call)) nil)
+    (wire:reset-marks call)))
+
+(defun submit-again (call)
+  (unless (call-status call)
+    (guarding-call (call) (submit call nil))))
+
+(defun await-attempt (call delay-ns)
+  "The time of the next attempt of CALL comes after DELAY-NS, unless CALL has ended by then."
+  (cancel-retry call)
+  (if (zerop delay-ns)
+      (loop:defer (wire-call-loop call) #'begin-undelayed call)
+      (let* ((core (client-call-core call))
+             (timer (make-timer #'begin-due call)))
+        (setf (client-retries-timer (call-retries call)) timer
+              (gethash call (core-retrying core)) t)
+        (schedule-timer (loop:event-loop-wheel (core-loop core)) timer
+                        (time-after delay-ns (core-now core))))))
+
+(defun begin-undelayed (call)
+  "As BEGIN-DUE, unless a later time is awaited by now."
+  (unless (client-retries-timer (call-retries call)) (begin-due call)))
+
+(define-load-time-global **retry-operations**
+    (calling:make-retry-operations
+     :retries #'ensure-retries :throttle #'throttle-of
+     :now (lambda (call) (core-now (client-call-core call)))
+     :chance (lambda (call) (loop:event-loop-random (wire-call-loop call)))
+     :sendable (lambda (call) (and (not (internal-call-p call)) (repeatable-p call)))
+     :keep #'keep-request :go-on #'ensure-anew :await #'await-attempt :cancel #'cancel-retry
+     :begin (lambda (call) (submit call nil)) :resend #'resend-after :fail #'end-with-failure))
+
+(defun begin-due (call)
+  "The time of the next attempt of CALL has come."
+  (cancel-retry call)
+  (unless (call-status call)
+    (guarding-call (call)
+      (calling:tell-due **retry-operations** call))))
 
 ;;; What interceptors of attempts (calling/attempt-view.lisp) know of one: its view
 
@@ -82,17 +130,17 @@ it fail, or if it cannot have its headers."
   (let ((view (shiftf (attempt-view attempt) nil))
         (cause (attempt-cause attempt)))
     (cond ((null view))
-          (own (calling:close-own-view view call (or status :cancelled)))
-          (cause (calling:close-attempt view status (client-failure-message cause) #()
-                                        (client-failure-trailers cause)))
-          (t (calling:close-attempt view status "" #() #())))))
+          (own (calling:close-attempt view (or status :cancelled) :call call))
+          (cause (calling:close-attempt view status
+                                        :message (client-failure-message cause)
+                                        :trailer-fields (client-failure-trailers cause)))
+          (t (calling:close-attempt view status)))))
 
 ;;; An attempt begins
 
 (define-hot (tell-attempt-begun :inline t) ((call client-call) (link link) (stream http2:stream))
     null
   "An attempt of CALL has STREAM of LINK."
-  (when (client-observer call) (wire:count-from-none stream))
   (rpc:observe attempt-begun (client-observer call)
                call (wire:link-peer link) (http2:stream-id stream))
   nil)
@@ -163,8 +211,7 @@ stream; nothing has been sent on it."
       (unless (client-call-request call)
         (begin-replay call (options-replay-octets (wire-call-options call))))
       (when (typep policy 'config:hedging-policy)
-        (multiple-value-call #'carry-out call
-          (calling:first-begun (ensure-retries call) (keep-request call)))))))
+        (calling:tell-begun **retry-operations** call)))))
 
 (define-hot submit ((call client-call) request) t
   "Begin an attempt of CALL, with its only REQUEST unless that is nil, once its credentials have
@@ -182,9 +229,9 @@ in force yet, since that may say what follows."
   (cond ((null error) (submit-now call request))
         ((core-config (client-call-core call))
          (fail-unbegun call (interceptor-failure call error)))
-        (t (rpc:ensure-intent call)     ; for UNFIT-HEADERS to look
-           (setf (caller-identity-failure (client-parts-identity (ensure-client-parts call)))
-                 (interceptor-failure call error))
+        (t (let ((identity (client-parts-identity (ensure-client-parts call))))
+             (setf (rpc:outgoing-metadata call) (caller-identity-metadata identity)
+                   (caller-identity-failure identity) (interceptor-failure call error)))
            (submit-now call request))))
 
 (define-hot submit-now ((call client-call) request) t
@@ -215,14 +262,8 @@ without a stream if that is nil."
 FAILURE. NUMBER others came before it. It is left already."
   (guarding-call (call)
     (record-failure call number link failure)
-    (multiple-value-call #'carry-out call
-      (calling:attempt-failed
-       (call-retries call) attempt number failure (core-now (client-call-core call))
-       (lambda () (loop:event-loop-random (wire-call-loop call)))
-       :throttle (throttle-of call)
-       :going-ns (and link (client-link-draining link) (client-link-born-ns link))
-       :sendable (and (not (internal-call-p call)) (repeatable-p call))
-       :keep (lambda () (keep-request call))))))
+    (calling:tell-failed **retry-operations** call attempt number failure
+                         (and link (client-link-draining link) (client-link-born-ns link)))))
 
 (defun fail-attempt (attempt failure)
   "ATTEMPT, whose call runs and is not committed, has failed with FAILURE: the call goes on without
@@ -251,54 +292,6 @@ it."
                            (client-call-born-ns call))))
         (tell-lost-attempt call (client-failure-status failure) began-ns)
         (follow-failure call nil (calling:take-number (ensure-retries call)) nil failure))))
-
-;;; What is decided is carried out
-
-(defun carry-out (call decision argument)
-  "Do for CALL, which runs, what DECISION of calling/retry.lisp with ARGUMENT says."
-  (unless (client-retries-awaited (call-retries call)) (cancel-retry call))
-  (unless (or (eq :fail decision) (client-call-stream call)) (begin-anew call))
-  (ecase decision
-    ((nil))
-    (:await (await-attempt call argument))
-    (:begin (when argument (await-attempt call argument))
-     (submit call nil))
-    (:resend (loop:defer (wire-call-loop call) #'submit-again call))
-    (:fail (end-with-failure call argument))))
-
-(defun begin-anew (call)
-  "CALL, which has no stream, is as if it had had none."
-  (setf (client-parts-wait (ensure-client-parts call)) nil)
-  (wire:reset-marks call))
-
-(defun submit-again (call)
-  (unless (call-status call)
-    (guarding-call (call) (submit call nil))))
-
-(defun await-attempt (call delay-ns)
-  "The time of the next attempt of CALL comes after DELAY-NS, unless CALL has ended by then."
-  (cancel-retry call)
-  (if (zerop delay-ns)
-      (loop:defer (wire-call-loop call) #'begin-undelayed call)
-      (let* ((core (client-call-core call))
-             (timer (make-timer #'begin-due call)))
-        (setf (client-retries-timer (call-retries call)) timer
-              (gethash call (core-retrying core)) t)
-        (schedule-timer (loop:event-loop-wheel (core-loop core)) timer
-                        (time-after delay-ns (core-now core))))))
-
-(defun begin-undelayed (call)
-  "As BEGIN-DUE, unless a later time is awaited by now."
-  (unless (client-retries-timer (call-retries call)) (begin-due call)))
-
-(defun begin-due (call)
-  "The time of the next attempt of CALL has come."
-  (cancel-retry call)
-  (unless (call-status call)
-    (guarding-call (call)
-      (multiple-value-call #'carry-out call
-        (calling:attempt-due (call-retries call) (core-now (client-call-core call))
-                             :throttle (throttle-of call) :sendable (repeatable-p call))))))
 
 ;;; An attempt is answered
 
@@ -353,8 +346,7 @@ nobody waits for it."
       (when listener
         (funcall listener call subchannel status
                  (if own
-                     (let ((ending (and status (rpc:call-ending call))))
-                       (and ending (rpc:ending-trailer-fields ending)))
+                     (and status (rpc:trailer-fields call))
                      (let ((cause (attempt-cause attempt)))
                        (if cause (client-failure-trailers cause) #())))))))
   nil)

@@ -15,32 +15,29 @@
 
 (in-package #:clgrpc.client)
 
-(defun request-for-credentials (call)
-  "What the credentials of CALL are asked for."
-  (calling:make-credentials-request (rpc-method-path (call-rpc-method call))
-                                    (hpack:field-value-string (authority-field call))
-                                    (and (channel-secure-p (client-call-core call)) t)))
-
-(defun waiting-runner (core)
-  "What ASK-CREDENTIALS runs a function with that may wait, for CORE's channel."
-  (lambda (function)
-    (loop:run-on-reserve (client-loop-reserve (core-client-loop core)) function
-                         :if-busy :insist)))
+(defun ask-of (call credentials deliver)
+  "Ask CREDENTIALS for CALL: see ASK-CREDENTIALS. Functions that may wait run on the reserve."
+  (let ((core (client-call-core call)))
+    (calling:ask-credentials credentials core (call-rpc-method call)
+                             (hpack:field-value-string (authority-field call))
+                             (lambda (function)
+                               (loop:run-on-reserve (client-loop-reserve (core-client-loop core))
+                                                    function :if-busy :insist))
+                             deliver)))
 
 (defun take-identity (call identity metadata)
   "METADATA is what CALL's credentials have given last."
   (setf (caller-identity-awaited identity) nil
-        (rpc:intent-metadata (rpc:ensure-intent call))
+        (rpc:outgoing-metadata call)
         (append (caller-identity-metadata identity) metadata)))
 
 (defun begin-identity (call channel credentials)
   "The attempts of CALL, a new one on CHANNEL, are to say what CREDENTIALS give. Signal
 :unauthenticated if they must not go there, or whatever functions among them fail with. In the
 caller's thread."
-  (calling:check-credentials-secure channel)
-  (calling:check-credentials-kind credentials)
-  (let ((identity (make-caller-identity credentials (rpc:outgoing-metadata call))))
-    (when (calling:waiting-credentials-p credentials)
+  (let ((waiting (nth-value 1 (calling:check-credentials credentials channel)))
+        (identity (make-caller-identity credentials (rpc:outgoing-metadata call))))
+    (when waiting
       (take-identity call identity
                      (credentials-metadata channel credentials (call-rpc-method call)
                                            (hpack:field-value-string (authority-field call))))
@@ -83,8 +80,7 @@ the RPC-ERROR that they fail with. They may answer while they are asked, or late
              (unless (eq :asking (compare-and-swap (car stage) :asking :answered))
                (loop:post (core-loop core)
                           (lambda () (go-on-later call identity metadata error taker))))))
-      (calling:ask-credentials (caller-identity-credentials identity)
-                               (request-for-credentials call) (waiting-runner core) #'answer))
+      (ask-of call (caller-identity-credentials identity) #'answer))
     (cond ((eq :asking (car stage))
            (when request
              (setf (client-call-request call) (wire:encode-message call request nil)))

@@ -10,7 +10,6 @@
 
 (defun drop-core (core)
   "Nobody has the channel of CORE any more: close it when its calls have ended."
-  (report-dropped (core-name core))
   (loop:run-or-post (core-loop core)
                     (lambda ()
                       (unless (eq :shutdown (core-state core))

@@ -85,7 +85,7 @@ queued still."
 (defun end-attempts (call)
   "CALL, which has RETRIES, has ended: reset its attempts."
   (cancel-retry call)
-  (mapc #'reset-attempt (calling:end-retries (call-retries call))))
+  (mapc #'reset-attempt (calling:commit (call-retries call) nil)))
 
 ;;; The end of a call
 
@@ -163,6 +163,6 @@ deadline is that of the deadline, and what was said of it its cause."
 (defun end-with-failure (call failure)
   "FAILURE, of an attempt of CALL, is how CALL ends."
   (when (plusp (length (client-failure-trailers failure)))
-    (setf (rpc:ending-trailer-fields (rpc:ensure-ending call)) (client-failure-trailers failure)))
+    (setf (rpc:trailer-fields call) (client-failure-trailers failure)))
   (apply #'end-client-call call (client-failure-status failure) (client-failure-message failure)
          (client-failure-how failure)))

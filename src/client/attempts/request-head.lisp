@@ -33,8 +33,7 @@
 
 (define-hot (authority-field :inline t) ((call client-call)) hpack:field
   "The field :authority of the requests of CALL."
-  (let* ((intent (rpc:call-intent call))
-         (own (and intent (rpc:intent-authority intent))))
+  (let ((own (rpc:own-authority call)))
     (if own
         (hpack:string-field ":authority" own)
         (core-authority (client-call-core call)))))
@@ -111,6 +110,14 @@ server does not take as large a header list; else nil."
                             size limit)
                     :how '(:ended-by :local :sent nil)))))
 
+(defun authority-host (authority)
+  "The host that AUTHORITY, a text HOST, HOST:PORT or [ADDRESS]:PORT, names (RFC 3986 section
+3.2)."
+  (let ((bracket (position #\] authority)))
+    (if (and bracket (char= #\[ (char authority 0)))
+        (subseq authority 1 bracket)
+        (subseq authority 0 (position #\: authority)))))
+
 (defconstant +remembered-authorities+ 16
   "So many names that its server has proved a link remembers; others are looked up each time.")
 
@@ -119,7 +126,7 @@ server does not take as large a header list; else nil."
   (or (find authority (client-link-authorities link) :test #'string=)
       (let ((security (wire:link-security link)))
         (when (os:certificate-for-p (loop:security-peer-certificate security)
-                                    (calling:authority-host authority))
+                                    (authority-host authority))
           (when (< (length (client-link-authorities link)) +remembered-authorities+)
             (push authority (client-link-authorities link)))
           t))))
@@ -127,7 +134,7 @@ server does not take as large a header list; else nil."
 (defun false-authority (call link)
   "How an attempt of CALL on LINK fails if CALL has an :authority of its own for which LINK's
 server, which is to prove its name, has no certificate; else nil."
-  (let* ((authority (rpc:intent-authority (rpc:call-intent call)))
+  (let* ((authority (rpc:own-authority call))
          (credentials (core-credentials (client-call-core call))))
     (unless (or (null authority)
                 (null credentials)

@@ -71,9 +71,7 @@ that is not nil."
 
 (defun response-fields (call list)
   "The metadata of the good response that begins with LIST."
-  (let* ((link (client-call-link call))
-         (fields (wire:list-custom-fields list (client-link-last-fields link))))
-    (unless (eq fields (client-link-last-fields link)) (wire:keep-fields link fields))
+  (let ((fields (values (wire:link-fields (client-call-link call) list))))
     (unless (or (note-encodings call list) (not (wire:sound-metadata-p fields)))
       (setf (hpack:field-list-memo list) fields))
     fields))
@@ -144,7 +142,7 @@ more than :ok."
 (defun fail-late (call failure)
   "CALL, whose answer had begun, has failed with FAILURE."
   (unless (plain-p call)
-    (calling:count-late-failure (ensure-retries call) failure (throttle-of call)))
+    (calling:tell-failed-late **retry-operations** call failure))
   (end-with-failure call failure))
 
 (defun read-trailers (call list)
@@ -152,31 +150,22 @@ more than :ok."
     (note-accepted-encodings (client-call-link call) list)
     (cond (failure (fail-late call failure))
           (t (when (plusp (length fields))
-               (setf (rpc:ending-trailer-fields (rpc:ensure-ending call)) fields))
+               (setf (rpc:trailer-fields call) fields))
              (if (wire:sound-metadata-p fields)
                  (end-well call)
                  (end-client-call call :internal **unsound-metadata**))))))
 
 (defun trailers-failure (list)
   "How the trailers LIST say that a call has failed, or nil if it has not; and their metadata."
-  (let* ((status-field (hpack:find-field list "grpc-status"))
-         (code (and status-field (wire:status-number (hpack:field-value-string status-field))))
-         (message (hpack:find-field list "grpc-message"))
-         (details (hpack:find-field list "grpc-status-details-bin"))
-         (fields (wire:list-custom-fields list #())))
+  (multiple-value-bind (code text details fields) (wire:trailers-status list)
     (cond ((null code)
            (make-client-failure :unknown "the response has no valid grpc-status" :trailers fields))
           ((plusp code)
-           (make-client-failure (status:code-status code)
-                         (if message (wire:decode-status-message (hpack:field-value message)) "")
-                         :how (and details
-                                   (list :details
-                                         (handler-case (decode-base64
-                                                        (hpack:field-value-string details))
-                                           (invalid-base64 () nil))))
-                         :pushback (list-pushback list)
-                         :trailers fields))
-          (t (unless (or message details (plusp (length fields)))
+           (make-client-failure (status:code-status code) (or text "")
+                                :how (and details (list :details details))
+                                :pushback (list-pushback list)
+                                :trailers fields))
+          (t (unless (or text details (plusp (length fields)))
                (setf (hpack:field-list-memo list) :ok))
              (values nil fields)))))
 

@@ -35,8 +35,7 @@
 (defun client-call-wait-for-ready (call)
   "True if CALL outlasts failures to connect: since its user says so, or says nothing and the config
 does."
-  (let* ((intent (rpc:call-intent call))
-         (said (if intent (rpc:intent-wait-for-ready intent) :unset)))
+  (let ((said (rpc:wait-for-ready call)))
     (if (eq :unset said)
         (let ((config (method-config-of call)))
           (and config (eq t (config:method-config-wait-for-ready config))))
@@ -56,27 +55,25 @@ another now."
 and where only one of them says what that one does. What the user says for CALL counts, if nothing
 what the user says for the channel."
   (let* ((core (client-call-core call))
-         (config (method-config-of call))
-         (intent (rpc:call-intent call))
-         (own-send (and intent (rpc:intent-send-limit intent)))
-         (own-receive (and intent (rpc:intent-receive-limit intent))))
-    (flet ((smaller (limit configured)
-             (if configured (min limit configured) limit)))
-      (let* ((table (core-methods core))
-             (options (core-options core))
-             (configured (and config (config:method-config-max-response-octets config)))
-             (given (or own-receive (and table (method-table-receive-limit table)))))
-        (values (smaller (or own-send (options-max-send-octets options))
-                         (and config (config:method-config-max-request-octets config)))
-                (if (and configured (null given))
-                    configured
-                    (smaller (or own-receive (options-max-receive-octets options))
-                             configured)))))))
+         (config (method-config-of call)))
+    (multiple-value-bind (own-send own-receive) (rpc:own-limits call)
+      (flet ((smaller (limit configured)
+               (if configured (min limit configured) limit)))
+        (let* ((table (core-methods core))
+               (options (core-options core))
+               (configured (and config (config:method-config-max-response-octets config)))
+               (given (or own-receive (and table (method-table-receive-limit table)))))
+          (values (smaller (or own-send (options-max-send-octets options))
+                           (and config (config:method-config-max-request-octets config)))
+                  (if (and configured (null given))
+                      configured
+                      (smaller (or own-receive (options-max-receive-octets options))
+                               configured))))))))
 
 (defun refuse-long-request (call request)
   "End CALL if what it is about to send, its only REQUEST if that is not nil, is longer than it may
 be now that the service config is known; true if it was."
-  (let ((limit (wire:send-limit call))
+  (let ((limit (values (call-limits call)))
         (size (longest-outgoing call (or request (client-call-request call)))))
     (when (> size limit)
       (multiple-value-bind (status text) (rpc:verdict :too-long-to-send size limit)

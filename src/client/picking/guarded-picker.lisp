@@ -144,9 +144,9 @@ observer beside the user's, if there is one."
     (let ((admitted (make-hash-table :test #'eq)))
       (setf (core-picker-wrapper core) (lambda (picker) (guarded-picker core admitted picker))
             (core-observer core)
-            (rpc:join-observers
-             (rpc:make-observer :call-ended (lambda (call) (dismiss-call admitted call)))
-             (core-observer core))))))
+            (rpc:observer-for
+             (list (rpc:make-observer :call-ended (lambda (call) (dismiss-call admitted call)))
+                   (core-observer core)))))))
 
 (defun refuse-to-wait (core queued-attempt)
   "The FAILURE for the call of QUEUED-ATTEMPT, which has begun to wait for a stream, if too many

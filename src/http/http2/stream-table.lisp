@@ -113,6 +113,8 @@ finished connection do not go there, since they would keep it from the collector
       (setf (stream-flags stream) 0
             (stream-unreturned stream) 0
             (stream-charge stream) 0
+            (stream-tally-out stream) 0
+            (stream-tally-in stream) 0
             (stream-content-left stream) +no-content-length+
             (stream-next stream) (pool-streams pool)
             (pool-streams pool) stream)

@@ -216,7 +216,7 @@ EXEMPLAR that of its access log."
     (declare (type function draw))
     ;; a caller within the image is trusted
     (when (and failures loop) (setf failures (make-failures :loop loop :tell function)))
-    (rpc:make-trusted-observer
+    (rpc:make-observer :trusted t
      :call-ended (lambda (call)
                    (when (or (and (not (quiet-p call)) (funcall draw))
                              (and failures

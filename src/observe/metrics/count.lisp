@@ -121,7 +121,7 @@ without a loop share."
                                                       '(list 'record-of-protocol record
                                                         (list 'operate 'protocol call)))))
                                 body)))
-              (rpc:make-trusted-observer
+              (rpc:make-observer :trusted t
                ,@(loop for (key arguments . all) in clauses
                        for declaration = (and (eq 'declare (first (first all))) (first all))
                        for body = (if declaration (rest all) all)

@@ -51,9 +51,8 @@ beginning."
       (when port (put-attribute span "network.peer.port" port)))))
 
 (defun outcome-text (call)
-  "The text of the status that CALL has ended with, or nil."
-  (let ((outcome (rpc:call-outcome call)))
-    (and outcome (rpc:outcome-message outcome))))
+  "The text of the status that CALL has ended with."
+  (nth-value 1 (rpc:final-status call)))
 
 ;;; A client's call
 
@@ -243,7 +242,7 @@ TOLD-SIZE says of it."
 (defun client-observer (tracing queue)
   "The observer of a channel whose calls are on QUEUE's loop."
   (let ((inner (null (queue-loop queue))))
-    (rpc:make-trusted-observer
+    (rpc:make-observer :trusted t
      :call-made #'note-parent
      :call-begun (lambda (call) (begin-client-record tracing queue call))
      :attempt-begun (and inner #'begin-inner-attempt)
@@ -254,7 +253,7 @@ TOLD-SIZE says of it."
 
 (defun server-observer (tracing queue)
   "The observer of a server's loop, QUEUE's."
-  (rpc:make-trusted-observer
+  (rpc:make-observer :trusted t
    :late (and (queue-loop queue) (lambda (call) (unrecorded-record tracing call)))
    :call-begun (lambda (call)
                  (unless (quiet-p call) (begin-server-record tracing queue call)))

@@ -122,39 +122,15 @@ there are none, and the RPC-ERROR that it fails with if they have it fail, else 
           (values view (intercept-attempt view own)))
         (values nil nil))))
 
-(defun close-attempt (attempt status message fields trailer-fields)
-  "ATTEMPT is over with STATUS and its text MESSAGE, and has got metadata, FIELDS and
-TRAILER-FIELDS, in the form of its transport. Tell who wanted to know. Where attempts are
-intercepted."
+(defun close-attempt (attempt status &key call (message "") (trailer-fields #()))
+  "ATTEMPT is over with STATUS: with the text MESSAGE and the metadata TRAILER-FIELDS, in the form
+of its transport; or if CALL is given, whose own attempt it was, with what CALL has got. Tell who
+wanted to know. Where attempts are intercepted."
   (setf (attempt-begun attempt) t
-        (attempt-message attempt) message
-        (attempt-fields attempt) fields
-        (attempt-trailer-fields attempt) trailer-fields
+        (attempt-message attempt) (if call (nth-value 1 (final-status call)) message)
+        (attempt-fields attempt) (or (and call (call-fields call)) #())
+        (attempt-trailer-fields attempt) (if call (trailer-fields call) trailer-fields)
         (attempt-status attempt) status)
   (dolist (function (reverse (attempt-functions attempt)))
     (guarding-attempt (attempt)
       (funcall function))))
-
-;;; Views: the ATTEMPT of a call that is an attempt itself, or goes on with one, while that runs
-
-(defun own-view (call)
-  "What interceptors know of CALL's own attempt, or nil. SETFable."
-  (let ((intent (call-intent call)))
-    (and intent (the (or null attempt) (intent-attempt intent)))))
-
-(defun (setf own-view) (view call)
-  (setf (intent-attempt (ensure-intent call)) view))
-
-(defun take-view (call)
-  "As OWN-VIEW, which CALL's next own attempt will have again."
-  (let ((view (own-view call)))
-    (when view (setf (own-view call) nil))
-    view))
-
-(defun close-own-view (view call status)
-  "CALL, whose own attempt's VIEW was taken, is over with STATUS: tell who wanted to know."
-  (let ((outcome (call-outcome call)) (ending (call-ending call)))
-    (close-attempt view status
-                   (if outcome (outcome-message outcome) "")
-                   (or (call-fields call) #())
-                   (if ending (ending-trailer-fields ending) #()))))

@@ -95,18 +95,25 @@ is neither. From any thread."
   ((parts :initarg :parts :reader composite-credentials-parts)) ; in their order
   (:documentation "Several call credentials of one call."))
 
-(defun check-credentials-kind (credentials)
-  "Return CREDENTIALS. Signal MISUSE if they are no call credentials."
+(defun check-credentials (credentials &optional channel)
+  "Return CREDENTIALS, and whether functions that may wait are among them. Signal MISUSE if they are
+no call credentials, :unauthenticated if they must not be sent on CHANNEL, or a core."
+  (unless (or (null channel) (some #'identity (multiple-value-list (channel-secure-p channel))))
+    (error (make-rpc-error
+            :unauthenticated :ended-by :local :sent nil
+            :message (format nil "call credentials are not sent to ~A without TLS; ~
+                                  :plaintext-credentials t of its channel allows that"
+                             (channel-target channel)))))
   (unless (typep credentials '(or call-credentials function (and symbol (not null))))
     (misuse "Call credentials are what BEARER-TOKEN, for example, returns, an instance of a ~
              subclass of CALL-CREDENTIALS, or a function of a method's path, not ~S."
             credentials))
-  credentials)
+  (values credentials (waiting-credentials-p credentials)))
 
 (defun compose-credentials (&rest credentials)
   "Return call credentials that send what all CREDENTIALS give, in this order. If one of them fails
 the attempt fails so. Signal MISUSE if something in it is no call credentials. From any thread."
-  (mapc #'check-credentials-kind credentials)
+  (mapc #'check-credentials credentials)
   (if (= 1 (length credentials))
       (first credentials)
       (make-instance 'composite-credentials :parts credentials)))
@@ -123,15 +130,6 @@ the attempt fails so. Signal MISUSE if something in it is no call credentials. F
     (t t)))
 
 ;;; Asking
-
-(defun check-credentials-secure (channel)
-  "Signal :unauthenticated if call credentials must not be sent on CHANNEL, or a core."
-  (unless (or (channel-secure-p channel) (channel-plaintext-credentials channel))
-    (error (make-rpc-error
-            :unauthenticated :ended-by :local :sent nil
-            :message (format nil "call credentials are not sent to ~A without TLS; ~
-                                  :plaintext-credentials t of its channel allows that"
-                             (channel-target channel))))))
 
 (defun credentials-failure (cause)
   "The RPC-ERROR of an attempt whose call credentials have signalled CAUSE."
@@ -178,21 +176,29 @@ cannot be sent."
     (loop for part in parts
           for place on answers
           do (let ((place place))
-               (ask-credentials part request run
-                                (lambda (metadata error)
-                                  (setf (first place) metadata)
-                                  (when error (setf failure error))
-                                  (when (= 1 (sb-ext:atomic-decf (car left)))
-                                    (if failure
-                                        (funcall (the function deliver) nil failure)
-                                        (funcall (the function deliver)
-                                                 (apply #'append answers) nil)))))))))
+               (ask part request run
+                    (lambda (metadata error)
+                      (setf (first place) metadata)
+                      (when error (setf failure error))
+                      (when (= 1 (sb-ext:atomic-decf (car left)))
+                        (if failure
+                            (funcall (the function deliver) nil failure)
+                            (funcall (the function deliver)
+                                     (apply #'append answers) nil)))))))))
 
-(defun ask-credentials (credentials request run deliver)
-  "Ask CREDENTIALS for the metadata of REQUEST, and call (DELIVER metadata error) once, now or
-later, on whatever thread has them: ERROR is nil, or the RPC-ERROR that says why there are no
-metadata; METADATA is nil then. RUN is called with a function that may wait, to call it on a
-thread where that may be; it returns false if there is none any more."
+(defun ask-credentials (credentials channel method authority run deliver)
+  "Ask CREDENTIALS for the metadata of a call of METHOD on CHANNEL, or a core, with AUTHORITY, its
+:authority. Call (DELIVER metadata error) once, now or later, on whatever thread has them: ERROR is
+nil, or the RPC-ERROR that says why there are no metadata; METADATA is nil then. RUN is called with
+a function that may wait, to call it on a thread where that may be; it returns false if there is
+none any more."
+  (ask credentials
+       (make-credentials-request (rpc-method-path method) authority
+                                 (and (channel-secure-p channel) t))
+       run deliver))
+
+(defun ask (credentials request run deliver)
+  "As ASK-CREDENTIALS, with what the kinds of credentials are asked."
   (declare (type function run deliver))
   (typecase credentials
     (composite-credentials
@@ -208,13 +214,9 @@ thread where that may be; it returns false if there is none any more."
 :authority, or nil for what the channel's target says. Wait for them. Signal MISUSE if they are
 none, :unauthenticated if anybody on the way could read them, or an RPC-ERROR if they fail: with the
 status of theirs, or :internal for one that only applications give."
-  (check-credentials-secure channel)
-  (check-credentials-kind credentials)
+  (check-credentials credentials channel)
   (let ((future (loop:make-future)))
-    (ask-credentials credentials
-                     (make-credentials-request (rpc-method-path method)
-                                               (or authority (channel-target channel))
-                                               (and (channel-secure-p channel) t))
+    (ask-credentials credentials channel method (or authority (channel-target channel))
                      (lambda (function) (funcall function) t)
                      (lambda (metadata error)
                        (if error

@@ -72,11 +72,8 @@ CHANNEL. From any thread.")
 ;;; What call credentials are sent on
 
 (defgeneric channel-secure-p (channel)
-  (:documentation "True if nobody on the way can read what CHANNEL sends.")
-  (:method ((channel channel)) nil))
-
-(defgeneric channel-plaintext-credentials (channel)
-  (:documentation "True if CHANNEL sends call credentials though somebody might read them.")
+  (:documentation "True if nobody on the way can read what CHANNEL sends. The second value is true
+if it sends call credentials though somebody might.")
   (:method ((channel channel)) nil))
 
 ;;; Channels

@@ -86,48 +86,44 @@ each garbage collection 30 µs longer.")
   "The group of the channels of POOL-KEY on CLIENT-LOOP, or nil. The lock is held."
   (find pool-key (client-loop-groups client-loop) :key #'group-key :test #'equal))
 
+(defun join-group (client-loop pool-key make-pool)
+  "One more channel of POOL-KEY is on CLIENT-LOOP: what its group shares. The lock is held."
+  (let ((group (or (find-group client-loop pool-key)
+                   (first (push (make-group pool-key (funcall (the function make-pool) pool-key))
+                                (client-loop-groups client-loop))))))
+    (incf (group-channels group))
+    (group-pool group)))
+
 (defun acquire-client-loop (options &optional pool-key make-pool)
   "Return the client loop for a new channel that has OPTIONS, until RELEASE-CLIENT-LOOP. POOL-KEY, a
 list, is given if the channel shares with others: all that give one which is EQUAL have the same
-loop. What they share is the second value, which MAKE-POOL has made of the first one's POOL-KEY."
+loop. What they share is the second value, which MAKE-POOL has made of the first one's POOL-KEY. If
+OPTIONS is :TIMERS it is for the timers of a channel within the image."
   (read-environment)
   (sb-thread:with-mutex (**client-loops-lock**)
-    (let ((client-loop (or (and pool-key
-                                (find-if (lambda (client-loop) (find-group client-loop pool-key))
-                                         (client-loops)))
-                           (choose-client-loop options))))
-      (incf (client-loop-channels client-loop))
-      (values client-loop
-              (when pool-key
-                (let ((group (or (find-group client-loop pool-key)
-                                 (first (push (make-group pool-key
-                                                          (funcall (the function make-pool)
-                                                                   pool-key))
-                                              (client-loop-groups client-loop))))))
-                  (incf (group-channels group))
-                  (group-pool group)))))))
-
-(defun acquire-timer-loop ()
-  "Return the client loop for the timers of a channel within the image, until RELEASE-TIMER-LOOP."
-  (read-environment)
-  (sb-thread:with-mutex (**client-loops-lock**)
-    (let ((client-loop (or (least-used-loop) (add-client-loop))))
-      (incf (client-loop-timers client-loop))
-      client-loop)))
+    (if (eq :timers options)
+        (let ((client-loop (or (least-used-loop) (add-client-loop))))
+          (incf (client-loop-timers client-loop))
+          client-loop)
+        (let ((client-loop (or (and pool-key
+                                    (find-if (lambda (client-loop)
+                                               (find-group client-loop pool-key))
+                                             (client-loops)))
+                               (choose-client-loop options))))
+          (incf (client-loop-channels client-loop))
+          (values client-loop
+                  (and pool-key (join-group client-loop pool-key make-pool)))))))
 
 (defun release-client-loop (client-loop &optional pool-key)
-  "Undo ACQUIRE-CLIENT-LOOP with POOL-KEY. Not on the loop, which may end."
+  "Undo ACQUIRE-CLIENT-LOOP with POOL-KEY, or with :TIMERS. Not on the loop, which may end."
   (sb-thread:with-mutex (**client-loops-lock**)
-    (decf (client-loop-channels client-loop))
-    (let ((group (and pool-key (find-group client-loop pool-key))))
-      (when (and group (zerop (decf (group-channels group))))
-        (setf (client-loop-groups client-loop) (remove group (client-loop-groups client-loop))))))
-  (end-if-unused-loop client-loop))
-
-(defun release-timer-loop (client-loop)
-  "Undo ACQUIRE-TIMER-LOOP. Not on the loop, which may end."
-  (sb-thread:with-mutex (**client-loops-lock**)
-    (decf (client-loop-timers client-loop)))
+    (if (eq :timers pool-key)
+        (decf (client-loop-timers client-loop))
+        (let ((group (and pool-key (find-group client-loop pool-key))))
+          (decf (client-loop-channels client-loop))
+          (when (and group (zerop (decf (group-channels group))))
+            (setf (client-loop-groups client-loop)
+                  (remove group (client-loop-groups client-loop)))))))
   (end-if-unused-loop client-loop))
 
 (defun end-if-unused-loop (client-loop)

@@ -23,11 +23,11 @@ and loops."
                (loop:guarding (:close-error)
                  (funcall (the function function)))))))
 
-(defun when-dropped (object function)
-  "Call FUNCTION once the collector has found that nothing refers to OBJECT. FUNCTION must not refer
-to OBJECT."
-  (sb-ext:finalize object (lambda () (end-elsewhere function)) :dont-save t))
-
-(defun report-dropped (target)
-  "A channel to TARGET was dropped."
-  (log-event :warning :channel-not-closed :target target))
+(defun when-dropped (channel target function)
+  "Call FUNCTION once the collector has found that nothing refers to CHANNEL, an object to TARGET.
+FUNCTION must not refer to it, and returns true if it was to be closed: the log hears of that."
+  (declare (type function function))
+  (flet ((end ()
+           (when (funcall function)
+             (log-event :warning :channel-not-closed :target target))))
+    (sb-ext:finalize channel (lambda () (end-elsewhere #'end)) :dont-save t)))

@@ -8,20 +8,21 @@
   "What a method config says of further attempts."
   '(or config:retry-policy config:hedging-policy))
 
-(defun find-retry-policy (config options)
-  "The retry or hedging policy of CONFIG, a METHOD-CONFIG or nil; nil if it has none or OPTIONS, a
-channel's, say that calls are not to be retried."
-  (and config
-       (options-retry options)
-       (or (config:method-config-hedging config)
-           (config:method-config-retry config))))
-
 (defun policy-limit (policy options)
   "How many attempts POLICY allows, of a channel with OPTIONS."
   (min (etypecase policy
          (config:retry-policy (config:retry-policy-max-attempts policy))
          (config:hedging-policy (config:hedging-policy-max-attempts policy)))
        (options-max-attempts options)))
+
+(defun find-retry-policy (config options)
+  "The retry or hedging policy of CONFIG, a METHOD-CONFIG or nil, and how many attempts it allows;
+nil if it has none or OPTIONS, a channel's, say that calls are not to be retried."
+  (let ((policy (and config
+                     (options-retry options)
+                     (or (config:method-config-hedging config)
+                         (config:method-config-retry config)))))
+    (and policy (values policy (policy-limit policy options)))))
 
 (defun goes-on-after-p (policy status)
   "True if POLICY, or nil, allows another attempt after one that has ended with STATUS."

@@ -1,21 +1,21 @@
 ;;;; Retries and hedging (gRFC A6) as a pure machine: what becomes of a call whose attempts fail. It
-;;;; knows no transport, no thread and no clock. A transport tells it of each event, passing the
-;;;; time, and carries out the decision that the event's function returns. Attempts are objects of
-;;;; the transport; the machine only keeps a list of those under way.
+;;;; knows no transport, no thread and no clock. Attempts are objects of the transport; the machine
+;;;; only keeps a list of those under way. A transport gives it RETRY-OPERATIONS and tells it of
+;;;; each event; CARRY-OUT performs by these what is decided then.
 ;;;;
-;;;;   event            function         decision
-;;;;   the first begins FIRST-BEGUN      :await or nil: only a hedging policy says something yet
+;;;;   event            function                     decision
+;;;;   the first begins TELL-BEGUN, FIRST-BEGUN      :await or nil: only a hedging policy says
+;;;;                                                 something yet
 ;;;;   one begins       TAKE-NUMBER, ADD-ATTEMPT
-;;;;   one fails        ATTEMPT-FAILED   by the table below
-;;;;   a time has come  ATTEMPT-DUE      :begin, :fail or nil
-;;;;   an answer begins COMMIT           the other attempts, which are to be reset
-;;;;   the call sends too much to be kept, likewise
-;;;;   the call ends    END-RETRIES      the attempts under way, which are to be reset
+;;;;   one fails        TELL-FAILED, ATTEMPT-FAILED  by the table below
+;;;;   a time has come  TELL-DUE, ATTEMPT-DUE        :begin, :fail or nil
+;;;;   an answer begins COMMIT                       the other attempts, which are to be reset
+;;;;   the call sends too much to be kept, or ends: likewise
 ;;;;
-;;;;   decision         the transport
-;;;;   nil              goes on with the attempts under way
-;;;;   :await NS        calls ATTEMPT-DUE in NS nanoseconds
-;;;;   :begin NS        begins another attempt; and unless NS is nil calls ATTEMPT-DUE in NS
+;;;;   decision         CARRY-OUT
+;;;;   nil              leaves the call to the attempts under way
+;;;;   :await NS        has TELL-DUE called in NS nanoseconds
+;;;;   :begin NS        begins another attempt; and unless NS is nil has TELL-DUE called in NS
 ;;;;                    nanoseconds
 ;;;;   :resend NIL      begins another attempt as soon as the stream of the failed one is closed
 ;;;;   :fail FAILURE    ends the call as FAILURE, an ATTEMPT-FAILURE, says
@@ -239,12 +239,6 @@ FAILURE says. GOING-NS is when its connection began, if that has said GOAWAY, el
                                   (funcall (the function chance)))
              (incf (retries-waits retries))))))
 
-(defun count-late-failure (retries failure throttle)
-  "The answer to an attempt of RETRIES had begun when it failed with FAILURE: THROTTLE, or nil,
-counts that, and nothing follows."
-  (count-failure throttle (retries-policy retries) (attempt-failure-status failure)
-                 (attempt-failure-pushback failure)))
-
 (defun attempt-failed (retries attempt number failure now chance
                        &key throttle going-ns (sendable t) (keep (constantly t)))
   "ATTEMPT of RETRIES, or one that could not begin if that is nil, has failed with FAILURE at NOW.
@@ -268,15 +262,81 @@ is kept for a retry; it is asked last. Return a decision."
 
 ;;; An attempt has the call
 
-(defun end-retries (retries)
-  "The call of RETRIES has ended: no further attempt begins. Return those under way."
+(defun commit (retries attempt)
+  "The call of RETRIES goes on with ATTEMPT alone, or has ended if that is nil: no further attempt
+begins. Return the others under way."
   (setf (retries-over retries) t
         (retries-awaited retries) nil
         (retries-last retries) nil)
-  (shiftf (retries-running retries) '()))
+  (remove attempt (shiftf (retries-running retries) (and attempt (list attempt)))))
 
-(defun commit (retries attempt)
-  "The call of RETRIES goes on with ATTEMPT alone. Return the others."
-  (let ((others (remove attempt (end-retries retries))))
-    (setf (retries-running retries) (list attempt))
-    others))
+;;; What is decided is carried out
+
+(defstruct (retry-operations (:conc-name operation-) (:copier nil))
+  "What the machine asks of a transport: functions of CALL, which is whatever the transport has for
+a call that may be tried more than once."
+  ;; what it asks for
+  (retries nil :type function :read-only t) ; (call): its RETRIES
+  (throttle nil :type function :read-only t) ; (call): that of its channel, or nil
+  (now nil :type function :read-only t) ; (call): the time
+  (chance nil :type function :read-only t) ; (call): a random state
+  (sendable nil :type function :read-only t) ; (call): true if all it has sent can be sent again
+  (keep nil :type function :read-only t) ; (call): likewise, for a retry; what is not kept is now
+  ;; what it has the transport do
+  (go-on #'identity :type function :read-only t) ; (call): it goes on, perhaps without an attempt
+  (await nil :type function :read-only t) ; (call ns): call TELL-DUE in NS, and not before
+  (cancel nil :type function :read-only t) ; (call): no time is awaited any more
+  (begin nil :type function :read-only t) ; (call): begin another attempt
+  (resend nil :type function :read-only t) ; (call): when the stream of the last is closed
+  (fail nil :type function :read-only t)) ; (call failure): end CALL
+
+(defun carry-out (operations call decision argument)
+  "Do for CALL, which runs, what DECISION with ARGUMENT says."
+  (flet ((set-time ()
+           (funcall (operation-await operations) call argument)))
+    (unless (retries-awaited (funcall (operation-retries operations) call))
+      (funcall (operation-cancel operations) call))
+    (unless (eq :fail decision) (funcall (operation-go-on operations) call))
+    (ecase decision
+      ((nil))
+      (:await (set-time))
+      (:begin (when argument (set-time))
+       (funcall (operation-begin operations) call))
+      (:resend (funcall (operation-resend operations) call))
+      (:fail (funcall (operation-fail operations) call argument))))
+  nil)
+
+(defun tell-begun (operations call)
+  "The first attempt of CALL begins, and nothing has been sent."
+  (let ((retries (funcall (operation-retries operations) call)))
+    (multiple-value-call #'carry-out operations call
+      (first-begun retries (and (retries-hedged-p retries)
+                                (funcall (operation-keep operations) call))))))
+
+(defun tell-failed (operations call attempt number failure &optional going-ns)
+  "ATTEMPT of CALL, which runs, or one that could not begin if that is nil, has failed with FAILURE.
+NUMBER others came before it. GOING-NS is when its connection began, if that has said GOAWAY, else
+nil."
+  (multiple-value-call #'carry-out operations call
+    (attempt-failed (funcall (operation-retries operations) call) attempt number failure
+                    (funcall (operation-now operations) call)
+                    (lambda () (funcall (operation-chance operations) call))
+                    :throttle (funcall (operation-throttle operations) call)
+                    :going-ns going-ns
+                    :sendable (funcall (operation-sendable operations) call)
+                    :keep (lambda () (funcall (operation-keep operations) call)))))
+
+(defun tell-due (operations call)
+  "The time that was awaited for CALL, which runs, has come."
+  (multiple-value-call #'carry-out operations call
+    (attempt-due (funcall (operation-retries operations) call)
+                 (funcall (operation-now operations) call)
+                 :throttle (funcall (operation-throttle operations) call)
+                 :sendable (funcall (operation-sendable operations) call))))
+
+(defun tell-failed-late (operations call failure)
+  "The answer to an attempt of CALL had begun when it failed with FAILURE: the throttle counts that,
+and nothing follows."
+  (count-failure (funcall (operation-throttle operations) call)
+                 (retries-policy (funcall (operation-retries operations) call))
+                 (attempt-failure-status failure) (attempt-failure-pushback failure)))

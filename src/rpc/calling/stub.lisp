@@ -1,8 +1,8 @@
 ;;;; What the stubs of all channels share: the options of a call, its requests, and its error, with
 ;;;; the restart that makes the call again.
 ;;;;
-;;;; A stream of requests is sent by the thread that has called the stub (SEND-REQUESTS), or by the
-;;;; loop as the peer takes it, while that thread receives (PUMP-REQUESTS).
+;;;; A stream of requests is sent by the thread that has called the stub, or by the loop as the peer
+;;;; takes it, while that thread receives.
 
 (in-package #:clgrpc.calling)
 
@@ -24,39 +24,6 @@
   (loop for (value key) on (reverse plist) by #'cddr
         do (setf (call-value call key) value)))
 
-(defun check-authority (authority)
-  "Return AUTHORITY, which is to be the :authority of calls. Signal MISUSE if it has characters that
-it cannot have (RFC 3986)."
-  (unless (and (stringp authority)
-               (plusp (length authority))
-               (every (lambda (character) (char< #\Space character #\Rubout)) authority))
-    (misuse "~S cannot be the :authority of calls, which is ASCII without spaces; a name in ~
-             another alphabet has a form in it, xn--…" authority))
-  authority)
-
-(defun authority-host (authority)
-  "The host that AUTHORITY, a text HOST, HOST:PORT or [ADDRESS]:PORT, names (RFC 3986 section
-3.2)."
-  (let ((bracket (position #\] authority)))
-    (if (and bracket (char= #\[ (char authority 0)))
-        (subseq authority 1 bracket)
-        (subseq authority 0 (position #\: authority)))))
-
-(defun begin-intent (call authority max-send-octets max-receive-octets)
-  "Note what the stub of CALL, a new one, was told: the :authority of its requests, and how many
-octets a request and a response may have, each nil for what the channel says."
-  (flet ((limit (name value)
-           (unless (typep value '(integer 0 2147483647))
-             (misuse "~S is a number of octets up to 2147483647, not ~S." name value))
-           value))
-    (let ((intent (ensure-intent call)))
-      (when authority (setf (intent-authority intent) (check-authority authority)))
-      (when max-send-octets
-        (setf (intent-send-limit intent) (limit :max-send-octets max-send-octets)))
-      (when max-receive-octets
-        (setf (intent-receive-limit intent)
-              (limit :max-receive-octets max-receive-octets))))))
-
 (defconstant +least-deadline-ns+ (* 10 +ns-per-second+)
   "A smaller number, less than ten seconds after the machine's start, is not a deadline: it is a
 time in seconds, since 1900 or 1970, given by mistake.")
@@ -75,10 +42,6 @@ absolute nanoseconds or nil, and of the current call's. NOW matters only if one 
                                           (deadline-in (max 1 (seconds-ns timeout)) now)
                                           0))
                     (if *call* (call-deadline *call*) 0)))
-
-(define-hot (only-request :inline t) ((method rpc-method) request) t
-  "REQUEST, if METHOD takes it."
-  (check-message method (rpc-method-request-type method) request))
 
 (defun fail-or-retry (call channel method request options)
   "Signal the RPC-ERROR of CALL, which was made with these arguments of INVOKE. If the restart
@@ -101,9 +64,8 @@ RETRY-CALL is chosen, make another call with them and return what that returns."
     (t (misuse "A stream of requests is a sequence, a generator function or :open, not ~S."
                request))))
 
-(defun send-requests (call generator)
-  "Send the messages that GENERATOR gives from this thread, which waits while the peer does not take
-them; then close our side. Stops if CALL ends. An error in GENERATOR cancels CALL."
+(defun send-from-here (call generator)
+  "See SEND-REQUESTS: this thread sends them, and waits while the peer does not take them."
   (declare (type function generator))
   (let ((done nil))
     (with-undoing (nil (unless done (operate leave call)))
@@ -115,9 +77,8 @@ them; then close our side. Stops if CALL ends. An error in GENERATOR cancels CAL
         (rpc-error (error) (if (call-status call) (setf done t) (error error))))))
   (close-send call))
 
-(defun pump-requests (call generator)
-  "Have the loop send the messages that GENERATOR gives, as the peer takes them, and then close our
-side."
+(defun send-from-loop (call generator)
+  "See SEND-REQUESTS: CALL's loop sends them, as the peer takes them."
   (declare (type function generator))
   (let ((next nil))
     (labels ((pump ()
@@ -128,3 +89,11 @@ side."
                        ((try-send call next) (setf next nil))
                        (t (return))))))
       (on-writable call #'pump))))
+
+(defun send-requests (call generator &key on-loop)
+  "Send the messages that GENERATOR gives; then close our side. Stops if CALL ends. This thread
+sends them, and waits while the peer does not take them; an error in GENERATOR cancels CALL. If
+ON-LOOP is true CALL's loop sends them, as the peer takes them, and this returns at once."
+  (if on-loop
+      (send-from-loop call generator)
+      (send-from-here call generator)))

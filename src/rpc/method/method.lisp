@@ -275,15 +275,13 @@ the form (function-symbol \"Name\" kind \"request.Type\" \"response.Type\" [docu
 (defglobal **service-watchers** '())    ; functions without arguments
 
 (defun watch-services (function)
-  "Arrange for FUNCTION to be called, without arguments, whenever a service is defined. From any
-thread."
-  (sb-ext:atomic-push function **service-watchers**))
-
-(defun forget-watcher (function)
-  "Undo WATCH-SERVICES. From any thread."
-  (loop for old = **service-watchers**
-        until (eq old (sb-ext:compare-and-swap **service-watchers** old
-                                               (remove function old)))))
+  "Arrange for FUNCTION to be called, without arguments, whenever a service is defined. Return a
+function that undoes this. From any thread."
+  (sb-ext:atomic-push function **service-watchers**)
+  (lambda ()
+    (loop for old = **service-watchers**
+          until (eq old (sb-ext:compare-and-swap **service-watchers** old
+                                                 (remove function old))))))
 
 (defun tell-service-watchers ()
   (mapc #'funcall **service-watchers**))

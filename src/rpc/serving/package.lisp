@@ -15,10 +15,8 @@
                 #:check-metadata #:rpc-error #:rpc-error-details-octets #:rpc-error-message
                 #:rpc-error-status #:rpc-error-trailers)
   (:export
-   #:abandon-acceptor #:answer-of #:bad-answer-condition #:close-acceptor #:ensure-acceptor
-   #:acceptor-address #:acceptor-busy-p #:acceptor-calls #:execution-of
-   #:find-unknown-route #:make-routes
-   #:note-emptied #:note-long-answer #:note-short-answer #:route
-   #:route-table #:route-table-epoch #:route-table-routes #:route-table-server #:sendable-end
-   #:server #:server-emptied #:server-acceptors #:server-interceptors #:server-lock
+   #:acceptor-state #:answer-of #:await-emptied #:bad-answer-condition #:close-acceptor
+   #:ensure-acceptor #:execution-of #:find-unknown-route #:make-routes #:note-answer
+   #:note-emptied #:route #:route-table #:route-table-epoch #:route-table-routes
+   #:route-table-server #:sendable-end #:server #:server-acceptors #:server-interceptors
    #:server-observer #:server-options #:server-reserve #:server-services))

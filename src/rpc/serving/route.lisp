@@ -22,15 +22,14 @@
 
 ;;; Which methods give long answers, see room.lisp: a hint that several threads set without a lock
 
-(defun note-long-answer (route octets)
-  "A handler of ROUTE has a long message to send, of OCTETS."
-  (setf (route-long-octets route) (max octets (floor (* 3 (route-long-octets route)) 4))))
-
-(defun note-short-answer (route)
-  "A handler of ROUTE has given a short answer, where there were long ones before."
-  (setf (route-long-octets route)
-        (let ((less (floor (* 3 (route-long-octets route)) 4)))
-          (if (< less +long-octets+) 0 less))))
+(defun note-answer (route &optional (octets 0))
+  "A handler of ROUTE has a long message to send, of OCTETS; without them it has given a short
+answer where there were long ones before."
+  (let ((less (floor (* 3 (route-long-octets route)) 4)))
+    (setf (route-long-octets route)
+          (cond ((plusp octets) (max octets less))
+                ((< less +long-octets+) 0)
+                (t less)))))
 
 ;;; Tables
 

@@ -14,7 +14,7 @@
    (observer :initarg :observer :initform nil :reader server-observer) ; of what it does, or nil
    (reserve :initarg :reserve :reader server-reserve) ; of threads, for handlers that block
    (acceptors :initform '() :accessor server-acceptors) ; by which calls within the image come
-   ;; of the acceptors, the routes and the end
+   ;; of the acceptors and the end
    (lock :initform (sb-thread:make-mutex :name "clgrpc server") :reader server-lock)
    ;; see NOTE-EMPTIED
    (emptied :initform (sb-thread:make-waitqueue :name "clgrpc server emptied")
@@ -28,24 +28,17 @@
   server-interceptors "The interceptors of SERVER, as CHECK-INTERCEPTORS takes them."
   server-reserve "The reserve whose threads run those handlers of SERVER that block."
   server-acceptors "The ACCEPTORs of SERVER, by which calls within the image come."
-  server-lock "The lock of SERVER's acceptors, its routes and its end."
+  server-lock "The lock of SERVER's acceptors and its end."
   server-emptied "The queue on which threads wait for NOTE-EMPTIED.")
 
-(defgeneric acceptor-address (acceptor)
-  (:documentation "The address that clients of ACCEPTOR give, a string, or nil if it has none."))
+(defgeneric acceptor-state (acceptor)
+  (:documentation "Three values: the address that clients of ACCEPTOR give, a string, or nil if it
+has none; true if calls that came by it are under way; and how many have ended. When the last of
+those under way ends after CLOSE-ACCEPTOR, NOTE-EMPTIED is called."))
 
-(defgeneric close-acceptor (acceptor)
-  (:documentation "Have ACCEPTOR begin no more calls."))
-
-(defgeneric acceptor-busy-p (acceptor)
-  (:documentation "True if calls that came by ACCEPTOR are under way. When the last of them ends
-after CLOSE-ACCEPTOR, NOTE-EMPTIED is called."))
-
-(defgeneric abandon-acceptor (acceptor status text)
-  (:documentation "End the calls that came by ACCEPTOR with STATUS and TEXT."))
-
-(defgeneric acceptor-calls (acceptor)
-  (:documentation "How many calls that came by ACCEPTOR have ended."))
+(defgeneric close-acceptor (acceptor &optional status text)
+  (:documentation "Have ACCEPTOR begin no more calls; with STATUS and TEXT, end those that came by
+it so."))
 
 (defun ensure-acceptor (server predicate make)
   "The acceptor of SERVER for which PREDICATE is true; if there is none, what MAKE returns."
@@ -59,3 +52,9 @@ after CLOSE-ACCEPTOR, NOTE-EMPTIED is called."))
   "Calls or connections of SERVER, which stops, have ended."
   (sb-thread:with-mutex ((server-lock server))
     (sb-thread:condition-broadcast (server-emptied server))))
+
+(defun await-emptied (server seconds function)
+  "Wait until FUNCTION, which is asked again after each NOTE-EMPTIED of SERVER, returns true,
+SECONDS at most. Return what it has returned last."
+  (loop:await-until (server-emptied server) (server-lock server) (loop:notice-end seconds)
+                    function))

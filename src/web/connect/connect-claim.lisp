@@ -213,7 +213,8 @@
            (web:preflight origins fields '("GET" "POST")))
           ((own-request-p http-method target fields)
            (destructuring-bind (status text)
-               (rpc:unknown-method-verdict (subseq target 0 (char-position #\? target)))
+               (multiple-value-list
+                (rpc:verdict :unknown-method (subseq target 0 (char-position #\? target))))
              (exchange:make-plain-answer
               404 (acons "content-type" "application/json"
                          (append (web:origin-headers origins fields) (web:vary-headers origins)))

@@ -76,7 +76,7 @@
       (wire:deliver-alone call t message 0 (length message))
       (multiple-value-bind (octets end text) ; or nil, a status and a text
           (wire:inflate-message encoding message
-                               (min (wire:receive-limit call)
+                               (min (rpc:operate receive-limit call)
                                     (* +inflated-times+ (length message))))
         (cond ((null octets) (rpc:operate abort call end text :local))
               (t (when (may-decode-p call end)

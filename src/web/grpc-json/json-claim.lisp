@@ -33,7 +33,8 @@
          :operations (web:operations-for (and route (server:route-method route)))
          :route route :fields metadata :timeout timeout :incoming incoming
          :accepted (web:head-accepted fields "grpc-accept-encoding" nil)
-         :rejection (or (and (null route) (rpc:unknown-method-verdict target))
+         :rejection (or (and (null route)
+                             (multiple-value-list (rpc:verdict :unknown-method target)))
                         unreadable late (web:metadata-rejection metadata)))))))
 
 (defun prepare (server table)

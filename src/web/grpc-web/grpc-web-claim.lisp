@@ -28,7 +28,8 @@
          :incoming incoming
          :accepted (web:head-accepted fields "grpc-accept-encoding" nil)
          :cors (web:origin-headers origins fields)
-         :rejection (or (and (null route) (rpc:unknown-method-verdict target))
+         :rejection (or (and (null route)
+                             (multiple-value-list (rpc:verdict :unknown-method target)))
                         unreadable late (web:metadata-rejection metadata)))))))
 
 (defun claim-of (forms table origins http-method target fields)

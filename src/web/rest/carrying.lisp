@@ -111,7 +111,7 @@ Signal REQUEST-ERROR if they are wrong."
                     (body-parts (rest-claim-rule claim) (rest-claim-match claim)
                                 (rest-claim-query claim) (keep-parameters call claim) body end))
       (request-error (condition)
-        (rpc:abort-with call (status:make-rpc-error
+        (rpc:abort-as call (status:make-rpc-error
                               :invalid-argument :message (error-line condition) :call call
                               :peer (rpc:call-peer call) :ended-by :local)))
       (:no-error (parts)
@@ -190,7 +190,7 @@ Signal REQUEST-ERROR if they are wrong."
 is too long is 413, also if it is so only once it is decompressed."
   (if (or (web:notes-too-long (web:call-web-notes call))
           (wire:inflation-outcome-p '(:too-long) status text
-                                    :limit (wire:receive-limit call)))
+                                    :limit (rpc:operate receive-limit call)))
       413
       (server:status-http-status status)))
 

@@ -27,8 +27,8 @@
       (signals grpc:misuse (ask channel 5))
       (signals grpc:misuse (ask channel 5 :values '(:a 1)))
       (signals grpc:misuse (watch channel 5))
-      (is-false (clgrpc.serving:acceptor-busy-p
-                 (inproc::callee-of (inproc::channel-inproc-core channel)))))))
+      (is-false (nth-value 1 (clgrpc.serving:acceptor-state
+                              (inproc::callee-of (inproc::channel-inproc-core channel))))))))
 
 (test errors-say-what-calls-were-at
   "Without times, but with the stage."

@@ -33,8 +33,7 @@
     (rpc:observe message-sent both nil 5)
     (is (equal '(5 (2 :a) (1 :a)) told))
     (is (eq one (rpc:observer-for (list nil one))))
-    (is (null (rpc:observer-for '(nil nil))))
-    (is (null (rpc:join-observers nil nil)))))
+    (is (null (rpc:observer-for '(nil nil))))))
 
 (test what-is-no-observer-is-refused
   (signals misuse (rpc:make-observer :no-such-thing #'list))

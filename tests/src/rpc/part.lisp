@@ -8,13 +8,13 @@
     (is (null (rpc:call-parts call)))
     (is (null (rpc:call-inlet call)) "asking makes nothing")
     (is (null (rpc:call-parts call)))
-    (let ((inlet (rpc:ensure-inlet call)))
+    (let ((inlet (rpc::ensure-inlet call)))
       (is (eq inlet (rpc:call-inlet call)))
-      (is (eq inlet (rpc:ensure-inlet call)))
-      (is (null (rpc:call-outlet call)) "and only what was asked for is made")
+      (is (eq inlet (rpc::ensure-inlet call)))
+      (is (null (rpc::call-outlet call)) "and only what was asked for is made")
       (is (null (rpc:call-reactions call)))
-      (is (null (rpc:call-ending call)))
-      (is (null (rpc:call-intent call))))))
+      (is (null (rpc::call-ending call)))
+      (is (null (rpc::call-intent call))))))
 
 (test parts-are-made-once
   "Threads that need a part of one call at the same time get the same."
@@ -25,11 +25,11 @@
                                  collect (sb-thread:make-thread
                                           (lambda ()
                                             (sb-thread:wait-on-semaphore go :timeout 20)
-                                            (rpc:ensure-intent call))))))
+                                            (rpc::ensure-intent call))))))
              (sb-thread:signal-semaphore go 3)
              (let ((intents (mapcar #'sb-thread:join-thread threads)))
                (unless (and (first intents)
-                            (every (lambda (intent) (eq intent (rpc:call-intent call))) intents))
+                            (every (lambda (intent) (eq intent (rpc::call-intent call))) intents))
                  (fail "two intents of one call")
                  (return)))
-             (is (eq (rpc:call-intent call) (rpc:ensure-intent call))))))
+             (is (eq (rpc::call-intent call) (rpc::ensure-intent call))))))

@@ -88,7 +88,7 @@
 (test trailers-are-added
   (let ((call (new-call)))
     (rpc:add-trailers call '())
-    (is (null (rpc:call-ending call)))
+    (is (null (rpc::call-ending call)))
     (setf (rpc:call-trailers call) '(("a" . "1")))
     (rpc:add-trailers call '(("b" . "2")))
     (is (equal '(("a" . "1") ("b" . "2")) (rpc:call-trailers call)))))

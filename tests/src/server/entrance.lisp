@@ -8,14 +8,11 @@
    (told :initform '() :accessor door-told))
   (:documentation "An acceptor that notes what it is told."))
 
-(defmethod serving:acceptor-address ((door door)) "door:1")
-(defmethod serving:close-acceptor ((door door)) (push :close (door-told door)))
-(defmethod serving:acceptor-busy-p ((door door)) (door-busy door))
-(defmethod serving:acceptor-calls ((door door)) 7)
-(defmethod serving:abandon-acceptor ((door door) status text)
+(defmethod serving:acceptor-state ((door door)) (values "door:1" (door-busy door) 7))
+(defmethod serving:close-acceptor ((door door) &optional status text)
   (declare (ignore text))
-  (push status (door-told door))
-  (setf (door-busy door) nil))
+  (push (or status :close) (door-told door))
+  (when status (setf (door-busy door) nil)))
 
 (defun door-of (server)
   (serving:ensure-acceptor server (lambda (acceptor) (typep acceptor 'door))

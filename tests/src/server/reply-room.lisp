@@ -9,7 +9,7 @@ waits, and ends when it has waited long enough, or with its caller."
   (with-server-loop (server-loop :options '(:room-wait-seconds 2)) (:ask #'keep-open)
     (comes server-loop)
     (let ((route (route-named (server::server-loop-server server-loop) 'lab.bench:ask)))
-      (serving:note-long-answer route (ash (sb-ext:dynamic-space-size) -1))
+      (serving:note-answer route (ash (sb-ext:dynamic-space-size) -1))
       (asks 1 "Ask" 1)
       (memory:passes 0.01)
       (is-true (server::server-loop-probe server-loop))

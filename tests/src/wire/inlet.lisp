@@ -24,7 +24,7 @@
   (with-link (link)
     (let ((call (calls 1)))
       (brings 1 (apply #'letter-octets (loop repeat 500 collect 5)))
-      (is (< (loop for arrival = (rpc:call-incoming call) then (rpc:arrival-next arrival)
+      (is (< (loop for arrival = (rpc:call-incoming call) then (rpc::arrival-next arrival)
                    while arrival count t)
              10))
       (is (= 500 (length (received call))))

@@ -11,7 +11,7 @@
     (wire:encode-metadata (status:check-metadata metadata) encoder buffer)
     (hpack:decode-block decoder (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer)
                         list)
-    (values (wire::fields-metadata (wire:list-custom-fields list #())) list)))
+    (values (wire::fields-metadata (wire::list-custom-fields list #())) list)))
 
 (test metadata-round-trip
   (let ((metadata `(("x-trace" . "abc") ("x-trace" . "def") ("empty" . "")
@@ -29,9 +29,9 @@ dropped."
   "A peer that sends the same fields again costs no new vector."
   (multiple-value-bind (metadata list) (through-hpack '(("x-a" . "1") ("x-b" . "2")))
     (declare (ignore metadata))
-    (let ((first (wire:list-custom-fields list #())))
-      (is (eq first (wire:list-custom-fields list first)))
-      (is (not (eq first (wire:list-custom-fields list (subseq first 0 1))))))))
+    (let ((first (wire::list-custom-fields list #())))
+      (is (eq first (wire::list-custom-fields list first)))
+      (is (not (eq first (wire::list-custom-fields list (subseq first 0 1))))))))
 
 (test binary-values-that-are-none
   "Whether the binary values of metadata are base64 is known before anybody asks for them."

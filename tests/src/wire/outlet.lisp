@@ -42,7 +42,7 @@ hears of the room."
       (signals status:resource-exhausted (wire:encode-message call (letter 2000) nil))
       (is (= 1 (length (on-loop (lambda ()
                                   (rpc:send call (letter 10))
-                                  (list (rpc:call-outcome call))))))))))
+                                  (list (rpc::call-outcome call))))))))))
 
 (test encoded-messages-have-their-prefix
   "Short ones are octets, long ones a parcel."

@@ -6,7 +6,7 @@
 (test status-message-encoding
   "Percent-encoding as gRPC over HTTP/2 has it, and decoding that never fails."
   (flet ((encoded (string) (map 'string #'code-char (wire:encode-status-message string)))
-         (decoded (string) (wire:decode-status-message (ascii-octets string))))
+         (decoded (string) (wire::decode-status-message (ascii-octets string))))
     (is (string= "plain text, with ~ and !" (encoded "plain text, with ~ and !")))
     (is (string= "100%25%0A%C3%A9" (encoded (format nil "100%~%é"))))
     (is (string= (format nil "100%~%é") (decoded "100%25%0A%c3%a9")))
@@ -16,7 +16,7 @@
     (is (= 1 (length (decoded "%FF"))))
     (loop for code in '(0 31 32 37 126 127 200 8364 128512)
           for string = (string (code-char code))
-          do (is (string= string (wire:decode-status-message
+          do (is (string= string (wire::decode-status-message
                               (wire:encode-status-message string)))))))
 
 (test long-status-messages-are-cut
@@ -32,7 +32,7 @@
                             (format nil "~{~A~}" (loop repeat 50 collect "a%é€ ")))
         do (loop for limit from 0 to 1000 by 7
                  do (let* ((octets (wire:encode-status-message string limit))
-                           (decoded (wire:decode-status-message octets)))
+                           (decoded (wire::decode-status-message octets)))
                       (is (<= (length octets) limit))
                       (is (or (string= decoded string)
                               (string= decoded "")

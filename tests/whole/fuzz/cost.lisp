@@ -149,7 +149,7 @@ of kind and octets, is."
 (define-decoder "status message" (text-seeds "not%20there%E2%82%AC" "plain" "%")
   (lambda (kind octets)
     (declare (ignore kind))
-    (wire:decode-status-message octets)))
+    (wire::decode-status-message octets)))
 
 (define-decoder "metadata" (text-seeds "AAECAw" "AA==,AQ" "a,b , c" ",,,")
   (lambda (kind octets)

@@ -120,7 +120,7 @@
   "A call of CORE's that is sent with the headers x-key that VALUES are."
   (let ((call (client::make-client-call :endpoint core
                                         :operations client::**single-operations**)))
-    (setf (clgrpc.rpc:intent-metadata (clgrpc.rpc:ensure-intent call))
+    (setf (clgrpc.rpc:outgoing-metadata call)
           (loop for value in values collect (cons "x-key" value)))
     call))
 

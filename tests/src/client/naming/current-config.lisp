@@ -166,7 +166,7 @@
              (client::wake core)
              (push-config puppet (apply #'config-of-ask fields))
              (let ((call (begin-ask core)))
-               (list (wire:send-limit call) (wire:receive-limit call))))))
+               (multiple-value-list (client::call-limits call))))))
     (is (equal '(2147483647 4194304) (limits '() :timeout 1)))
     (is (equal '(10 20) (limits '() :max-request-message-bytes 10
                                     :max-response-message-bytes 20)))

@@ -6,13 +6,13 @@
 (test a-client-loop-lives-as-long-as-it-is-used
   (let* ((one (calling:acquire-client-loop (make-channel-options)))
          (event-loop (calling:client-loop-loop one))
-         (timers (calling:acquire-timer-loop)))
+         (timers (calling:acquire-client-loop :timers)))
     (is-true (member one (calling::client-loops)))
     (is (eq one timers))
     (calling:release-client-loop one)
     (is-true (member one (calling::client-loops)))
     (is-true (loop:run-or-post event-loop (constantly t)))
-    (calling:release-timer-loop timers)
+    (calling:release-client-loop timers :timers)
     (is (not (member one (calling::client-loops))))))
 
 (test who-runs-a-handler-does-not-drive

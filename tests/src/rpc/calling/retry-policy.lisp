@@ -3,22 +3,24 @@
 (in-package #:clgrpc.tests.rpc)
 (in-suite :clgrpc.calling)
 
-(defun policy-of (config)
-  "The retry or hedging policy that CONFIG, the plist of a method config, has for all methods."
+(defun policy-of (config &rest options)
+  "The retry or hedging policy that CONFIG, the plist of a method config, has for all methods, and
+how many attempts it allows, of a channel with OPTIONS."
   (calling:find-retry-policy
    (config:find-method-config
     (config:parse-service-config `(:method-config ((:name (()) ,@config))))
     "/a.B/C")
-   (make-channel-options)))
+   (apply #'make-channel-options options)))
 
 (defun retrying (&key (attempts 4) (initial 0.1) (maximum 0.3) (multiplier 2))
   (policy-of `(:retry-policy (:max-attempts ,attempts :initial-backoff ,initial
                               :max-backoff ,maximum :backoff-multiplier ,multiplier
                               :retryable-status-codes (:unavailable :aborted)))))
 
-(defun hedging (&key (attempts 4))
-  (policy-of `(:hedging-policy (:max-attempts ,attempts :hedging-delay 0.5
-                                :non-fatal-status-codes (:unavailable)))))
+(defun hedging (&rest options &key (attempts 4) &allow-other-keys)
+  (apply #'policy-of `(:hedging-policy (:max-attempts ,attempts :hedging-delay 0.5
+                                        :non-fatal-status-codes (:unavailable)))
+         (alexandria:remove-from-plist options :attempts)))
 
 (defun throttle-with (tokens ratio)
   (calling:current-throttle
@@ -26,9 +28,9 @@
         `(:retry-throttling (:max-tokens ,tokens :token-ratio ,ratio)))))
 
 (test policies-say-how-often
-  (is (= 4 (calling:policy-limit (retrying) (make-channel-options))))
-  (is (= 5 (calling:policy-limit (retrying :attempts 9) (make-channel-options))))
-  (is (= 2 (calling:policy-limit (hedging) (make-channel-options :max-attempts 2))))
+  (is (= 4 (nth-value 1 (retrying))))
+  (is (= 5 (nth-value 1 (retrying :attempts 9))))
+  (is (= 2 (nth-value 1 (hedging :max-attempts 2))))
   (is (null (calling:find-retry-policy nil (make-channel-options))))
   (is (calling::hedging-policy-p (hedging)))
   (is (not (calling::hedging-policy-p (retrying))))

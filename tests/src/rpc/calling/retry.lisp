@@ -9,7 +9,7 @@
 (defun retries-of (policy &rest running)
   "The RETRIES of a call under POLICY, or nil, that has the attempts RUNNING."
   (calling:make-retries policy
-                        (if policy (calling:policy-limit policy (make-channel-options)) 1)
+                        (if policy (calling::policy-limit policy (make-channel-options)) 1)
                         running))
 
 (defun fails (retries failure &rest rest &key (attempt :a) (number 0) (now 0) (keep t)
@@ -17,13 +17,13 @@
   "What RETRIES decide, a list, as ATTEMPT fails with FAILURE."
   (setf rest (alexandria:remove-from-plist rest :attempt :number :now :keep))
   (multiple-value-list
-   (apply #'calling:attempt-failed retries attempt number failure now
+   (apply #'calling::attempt-failed retries attempt number failure now
           (constantly (sb-ext:seed-random-state 1))
           :keep (constantly keep) rest)))
 
 (defun comes-due (retries &rest rest &key (now 0) &allow-other-keys)
   "What RETRIES decide, a list, as the time that they have awaited comes."
-  (multiple-value-list (apply #'calling:attempt-due retries now
+  (multiple-value-list (apply #'calling::attempt-due retries now
                               (alexandria:remove-from-plist rest :now))))
 
 (defun begins (retries attempt)
@@ -55,7 +55,7 @@
           do (is (equal (list :fail failure) (apply #'decision failure rest)) "~S ~S" failure rest))
     ;; what is kept is asked of nobody else
     (let ((asked nil))
-      (calling:attempt-failed (retries-of (retrying) :a) :a 0 (failure :internal) 0 #'list
+      (calling::attempt-failed (retries-of (retrying) :a) :a 0 (failure :internal) 0 #'list
                               :keep (lambda () (setf asked t)))
       (is (null asked)))))
 
@@ -67,7 +67,7 @@
           do (is (awaits-p low (max low (* low 3/2))
                            (fails retries (failure :unavailable :pushback pushback)
                                   :number (1- number))))
-             (is (eq :retry (calling:retries-awaited retries)))
+             (is (eq :retry (calling::retries-awaited retries)))
              (is (equal '(:begin nil) (comes-due retries)))
              (is (equal '(nil nil) (comes-due retries)) "once only")
              (is (= number (begins retries :a))))
@@ -96,7 +96,7 @@
   "Each has the next awaited but the last."
   (let ((retries (retries-of (hedging :attempts 3) :a)))
     (is (equal '(:await 500000000)
-               (multiple-value-list (calling:first-begun retries t))))
+               (multiple-value-list (calling::first-begun retries t))))
     (is (equal '(:begin 500000000) (comes-due retries)))
     (is (= 1 (begins retries :b)))
     (is (equal '(:begin nil) (comes-due retries)))
@@ -107,18 +107,18 @@
     (is (eq :fail (first (fails retries (failure) :attempt :c :number 2))))))
 
 (test hedges-that-may-not-begin
-  (is (null (calling:first-begun (retries-of (hedging) :a) nil)))
-  (is (null (calling:first-begun (calling:make-retries (hedging) 1 (list :a)) t)))
-  (is (null (calling:first-begun (retries-of (retrying) :a) t)))
+  (is (null (calling::first-begun (retries-of (hedging) :a) nil)))
+  (is (null (calling::first-begun (calling:make-retries (hedging) 1 (list :a)) t)))
+  (is (null (calling::first-begun (retries-of (retrying) :a) t)))
   (let ((retries (retries-of (hedging) :a)))
-    (calling:first-begun retries t)
+    (calling::first-begun retries t)
     (is (equal '(nil nil) (comes-due retries :sendable nil)))
     (is (= 1 (calling::retries-issued retries)))))
 
 (test a-throttle-stops-hedges
   (let ((throttle (throttle-with 2 1)) (retries (retries-of (hedging) :a)) (last (failure)))
     (calling::change-tokens throttle -1000)
-    (calling:first-begun retries t)
+    (calling::first-begun retries t)
     (is (equal '(nil nil) (comes-due retries :throttle throttle)))
     (is-true (calling::retries-over retries))
     (is (equal (list :fail last) (fails retries last))))
@@ -158,14 +158,14 @@ which has said GOAWAY."
 
 (test the-answered-attempt-has-the-call
   (let ((retries (retries-of (hedging) :a)))
-    (calling:first-begun retries t)
+    (calling::first-begun retries t)
     (comes-due retries)
     (begins retries :b)
     (is (equal '(:a) (calling:commit retries :b)))
     (is (equal '(:b) (calling:retries-running retries)))
-    (is (null (calling:retries-awaited retries)))
+    (is (null (calling::retries-awaited retries)))
     (is (equal '(nil nil) (comes-due retries)))
-    (is (equal '(:b) (calling:end-retries retries)))))
+    (is (equal '(:b) (calling:commit retries nil)))))
 
 (test time-without-an-attempt-is-counted
   (let ((retries (retries-of (retrying) :a)))

@@ -63,7 +63,7 @@ is room, and :closed and :left; and a function that returns that."
     (multiple-value-bind (call sent) (sending-call (lambda (message)
                                                      (declare (ignore message))
                                                      (<= 0 (decf room))))
-      (calling:pump-requests call (calling:request-generator '(1 2 3)))
+      (calling:send-requests call (calling:request-generator '(1 2 3)) :on-loop t)
       (let ((pump (rpc:reactions-on-writable (rpc:call-reactions call))))
         (funcall pump)
         (is (equal '(2 1) (funcall sent)))

@@ -44,9 +44,9 @@
 (test long-answers-are-remembered-for-a-while
   (let ((route (route-named (routes-of) "/words.Speaker/Echo"))
         (long (* 2 rpc:+long-octets+)))
-    (serving:note-long-answer route long)
+    (serving:note-answer route long)
     (is (= long (serving::route-long-octets route)))
-    (serving:note-long-answer route (1+ rpc:+long-octets+))
+    (serving:note-answer route (1+ rpc:+long-octets+))
     (is (= (* 3/4 long) (serving::route-long-octets route)))
-    (loop repeat 2 do (serving:note-short-answer route))
+    (loop repeat 2 do (serving:note-answer route))
     (is (= 0 (serving::route-long-octets route)))))

@@ -18,11 +18,10 @@
 
 (test who-waits-for-calls-hears-that-they-have-ended
   (let* ((server (new-server))
+         (looks 0)
          (waiter (sb-thread:make-thread
                   (lambda ()
-                    (sb-thread:with-mutex ((serving:server-lock server))
-                      (sb-thread:condition-wait (serving:server-emptied server)
-                                                (serving:server-lock server) :timeout 10)))))
+                    (serving:await-emptied server 10 (lambda () (< 1 (incf looks)))))))
          (heard nil))
     (loop until (setf heard (not (sb-thread:thread-alive-p waiter)))
           do (serving:note-emptied server)
