@@ -23,8 +23,8 @@
                   #:notify #:observe #:observer #:operate #:outgoing #:outgoing-type #:outlet
                   #:overdue-p #:own-limits #:parts #:pop-incoming #:push-arrival #:push-incoming
                   #:reactions #:reactions-due #:reactions-on-message #:reactions-scheduled
-                  #:reactions-timers #:refuse-to-wait #:room-p #:takes-one-p #:uncharge #:verdict-error
-                  #:wait-for-call #:with-user-code)
+                  #:reactions-timers #:refuse-to-wait #:room-p #:takes-one-p #:uncharge
+                  #:verdict-error #:wait-for-call #:with-user-code)
   (:export
    #:accepted-encodings #:begin-on-link #:begin-sending #:budget-used-p #:close-link
    #:decode-packed #:deliver-alone
