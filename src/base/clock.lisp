@@ -14,7 +14,7 @@
   'function)
 
 (defconstant +ns-per-second+ 1000000000
-  "How many nanoseconds a second has.")
+  "The nanoseconds of a second.")
 
 ;;; Numbers of the clocks, the same on every Linux.
 (defconstant +clock-realtime+ 0)
@@ -41,17 +41,17 @@ thread."
   (read-clock +clock-monotonic+))
 
 (defun suspended-ns ()
-  "How long the machine has been suspended since it was started, in nanoseconds; MONOTONIC-NS stands
-still meanwhile."
+  "The time for which the machine has been suspended since it was started, in nanoseconds;
+MONOTONIC-NS stands still meanwhile."
   (max 0 (- (read-clock +clock-boottime+) (read-clock +clock-monotonic+))))
 
 (defun thread-time-ns ()
-  "How long this thread has been on a processor, in nanoseconds."
+  "The processor time of this thread, in nanoseconds."
   (read-clock +clock-thread+))
 
 (defun process-time-ns (pid)
-  "How long all threads of the process PID, those included that have ended, have been on processors,
-in nanoseconds (clock_getcpuclockid); 0 if there is no such process. From any thread."
+  "The processor time of all threads of the process PID, with those that have ended, in nanoseconds
+(clock_getcpuclockid); 0 if there is no such process. From any thread."
   (sb-alien:with-alien ((timespec (array (sb-alien:signed 64) 2)))
     (if (zerop (sb-alien:alien-funcall
                 (sb-alien:extern-alien "clock_gettime"

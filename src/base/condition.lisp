@@ -8,30 +8,30 @@
   (:documentation "The root of all errors that clgrpc signals."))
 
 (define-condition misuse (clgrpc-error program-error)
-  ((text :initarg :text :reader misuse-text)) ; what was wrong
+  ((text :initarg :text :reader misuse-text)) ; the fault
   (:report (lambda (condition stream) (write-string (misuse-text condition) stream)))
-  (:documentation "The caller used clgrpc in a way it does not allow; nothing was sent or
-changed. It is a PROGRAM-ERROR, as wrong arguments are anywhere in Common Lisp."))
+  (:documentation "The caller broke a rule of the interface of clgrpc; nothing was sent or changed.
+It is a PROGRAM-ERROR, as for wrong arguments anywhere in Common Lisp."))
 
 (document-functions
   misuse-text "The caller's fault, as text.")
 
 (defun misuse (control &rest arguments)
-  "Signal MISUSE with the text that CONTROL and ARGUMENTS format."
+  "Signal MISUSE with the text that CONTROL and ARGUMENTS format. From any thread."
   (error 'misuse :text (format nil "~?" control arguments)))
 
 (define-condition function-failed (error)
-  ((cause :initarg :cause :reader function-failed-cause)) ; what was signalled
-  (:documentation "The user's function that a stream is told to has failed. Whatever it has
-signalled, also an RPC-ERROR of its own calls, says nothing of the stream, so this carries it out of
-what handles the stream's conditions."))
+  ((cause :initarg :cause :reader function-failed-cause)) ; the condition that it signalled
+  (:documentation "A user's function that reads a stream has failed. Its condition, which may be an
+RPC-ERROR of a call of its own, says nothing about the stream. So this condition wraps it and
+carries it past the stream's own handlers."))
 
 (document-functions
   function-failed-cause "The condition that the function has signalled.")
 
 (defmacro with-function-failed ((&optional (type 'serious-condition)) &body body)
-  "Evaluate BODY, which calls a function of a user's. Signal FUNCTION-FAILED for a condition of TYPE
-that it signals, so that nobody takes that for what it would say of the caller's own work."
+  "Evaluate BODY, which calls a user's function. Signal FUNCTION-FAILED for a condition of TYPE from
+BODY, so that no handler takes it for an error of the caller's own work."
   `(handler-case (progn ,@body)
      (,type (condition) (error 'function-failed :cause condition))))
 
@@ -39,14 +39,15 @@ that it signals, so that nobody takes that for what it would say of the caller's
   (;; the name of the row of the options table
    (option :initarg :option :reader limit-exceeded-option)
    (limit :initarg :limit :reader limit-exceeded-limit) ; its value
-   ;; what was asked for, or nil
+   ;; the value that exceeds it, or nil
    (actual :initarg :actual :initform nil :reader limit-exceeded-actual))
   (:report (lambda (condition stream)
              (format stream "Limit ~(~A~) of ~D exceeded~@[ by a value of ~D~]."
                      (limit-exceeded-option condition) (limit-exceeded-limit condition)
                      (limit-exceeded-actual condition))))
-  (:documentation "Something a peer or caller can grow went past its limit. OPTION names the row of
-the options table, LIMIT is its value, ACTUAL what was asked for, if known."))
+  (:documentation "A quantity that a peer or caller can grow exceeded its limit. OPTION names the
+row of the options table, LIMIT is its value. ACTUAL is the value that exceeds it, or nil if
+unknown."))
 
 (document-functions
   limit-exceeded-option "The name of the limit's row of the options table, a keyword."

@@ -1,9 +1,9 @@
-;;;; Kernels that copy octets (clgrpc.kernel says what a kernel is).
+;;;; Kernels that copy octets (clgrpc.kernel explains kernels).
 
 (in-package #:clgrpc.base)
 
 (define-kernel %prefetch ((address :word)) () ()
-    "Fetch the cache line at ADDRESS, whatever that is, without waiting for it."
+    "Prefetch the cache line at ADDRESS, which may be any number, without waiting for it."
   (inst prefetch :t0 (memory 0 address)))
 
 (define-kernel %copy-256 ((from :sap) (to :sap) (count :count)) (here)
@@ -35,7 +35,7 @@ which makes this faster than memmove where the two are not, as is usual."
 
 (define-kernel %copy-512 ((from :sap) (to :sap) (count :count)) ()
     (:integers (mask) :vectors-512 (octets) :masks (some))
-    "Copy COUNT octets, 64 at most, from FROM to TO, and zeros behind them up to 64."
+    "Copy COUNT octets, 64 at most, from FROM to TO, and fill up with zeros to 64 octets."
   (inst mov mask -1)
   (instx :bzhi mask mask count)
   (instx :kmovq some mask)

@@ -15,7 +15,8 @@
 
 (document-functions
   make-fifo "Return an empty queue."
-  fifo-items "The list of what is in FIFO, oldest first; it is FIFO's own.")
+  fifo-items "The list of the items in FIFO, oldest first. It is FIFO's own list; do not change
+it.")
 
 (defmethod print-object ((fifo fifo) stream)
   (print-unreadable-object (fifo stream :type t)
@@ -37,8 +38,8 @@
   nil)
 
 (defun enqueue-in-order (item fifo before-p)
-  "Put ITEM into FIFO behind every item that it does not come before. BEFORE-P is a function of two
-items; what is in FIFO is in its order."
+  "Insert ITEM into FIFO after all items that it does not come before. BEFORE-P, a function of two
+items, defines the order, in which the items of FIFO already are."
   (declare (type function before-p))
   (let ((items (fifo-items fifo)))
     (cond ((not (and items (funcall before-p item (first (fifo-tail fifo)))))
@@ -65,6 +66,6 @@ items; what is in FIFO is in its order."
     nil))
 
 (defun clear-fifo (fifo)
-  "Empty FIFO; return the list of what was in it, oldest first."
+  "Empty FIFO; return the list of its items, oldest first."
   (setf (fifo-tail fifo) '())
   (shiftf (fifo-items fifo) '()))

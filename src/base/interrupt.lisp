@@ -1,13 +1,14 @@
 ;;;; Interrupts of threads. A user's WITH-TIMEOUT, TERMINATE-THREAD or a debugger's abort unwinds a
-;;;; thread at any instruction, also in the middle of ours. What a thread announces to others before
-;;;; it does it, such as that it is about to wake a loop, is therefore announced and done, or taken
-;;;; back, with interrupts off. They are on where user code runs and where a thread sleeps.
+;;;; thread at any instruction, also in the middle of ours. Some actions are announced to other
+;;;; threads first, such as the wakeup of a loop. So a thread announces and performs such an action,
+;;;; or undoes the announcement, with interrupts off. They are on where user code runs and where a
+;;;; thread sleeps.
 
 (in-package #:clgrpc.base)
 
 (defmacro with-undoing ((begin &rest undo) &body body)
   "Evaluate the form BEGIN, then BODY and return its values; then, however BODY is left, the forms
-UNDO. An interrupt comes in BODY only, so what BEGIN has done is always undone."
+UNDO. Interrupts are enabled only in BODY, so the effect of BEGIN is always undone."
   `(sb-sys:without-interrupts
      ,begin
      (unwind-protect (sb-sys:with-local-interrupts ,@body)

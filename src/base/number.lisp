@@ -1,7 +1,7 @@
-;;;; Numbers that somebody else has said: a peer, a resolver, a service config, a user's function.
-;;;; SBCL traps overflow, division by zero and invalid operations, and a comparison with a NaN is
-;;;; one, so that such a number can signal an error wherever it is used. Hence the rule: it is
-;;;; checked finite and moved into a range once, where it is read; what is computed of it later is
+;;;; Numbers from outside: from a peer, a resolver, a service config, a user's function. SBCL traps
+;;;; overflow, division by zero and invalid operations, and a comparison with a NaN is one, so that
+;;;; such a number can signal an error wherever it is used. Hence the rule: the code that reads such
+;;;; a number checks that it is finite and moves it into a range; later computations with it are
 ;;;; safe by that range.
 
 (in-package #:clgrpc.base)

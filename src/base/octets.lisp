@@ -35,8 +35,8 @@
          ,@body))))
 
 (define-hot (prefetch-behind :inline t) (object (count index)) null
-  "Fetch the cache line that lies COUNT octets behind the beginning of OBJECT, whatever is there,
-without waiting for it."
+  "Prefetch the cache line COUNT octets after the beginning of OBJECT, without waiting for it. Any
+memory may be there."
   (%prefetch (+ (sb-kernel:get-lisp-obj-address object) count))
   nil)
 
@@ -61,7 +61,7 @@ without waiting for it."
 (define-leaf (%copy-few :inline t) ((from octets) (start index) (to octets) (at index)
                                     (count index))
     null
-  "As %COPY-OCTETS, for few: by words, the last of which may overlap the one before it."
+  "As %COPY-OCTETS, for few octets: copied by words; the last word may overlap the one before it."
   (if (< count 8)
       (loop for i of-type index below count
             do (setf (aref to (+ at i)) (aref from (+ start i))))
@@ -121,8 +121,8 @@ Signal an error if either range is out of bounds."
   (sb-kernel:%shrink-vector octets (- end start)))
 
 (define-leaf %octets-equal ((a octets) (b octets) (start index)) boolean
-  "True if A equals the octets of B from START, of which there are as many: compared by words, the
-last of which may overlap the one before it."
+  "True if A equals as many octets of B from START. They are compared by words; the last word may
+overlap the one before it."
   (let ((count (length a)))
     (if (< count 8)
         (loop for i of-type index below count
@@ -198,15 +198,15 @@ last of which may overlap the one before it."
 
 (document-functions
   buffer-octets "The vector that BUFFER's octets are in, until it grows. SETFable."
-  buffer-start "Where in it BUFFER's octets begin. SETFable."
-  buffer-end "Where in it BUFFER's octets end. SETFable.")
+  buffer-start "The start of BUFFER's octets in its vector. SETFable."
+  buffer-end "The end of BUFFER's octets in its vector. SETFable.")
 
 (defun make-buffer (&key (size 4096))
   "Return an empty buffer with room for SIZE octets before it grows."
   (%make-buffer (make-array size :element-type 'octet)))
 
 (define-hot (buffer-fill :inline t) ((buffer buffer)) index
-  "How many octets BUFFER holds."
+  "The number of octets in BUFFER."
   (- (buffer-end buffer) (buffer-start buffer)))
 
 (defmethod print-object ((buffer buffer) stream)
@@ -214,11 +214,11 @@ last of which may overlap the one before it."
     (format stream "~D of ~D octets" (buffer-fill buffer) (length (buffer-octets buffer)))))
 
 (define-hot (buffer-room :inline t) ((buffer buffer)) index
-  "How many octets fit after the end of BUFFER before it must grow."
+  "The number of octets that fit after the end of BUFFER before it must grow."
   (- (length (buffer-octets buffer)) (buffer-end buffer)))
 
 (define-hot grown-length ((length index) (count index)) index
-  "How long the octets of a buffer, now LENGTH, are to be for COUNT: at least twice as long."
+  "The new length of a buffer's vector, now LENGTH, for COUNT octets: at least twice as long."
   (let ((need (max (* 2 length) count)))
     (if (< need 1048576)
         (ash 1 (integer-length (1- need))) ; so that those of many buffers are alike
@@ -259,7 +259,7 @@ Return its octet vector, in which BUFFER-END is where to write."
   nil)
 
 (define-hot (clear-buffer :inline t) ((buffer buffer)) null
-  "Forget what BUFFER holds; its room stays."
+  "Empty BUFFER; its room stays."
   (setf (buffer-start buffer) 0
         (buffer-end buffer) 0)
   nil)

@@ -71,8 +71,8 @@ Otherwise as DEFINE-HOT."
 
 (defmacro define-flags (structure slot &body names)
   "Define accessors STRUCTURE-NAME, SETFable, of booleans for NAMES: bits of SLOT, a slot of
-STRUCTURE of a type (unsigned-byte N) with N of their number or more. For structures of which there
-are many: each boolean slot would take a word. Only one thread at a time may set any of them."
+STRUCTURE of a type (unsigned-byte N) with N of their number or more. This is for structures with
+many instances: each boolean slot would take a word. Only one thread at a time may set any of them."
   (flet ((accessor (name) (intern (format nil "~A-~A" structure name))))
     `(progn
        ,@(loop for name in names
@@ -88,8 +88,8 @@ are many: each boolean slot would take a word. Only one thread at a time may set
                           value)))))
 
 (defmacro document-functions (&rest names-and-texts)
-  "Give each function, one that DEFSTRUCT or DEFINE-CONDITION made, the documentation behind its
-name."
+  "Set the documentation of functions made by DEFSTRUCT or DEFINE-CONDITION: names and texts by
+turns."
   `(setf ,@(loop for (name text) on names-and-texts by #'cddr
                  collect `(documentation ',name 'function)
                  collect text)))

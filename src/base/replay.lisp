@@ -1,11 +1,11 @@
-;;;; What a client's call keeps of its requests until its response begins, so that it can be tried
-;;;; again (gRFC A6): within a budget of its own, and within one of its channel's. A transport keeps
-;;;; the messages in its own form; here they are counted.
+;;;; The requests that a client's call keeps until its response begins, so that it can be retried
+;;;; (gRFC A6): within a budget of its own, and within one of its channel's. A transport keeps the
+;;;; messages in its own form; here they are counted.
 
 (in-package #:clgrpc.base)
 
 (defstruct (octet-budget (:copier nil))
-  "The octets that the calls of a channel together are charged with, of what they keep."
+  "The octets of the requests that all calls of a channel keep together."
   (held 0 :type sb-ext:word))           ; octets; atomic
 
 (declaim (sb-ext:freeze-type octet-budget))
@@ -13,7 +13,7 @@
 (defstruct (replay (:constructor make-replay
                     (octet-budget limit &optional (room most-positive-fixnum)))
                    (:copier nil))
-  "The messages that a call has sent, none of which has been answered."
+  "The messages that a call has sent, before any answer."
   (octet-budget nil :type octet-budget) ; the channel's, charged with OCTETS
   (limit 0 :type index)                 ; how many octets may be kept
   (room 0 :type fixnum)                 ; how many more messages may be
@@ -50,7 +50,7 @@ in the call's budget or in TOTAL octets of the channel's calls. From one thread 
            t))))
 
 (defun release-replay (replay)
-  "What REPLAY keeps is not kept any more."
+  "Drop the requests that REPLAY keeps, and return their octets to the budget."
   (sb-ext:atomic-decf (octet-budget-held (replay-octet-budget replay))
                       (shiftf (replay-octets replay) 0))
   (setf (replay-messages replay) '()))

@@ -3,9 +3,9 @@
 (in-package #:clgrpc.base)
 
 (defstruct (ring (:constructor %make-ring) (:copier nil))
-  "A link of a list, or its head; in no list it is alone, both its neighbours are itself."
+  "A link of a list, or its head. A link in no list has itself as both neighbours."
   (before nil :type (or null ring))     ; the link before it
-  (after nil :type (or null ring)))     ; the link behind it
+  (after nil :type (or null ring)))     ; the link after it
 
 (document-functions
   ring-p "True of a link of a list, or its head.")

@@ -1,9 +1,9 @@
-;;;; Names that somebody is likely to have meant, for messages such as "is it --listen?".
+;;;; Names that were probably meant by a misspelt one, for messages such as "is it --listen?".
 
 (in-package #:clgrpc.base)
 
 (defun edit-distance (one other)
-  "How many characters are to be put in, left out or replaced to make the string OTHER of ONE."
+  "The number of characters to insert, delete or replace to make the string OTHER from ONE."
   (let ((row (loop for i from 0 to (length other) collect i)))
     (loop for char across one
           for above = row
@@ -17,8 +17,8 @@
     (first (last row))))
 
 (defun suggested-name (name names)
-  "That of NAMES, strings, which somebody who wrote NAME is likely to have meant, or nil: the only
-one that begins so, or the one nearest to it."
+  "The one of NAMES, strings, that was probably meant by NAME, or nil: the only one that begins with
+NAME, or the one nearest to it."
   (let ((begun (remove-if-not (lambda (known) (uiop:string-prefix-p name known)) names)))
     (if (and begun (null (rest begun)) (< 3 (length name)))
         (first begun)

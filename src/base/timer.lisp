@@ -10,10 +10,10 @@
 ;;;; they are due, never before.
 ;;;;
 ;;;; A slot is a circular list, linked through the timers, and holds its first. ADVANCE-WHEEL first
-;;;; moves what is due to the last slot, +EXPIRED+, and then runs that: functions may schedule and
-;;;; cancel at will, and if one signals an error the next call goes on with the rest.
+;;;; moves the due timers to the last slot, +EXPIRED+, and then runs these: functions may schedule
+;;;; and cancel at will, and if one signals an error the next call goes on with the rest.
 ;;;;
-;;;; EARLIEST-NS is a time before which no timer is due, so that one comparison tells whether the
+;;;; EARLIEST-NS is a time before which no timer is due, so that one comparison shows whether the
 ;;;; wheel must be advanced; other threads may read it as well. Scheduling a timer may make it
 ;;;; smaller; NEXT-DUE-NS, and with it ADVANCE-WHEEL, makes it exact.
 
@@ -31,9 +31,10 @@
 start.")
 
 (defstruct (timer (:constructor make-timer (function argument)) (:copier nil))
-  "Calls a function when it is due. Used again and again; in at most one wheel at a time."
-  (function nil :type function :read-only t) ; what is called
-  (argument nil :read-only t)           ; what it is called with
+  "A timer, which calls a function when it is due. It can be reused; it is in at most one wheel at a
+time."
+  (function nil :type function :read-only t) ; the function to call
+  (argument nil :read-only t)           ; its argument
   (due-ns 0 :type nanoseconds)          ; when it is due
   (slot +idle+ :type (integer -1 448))  ; its slot of the wheel, or +IDLE+
   (next nil :type (or null timer))      ; in its slot
@@ -66,12 +67,12 @@ ARGUMENT."
 without timers. From any thread, as TIMERS-DUE-P.")
 
 (define-hot (wheel-count :inline t) ((wheel timer-wheel)) index
-  "How many timers WHEEL holds."
+  "The number of timers in WHEEL."
   (timer-wheel-count wheel))
 
 (define-hot (timers-due-p :inline t) ((wheel timer-wheel) (now-ns nanoseconds)) boolean
-  "False if ADVANCE-WHEEL has nothing to do at NOW-NS. From any thread; from another than the
-wheel's it may be what was so a moment ago."
+  "False if ADVANCE-WHEEL has nothing to do at NOW-NS. From any thread; on threads other than the
+wheel's the answer may be a moment old."
   (<= (timer-wheel-earliest-ns wheel) now-ns))
 
 (define-hot (timer-pending-p :inline t) ((timer timer)) boolean
@@ -131,7 +132,7 @@ wheel's it may be what was so a moment ago."
     nil))
 
 (define-hot place-timer ((wheel timer-wheel) (timer timer)) null
-  "Put TIMER, which is in no slot, where its due time says."
+  "Put TIMER, which is in no slot, into the slot of its due time."
   (let* ((now (timer-wheel-tick wheel))
          (tick (max now (ash (timer-due-ns timer) (- +tick-bits+))))
          (difference (logxor now tick))
@@ -144,13 +145,13 @@ wheel's it may be what was so a moment ago."
 ;;; For users
 
 (define-hot (note-removal :inline t) ((wheel timer-wheel) (timer timer)) null
-  "TIMER, which is pending, is about to be taken out of WHEEL: perhaps it was the first."
+  "Note that TIMER, which is pending, is about to be removed from WHEEL: it may be the first one."
   (when (<= (timer-due-ns timer) (timer-wheel-earliest-ns wheel))
     (setf (timer-wheel-earliest-known wheel) nil))
   nil)
 
 (define-hot schedule-timer ((wheel timer-wheel) (timer timer) (due-ns nanoseconds)) null
-  "Let TIMER run in the first ADVANCE-WHEEL at DUE-NS or later. If it is pending, it moves there."
+  "Schedule TIMER to run in the first ADVANCE-WHEEL at DUE-NS or later. A pending timer is moved."
   (cond ((timer-pending-p timer)
          (note-removal wheel timer)
          (unlink-timer wheel timer))
@@ -204,22 +205,22 @@ timers."
                 (ash tick +tick-bits+)))))))
 
 (define-hot renew-earliest ((wheel timer-wheel)) null
-  "Have EARLIEST-NS of WHEEL say what NEXT-DUE-NS returns."
+  "Set EARLIEST-NS of WHEEL to the exact time, as returned by NEXT-DUE-NS."
   (setf (timer-wheel-earliest-ns wheel) (or (find-next-due wheel) most-positive-fixnum)
         (timer-wheel-earliest-known wheel) t)
   nil)
 
 (define-hot (next-due-ns :inline t) ((wheel timer-wheel)) (or null nanoseconds)
-  "When ADVANCE-WHEEL should be called next: never later than the first timer is due; NIL if there
-is none. It may be earlier where more than +EXACT-SCAN+ timers share a slot above level 0: then it
-is when that slot's timers are to move down."
+  "The time at which ADVANCE-WHEEL should be called next: never later than the first timer is due;
+NIL without timers. It may be earlier if more than +EXACT-SCAN+ timers share a slot above level 0:
+then it is the time when that slot's timers move down."
   (unless (timer-wheel-earliest-known wheel) (renew-earliest wheel))
   (let ((due (timer-wheel-earliest-ns wheel)))
     (if (= due most-positive-fixnum) nil due)))
 
 (define-hot empty-slot ((wheel timer-wheel) (slot (integer 0 447)) (now-ns nanoseconds)) null
-  "Take every timer out of SLOT, which the wheel's tick has reached, to where it now belongs: from
-level 0 to what has expired, if it is due, and from a higher level down, so that order is kept."
+  "Move every timer of SLOT, which the wheel's tick has reached, to its new slot: from level 0 to
++EXPIRED+, if it is due, and from a higher level down, so that the order is kept."
   (let* ((first (svref (timer-wheel-slots wheel) slot))
          (last (and first (timer-previous first))))
     (declare (type (or null timer) first last))
@@ -233,14 +234,14 @@ level 0 to what has expired, if it is due, and from a higher level down, so that
     nil))
 
 (define-hot expire-timers ((wheel timer-wheel) (now-ns nanoseconds)) null
-  "Set the wheel's tick to NOW-NS, moving what has become due to +EXPIRED+."
+  "Set the wheel's tick to NOW-NS, and move the timers that are due to +EXPIRED+."
   (let ((now (ash now-ns (- +tick-bits+))))
     (loop
       (multiple-value-bind (slot tick) (first-slot wheel)
         (when (or (null slot) (> tick now)) (return))
         (setf (timer-wheel-tick wheel) (max tick (timer-wheel-tick wheel)))
         (empty-slot wheel slot now-ns)
-        ;; at level 0 what is left is due within this very tick
+        ;; at level 0 the remaining timers are due within this very tick
         (when (and (= tick now) (< slot (ash 1 +level-bits+))) (return))))
     (setf (timer-wheel-tick wheel) (max now (timer-wheel-tick wheel)))
     nil))

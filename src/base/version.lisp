@@ -1,5 +1,4 @@
-;;;; Which version of clgrpc this is, as clgrpc.asd has it when it is compiled: what is told to
-;;;; peers, collectors and users.
+;;;; The version of clgrpc, from clgrpc.asd at compile time. Peers, collectors and users see it.
 
 (in-package #:clgrpc.base)
 

@@ -1,12 +1,12 @@
-;;;; Instructions for the bodies of kernels: SBCL's assembler under shorter names, and what makes
-;;;; the octets of the instructions that it does not know: AVX-512 as Intel has it since Ice Lake
-;;;; and AMD since Zen 4 (F, BW, DQ, VL, CD, VBMI and VBMI2), and some for general registers
-;;;; (Intel's Software Developer's Manual, volume 2, 2.3 and 2.7).
+;;;; Instructions for the bodies of kernels: SBCL's assembler under shorter names, and an encoder
+;;;; for the instructions that it does not know: AVX-512 as Intel has it since Ice Lake and AMD
+;;;; since Zen 4 (F, BW, DQ, VL, CD, VBMI and VBMI2), and some for general registers (Intel's
+;;;; Software Developer's Manual, volume 2, 2.3 and 2.7).
 ;;;;
 ;;;; Invariants: kernels use the vector registers from 16 and the mask registers from 1 on, which
 ;;;; SBCL never does, so nothing is saved and nothing waits for VZEROUPPER. A kernel that uses
-;;;; COMPRESS clears its destination first: processors wait for the old contents though nothing of
-;;;; them is kept.
+;;;; COMPRESS clears its destination first: otherwise processors wait for the old contents, which
+;;;; they do not need.
 
 (in-package #:clgrpc.kernel)
 
@@ -15,7 +15,7 @@
   `(sb-assem:inst ,mnemonic ,@operands))
 
 (defmacro memory (displacement &optional base index (scale 1))
-  "In DEFINE-KERNEL: the operand at DISPLACEMENT behind the register BASE and SCALE times INDEX."
+  "In DEFINE-KERNEL: the operand at the register BASE plus DISPLACEMENT plus SCALE times INDEX."
   (list #+x86-64 'sb-vm::ea #-x86-64 'list displacement base index scale))
 
 (defmacro repeat-constant (bits value)
@@ -35,7 +35,7 @@
     (cons :mask (1+ position)))
 
   (defun masked (mask operand)
-    "OPERAND of which only the elements in MASK count; a register's others become zero."
+    "OPERAND restricted to the elements in MASK; the other elements of a register become zero."
     (list :masked mask operand)))
 
 #+x86-64
@@ -85,7 +85,8 @@
     (dolist (octet octets) (sb-assem:inst byte octet)))
 
   (defun emit-place (register place)
-    "Emit what says that the operands are the register numbered so and PLACE, a register or memory."
+    "Emit the octets for the operands: the register of this number, and PLACE, a register or
+memory."
     (if (typep place 'sb-x86-64-asm::ea)
         (let ((index (sb-x86-64-asm::ea-index place)))
           (emit-octets (logior #b10000100 (ash (ldb (byte 3 0) register) 3))
@@ -108,7 +109,8 @@
                 (complement-bit 3 (register-number place)))))
 
   (defun arranged (form operands digit)
-    "The register, place and register between that OPERANDS are, and what follows them."
+    "The register, the place and the middle register of OPERANDS, and the list of the octets after
+them."
     (destructuring-bind (a b &optional c &rest more) operands
       (ecase form
         (:rm (values (register-number a) b 0 (and c (cons c more))))
@@ -131,7 +133,7 @@
           (emit-place register place)))))
 
   (defun emit-512 (name &rest operands)
-    "Emit the instruction NAME of *INSTRUCTIONS-512*; what follows its operands is an octet."
+    "Emit the instruction NAME of *INSTRUCTIONS-512*; an octet may follow its operands."
     (let* ((masked (find-if (lambda (operand) (and (consp operand) (eq :masked (first operand))))
                             operands))
            (operands (substitute (third masked) masked operands)))
@@ -165,6 +167,6 @@
   #+x86-64 `(emit-x ,name ,@operands))
 
 (defmacro broadcast (lanes spare value)
-  "In DEFINE-KERNEL: put the 64 bits VALUE into each lane of LANES by way of SPARE."
+  "In DEFINE-KERNEL: put the 64 bits VALUE into each lane of LANES; SPARE is overwritten."
   `(progn (inst mov ,spare ,value)
           (inst512 :vpbroadcastq ,lanes ,spare)))

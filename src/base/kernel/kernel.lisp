@@ -17,7 +17,7 @@
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defconstant +kernels-p+ (if (member :x86-64 *features*) t nil)
-    "True if kernels do something."))
+    "True if this image has kernels."))
 
 (defmacro with-kernel-parts (&body definitions)
   "Evaluate DEFINITIONS, which the bodies of kernels use, at compile time too. Do
@@ -31,10 +31,10 @@ nothing on processors without kernels, whose assembler does not know the instruc
                          documentation &body body)
   "Define NAME as a function in machine code.
   ARGUMENTS: names, each with a kind: :SAP, :COUNT, :WORD (64 bits) or :OCTETS, a vector, whose data
-    begin +OCTETS-DATA+ behind what is in the register.
+    begin +OCTETS-DATA+ octets after the address in the register.
   RESULTS: names of unsigned words, or (name bits).
   INTEGERS, VECTORS (of 16 octets), VECTORS-256 (of 32), VECTORS-512 (of 64), MASKS: more registers;
-    SHIFT is the one that instructions take the count of a shift from.
+    SHIFT is the register from which instructions take the count of a shift.
 BODY is assembler: its symbols are labels, and the names above are registers. It must leave
 ARGUMENTS as they are."
   (flet ((argument-type (kind)

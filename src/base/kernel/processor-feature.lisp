@@ -1,7 +1,7 @@
-;;;; What the processor has. Most kernels need instructions that not every x86-64 has, so their
-;;;; callers ask AVX2-P, FAST-BITS-P or AVX512-P first. AVX2-P and AVX512-P tell what was found when
-;;;; the process started, so a saved core may be carried to an older machine. Whether PEXT and PDEP
-;;;; are fast is found when the code is loaded and stays in the core.
+;;;; The features of the processor. Most kernels need instructions that not every x86-64 has, so
+;;;; their callers ask AVX2-P, FAST-BITS-P or AVX512-P first. The answers of AVX2-P and AVX512-P are
+;;;; found when the process starts, so a saved core may be carried to an older machine. Whether PEXT
+;;;; and PDEP are fast is found when the code is loaded and stays in the core.
 
 (in-package #:clgrpc.kernel)
 
@@ -25,7 +25,7 @@ AVX2 without them, and without LZCNT its octets are BSR, which gives another num
 
 #+x86-64
 (defun processor-word (leaf register)
-  "What CPUID says at LEAF in REGISTER, numbered EAX, EBX, ECX, EDX; 0 if there is no such leaf."
+  "The value of CPUID at LEAF in REGISTER, numbered EAX, EBX, ECX, EDX; 0 if there is no such leaf."
   (if (<= leaf (sb-vm::%cpu-identification (logand leaf #x80000000) 0))
       (nth register (multiple-value-list (sb-vm::%cpu-identification leaf 0)))
       0))
@@ -65,7 +65,7 @@ processor keeps the value; if it is wrong there, only speed is lost.")
 
 #+x86-64
 (define-kernel %saved-state () (bits) (:shift which)
-    "Which parts of the processor's state the kernel saves (XGETBV), as the lowest 32 bits of it."
+    "The parts of the processor's state that the kernel saves: the lowest 32 bits of XGETBV."
   (inst push sb-vm::rax-tn)
   (inst push sb-vm::rdx-tn)
   (inst xor which which)

@@ -15,25 +15,25 @@
 (defconstant +journal-entries+ 10000
   "How many entries a journal holds.")
 (defconstant +journal-octets+ (expt 2 24)
-  "How many octets the entries of a journal may take. A line may have as many as 200,000 octets, and
-10,000 of those would be more than a heap has.")
+  "The most octets that the entries of a journal may take. A line may have 200,000 octets, and
+10,000 such lines would exceed the heap.")
 (defconstant +journal-idle-seconds+ 1/2
-  "How long the thread of a journal waits for more.")
+  "The time that the thread of a journal waits for more entries before it ends.")
 (defconstant +journal-pause-seconds+ 1/100
-  "How long the thread of a journal lets entries gather after each time that it has taken some: to
-wake it for each would cost more than the entries.")
+  "The time for which the thread of a journal lets entries gather each time after it has taken some:
+waking it for each entry would cost more than the entries.")
 
 (defstruct (journal (:copier nil))
   "A queue of entries and the thread that empties it."
   (consumer nil :type function :read-only t) ; called with a list of entries, and how many were lost
   (limit +journal-entries+ :type fixnum :read-only t) ; the most entries that may wait
   (lock (sb-thread:make-mutex :name "clgrpc log") :read-only t) ; held to change the slots below
-  (wake (sb-thread:make-semaphore) :read-only t) ; tells the thread that there is something to do
-  (hurry (sb-thread:make-semaphore) :read-only t) ; tells the thread to make no pause
+  (wake (sb-thread:make-semaphore) :read-only t) ; signals the thread that it has work
+  (hurry (sb-thread:make-semaphore) :read-only t) ; signals the thread to make no pause
   (entries '() :type list)              ; those that wait, newest first
-  (waiters '() :type list)              ; functions to be called behind them, newest first
-  (count 0 :type fixnum)                ; how many these are
-  (octets 0 :type fixnum)               ; what they take, about
+  (waiters '() :type list)              ; functions to be called after them, newest first
+  (count 0 :type fixnum)                ; the number of ENTRIES
+  (octets 0 :type fixnum)               ; their size, about
   (dropped 0 :type (unsigned-byte 62))  ; those that found it full
   (running nil :type boolean)           ; true while there is a thread
   (ending nil :type boolean))           ; true while it must not wait for more
@@ -43,14 +43,14 @@ wake it for each would cost more than the entries.")
     (format stream "~D entries wait, ~D dropped" (journal-count journal)
             (journal-dropped journal))))
 
-;;; What is lost
+;;; Lost entries
 
 (declaim (type (simple-array sb-ext:word (2)) **lost-entries**))
 (defglobal **lost-entries** (make-array 2 :element-type 'sb-ext:word :initial-element 0)
-  "How many entries of logs were lost since the process began, of each of *LOGS*. Atomic.")
+  "The numbers of entries lost since the process began, for each of *LOGS*. Atomic.")
 
 (defparameter *logs* '(:events :binary)
-  "What loses entries: functions for *LOG-FUNCTION*, and binary logs.")
+  "The kinds of logs that may lose entries: functions for *LOG-FUNCTION*, and binary logs.")
 
 (defun note-lost-entries (log count)
   "COUNT entries of LOG, one of *LOGS*, are lost."
@@ -58,8 +58,8 @@ wake it for each would cost more than the entries.")
   nil)
 
 (defun lost-entries (log)
-  "How many entries of LOG, one of *LOGS*, this process has lost: too many waited, or they could not
-be written. From any thread."
+  "The number of entries of LOG, one of *LOGS*, that this process has lost: too many waited, or they
+could not be written. From any thread."
   (aref **lost-entries** (position log *logs*)))
 
 (defglobal **journals** (make-hash-table :test 'eq :weakness :key :synchronized t)
@@ -67,13 +67,13 @@ be written. From any thread."
 
 (defun open-journal (consumer limit)
   "A journal of LIMIT entries at most. CONSUMER, a function, is called on its thread with a list of
-entries, the oldest first, and how many were dropped before them. From any thread."
+entries, the oldest first, and the number that was dropped before them. From any thread."
   (let ((journal (make-journal :consumer consumer :limit limit)))
     (setf (gethash journal **journals**) t)
     journal))
 
 (defun entry-octets (entry)
-  "About how many octets ENTRY takes: what the texts in it do, and the lists."
+  "About how many octets ENTRY takes, with its texts and lists."
   (typecase entry
     ((or simple-base-string octets) (length entry))
     (string (* 4 (length entry)))
@@ -85,8 +85,8 @@ entries, the oldest first, and how many were dropped before them. From any threa
     (t 16)))
 
 (defun call-with-journal (journal function)
-  "Call FUNCTION, which adds something to JOURNAL and then returns true, with the lock held. Have
-the thread look at what was added."
+  "Call FUNCTION with the lock held: it may add an entry or a waiter to JOURNAL, and then returns
+true. If it does, wake the thread of JOURNAL."
   (let ((start nil) (first nil))
     (sb-thread:with-mutex ((journal-lock journal))
       (let ((empty (not (or (journal-entries journal) (journal-waiters journal)))))
@@ -111,8 +111,8 @@ the thread look at what was added."
     (call-with-journal journal #'add)))
 
 (defun call-when-written (journal function)
-  "Have FUNCTION called on the thread of JOURNAL, soon, when its consumer has returned from the
-entries that wait now: with true, or with nil if the consumer has failed. From any thread."
+  "Call FUNCTION on the thread of JOURNAL once its consumer has returned from the entries that wait
+now: with true, or with nil if the consumer has failed. From any thread."
   (call-with-journal journal (lambda () (push function (journal-waiters journal))))
   (sb-thread:signal-semaphore (journal-hurry journal)))
 
@@ -123,8 +123,8 @@ entries that wait now: with true, or with nil if the consumer has failed. From a
       (unless started (setf (journal-running journal) nil)))))
 
 (defun take-entries (journal)
-  "The entries that wait in JOURNAL, oldest first, how many were dropped before them, and the
-waiters behind them."
+  "The entries that wait in JOURNAL, oldest first, the number that was dropped before them, and the
+waiters after them."
   (sb-thread:with-mutex ((journal-lock journal))
     (setf (journal-count journal) 0
           (journal-octets journal) 0)
@@ -164,10 +164,9 @@ waiters behind them."
           (when (leave-journal-p journal) (return)))))))
 
 (defun flush-log (&key (timeout 5))
-  "Wait until what has been logged so far has been written by the functions that LOG-WRITER and
-LOG-IN-BACKGROUND have returned, and by binary logs, TIMEOUT seconds at most. Return true if it has;
-nil if that was too short, or if some of what still waited could not be written. From any thread but
-an event loop's."
+  "Wait, at most TIMEOUT seconds, until the functions of LOG-WRITER and LOG-IN-BACKGROUND and the
+binary logs have written all events logged before. Return true if they have; nil after TIMEOUT, or
+if a waiting event could not be written. From any thread but an event loop's."
   (let ((done (sb-thread:make-semaphore)) (waiting 0) (failed nil))
     (loop for journal being the hash-keys of **journals**
           when (journal-running journal)
@@ -195,10 +194,10 @@ to be saved."
 (pushnew 'end-journals sb-ext:*save-hooks*)
 
 (defun log-in-background (function &key (limit +journal-entries+))
-  "Return a function for *LOG-FUNCTION* that has FUNCTION called with the same arguments on a thread
-of its own, so that it may take its time. At most LIMIT events wait for it, and 16 MB of texts in
-them; those that come meanwhile are dropped, and FUNCTION is told how many by the event
-:EVENTS-DROPPED. Errors in it are swallowed. See FLUSH-LOG."
+  "Return a function for *LOG-FUNCTION* that calls FUNCTION with the same arguments on a thread of
+its own, so FUNCTION may be slow. At most LIMIT events wait for it, with at most 16 MB of texts;
+further events are dropped, and the event :EVENTS-DROPPED gives FUNCTION their number. Errors in
+FUNCTION are ignored. The returned function may be called from any thread. See FLUSH-LOG."
   (check-type function (or symbol function))
   (check-type limit (integer 1 *))
   (let ((journal (open-journal (lambda (entries dropped)
@@ -215,9 +214,9 @@ them; those that come meanwhile are dropped, and FUNCTION is told how many by th
 ;;; Lines
 
 (defconstant +line-characters+ 16384
-  "How many characters of values a line has, whatever an event says; a backtrace comes on top.")
+  "The most characters of values in a line; a backtrace has its own limit.")
 (defconstant +backtrace-characters+ 40000
-  "How many characters of a backtrace are written: as many as those of LOG-CONDITION have.")
+  "The most characters of a backtrace that are written: as many as LOG-CONDITION gives.")
 
 (defun iso-time (ns)
   "NS since 1970 as text, in UTC with microseconds."
@@ -241,7 +240,7 @@ them; those that come meanwhile are dropped, and FUNCTION is told how many by th
     (type-error () nil)))
 
 (defun log-value-text (value &optional (depth 8))
-  "VALUE as PRINC has it, in one piece and of bounded length, whatever happens. Lists are shown
+  "VALUE as printed by PRINC, in one piece and of bounded length, without errors. Lists are shown
 DEPTH levels deep."
   (flet ((write-items (stream)
            (write-char #\( stream)
@@ -281,7 +280,7 @@ nothing in it may look like another line."
       (write-quoted text stream)))
 
 (defun write-quoted (text stream)
-  "Write TEXT, which is no plain word of ASCII, as WRITE-VALUE does."
+  "Write TEXT, which is not a plain word of ASCII, as WRITE-VALUE does."
   (write-printable text stream
                    :limit (1+ +visible-characters+)
                    :quoted (or (zerop (length text))
@@ -299,7 +298,7 @@ nothing in it may look like another line."
              (terpri stream))))
 
 (defun text-line (level event plist)
-  "The event as a line of text, without what is nil; a backtrace comes behind it, each line of it
+  "The event as a line of text, without values that are nil; the lines of a backtrace follow,
 indented."
   (with-output-to-string (stream)
     (flet ((write-name (name)
@@ -318,8 +317,8 @@ indented."
     (write-backtrace (or (getf plist :backtrace) "") stream)))
 
 (defun values-text (plist)
-  "What TEXT-LINE writes of PLIST behind the event: more than +LINE-CHARACTERS+ if there is too much
-for a line."
+  "The text of PLIST that TEXT-LINE writes after the event: longer than +LINE-CHARACTERS+ if PLIST
+is too long for a line."
   (let ((room +line-characters+))
     (with-output-to-string (stream)
       (loop for (key value) on plist by #'cddr
@@ -341,10 +340,10 @@ for a line."
        (notevery #'keywordp value)))
 
 (defvar *line-room* 0
-  "How many characters of values the line that is being made may still have.")
+  "The characters of values that the line being made may still have.")
 
 (defun line-text (text limit)
-  "TEXT, of which LIMIT characters are shown, or what the line has room for."
+  "TEXT, cut to LIMIT characters or to the room left in the line."
   (let ((limit (max 0 (min limit *line-room*))))
     (decf *line-room* (+ 8 (min limit (length text)))) ; 8: quotation marks, a comma and so on
     (if (> (length text) limit)
@@ -395,8 +394,8 @@ for a line."
 :error; :none for no others) or above, and all events of tracers, as a line to STREAM: with the
 FORMAT :text for people, with :json an object for programs. A thread of its own writes, so that
 threads that log do not wait for STREAM. At most LIMIT lines, and 16 MB of them, wait to be written;
-further ones are dropped, and a line with the event events-dropped says how many. A line shows at
-most 1,000 characters of a value, 16,384 in all, and 40,000 of a backtrace; characters that might
+further ones are dropped, and a line with the event events-dropped gives their number. A line shows
+at most 1,000 characters of a value, 16,384 in all, and 40,000 of a backtrace; characters that might
 move a cursor or look like another line are escaped. See FLUSH-LOG."
   (check-type level (member :debug :info :warning :error :none))
   (check-type format (member :text :json))
@@ -428,8 +427,8 @@ move a cursor or look like another line are escaped. See FLUSH-LOG."
 (pushnew 'forget-environment sb-ext:*save-hooks*)
 
 (defun read-environment (&optional (get-variable #'sb-ext:posix-getenv))
-  "Obey GRPC_TRACE and GRPC_VERBOSITY, once in the life of a process; GET-VARIABLE returns their
-values. The tracers that GRPC_TRACE names are switched on. With a tracer on, or with GRPC_VERBOSITY
+  "Apply GRPC_TRACE and GRPC_VERBOSITY, once in the life of a process; GET-VARIABLE returns their
+values. This switches on the tracers that GRPC_TRACE names. With a tracer on, or with GRPC_VERBOSITY
 (DEBUG, INFO, WARNING, ERROR or NONE), events go to *ERROR-OUTPUT* unless there is a *LOG-FUNCTION*
 of the user's. From any thread."
   (unless (shiftf **environment-read** t)

@@ -1,25 +1,25 @@
 ;;;; The log: events as data. They go to *LOG-FUNCTION*, the user's choice, which by default writes
 ;;;; errors to the standard error, and to any number of listeners, which libraries add. Logging must
 ;;;; never make anything fail, so errors in these functions are ignored, and so are events that they
-;;;; log themselves. Details of what happens are events of tracers (tracer.lisp); functions that
-;;;; write events are in journal.lisp.
+;;;; log themselves. Events of tracers (tracer.lisp) have the details; functions that write events
+;;;; are in journal.lisp.
 
 (in-package #:clgrpc.base)
 
 (declaim (type (or null symbol function) *log-function*))
 (defvar *log-function* 'log-errors
-  "LOG-ERRORS, the default; NIL, for silence; or any function that is called as (FUNCTION LEVEL
-EVENT &rest PLIST) with each event, in whatever thread it happens, at times an event loop's, so
-it should be quick: LOG-WRITER returns one that writes lines, LOG-IN-BACKGROUND one that hands on
-to another which may take its time. LEVEL is :debug, :info, :warning, :error or, of a tracer (see
-TRACERS), :trace; EVENT a keyword, PLIST what is known about it; doc/observability.md lists them.
-Errors in it are swallowed. Set it globally; a binding reaches one thread only. It belongs to the
-program: a library that wants to hear of events has ADD-LOG-LISTENER.")
+  "LOG-ERRORS, the default; NIL, for silence; or any function. It is called as (FUNCTION LEVEL EVENT
+&rest PLIST) with each event, on the thread of the event. This may be an event loop's, so the
+function must be quick: LOG-WRITER returns one that writes lines, LOG-IN-BACKGROUND one that calls
+another, possibly slow, function on a thread of its own. LEVEL is :debug, :info, :warning, :error
+or, for tracers (see TRACERS), :trace; EVENT is a keyword, PLIST its data; doc/observability.md
+lists them. Errors in the function are ignored. Set it globally; a binding affects one thread only.
+It belongs to the program: libraries use ADD-LOG-LISTENER instead.")
 
 (declaim (type list **log-listeners**))
 (defglobal **log-listeners** '()
-  "Functions, or symbols that name some, that hear of each event as *LOG-FUNCTION* does. The list is
-replaced, never changed.")
+  "Functions, or names of functions, that are called with each event, as *LOG-FUNCTION* is. The list
+is replaced, never changed.")
 
 (defun add-log-listener (listener)
   "Call LISTENER, a function or a symbol that names one, with each event, as *LOG-FUNCTION* is
@@ -46,9 +46,9 @@ From any thread."
 *LOG-FUNCTION*, and those of LOG-ERRORS; see journal.lisp.")
 
 (defun log-errors (level event &rest plist)
-  "Write EVENT as a line to *ERROR-OUTPUT* if LEVEL is :error, or a tracer tells it. The default of
-*LOG-FUNCTION*: errors are seen even by a user who has not thought of the log. A thread of
-its own writes, as that of LOG-WRITER does. From any thread."
+  "Write EVENT as a line to *ERROR-OUTPUT* if LEVEL is :error, or :trace, the level of tracers. It
+is the default of *LOG-FUNCTION*, so that users see errors without setting up a log. A thread of its
+own writes, as with LOG-WRITER. From any thread."
   (when (and (member level '(:error :trace)) **line-function**)
     (apply **line-function** level event plist)))
 
@@ -59,19 +59,19 @@ reach no listener."
 
 (declaim (type (or null function) **log-context**))
 (defglobal **log-context** nil
-  "What is said of all events beside their own: a function without arguments that returns a plist of
-what this thread does, such as tracing's ids; or nil.")
+  "A function without arguments that returns a plist about the work of this thread, such as
+tracing's ids, to be added to each event; or nil.")
 
 (defun with-log-context (plist)
-  "PLIST of an event with what **LOG-CONTEXT** adds, unless it says so itself."
+  "PLIST of an event with the plist of **LOG-CONTEXT**, unless PLIST has its first key already."
   (let ((more (and **log-context** (funcall **log-context**))))
     (if (and more (not (getf plist (first more))))
         (append plist more)
         plist)))
 
 (defun log-event (level event &rest plist)
-  "Tell *LOG-FUNCTION*, if there is one, and the listeners of EVENT. Return nothing; never signal.
-From any thread."
+  "Pass EVENT to *LOG-FUNCTION*, if it is not nil, and to the listeners. Return nothing; never
+signal. From any thread."
   (let ((function (or *log-function*
                       (and (eq :trace level) **line-function**)))
         (listeners **log-listeners**))
@@ -85,12 +85,12 @@ From any thread."
           (mapc #'tell listeners)))))
   (values))
 
-;;; Backtraces: a line for each frame, with what a peer sent as bounded and as visible as elsewhere
+;;; Backtraces: a line for each frame, with text from peers as bounded and as visible as elsewhere
 
 (defconstant +backtrace-frames+ 60
-  "How many frames a backtrace in the log has at most.")
+  "The most frames of a backtrace in the log.")
 (defconstant +frame-characters+ 600
-  "How long the line of a frame may be; one of its arguments may have a fifth of that.")
+  "The most characters of a frame's line; one of its arguments may have a fifth of them.")
 
 (defun write-frame (frame stream)
   "Write FRAME, a list of a function's name and its arguments."
@@ -118,8 +118,8 @@ From any thread."
     (serious-condition () nil)))
 
 (defconstant +backtraces+ 20
-  "So many events of a kind have a backtrace in a second. One costs a millisecond and has up to
-36,000 characters, and what a peer sends may cause an error with each call.")
+  "The most events of a kind that have a backtrace in a second. A backtrace costs a millisecond and
+has up to 36,000 characters, and a peer may cause an error with each call.")
 
 (defglobal **backtraces** (make-hash-table :test 'eq :synchronized t)
   "From an event to when its second began and how many backtraces it has had in that, a list that is
@@ -135,9 +135,9 @@ never changed. Threads that change it at once may lose a count.")
         (setf (gethash event **backtraces**) (list since (1+ count)))))))
 
 (defun log-condition (level event condition &rest plist)
-  "LOG-EVENT with :condition and, as text, the :backtrace of the point where it is called: from
-within a HANDLER-BIND, that is where CONDITION was signalled. Beyond +BACKTRACES+ of EVENT in a
-second it is nil."
+  "LOG-EVENT with :condition and, as text, the :backtrace of the point where it is called: within a
+HANDLER-BIND, that is the point where CONDITION was signalled. After +BACKTRACES+ backtraces of
+EVENT in a second, further ones are nil."
   (when (or *log-function* **log-listeners**)
     (apply #'log-event level event :condition condition
            :backtrace (and (backtrace-due-p event) (backtrace-text)) plist)))

@@ -1,6 +1,6 @@
 ;;;; Text that a peer may have written, made fit to be shown: in a log, a report, a backtrace, on a
-;;;; terminal. Nothing in it may look like another line, move a cursor, change the order of what
-;;;; stands beside it or be longer than it should. Code that shows such text uses PRINTABLE-TEXT or
+;;;; terminal. Nothing in it may look like another line, move a cursor, change the order of the text
+;;;; beside it or be longer than its limit. Code that shows such text uses PRINTABLE-TEXT or
 ;;;; WRITE-PRINTABLE; code that prints an object with such text in it, BOUNDED-TEXT.
 ;;;;
 ;;;; Invariant: the work and the memory are bounded by the limit, not by the length of the text.
@@ -8,11 +8,11 @@
 (in-package #:clgrpc.base)
 
 (defconstant +visible-characters+ 1000
-  "How many characters of a text are shown unless the caller says otherwise.")
+  "The number of characters of a text that are shown by default.")
 
 (define-hot (unsafe-code-p :inline t) ((code (unsigned-byte 21))) boolean
-  "True if the character CODE does something else than being seen: controls (C0, DEL, C1), line and
-paragraph separators, marks and overrides of direction, surrogates, tags."
+  "True if the character CODE is not simply visible: controls (C0, DEL, C1), line and paragraph
+separators, marks and overrides of direction, surrogates, tags."
   (or (< code 32)
       (<= 127 code 159)
       (and (> code #x061B)
@@ -23,8 +23,8 @@ paragraph separators, marks and overrides of direction, surrogates, tags."
                (<= #xE0000 code #xE007F)))))
 
 (defun unsafe-char-p (char)
-  "True if CHAR does something else than being seen: a control character, a line separator, an
-override of direction and so on."
+  "True if CHAR is not simply visible: a control character, a line separator, an override of
+direction and so on."
   (unsafe-code-p (char-code char)))
 
 (declaim (type (simple-vector 256) **octet-escapes**))
@@ -33,8 +33,8 @@ override of direction and so on."
       (dotimes (code 256 escapes)
         (setf (svref escapes code)
               (coerce (format nil "\\x~(~2,'0X~)" code) 'simple-base-string))))
-  "How each code under 256 is escaped. A peer may repeat a text of such by an octet, so that is not
-written anew each time.")
+  "The escape of each code under 256. They are made once: with one octet a peer may repeat a long
+text of such codes.")
 
 (defun write-code (code stream)
   "Write \\x1b or \\u{202e} for CODE."
@@ -52,7 +52,7 @@ written anew each time.")
           (t (write-char char stream)))))
 
 (define-hot plain-until-p ((text simple-string) (end index) (quoted boolean)) boolean
-  "True if WRITE-PRINTABLE writes what TEXT has up to END as it is."
+  "True if WRITE-PRINTABLE writes the characters of TEXT up to END unchanged."
   (with-text-type (text)
     (loop for i of-type index from 0 below end
           for char = (schar text i)
@@ -60,9 +60,9 @@ written anew each time.")
                       (not (and quoted (or (char= char #\") (char= char #\\))))))))
 
 (defun write-printable (text stream &key (limit +visible-characters+) quoted)
-  "Write at most LIMIT characters of the string TEXT to STREAM, and … if it has more. What is not to
-be seen is escaped: \\n, \\x1b, \\u{202e}. QUOTED puts it between quotation marks, and a backslash
-before those in it."
+  "Write at most LIMIT characters of the string TEXT to STREAM, and … if it has more. Invisible
+characters are escaped: \\n, \\x1b, \\u{202e}. QUOTED puts it between quotation marks, and a
+backslash before those in it."
   (when quoted (write-char #\" stream))
   (let ((end (min limit (length text))))
     (if (and (simple-string-p text) (plain-until-p text end (and quoted t)))
@@ -74,7 +74,7 @@ before those in it."
   nil)
 
 (defun printable-text (text &key (limit +visible-characters+) quoted)
-  "Return what WRITE-PRINTABLE writes, as a string that is not to be changed."
+  "Return the output of WRITE-PRINTABLE as a string, which the caller must not change."
   (if (and (not quoted) (simple-string-p text) (<= (length text) limit)
            (plain-until-p text (length text) nil))
       text
@@ -115,8 +115,8 @@ before those in it."
             cut)))
 
 (defmacro with-bounded-text ((stream limit) &body body)
-  "Return what BODY writes to STREAM, as a string of at most LIMIT characters; with one more BODY is
-left, and the second value is true."
+  "Return the output of BODY to STREAM, as a string of at most LIMIT characters. A further character
+ends BODY, and the second value is true."
   (let ((function (gensym "BODY")))
     `(flet ((,function (,stream) ,@body))
        (declare (dynamic-extent #',function))

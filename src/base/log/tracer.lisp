@@ -1,9 +1,9 @@
-;;;; Tracers: switches for telling in detail what goes on, each for one part of the library, in the
-;;;; manner of gRPC's GRPC_TRACE and with its names where it has one. What they tell are events of
-;;;; the log (log.lisp) with the level :trace. A tracer that is off costs a load and a test.
+;;;; Tracers: switches for detailed events, each for one part of the library, in the manner of
+;;;; gRPC's GRPC_TRACE and with its names where it has one. The events go to the log (log.lisp) with
+;;;; the level :trace. A tracer that is off costs a load and a test.
 ;;;;
 ;;;; GRPC_TRACE and GRPC_VERBOSITY are read when the first channel or server of a process is made,
-;;;; so a saved image does not carry over what they were when it was made.
+;;;; so a saved image does not keep their values from the time when it was made.
 
 (in-package #:clgrpc.base)
 
@@ -12,7 +12,7 @@
   (name :none :type keyword)            ; a keyword
   (text "" :type string)                ; how GRPC_TRACE spells it
   (aliases '() :type list)              ; other spellings of it
-  (meaning "" :type string)             ; what it shows
+  (meaning "" :type string)             ; the subject of its events
   (mask 0 :type fixnum))                ; its bit
 
 (defmethod print-object ((tracer tracer) stream)
@@ -20,9 +20,9 @@
     (format stream "~A: ~A" (tracer-text tracer) (tracer-meaning tracer))))
 
 (document-functions
-  tracer-name "The keyword of TRACER, as TRACERS has it."
-  tracer-text "The name of TRACER as GRPC_TRACE has it, such as \"connectivity_state\"."
-  tracer-aliases "Other names that GRPC_TRACE knows TRACER by, a list of strings."
+  tracer-name "The keyword of TRACER, an element of TRACERS."
+  tracer-text "The name of TRACER in GRPC_TRACE, such as \"connectivity_state\"."
+  tracer-aliases "Other names of TRACER in GRPC_TRACE, a list of strings."
   tracer-meaning "The subject of the events of TRACER, as text.")
 
 (defglobal **tracers** '())
@@ -42,7 +42,7 @@
 
 (define-tracers
   (:call ("call_stream")
-   "calls at both ends: begun, on a stream, ended, with where the time went")
+   "calls at both ends: begin, stream and end, with the time of each phase")
   (:channel ("client_channel")
    "channels made and closed; calls that begin to wait for a connection or a stream")
   (:connectivity-state ()
@@ -67,7 +67,8 @@
    "octets read and written"))
 
 (defun tracer-table ()
-  "Return the list of all tracers; see TRACER-NAME, TRACER-TEXT and TRACER-MEANING."
+  "Return the list of all tracers; see TRACER-NAME, TRACER-TEXT and TRACER-MEANING. From any
+thread."
   **tracers**)
 
 (defmacro tracing-p (&rest names)
@@ -88,7 +89,7 @@ any thread."
 ;;; Switching
 
 (defun glob-p (pattern text)
-  "True if TEXT is what PATTERN, in which * stands for anything and ? for any character, says."
+  "True if TEXT matches PATTERN, in which * stands for any text and ? for any character."
   (labels ((match (p i)
              (cond ((= p (length pattern)) (= i (length text)))
                    ((char= #\* (char pattern p))
@@ -106,8 +107,8 @@ any thread."
             sum (tracer-mask tracer))))
 
 (defun parse-tracers (string)
-  "The bits that STRING, names with commas between, of which the later count more, switches on; and
-a list of the words that mean nothing."
+  "The bits of the tracers that STRING, names with commas between, switches on; a later name
+overrides earlier ones. The second value is a list of the unknown words."
   (let ((traced 0) (unknown '()))
     (dolist (word (split-list (string-downcase string)))
       (let* ((off (char= #\- (char word 0)))
@@ -120,9 +121,9 @@ a list of the words that mean nothing."
 
 (defun tracers ()
   "Return the names of the tracers that are on, a list of keywords. SETFable to such a list, or to a
-string as GRPC_TRACE has it: names with commas between, `all`, patterns such as `http*`, and with a
-minus what is not wanted of those before: \"all,-http\". Signal MISUSE if one names no tracer;
-(TRACER-TABLE) lists them. What they tell goes to *LOG-FUNCTION*, or while that is NIL to
+string in the form of GRPC_TRACE: names with commas between, `all`, and patterns such as `http*`; a
+minus switches off tracers that come before: \"all,-http\". Signal MISUSE if one names no tracer;
+(TRACER-TABLE) lists them. Their events go to *LOG-FUNCTION*, or while that is NIL to
 *ERROR-OUTPUT*. From any thread."
   (loop for tracer in **tracers**
         when (logtest (tracer-mask tracer) **traced**) collect (tracer-name tracer)))

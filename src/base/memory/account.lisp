@@ -1,36 +1,35 @@
-;;;; Accounts: what a peer makes us keep, in octets of memory. A connection has an account, which is
-;;;; part of its peer's, which is part of its server's, which is part of the process's. What is kept
-;;;; is charged to the connection where it begins to be kept, and taken off where it ends.
+;;;; Accounts: the memory that is held for a peer, in octets. A connection has an account, which is
+;;;; part of its peer's, which is part of its server's, which is part of the process's. Code that
+;;;; begins to hold memory charges it to the connection, and code that releases it discharges it.
 ;;;;
 ;;;; The thread that owns a connection charges it by a plain addition (CHARGE-OWN). Other threads,
-;;;; which take messages or bring answers, do so atomically (CHARGE-ACCOUNT,
-;;;; DISCHARGE-ACCOUNT). The accounts above
-;;;; learn of it in steps: TELL-WHOLE passes on what has changed once that is more than
+;;;; which take messages or bring answers, do so atomically (CHARGE-ACCOUNT, DISCHARGE-ACCOUNT). The
+;;;; accounts above are updated in steps: TELL-WHOLE passes on a change once it is larger than
 ;;;; +ACCOUNT-STEP+. So calls that begin and end between two steps cost the accounts above nothing;
-;;;; each connection may be a step ahead of what they know.
+;;;; each connection may be a step ahead of them.
 ;;;;
-;;;; Invariant: HELD of an account with parts is the sum of what its parts have TOLD. TOLD changes
-;;;; by compare-and-swap from a sum that was told to another that was read, so each change is told
-;;;; once, in whatever order threads do it.
+;;;; Invariant: HELD of an account with parts is the sum of TOLD of its parts. TOLD changes by
+;;;; compare-and-swap from the sum that was passed on before to the sum just read, so each change is
+;;;; passed on once, in any order of the threads.
 ;;;;
-;;;; Who gives way when too much is held is not decided here: see doc/limits.md,
+;;;; Which calls and connections end when too much is held is not decided here: see doc/limits.md,
 ;;;; wire/link-memory.lisp and server/limits/valve.lisp.
 
 (in-package #:clgrpc.base)
 
 (defconstant +account-step+ 16384
-  "A connection's change that is no larger is not told to the accounts above.")
+  "A change of a connection up to this size, in octets, is not passed to the accounts above.")
 
 (defstruct (account (:constructor make-account (&optional whole)) (:copier nil))
-  "What is held by one connection, or by several together."
-  (whole nil :type (or null account) :read-only t) ; that it is part of; nil of the process's
-  (held 0 :type sb-ext:word)            ; charged by any thread, or told by parts; atomic
+  "The memory held by one connection, or by several together."
+  (whole nil :type (or null account) :read-only t) ; the account that includes it, or nil
+  (held 0 :type sb-ext:word)            ; charged by any thread, or by parts; atomic
   (own 0 :type (signed-byte 49))        ; charged by the thread that owns the connection
-  (told 0 :type sb-ext:word)            ; what WHOLE knows; see above
-  (step +account-step+ :type (unsigned-byte 32)) ; changes up to this are not told; 0 once closed
-  (least 0 :type sb-ext:word)           ; the least that was told since the collection EPOCH
+  (told 0 :type sb-ext:word)            ; the sum included in WHOLE; see above
+  (step +account-step+ :type (unsigned-byte 32)) ; smaller changes are not passed on; 0 if closed
+  (least 0 :type sb-ext:word)           ; the least value of TOLD since the collection EPOCH
   (epoch nil)                           ; see COLLECTION-EPOCH
-  (most most-positive-fixnum :type fixnum) ; with more, ON-EXCESS is called
+  (most most-positive-fixnum :type fixnum) ; above it, ON-EXCESS is called
   (on-excess nil :type (or null function))) ; without arguments, from any thread; it must not wait
 
 (declaim (sb-ext:freeze-type account))
@@ -43,7 +42,7 @@
 ACCOUNT is charged with more than ACCOUNT-MOST; nil for none. SETFable.")
 
 (define-hot (account-sum :inline t) ((account account)) (signed-byte 50)
-  "What ACCOUNT is charged with, in octets. From any thread."
+  "The memory charged to ACCOUNT, in octets. From any thread."
   (+ (ldb (byte 48 0) (account-held account))
      (account-own account)))
 
@@ -62,7 +61,7 @@ ACCOUNT is charged with more than ACCOUNT-MOST; nil for none. SETFable.")
                       (funcall (account-on-excess whole)))))))
 
 (defun tell-change (account)
-  "Tell the accounts above what has changed of ACCOUNT."
+  "Pass the change of ACCOUNT to the accounts above."
   (loop
     (let* ((told (account-told account))
            (sum (max 0 (account-sum account))))
@@ -72,8 +71,8 @@ ACCOUNT is charged with more than ACCOUNT-MOST; nil for none. SETFable.")
              (return (count-fresh account told sum)))))))
 
 (define-hot (tell-whole :inline t) ((account account)) null
-  "Tell the accounts above ACCOUNT, a connection's, what has changed, if that is much. From any
-thread."
+  "Pass the change of ACCOUNT, a connection's, to the accounts above if it is larger than a step.
+From any thread."
   (let ((change (- (account-sum account) (ldb (byte 48 0) (account-told account)))))
     (unless (<= (- (account-step account)) change (account-step account))
       (tell-change account)))
@@ -99,8 +98,8 @@ thread."
   (zerop (account-step account)))
 
 (defun close-account (account)
-  "The connection of ACCOUNT has ended: take off it what its thread has charged. What others have
-charged they still take off."
+  "Close ACCOUNT, whose connection has ended: discharge the octets that its thread has charged.
+Other threads still discharge their own."
   (setf (account-step account) 0
         (account-own account) 0)
   (sb-thread:barrier (:memory)) ; a thread that changes HELD after the next look at it sees STEP
@@ -112,16 +111,15 @@ charged they still take off."
   "The account of all that the connections of the process hold.")
 (declaim (type account **process-account**))
 
-;;; Collecting early. What a collection copies is what lives of what was made since the one before,
-;;; so that is what must not become much. What all hold says little of it: while the connections of
-;;; one storm end, those of the next may come to hold as much. Therefore each connection counts what
-;;; it holds beyond the least that it has held since garbage was collected; FRESH is the sum of
-;;; that. Threads that count at once may leave a little too much or too little in it, until the next
-;;; collection.
+;;; Collecting early. A collection copies the living objects that were made since the one before, so
+;;; these must stay few. The total of all accounts does not show them: while the connections of one
+;;; storm end, those of the next may come to hold as much. Therefore each connection counts the
+;;; octets that it holds above its least since the last collection; FRESH is the sum of these.
+;;; Threads that count at once may make it slightly wrong until the next collection.
 
 (defconstant +early-octets+ (* 24 1024 1024)
-  "So much may be fresh. In memory that is up to twice as much, of which a collection copies 1 MB in
-a millisecond or two.")
+  "The most octets that may be fresh. They take up to twice as much memory, and a collection copies
+1 MB in a millisecond or two.")
 
 (declaim (type cons **fresh**) (type fixnum **fresh-most**))
 (defglobal **fresh** (list 0))          ; octets; atomic
@@ -129,7 +127,7 @@ a millisecond or two.")
 (defglobal **fresh-epoch** nil)         ; the collection after which FRESH counts
 
 (defun count-fresh (account told sum)
-  "What ACCOUNT, a connection's, was charged with has changed from TOLD to SUM."
+  "Update FRESH for ACCOUNT, a connection's, whose charge has changed from TOLD to SUM."
   (declare (type sb-ext:word told sum))
   (let ((epoch (collection-epoch)))
     (unless (eq epoch **fresh-epoch**)
@@ -150,8 +148,9 @@ a millisecond or two.")
     nil))
 
 (defun collect-early ()
-  "Much is fresh: collect it now, in a process whose collector is tuned, unless it is in long
-vectors, which are not copied. A twentieth of a second now is better than a fifth later."
+  "Collect garbage now, since much memory is fresh, in a process whose collector is tuned, unless
+the fresh memory is in long vectors, which are not copied. A twentieth of a second now is better
+than a fifth later."
   (when (and **tuned** (< +early-octets+ (young-octets)))
     (collect-young)))
 
@@ -165,6 +164,6 @@ little is held, so that most of it is garbage by now; or they have made half as 
        **promoted**)))
 
 (defun collect-due-generation (call)
-  "If early collections have made much old, collect that. CALL is called with the function that does
-so, which stops all threads for a while: call it without locks."
+  "If early collections have made many objects old, collect these. CALL is called with the function
+that does so, which stops all threads for a while. Call this without locks."
   (when (old-garbage-due-p) (funcall call #'collect-old)))

@@ -2,22 +2,22 @@
 ;;;; collection is that of the objects that survive it and hardly depends on how much was consed
 ;;;; before, so fewer collections are less work.
 ;;;;
-;;;; A process that has little to do gives memory back (loop/threads/watchdog.lisp calls what is
-;;;; here): one that is QUIET, since it conses little, and one that is idle. It collects young
-;;;; objects and returns all free pages; then, if the gain is worth the time, it makes a full
-;;;; collection, which a process that is only quiet does if that takes 20 ms at most. Free pages are
-;;;; returned by STEPS of a few milliseconds, each with the world stopped, and between two steps
-;;;; others run. SBCL would return all of them at the end of a collection, for which a process that
-;;;; had a gigabyte stands still for 60 ms.
+;;;; A process that has little to do gives memory back (loop/threads/watchdog.lisp calls these
+;;;; functions). It is QUIET if it conses little, or idle. It collects young objects and returns all
+;;;; free pages; then, if the gain is worth the time, it makes a full collection. A process that is
+;;;; only quiet does so if that takes 20 ms at most. Free pages are returned by STEPS of a few
+;;;; milliseconds, each with the world stopped, and between two steps others run. SBCL would return
+;;;; all of them at the end of a collection, for which a process that had a gigabyte stands still
+;;;; for 60 ms.
 ;;;;
 ;;;; A collection stops all threads while it copies the small objects that live on, half a second
 ;;;; for each gigabyte; long vectors stay where they are. Objects that are alive when the collector
 ;;;; is tuned count as old from then on; only full collections copy them.
 ;;;;
-;;;; A process that is made to hold much collects early (account.lisp), and what lives counts as old
-;;;; at once: it would else be copied once more, with what two later collections leave, in a single
-;;;; pause. What is old is not looked at in that same pause, but in one of its own, if it can be
-;;;; while little is held: then little of it lives.
+;;;; A process whose peers make it hold much memory collects early (account.lisp), and living
+;;;; objects count as old at once. Otherwise they would be copied once more, with the survivors of
+;;;; two later collections, in a single pause. Old objects are collected in a pause of their own, if
+;;;; possible while little memory is held: then few of them live.
 ;;;;
 ;;;; Invariant: nothing here happens unless the program asks for it; a library leaves its image as
 ;;;; it is.
@@ -25,47 +25,45 @@
 (in-package #:clgrpc.base)
 
 (defconstant +nursery-octets+ (* 200 1024 1024)
-  "So much is consed between two collections.")
+  "The octets consed between two collections.")
 (defconstant +young-octets+ (* 64 1024 1024)
-  "So much of what has survived a collection or two is copied once more, in a fifteenth of a second,
-before it counts as old.")
+  "At most so many octets of objects that survived one or two collections are copied once more
+before they count as old; that takes a fifteenth of a second.")
 
 (declaim (type boolean **tuned**))
 (defglobal **tuned** nil)
 
 (defun set-release-generation (generation)
-  "Let only collections of generations above GENERATION give freed memory back to the system, if
-this SBCL has such a limit."
+  "Restrict the return of freed memory to the system to collections of generations above GENERATION,
+if this SBCL has such a limit."
   (let ((limit (sb-sys:find-foreign-symbol-address "small_generation_limit"))) ; unsigned char
     (when limit
       (setf (sb-sys:sap-ref-8 (sb-sys:int-sap limit) 0) generation))))
 
 (defun keep-free-memory ()
-  "Let only full collections give freed memory back to the system. SBCL's do from the second
-generation on, and 7 ms are needed for each 16 MB that are then faulted in again."
+  "Restrict the return of freed memory to the system to full collections. By default SBCL returns it
+from the second generation on, and faulting it in again takes 7 ms for each 16 MB."
   (set-release-generation sb-vm:+highest-normal-generation+))
 
 (declaim (type heap-octets **live**))
-(defglobal **live** 0)                  ; what was allocated after the last full collection of ours
+(defglobal **live** 0)                  ; octets allocated after the last full collection of ours
 
 (defun tune-collector ()
-  "Make this process collect garbage more seldom, and keep the memory that it once had until a full
-collection. For servers, and for clients with much to do; not for a library to call. Between two
-collections 200 MB are consed, or a tenth of the heap if that is less; objects that have survived
-one or two may take 64 MB more, and those that are older an eighth of the heap, before they are
-looked at again. Once the process has consed less than 4 MB a second for five
-seconds, or no event loop of it has had anything to do for eight, memory is given back, in steps
-that stop other threads for 10 ms at most.
-
-This makes a full collection, half a second for each gigabyte that is alive, so that objects that
-are alive already are not copied again: call it when the data is there that stays. From any
-thread."
+  "Make this process collect garbage more seldom, and keep its memory until a full collection. This
+is for servers, and for clients with much work; a library should not call it. Between two
+collections 200 MB are consed, or a tenth of the heap if that is less. Objects that have survived
+one or two collections may take 64 MB more, and older ones an eighth of the heap, before they are
+collected again. Once the process has consed less than 4 MB a second for five seconds, or its event
+loops have had no work for eight seconds, it returns memory to the system, in steps that stop other
+threads for at most 10 ms. TUNE-COLLECTOR makes a full collection, which takes half a second for
+each living gigabyte, so that objects that live then are not copied again: call it once the
+permanent data is loaded. From any thread."
   (keep-free-memory)
   (setf (sb-ext:bytes-consed-between-gcs)
         (min +nursery-octets+ (floor (sb-ext:dynamic-space-size) 10))
         (sb-ext:generation-bytes-consed-between-gcs 1)
         (min +young-octets+ (floor (sb-ext:dynamic-space-size) 16))
-        ;; what is copied, in one go, is copied once
+        ;; an object is copied once
         (sb-ext:generation-number-of-gcs-before-promotion 1) 0
         (sb-ext:generation-bytes-consed-between-gcs 2)
         (floor (sb-ext:dynamic-space-size) 8))
@@ -78,23 +76,23 @@ thread."
 
 (declaim (type heap-octets **promoted**) (type double-float **least-age**))
 (defglobal **promoted** 0)              ; octets that are old by early collections since COLLECT-OLD
-(defglobal **least-age** 0.75d0)        ; at which the generation of what is old is collected
+(defglobal **least-age** 0.75d0)        ; the age at which the old generation is collected
 
 (defun collect-to-old (least-age)
-  "Collect what is young. What lives is old after that. The generation of what is old is collected
-as well if it has grown enough and its age is at least LEAST-AGE."
+  "Collect the young objects; the survivors are old. Collect the old generation as well if it has
+grown enough and its age is at least LEAST-AGE."
   (setf (sb-ext:generation-minimum-age-before-gc 2) least-age)
   (unwind-protect (sb-ext:gc :gen 2)
     (setf (sb-ext:generation-minimum-age-before-gc 2) **least-age**)))
 
 (defun collect-young ()
-  "Collect what is young, and make old what lives, without a look at what is old."
+  "Collect the young objects and make the survivors old, without collecting old ones."
   (let ((before (sb-ext:generation-bytes-allocated 2)))
     (collect-to-old most-positive-double-float)
     (incf **promoted** (max 0 (- (sb-ext:generation-bytes-allocated 2) before)))))
 
 (defun collect-old ()
-  "Collect what early collections have made old."
+  "Collect the objects that early collections have made old."
   (setf **promoted** 0)
   (collect-to-old 0d0))
 
@@ -103,14 +101,14 @@ as well if it has grown enough and its age is at least LEAST-AGE."
 (defconstant +worth-giving-octets+ (* 16 1024 1024)
   "Less garbage than that is left where it is.")
 (defconstant +quickly-copied-octets+ (* 40 1024 1024)
-  "So much is copied in 20 ms.")
+  "The octets that a collection copies in 20 ms.")
 
 (sb-ext:define-load-time-global **given-epoch** nil) ; of the last collection that gave back
 (declaim (type heap-octets **given-used**))
-(defglobal **given-used** 0)            ; what was allocated after it
+(defglobal **given-used** 0)            ; octets allocated after it
 (defun memory-to-give-p ()
-  "True if GIVE-MEMORY-BACK would find something to give: the process was tuned, and has collected
-garbage since the last time, or made some."
+  "True if GIVE-MEMORY-BACK would return pages: the process was tuned, and has collected or made
+garbage since the last time."
   (and **tuned**
        (or (not (eq **given-epoch** sb-kernel::*gc-epoch*))
            (> (heap-used) (+ **given-used** +worth-giving-octets+)))))
@@ -120,15 +118,16 @@ garbage since the last time, or made some."
         **given-used** (heap-used)))
 
 (defconstant +step-octets+ (* 4 1024 1024)
-  "Free pages are returned in ranges of so many octets, which takes a quarter of a millisecond.")
+  "The length in octets of the ranges in which free pages are returned; a range takes a quarter of a
+millisecond.")
 (defconstant +step-ns+ 4000000
   "A step ends with the first range after so long.")
 (defconstant +pause-seconds+ 0.005
-  "So long others run between two steps.")
+  "The time for which other threads run between two steps.")
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun stoppable-world-p ()
-    "True if this SBCL is one in which WITH-STOPPED-WORLD can stop the threads."
+    "True if WITH-STOPPED-WORLD can stop the threads in this SBCL."
     (and (known-pages-p) (sb-sys:find-foreign-symbol-address "try_acquire_gc_lock") t)))
 
 (defmacro with-stopped-world (&body body)
@@ -206,9 +205,9 @@ stopped, those alone."
   (note-given))
 
 (defun give-memory-back ()
-  "Collect what is young, and give all free pages back to the system, those of the store among them.
-From any thread without locks. All threads stand still while what is young and alive is copied, and
-for some milliseconds at a time after that."
+  "Collect the young objects, and return all free pages to the system, those of the store among
+them. From any thread that holds no lock. All threads stop while young, living objects are copied,
+and for some milliseconds at a time after that."
   (clear-store)
   (sb-ext:gc :gen 2)
   (return-free-pages))
@@ -236,16 +235,16 @@ it may not be if QUICK, twice as large. There must be room for the copies."
 (defconstant +quiet-ns+ (* 5 +ns-per-second+)
   "For so long a process has consed little when it is quiet.")
 (defconstant +quiet-octets+ (* 20 1024 1024)
-  "What a quiet process has consed in that time at most.")
+  "The most octets that a quiet process conses in that time.")
 
 (defstruct (quiet-period (:copier nil) (:predicate nil))
-  "Since when the process has consed little, for one thread that looks now and then."
+  "The time since which the process has consed little, for one thread that looks now and then."
   (since-ns 0 :type nanoseconds)        ; when that time began
-  (used 0 :type heap-octets)            ; what was allocated then
+  (used 0 :type heap-octets)            ; octets allocated then
   (epoch nil))                          ; of the collection before
 
 (document-functions
-  make-quiet-period "Return what is known of how much is consed: nothing yet.")
+  make-quiet-period "Return a new period, in which nothing is known yet.")
 
 (defun quiet-p (quiet-period)
   "True if little was consed for +QUIET-NS+. Then the next such time begins."

@@ -1,7 +1,7 @@
-;;;; How much room is left in the heap. SBCL's collector copies small objects, so it needs free
-;;;; pages to work with; a process whose collector finds none is lost. The collector leaves long
-;;;; vectors where they are, so a long vector needs a hole of its own length. Between two
-;;;; collections SBCL looks for a hole only above the places where it has looked before.
+;;;; The room left in the heap. SBCL's collector copies small objects, so it needs free pages to
+;;;; work with; a process whose collector finds no free page ends. The collector leaves long vectors
+;;;; where they are, so a long vector needs a hole of its own length. Between two collections SBCL
+;;;; looks for a hole only above the places where it has looked before.
 ;;;;
 ;;;; Therefore memory counts as free if nothing was allocated in it since the last collection and it
 ;;;; is either above the last page in use or in a wide hole. SBCL has not passed such a hole by,
@@ -26,13 +26,13 @@
   ((octets :initarg :octets :reader heap-full-octets)) ; how many were wanted
   (:report (lambda (condition stream)
              (format stream "The heap has no room for ~D octets." (heap-full-octets condition))))
-  (:documentation "There is no room in the heap for something long. Nothing was changed."))
+  (:documentation "The heap has no room for a long vector. Nothing was changed."))
 
 (document-functions
-  heap-full-octets "How many octets there was no room for.")
+  heap-full-octets "The octets that did not fit.")
 
 (defun heap-condition-p (condition)
-  "True if CONDITION says that the heap has no room for something: one of ours or of SBCL's."
+  "True if CONDITION, ours or SBCL's, means that the heap has no room for an object."
   (or (typep condition 'heap-full)
       (let ((theirs (find-symbol "HEAP-EXHAUSTED-ERROR" '#:sb-kernel)))
         (and theirs (typep condition theirs)))))
@@ -57,7 +57,7 @@
                 '("gc_alloc_large" "bytes_allocated" "auto_gc_trigger")))))
 
 (defmacro heap-extent ()
-  "How many octets of the heap there are up to the last page in use."
+  "The octets of the heap up to the last page in use."
   (if (known-pages-p)
       `(* (sb-ext:truly-the (unsigned-byte 40)
                             (sb-alien:extern-alien "next_free_page" sb-alien:long))
@@ -69,15 +69,16 @@
   (sb-ext:dynamic-space-size))
 
 (define-hot heap-used () heap-octets
-  "How many octets are allocated, garbage included."
+  "The octets that are allocated, garbage included."
   (sb-kernel:dynamic-usage))
 
 (define-hot heap-tail () heap-octets
-  "How many octets there are above the last page in use."
+  "The octets above the last page in use."
   (max 0 (- (heap-size) (the heap-octets (heap-extent)))))
 
 (define-hot heap-margin () heap-octets
-  "How much other threads may allocate between one thread's look at the heap and its allocating."
+  "The octets that other threads may allocate between a thread's check of the heap and its
+allocation."
   (ash (heap-size) -4))
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
@@ -87,17 +88,17 @@
 (defconstant +uncopied-octets+ (* +uncopied-pages+ sb-vm:gencgc-page-bytes))
 
 (defmacro used-pages ()
-  "How many pages there are up to the last one in use."
+  "The number of pages up to the last one in use."
   '(floor (the heap-octets (heap-extent)) sb-vm:gencgc-page-bytes))
 
 ;;; A look at every page, which takes a tenth of a millisecond for each gigabyte
 
 (defstruct (page-statistics (:copier nil))
-  "What the pages of the heap were like at some moment."
+  "The state of the pages of the heap at some moment."
   (epoch nil)                           ; of the collection before
-  (used 0 :type heap-octets)            ; how much was allocated then
+  (used 0 :type heap-octets)            ; octets allocated then
   (wide 0 :type heap-octets)            ; free, in holes of a 32nd of the heap and more
-  (copied 0 :type heap-octets)          ; what a full collection copies
+  (copied 0 :type heap-octets)          ; octets that a full collection copies
   (spare 0 :type fixnum))               ; free at the worst moment of one
 
 (declaim (sb-ext:freeze-type page-statistics))
@@ -136,8 +137,8 @@ how many of these a collection of GENERATION and the younger ones copies."
          (values 0 used used))))
 
 (defun make-new-page-statistics ()
-  "Look at the heap as it is now. Where we do not know the pages there are no holes, and everything
-would be copied."
+  "Return the present statistics of the heap. Without knowledge of the pages, assume that they have
+no holes and that everything would be copied."
   (let ((epoch sb-kernel::*gc-epoch*)
         (used (heap-used)))
     (multiple-value-bind (wide pages copied)
@@ -161,14 +162,14 @@ allocated."
         (setf **page-statistics** (make-new-page-statistics)))))
 
 (defun young-octets ()
-  "How many octets of the heap, garbage included, a collection of the youngest generation may have
+  "The octets of the heap, garbage included, that a collection of the youngest generation may have
 to copy."
   (* sb-vm:gencgc-page-bytes
      (the heap-octets (nth-value 2 (count-pages (used-pages) 0)))))
 
 (defun heap-spare ()
-  "How many octets of the heap are free at the worst moment of a full collection, by what is
-allocated now, garbage included; the collector is lost if that is negative."
+  "The octets of the heap that are free at the worst moment of a full collection. All that is
+allocated now, garbage included, counts as living; with a negative value the collector fails."
   (page-statistics-spare (recent-page-statistics)))
 
 (define-hot (collection-epoch :inline t) () t
@@ -244,14 +245,14 @@ holds none of our locks."
                                     due (+ now (* 60 +ns-per-second+)))))))
 
 (defun room-for-copies-p (generation)
-  "True if there is room for copies of all that is in GENERATION and in younger ones."
+  "True if the heap has room for copies of all objects in GENERATION and in younger ones."
   (multiple-value-bind (wide used copied) (count-pages (used-pages) generation)
     (declare (ignore wide) (type heap-octets used copied))
     (<= (* sb-vm:gencgc-page-bytes (+ used copied)) (heap-size))))
 
 (defun make-room-for-copies ()
-  "Collect one generation after the other, the youngest first, as long as there is room for the
-copies. Each makes room for those of the next."
+  "Collect one generation after the other, the youngest first, as long as the heap has room for the
+copies. Each collection makes room for the copies of the next."
   (loop for generation from 0 to sb-vm:+highest-normal-generation+
         while (and (<= (heap-spare) 0) (room-for-copies-p generation))
         do (sb-ext:gc :gen generation)))
@@ -272,7 +273,7 @@ SEARCH-DUE-P is false. From any thread that holds none of our locks."
   "True if a vector of OCTETS leaves the collector the room that it may need."
   (let ((used (+ octets (heap-used))))
     (declare (type heap-octets used))
-    (or (<= used (ash (heap-size) -2))  ; whatever is wasted on pages
+    (or (<= used (ash (heap-size) -2))  ; even with waste on pages
         (and (<= (+ used (heap-margin)) (heap-size))
              (<= (if (< octets +uncopied-octets+)
                      (* 2 (+ octets (heap-margin))) ; copies, too, need holes
@@ -286,8 +287,8 @@ SEARCH-DUE-P is false. From any thread that holds none of our locks."
            (hole-p octets))))
 
 (defun collect-for-vector (octets)
-  "Collect garbage for a vector of OCTETS. If that has been done lately, wait until it may be done
-again: without it the vector's owner fails."
+  "Collect garbage to make room for a vector of OCTETS. If a collection was made lately, wait until
+another is allowed: without it the vector's owner fails."
   (loop repeat 2
         do (collect-for-room)
         until (fits-well-p octets)

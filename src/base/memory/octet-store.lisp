@@ -15,7 +15,7 @@
 (defconstant +shelves+ 57
   "The last one has vectors of 64 MiB.")
 (defconstant +store-octets+ (* 64 1024 1024)
-  "How much is kept unused: a message of 16 MB each way, with what it grew through.")
+  "The most octets kept unused: a message of 16 MB each way, and the vectors it grew through.")
 
 (declaim (type (simple-vector 57) **shelves**)
          (type cons **stored**))
@@ -23,7 +23,7 @@
 (defglobal **stored** (list 0))         ; octets on all shelves; atomic
 
 (define-hot (shelf-length :inline t) ((shelf (integer 0 56))) index
-  "How long the vectors of SHELF are: 4, 5, 6, 7, 8, 10 KiB and so on."
+  "The length of the vectors of SHELF in octets: 4, 5, 6, 7, 8, 10 KiB and so on."
   (multiple-value-bind (doublings quarters) (floor shelf 4)
     (ash (+ 4 quarters) (+ 10 doublings))))
 
@@ -41,14 +41,14 @@
     (let ((old (svref **shelves** shelf)))
       (declare (type list old))
       (cond ((null old) (return nil))
-            ((sb-sys:without-interrupts ; what is counted is there
+            ((sb-sys:without-interrupts ; the count is that of the shelves
                (when (eq old (compare-and-swap (svref **shelves** shelf) old (rest old)))
                  (atomic-decf (car **stored**) (shelf-length shelf))
                  t))
              (return (first old)))))))
 
 (define-hot borrow-octets ((length index)) octets
-  "Return a vector of at least LENGTH octets that now belongs to the caller; what it holds is
+  "Return a vector of at least LENGTH octets that now belongs to the caller; its contents are
 undefined. From any thread."
   (let ((shelf (and (<= +shortest-stored+ length) (shelf-of length))))
     (if shelf
@@ -80,5 +80,5 @@ thread."
 (pushnew 'clear-store **reclaimers**)   ; its vectors may lie anywhere in the heap
 
 (defun stored-octets ()
-  "How many octets are kept for further use. From any thread."
+  "The octets kept in the store. From any thread."
   (car **stored**))

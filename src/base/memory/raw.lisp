@@ -16,7 +16,7 @@
 (in-package #:clgrpc.base)
 
 (defconstant +shortest-raw+ 40960
-  "How many octets of memory a vector takes at least that is not zeroed.")
+  "The least octets of memory of a vector that is not zeroed.")
 
 (defmacro allocate-pages (octets)
   "The address of OCTETS octets of fresh pages without pointers. The collector must be off."
@@ -43,7 +43,7 @@
   "A vector with WIDETAG of LENGTH elements that takes SIZE octets, for which there are pages; with
 the collector off."
   (let ((sap (allocate-pages size)))
-    (setf (sb-sys:sap-ref-word sap (- size sb-vm:n-word-bytes)) 0 ; behind the last element
+    (setf (sb-sys:sap-ref-word sap (- size sb-vm:n-word-bytes)) 0 ; after the last element
           (sb-sys:sap-ref-word sap sb-vm:n-word-bytes) (ash length sb-vm:n-fixnum-tag-bits)
           (sb-sys:sap-ref-word sap 0) widetag)
     (sb-kernel:%make-lisp-obj (logior (sb-sys:sap-int sap) sb-vm:other-pointer-lowtag))))
@@ -65,7 +65,7 @@ should be an ordinary one. Signal HEAP-FULL if that might end the process."
 
 (defmacro make-raw-vector (length type)
   "Return a fresh vector of LENGTH numbers of TYPE, a constant, that may hold anything: the caller
-writes them all before anybody else sees it."
+writes them all before other code sees it."
   (let* ((row (find (upgraded-array-element-type type)
                     sb-vm:*specialized-array-element-type-properties*
                     :key #'sb-vm:saetp-specifier :test #'equal))

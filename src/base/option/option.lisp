@@ -2,9 +2,9 @@
 ;;;; range, default and reason. Everything a peer can grow has its row here. A server or channel
 ;;;; makes its options from its keyword arguments, and its connections share them.
 ;;;;
-;;;; A row's scope says what it is about. OPTIONS has the rows of what both ends of a connection
-;;;; have (:method, :stream, :connection); SERVER-OPTIONS and CHANNEL-OPTIONS include it and have
-;;;; the rest. A row that is not for the thing that it is given to is refused by name.
+;;;; A row's scope is its subject. OPTIONS has the rows for both ends of a connection (:method,
+;;;; :stream, :connection); SERVER-OPTIONS and CHANNEL-OPTIONS include it and have the rest. An
+;;;; option given to an object that does not take it is refused by name.
 ;;;;
 ;;;; An option whose default is an integer counts whole things and takes integers, except that times
 ;;;; are reals. An option whose default is T or NIL takes T or NIL.
@@ -19,13 +19,13 @@
 (defstruct (option-row (:copier nil))
   "A row of the options table. See OPTION-TABLE."
   (name :none :type keyword)            ; of the option, as keyword arguments spell it
-  (scope :method :type option-scope)    ; what it may be given to
-  (only nil :type (member nil :server :channel)) ; the end that has it, if not both of its scope do
-  (default nil :type (or real boolean)) ; its value where nothing is given
+  (scope :method :type option-scope)    ; its subject, see OPTION-ROW-SCOPE
+  (only nil :type (member nil :server :channel)) ; the only end that takes it, or nil
+  (default nil :type (or real boolean)) ; its value if none is given
   (minimum nil :type (or null real))    ; the smallest value allowed, nil for a boolean
   (maximum nil :type (or null real))    ; the largest
   (unit "" :type string)                ; of the value, as text
-  (reason "" :type string))             ; what it is for, understood when it is shown alone
+  (reason "" :type string))             ; its purpose, understood when it is shown alone
 
 (defmethod print-object ((row option-row) stream)
   (print-unreadable-object (row stream :type t)
@@ -35,21 +35,21 @@
 
 (document-functions
   option-row-name "The keyword that START-SERVER and MAKE-CHANNEL take."
-  option-row-scope "What the option is about: :method, :stream or :connection, which servers and
+  option-row-scope "The subject of the option: :method, :stream or :connection, which servers and
 channels take; :listener, :server or :reserve, which servers take; :channel, which channels take;
 :tracing, which MAKE-TRACING takes. Channels within the image take those of :method."
   option-row-only ":server or :channel if only that takes the option, whatever its scope; else nil."
   option-row-default "The value where none is given."
   option-row-minimum "The smallest value allowed; nil if the value is T or NIL."
   option-row-maximum "The largest value allowed; nil if the value is T or NIL."
-  option-row-unit "What the value counts, as text."
-  option-row-reason "What the option bounds and why its default is what it is, as text.")
+  option-row-unit "The unit of the value, as text."
+  option-row-reason "The effect of the option and the reason of its default, as text.")
 
 (defglobal **option-table** '())
 
 (defun option-table ()
   "Return the list of all options that a server or channel takes as keyword arguments, each with its
-scope, default, range, unit and reason."
+scope, default, range, unit and reason. From any thread."
   **option-table**)
 
 (defun find-option-row (name)
@@ -121,17 +121,17 @@ takes.")
   '("listen" "loops" "execution" "credentials" "compression" "interceptors" "http" "fallback"
     "observer" "balance" "service-config" "call-credentials" "attempt-interceptors"
     "plaintext-credentials" "proxy" "authority" "user-agent" "resolvers")
-  "Names of keywords of START-SERVER and MAKE-CHANNEL that are no options.")
+  "Names of keywords of START-SERVER and MAKE-CHANNEL that are not options.")
 
 (defparameter *keyword-hints*
   '((:port "it is a part of the address, \"HOST:PORT\"") (:host :port) (:address :port)
     (:tls ":credentials makes it TLS, see TLS-CREDENTIALS") (:ssl :tls) (:secure :tls)
     (:timeout "it is a keyword of each call") (:deadline :timeout) (:metadata :timeout)
     (:max-message-size ":max-receive-octets and :max-send-octets are the limits"))
-  "What to say of keywords that others have: a text, or the keyword of which the same is said.")
+  "Hints for keywords of other libraries: a text, or another keyword with the same hint.")
 
 (defun keyword-hint (name)
-  "What somebody who wrote the keyword NAME is likely to have meant, as text, or nil."
+  "A hint for the unknown keyword NAME: the option that was probably meant, as text, or nil."
   (let ((hint (second (assoc name *keyword-hints*))))
     (if (keywordp hint)
         (keyword-hint hint)
@@ -212,7 +212,7 @@ that of Protocol Buffers' other implementations. It bounds the stack.")
 its serialized size. Two octets make an empty message that takes forty and more: without this
 limit 4 MB could become 2 GB.")
    (compress-minimum-octets 256 0 2147483647 "octets"
-    "Calls that compress send shorter messages as they are, unless `send` is told otherwise: gzip
+    "Calls with compression send shorter messages uncompressed, unless `send` has :compress t: gzip
 adds 18 octets and costs 4 µs, more than all the rest of a call.")
    (compression-level 1 1 9 "zlib's level"
     "How hard to compress. For text, level 6 (zlib's default) takes four to six times as long as
@@ -220,23 +220,23 @@ level 1 and saves a fifth of the octets; level 3 takes up to twice as long and s
    (send-budget-octets 65536 1024 16777216 "octets"
     "How much one call may have queued unsent before `send` waits and `try-send` refuses.")
    (room-wait-seconds 10 0 3600 "seconds"
-    "How long a call may wait for room in the Lisp heap, a fifth of which is kept free. What waits
-is a message of more than 64 KB that is to be sent, and a call of a method whose recent answers
+    "How long a call may wait for room in the Lisp heap, a fifth of which is kept free. Two kinds of
+calls wait: one that sends a message of more than 64 KB, and one of a method whose recent answers
 were that long. After this time the call ends with :resource-exhausted."))
   (:stream
    (max-concurrent-streams 1000 1 #x7FFFFFFF "streams"
     "How many calls one connection may have open, as we advertise it. RFC 9113 6.5.2 asks for 100
 or more.")
    (max-header-list-octets 16384 1024 1048576 "octets"
-    "Size of a header list, counted as RFC 9113 6.5.2 says, that we advertise and enforce. A
-server does not send longer ones either, whatever its handlers ask for. gRPC peers send 8 to 16 KB
+    "The largest header list, counted as in RFC 9113 6.5.2, that we advertise and enforce. A server
+does not send longer ones either, even if a handler sets more metadata. gRPC peers send 8 to 16 KB
 at most.")
    (max-header-fields 128 8 10000 "fields"
     "How many fields a header list may have; a list with more counts as one that is too large. Each
 takes 150 octets of memory beside those that max-header-list-octets counts.")
    (stream-window-octets 2621440 65535 16777216 "octets"
-    "What a peer may send on one stream before we read it: a message of 1 MB goes out in one go. It
-bounds the memory of a call that does not read."))
+    "How much a peer may send on one stream before we read it: a message of 1 MB goes out in one go.
+It bounds the memory of a call that does not read."))
   (:connection
    (header-table-octets 4096 0 65536 "octets"
     "Size of the HPACK dynamic table that we offer for decoding, and the most that we use for
@@ -244,29 +244,29 @@ encoding (RFC 7541 4.2).")
    (max-frame-octets 16384 16384 1048576 "octets"
     "Largest frame payload accepted. Larger frames only make other streams wait longer.")
    (connection-window-octets 4194304 65535 134217728 "octets"
-    "What a peer may send on all streams of a connection before we read it. The window is given
+    "How much a peer may send on all streams of a connection before we read it. The window is given
 back as octets arrive, even if their calls do not read, until half of max-held-octets waits.")
    (max-held-octets 67108864 65536 1099511627776 "octets"
-    "Memory that one connection may hold: header lists of open calls, received messages that are not
-whole yet (with the buffers made for them, up to 32 times what has come) or that nobody has taken,
-output, tables and caches (doc/limits.md, \"One account\"). While messages that nobody takes are up
-to half of it, only their calls stop getting window; above half, the connection gets none either,
-so that the rest is left for messages under way; a call that would exceed it ends with
+    "Memory that one connection may hold: header lists of open calls, received messages that are
+incomplete (with their buffers, up to 32 times the octets that have come) or not yet taken, output,
+tables and caches (doc/limits.md, \"One account\"). While messages not yet taken are up to half of
+it, only their calls stop getting window; above half, the connection gets no window either, so that
+the rest is left for incomplete messages. A call that would exceed the limit ends with
 :resource-exhausted. Two messages of max-receive-octets are always allowed.")
    (max-total-held-octets 0 0 1099511627776 "octets"
-    "What max-held-octets counts, for all connections of a server or of a channel together; 0
-means a quarter of the Lisp heap, but at most 128 MB: all calls wait while a collection copies what
-is held, a millisecond for each megabyte. Give more where many long messages come at once. Above
-half of it, each connection is limited to two of the largest messages and to 64 KB of output. A peer
-may hold three times what is left; a call that would exceed that ends with :resource-exhausted. An
-eighth above it, the connection that holds most of the peer that holds most is ended.")
+    "Memory, as counted by max-held-octets, that all connections of a server or of a channel may
+hold together; 0 means a quarter of the Lisp heap, but at most 128 MB: all calls wait while a
+collection copies this memory, a millisecond for each megabyte. Give more where many long messages
+come at once. Above half of it, each connection is limited to two of the largest messages and to 64
+KB of output. A peer may hold three times what is left; a call that would exceed that ends with
+:resource-exhausted. An eighth above it, the connection that holds most of the peer that holds most
+is ended.")
    (max-unsent-octets 1048576 16384 67108864 "octets"
-    "A connection whose output is longer is not read, and none of its calls are begun, until the
+    "A connection with more unsent output is not read, and no more of its calls begin, until the
 peer takes the output. While the connections of a server together hold half of
 max-total-held-octets, each is limited to 64 KB.")
    (send-timeout-seconds 60 0.1 86400 "seconds"
-    "How long the peer of a connection may take nothing of output that waits for it. Then the
-connection is closed.")
+    "If the peer of a connection takes no waiting output for this time, the connection is closed.")
    (frame-timeout-seconds 60 0.1 86400 "seconds"
     "How long the rest of a frame, or of a header block with CONTINUATIONs, may take once a part of
 it has come. Then the connection is closed.")
@@ -286,11 +286,11 @@ CVE-2023-44487)."
     "How fast the resets of max-reset-burst become available again."
     :for :server)
    (max-idle-frame-burst 1000 1 1000000 "frames"
-    "Frames that carry nothing and that the peer of one connection may send at once: SETTINGS,
-PRIORITY, empty DATA, a server's PINGs, GOAWAY, frames of unknown type, and interim responses
-after the first of a stream. WINDOW_UPDATEs, and frames without content on streams that have
-ended, count beyond eight for each DATA frame sent and for each stream. One more ends the
-connection with ENHANCE_YOUR_CALM.")
+    "The most frames without content that the peer of one connection may send at once: SETTINGS,
+PRIORITY, empty DATA, a server's PINGs, GOAWAY, frames of unknown type, and interim responses after
+the first of a stream. WINDOW_UPDATEs, and frames without content on streams that have ended, count
+beyond eight for each DATA frame sent and for each stream. One more ends the connection with
+ENHANCE_YOUR_CALM.")
    (max-idle-frames-per-second 100 1 1000000 "frames a second"
     "How fast the frames of max-idle-frame-burst become available again.")
    (settings-timeout-seconds 10 0.1 600 "seconds"
@@ -306,7 +306,8 @@ PING each 300 seconds at best.")
     "How long the peer may be silent after a keepalive PING. Then its connection is given up and
 its calls end with :unavailable.")
    (min-keepalive-seconds 10 0 1000000000 "seconds"
-    "A client whose keepalive-seconds is less, and not 0, takes this instead (gRFC A8)."
+    "The least keepalive-seconds of a client, unless that is 0: a smaller value counts as this one
+(gRFC A8)."
     :for :channel)
    (keepalive-without-calls nil
     "Whether a client sends keepalive PINGs also while no call is under way. Many servers close
@@ -344,10 +345,10 @@ soon as it is accepted.")
    (reuse-port nil
     "Whether other processes of the same user may listen on the same TCP port, if they set this
 option too. The kernel distributes new connections among all of them (SO_REUSEPORT). A server that
-stops accepts what waits, and sends what comes in its last moment to the others.")
+stops accepts the waiting connections, and leaves later ones to the other processes.")
    (unix-socket-mode #o600 0 #o777 "bits"
-    "Who may connect to a unix socket that the server listens on, as for chmod: #o600 means its
-owner alone, #o660 the group as well. The directory's permissions count too."))
+    "The permissions of a unix socket that the server listens on, as for chmod: #o600 means that
+only its owner may connect, #o660 the group as well. The directory's permissions count too."))
   (:server
    (max-connections-per-peer 10000 1 1000000 "connections"
     "Connections of one peer: an IPv4 address, an IPv6 network of 64 bits, or a user on a unix
@@ -371,8 +372,8 @@ that is free beyond a sixteenth: one peer alone may have 82,000 of 100,000, each
 43,750. Of that sixteenth, all is kept for peers without a call, and half for connections without
 one.")
    (max-fallback-body-octets 1048576 0 1073741824 "octets"
-    "The longest body of a request that is no gRPC, for `start-server`'s :http and :fallback; one
-that is longer is answered with 413.")
+    "The longest body of a request that is not gRPC, for `start-server`'s :http and :fallback; a
+longer one is answered with 413.")
    (http1 t
     "Whether a server with :http or :fallback answers HTTP/1.1 besides HTTP/2, on the same ports.
 Without either it never does.")
@@ -384,22 +385,22 @@ with 431. The trailers of a body in chunks may be as long.")
    (max-http1-fields 100 4 10000 "fields"
     "How many headers an HTTP/1.1 request may have; one with more is answered with 431.")
    (max-http1-requests 100000 1 1000000000 "requests"
-    "How many requests of one HTTP/1.1 connection are answered; the last answer says that the
-connection ends, so that clients connect again through their load balancer.")
+    "How many requests of one HTTP/1.1 connection are answered; the last answer closes the
+connection, so that clients connect again through their load balancer.")
    (http1-head-timeout-seconds 10 0.1 3600 "seconds"
     "How long the head of an HTTP/1.1 request may take from its first octet on, or from the
-connection's beginning. Then the request is answered with 408, whatever has come: clients that send
-an octet now and then hold no connection.")
+connection's beginning. Then the request is answered with 408, so that clients that send an octet
+now and then cannot hold connections.")
    (http1-body-timeout-seconds 60 0.1 86400 "seconds"
     "How long the body of an HTTP/1.1 request may take after its head. Then the request is answered
 with 408. A stream of messages that comes in chunks may take longer, if a whole message comes within
 each such time.")
    (http1-idle-seconds 75 0.1 86400 "seconds"
-    "How long an HTTP/1.1 connection may be without a request before it is closed. Load balancers
-keep theirs for 60 seconds, most of them.")
+    "How long an HTTP/1.1 connection may be without a request before it is closed. Most load
+balancers keep theirs for 60 seconds.")
    (http1-send-timeout-seconds 60 0.1 86400 "seconds"
-    "How long the peer of an HTTP/1.1 connection may take nothing of an answer that waits for it.
-Then the connection is closed.")
+    "If the peer of an HTTP/1.1 connection takes no octets of a waiting answer for this time, the
+connection is closed.")
    (stream-head-seconds 1 0.01 86400 "seconds"
     "How long the handler of a stream over gRPC-Web, Connect or REST may send nothing before the
 head of its answer goes out, for clients and proxies that wait for that. Until then an error of REST
@@ -410,9 +411,9 @@ calls that were reset while they ran. More calls end with :resource-exhausted. T
 max-concurrent-streams, so that a decent client never reaches it; reserve-threads bounds how many
 run at once.")
    (max-queued-octets 33554432 65536 1099511627776 "octets"
-    "Answers of one connection that its peer has no window for or does not take. Above it, no more
-of its calls are begun until some answers have left. While the connections of a server together
-hold half of max-total-held-octets, each is limited to 64 KB.")
+    "Octets of one connection's answers that wait since its peer gives no window or does not read.
+Above it, no more of its calls are begun until some answers are sent. While the connections of a
+server together hold half of max-total-held-octets, each is limited to 64 KB.")
    (drain-seconds 10 0 3600 "seconds"
     "How long `stop-server` lets running calls end before it cancels them."))
   (:reserve
@@ -426,35 +427,35 @@ for peers without one, and a sixteenth for handlers that begin on the loop.")
     "Calls that may wait for a reserve thread. One more is refused with :resource-exhausted.")
    (reserve-wait-seconds 5 0.001 3600 "seconds"
     "How long a call may wait for a reserve thread before it is refused with :resource-exhausted.
-Without such an end, handlers that hold all threads and call this same server would wait for ever.")
+Without this limit, handlers that hold all threads and call this same server would wait for ever.")
    (reserve-idle-seconds 3 0.1 3600 "seconds"
     "A reserve thread ends after this time without work. Starting one again costs 0.1 ms; idle ones
 make garbage collection longer."))
   (:channel
    (retry t
-    "Calls are retried and hedged as the service config says (gRFC A6). Without it only those are
-made again that their server has not seen.")
+    "Whether calls are retried and hedged by the policies of the service config (gRFC A6). Without
+that, only calls that their server has not seen are repeated.")
    (max-attempts 5 1 1000 "attempts"
-    "How many attempts of one call a retry or hedging policy may ask for at most (gRFC A6, which
-says 5).")
+    "The most attempts of one call that a retry or hedging policy may ask for (5 in gRFC A6).")
    (replay-octets 262144 0 1073741824 "octets"
     "How much of its requests one call keeps until its response begins, if its method has a retry or
 hedging policy. A call that sends more is not tried again. The default is that of grpc-go.")
    (resend-octets 16384 0 1073741824 "octets"
     "How much of a stream's requests one call without such a policy keeps until its response begins,
-so that the call can be made again if its server has not seen it. With 0 nothing is kept: then only
-calls that have sent no message yet, or have one request only, can be made again.")
+so that the call can be repeated if its server has not seen it. With 0 nothing is kept: then only
+calls that have sent no message yet, or have one request only, can be repeated.")
    (resend-messages 4 1 1000000 "messages"
-    "How many messages such a call keeps for that. One that sends more keeps nothing: a server that
-does not want a call says so at its beginning, and each message that is kept costs time.")
+    "How many messages of a stream a call without a retry or hedging policy keeps, so that it can be
+repeated. A call that sends more keeps nothing: a server refuses a call at its beginning, and each
+kept message costs time.")
    (total-replay-octets 16777216 0 1099511627776 "octets"
     "How much all calls of a channel together keep of their requests (replay-octets and
 resend-octets). Above it a call keeps nothing.")
    (connect-timeout-seconds 20 0.01 600 "seconds"
     "How long an attempt to connect to one address may take (gRPC connection back-off document).")
    (connection-attempt-delay-seconds 0.25 0.1 2 "seconds"
-    "How long an attempt to connect to one of several addresses is waited for before one to the next
-address begins beside it (gRFC A61).")
+    "The time from the beginning of an attempt to connect to one of several addresses until one to
+the next address begins beside it (gRFC A61).")
    (backoff-initial-seconds 1 0.001 600 "seconds"
     "How long to wait after the first failed attempt to connect (gRPC connection back-off
 document).")
@@ -466,41 +467,41 @@ once.")
    (backoff-maximum-seconds 120 0.001 3600 "seconds"
     "Longest wait between attempts to connect.")
    (dns-timeout-seconds 5 0.05 600 "seconds"
-    "How long a DNS server that a channel's target names, or that is asked for service configs, is
-asked. Within that time it is asked three times.")
+    "The time limit of a query to a DNS server that a channel's target names, or for service
+configs. Within that time the query is sent three times.")
    (resolve-interval-seconds 30 0 3600 "seconds"
     "A channel that has lost a server, or cannot reach one, looks its target's name up again, but
 not sooner after the last look-up that had an answer than this.")
    (max-addresses 1000 1 1000000 "addresses"
-    "How many addresses of its target a channel uses, the first ones that a resolver tells of. It
-warns of more: with round_robin and its like, each has a connection.")
+    "How many addresses of its target a channel uses, the first ones that a resolver reports. A
+warning is logged if there are more: with round_robin and its like, each has a connection.")
    (max-subchannels 4000 1 1000000 "subchannels"
-    "How many servers all balancers of a channel together may have, those included that leave with
-their last calls: a service config may have many targets with all addresses each. What is beyond
-that is left out, with a warning.")
+    "How many servers all balancers of a channel together may have, with those that are being
+removed and finish their last calls: a service config may have many targets with all addresses each.
+Further ones are left out, with a warning.")
    (dns-service-config nil
     "Whether a channel to a name takes its service config from the TXT records of _grpc_config.NAME
 (gRFC A2). Most names have none, and asking costs a query each time the name is looked up.")
    (idle-seconds 1800 0 1000000000 "seconds"
     "A channel that has had no calls for this time goes idle: its connections, its balancer and its
-resolver end, and the next call begins again. So do connections to one server beyond
-those it is to have, while the channel goes on. It may take an eighth longer. 0 means never; other
-times under a second count as one.")
+resolver end, and the next call begins again. Surplus connections to one server (see
+connections-per-subchannel) end after this time too, while the channel goes on. It may take an
+eighth longer. 0 means never; other times under a second count as one.")
    (max-connections-per-subchannel 10 1 1000 "connections"
     "The most connections to one server that a service config may ask for (connectionScaling, gRFC
 A105).")
    (connections-per-subchannel 1 1 1000 "connections"
-    "How many connections to each server are made and kept, whatever a service config says. A call
-goes over the oldest that has a stream for it.")
+    "How many connections to each server are made and kept, also if a service config asks for fewer.
+A call goes over the oldest that has a stream for it.")
    (share-connections nil
     "Whether channels that have the same options, credentials and authority use the same connections
-to the same addresses. They have one event loop, so that threads that block on them wait for each
-other, which they do not on channels with connections of their own.")
+to the same addresses. Such channels share one event loop, so threads that block on them wait for
+each other; threads on channels with connections of their own do not.")
    (health-checking t
-    "Whether servers are asked for their health if the service config says so (gRFC A17).")
+    "Whether servers are asked for their health if the service config demands it (gRFC A17).")
    (ring-size-limit 4096 1 8388608 "entries"
-    "The most entries of the ring of ring_hash, whatever a service config asks for (gRFC A42): each
-channel has a ring. An entry takes 16 octets.")
+    "The most entries of the ring of ring_hash, even if a service config asks for more (gRFC A42):
+each channel has a ring. An entry takes 16 octets.")
    (max-concurrent-requests 0 0 1000000000 "calls"
     "How many calls of a channel may be in flight. One more ends at once with :unavailable, and is
 not made again (gRFC A32). 0 means no limit.")
@@ -511,17 +512,17 @@ not made again (gRFC A32). 0 means no limit.")
     "How many calls of a channel that is ready may wait until one server allows them a stream. One
 more for that server ends at once with :unavailable, and is not made again. 0 means no limit.")
    (breaker-failure-percent 0 0 100 "percent"
-    "If so many of the calls that one server has had in breaker-window-seconds have failed by its
-fault, it gets no calls for breaker-open-seconds; then one is tried, which decides whether it gets
-others. Calls that no other server takes end at once with :unavailable, and are not made again. 0
-means that nobody looks.")
+    "If this percentage of the calls to one server in breaker-window-seconds has failed by its
+fault, it gets no calls for breaker-open-seconds. Then one call is tried; its outcome decides
+whether the server gets others. Calls that no other server takes end at once with :unavailable, and
+are not retried. 0 means that failures are not counted.")
    (breaker-min-calls 20 1 1000000000 "calls"
-    "With fewer calls than these in breaker-window-seconds a server keeps its calls, however many
-have failed.")
+    "With fewer calls in breaker-window-seconds, breaker-failure-percent does not apply: one or two
+failures of few calls mean little.")
    (breaker-window-seconds 10 0.01 3600 "seconds"
     "The time in which calls and their failures are counted for breaker-failure-percent.")
    (breaker-open-seconds 5 0.01 3600 "seconds"
-    "How long a server gets no calls that too many have failed of (breaker-failure-percent).")
+    "How long a server gets no calls after too many have failed (breaker-failure-percent).")
    (max-client-loops 0 0 1024 "loops"
     "A new channel gets an event loop of its own while the channels of the image have fewer loops
 than this; otherwise it shares one. Blocking callers on different loops do not wait for each
@@ -542,7 +543,7 @@ counted.")
 may be a peer's. A longer one is cut.")
    (max-queued-spans 2048 1 1000000 "spans"
     "How many finished spans of one loop wait for an exporter, and as many of the threads that run
-no loop; the default is OpenTelemetry's. More are dropped and counted.")
+no loop; the default is OpenTelemetry's. Further spans are dropped and counted.")
    (batch-spans 512 1 1000000 "spans"
     "With so many finished spans of one loop the exporter is called before its time; the default is
 OpenTelemetry's.")))
@@ -552,8 +553,8 @@ OpenTelemetry's.")))
   (find-symbol (string name) '#:clgrpc.option))
 
 (defun fill-options (options arguments)
-  "Give OPTIONS, new ones, the values of the keyword ARGUMENTS, which CHECK-OPTIONS has passed; of
-two of one name the first. Return OPTIONS."
+  "Set OPTIONS, new ones, from the keyword ARGUMENTS, which CHECK-OPTIONS has checked; of two
+arguments with the same name the first counts. Return OPTIONS."
   (loop for (name) on arguments by #'cddr
         do (setf (slot-value options (option-slot name)) (getf arguments name)))
   options)
@@ -565,23 +566,22 @@ for the rest. Signal MISUSE for a name that is not in the table, or not for it, 
   (fill-options (%make-options) arguments))
 
 (defun make-server-options (&rest arguments)
-  "Return options for a server; ARGUMENTS and what may be signalled are as for MAKE-OPTIONS."
+  "Return options for a server; ARGUMENTS and conditions are as for MAKE-OPTIONS."
   (check-options :server arguments)
   (fill-options (%make-server-options) arguments))
 
 (defun make-channel-options (&rest arguments)
-  "Return options for a channel; ARGUMENTS and what may be signalled are as for MAKE-OPTIONS."
+  "Return options for a channel; ARGUMENTS and conditions are as for MAKE-OPTIONS."
   (check-options :channel arguments)
   (fill-options (%make-channel-options) arguments))
 
 (defun make-inproc-options (&rest arguments)
-  "Return options for a channel within the image; ARGUMENTS and what may be signalled are as for
-MAKE-OPTIONS."
+  "Return options for a channel within the image; ARGUMENTS and conditions are as for MAKE-OPTIONS."
   (check-options :inproc arguments)
   (fill-options (%make-options) arguments))
 
 (defun make-tracing-options (&rest arguments)
-  "Return options for tracing; ARGUMENTS and what may be signalled are as for MAKE-OPTIONS."
+  "Return options for tracing; ARGUMENTS and conditions are as for MAKE-OPTIONS."
   (check-options :tracing arguments)
   (fill-options (%make-tracing-options) arguments))
 

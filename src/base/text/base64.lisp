@@ -61,8 +61,8 @@ if PADDING is true; gRPC metadata goes without."
     text))
 
 (define-hot base64-end ((octets octets) (start index) (end index)) index
-  "Where the digits from START to END end, that is, where padding begins. Signal INVALID-BASE64 for
-padding that does not fill up a group, and for a lone digit."
+  "The end of the digits from START to END, where padding begins. Signal INVALID-BASE64 for padding
+that does not fill up a group, and for a lone digit."
   (let* ((padding (loop for i of-type index from end above start
                         while (= (aref octets (1- i)) #.(char-code #\=))
                         count t))
@@ -75,7 +75,7 @@ padding that does not fill up a group, and for a lone digit."
     digits-end))
 
 (define-hot base64-p ((octets octets) (start index) (end index)) boolean
-  "True if OCTETS from START to END are what DECODE-BASE64 takes."
+  "True if DECODE-BASE64 can decode OCTETS from START to END."
   (handler-case
       (loop for i of-type index from start below (base64-end octets start end)
             never (= 255 (aref **base64-values** (aref octets i))))

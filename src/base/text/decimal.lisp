@@ -89,8 +89,8 @@ DIGITS is."
           (t (call-with-quotient #'single-of-quotient digits exponent negative)))))
 
 (defun single-clear-p (double)
-  "True if what was rounded to DOUBLE can be rounded again, to a normalized single float: if DOUBLE
-is not next to the middle between two of those."
+  "True if a number that was rounded to DOUBLE can be rounded again, to a normalized single float:
+if DOUBLE is not next to the middle between two single floats."
   (and (< 2d-38 double 3.4d38)
        (not (<= #xFFFFFFF
                 (logand #x1FFFFFFF (sb-kernel:double-float-low-bits double))

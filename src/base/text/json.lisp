@@ -21,13 +21,13 @@
 (define-condition json-error (clgrpc-error)
   ((line :initarg :line :reader json-error-line) ; from 1
    (column :initarg :column :reader json-error-column) ; from 1
-   (text :initarg :text :reader json-error-text)) ; what was expected
+   (text :initarg :text :reader json-error-text)) ; the expected element
   (:report (lambda (condition stream)
              (format stream "Invalid JSON at line ~D, column ~D: ~A."
                      (json-error-line condition) (json-error-column condition)
                      (json-error-text condition))))
-  (:documentation "A text is not JSON. LINE and COLUMN, both counted from 1, say where; TEXT says
-what was expected."))
+  (:documentation "A text is not JSON. LINE and COLUMN, both counted from 1, give the place; TEXT
+describes the expected element."))
 
 (document-functions
   json-error-line "The line, from 1, at which a text is not JSON."
@@ -38,16 +38,17 @@ what was expected."))
   "Longest number read: the exact decimal form of a double has up to 1,077 characters.")
 
 (defstruct (json-reader (:constructor %make-json-reader (octets end max-depth)) (:copier nil))
-  "Where reading stands in a text."
+  "The state of reading a JSON text."
   (octets (make-octets 0) :type octets) ; the text, in UTF-8
-  (position 0 :type index)              ; what is to be read begins here
+  (position 0 :type index)              ; the rest to be read begins here
   (end 0 :type index)                   ; and ends here
-  (depth 0 :type index)                 ; how many values are open around POSITION
-  (max-depth 0 :type index))            ; how many may be
+  (depth 0 :type index)                 ; the number of values open around POSITION
+  (max-depth 0 :type index))            ; the most that may be open
 
 (document-functions
-  json-reader-position "Where in its octets READER stands. SETFable to where it stood before."
-  json-reader-depth "How many objects and arrays READER is in. SETFable together with the position."
+  json-reader-position "The position of READER in its octets. SETFable to an earlier position."
+  json-reader-depth "The number of objects and arrays around the position of READER. SETFable
+together with the position."
   json-reader-octets "The octets that READER reads.")
 
 (defun source-octets (source max-length option)
@@ -60,8 +61,8 @@ MAX-LENGTH characters or octets."
 
 (defun make-json-reader (source &key (max-depth 100) (max-length (expt 2 24)))
   "Return a reader of the JSON text SOURCE, a string or octets in UTF-8. Signal LIMIT-EXCEEDED if it
-is longer than MAX-LENGTH characters or octets; what nests deeper than MAX-DEPTH gets that when it
-is read."
+is longer than MAX-LENGTH characters or octets. Reading signals LIMIT-EXCEEDED at values that nest
+deeper than MAX-DEPTH."
   (let ((octets (source-octets source max-length 'json-length)))
     (%make-json-reader octets (length octets) max-depth)))
 
@@ -178,7 +179,7 @@ exponent."
       (when (skip-json-char reader "eE")
         (let ((sign (skip-json-char reader "+-"))
               (given (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
-                       ;; of whatever size, but rare
+                       ;; of any size, but rare
                        (min (scan-json-digits reader 0) 1000000))))
           (setf plain nil)
           (incf exponent (if (eql sign #\-) (- given) given))))
@@ -207,7 +208,7 @@ exponent."
         (step-json reader)))))
 
 (defun read-json-escape (reader)
-  "Read what follows a backslash; return the character it means."
+  "Read the rest of an escape, after its backslash; return the character it means."
   (let ((char (peek-json reader)))
     (step-json reader)
     (case char
@@ -235,8 +236,8 @@ exponent."
       (json-fail reader "lone surrogate")))
 
 (define-hot scan-json-plain ((reader json-reader)) (values index character)
-  "Pass over what stands for itself in a string. Return where it began, and the quotation mark or
-backslash that ends it."
+  "Pass over the characters of a string that stand for themselves. Return their start, and the
+quotation mark or backslash after them."
   (let* ((octets (json-reader-octets reader))
          (start (json-reader-position reader))
          (end (json-reader-end reader))
@@ -273,7 +274,7 @@ backslash that ends it."
             (coerce (read-json-string-rest reader string) 'simple-string))))))
 
 (defun read-json-string-rest (reader beginning)
-  "BEGINNING and what follows it, which starts with an escape, its backslash read."
+  "BEGINNING and the rest of the string, which starts with an escape whose backslash is read."
   (with-output-to-string (string)
     (write-string beginning string)
     (loop
@@ -309,7 +310,7 @@ backslash that ends it."
     (call-with-json-nesting reader #'items)))
 
 (defun read-json-name (reader)
-  "Read the name of a member and the colon behind it."
+  "Read the name of a member and the colon after it."
   (unless (eql #\" (skip-json-space reader))
     (json-fail reader "name of a member expected, not ~A" (describe-next reader)))
   (prog1 (read-json-string reader)
@@ -335,8 +336,8 @@ comes next in READER."
          (read-json-items ,object #\{ #\} #',item)))))
 
 (defun next-json (reader)
-  "Pass over white space. Return what kind of value comes next: :OBJECT, :ARRAY, :STRING, :NUMBER,
-:TRUE, :FALSE or :NULL. Signal JSON-ERROR if none does."
+  "Pass over white space. Return the kind of the next value: :OBJECT, :ARRAY, :STRING, :NUMBER,
+:TRUE, :FALSE or :NULL. Signal JSON-ERROR if no value follows."
   (case (skip-json-space reader)
     (#\{ :object)
     (#\[ :array)
@@ -373,10 +374,11 @@ comes next in READER."
   nil)
 
 (defun parse-json (source &key (max-depth 100) (max-length (expt 2 24)))
-  "Return what SOURCE, a string or octets in UTF-8, says in JSON: one value with white space around
-it. Objects are alists with string keys, arrays simple-vectors, the words :TRUE, :FALSE and :NULL.
-Signal JSON-ERROR with line and column if it is not JSON, LIMIT-EXCEEDED if it nests deeper than
-MAX-DEPTH, is longer than MAX-LENGTH characters or octets, or holds an excessively long number."
+  "Return the value of SOURCE, a JSON text, as a string or octets in UTF-8: one value with white
+space around it. Objects are alists with string keys, arrays simple-vectors, the words :TRUE, :FALSE
+and :NULL. Signal JSON-ERROR with line and column if it is not JSON, LIMIT-EXCEEDED if it nests
+deeper than MAX-DEPTH, is longer than MAX-LENGTH characters or octets, or holds an excessively long
+number."
   (let* ((reader (make-json-reader source :max-depth max-depth :max-length max-length))
          (value (read-json-value reader)))
     (expect-json-end reader)
@@ -490,7 +492,7 @@ float may be of any format. Signal MISUSE for a value without a form in JSON."
     (t (misuse "~S has no form in JSON." value))))
 
 (defun buffer-string (buffer)
-  "Return what BUFFER holds, which is UTF-8, as a string."
+  "Return the contents of BUFFER, which are UTF-8, as a string."
   (octets-string (buffer-octets buffer) :start (buffer-start buffer) :end (buffer-end buffer)))
 
 (defun write-json (value &key stream)

@@ -13,9 +13,9 @@
 (define-hot percent-octets ((text simple-string) (start index) (end index)
                               &key (plus boolean nil) (keep-slashes boolean nil))
     (or null octets)
-  "The octets that TEXT, a character each, says from START to END with each %XX decoded, but those
-of a slash with KEEP-SLASHES; with PLUS a plus sign is a space. Return nil if no two hexadecimal
-digits follow a %, or a character is no octet."
+  "The octets of TEXT from START to END, each character one octet, with each %XX decoded, except %2F
+with KEEP-SLASHES; with PLUS a plus sign is a space. Return nil if a % lacks its two hexadecimal
+digits, or the code of a character exceeds 255."
   (let ((octets (make-octets (- end start))) (fill 0) (at start))
     (declare (type index fill at))
     (flet ((put (octet)

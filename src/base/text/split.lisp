@@ -5,16 +5,16 @@
 
 (defmacro with-text-type ((text) &body body)
   "Evaluate BODY, which is compiled for each type that the simple string TEXT, a variable, may be
-of. A peer may have a long text read by a few octets, and SBCL's functions for strings of any type
-take up to twenty times as long for a character."
+of. With a few octets a peer can cause a long text to be read, and SBCL's functions for strings of
+any type take up to twenty times as long for a character."
   `(etypecase ,text
      (simple-base-string ,@body)
      ((simple-array character (*)) ,@body)))
 
 (defmacro scan-words (width char text start end)
-  "Where to look on for the character CHAR in TEXT, whose characters have WIDTH bits each, from
-START to END: it is not before that. Some characters at a time are looked at, those of a word of 64
-bits: one is 0 if a subtraction sets its high bit, which was not set (Mycroft's test)."
+  "A position in TEXT from START to END before which the character CHAR does not occur; the search
+goes on from there. Characters have WIDTH bits, and all those of a word of 64 bits are tested at a
+time: one is 0 if a subtraction sets its high bit, which was not set (Mycroft's test)."
   (flet ((each (bits) (loop for shift below 64 by width sum (ash bits shift))))
     `(let ((wanted (ldb (byte 64 0) (* ,(each 1) (char-code ,char)))) (at ,start))
        (declare (type (unsigned-byte 64) wanted) (type index at))
@@ -43,7 +43,7 @@ bits: one is 0 if a subtraction sets its high bit, which was not set (Mycroft's 
 (define-hot char-position ((char base-char) (text simple-string) &key (start index 0)
                            (end (or null index) nil))
     (or null index)
-  "Where CHAR, of ASCII, is first in TEXT from START to END (default: all of it), or nil."
+  "The first position of CHAR, of ASCII, in TEXT from START to END (default: all of it), or nil."
   (let ((end (or end (length text))))
     (assert (<= start end (length text)))
     (macrolet ((seek (skip)

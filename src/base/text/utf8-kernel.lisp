@@ -1,5 +1,5 @@
-;;;; Kernels for UTF-8 (RFC 3629; clgrpc.kernel says what a kernel is): many octets or characters at
-;;;; a time. The loops of utf8.lisp do what these leave over.
+;;;; Kernels for UTF-8 (RFC 3629; clgrpc.kernel explains kernels): many octets or characters at a
+;;;; time. The loops of utf8.lisp do what these leave over.
 
 (in-package #:clgrpc.base)
 
@@ -38,7 +38,7 @@ whether one is not, as 0 or 1."
   (inst movdqu others (memory 16 from here 4))
   (inst movdqu more (memory 32 from here 4))
   (inst movdqu both (memory 48 from here 4))
-  (inst packusdw some others)           ; what is above FFFF becomes FFFF
+  (inst packusdw some others)           ; codes above FFFF become FFFF
   (inst packusdw more both)
   (inst movdqa both some)
   (inst por both more)
@@ -164,7 +164,7 @@ at a time while they are below U+0800. Return how many characters and how many o
   (inst add here 16)
   (inst sub here next)
   (inst jmp LOOP)
-  LAST                                ; nothing behind them may be written
+  LAST                                ; nothing after them may be written
   (inst neg next)
   (inst add next 8)
   (inst movq (memory 0 to here) chars)
@@ -207,7 +207,7 @@ at a time while they are below U+0800. Return how many characters and how many o
   (inst jmp :ne OUT)
   (inst movdqu chars (memory -32 from count 4))
   (inst movdqu more (memory -16 from count 4))
-  (inst packusdw chars more)            ; what is above FFFF becomes FFFF
+  (inst packusdw chars more)            ; codes above FFFF become FFFF
   (inst ptest chars (repeat-constant 16 #xFF80))
   (inst jmp :nz OUT)
   (inst packuswb chars chars)

@@ -1,5 +1,5 @@
-;;;; UTF-8 (RFC 3629) between strings and octets, validating, with a fast path for ASCII: most of
-;;;; what gRPC carries is ASCII, and SBCL's own coders cost ten times as much. Decoded ASCII is a
+;;;; UTF-8 (RFC 3629) between strings and octets, validating, with a fast path for ASCII: most text
+;;;; in gRPC is ASCII, and SBCL's own coders cost ten times as much. Decoded ASCII is a
 ;;;; simple-base-string, anything else a (simple-array character).
 ;;;;
 ;;;; The fast paths work on eight octets at a time, or in kernels (utf8-kernel.lisp) on more: a base
@@ -22,8 +22,8 @@ one."))
   "A string of 32-bit characters, without a fill pointer or displacement."
   '(simple-array character (*)))
 
-;;; Where the octets of each lane go. A row of sixteen octets for each set of lanes: what PSHUFB
-;;; takes from where, #x80 for nothing.
+;;; Where the octets of each lane go. A row of sixteen octets for each set of lanes: the source of
+;;; each octet for PSHUFB, #x80 for zero.
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun lane-layouts (rows row)
@@ -62,8 +62,8 @@ first.")
   `(* ,value #x100000001))
 
 (define-leaf %wide-utf8-length ((string wide-string)) index
-  "How many octets the characters of STRING take. Two at a time: what is added to the code of each
-carries into its top bit if the character takes one octet more."
+  "The number of octets that the characters of STRING take. Two at a time: a constant added to each
+code carries into its top bit if the character takes one octet more."
   (let ((count (length string)) (more 0))
     (declare (type index count) (type (unsigned-byte 64) more))
     (with-sap ((from string))
@@ -89,7 +89,7 @@ carries into its top bit if the character takes one octet more."
         (+ count extra (ldb (byte 32 0) more) (ash more -32))))))
 
 (define-hot utf8-length ((string string)) index
-  "How many octets STRING takes in UTF-8."
+  "The number of octets of STRING in UTF-8."
   (typecase string
     (simple-base-string (length string))
     (wide-string (%wide-utf8-length string))
@@ -196,7 +196,7 @@ octets."
       (macrolet ((put (octet)
                    `(setf (sb-sys:sap-ref-8 base at) ,octet
                           at (+ at 1)))
-                 (joined (pair bits)    ; what the two halves have in their low BITS, side by side
+                 (joined (pair bits)    ; the low BITS of the two halves, side by side
                    `(ldb (byte ,(* 2 bits) 0) (logior ,pair (ash ,pair ,(- bits 32))))))
         (loop while (and (<= i last) (<= at limit))
               do (let ((pair (if (< i last) (sb-sys:sap-ref-64 chars (* 4 i)) +no-pair+)))
@@ -309,9 +309,9 @@ surrogates, values above U+10FFFF and truncated sequences."
 
 (define-leaf %decode-wide ((octets octets) (start index) (end index) (string wide-string))
     (or null index)
-  "Decode the octets START to END into STRING, which is as long as %COUNT-CHARACTERS says. Return
-nil, or where the octets stop being UTF-8. Each turn takes as many octets that begin a character as
-it stores characters, or ends."
+  "Decode the octets START to END into STRING, which has the length given by %COUNT-CHARACTERS.
+Return nil, or the position of the first octet that is not UTF-8. Each turn takes as many octets
+that begin a character as it stores characters, or ends."
   (let ((at start) (to 0) (again start)) ; AGAIN is where to try lanes next
     (declare (type index at to again))
     (with-sap ((base octets) (chars string) (layouts **widen-layouts**))
