@@ -144,7 +144,7 @@ if it has neither, as the addresses of most clients."
 
 (defun lookup (host)
   "Ask the system's resolver, which may take long, for the addresses of HOST. Return a list of
-addresses with port 0 and, if it failed, why as text."
+addresses with port 0 and, after a failure, the reason as text."
   (with-alien ((hints (array (unsigned 64) 6)) (found (unsigned 64) 0))
     (dotimes (i 6) (setf (deref hints i) 0))
     (setf (deref hints 1) +sock-stream+) ; ai_socktype
@@ -163,7 +163,7 @@ addresses with port 0 and, if it failed, why as text."
 
 (defun lookup-name (address)
   "Ask the system's resolver, which may take long, for the names of ADDRESS. Return the host's and
-the service's name, or nil, nil and why there is none, as text."
+the service's name, or nil, nil and the reason of the failure, as text."
   (declare (type octets address))
   (let ((host (make-octets +longest-host-name+)) (service (make-octets 64)))
     (with-pinned-objects (address host service)
@@ -180,7 +180,7 @@ the service's name, or nil, nil and why there is none, as text."
             (values nil nil (lookup-failure (address-host address) code)))))))
 
 (defun lookup-failure (host code)
-  "Why getaddrinfo's CODE says that there are no addresses of HOST, as text."
+  "The reason, as text, why getaddrinfo found no addresses of HOST, by its result CODE."
   (case code
     ((#.+eai-noname+ #.+eai-nodata+) (format nil "no such host ~A" host))
     (#.+eai-again+ (format nil "no name server answers for ~A" host))
@@ -191,8 +191,8 @@ the service's name, or nil, nil and why there is none, as text."
 (defun resolve-host (host port &key (lookup t))
   "Return the addresses of HOST, a name or a numeric address, with PORT, in the order to try them.
 Only a name other than localhost needs the system's resolver, which may take long; it is asked if
-LOOKUP is true. The second value is why a look-up failed, as text; the third is true if one would
-be needed."
+LOOKUP is true. The second value is the reason of a failed look-up, as text; the third is true if a
+look-up would be needed."
   (let ((numeric (make-address host port)))
     (cond (numeric (values (list numeric) nil nil))
           ((string-equal host "localhost")

@@ -1,6 +1,5 @@
-;;;; Certificates and keys: from PEM (RFC 7468) into OpenSSL, and from OpenSSL what a certificate
-;;;; (RFC 5280) says, as Lisp data. What OpenSSL allocates here is freed before the function
-;;;; returns.
+;;;; Certificates and keys: from PEM (RFC 7468) into OpenSSL, and the contents of a certificate (RFC
+;;;; 5280) from OpenSSL as Lisp data. Each function frees OpenSSL's memory for it before it returns.
 
 (in-package #:clgrpc.os)
 
@@ -42,7 +41,7 @@ the text as WHAT, if there is none or one is damaged."
       (when (zerop key)
         (let ((failure (or (openssl-failure) "unknown reason")))
           (cond ((not (search "PRIVATE KEY-----" text))
-                 (tls-error "There is no private key in ~A; :key says where it is." what))
+                 (tls-error "There is no private key in ~A; give it as :key." what))
                 ((not (encrypted-key-p text))
                  (tls-error "The private key in ~A cannot be read: ~A." what failure))
                 (password
@@ -65,7 +64,7 @@ the text as WHAT, if there is none or one is damaged."
 (defstruct (certificate (:constructor %make-certificate (der)) (:copier nil))
   "See CERTIFICATE-DER and the other readers."
   (der (make-octets 0) :type octets :read-only t) ; its octets
-  (facts nil :type list))               ; what OpenSSL said of it, as a plist, asked for when needed
+  (facts nil :type list))               ; its contents, a plist, read when needed
 
 (document-functions
   certificate-der "The octets of the certificate, DER (RFC 5280). From any thread.")
@@ -75,7 +74,7 @@ the text as WHAT, if there is none or one is damaged."
     (write-string (certificate-subject certificate) stream)))
 
 (defun der-octets (i2d object)
-  "The DER of OBJECT, something of OpenSSL's, which I2D, one of its i2d_ functions, writes."
+  "The DER of OBJECT, one of OpenSSL's, written by I2D, one of its i2d_ functions."
   (declare (type function i2d))
   (let* ((octets (make-octets (funcall i2d object 0)))
          (place (make-array 1 :element-type '(unsigned-byte 64))))
@@ -166,7 +165,7 @@ the text as WHAT, if there is none or one is damaged."
         :not-after (x509-time (x509-get0-not-after x509))))
 
 (defun make-certificate (der)
-  "Return the certificate that the octets DER are. It is read when it is first asked for something."
+  "Return the certificate of the octets DER, which are parsed at the first access."
   (%make-certificate der))
 
 (defun certificate-fact (certificate name)
@@ -182,7 +181,7 @@ the text as WHAT, if there is none or one is damaged."
       (setf (aref place 0) (sap-int (vector-sap der)))
       (let ((x509 (d2i-x509 0 (sap-int (vector-sap place)) (length der))))
         (when (zerop x509)
-          (tls-error "These octets are no certificate: ~A." (openssl-failure)))
+          (tls-error "These octets are not a certificate: ~A." (openssl-failure)))
         (unwind-protect (funcall function x509)
           (x509-free x509))))))
 
@@ -193,8 +192,8 @@ the text as WHAT, if there is none or one is damaged."
 (defconstant +never-check-subject+ #x20)
 
 (defun certificate-for-p (certificate name)
-  "True if CERTIFICATE is for NAME, a host name or a numeric address, as its alternative names say
-(RFC 9525); a client judges its server's so in the handshake."
+  "True if CERTIFICATE is for NAME, a host name or a numeric address, by its alternative names (RFC
+9525); a client checks its server's in the same way in the handshake."
   (call-with-x509 (lambda (x509)
                     (= 1 (if (make-address name 0)
                              (x509-check-ip-asc x509 name 0)
@@ -209,18 +208,18 @@ the text as WHAT, if there is none or one is damaged."
                 ,documentation
                 (certificate-fact certificate ,key))))
   (define-reader certificate-subject :subject
-    "Whom CERTIFICATE is for, as RFC 2253 writes it: \"CN=client,O=Example\". This and the readers
-below signal TLS-ERROR if the certificate, which an end that verifies nothing takes from anybody,
-cannot be read. From any thread.")
+    "The subject of CERTIFICATE, in the form of RFC 2253: \"CN=client,O=Example\". This and the
+readers below signal TLS-ERROR if the certificate cannot be read; an end that does not verify its
+peer accepts any octets. From any thread.")
   (define-reader certificate-issuer :issuer
     "The name of the signer of CERTIFICATE, as RFC 2253 writes it. From any thread.")
   (define-reader certificate-names :names
     "The alternative names (RFC 5280 section 4.2.1.6) of CERTIFICATE, a list of lists (kind text), a
-kind being :dns, :uri (where a SPIFFE identity stands), :email or :ip. The texts have the octets of
-the certificate as characters, one each, whatever they are. From any thread.")
+kind being :dns, :uri (such as a SPIFFE identity), :email or :ip. The texts have the octets of the
+certificate as characters, one each, unchecked. From any thread.")
   (define-reader certificate-serial-number :serial-number
     "The serial number of CERTIFICATE, an integer that its issuer gave. From any thread.")
   (define-reader certificate-not-before :not-before
-    "From when on CERTIFICATE is valid, a universal time. From any thread.")
+    "The time at which CERTIFICATE becomes valid, a universal time. From any thread.")
   (define-reader certificate-not-after :not-after
     "Until when CERTIFICATE is valid, a universal time. From any thread."))

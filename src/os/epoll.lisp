@@ -78,8 +78,8 @@ overwritten. The negated ENOSYS if the kernel, before Linux 5.11, cannot."
                  (system-area-pointer (int-sap 0)) ((signed 64) 0))))))
 
 (defun set-timer-slack (ns)
-  "Have the kernel end this thread's waits NS nanoseconds late at most, 50,000 if nobody says
-otherwise: it may join waits that end at about the same time."
+  "Limit the delay of the ends of this thread's waits to NS nanoseconds; the kernel's default is
+50,000. It may join waits that end at about the same time."
   (syscall ("prctl" int) (int +set-timer-slack+) ((unsigned 64) ns) ((unsigned 64) 0)
            ((unsigned 64) 0) ((unsigned 64) 0)))
 

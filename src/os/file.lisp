@@ -47,12 +47,12 @@
     (syscall ("unlink" int) (system-area-pointer sap))))
 
 (defun set-file-mode (path mode)
-  "Let the users whom MODE names, as for chmod, use the file PATH."
+  "Set the permissions of the file PATH to MODE, as with chmod."
   (with-path (sap path)
     (syscall ("chmod" int) (system-area-pointer sap) ((unsigned 32) mode))))
 
 (defun rename-file-to (path new)
-  "Have the file PATH be called NEW, in the place of what is there."
+  "Rename the file PATH to NEW, and replace the file that is there."
   (with-path (sap path)
     (with-path (new-sap new)
       (syscall ("rename" int) (system-area-pointer sap) (system-area-pointer new-sap)))))
@@ -66,8 +66,8 @@ process's umask. Return a descriptor, which writes to its end, or a failed resul
              ((unsigned 32) mode))))
 
 (defun open-to-write (path)
-  "Return a descriptor that writes to what is at PATH, a device or a pipe, or a failed result: of a
-pipe that nobody reads -ENXIO."
+  "Return a descriptor that writes to PATH, a device or a pipe, or a failed result: -ENXIO for a
+pipe without a reader."
   (with-path (sap path)
     (let ((descriptor (syscall ("open" int) (system-area-pointer sap)
                                (int (logior +o-wronly+ +o-noctty+ +o-nonblock+ +o-cloexec+))
@@ -87,19 +87,20 @@ pipe that nobody reads -ENXIO."
                ((unsigned 64) (- end start))))))
 
 (defun truncate-file (descriptor size)
-  "Cut the file of DESCRIPTOR off behind SIZE octets."
+  "Truncate the file of DESCRIPTOR to SIZE octets."
   (retrying (syscall ("ftruncate" int) (int descriptor) ((signed 64) size))))
 
 (defun file-size (descriptor)
-  "How many octets the file of DESCRIPTOR has; a failed result if that cannot be known."
+  "The length of the file of DESCRIPTOR in octets, or a failed result."
   (syscall ("lseek" (signed 64)) (int descriptor) ((signed 64) 0) (int +seek-end+)))
 
 (defun set-socket-mode (socket mode)
-  "Let the file that SOCKET, a unix one, will be bound to get MODE, less the process's umask."
+  "Set the mode of the file to which SOCKET, a unix one, will be bound to MODE, less the process's
+umask."
   (syscall ("fchmod" int) (int socket) ((unsigned 32) mode)))
 
 (defun file-status (path)
-  "What statx says of PATH itself, octets; nil if there is nothing."
+  "The result of statx for PATH itself, octets; nil if no file is there."
   (let ((status (make-octets +statx-octets+)))
     (with-path (sap path)
       (with-pinned-objects (status)
@@ -113,15 +114,15 @@ pipe that nobody reads -ENXIO."
 
 (defun socket-file-identity (path)
   "The identity of the socket at PATH, a list that differs from those of all other files, now and
-later; NIL if PATH is no socket."
+later; NIL if PATH is not a socket."
   (let ((status (file-status path)))
     (and status
          (= +file-type-socket+ (status-type status))
          (list (u64le status +statx-inode+) (u64le status +statx-device+)))))
 
 (defun file-type (path)
-  "What is at PATH: :regular, :link, :device, :pipe, :directory, :other, or NIL for nothing; and how
-many octets that has."
+  "The type of the file at PATH: :regular, :link, :device, :pipe, :directory, :other, or NIL for no
+file; and its length in octets."
   (let ((status (file-status path)))
     (if status
         (values (let ((type (status-type status)))

@@ -1,7 +1,7 @@
 ;;;; Libraries that are opened when they are first needed, and not at all if they never are.
-;;;; DEFINE-LIBRARY declares the functions of one; OPEN-LIBRARY finds them. Until it has returned
-;;;; true none of them may be called. A saved core has none open: it opens them again when it needs
-;;;; them, on a machine that may have another version.
+;;;; DEFINE-LIBRARY declares the functions of one; OPEN-LIBRARY finds them. They may be called only
+;;;; after it has returned true. A saved core has none open: it opens them again when it needs them,
+;;;; on a machine that may have another version.
 
 (in-package #:clgrpc.os)
 
@@ -64,7 +64,7 @@ one that is not there."
         unless (zerop handle) return handle))
 
 (defun find-library (library)
-  "The addresses of LIBRARY's functions, or nil and why there are none."
+  "The addresses of LIBRARY's functions, or nil and the reason of the failure."
   (let ((handle (library-handle library))
         (name (first (library-files library))))
     (if (null handle)
@@ -75,8 +75,8 @@ one that is not there."
                   (and missing (format nil "~A has no function ~A" name missing)))))))
 
 (defun open-library (library)
-  "Open LIBRARY unless it is. Return true if its functions may be called, else nil and why not as
-text, which is found out once in a process. From any thread."
+  "Open LIBRARY unless it is open. Return true if its functions may be called, else nil and the
+reason as text. A process tries that once. From any thread."
   (cond ((library-addresses library) (values t nil))
         ((library-failure library) (values nil (library-failure library)))
         (t (setf (values (library-addresses library) (library-failure library))
@@ -86,7 +86,7 @@ text, which is found out once in a process. From any thread."
 (defmacro define-library (name (&rest files) (&key on-forget) &body functions)
   "Define the global NAME as the library of one of FILES, and a Lisp function for each of FUNCTIONS,
 rows of the form (name \"c_name\" result (variable type)…), to be called while NAME is open. A list
-of C names stands for what a function is called in different versions."
+of C names has the names of a function in different versions."
   `(progn
      (declaim (type library ,name))
      (defglobal ,name (make-library :files ',files :functions ',(mapcar #'second functions)

@@ -8,20 +8,20 @@
 (in-package #:clgrpc.os)
 
 (define-condition tls-error (clgrpc-error)
-  ((text :initarg :text :reader tls-error-text)) ; what is wrong, and why
+  ((text :initarg :text :reader tls-error-text)) ; the fault and its reason
   (:report (lambda (condition stream) (write-string (tls-error-text condition) stream)))
   (:documentation "A certificate, key or other part of TLS credentials cannot be used, or OpenSSL is
-not there. TEXT says what and why. Nothing was sent."))
+missing. TEXT has the fault and its reason. Nothing was sent."))
 
 (document-functions
   tls-error-text "The part of TLS credentials that cannot be used, and why, as text.")
 
 (defun tls-error (control &rest arguments)
-  "Signal TLS-ERROR with the text that CONTROL and ARGUMENTS format."
+  "Signal TLS-ERROR with the text that CONTROL and ARGUMENTS format. From any thread."
   (error 'tls-error :text (format nil "~?" control arguments)))
 
 (deftype foreign-pointer ()
-  "The address of something of OpenSSL's; no process on Linux has longer ones."
+  "The address of an object of OpenSSL's; no process on Linux has longer addresses."
   '(unsigned-byte 62))
 
 (sb-alien:define-alien-type pointer (unsigned 64))
@@ -186,7 +186,7 @@ any more."
   "Without it a process that ends would take OpenSSL apart while other threads still use it.")
 
 (defun open-openssl ()
-  "Open OpenSSL unless it is open. Signal TLS-ERROR if there is none. From any thread."
+  "Open OpenSSL unless it is open. Signal TLS-ERROR if it is missing. From any thread."
   (unless **openssl-ready**
     (sb-thread:with-mutex (**openssl-lock**)
       (multiple-value-bind (open failure) (open-library **libssl**)

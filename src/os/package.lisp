@@ -1,6 +1,6 @@
-;;;; The only package whose code calls the kernel. A call's result is a fixnum: what the kernel
-;;;; returned, or a negated errno; nothing here signals an error for what the kernel says. Hot calls
-;;;; allocate nothing. Linux on x86-64 and arm64.
+;;;; The only package whose code calls the kernel. A call's result is a fixnum: the kernel's result,
+;;;; or a negated errno; nothing here signals an error for a failed call. Hot calls allocate
+;;;; nothing. Linux on x86-64 and arm64.
 
 (defpackage #:clgrpc.os
   (:use #:cl #:clgrpc.base)

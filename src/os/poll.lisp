@@ -1,4 +1,4 @@
-;;;; poll(2). Each call tells the kernel again which events to wait for; it answers in the same
+;;;; poll(2). Each call passes the events to wait for to the kernel again, which answers in the same
 ;;;; memory.
 ;;;;
 ;;;; struct pollfd is an int, the descriptor, and two shorts: the events to wait for, and those that
@@ -31,8 +31,9 @@
   (ldb (byte 16 16) (u32le area (+ 4 (* index +poll-octets+)))))
 
 (defun poll-descriptors (area count timeout-ms)
-  "Wait until one of the first COUNT places of AREA has something to say or TIMEOUT-MS milliseconds
-have passed (-1: without limit). Return how many have; the negated EINTR if a signal came first."
+  "Wait until one of the first COUNT places of AREA has an event or TIMEOUT-MS milliseconds have
+passed (-1: without limit). Return the number of places with events, or the negated EINTR if a
+signal came first."
   (declare (type octets area))
   (with-pinned-objects (area)
     (filling (area 0 (length area))

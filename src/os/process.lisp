@@ -1,6 +1,6 @@
-;;;; What the kernel says of this process: its time on processors, its memory, its threads, when
-;;;; it began. All of that comes from one read of /proc/self/stat, but for when the machine was
-;;;; started, which that counts from. And what it says of the time of all processors.
+;;;; The kernel's data of this process: its time on processors, its memory, its threads, the time
+;;;; when it began. All of them come from one read of /proc/self/stat, except for the start time of
+;;;; the machine, from which that file counts. Also the time of all processors.
 
 (in-package #:clgrpc.os)
 
@@ -9,12 +9,12 @@
   (+sc-page-octets+ "_SC_PAGESIZE" 30))
 
 (defstruct (process (:copier nil))
-  "What the kernel said of this process at one time; nil what it did not say."
+  "The kernel's data of this process at one time; nil for data that the kernel does not give."
   (cpu-seconds nil :type (or null rational) :read-only t) ; of all its threads, in both modes
   (start-seconds nil :type (or null rational) :read-only t) ; when it began, since 1970
   (virtual-octets nil :type (or null unsigned-byte) :read-only t) ; of addresses
   (resident-octets nil :type (or null unsigned-byte) :read-only t) ; in memory
-  (threads nil :type (or null unsigned-byte) :read-only t)) ; how many it has
+  (threads nil :type (or null unsigned-byte) :read-only t)) ; their number
 
 (declaim (sb-ext:freeze-type process))
 
@@ -23,7 +23,7 @@
     (format stream "~D threads" (process-threads process))))
 
 (defun system-figure (number)
-  "What sysconf says of NUMBER, or nil."
+  "The value of sysconf for NUMBER, or nil."
   (let ((result (syscall ("sysconf" (signed 64)) (int number))))
     (and (plusp result) result)))
 
@@ -42,8 +42,8 @@
       (and end (words (subseq line (+ 2 end)))))))
 
 (defun processor-ticks ()
-  "How many ticks all processors of the machine have had since it was started, and in how many of
-them nothing ran; nil if the kernel does not say."
+  "The number of ticks of all processors since the machine was started, and the number of idle ones;
+nil if the kernel does not give them."
   (with-open-file (stream "/proc/stat" :external-format :latin-1 :if-does-not-exist nil)
     (let ((line (and stream (read-line stream nil))))
       (when (eql 5 (mismatch "cpu  " line))
@@ -52,7 +52,7 @@ them nothing ran; nil if the kernel does not say."
           (values (reduce #'+ ticks :end (min 8 (length ticks))) (nth 3 ticks)))))))
 
 (defun boot-seconds ()
-  "When the machine was started, in seconds since 1970, or nil."
+  "The time when the machine was started, in seconds since 1970, or nil."
   (with-open-file (stream "/proc/stat" :external-format :latin-1 :if-does-not-exist nil)
     (loop for line = (and stream (read-line stream nil))
           while line
@@ -60,7 +60,7 @@ them nothing ran; nil if the kernel does not say."
             return (parse-integer line :start 6 :junk-allowed t))))
 
 (defun read-process ()
-  "Return a PROCESS, what the kernel says of this process now. From any thread."
+  "Return a PROCESS with the kernel's present data of this process. From any thread."
   (let ((fields (status-fields))
         (ticks (system-figure +sc-clock-ticks+))
         (page (system-figure +sc-page-octets+)))

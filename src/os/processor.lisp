@@ -1,8 +1,8 @@
-;;;; How much of the processors this process may use: those it may run on (sched_getaffinity(2),
-;;;; which knows of taskset and of the cpusets of containers), and their time, as far as control
-;;;; groups limit it (cgroups(7); cpu.max of version 2, cpu.cfs_quota_us of version 1). A limit
-;;;; holds for all groups below the one that has it, so each is looked at from the process's group
-;;;; up to the root of what is mounted.
+;;;; The part of the processors that this process may use: those it may run on
+;;;; (sched_getaffinity(2), which includes taskset and the cpusets of containers), and their time,
+;;;; as far as control groups limit it (cgroups(7); cpu.max of version 2, cpu.cfs_quota_us of
+;;;; version 1). A limit holds for all groups below the one that has it, so all groups are checked
+;;;; from the process's group up to the root of the mount.
 
 (in-package #:clgrpc.os)
 
@@ -10,7 +10,7 @@
   "Room for 1024 processors, as in the C library's cpu_set_t.")
 
 (defun processor-count ()
-  "Return how many processors this thread may run on, 1 if the kernel does not say."
+  "Return the number of processors that this thread may run on; 1 if it is unknown."
   (let ((mask (make-octets +affinity-octets+)))
     (let ((length (with-pinned-objects (mask)
                     (syscall ("sched_getaffinity" int) (int 0)
@@ -23,7 +23,7 @@
 ;;; Control groups
 
 (defun file-text (path)
-  "What the file at PATH, one of the kernel's, says; nil if it cannot be read."
+  "The text of the file at PATH, one of the kernel's; nil if it cannot be read."
   (handler-case
       (with-open-file (stream path :external-format :latin-1)
         (with-output-to-string (text)
@@ -35,8 +35,8 @@
   (remove "" (uiop:split-string (or text "") :separator '(#\Newline)) :test #'string=))
 
 (defun cpu-group (cgroups version)
-  "The path of the process's group that has its processors' time, as CGROUPS, of /proc/self/cgroup,
-says for VERSION, 1 or 2; nil if there is none."
+  "The path of the control group for the process's processor time, of VERSION, 1 or 2, by CGROUPS,
+the text of /proc/self/cgroup; nil if it has none."
   (dolist (line (text-lines cgroups))
     (let ((colon (position #\: line)))
       (when colon
@@ -50,8 +50,9 @@ says for VERSION, 1 or 2; nil if there is none."
             (return (subseq line (1+ second)))))))))
 
 (defun cpu-mount (mounts version)
-  "Where the groups are mounted that have processors' time, as MOUNTS, of /proc/self/mountinfo, says
-for VERSION, 1 or 2: the directory, and the path of the group that it shows; nil if nowhere."
+  "The mount of the control groups for processor time, of VERSION, 1 or 2, by MOUNTS, the text of
+/proc/self/mountinfo: the directory, and the path of the group that it shows; nil if they are not
+mounted."
   (dolist (line (text-lines mounts))
     (let* ((fields (uiop:split-string line :separator " "))
            (rest (rest (member "-" fields :test #'string=))))
@@ -65,7 +66,7 @@ for VERSION, 1 or 2: the directory, and the path of the group that it shows; nil
 
 (defun group-directories (directory shown group)
   "The directories of GROUP, a path, and of all groups above it, given the DIRECTORY that shows the
-group SHOWN. Where GROUP is not below SHOWN, as in some containers, only what is shown."
+group SHOWN. If GROUP is not below SHOWN, as in some containers, only DIRECTORY."
   (let* ((shown (string-right-trim "/" shown))
          (below (if (and (<= (length shown) (length group))
                          (string= shown group :end2 (length shown)))
@@ -86,7 +87,7 @@ group SHOWN. Where GROUP is not below SHOWN, as in some containers, only what is
          (/ quota period))))
 
 (defun directory-quota (directory version read)
-  "How many processors the group of DIRECTORY may use; nil if it has no limit."
+  "The number of processors that the group of DIRECTORY may use; nil without a limit."
   (flet ((text (name) (first (text-lines (funcall read (format nil "~A/~A" directory name))))))
     (if (= 2 version)
         (let ((fields (uiop:split-string (or (text "cpu.max") "") :separator " ")))
@@ -94,8 +95,8 @@ group SHOWN. Where GROUP is not below SHOWN, as in some containers, only what is
         (quotient-of (text "cpu.cfs_quota_us") (text "cpu.cfs_period_us")))))
 
 (defun processor-quota (&optional (read #'file-text))
-  "Return how many processors' time this process may use as its control groups say, a rational; nil
-if they do not limit it. READ returns what the file at a path says, or nil."
+  "Return the number of processors whose time this process may use by its control groups, a
+rational; nil if they do not limit it. READ returns the text of the file at a path, or nil."
   (let ((cgroups (funcall read "/proc/self/cgroup"))
         (mounts (funcall read "/proc/self/mountinfo"))
         (least nil))

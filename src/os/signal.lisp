@@ -1,9 +1,9 @@
 ;;;; Signals. SBCL runs a handler in whatever thread the kernel chose, when it is next safe to run
-;;;; Lisp there: not while that thread allocates or has interrupts off. So it does for the signals
-;;;; that it knows to be asynchronous (sigaddset_deferrable in interrupt.c), such as SIGHUP and
-;;;; SIGTERM. The handlers of others, such as SIGUSR1, it runs at once, wherever that thread is,
-;;;; which ends the process sooner or later. Those we catch without Lisp: the kernel calls a few
-;;;; machine instructions of ours, which set a word and wake a thread that sleeps on it
+;;;; Lisp there: not while that thread allocates or has interrupts off. It does so for the signals
+;;;; that it treats as asynchronous (sigaddset_deferrable in interrupt.c), such as SIGHUP and
+;;;; SIGTERM. It runs the handlers of others, such as SIGUSR1, at once, at any instruction of that
+;;;; thread, which ends the process sooner or later. Those we catch without Lisp: the kernel calls a
+;;;; few machine instructions of ours, which set a word and wake a thread that sleeps on it
 ;;;; (futex.lisp). That thread calls the function.
 
 (in-package #:clgrpc.os)
@@ -27,8 +27,8 @@
 
 (defparameter *reserved-signals*
   (list +sigkill+ +sigstop+ +sigusr2+ +sigsegv+ +sigbus+ +sigill+ +sigtrap+ +sigfpe+)
-  "The signals that nobody can handle: two are the kernel's; by SIGUSR2 SBCL stops threads for a
-collection, and by the others it learns of errors and of writes to protected pages.")
+  "The signals that cannot be handled: two are the kernel's; SBCL uses SIGUSR2 to stop threads for a
+collection, and the others to notice errors and writes to protected pages.")
 
 (defun may-handle-signal-p (number)
   "True if NUMBER, anything, is that of a signal that HANDLE-SIGNAL takes."
@@ -38,12 +38,12 @@ collection, and by the others it learns of errors and of writes to protected pag
 ;;; Catching without Lisp
 
 (defstruct (catcher (:copier nil))
-  "What catches a signal without Lisp. Its pages are kept as long as the process lives, since a
-thread may be in the midst of the instructions at any time."
+  "The data for catching one signal without Lisp. Its pages are kept as long as the process lives,
+since a thread may be executing the instructions at any time."
   (signal 0 :type fixnum)               ; its number
   (address 0 :type sb-ext:word)         ; of the page with the instructions, before that of the word
-  (function nil :type (or null function)) ; to call; nil: nobody wants the signal
-  (thread nil))                         ; sleeps on the word while somebody wants the signal
+  (function nil :type (or null function)) ; to call, or nil
+  (thread nil))                         ; sleeps on the word while FUNCTION is set
 
 (defglobal **catchers** '())
 
@@ -81,8 +81,8 @@ thread may be in the midst of the instructions at any time."
   value)
 
 (defun map-instructions ()
-  "Return the address of a page of memory that has the instructions; the word is in the page
-behind."
+  "Return the address of a page of memory that has the instructions; the word is in the page after
+it."
   (let ((address (must-succeed "map memory"
                                (syscall ("mmap" (signed 64)) ((unsigned 64) 0)
                                         ((unsigned 64) (* 2 +page-octets+))
@@ -97,7 +97,7 @@ behind."
     address))
 
 (defun caught-word (catcher)
-  "Where CATCHER's word is, which is 1 once its signal has come."
+  "The address of CATCHER's word, which is 1 once its signal has come."
   (int-sap (+ +page-octets+ (catcher-address catcher))))
 
 (defun run-catcher (catcher)
@@ -105,11 +105,11 @@ behind."
   (let ((word (caught-word catcher)))
     (loop
       (loop while (zerop (sb-sys:sap-ref-32 word 0)) do (wait-for-word word 0))
-      (setf (sb-sys:sap-ref-32 word 0) 0) ; what comes from now on is told of by another call
+      (setf (sb-sys:sap-ref-32 word 0) 0) ; later signals cause another call
       (funcall (or (catcher-function catcher) (return))))))
 
 (defun start-catcher (catcher)
-  "Start the thread of CATCHER, and have the kernel call its instructions."
+  "Start the thread of CATCHER, and make its instructions the kernel's handler of the signal."
   (setf (catcher-thread catcher)
         (sb-thread:make-thread #'run-catcher :name "clgrpc signals" :arguments (list catcher)))
   (let ((action (make-octets +sigaction-octets+)))
@@ -133,7 +133,7 @@ behind."
     (unless (catcher-thread catcher) (start-catcher catcher))))
 
 (defun release-signal (signal)
-  "End the thread that waits for SIGNAL, whose action is another by now, if there is one."
+  "End the thread that waits for SIGNAL, if any; the action of SIGNAL has been changed already."
   (let* ((catcher (find-catcher signal))
          (thread (and catcher (shiftf (catcher-thread catcher) nil))))
     (when thread
@@ -145,9 +145,9 @@ behind."
 ;;; Any signal
 
 (defun handle-signal (signal function)
-  "Call FUNCTION, without arguments, whenever the process gets SIGNAL; this replaces what happened
-before. It is called in any thread, in the midst of anything, so all that it should do is post to a
-loop. Signals that come fast may be told of as one. From one thread at a time."
+  "Call FUNCTION, without arguments, whenever the process gets SIGNAL; this replaces the handler
+before. It is called on any thread, in the middle of other work, so it should only post to a loop.
+Signals that come fast may cause one call together. From one thread at a time."
   (declare (type function function))
   (assert (may-handle-signal-p signal))
   (if (member signal *deferred-signals*)
@@ -158,8 +158,8 @@ loop. Signals that come fast may be told of as one. From one thread at a time."
   nil)
 
 (defun reset-signal (signal)
-  "Give SIGNAL its default action again: the kernel's, or of SIGINT, with which C-c comes, the
-Lisp's. From one thread at a time, and not from the function of HANDLE-SIGNAL."
+  "Restore the default action of SIGNAL: the kernel's, or for SIGINT, the signal of C-c, Lisp's.
+From one thread at a time, and not from the function of HANDLE-SIGNAL."
   (sb-sys:enable-interrupt signal (if (= signal +sigint+)
                                       (fdefinition (find-symbol "SIGINT-HANDLER" '#:sb-unix))
                                       :default))

@@ -1,6 +1,6 @@
 ;;;; Signatures over SHA-256 with a private key, by OpenSSL's EVP: RSA with PKCS #1 v1.5 padding
-;;;; (RFC 8017 section 8.2) and ECDSA on the curve P-256 (FIPS 186-5). What is signed is any octets.
-;;;; An ECDSA signature leaves here as JSON Web Signatures have it: r and s, 32 octets each (RFC
+;;;; (RFC 8017 section 8.2) and ECDSA on the curve P-256 (FIPS 186-5). Any octets can be signed.
+;;;; ECDSA signatures are returned in the form of JSON Web Signatures: r and s, 32 octets each (RFC
 ;;;; 7518 section 3.4), not as the DER that OpenSSL makes.
 
 (in-package #:clgrpc.os)
@@ -13,8 +13,8 @@
 it.")
 
 (defun key-kind (key what)
-  "The kind of KEY, a private key of OpenSSL's from the text that WHAT names: :rsa, or :ec for one
-on P-256. Signal TLS-ERROR for another, and for RSA with fewer than 2048 bits."
+  "The kind of KEY, a private key of OpenSSL's from the text named WHAT: :rsa, or :ec for one on
+P-256. Signal TLS-ERROR for other kinds, and for RSA with fewer than 2048 bits."
   (let ((kind (evp-pkey-base-id key)) (bits (evp-pkey-bits key)))
     (cond ((and (= +evp-pkey-rsa+ kind) (<= 2048 bits)) :rsa)
           ((= +evp-pkey-rsa+ kind)
@@ -25,7 +25,7 @@ on P-256. Signal TLS-ERROR for another, and for RSA with fewer than 2048 bits."
 
 (defun private-key-kind (text what &optional password)
   "The kind of the private key in TEXT, PEM, perhaps encrypted with PASSWORD: :rsa, or :ec for one
-on P-256. Signal TLS-ERROR, naming the text as WHAT, for what is neither. From any thread."
+on P-256. Signal TLS-ERROR, naming the text as WHAT, for other texts. From any thread."
   (open-openssl)
   (call-with-private-key (lambda (key) (key-kind key what)) text what password))
 
@@ -64,7 +64,7 @@ on P-256. Signal TLS-ERROR, naming the text as WHAT, for what is neither. From a
 
 (defun sign-octets (octets text what &optional password)
   "Return the signature of OCTETS over SHA-256 by the private key in TEXT, PEM, perhaps encrypted
-with PASSWORD, and the kind of that: :rsa, or :ec, whose signature is r and s, 32 octets each.
+with PASSWORD, and the kind of the key: :rsa, or :ec, whose signature is r and s, 32 octets each.
 Signal TLS-ERROR, naming the text as WHAT, if the key cannot be used. From any thread."
   (open-openssl)
   (call-with-private-key (lambda (key)

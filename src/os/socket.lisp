@@ -46,7 +46,7 @@
              ((unsigned 32) (length address)))))
 
 (defun listen-socket (socket backlog)
-  "Let SOCKET take connections, of which up to BACKLOG may wait to be accepted."
+  "Make SOCKET listen; up to BACKLOG connections may wait to be accepted."
   (syscall ("listen" int) (int socket) (int backlog)))
 
 (define-hot accept-socket ((socket fixnum) (address octets)) result
@@ -72,7 +72,7 @@ has the option +SO-ERROR+ set, once that has ended."
              ((unsigned 32) (length address)))))
 
 (defun shutdown-output (socket)
-  "Tell the peer of SOCKET that no more octets will come."
+  "Shut down the output of SOCKET: its peer reads no more octets after those already sent."
   (syscall ("shutdown" int) (int socket) (int +shut-wr+)))
 
 (defun close-descriptor (descriptor)
@@ -107,9 +107,9 @@ has the option +SO-ERROR+ set, once that has ended."
              ((* int) (addr cell)) ((unsigned 32) 4))))
 
 (defun drop-new-connections (socket)
-  "Have the kernel drop the segments that would begin connections to SOCKET, a TCP one that listens,
-as if they had been lost on their way: the sender sends it again, a second later as a rule.
-What waits to be accepted can be accepted still. Return a negated errno if that is refused."
+  "Make the kernel drop the segments that would begin connections to SOCKET, a TCP one that listens,
+as if they had been lost: the sender repeats them, usually a second later. Connections that wait can
+still be accepted. Return a negated errno if the kernel refuses."
   ;; a classic BPF program, struct sock_filter each: code, jump if true, jump if false, operand
   (with-alien ((program (array (unsigned 64) 4))
                (header (array (unsigned 64) 2))) ; struct sock_fprog: length, pointer
@@ -133,8 +133,8 @@ What waits to be accepted can be accepted still. Return a negated errno if that 
       (if (failed-p result) result cell))))
 
 (defun socket-option-octets (socket level option length)
-  "The value of OPTION of SOCKET that is a structure, LENGTH of its octets at most; nil if there is
-no such option."
+  "The value of OPTION of SOCKET, a structure, at most LENGTH octets of it; nil if SOCKET has no
+such option."
   (let ((octets (make-octets length)))
     (with-alien ((got (unsigned 32) length))
       (with-pinned-objects (octets)
@@ -157,7 +157,7 @@ no such option."
   (define-name peer-address "getpeername" "The address of SOCKET's peer, or NIL."))
 
 (defun peer-user (socket)
-  "The number of the user at the other end of SOCKET, a unix one; NIL if it is no unix socket."
+  "The number of the user at the other end of SOCKET, a unix one; NIL if it is not a unix socket."
   (with-alien ((credentials (array int 3)) ; struct ucred: process, user, group
                (length (unsigned 32) 12))
     (let ((result (syscall ("getsockopt" int) (int socket) (int +sol-socket+) (int +so-peercred+)
@@ -167,8 +167,8 @@ no such option."
         (deref credentials 1)))))
 
 (defun descriptor-limit ()
-  "How many descriptors this process may have (RLIMIT_NOFILE), and up to how many it may allow
-itself."
+  "The number of descriptors that this process may have (RLIMIT_NOFILE), and the highest number to
+which it may raise that."
   (with-alien ((limit (array (unsigned 64) 2))) ; struct rlimit: soft, hard
     (let ((result (syscall ("getrlimit" int) (int +rlimit-nofile+)
                            ((* (array (unsigned 64) 2)) (addr limit)))))
@@ -188,8 +188,8 @@ how many it may have then."
     (values (descriptor-limit))))
 
 (defun open-descriptors (&optional (process "self"))
-  "The descriptors that PROCESS, the number of one, by default this one, has open; none where the
-system does not say."
+  "The open descriptors of PROCESS, a process's number, by default this process; none if the system
+does not list them."
   ;; not by DIRECTORY, which asks what each entry is and fails if it has been closed meanwhile
   (let ((listing (alien-funcall (extern-alien "opendir" (function system-area-pointer c-string))
                                 (format nil "/proc/~A/fd" process))))
@@ -215,5 +215,5 @@ system does not say."
         finally (return number)))
 
 (defun open-descriptor-count (&optional (process "self"))
-  "How many descriptors PROCESS, as for OPEN-DESCRIPTORS, has open."
+  "The number of open descriptors of PROCESS, as for OPEN-DESCRIPTORS."
   (length (open-descriptors process)))

@@ -10,13 +10,13 @@
 (in-package #:clgrpc.os)
 
 (defun guard-page-octets ()
-  "The size of a guard page, or nil if this SBCL does not say it."
+  "The size of a guard page in octets, or nil if this SBCL does not give it."
   (let ((address (sb-sys:find-foreign-symbol-address "os_vm_page_size")))
     (and address (sb-sys:sap-ref-64 (int-sap address) 0))))
 
 (defun return-guard-address (page)
   "An address in this thread's return guard page, PAGE octets long, or nil if the stack has come
-near it: while it is far behind the end whatever stands there is of no use to anybody."
+near it: while it is far beyond the end of the stack its contents are not used."
   (let ((sp (sap-int (sb-kernel:current-sp)))
         ;; an address that is shown as a fixnum
         (end (sb-kernel:get-lisp-obj-address

@@ -1,7 +1,7 @@
 ;;;; How the kernel is called: SYSCALL is a C call without allocation whose -1 becomes the negated
 ;;;; errno. The kernel's constants are written down here, since Lisp has no headers to read; a test
 ;;;; compiles the table with cc, where there is one, and compares. They are the same on x86-64 and
-;;;; arm64 except for what epoll.lisp says.
+;;;; arm64 except for those in epoll.lisp.
 
 (in-package #:clgrpc.os)
 
@@ -19,7 +19,7 @@
   "Define constants from ROWS of the form (name C-name value)."
   `(progn
      ,@(loop for (name c-name value) in rows
-             collect `(defconstant ,name ,value ,(format nil "What the kernel calls ~A." c-name))
+             collect `(defconstant ,name ,value ,(format nil "The kernel's ~A." c-name))
              collect `(pushnew '(,c-name ,value) **constants** :test #'equal))))
 
 (define-constants

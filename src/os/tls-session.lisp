@@ -9,11 +9,10 @@
 (in-package #:clgrpc.os)
 
 (defconstant +record-octets+ 16640
-  "The longest record there can be, and a little more: 2^14 octets and what encryption adds.")
+  "A little more than the longest record: 2^14 octets and the overhead of encryption.")
 
 (defconstant +max-client-chain-octets+ 16384
-  "How long the certificates that a client shows may be, all together. Five large ones have
-10,000.")
+  "The most octets of all certificates that a client shows. Five large ones have 10,000.")
 
 ;;; Numbers of OpenSSL's headers
 
@@ -45,8 +44,8 @@
 (defconstant +alert-no-application-protocol+ 120)
 (defconstant +client-hello-retry+ -1)
 (defconstant +accepted+ 1
-  "The datum of a server's session whose ClientHello may be gone on with. Before that is known it is
-0; to refuse it, the number of an alert.")
+  "The datum of a server's session whose ClientHello is accepted. Before the decision the datum is
+0; for a refusal, it is the number of an alert.")
 (defconstant +unix-epoch+ 2208988800
   "1970-01-01, as a universal time.")
 (defconstant +tlsext-err-ok+ 0)
@@ -58,13 +57,13 @@
   "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
   "AES-128 first: it is as good as any for these decades, and costs least.")
 
-;;; What OpenSSL asks while it works. These run inside SSL_do_handshake, on the loop, and neither
-;;; allocate nor unwind. What a ClientHello asks for is looked at outside: the first time that
-;;; OpenSSL shows it, it is told to come back, and SHAKE-HANDS decides; see CHOOSE there.
+;;; OpenSSL's callbacks. They run inside SSL_do_handshake, on the loop, and neither allocate nor
+;;; unwind. A ClientHello is examined outside of them: its callback first makes OpenSSL return, and
+;;; SHAKE-HANDS decides; see CHOOSE there.
 
 (defmacro define-callable (name result parameters &body body)
-  "Define what C calls as NAME, which returns RESULT. PARAMETERS are rows of the form (variable
-type); VARIABLE is nil if BODY has no use for it."
+  "Define NAME as a function that C can call, which returns RESULT. PARAMETERS are rows of the form
+(variable type); VARIABLE is nil if BODY has no use for it."
   ;; how such a variable is declared ignored is not the same in all versions of SBCL
   (let ((variables (loop for (variable) in parameters collect (or variable (gensym "UNUSED")))))
     `(sb-alien:define-alien-callable ,name ,result
@@ -100,7 +99,7 @@ type); VARIABLE is nil if BODY has no use for it."
                1)))))
 
 (defun find-protocol (name names length)
-  "Where NAME, a string, begins among the protocols that a client offers, LENGTH octets at the
+  "The position of NAME, a string, among the protocols that a client offers, LENGTH octets at the
 address NAMES; or nil."
   (let ((sap (int-sap names)) (at 0))
     (declare (type (unsigned-byte 33) at))
@@ -127,11 +126,10 @@ address NAMES; or nil."
         (and (= 1 http1) (select "http/1.1"))
         +tlsext-err-alert-fatal+)))
 
-;;; The name that a client asks for (RFC 6066 section 3). It is a stranger's octets, whatever they
-;;; are.
+;;; The name that a client asks for (RFC 6066 section 3). It is any octets, from an unknown peer.
 
 (defun host-name-character-p (character)
-  "True of what the names of hosts consist of, ASCII: letters, digits and a few signs."
+  "True if CHARACTER may be in the name of a host: ASCII letters, digits and a few signs."
   (or (char<= #\a character #\z) (char<= #\A character #\Z) (char<= #\0 character #\9)
       (and (find character "-_.:") t)))
 
@@ -165,7 +163,8 @@ for none, or in a way that OpenSSL is going to refuse."
           (octets-latin (subseq octets 5)))))))
 
 (defun answer-client-hello (ssl choose)
-  "SSL has read a ClientHello: ask CHOOSE, see SHAKE-HANDS, and say what OpenSSL is to do with it."
+  "Call CHOOSE, see SHAKE-HANDS, for the ClientHello that SSL has read, and set OpenSSL's answer to
+it."
   (let ((context (funcall choose (hello-server-name ssl))))
     (cond ((eq context :refused) (ssl-set-ex-data ssl 0 +alert-unrecognized-name+))
           (t (when context (ssl-set-context ssl context))
@@ -198,8 +197,9 @@ for none, or in a way that OpenSSL is going to refuse."
       (ldb (byte 62 0) (sb-sys:sap-ref-64 (int-sap octets) 0)))))
 
 (defun session-span (end begin timeout)
-  "When a session shall have begun, and its time-out, so that it is no longer good at END, when a
-certificate is not either. It has begun at BEGIN, with TIMEOUT. All are seconds since 1970."
+  "A start time and a time-out for a session, so that it ends no later than END, when a certificate
+expires. The session began at BEGIN, with TIMEOUT. Times are in seconds since 1970, time-outs in
+seconds."
   ;; the last second that OpenSSL takes it in is begin + time-out; there is one at least, which may
   ;; be earlier than the session
   (let* ((last (max 2 (1- end)))
@@ -232,9 +232,8 @@ certificate is not either. It has begun at BEGIN, with TIMEOUT. All are seconds 
    text what))
 
 (defun add-private-key (context text what password)
-  "Make CONTEXT use the private key in TEXT, PEM, which PASSWORD opens if it is encrypted. WHAT
-names it in the TLS-ERROR that is signalled if it cannot be read or does not go with the
-certificate."
+  "Make CONTEXT use the private key in TEXT, PEM, perhaps encrypted with PASSWORD. Signal TLS-ERROR,
+naming the text as WHAT, if it cannot be read or does not go with the certificate."
   (call-with-private-key
    (lambda (key)
      (unless (and (= 1 (ssl-ctx-use-private-key context key))
@@ -244,7 +243,7 @@ certificate."
    text what password))
 
 (defun add-roots (context text what client-names)
-  "Make CONTEXT trust the certificates of TEXT and, with CLIENT-NAMES, tell clients so."
+  "Make CONTEXT trust the certificates of TEXT and, with CLIENT-NAMES, send their names to clients."
   (let ((store (ssl-ctx-get-cert-store context)))
     (x509-store-set-flags store +x509-flag-partial-chain+)
     (call-with-certificates
@@ -259,7 +258,7 @@ certificate."
   "Make CONTEXT trust the roots that OpenSSL finds in the system. Signal TLS-ERROR if there are
 none."
   (unless (= 1 (ssl-ctx-set-default-verify-paths context))
-    (tls-error "The system's root certificates cannot be had: ~A." (openssl-failure))))
+    (tls-error "The system's root certificates cannot be read: ~A." (openssl-failure))))
 
 (defun offer-protocols (context role alpn)
   (ecase role
@@ -274,9 +273,9 @@ none."
 (defglobal **server-contexts** (list 0)) ; how many have been made; atomic
 
 (defun prepare-server (context alpn)
-  "Make CONTEXT, a server's, ask about ClientHellos and give out one ticket. Another context does
-not accept the ticket, nor does this one when a certificate that vouched for the client has
-expired."
+  "Make CONTEXT, a server's, call back for ClientHellos and issue one ticket. Another context does
+not accept the ticket; this one does not accept it after the expiry of a certificate that vouched
+for the client."
   (ssl-ctx-set-client-hello context (callable-address 'check-client-hello)
                             (if (eq t alpn) 1 0))
   (ssl-ctx-set-num-tickets context 1)
@@ -320,10 +319,10 @@ OpenSSL. From any thread; to be freed with FREE-TLS-CONTEXT."
 ;;; Areas
 
 (defstruct (tls-area (:constructor %make-tls-area (reading writing)) (:copier nil))
-  "Where a TLS session works: the memory BIOs of OpenSSL and the octets on their way from and to
-the socket. Both BIOs are empty while no session has the area."
-  (reading 0 :type foreign-pointer :read-only t) ; BIO with what the peer has sent
-  (writing 0 :type foreign-pointer :read-only t) ; BIO with what is to be sent to it
+  "The working memory of TLS sessions: the memory BIOs of OpenSSL and the octets on their way from
+and to the socket. Both BIOs are empty while no session has the area."
+  (reading 0 :type foreign-pointer :read-only t) ; BIO with octets from the peer
+  (writing 0 :type foreign-pointer :read-only t) ; BIO with octets for the peer
   (lent nil :type boolean)              ; true while a session has the area
   ;; where they are received, and from where they are sent
   (octets (make-octets (* 5 +record-octets+)) :type octets :read-only t))
@@ -348,7 +347,7 @@ the socket. Both BIOs are empty while no session has the area."
   (bio-free (tls-area-writing area)))
 
 (define-hot feed-area ((area tls-area) (count index)) null
-  "Let the session that works next read the first COUNT octets of AREA's vector."
+  "Pass the first COUNT octets of AREA's vector to the session that works next."
   (let ((octets (tls-area-octets area)))
     (assert (<= count (length octets)))
     (with-pinned-objects (octets)
@@ -356,8 +355,8 @@ the socket. Both BIOs are empty while no session has the area."
     nil))
 
 (define-hot drain-area ((area tls-area)) index
-  "Move what a session has written, as far as there is room, into AREA's vector; return how many
-octets."
+  "Move the octets that a session has written, as far as there is room, into AREA's vector; return
+their number."
   (if (zerop (bio-ctrl-pending (tls-area-writing area)))
       0
       (let ((octets (tls-area-octets area)))
@@ -366,7 +365,7 @@ octets."
                            (length octets)))))))
 
 (define-hot area-unread-p ((area tls-area)) boolean
-  "True if the session at work has not read all that AREA was fed."
+  "True if the session at work has not read all octets fed to AREA."
   (plusp (bio-ctrl-pending (tls-area-reading area))))
 
 (define-hot area-empty-p ((area tls-area)) boolean
@@ -375,7 +374,7 @@ octets."
        (zerop (bio-ctrl-pending (tls-area-writing area)))))
 
 (defun drop-unread (area)
-  "Drop what the session at work, which reads no more, has not read in AREA."
+  "Drop the unread octets in AREA; the session at work reads no more."
   (drop-octets area (tls-area-reading area)))
 
 (defun empty-area (area)
@@ -394,7 +393,7 @@ octets."
 (defglobal **tls-sessions** (list 0))   ; how many there are; atomic
 
 (defun tls-session-count ()
-  "How many sessions there are; tests look for leaks with it."
+  "The number of sessions; tests look for leaks with it."
   (car **tls-sessions**))
 
 (defun open-tls-session (context area role &key name (check-name t) resumed)
@@ -436,7 +435,7 @@ checked."
              (must (ssl-set1-host ssl name))))
           ((or name check)
            (tls-error "~:[A server that has no name cannot be verified.~;~
-                       ~:*~S is no host name.~]" name)))))
+                       ~:*~S is not a host name.~]" name)))))
 
 (defun close-tls-session (ssl)
   "Free SSL. Its ticket stays good, whether or not it ended in order."
@@ -456,11 +455,11 @@ checked."
           (t :failed))))
 
 (defun shake-hands (ssl &key (choose (constantly nil)))
-  "Go on with the handshake of SSL: :done, :more if the peer must say more, :ended or :failed. In a
-server's session, CHOOSE is called once for each ClientHello, before anything else in it, such as a
-ticket, is judged. Its argument is the name that the client asks for, a string of the octets that it
-has sent, or NIL. It returns the context to go on with, a pointer, NIL for the present one, or
-:refused."
+  "Go on with the handshake of SSL. Return :done, :more if the peer must send more, :ended or
+:failed. In a server's session, CHOOSE is called once for each ClientHello, before its other
+contents, such as a ticket, are checked. The argument of CHOOSE is the name that the client asks
+for, a string of the octets that it has sent, or NIL. CHOOSE returns the context to use, a pointer,
+or NIL for the present one, or :refused."
   (loop
     (err-clear-error)
     (let ((result (ssl-do-handshake ssl)))
@@ -472,9 +471,9 @@ has sent, or NIL. It returns the context to go on with, a pointer, NIL for the p
 (define-hot decrypt-octets ((ssl foreign-pointer) (area tls-area) (octets octets) (start index)
                             (end index))
     (values index outcome)
-  "Decrypt what AREA was fed for SSL into OCTETS from START to END. Return the position after it,
-and :more if the peer must send more, :ended if it sends no more, :failed, or :done if there was no
-room."
+  "Decrypt the octets fed to AREA for SSL into OCTETS from START to END. Return the position after
+the result, and :more if the peer must send more, :ended if it sends no more, :failed, or :done if
+there was no more room."
   (assert (<= start end (length octets)))
   (err-clear-error)
   (with-pinned-objects (octets)
@@ -485,7 +484,7 @@ room."
         (let ((count (ssl-read ssl (sap-int (sap+ (vector-sap octets) at)) (- end at))))
           (unless (plusp count) (return (values at (step-outcome ssl count))))
           (incf at count)
-          ;; what was read ended a record: with nothing behind it, asking again tells nothing new
+          ;; the last read ended a record: without octets after it another read brings nothing
           (when (and (< at end) (not (area-unread-p area)))
             (return (values at :more))))))))
 
@@ -502,11 +501,11 @@ room."
         (incf start count)))))
 
 (defconstant +octets-per-certificate-octet+ 8
-  "What OpenSSL keeps for each octet of the certificates that a client has shown, about.")
+  "About how many octets OpenSSL keeps for each octet of the certificates that a client has shown.")
 
 (defun session-octets (ssl certificate)
-  "How much memory of its own OpenSSL keeps for SSL, 0 once freed, about. CERTIFICATE is the one
-that its peer, a client, has shown, or NIL."
+  "About how many octets of memory OpenSSL itself keeps for SSL; 0 once freed. CERTIFICATE is the
+one that its peer, a client, has shown, or NIL."
   (+ (if (< (openssl-version-number) #x30200000) 16384 32768) ; from 3.2 on it is more
      (if (and (/= 0 ssl) (= 1 (ssl-has-pending ssl))) +record-octets+ 0) ; half a record
      (if certificate
@@ -524,8 +523,8 @@ that its peer, a client, has shown, or NIL."
   (ssl-key-update ssl 1))
 
 (defun session-failure (ssl)
-  "Why a step of SSL has failed, as text: what OpenSSL says and, if it is about the peer's
-certificate, what is wrong with that."
+  "The reason why a step of SSL has failed, as text: OpenSSL's message and, if it is about the
+peer's certificate, the fault of that."
   (let ((failure (or (openssl-failure) "unknown reason"))
         (verified (ssl-get-verify-result ssl)))
     (if (and (plusp verified) (string= failure "certificate verify failed"))
@@ -567,14 +566,14 @@ certificate, what is wrong with that."
 
 (defun presented-certificate (ssl)
   "The DER of the certificate that SSL's peer, a server, has shown, also if it was refused for that;
-NIL if there is none or OpenSSL, before version 3, has forgotten it."
+NIL if it has shown none or OpenSSL, before version 3, does not keep it."
   (let ((chain (ssl-get-peer-cert-chain ssl)))
     (unless (or (zerop chain) (zerop (sk-num chain)))
       (x509-octets (sk-value chain 0)))))
 
 (defun session-end (ssl)
-  "Until when all certificates are valid that vouched for the peer of SSL, a universal time. NIL if
-none did in this handshake, as when it resumed an earlier session."
+  "The time until which all certificates that vouched for the peer of SSL are valid, a universal
+time. NIL if none did in this handshake, such as one that resumed an earlier session."
   (chain-end (ssl-get0-verified-chain ssl)))
 
 (defun session-ticket (ssl)

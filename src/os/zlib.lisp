@@ -1,6 +1,6 @@
 ;;;; gzip (RFC 1952) and deflate, by which gRPC means zlib's format (RFC 1950), through libz. Octets
-;;;; in, octets out, one message at a time. Decompressed octets are counted as they come and
-;;;; bounded, whatever the input claims.
+;;;; in, octets out, one message at a time. Decompressed octets are counted and bounded as they
+;;;; come; a length stated in the input is not trusted.
 ;;;;
 ;;;; A z_stream and the memory that libz allocates for it (260 KB to compress, 40 KB to decompress)
 ;;;; are costly to make, so a few of each kind are kept for the next message, for the whole image; a
@@ -12,7 +12,7 @@
 (macrolet ((define-zlib-constants (&rest rows)
              `(progn ,@(loop for (name c-name value) in rows
                              collect `(defconstant ,name ,value
-                                        ,(format nil "What zlib.h calls ~A." c-name))))))
+                                        ,(format nil "zlib.h's ~A." c-name))))))
   (define-zlib-constants
     (+z-ok+ "Z_OK" 0)
     (+z-stream-end+ "Z_STREAM_END" 1)
@@ -43,13 +43,13 @@
 
 (declaim (inline open-zlib))
 (defun open-zlib ()
-  "Open libz unless it is open. Return true if there is one, else nil and why not as text. From any
-thread."
+  "Open libz unless it is open. Return true if it is open, else nil and the reason of the failure,
+as text. From any thread."
   (if (library-addresses **libz**) (values t nil) (open-library **libz**)))
 
 ;;; Streams
 
-(defconstant +idle-streams+ 8 "So many streams of a kind are kept for further use.")
+(defconstant +idle-streams+ 8 "The number of streams of each kind that are kept for further use.")
 (defconstant +zlib-memory+ 8 "The memLevel of deflateInit.")
 
 (deftype zlib-format ()
@@ -71,7 +71,7 @@ thread."
 (defglobal **streams** (list 0))        ; how many there are; atomic
 
 (defun zlib-stream-count ()
-  "How many z_streams there are; tests look for leaks with it."
+  "The number of z_streams; tests look for leaks with it."
   (car **streams**))
 
 (defun end-stream (stream)
@@ -222,8 +222,8 @@ them are the message. One octet more than LIMIT is made room for, to see that th
 (define-hot inflate-beginning ((format zlib-format) (from octets) (start message-octets)
                                (end message-octets) (limit message-octets))
     (values inflation (or null octets) message-octets)
-  "As INFLATE-OCTETS, but whatever the outcome is, return octets of BORROW-OCTETS, or nil, and how
-many of them, LIMIT at most, are the beginning of the result."
+  "As INFLATE-OCTETS, but with any outcome also return octets of BORROW-OCTETS, or nil, and the
+number of them, at most LIMIT, that are the beginning of the result."
   ;; the function that WITH-ZLIB-STREAM makes of its body is called once a message
   (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
   (let ((outcome :no-memory) (octets nil) (length 0))
