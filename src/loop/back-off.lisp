@@ -10,14 +10,15 @@
 (in-package #:clgrpc.loop)
 
 (defstruct (back-off (:copier nil))
-  "How long to wait before the next attempt, and the wait that is under way."
-  (seconds 0 :type real)                ; what the last wait was derived from; 0 before the first
-  (timer nil :type (or null timer)))    ; while somebody waits
+  "The length of the last wait between attempts, and the timer of the wait under way."
+  (seconds 0 :type real)                ; the last wait without jitter; 0 at first
+  (timer nil :type (or null timer)))    ; of the wait under way
 
 (document-functions
-  make-back-off "Return a back-off after whose next failure the first wait is due."
-  back-off-seconds "What the last wait of BACK-OFF was derived from, in seconds, or 0."
-  back-off-timer "The timer of BACK-OFF while somebody waits for the next attempt, or nil.")
+  make-back-off "Return a back-off whose next wait is the first, shortest one."
+  back-off-seconds "The base of the last wait of BACK-OFF, without jitter, in seconds, or 0 before
+the first."
+  back-off-timer "The timer of BACK-OFF while it waits for the next attempt, or nil.")
 
 (defmethod print-object ((back-off back-off) stream)
   (print-unreadable-object (back-off stream :type t)
@@ -40,7 +41,7 @@ most; more or less by up to the part JITTER of them."
 ;;; Of a channel
 
 (defun next-back-off (back-off options random-state)
-  "The seconds until the next attempt, as OPTIONS, a channel's, say."
+  "The seconds until the next attempt, by OPTIONS, a channel's."
   (next-wait back-off (options-backoff-initial-seconds options)
              (options-backoff-maximum-seconds options) (options-backoff-factor options)
              (options-backoff-jitter options) random-state))
@@ -59,7 +60,7 @@ SINCE-NS, when the last began; return the seconds between the two. On LOOP."
     seconds))
 
 (defun stop-back-off (back-off loop)
-  "Nobody waits for the next attempt any more. On LOOP."
+  "Cancel the wait for the next attempt. On LOOP."
   (let ((timer (shiftf (back-off-timer back-off) nil)))
     (when timer (cancel-timer (event-loop-wheel loop) timer))))
 

@@ -1,4 +1,4 @@
-;;;; Futures: values that are to come. The code that will bring a value makes a future and settles
+;;;; Futures: values that come later. The code that produces the value makes a future and settles
 ;;;; it, once; other code waits for it, or attaches functions. A future is any object that keeps
 ;;;; COMPLETIONS: the functions attached, the newest first, or :DONE once they run. Those made here,
 ;;;; also by ALL and ANY, are PROMISES. A call of gRPC that is its own future
@@ -12,17 +12,17 @@
 (in-package #:clgrpc.loop)
 
 (defgeneric cancel (thing &optional text)
-  (:documentation "End THING before its time: a call, a future or a handle of CLGRPC.ASYNC (what
-DELAY, INTERVAL, TCP-SERVER, TCP-CONNECT, IDLE, POLL, MAKE-NOTIFIER and SIGNAL-HANDLER return); a
-function, such as INTERVAL returns, is called. Calls and futures end with a condition that says
-TEXT. Nothing happens if it has ended. From any thread.")
+  (:documentation "End THING early: a call, a future, or a handle of CLGRPC.ASYNC (a value of DELAY,
+INTERVAL, TCP-SERVER, TCP-CONNECT, IDLE, POLL, MAKE-NOTIFIER or SIGNAL-HANDLER); a function, such as
+the value of INTERVAL, is called. Calls and futures end with a condition that has TEXT. Nothing
+happens if THING has ended. From any thread.")
   (:method ((thing function) &optional text)
     (declare (ignore text))
     (funcall thing)
     nil))
 
 (defstruct (future (:constructor nil) (:copier nil))
-  "A value that is to come. See MAKE-FUTURE.")
+  "A value that comes later. See MAKE-FUTURE.")
 
 (deftype completions ()
   "The functions attached to a future, the newest first, or :DONE once they run."
@@ -33,8 +33,8 @@ TEXT. Nothing happens if it has ended. From any thread.")
   (:method ((future future)) '()))
 
 (defgeneric swap-completions (future old new)
-  (:documentation "Have FUTURE keep NEW if what it keeps is OLD; return true if it was. From any
-thread."))
+  (:documentation "Replace the completions of FUTURE by NEW if they are OLD; return true if they
+were. From any thread."))
 
 (defmacro define-completions ((future type) place)
   "Say where a FUTURE of TYPE, a symbol, keeps its COMPLETIONS: in PLACE."
@@ -66,7 +66,7 @@ thread."))
   (:documentation "The value of a future has not come in time; it still may."))
 
 (document-functions
-  future-cancelled-text "Why CANCEL was called, as text."
+  future-cancelled-text "The reason given to CANCEL, as text."
   await-timeout-future "The future that was awaited.")
 
 (defmethod print-object ((promise promise) stream)
@@ -78,8 +78,8 @@ thread."))
                     stream))))
 
 (defun make-future (&key on-cancel)
-  "Return a future that is to be settled by RESOLVE-FUTURE or REJECT-FUTURE. If CANCEL is called
-before that, it calls (ON-CANCEL), which should give up the work whose result the future is."
+  "Return a future, which RESOLVE-FUTURE or REJECT-FUTURE will settle. If CANCEL is called before
+that, it calls (ON-CANCEL), which should stop the work that produces the value. From any thread."
   (make-promise on-cancel))
 
 (defgeneric future-done-p (future)
@@ -89,8 +89,8 @@ before that, it calls (ON-CANCEL), which should give up the work whose result th
 ;;; Settling
 
 (defun settle-future (future value)
-  "Give FUTURE its VALUE unless it has one. Return true if it had none, and what CANCEL would have
-called."
+  "Set the VALUE of FUTURE unless it has one. Return true if it had none, and the function that
+CANCEL would have called."
   (loop
     (let ((old (promise-value future)))
       (unless (or (null old) (functionp old)) (return nil))
@@ -116,14 +116,15 @@ is settled. From any thread; attached functions run in it."
     nil))
 
 (defun run-completions (future)
-  "FUTURE is settled: call the functions attached to it, in the order in which they were attached."
+  "Call the functions attached to FUTURE, which is settled, in the order in which they were
+attached."
   (loop for old = (future-completions future)
         until (swap-completions future old :done)
         finally (dolist (function (reverse old)) (run-completion future function))))
 
 (defun call-with-outcome (future function)
-  "Call FUNCTION with the value of FUTURE, which is settled, and nil, or with nil and the condition
-that stands for it."
+  "Call FUNCTION with the value of FUTURE, which is settled, and nil, or with nil and its
+condition."
   (declare (type function function))
   (multiple-value-bind (value condition)
       (handler-case (values (await future) nil)
@@ -131,7 +132,7 @@ that stands for it."
     (funcall function value condition)))
 
 (defgeneric run-completion (future function)
-  (:documentation "FUTURE is settled: have FUNCTION called with its outcome, in a thread that may
+  (:documentation "Call FUNCTION with the outcome of FUTURE, which is settled, on a thread that may
 run users' functions.")
   (:method ((future future) function)
     (guarding (:completion-error :future future)
@@ -141,8 +142,8 @@ run users' functions.")
 
 (declaim (type (or null function) **carrier**))
 (defglobal **carrier** nil
-  "What makes of a function that is attached to a future one that runs with what is current now,
-such as tracing's; or nil.")
+  "A function that wraps each function attached to a future, so that this runs in the current
+context, such as tracing's; or nil.")
 
 (defun attach (future function &key on)
   "Call (FUNCTION value error) when FUTURE is settled, at once if it is: ERROR is nil, or the
@@ -176,9 +177,9 @@ AWAIT-TIMEOUT."
 
 (defgeneric await (future &key timeout)
   (:documentation "Wait until FUTURE is settled; return its values (those of a call: its reply and
-the call), or signal the error that stands for them. Signal AWAIT-TIMEOUT if that takes longer than
-TIMEOUT seconds; nil, the default, is no limit (a call's own time-out ends it). May be called again.
-From any thread but one that runs a loop.")
+the call), or signal its error. Signal AWAIT-TIMEOUT if that takes longer than TIMEOUT seconds; nil,
+the default, means no limit (a call's own time-out ends it). It may be called again for the same
+FUTURE. From any thread but one that runs a loop.")
   (:method ((promise promise) &key timeout)
     (await-settlement promise timeout)
     (let ((value (promise-value promise)))
@@ -187,7 +188,7 @@ From any thread but one that runs a loop.")
           (error value))))
   (:method (future &key timeout)
     (declare (ignore timeout))
-    (misuse "~S is no future: AWAIT takes what CALL-ASYNC, for example, returns." future)))
+    (misuse "~S is not a future: AWAIT takes the value of CALL-ASYNC, for example." future)))
 
 ;;; Several
 
@@ -210,9 +211,9 @@ first error of one of them. Cancelling it cancels them. From any thread."
     whole))
 
 (defun any (futures)
-  "Return a future of the first value of that one of FUTURES, a sequence, that has one first. It is
-rejected if all of them are, with the last error. The others go on; cancelling it cancels them all.
-Signal MISUSE if there are none. From any thread."
+  "Return a future of the first value that any of FUTURES, a sequence, gets. It is rejected, with
+the last error, if all of them are. The other futures go on; cancelling the returned future cancels
+them all. Signal MISUSE if FUTURES is empty. From any thread."
   (let* ((futures (coerce futures 'list))
          (left (list (length futures)))
          (whole (make-future :on-cancel (lambda () (mapc #'cancel futures)))))
@@ -223,8 +224,8 @@ Signal MISUSE if there are none. From any thread."
                              ((= 1 (atomic-decf (car left))) (reject-future whole error))))))))
 
 (defun call-in-loop (loop function)
-  "Have FUNCTION called, without arguments, on LOOP; return a future of its values, which an error
-in it rejects. Signal MISUSE if LOOP has stopped. From any thread."
+  "Call FUNCTION, without arguments, on LOOP; return a future of its values. An error in FUNCTION
+rejects the future. Signal MISUSE if LOOP has stopped. From any thread."
   (let ((future (make-future)))
     (unless (post loop
                   (lambda ()

@@ -6,13 +6,13 @@
 (define-condition socket-error (clgrpc-error)
   (;; the system's errno, or -1
    (code :initarg :code :initform -1 :reader socket-error-code)
-   ;; what could not be done, a text that ADDRESS completes
+   ;; the operation that failed, a text that ADDRESS completes
    (operation :initarg :operation :initform "go on with" :reader socket-error-operation)
    ;; a text
    (address :initarg :address :initform "the connection" :reader socket-error-address)
-   ;; why, a text
+   ;; the reason, a text
    (reason :initarg :reason :initform "unknown" :reader socket-error-reason)
-   ;; what a layer above has for the connection or listener
+   ;; an upper layer's object for the connection or listener
    (owner :initarg :owner :initform nil :accessor socket-error-owner))
   (:report (lambda (condition stream)
              (format stream "Cannot ~A ~A: ~A." (socket-error-operation condition)
@@ -29,14 +29,14 @@
   (:documentation "Nothing came, or nothing was taken, for as long as was allowed."))
 
 (define-condition socket-address-in-use (socket-error) ()
-  (:documentation "Somebody listens on that address already."))
+  (:documentation "Another socket listens on that address already."))
 
 (define-condition connect-error (socket-error) ()
   (:default-initargs :operation "connect to")
   (:documentation "No connection to ADDRESS came about; nothing was sent."))
 
 (define-condition socket-refused (connect-error) ()
-  (:documentation "Nobody listens there."))
+  (:documentation "No process listens at that address."))
 
 (define-condition connect-timeout (connect-error socket-timeout) ()
   (:documentation "No connection came about in time."))
@@ -46,10 +46,10 @@
   (:documentation "A host's addresses, or an address's host, could not be found."))
 
 (document-functions
-  socket-error-code "The system's errno, a positive integer, or -1 if none says what it was."
-  socket-error-operation "What could not be done, as text that ADDRESS completes."
-  socket-error-address "The address with which it could not be done, as text."
-  socket-error-reason "Why, as text."
+  socket-error-code "The system's errno, a positive integer, or -1 if the failure has none."
+  socket-error-operation "The operation that failed, as text that ADDRESS completes."
+  socket-error-address "The address of the operation that failed, as text."
+  socket-error-reason "The reason of the failure, as text."
   socket-error-owner "The object of a layer above, such as a socket, for the connection or
 listener that CONDITION is about, or nil. SETFable, by that layer.")
 

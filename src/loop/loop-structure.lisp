@@ -1,6 +1,6 @@
-;;;; The data of a loop and of what lives on it. All turn state is in the EVENT-LOOP structure, so
-;;;; that any thread that runs the loop finds it there. Only that thread touches what is here,
-;;;; except for the inbox, the poller's wake function and the atomic counts.
+;;;; The data of a loop and of its connections. All turn state is in the EVENT-LOOP structure, so
+;;;; that any thread that runs the loop finds it there. Only that thread touches these data, except
+;;;; for the inbox, the poller's wake function and the atomic counts.
 ;;;;
 ;;;; A SOURCE is anything that has a descriptor on the loop. Events carry its token: the descriptor
 ;;;; and, above it, a generation that no two sources of a loop share. So an event that was fetched
@@ -13,10 +13,10 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +pool-buffers+ 1024
-  "How many unused buffers a loop keeps.")
+  "The number of unused buffers that a loop keeps.")
 
 (defstruct (function-queue (:copier nil))
-  "Functions that are to be called once, in their order."
+  "Functions to call once, in their order."
   (places (make-array 16 :initial-element 0) :type simple-vector) ; function, argument, …
   (count 0 :type index))                ; how many places are taken
 
@@ -27,8 +27,8 @@
     (format stream "~D" (ash (function-queue-count function-queue) -1))))
 
 (defstruct (driving (:copier nil))
-  "What a caller-driven loop knows of its callers. See driving.lisp and, for the last four slots,
-gathering.lisp."
+  "The data of a caller-driven loop about its callers. See driving.lisp and, for the last four
+slots, gathering.lisp."
   (calls 0 :type sb-ext:word)           ; calls under way; atomic
   (waiters 0 :type sb-ext:word)         ; sleeping threads, and calls no thread waits for; atomic
   (candidate nil :type (or null function)) ; wakes the waiter that would drive; atomic
@@ -55,18 +55,18 @@ gathering.lisp."
   (name "" :type string :read-only t)   ; for people
   (world *world* :type world :read-only t) ; the one that the loop was made in
   (clock nil :type function :read-only t) ; returns the time in nanoseconds
-  (poller nil :type poller)             ; says what is ready
+  (poller nil :type poller)             ; finds the ready descriptors
   (strays '() :type list)               ; threads overtaken while they waited with POLLER
-  (random nil :type random-state :read-only t) ; for what is left to chance on the loop
+  (random nil :type random-state :read-only t) ; for random choices on the loop
   (reserve nil :type (or null reserve) :read-only t) ; runs the loop when its own thread cannot
   (driving nil :type (or null driving) :read-only t) ; nil if the loop has a thread of its own
   (spin-state nil :type (or null spin-state)) ; nil if the loop always sleeps
   (run nil :type function :read-only t) ; (loop): runs it, for a thread that has taken its baton
   (wheel (make-timer-wheel) :type timer-wheel :read-only t) ; of its timers
-  (inbox (make-inbox) :type inbox :read-only t) ; what has been posted
-  (now 0 :type nanoseconds)             ; when the turn began, or the last NOTE-TIME
-  (turns 0 :type (unsigned-byte 62))    ; how many turns have been made
-  ;; what is counted, for the loop's statistics
+  (inbox (make-inbox) :type inbox :read-only t) ; posted items
+  (now 0 :type nanoseconds)             ; the time of the turn's start, or of the last NOTE-TIME
+  (turns 0 :type (unsigned-byte 62))    ; the number of turns so far
+  ;; counts for the loop's statistics
   (lent 0 :type (unsigned-byte 62))     ; how often the baton was lent
   (lost 0 :type (unsigned-byte 62))     ; how often another thread took it meanwhile
   (octets-received 0 :type (unsigned-byte 62)) ; by connections
@@ -76,9 +76,9 @@ gathering.lisp."
   ;; life
   (state :new :type (member :new :running :stopped))
   (stopping nil :type boolean)          ; the loop ends after this turn
-  (baton 0 :type sb-ext:word)           ; who runs the loop; see baton.lisp
+  (baton 0 :type sb-ext:word)           ; the right to run the loop; see baton.lisp
   (asked 0 :type sb-ext:word)           ; the lent baton that a thread was last asked to overtake
-  (thread nil :type (or null sb-thread:thread)) ; the one that has the baton
+  (thread nil :type (or null sb-thread:thread)) ; the thread that has the baton
   (user nil)                            ; the argument of the last CALL-USER
   (runner nil :type (or null sb-thread:thread)) ; the one that LAUNCH-EVENT-LOOP has made
   (overtaken nil :type boolean)         ; RUNNER is like any thread of RESERVE now
@@ -113,18 +113,18 @@ gathering.lisp."
   (early (make-function-queue) :type function-queue :read-only t) ; of CALL-BEFORE-FLUSH
   (last (make-function-queue) :type function-queue :read-only t) ; of CALL-LAST
   ;; buffers
-  (input (make-octets 0) :type octets)  ; what connections are read into
+  (input (make-octets 0) :type octets)  ; connections are read into it
   ;; of buffers
   (pool (make-array +pool-buffers+ :initial-element nil) :type simple-vector :read-only t)
   (pool-count 0 :type index)            ; how many unused buffers are in POOL
-  (pool-octets 0 :type index)           ; how long they are together
+  (pool-octets 0 :type index)           ; their length together
   (discard-buffer (make-buffer :size 0) :type buffer) ; output of connections that are closed
   (tls-area nil :type (or null os:tls-area)) ; see tls-channel.lisp
   ;; connections that wait for their peer to close
   (lingerers (make-fifo) :type fifo :read-only t) ; these and some that linger no more
-  (lingering 0 :type index)             ; how many linger
-  ;; what a layer above keeps here
-  (datum nil)                           ; the layer's own; the loop does not look at it
+  (lingering 0 :type index)             ; the number of lingering connections
+  ;; data of a layer above
+  (datum nil)                           ; the layer's own; the loop does not use it
   (at-stop '() :type list)              ; functions, see CALL-AT-STOP
   (after-closing '() :type list))       ; functions, see CALL-AFTER-CLOSING
 
@@ -135,34 +135,35 @@ gathering.lisp."
   event-loop-world "The WORLD that LOOP was made in."
   event-loop-poller "The POLLER of LOOP."
   event-loop-state "One of :new, :running and :stopped."
-  event-loop-stopping "True once LOOP is to stop after the current turn, or has stopped."
-  event-loop-datum "What a layer above keeps with LOOP: anything, nil at first. SETFable."
-  event-loop-now "When the turn began, or NOTE-TIME was last called in it, in nanoseconds of the
-loop's clock. On the loop."
+  event-loop-stopping "True once LOOP will stop after the current turn, or has stopped."
+  event-loop-datum "The datum of a layer above for LOOP: any object, nil at first. SETFable."
+  event-loop-now "The time when the turn began, or when NOTE-TIME was last called in it, in
+nanoseconds of the loop's clock. On the loop."
   event-loop-wheel "The timer wheel of LOOP, in its clock's time. On the loop."
-  event-loop-random "The random-state for what is left to chance on LOOP. On the loop."
+  event-loop-random "The random-state for random choices on LOOP. On the loop."
   event-loop-reserve "The reserve whose threads run LOOP when its own cannot, or NIL."
-  event-loop-turns "How many turns LOOP has made; it grows only when there is something to do."
-  event-loop-connections "How many connections LOOP has, with those just accepted for it."
-  event-loop-timed "Whether it is counted how long LOOP waits for events. SETFable, on the loop.")
+  event-loop-turns "The number of turns that LOOP has made; it grows only when the loop has work."
+  event-loop-connections "The number of connections of LOOP, with those just accepted for it."
+  event-loop-timed "True if LOOP measures the time that it waits for events. SETFable, on the
+loop.")
 
 (define-hot (driving-of :inline t) ((loop event-loop)) driving
-  "What LOOP, a caller-driven one, knows of its callers."
+  "The data of LOOP, a caller-driven one, about its callers."
   (the driving (event-loop-driving loop)))
 
 (defun event-loop-network (loop)
   (world-network (event-loop-world loop)))
 
 (define-hot note-time ((loop event-loop)) null
-  "Have EVENT-LOOP-NOW be now, in the middle of a turn. On the loop."
+  "Set EVENT-LOOP-NOW to the present time, in the middle of a turn. On the loop."
   (setf (event-loop-now loop) (funcall (event-loop-clock loop)))
   nil)
 
 ;;; Slow work: steps of handshakes, and the ends of connections with all their calls. Peers can have
-;;; a thousand of these due at once, so a turn does some, and what else is due is done in between.
+;;; a thousand of these due at once, so a turn does some of them, and other work is done in between.
 
 (defconstant +slow-ns+ 3000000
-  "How long a turn may spend on slow work before it leaves the rest to the next.")
+  "The time that a turn may spend on slow work before it leaves the rest to the next.")
 
 (define-hot slow-work-left-p ((loop event-loop)) boolean
   "True if this turn of LOOP may do more slow work."
@@ -203,8 +204,8 @@ loop's clock. On the loop."
 ;;; Sources
 
 (defstruct (source (:constructor nil) (:copier nil))
-  "What has a descriptor on a loop. Connections use neither of the functions."
-  (loop nil :type event-loop)           ; whose it is
+  "An object that has a descriptor on a loop. Connections use neither of the functions."
+  (loop nil :type event-loop)           ; its loop
   (token 0 :type os:event-token)        ; 0 while LOOP does not watch the descriptor
   (on-event nil :type (or null function)) ; (source flags), called with each event
   (on-release nil :type (or null function))) ; (source), called when LOOP stops
@@ -220,7 +221,8 @@ loop's clock. On the loop."
   (ldb (byte 32 0) (source-token source)))
 
 (defun add-source (source descriptor)
-  "Have the loop of SOURCE watch DESCRIPTOR for it. Return a result as the kernel's calls do."
+  "Register SOURCE for the events of DESCRIPTOR on its loop. Return a result like the kernel's
+calls."
   (let* ((loop (source-loop source))
          (generation (setf (event-loop-generation loop)
                            (1+ (mod (event-loop-generation loop) (1- (ash 1 30))))))
@@ -277,12 +279,12 @@ and so on together, or 0. For pollers that are level-triggered.")
 ;;; Connections
 
 (defstruct (handler (:copier nil))
-  "What a kind of connections does. Each function is called on the loop."
+  "The functions of a kind of connections. Each is called on the loop."
   ;; (connection octets start end) takes octets, which are valid only during the call, and returns
-  ;; the index of the first that it did not consume. Those come again, contiguous, with more behind
-  ;; them; nothing but INPUT itself limits how many it leaves. A second value of true means that it
-  ;; could have consumed more but lets others have their turn: what it left comes again, alone, in
-  ;; the next turn.
+  ;; the index of the first that it did not consume. Those come again, contiguous, with more after
+  ;; them; nothing but INPUT itself limits the octets that it leaves. A true second value means that
+  ;; it could have consumed more but lets other connections have their turn: the octets that it left
+  ;; come again, alone, in the next turn.
   (input nil :type function :read-only t)
   ;; (connection) is called before output is sent, and again after all of it was sent if FILL had
   ;; appended some. FILL may append more. The buffer that CONNECTION-OUTPUT returned before is not
@@ -305,12 +307,12 @@ and so on together, or 0. For pollers that are level-triggered.")
                            (&key loop byte-channel handler user account max-unsent))
                        (:copier nil))
   "See MAKE-CONNECTION."
-  (byte-channel nil :type byte-channel :read-only t) ; carries its octets
-  (handler nil :type handler)           ; what is done with them
+  (byte-channel nil :type byte-channel :read-only t) ; transports its octets
+  (handler nil :type handler)           ; the owner's functions for them
   (user nil)                            ; the owner's datum
   ;; how far its end has come
   (state :open :type (member :open :closing :lingering :aborting :closed))
-  (reason nil)                          ; why the connection is aborted
+  (reason nil)                          ; the reason for aborting it
   (flags 0 :type (unsigned-byte 11))    ; see DEFINE-FLAGS below
   (leftover nil :type (or null buffer)) ; input that the handler has not consumed
   (buffer nil :type (or null buffer))   ; output that has not been sent
@@ -342,9 +344,9 @@ and so on together, or 0. For pollers that are level-triggered.")
   connection-byte-channel "The byte channel of CONNECTION."
   connection-handler "The handler of CONNECTION. SETFable, on its loop."
   connection-user "The datum that CONNECTION's owner gave it. SETFable."
-  connection-max-unsent "How many octets may be unsent while CONNECTION is read. SETFable."
-  connection-kept "What CONNECTION's account is charged with for its buffers."
-  connection-account "The ACCOUNT that is charged with what CONNECTION keeps, or nil."
+  connection-max-unsent "The most unsent octets with which CONNECTION is still read. SETFable."
+  connection-kept "The octets charged to CONNECTION's account for its buffers."
+  connection-account "The ACCOUNT that is charged with the memory of CONNECTION, or nil."
   connection-state "One of :open, :closing, :lingering, :aborting and :closed.")
 
 (defmethod print-object ((connection connection) stream)

@@ -1,6 +1,6 @@
-;;;; The life of a loop: :new → :running → :stopped, never back. A loop that stops closes all that
-;;;; it owns, tells every owner, runs what was posted before, and refuses posts from then on. The
-;;;; signals of the process, which loops take, stand here as well.
+;;;; The life of a loop: :new → :running → :stopped, never back. A loop that stops closes all its
+;;;; sources and calls their owners, runs the functions posted before, and refuses posts from then
+;;;; on. The signals of the process, which loops take, stand here as well.
 
 (in-package #:clgrpc.loop)
 
@@ -13,13 +13,13 @@ good.")
                           (poller (funcall (world-make-poller *world*)))
                           (random (funcall (world-make-random *world*)))
                           reserve caller-driven)
-  "Return a loop that nobody runs yet, of this thread's world. NAME is for people; CLOCK, a function
-that returns nanoseconds, POLLER and RANDOM, a random-state for what is left to chance, are those of
-the world unless they are given. With a RESERVE, its threads take the loop over when user code
-overstays or is about to wait. CALLER-DRIVEN, which needs a RESERVE, means that the loop has no
-thread of its own: callers run it in turn (see DRIVE), and a reserve thread when no caller does. In
-a simulated world neither is so: the simulator runs the loop. STOP-EVENT-LOOP must be called at some
-time, even if it was never started."
+  "Return a loop of this thread's world that does not run yet. NAME is for people; CLOCK, a function
+that returns nanoseconds, POLLER and RANDOM, a random-state for random choices, are those of the
+world unless they are given. With a RESERVE, its threads take the loop over when user code overstays
+or is about to wait. CALLER-DRIVEN, which needs a RESERVE, means that the loop has no thread of its
+own: callers run it in turn (see DRIVE), and a reserve thread when no caller does. In a simulated
+world both are ignored: the simulator runs the loop. STOP-EVENT-LOOP must be called at some time,
+even if it was never started."
   (let ((loop (if (simulated-p)
                   (%make-event-loop name clock poller random nil nil nil #'run-as-holder)
                   (%make-event-loop name clock poller random reserve
@@ -41,8 +41,9 @@ time, even if it was never started."
       t)))
 
 (defun run-event-loop (loop)
-  "Run LOOP in this thread until STOP-EVENT-LOOP, or until a non-local exit; either way it has
-stopped then, unless the exit leaves it to its reserve. Signal MISUSE if it runs, or ran, already."
+  "Run LOOP in this thread until STOP-EVENT-LOOP, or until a non-local exit. In both cases LOOP has
+stopped afterwards, unless the exit leaves it to its reserve. Signal MISUSE if it runs, or ran,
+already."
   (begin-running loop)
   (with-taken-loop (loop (take loop)) (run-as-holder loop))
   ;; overtaken, or stopped before it began
@@ -56,7 +57,7 @@ Signal MISUSE if it runs, or ran, already."
   (cond ((simulated-p (event-loop-world loop))
          (funcall (world-start-loop (event-loop-world loop)) loop))
         ((event-loop-driving loop)
-         (doze-inbox (event-loop-inbox loop))) ; the first post has somebody come
+         (doze-inbox (event-loop-inbox loop))) ; the first post wakes a thread
         (t (handler-bind ((error (lambda (error)
                                    (declare (ignore error))
                                    (stop-event-loop loop))))
@@ -71,7 +72,7 @@ Signal MISUSE if it runs, or ran, already."
   (when (event-loop-reserve loop) (watch-loop loop)))
 
 (defun end-running (loop)
-  "End LOOP, which is to stop. By the thread that holds the baton. If user code loses the baton,
+  "Stop LOOP, as was requested. By the thread that holds the baton. If user code loses the baton,
 another thread goes on, and this returns false."
   (when (release-all loop)
     (retire loop)
@@ -116,7 +117,7 @@ none can, end it."
     (when (take loop) (end-running loop))))
 
 (defun stop-event-loop (loop)
-  "Have LOOP stop after the current turn; closes every connection and descriptor it owns. Output
+  "Stop LOOP after the current turn, and close every connection and descriptor that it owns. Output
 that its peers do not take at once is lost. Stopping again does nothing. From any thread."
   (setf (event-loop-stopping loop) t)
   (sb-thread:barrier (:memory))
@@ -131,7 +132,7 @@ that its peers do not take at once is lost. Stopping again does nothing. From an
                (lambda () (eq :stopped (event-loop-state loop)))))
 
 (defun join-event-loop (loop &key (timeout-seconds +join-seconds+))
-  "Wait until LOOP has stopped, TIMEOUT-SECONDS at most. Return true if it has; if not, something
+  "Wait until LOOP has stopped, TIMEOUT-SECONDS at most. Return true if it has; if not, a function
 that it called does not return. Not on the loop."
   (cond ((await-stop loop timeout-seconds)
          (or (event-loop-overtaken loop)
@@ -140,8 +141,9 @@ that it called does not return. Not on the loop."
            nil)))
 
 (defun call-at-stop (loop function)
-  "Have FUNCTION called with LOOP when that stops, before what it has is closed; the last one added
-is called first, one that is added again only once. On the loop, or before it is started."
+  "Register FUNCTION, which is called with LOOP when that stops, before its sources are closed. The
+function added last is called first; one that is added again is called once. On the loop, or before
+it is started."
   (pushnew function (event-loop-at-stop loop))
   nil)
 
@@ -153,7 +155,7 @@ is called first, one that is added again only once. On the loop, or before it is
                (funcall (the function function) loop)))))
 
 (defun release-sources (loop)
-  "Close the connections of LOOP and all else that it watches, and tell the owners."
+  "Close the connections and all other sources of LOOP, and call their owners."
   (flet ((release (source)
            (if (typep source 'connection)
                (finish-connection source nil)
@@ -167,8 +169,8 @@ is called first, one that is added again only once. On the loop, or before it is
              (remove-source source))))
 
 (defun release-all (loop)
-  "Close what LOOP owns. Return false if user code has lost the baton meanwhile; then another thread
-does the rest. On the loop."
+  "Close everything that LOOP owns. Return false if user code has lost the baton meanwhile; then
+another thread does the rest. On the loop."
   (run-stop-functions loop)
   (let ((quiet (close-inbox (event-loop-inbox loop))))
     (inbox-phase loop)
@@ -201,8 +203,8 @@ does the rest. On the loop."
   nil)
 
 (defun next-turn-ns (loop)
-  "When LOOP, which no thread runs now, is to make its next turn unless its poller knows of events:
-0 if there is something to do, the time when a timer is due, or nil."
+  "The time of the next turn of LOOP, which no thread runs now, if its poller has no events: 0 if
+LOOP has work, the time when a timer is due, or nil."
   (if (or (event-loop-stopping loop)
           (plusp (event-loop-ready-count loop))
           (plusp (event-loop-dirty-count loop))
@@ -211,15 +213,15 @@ does the rest. On the loop."
       0
       (next-due-ns (event-loop-wheel loop))))
 
-;;; What is told of a loop
+;;; Statistics of a loop
 
 (defun event-loop-statistics (loop)
-  "A plist of what LOOP has counted: :turns; :connections it has now; :lent and :lost, how often its
+  "A plist of the counts of LOOP: :turns; :connections it has now; :lent and :lost, how often its
 baton was lent to user code, and taken by another thread meanwhile; :octets-received and
-:octets-sent by its connections; :waited-ns, for how long it has waited for events while it was
-timed; :spun-ns, for how long it has waited without sleeping, which takes a processor as work does
-(spinning.lisp); :reserve, whose threads run it when its own cannot, or nil, with :busy-threads and
-:idle-threads. The counts are read while they change. From any thread."
+:octets-sent by its connections; :waited-ns, the time it has waited for events while it was timed;
+:spun-ns, the time it has waited without sleeping, which takes a processor as work does
+(spinning.lisp); :reserve, the reserve whose threads run it when its own cannot, or nil, with
+:busy-threads and :idle-threads. The counts are read while they change. From any thread."
   (let* ((reserve (event-loop-reserve loop))
          (threads (if reserve (reserve-thread-count reserve) 0))
          (busy (if reserve (min threads (reserve-busy reserve)) 0)))
@@ -236,7 +238,7 @@ timed; :spun-ns, for how long it has waited without sleeping, which takes a proc
 
 ;;; Signals
 
-;; Each loop may have one function for a signal; all that have one are told. The list is replaced,
+;; Each loop may have one function for a signal; all of these are called. The list is replaced,
 ;; never changed, since a signal may come while it is being read.
 (defglobal **signal-takers** '())       ; elements (signal loop . function)
 (defglobal **signal-lock** (sb-thread:make-mutex :name "clgrpc signals"))
@@ -246,9 +248,9 @@ timed; :spun-ns, for how long it has waited without sleeping, which takes a proc
         when (= taken signal) do (post loop function)))
 
 (defun on-signal (loop signal function)
-  "Have FUNCTION called, without arguments, on LOOP whenever the process gets SIGNAL, a number such
-as OS:+SIGTERM+; with NIL for FUNCTION, no more. Other loops may ask for the same signal, and each
-gets it; when none does, it has its default action again. From any thread."
+  "Call FUNCTION, without arguments, on LOOP whenever the process gets SIGNAL, a number such as
+OS:+SIGTERM+; NIL for FUNCTION ends that. Other loops may take the same signal too, and each gets
+it; when no loop takes it, it has its default action again. From any thread."
   (sb-thread:with-mutex (**signal-lock**)
     (let ((others (remove-if (lambda (taker)
                                (and (= signal (first taker)) (eq loop (second taker))))

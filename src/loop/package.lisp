@@ -1,7 +1,7 @@
 ;;;; The event loop: connections, listeners, timers, posted functions, futures, and the threads
-;;;; around it. It is what gRPC is built on. Programs on a loop without gRPC have cl-async's verbs
-;;;; in clgrpc.async, which stands on it, and need what is here for handlers and byte channels of
-;;;; their own.
+;;;; around it. gRPC is built on it. Programs on a loop without gRPC use cl-async's verbs in
+;;;; clgrpc.async, which is built on this package, and this package for handlers and byte channels
+;;;; of their own.
 
 (defpackage #:clgrpc.loop
   (:use #:cl #:clgrpc.base #:clgrpc.option)

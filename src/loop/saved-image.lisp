@@ -12,13 +12,14 @@
   "From an object that ends before the image is saved to the function that ends it.")
 
 (defun end-before-save (object function)
-  "Have FUNCTION called with OBJECT before the image is saved, unless FORGET-ENDING is called
-before. From any thread."
+  "Register FUNCTION, which is called with OBJECT before the image is saved, unless FORGET-ENDING is
+called before. From any thread."
   (setf (gethash object **ended-before-save**) function)
   nil)
 
 (defun forget-ending (object)
-  "OBJECT has ended. From any thread."
+  "Remove the function that END-BEFORE-SAVE registered for OBJECT, which has ended. From any
+thread."
   (remhash object **ended-before-save**)
   nil)
 

@@ -9,13 +9,13 @@
 (in-package #:clgrpc.loop)
 
 (deftype operation ()
-  "What is called: a function, or its name."
+  "A function to call, or its name."
   '(or symbol function))
 
 (defstruct (network (:copier nil))
-  "The sockets of a world, as functions that answer as the kernel's calls of clgrpc.os do: a result
-below 0 is a negated errno. A descriptor is whatever number they, the byte channels and the pollers
-of the world agree on."
+  "The sockets of a world, as functions with results like those of the kernel's calls in clgrpc.os:
+a result below 0 is a negated errno. A descriptor is any number on which they, the byte channels and
+the pollers of the world agree."
   (open nil :type operation :read-only t)          ; (family): a descriptor
   (connect nil :type operation :read-only t)       ; (descriptor address)
   (failure nil :type operation :read-only t)       ; (descriptor): a positive errno, or 0
@@ -36,15 +36,16 @@ of the world agree on."
   (resolve nil :type operation :read-only t))
 
 (defun no-limit (descriptor seconds)
-  "What a network does that loses no octets."
+  "Do nothing: the LIMIT operation of a network that loses no octets."
   (declare (ignore descriptor seconds)))
 
 (defun keep-as-it-is (descriptor)
-  "What a network does in which nothing happens between two operations of a thread."
+  "Do nothing: an operation of a network in which nothing happens between two operations of a
+thread."
   (declare (ignore descriptor)))
 
 (defun no-datagrams (&rest arguments)
-  "What a network answers that has no datagrams."
+  "Return -EOPNOTSUPP: the datagram operations of a network without datagrams."
   (declare (ignore arguments))
   (- os:+eopnotsupp+))
 
@@ -54,10 +55,10 @@ nil, since its threads run, start and sleep by themselves."
   (clock nil :type function :read-only t)          ; (): the time in nanoseconds
   (make-poller nil :type operation :read-only t)   ; (): for a new loop
   (make-random nil :type operation :read-only t)   ; (): a random-state for a new loop
-  (network nil :type network :read-only t) ; what its sockets are of
-  (start-loop nil :type (or null function) :read-only t) ; (loop): have it run
-  (start-thread nil :type (or null function) :read-only t) ; (function name): have that called
-  ;; (predicate end-ns): return true once PREDICATE is, or, if that is nil, something has happened;
+  (network nil :type network :read-only t) ; the network of its sockets
+  (start-loop nil :type (or null function) :read-only t) ; (loop): run it
+  (start-thread nil :type (or null function) :read-only t) ; (function name): call it
+  ;; (predicate end-ns): return true once PREDICATE is true, or, if that is nil, after any event;
   ;; false at END-NS, which may be nil
   (wait nil :type (or null function) :read-only t)
   (client-loops '() :type list))        ; those of the channels, which the client keeps here
@@ -68,7 +69,7 @@ nil, since its threads run, start and sleep by themselves."
   make-network "Return a network of the functions given; see the type NETWORK."
   make-world "Return a world of the functions given; see the type WORLD."
   world-clock "The function that returns the time in WORLD, in nanoseconds."
-  world-client-loops "What clients keep for WORLD: a list. SETFable.")
+  world-client-loops "The list of the clients' loops in WORLD. SETFable.")
 
 (defmethod print-object ((world world) stream)
   (print-unreadable-object (world stream :type t :identity t)
@@ -79,7 +80,7 @@ nil, since its threads run, start and sleep by themselves."
 (setf (documentation '*world* 'variable) "The world that this thread is in.")
 
 (defun simulated-p (&optional (world *world*))
-  "True if WORLD is no machine: it has no threads that run by themselves."
+  "True if WORLD is simulated: it has no threads that run by themselves."
   (and (world-wait world) t))
 
 (defun unix-seconds ()
@@ -91,8 +92,8 @@ nil, since its threads run, start and sleep by themselves."
   (if (simulated-p) (world-now) (real-time-ns)))
 
 (defun new-random-state ()
-  "A random-state of its own for who draws lots in the world of this thread, which in a simulated
-one depends on the seed."
+  "A new random-state for random choices in the world of this thread; in a simulated world it
+depends on the seed."
   (values (funcall (world-make-random *world*))))
 
 (defun world-now ()
@@ -100,8 +101,8 @@ one depends on the seed."
   (funcall (world-clock *world*)))
 
 (defun find-addresses (host port)
-  "The addresses of HOST, a name or a numeric address, with PORT, in the world of this thread; and
-if there are none why, as text. It may wait for long."
+  "The addresses of HOST, a name or a numeric address, with PORT, in the world of this thread; and,
+without addresses, the reason of the failure, as text. It may wait for long."
   (funcall (network-resolve (world-network *world*)) host port))
 
 ;;; Waiting
@@ -118,14 +119,14 @@ if there are none why, as text. It may wait for long."
   (time-after (seconds-ns seconds) (world-now)))
 
 (defun seconds-until (end-ns &optional (least 1/1000))
-  "The seconds from now until END-NS, a time of NOTICE-END; LEAST, a real, if that is later."
+  "The seconds from now until END-NS, a time of NOTICE-END, but at least LEAST, a real."
   (max least (ns-seconds (max 0 (- end-ns (world-now))))))
 
 (defun await-notice (queue mutex end-ns &optional predicate)
   "Wait on QUEUE, with MUTEX held by this thread now and afterwards, for a notice or until END-NS,
 see NOTICE-END. Return false if it is past that. It may return without a reason. A simulation, which
-sees no notices, goes on when PREDICATE, a function that only looks, is true, and without one
-whenever something has changed."
+sees no notices, goes on when PREDICATE, a function without effects, is true, or after any event
+without PREDICATE."
   (let ((left (- end-ns (world-now))))
     (and (plusp left)
          (cond ((simulated-p)
@@ -139,8 +140,8 @@ whenever something has changed."
          t)))
 
 (defun await-until (queue mutex end-ns predicate)
-  "Wait until PREDICATE, called with MUTEX held, returns true, or until END-NS, see NOTICE-END. A
-change of what it depends on is told to QUEUE. Return what it has returned last."
+  "Wait until PREDICATE, called with MUTEX held, returns true, or until END-NS, see NOTICE-END. Code
+that changes a condition of PREDICATE notifies QUEUE. Return the last value of PREDICATE."
   (declare (type function predicate))
   (if (simulated-p)
       (await-in-simulation mutex end-ns predicate)
@@ -190,6 +191,6 @@ TIMEOUT-SECONDS, or, if they are nil, never."
   nil)
 
 (defun end-thread (thread)
-  "Wait for the end of THREAD, which has said that it is about to end; NIL is none. Return true."
+  "Wait for the end of THREAD, which is about to end; return at once if it is NIL. Return true."
   (when (and thread (not (simulated-p))) (sb-thread:join-thread thread :default nil))
   t)

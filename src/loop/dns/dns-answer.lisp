@@ -1,21 +1,21 @@
-;;;; What an answer comes to. A name may stand for another (CNAME), whose records a server that
-;;;; looks for us puts into the same answer; they are followed there, and the server is not asked
-;;;; again. That there is nothing is an answer, too (RFC 2308): either the name does not exist, or
-;;;; it has no record of the type.
+;;;; The result of an answer. A name may be an alias of another (CNAME). A recursive server puts the
+;;;; records of that name into the same answer, where they are followed; the server is not asked
+;;;; again. An answer without records is an answer, too (RFC 2308): either the name does not exist,
+;;;; or it has no record of the type.
 
 (in-package #:clgrpc.dns)
 
 (deftype outcome ()
-  "What comes of a question: there are records; the server says that there are none, since there is
-no such name or the name has none of that type; or nobody knows, since the server refuses or fails,
+  "The result of a question: there are records; the server answers that no such name exists, or that
+the name has no records of that type; or the answer is unknown, since the server refuses or fails,
 cannot be reached or does not answer."
   '(member :found :no-such-name :no-data :refused :server-failed :unreachable :no-answer))
 
 (defconstant +most-aliases+ 16
-  "So many names in a row may stand for another.")
+  "The most aliases in a row that are followed.")
 
 (defun records-at (message name type)
-  "The data of the records of TYPE that MESSAGE has for NAME, or for what that stands for."
+  "The data of the records of TYPE in MESSAGE for NAME, or for the name that it is an alias of."
   (let ((records (message-records message)))
     (flet ((data (name type)
              (loop for record in records
@@ -28,8 +28,8 @@ cannot be reached or does not answer."
             finally (return found)))))
 
 (defun message-outcome (message name type)
-  "The OUTCOME that MESSAGE, an answer, has for the question after records of TYPE that NAME has,
-octets. The second value is the data of the records, in their order, or else why there are none, as
+  "The OUTCOME of MESSAGE, an answer, for the question for records of TYPE of NAME, octets. The
+second value is the data of the records, in their order, or else the reason of the failure, as
 text."
   (let ((text (name-text name))
         (code (message-code message)))

@@ -4,9 +4,9 @@
 ;;;;          2-3  flags and code   6-7  how many answers      10-11  how many additional records
 ;;;;
 ;;;; A question is a name, a type and a class; a record that, a time to live (4 octets), how long
-;;;; its data is (2) and the data. A query has one question and a pseudo-record OPT, by which we say
-;;;; how long an answer over UDP may be (RFC 6891); an answer's OPT has the upper bits of its code.
-;;;; Of an answer only the section of answers is kept, and of that what is of the class IN.
+;;;; its data is (2) and the data. A query has one question and a pseudo-record OPT, which gives the
+;;;; longest answer over UDP that we accept (RFC 6891); an answer's OPT has the upper bits of its
+;;;; code. Only the records of class IN in an answer's section of answers are kept.
 
 (in-package #:clgrpc.dns)
 
@@ -19,13 +19,13 @@
 
 (defconstant +header-octets+ 12)
 (defconstant +payload-octets+ 1232
-  "How long an answer over UDP may be: what fits into the packets of any network.")
+  "The longest answer over UDP, in octets: it fits into the packets of any network.")
 
 (defstruct (question (:copier nil))
-  "What a message asks, or answers."
+  "The question of a message."
   (name (make-octets 1) :type octets :read-only t) ; see name.lisp
   (type 0 :type (unsigned-byte 16) :read-only t)   ; +A+ and so on
-  (class +in+ :type (unsigned-byte 16) :read-only t)) ; +IN+, but of what is not ours
+  (class +in+ :type (unsigned-byte 16) :read-only t)) ; +IN+ in our queries
 
 (defstruct (record (:copier nil))
   "A record of the class IN."
@@ -36,10 +36,10 @@
   (data nil :read-only t))
 
 (defstruct (message (:copier nil))
-  "What PARSE-MESSAGE returns."
+  "A message, as returned by PARSE-MESSAGE."
   (id 0 :type (unsigned-byte 16) :read-only t)     ; the query's
-  (response-p nil :type boolean :read-only t)      ; it is no query
-  (truncated-p nil :type boolean :read-only t)     ; there is more than it has: nothing was read
+  (response-p nil :type boolean :read-only t)      ; it is an answer
+  (truncated-p nil :type boolean :read-only t)     ; it was cut off: no records were read
   (code 0 :type (unsigned-byte 12) :read-only t)   ; 0 if all is well (RCODE)
   (question nil :type (or null question) :read-only t) ; nil if there is not exactly one
   (records '() :type list :read-only t))           ; the answers, in their order
@@ -47,10 +47,10 @@
 (declaim (sb-ext:freeze-type question record message))
 
 (document-functions
-  message-id "The number by which the answer MESSAGE is found to be that of a query."
+  message-id "The number that matches the answer MESSAGE to its query."
   message-response-p "True if MESSAGE is an answer."
   message-truncated-p "True if the answer is too long for UDP. Then MESSAGE has no records."
-  message-code "What came of the query (RCODE): 0 if all is well, 3 if there is no such name."
+  message-code "The result of the query (RCODE): 0 if all is well, 3 if there is no such name."
   message-question "The question of MESSAGE, or nil if it has none or several."
   message-records "The records of MESSAGE's section of answers, a list.")
 
@@ -70,8 +70,8 @@
 ;;; Writing
 
 (defun encode-query (id name type &key (extended t))
-  "The octets of a query with ID for the records of TYPE that NAME, octets, has. If it is EXTENDED,
-it says that an answer may be longer than 512 octets, which very old servers do not understand."
+  "The octets of a query with ID for the records of TYPE of NAME, octets. If EXTENDED is true, it
+allows answers of more than 512 octets, which very old servers do not understand."
   (let ((query (make-octets (+ +header-octets+ (length name) 4 (if extended 11 0))))
         (end (+ +header-octets+ (length name))))
     (setf (u16be query 0) id
@@ -125,8 +125,8 @@ it says that an answer may be longer than 512 octets, which very old servers do 
                    name)))))
 
 (defun read-record (octets at end function)
-  "Call FUNCTION with the name, type, class and time to live of the record at AT, and where its data
-begins and ends; return what it returns, and where the record ends."
+  "Call FUNCTION with the name, type, class and time to live of the record at AT, and the start and
+end of its data. Return the value of FUNCTION, and the end of the record."
   (declare (type function function))
   (multiple-value-bind (name at) (read-name octets at end)
     (let* ((start (+ at 10))
@@ -153,7 +153,7 @@ begins and ends; return what it returns, and where the record ends."
           at))
 
 (defun read-upper-code (octets at end count)
-  "The upper bits of the code, which an OPT among COUNT records at AT has; 0 if there is none."
+  "The upper bits of the code, from an OPT among COUNT records at AT; 0 without an OPT."
   (let ((upper 0))
     (loop repeat count
           do (setf at (nth-value 1 (read-record octets at end
@@ -174,7 +174,8 @@ which limits how many there are before any is read."
       (values records (read-upper-code octets at end others)))))
 
 (defun parse-message (octets start end)
-  "The message in OCTETS from START to END. Signal MALFORMED-MESSAGE if that is not one."
+  "The message in OCTETS from START to END. Signal MALFORMED-MESSAGE if that is not one. From any
+thread."
   (declare (type octets octets) (type index start end))
   ;; pointers count from the beginning of the message
   (let* ((octets (subseq octets start end))
@@ -183,7 +184,7 @@ which limits how many there are before any is read."
     (let* ((response (logbitp 7 (aref octets 2)))
            (truncated (logbitp 1 (aref octets 2)))
            (code (logand #xF (aref octets 3))))
-      (unless (zerop (ldb (byte 4 3) (aref octets 2))) (bad-message 2 "it is no standard query"))
+      (unless (zerop (ldb (byte 4 3) (aref octets 2))) (bad-message 2 "it is not a standard query"))
       (if (= 1 (u16be octets 4))
           (multiple-value-bind (question at) (read-question octets +header-octets+ end)
             (multiple-value-bind (records upper)

@@ -1,7 +1,7 @@
 ;;;; Asking DNS servers one question. A query goes to each server in turn over UDP, from a new port
 ;;;; and with a new id each time (RFC 5452), three times or once to each server; it goes over TCP
-;;;; where the answer is truncated. What has not the query's id and question is no answer to it and
-;;;; is passed over; what is from another address never comes here. The owner is called exactly
+;;;; where the answer is truncated. A message without the query's id and question is not its answer
+;;;; and is ignored; messages from other addresses never come here. The owner is called exactly
 ;;;; once, on the loop.
 ;;;;
 ;;;; Of a query's time, a fifth is for the first try and the rest shared by the others: a lost
@@ -11,20 +11,20 @@
 (in-package #:clgrpc.dns)
 
 (defconstant +tries+ 3
-  "How often a query is sent, if there are not more servers than that.")
+  "The number of times that a query is sent; with more servers, once to each.")
 
 (defstruct (query (:constructor %make-query) (:copier nil))
-  "A question that is being asked."
-  (loop nil :type loop:event-loop :read-only t) ; on which it is asked
+  "A question under way."
+  (loop nil :type loop:event-loop :read-only t) ; its loop
   (servers '() :type list)              ; addresses, the one to ask next first
-  (tries 0 :type (integer 0 64))        ; how many are left
-  (name (make-octets 1) :type octets :read-only t) ; what is asked after
-  (type 0 :type (unsigned-byte 16) :read-only t)   ; what records of that
+  (tries 0 :type (integer 0 64))        ; the number left
+  (name (make-octets 1) :type octets :read-only t) ; the name in question
+  (type 0 :type (unsigned-byte 16) :read-only t)   ; the type of records
   (function nil :type function :read-only t)       ; (outcome data): see ASK
-  (end-ns 0 :type nanoseconds :read-only t)        ; when the time is up
+  (end-ns 0 :type nanoseconds :read-only t)        ; the time limit
   (attempt 0 :type index)               ; the number of the try under way
   (id 0 :type (unsigned-byte 16))       ; of the last message sent
-  (extended t :type boolean)            ; no server has failed to understand that it is
+  (extended t :type boolean)            ; messages have OPT; false once a server rejected it
   (timer nil :type (or null timer))     ; when it rings, the try has failed
   (udp-socket nil :type (or null loop:udp-socket)) ; of the try under way, over UDP
   (connection nil :type (or null loop:connection)) ; over TCP
@@ -39,11 +39,10 @@
     (format stream "~A ~A" (name-text (query-name query)) (type-text (query-type query)))))
 
 (defun ask (loop servers name type timeout-ns function)
-  "Ask SERVERS, addresses of the kernel's, after the records of TYPE that NAME, octets, has. Then
-\(FUNCTION outcome data) is called on LOOP, within TIMEOUT-NS nanoseconds and exactly once, with an
-OUTCOME and either the data of the records, in the answer's order, or a text that says why there are
-none. On LOOP, as FUNCTION, which may be called before this returns. Return the query, see
-GIVE-UP."
+  "Ask SERVERS, addresses of the kernel's, for the records of TYPE of NAME, octets. Then \(FUNCTION
+outcome data) is called on LOOP, within TIMEOUT-NS nanoseconds and exactly once, with an OUTCOME and
+either the data of the records, in the answer's order, or the reason of the failure, as text. On
+LOOP, like FUNCTION, which may be called before this returns. Return the query, see GIVE-UP."
   (let ((query (%make-query :loop loop :servers servers :name name :type type :function function
                             :tries (min 64 (max +tries+ (length servers)))
                             :end-ns (+ (loop:event-loop-now loop) timeout-ns)
@@ -54,8 +53,8 @@ GIVE-UP."
     query))
 
 (defun give-up (query timeout-ns)
-  "QUERY's answer is of use for no longer than TIMEOUT-NS nanoseconds; then its owner is told
-:no-answer. On its loop."
+  "Limit the rest of QUERY to TIMEOUT-NS nanoseconds; after that its outcome is :no-answer. On its
+loop."
   (unless (query-done query)
     (setf (query-tries query) 0)
     (set-limit query timeout-ns)))
@@ -63,7 +62,7 @@ GIVE-UP."
 ;;; Tries
 
 (defun set-limit (query ns)
-  "What QUERY is doing now may take NS nanoseconds, as far as its time lasts."
+  "Limit the current step of QUERY to NS nanoseconds, or to the rest of its time."
   (let ((loop (query-loop query)))
     (schedule-timer (loop:event-loop-wheel loop) (query-timer query)
                     (min (query-end-ns query) (+ (loop:event-loop-now loop) ns)))))
@@ -90,7 +89,8 @@ GIVE-UP."
       (funcall (query-function query) outcome data))))
 
 (defun try-failed (query outcome text)
-  "The try under way has come to OUTCOME, because of TEXT. Make another, if there is one left."
+  "Handle OUTCOME and TEXT, the result of the failed try under way. Make another try, if one is
+left."
   (setf (query-outcome query) outcome
         (query-text query) text)
   (next-try query))
@@ -130,7 +130,7 @@ GIVE-UP."
   (format nil "~A (the DNS server ~A)" failure (os:address-text (asked-server query))))
 
 (defun next-message (query)
-  "The octets that ask QUERY's question, with an id by which the answer will be known."
+  "The octets of a message with QUERY's question and a new id, which the answer must have."
   (setf (query-id query) (random 65536 (loop:event-loop-random (query-loop query))))
   (encode-query (query-id query) (query-name query) (query-type query)
                 :extended (query-extended query)))
@@ -186,19 +186,20 @@ question."
              end))))
 
 (defun input-ended (connection reason)
-  "The handler of what is over before there was an answer."
+  "Handle the end of CONNECTION before an answer has come."
   (let ((query (loop:connection-user connection)))
     (when (eq connection (query-connection query))
       (setf (query-connection query) nil)
       (try-failed query :unreachable
-                  (server-text query (if reason (princ-to-string reason) "it has hung up"))))))
+                  (server-text query
+                               (if reason (princ-to-string reason) "it closed the connection"))))))
 
 (sb-ext:define-load-time-global **handler**
     (loop:make-handler :input #'take-input :closed #'input-ended)
-  "What is done with connections to servers.")
+  "The handler of connections to servers.")
 
 (defun ask-over-tcp (query)
-  "Ask the same server for an answer of any length. All the time that is left is for that."
+  "Ask the same server over TCP, for an answer of any length, within all the time that is left."
   (leave-try query)
   (set-limit query (time-left query))
   (let ((attempt (query-attempt query)))

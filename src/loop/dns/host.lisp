@@ -1,14 +1,14 @@
-;;;; The addresses of a host, of both families. Both are asked for at once. Once one answer has
-;;;; addresses the other has one more second to come, so that a server that drops the questions of
-;;;; a family does not hold up the other.
+;;;; The addresses of a host, of both families. Both are looked up at once. Once one answer has
+;;;; addresses, the other one gets one more second, so that a server that drops the questions of a
+;;;; family does not delay the other.
 ;;;;
-;;;; Within a family the order is the answer's. IPv6 is before IPv4 where there is a route to it
-;;;; (RFC 6724 section 6, rules 1 and 6, without the finer ones), else behind.
+;;;; Within a family the order is the answer's. IPv6 comes before IPv4 if the host has a route to it
+;;;; (RFC 6724 section 6, rules 1 and 6, without the finer ones), else after it.
 
 (in-package #:clgrpc.dns)
 
 (defconstant +grace-ns+ +ns-per-second+
-  "How long the addresses of the other family are waited for.")
+  "The time to wait for the addresses of the other family.")
 
 (defun octets-address (octets port)
   "The kernel's address of OCTETS, 4 or 16, and PORT."
@@ -23,8 +23,8 @@
       (append inet inet6)))
 
 (defun worse (one other)
-  "The one of two answers without addresses, lists of outcome and text, that says more of why there
-are none: that nobody knows is more than that there are none."
+  "The one of two answers without addresses, lists of outcome and text, that explains the failure
+better: an unknown answer has priority over :no-such-name, and that over :no-data."
   (flet ((rank (answer)
            (or (position (first answer) '(:no-data :no-such-name)) 2)))
     (if (< (rank one) (rank other)) other one)))

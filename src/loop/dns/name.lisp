@@ -9,17 +9,18 @@
 (in-package #:clgrpc.dns)
 
 (define-condition malformed-message (clgrpc-error)
-  ((text :initarg :text :reader malformed-message-text) ; what is wrong
+  ((text :initarg :text :reader malformed-message-text) ; the fault
    ;; an index into the message's octets
    (position :initarg :position :reader malformed-message-position))
   (:report (lambda (condition stream)
              (format stream "Bad DNS message at octet ~D: ~A."
                      (malformed-message-position condition) (malformed-message-text condition))))
-  (:documentation "The octets are no DNS message."))
+  (:documentation "The octets are not a DNS message."))
 
 (document-functions
-  malformed-message-text "What is wrong with the message, as text."
-  malformed-message-position "Where: an index into the octets that PARSE-MESSAGE was given.")
+  malformed-message-text "The fault of the message, as text."
+  malformed-message-position "The place of the fault: an index into the octets given to
+PARSE-MESSAGE.")
 
 (declaim (ftype (function (index string &rest t) nil) bad-message))
 (defun bad-message (position control &rest arguments)
@@ -31,15 +32,15 @@
   "Octets of a label (RFC 1035 section 2.3.4).")
 
 (defun name-octets (text)
-  "The name that TEXT, such as \"example.org\" or \"example.org.\", means. Signal MISUSE if it means
-none: each label has 1 to 63 characters of ASCII, without spaces."
+  "The name for TEXT, such as \"example.org\" or \"example.org.\". Signal MISUSE if TEXT is not a
+name: each label has 1 to 63 characters of ASCII, without spaces."
   (let ((name (make-buffer :size (+ 2 (length text))))
         ;; the dot at the end is that before the root, which has no label
         (end (if (uiop:string-suffix-p text ".") (1- (length text)) (length text))))
     (dolist (label (or (uiop:split-string (subseq text 0 end) :separator ".") '("")))
       (unless (and (<= 1 (length label) +longest-label+)
                    (every (lambda (char) (char< #\Space char #\Rubout)) label))
-        (misuse "~S is no domain name: a label has 1 to ~D characters of ASCII, not ~S." text
+        (misuse "~S is not a domain name: a label has 1 to ~D characters of ASCII, not ~S." text
                 +longest-label+ label))
       (append-octet name (length label))
       (append-octets name (string-octets (string-downcase label))))
@@ -49,7 +50,7 @@ none: each label has 1 to 63 characters of ASCII, without spaces."
     (subseq (buffer-octets name) (buffer-start name) (buffer-end name))))
 
 (defun name-text (name)
-  "NAME as text, for people: what is not ASCII, a space or a dot within a label is escaped."
+  "NAME as text, for people: octets outside ASCII, and spaces and dots within a label, are escaped."
   (declare (type octets name))
   (with-output-to-string (text)
     (loop with at = 0
@@ -63,8 +64,8 @@ none: each label has 1 to 63 characters of ASCII, without spaces."
              (incf at (1+ length)))))
 
 (defun read-name (octets start end)
-  "The name that begins at START in OCTETS, a message that ends at END, and where it ends. Signal
-MALFORMED-MESSAGE if there is none."
+  "The name that begins at START in OCTETS, a message that ends at END, and its end. Signal
+MALFORMED-MESSAGE if no name is there."
   (declare (type octets octets) (type index start end))
   (let ((name (make-octets +longest-name+))
         (fill 0)

@@ -1,5 +1,5 @@
-;;;; The DNS servers that the system's resolver asks, from its file resolv.conf. They are for what
-;;;; getaddrinfo cannot be asked for, such as texts.
+;;;; The DNS servers that the system's resolver asks, from its file resolv.conf. They are used for
+;;;; records that getaddrinfo cannot look up, such as texts.
 
 (in-package #:clgrpc.dns)
 
@@ -9,7 +9,7 @@
 
 (defun parse-servers (text)
   "The addresses, the kernel's, of the lines \"nameserver ADDRESS\" of TEXT, that of a resolv.conf;
-a server on this machine if there are none."
+a server on this machine if it names none."
   (let ((servers (loop for line in (uiop:split-string text :separator '(#\Newline))
                        for (word host) = (remove "" (uiop:split-string
                                                      line :separator '(#\Space #\Tab #\Return))

@@ -7,10 +7,10 @@
 (defglobal **watchdog-asleep** nil
   "True while the watchdog sleeps until a baton moves.")
 (defglobal **next-look-ns** 0
-  "When the watchdog, which sleeps until then, will look at the loops next; 0 while it looks.")
+  "The time of the watchdog's next look at the loops, until which it sleeps; 0 while it looks.")
 
 (defglobal **watchdog-lock** (sb-thread:make-mutex :name "clgrpc watchdog")
-  "Guards what the watchdog knows.")
+  "Guards the data of the watchdog.")
 (defglobal **watchdog-bell** (sb-thread:make-waitqueue :name "clgrpc watchdog"))
 
 (defun wake-watchdog ()

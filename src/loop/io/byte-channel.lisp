@@ -1,12 +1,13 @@
-;;;; A byte channel: how a connection reads, writes, shuts down and closes. The functions of a kind
-;;;; are shared by all its byte channels; STATE is theirs. TCP is the kind that stands here.
+;;;; A byte channel: the operations by which a connection reads, writes, shuts down and closes. All
+;;;; byte channels of a kind share its functions; STATE is the datum of these. The kind in this file
+;;;; is TCP.
 ;;;;
-;;;; What they answer: n from 0, or +WANTS-READ+ or +WANTS-WRITE+ (not now: try again when the
-;;;; descriptor can be read or written), or a negated errno. A read that gets fewer octets than
-;;;; there is room for, +WANTS-READ+, or a write that takes fewer than it was given, means that no
-;;;; more can be had now, unless the read has set MORE. A read of 0 means that the peer will send no
-;;;; more. A byte channel that finds a fault of its own answers +BROKEN+ and says in FAILURE which;
-;;;; the peer has been told.
+;;;; The results of the operations: n from 0, or +WANTS-READ+ or +WANTS-WRITE+ (not now: try again
+;;;; when the descriptor can be read or written), or a negated errno. A read that gets fewer octets
+;;;; than there is room for, +WANTS-READ+, or a write that takes fewer than it was given, means that
+;;;; nothing more is possible now, unless the read has set MORE. A read of 0 means that the peer
+;;;; will send no more. A byte channel that finds a fault itself, such as bad TLS, returns +BROKEN+
+;;;; with the fault in FAILURE; it has told the peer.
 
 (in-package #:clgrpc.loop)
 
@@ -15,7 +16,7 @@
 (defconstant +wants-write+ -10002
   "Not before the descriptor can be written.")
 (defconstant +broken+ -10003
-  "Never again; the byte channel's FAILURE says why.")
+  "Never again; the reason is the byte channel's FAILURE.")
 
 (defstruct (byte-channel-kind (:copier nil))
   "How all byte channels of a kind work. The functions run on the loop."
@@ -29,12 +30,12 @@
 
 (defstruct (byte-channel (:constructor make-byte-channel (kind descriptor peer &optional state))
                          (:copier nil))
-  "What a connection reads and writes."
+  "The channel by which a connection reads and writes octets."
   (kind nil :type byte-channel-kind :read-only t) ; its functions
-  (descriptor -1 :type fixnum)          ; what the poller knows it by; -1 once closed
+  (descriptor -1 :type fixnum)          ; its number in the poller; -1 once closed
   (peer "" :type string :read-only t)   ; the peer's address, as text
-  (state nil)                           ; the kind's; a byte channel around another has that in it
-  (loop nil)                            ; the loop among whose connections it counts
+  (state nil)                           ; the kind's datum; it holds the inner byte channel, if any
+  (loop nil)                            ; the loop that counts it among its connections
   (more nil :type boolean)              ; see BYTE-CHANNEL-MORE
   (failure nil :type (or null string))) ; see BYTE-CHANNEL-FAILURE
 
@@ -49,12 +50,12 @@
   byte-channel-state "The datum of the kind's functions."
   byte-channel-more "True if the last read gave fewer octets than there was room for, or none, and
 more can be had. SETFable by the kind's functions."
-  byte-channel-failure "Why BYTE-CHANNEL, which works, can no longer be used, as text, or NIL.
-SETFable by the kind's functions.")
+  byte-channel-failure "The fault that BYTE-CHANNEL has found itself, after which it cannot be used
+any more, as text, or NIL. SETFable by the kind's functions.")
 
 (defun limit-silence (loop byte-channel seconds)
-  "Have BYTE-CHANNEL, one of LOOP's network, fail once its peer has not acknowledged octets for
-SECONDS, if the network knows such a limit."
+  "Limit the time for which the peer of BYTE-CHANNEL, one of LOOP's network, may leave octets
+unacknowledged to SECONDS; then BYTE-CHANNEL fails. Some networks have no such limit."
   (funcall (network-limit-silence (event-loop-network loop)) (byte-channel-descriptor byte-channel)
            seconds)
   nil)
@@ -83,7 +84,7 @@ SECONDS, if the network knows such a limit."
     (the (values fixnum &optional) (funcall function byte-channel octets start end))))
 
 (defun shut-byte-channel-down (byte-channel)
-  "Tell the peer that no more octets will come; what it sends can still be read."
+  "Shut down the output: the peer gets no more octets, but its own octets can still be read."
   (funcall (byte-channel-kind-shutdown (byte-channel-kind byte-channel)) byte-channel))
 
 ;;; TCP

@@ -1,32 +1,33 @@
 ;;;; Connections: reading, output, closing. A turn reads a ready connection once, into the loop's
 ;;;; input area. Octets that the owner leaves, such as half a frame, are kept in a buffer of the
 ;;;; connection. They are copied in front of the next octets; if they are many, the next octets are
-;;;; read behind them instead. If the owner has had enough for a turn (POSTPONED), it gets the rest
+;;;; read after them instead. If the owner has had enough for a turn (POSTPONED), it gets the rest
 ;;;; before anything more is read. Output is collected in a buffer borrowed from the loop and sent
 ;;;; with one call at the end of the turn; the connection keeps the buffer only while some of it is
 ;;;; unsent.
 ;;;;
 ;;;; A connection is never closed in the middle of a call of its owner's: CLOSE-CONNECTION marks it,
-;;;; and the flush at the end of the turn closes it and tells the owner. A buffer goes back to the
-;;;; pool only after FILL, with which the owner gives it up; otherwise it is left to the collector.
+;;;; and the flush at the end of the turn closes it and notifies the owner. A buffer goes back to
+;;;; the pool only after FILL, with which the owner gives it up; otherwise it is left to the
+;;;; collector.
 
 (in-package #:clgrpc.loop)
 
 (defconstant +read-octets+ 65536
-  "How much one read asks for.")
+  "The octets that one read asks for.")
 (defconstant +copied-leftover-octets+ 32768
-  "A longer leftover is not copied in front of the next octets; these are read behind it.")
+  "A longer leftover is not copied in front of the next octets; these are read after it.")
 (defconstant +flush-octets+ 65536
   "Output of this size is sent before the turn ends.")
 (defconstant +fill-rounds+ 8
-  "How often in one flush FILL may add more; then other connections have their turn.")
+  "The number of times FILL may add more in one flush; then other connections have their turn.")
 (defconstant +buffer-octets+ 4096
   "Size of a new buffer.")
 (defconstant +pooled-buffer-octets+ 524288
   "A buffer that has grown larger is not kept. Those of connections with long messages grow to half
 of it.")
 (defconstant +pool-octets+ 4194304
-  "How much a loop keeps in unused buffers.")
+  "The most octets that a loop keeps in unused buffers.")
 (defconstant +linger-ns+ (* 2 +ns-per-second+)
   "How long the peer of a connection that we close may go without taking any of its output, and then
 without closing its side: long enough for a slow line, short enough that dead peers do not pile
@@ -63,7 +64,7 @@ it hold descriptors without end. When descriptors run out none may.")
 ;;; Work lists
 
 (define-hot mark-ready ((connection connection)) null
-  "Have CONNECTION read in the next reading phase."
+  "Schedule a read of CONNECTION in the next reading phase."
   (unless (connection-queued connection)
     (let* ((loop (connection-loop connection))
            (count (event-loop-ready-count loop)))
@@ -75,7 +76,7 @@ it hold descriptors without end. When descriptors run out none may.")
   nil)
 
 (define-hot mark-dirty ((connection connection)) null
-  "Have CONNECTION flushed in the next flush phase."
+  "Schedule a flush of CONNECTION in the next flush phase."
   (unless (connection-dirty connection)
     (let* ((loop (connection-loop connection))
            (count (event-loop-dirty-count loop)))
@@ -86,7 +87,7 @@ it hold descriptors without end. When descriptors run out none may.")
             (event-loop-dirty-count loop) (1+ count))))
   nil)
 
-;;; What is kept
+;;; Memory that connections keep
 
 (defun kept-octets (connection)
   "The memory of the buffers of CONNECTION."
@@ -98,14 +99,15 @@ it hold descriptors without end. When descriptors run out none may.")
            (byte-channel-kept-octets (connection-byte-channel connection))))))
 
 (defun charge-kept (connection)
-  "Charge the account of CONNECTION with what it keeps now."
+  "Charge the account of CONNECTION with the memory that CONNECTION keeps now."
   (let ((account (connection-account connection))
         (kept (kept-octets connection)))
     (unless (or (null account) (account-closed-p account))
       (charge-own account (- kept (shiftf (connection-kept connection) kept))))))
 
 (define-hot (note-kept :inline t) ((connection connection)) null
-  "CONNECTION has been flushed: charge its account with what it keeps from now on."
+  "Charge the account of CONNECTION, which has just been flushed, with the memory that it still
+keeps."
   (when (or (connection-leftover connection)
             (connection-buffer connection)
             (plusp (connection-kept connection)))
@@ -118,9 +120,9 @@ it hold descriptors without end. When descriptors run out none may.")
                                                 (max-unsent-octets (options-max-unsent-octets
                                                                     **default-options**)))
   "Return a connection on LOOP that owns BYTE-CHANNEL, a connected one, and calls the functions of
-HANDLER. USER is the owner's own datum. ACCOUNT, if given, is charged with what the connection
-keeps. While more than MAX-UNSENT-OCTETS of its output are unsent it is not read. On the loop.
-Signal SOCKET-ERROR, and close BYTE-CHANNEL, if it cannot be watched."
+HANDLER. USER is the owner's own datum. ACCOUNT, if given, is charged with the memory that the
+connection keeps. While more than MAX-UNSENT-OCTETS of its output are unsent it is not read. On the
+loop. Signal SOCKET-ERROR, and close BYTE-CHANNEL, if it cannot be watched."
   (declare (type event-loop loop) (type byte-channel byte-channel) (type handler handler))
   (let* ((connection (%make-connection :loop loop :byte-channel byte-channel :handler handler
                                        :user user
@@ -155,16 +157,16 @@ Signal SOCKET-ERROR, and close BYTE-CHANNEL, if it cannot be watched."
 
 (define-hot (connection-output :inline t) ((connection connection)) buffer
   "The buffer to append CONNECTION's output to; it will be flushed when the turn ends. Valid until
-then, that is, until the handler's FILL or CLOSED is called. Once the connection is closed, what is
-appended is lost. On the loop."
+then, that is, until the handler's FILL or CLOSED is called. Output appended after the connection is
+closed is lost. On the loop."
   (let ((buffer (connection-buffer connection)))
     (if (and buffer (connection-dirty connection))
         buffer
         (buffer-for-output connection))))
 
 (define-hot (connection-unsent :inline t) ((connection connection)) index
-  "How many octets of CONNECTION's output have not been sent. On the loop; from other threads this
-is about how many they are."
+  "The number of unsent octets of CONNECTION's output. On the loop; on other threads it is
+approximate."
   (let ((buffer (connection-buffer connection)))
     (if buffer (buffer-fill buffer) 0)))
 
@@ -177,7 +179,7 @@ is about how many they are."
   (and (connection-leftover connection) t))
 
 (define-hot release-output ((connection connection)) null
-  "Everything has been sent, and the owner has given up the buffer."
+  "Release the buffer of CONNECTION: all output was sent, and the owner has given up the buffer."
   (let ((buffer (connection-buffer connection)))
     (when buffer
       (setf (connection-buffer connection) nil)
@@ -185,7 +187,7 @@ is about how many they are."
     nil))
 
 (defun tell-written (connection buffer count)
-  "Tell the tracers of HTTP/2 frames that COUNT octets of BUFFER have been written."
+  "Note for the tracers of HTTP/2 frames that COUNT octets of BUFFER have been written."
   (trace-event :tcp :octets-written :peer (connection-peer connection) :count count
                                     :unsent (- (buffer-fill buffer) count))
   (let ((sent (handler-sent (connection-handler connection)))
@@ -194,7 +196,7 @@ is about how many they are."
       (funcall sent connection (buffer-octets buffer) start (+ start count)))))
 
 (define-hot write-output ((connection connection)) (member :sent :blocked :failed)
-  "Send what is in CONNECTION's buffer with one call."
+  "Send the contents of CONNECTION's buffer with one call."
   (let* ((buffer (the buffer (connection-buffer connection)))
          (result (byte-channel-write (connection-byte-channel connection) (buffer-octets buffer)
                                      (buffer-start buffer) (buffer-end buffer))))
@@ -218,14 +220,15 @@ is about how many they are."
              :failed))))
 
 (defun failure-reason (connection result)
-  "Why a read or write that returned RESULT failed: a condition, or a text of the byte channel's."
+  "The reason of a failed read or write that returned RESULT: a condition, or a text of the byte
+channel's."
   (if (= result +broken+)
       (byte-channel-failure (connection-byte-channel connection))
       (errno-condition result "go on with the connection to" (connection-peer connection))))
 
 (define-hot send-output ((connection connection)) boolean
-  "Let the owner fill up the output and send it, as long as the peer takes it and more is added.
-Return true if there may be more."
+  "Send the output, which the owner may fill up, as long as the peer takes it and more is added.
+Return true if more may come."
   (let ((fill (handler-fill (connection-handler connection))))
     (prog1 (dotimes (round +fill-rounds+ t)
              (let ((before (connection-unsent connection)))
@@ -247,22 +250,22 @@ Return true if there may be more."
   nil)
 
 (define-hot read-soon ((connection connection)) null
-  "Mark CONNECTION for the next reading phase if there may be something for its owner."
+  "Mark CONNECTION for the next reading phase if its owner may have octets to read."
   (when (or (connection-readable connection) (connection-postponed connection))
     (mark-ready connection))
   nil)
 
 (define-hot flush-connection ((connection connection)) boolean
-  "Send CONNECTION's output now instead of at the end of the turn; what the peer does not take
-stays. Return true if the owner may have more to send, for which it gets its chance at the end of
-the turn. Not from the handler's FILL. On the loop."
+  "Send CONNECTION's output now instead of at the end of the turn; octets that the peer does not
+take stay. Return true if the owner may have more to send; it can do so at the end of the turn. Not
+from the handler's FILL. On the loop."
   (and (member (connection-state connection) '(:open :closing))
        (not (connection-blocked connection))
        (progn (run-early-functions (connection-loop connection))
               (send-output connection))))
 
 (define-hot flush-and-close ((connection connection)) null
-  "What the flush phase does with a dirty CONNECTION."
+  "Send the output of a dirty CONNECTION and close it if it is due, as part of the flush phase."
   (let ((more (flush-connection connection)))
     ;; only now, so that FILL's asking for the output does not put it on the list again
     (setf (connection-dirty connection) nil)
@@ -278,7 +281,7 @@ the turn. Not from the handler's FILL. On the loop."
     nil))
 
 (defun end-flushed (connection)
-  "CONNECTION is to be closed and has no output any more."
+  "Go on with closing CONNECTION, which has no output any more."
   (cond ((eq :closing (connection-state connection)) (begin-linger connection nil))
         ;; a byte channel that has told its peer of a fault gives it the time to read that
         ((and (byte-channel-failure (connection-byte-channel connection))
@@ -287,7 +290,7 @@ the turn. Not from the handler's FILL. On the loop."
         (t (finish-connection connection (connection-reason connection)))))
 
 (defun begin-handshake (connection)
-  "Have CONNECTION, a client's over TLS, begin its handshake although it has nothing to send yet."
+  "Begin the handshake of CONNECTION, a client's over TLS, although it has nothing to send yet."
   (let ((result (byte-channel-write (connection-byte-channel connection) (make-octets 0) 0 0)))
     (unless (member result '(0 #.+wants-read+ #.+wants-write+))
       (abort-connection connection (failure-reason connection result)))))
@@ -316,7 +319,7 @@ the turn. Not from the handler's FILL. On the loop."
     consumed))
 
 (define-hot take-input ((connection connection) (result fixnum) (room index)) boolean
-  "Note what a read that had ROOM returned. Return true if it brought octets."
+  "Note RESULT, the result of a read with ROOM. Return true if it brought octets."
   (trace-event :tcp :octets-read :peer (connection-peer connection) :result result)
   (cond ((plusp result)
          (incf (event-loop-octets-received (connection-loop connection)) result)
@@ -336,7 +339,7 @@ the turn. Not from the handler's FILL. On the loop."
         (t (abort-connection connection (failure-reason connection result)) nil)))
 
 (define-hot read-into-area ((connection connection)) null
-  "Read into the loop's input area, behind a copy of the leftover, and give it all to the owner."
+  "Read into the loop's input area, after a copy of the leftover, and pass all octets to the owner."
   (let* ((loop (connection-loop connection))
          (area (event-loop-input loop))
          (leftover (connection-leftover connection))
@@ -354,7 +357,7 @@ the turn. Not from the handler's FILL. On the loop."
     nil))
 
 (define-hot read-behind-leftover ((connection connection) (leftover buffer)) null
-  "Read into the buffer of a long LEFTOVER and give it all to the owner."
+  "Read into the buffer of a long LEFTOVER and pass all its octets to the owner."
   (let* ((octets (ensure-buffer-room leftover +read-octets+))
          (end (buffer-end leftover))
          (result (byte-channel-read (connection-byte-channel connection) octets end
@@ -385,7 +388,7 @@ the turn. Not from the handler's FILL. On the loop."
   nil)
 
 (define-hot discard-input ((connection connection)) null
-  "Read and forget what the peer still sends to CONNECTION, which we are closing."
+  "Read and drop the octets that the peer still sends to CONNECTION, which we are closing."
   (take-input connection
               (byte-channel-read (connection-byte-channel connection)
                                  (event-loop-input (connection-loop connection)) 0 +read-octets+)
@@ -393,7 +396,7 @@ the turn. Not from the handler's FILL. On the loop."
   nil)
 
 (define-hot read-connection ((connection connection)) null
-  "Read CONNECTION once, and have it read again in the next turn if there may be more."
+  "Read CONNECTION once; schedule another read in the next turn if there may be more."
   (case (connection-state connection)
     (:open
      (cond ((connection-stopped connection) (return-from read-connection nil))
@@ -444,7 +447,7 @@ the turn. Not from the handler's FILL. On the loop."
   nil)
 
 (defun socket-failure (connection)
-  "The condition that says what has become of CONNECTION's socket."
+  "The condition that describes the failure of CONNECTION's socket."
   (let ((errno (funcall (network-failure (event-loop-network (connection-loop connection)))
                         (source-descriptor connection))))
     (failure-reason connection (if (plusp errno) (- errno) (- os:+econnreset+)))))
@@ -463,7 +466,7 @@ the turn. Not from the handler's FILL. On the loop."
   (connection-stopped connection))
 
 (defun start-reading (connection)
-  "Undo STOP-READING. What the owner left unconsumed comes with the next octets. On the loop."
+  "Undo STOP-READING. Octets that the owner left unconsumed come with the next octets. On the loop."
   (setf (connection-stopped connection) nil)
   (read-soon connection)
   nil)
@@ -483,7 +486,7 @@ the turn. Not from the handler's FILL. On the loop."
   nil)
 
 (defun abort-connection (connection reason)
-  "Close CONNECTION at the end of the turn, whatever is unsent."
+  "Close CONNECTION at the end of the turn, and drop its unsent output."
   (unless (member (connection-state connection) '(:aborting :closed))
     (end-linger connection)
     (setf (connection-state connection) :aborting
@@ -515,7 +518,7 @@ that is done. Closing again does nothing, but for ABORT. On the loop."
   (abort-connection connection nil))
 
 (defun bound-lingering (loop most)
-  "Let at most MOST connections of LOOP linger; end those first that have lingered longest."
+  "Reduce the lingering connections of LOOP to MOST; those that have lingered longest end first."
   (loop with queue = (event-loop-lingerers loop)
         for first = (first (fifo-items queue))
         while (and first
@@ -532,13 +535,13 @@ that is done. Closing again does nothing, but for ABORT. On the loop."
     (bound-lingering loop +most-lingering+)))
 
 (defun end-linger (connection)
-  "CONNECTION is about to be closed."
+  "Stop the lingering of CONNECTION, if it lingers, since it is about to be closed."
   (when (eq :lingering (connection-state connection))
     (decf (event-loop-lingering (connection-loop connection)))))
 
 (defun begin-linger (connection reason)
-  "All output of CONNECTION has been sent: end our side, and wait a while until the peer ends its
-own. To close it before that might destroy octets that are still on their way to the peer."
+  "Shut down our side of CONNECTION, whose output was all sent, and wait a while until the peer ends
+its side. Closing earlier might destroy octets that are still on their way to the peer."
   (release-output connection)
   (cond ((connection-ended connection) (finish-connection connection reason))
         (t (setf (connection-state connection) :lingering)
@@ -558,7 +561,7 @@ own. To close it before that might destroy octets that are still on their way to
       (funcall (handler-closed (connection-handler connection)) connection reason))))
 
 (defun finish-connection (connection reason)
-  "Close CONNECTION's byte channel, give up what it holds and tell its owner."
+  "Close CONNECTION's byte channel, release its memory and call its owner."
   (unless (eq :closed (connection-state connection))
     (let ((loop (connection-loop connection)))
       (end-linger connection)

@@ -1,27 +1,25 @@
 ;;;; Connecting, without blocking the loop. A list of addresses is tried in turn, the next one as
 ;;;; soon as an attempt fails or has taken a quarter of a second, so that several may be under way,
-;;;; families alternating (RFC 8305 sections 4 and 5); the first that takes the connection has it,
-;;;; the others are given up. The owner is called exactly once, on the loop. CONNECT-TO looks a
-;;;; target up first.
+;;;; families alternating (RFC 8305 sections 4 and 5); the first address that accepts the connection
+;;;; is used, the other attempts are ended. The owner is called exactly once, on the loop.
+;;;; CONNECT-TO looks a target up first.
 ;;;;
 ;;;; Either all of it has one time limit, the look-up included, or each attempt has one
-;;;; (LIMIT-EACH): then every address has its turn, however many before it are silent, as gRFCs A61
-;;;; and A62 have it. Attempts begin one after the other, so the oldest is the first whose time is
-;;;; up.
+;;;; (LIMIT-EACH): then every address has its turn, even after many silent ones, as in gRFCs A61 and
+;;;; A62. Attempts begin one after the other, so the oldest is the first whose time is up.
 ;;;;
-;;;; An owner that has more to do before a connection is one, such as a handshake, takes each that
-;;;; comes about as a candidate (ON-CANDIDATE). Its attempt counts as under way until the owner says
-;;;; that it has failed (CANDIDATE-FAILED), or that it is the one (END-CONNECTING).
+;;;; An owner that needs more steps before it can use a connection, such as a handshake, takes each
+;;;; new connection as a candidate (ON-CANDIDATE). Its attempt counts as under way until the owner
+;;;; reports that it has failed (CANDIDATE-FAILED), or chooses it (END-CONNECTING).
 
 (in-package #:clgrpc.loop)
 
 (defconstant +connecting-delay-ns+ 250000000
-  "How long an attempt is waited for before the next begins, unless somebody says otherwise (RFC
-8305 section 8).")
+  "The default time between the beginnings of two attempts (RFC 8305 section 8).")
 
 (defstruct (connector (:include source) (:constructor %make-connector) (:copier nil))
   "An attempt to connect to one of several addresses."
-  (name "" :type string)                ; what it connects to, for people
+  (name "" :type string)                ; of the target, for people
   (on-done nil :type function)          ; (byte-channel condition), one of them nil
   (on-progress nil :type (or null function)) ; (event &rest plist)
   (on-candidate nil :type (or null function)) ; (byte-channel)
@@ -59,14 +57,15 @@
 (defun connect-addresses (loop name addresses timeout-ns on-done
                           &key on-progress on-candidate limit-each
                             (delay-ns +connecting-delay-ns+))
-  "Connect to one of ADDRESSES, those of the kernel that NAME, a text, has, within TIMEOUT-NS
+  "Connect to one of ADDRESSES, the kernel's addresses of NAME, a text, within TIMEOUT-NS
 nanoseconds, or if LIMIT-EACH is true within as much for each attempt. Then (ON-DONE byte-channel
 nil) or (ON-DONE nil condition), a CONNECT-ERROR, is called on LOOP, exactly once and never before
-this returns. ON-PROGRESS is a function that is told on LOOP how it goes: for each attempt
-(:attempt :address text), and for those that fail (:attempt-failed :address text :reason
-text). ON-CANDIDATE is a function of a byte channel that is called on LOOP for each connection,
-which it owns; then ON-DONE gets conditions only. An attempt is waited for DELAY-NS nanoseconds
-before the next begins. Return the connector. Signal MISUSE if LOOP has stopped. From any thread."
+this returns. ON-PROGRESS is a function that is called on LOOP with each event: (:attempt :address
+text) for an attempt, and (:attempt-failed :address text :reason text) for one that fails.
+ON-CANDIDATE is a function of a byte channel that is called on LOOP for each connection, which it
+owns; then ON-DONE gets conditions only. The next attempt begins DELAY-NS nanoseconds after the one
+before, or when that fails. Return the connector. Signal MISUSE if LOOP has stopped. From any
+thread."
   (let ((connector (%make-connector
                     :loop loop :name name :on-done on-done :on-progress on-progress
                     :on-candidate on-candidate :delay-ns delay-ns
@@ -83,8 +82,8 @@ before the next begins. Return the connector. Signal MISUSE if LOOP has stopped.
 
 (defun connect-to (loop target timeout-ns on-done)
   "Connect to TARGET, one of PARSE-TARGET or its text, as CONNECT-ADDRESSES does, once its addresses
-have been looked up. All of that may take TIMEOUT-NS nanoseconds. Signal MISUSE if TARGET is none,
-or LOOP has stopped. From any thread."
+have been looked up. All of that may take TIMEOUT-NS nanoseconds. Signal MISUSE if TARGET is not a
+target, or LOOP has stopped. From any thread."
   (declare (type function on-done))
   (let ((target (if (stringp target) (parse-target target) target)))
     (if (target-addresses target)
@@ -107,11 +106,11 @@ or LOOP has stopped. From any thread."
       (try-next-address connector))))
 
 (defun due-from-now (connector)
-  "When what begins now and has all of CONNECTOR's time limit is to have succeeded."
+  "The time limit of a step that begins now and has all of CONNECTOR's time."
   (+ (event-loop-now (connector-loop connector)) (connector-timeout-ns connector)))
 
 (defun connecting-end-ns (connector)
-  "When the time of an attempt of CONNECTOR that begins now is up."
+  "The time limit of an attempt of CONNECTOR that begins now."
   (if (connector-each connector) (due-from-now connector) (connector-end-ns connector)))
 
 (defun tell-progress (connector event &rest plist)
@@ -136,7 +135,8 @@ for."
            (fail-connector connector)))))
 
 (defun note-failure (connector text address &optional (class 'connect-error))
-  "Remember TEXT as what went wrong, with ADDRESS, text, if that is not plain, and is of CLASS."
+  "Record TEXT as the reason of a failure of CLASS, with ADDRESS, text or nil, unless that is the
+name of CONNECTOR."
   (setf (connector-failure-class connector) class)
   (push (if (or (null address) (string= address (connector-name connector)))
             text
@@ -146,7 +146,8 @@ for."
                                               :reason (first (connector-failures connector))))
 
 (defun begin-connecting (connector address)
-  "Open a socket, begin to connect it to ADDRESS and watch it. Return true, or note why not."
+  "Open a socket, begin to connect it to ADDRESS and watch it. Return true, or note the reason of
+the failure."
   (let* ((text (os:address-text address))
          (family (os:address-family address))
          (network (event-loop-network (connector-loop connector)))
@@ -173,7 +174,7 @@ for."
                 (if (= result (- os:+econnrefused+)) 'socket-refused 'connect-error)))
 
 (defun leave-connecting (connecting)
-  "CONNECTING is under way no more. Return its socket."
+  "Remove CONNECTING from the attempts under way. Return its socket."
   (let ((connector (connecting-connector connecting)))
     (setf (connector-connectings connector) (delete connecting (connector-connectings connector)))
     (remove-source connecting)
@@ -199,7 +200,7 @@ for."
 ;;; Candidates
 
 (defun add-candidate (connector byte-channel due-ns)
-  "Give the owner of CONNECTOR BYTE-CHANNEL, a connected one, whose time is up at DUE-NS."
+  "Pass BYTE-CHANNEL, a connected one with the time limit DUE-NS, to the owner of CONNECTOR."
   (push (cons (byte-channel-peer byte-channel) due-ns) (connector-candidates connector))
   (let ((failure (nth-value 1 (guarding (:connect-function-error :connector connector)
                                 (funcall (connector-on-candidate connector) byte-channel)))))
@@ -219,8 +220,8 @@ the other addresses. On the loop."
 ;;; The end
 
 (defun give-up-late (connector)
-  "Give up the attempts of CONNECTOR whose time is up, and wait no longer for such candidates; they
-are their owner's."
+  "End the attempts of CONNECTOR whose time is up, and stop waiting for candidates whose time is up;
+these still belong to their owner."
   (let* ((loop (connector-loop connector))
          (now (event-loop-now loop)))
     (flet ((late-p (due-ns) (<= due-ns now))
@@ -248,8 +249,8 @@ the next one begins when it would have begun."
                                           (mapcar #'cdr (connector-candidates connector)))))))
 
 (defun end-connecting (connector)
-  "Give up the attempts of CONNECTOR that are under way, but for candidates, which are their
-owner's. Nobody is told anything any more. On the loop."
+  "End the attempts of CONNECTOR that are under way, except for candidates, which belong to their
+owner. No function is called for them any more. On the loop."
   (unless (connector-done connector)
     (let* ((loop (connector-loop connector))
            (wheel (event-loop-wheel loop)))
@@ -264,7 +265,7 @@ owner's. Nobody is told anything any more. On the loop."
   nil)
 
 (defun end-connector (connector byte-channel condition)
-  "Tell the owner of CONNECTOR of BYTE-CHANNEL or CONDITION."
+  "Pass BYTE-CHANNEL or CONDITION to the owner of CONNECTOR."
   (let ((loop (connector-loop connector)))
     (end-connecting connector)
     (let ((failure (nth-value 1 (guarding (:connect-function-error :connector connector)

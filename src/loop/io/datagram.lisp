@@ -1,13 +1,14 @@
-;;;; Datagrams (UDP) to one peer and back. The socket is connected, so that the kernel drops what
-;;;; comes from anybody else and says when nobody listens there; its port is one that the kernel
-;;;; chooses at random. Nothing is kept: a datagram that cannot be sent now is lost, as any may be.
+;;;; Datagrams (UDP) to one peer and back. The socket is connected, so that the kernel drops
+;;;; datagrams from other addresses and reports an error if no process listens there; its port is
+;;;; one that the kernel chooses at random. Nothing is kept: a datagram that cannot be sent now is
+;;;; lost, as any may be.
 
 (in-package #:clgrpc.loop)
 
 (defconstant +datagram-octets+ 4096
   "The longest datagram that is taken; the rest of a longer one is lost.")
 (defconstant +most-datagrams+ 64
-  "So many are taken of a peer; one more ends the UDP socket, which was to have a few.")
+  "The most datagrams taken from a peer; one more ends the UDP socket, which expects only a few.")
 
 (defstruct (udp-socket (:include source) (:constructor %make-udp-socket) (:copier nil))
   "Datagrams to a peer and back; see OPEN-UDP-SOCKET."
@@ -28,10 +29,10 @@
   (event-loop-network (udp-socket-loop udp-socket)))
 
 (defun open-udp-socket (loop address on-datagram on-failure)
-  "Return a UDP socket for datagrams to and from ADDRESS, the kernel's, or nil and why there can be
-none, as text. (ON-DATAGRAM octets end) is called with each datagram that comes from there, whose
-octets are those of the vector up to END until it returns; (ON-FAILURE text) if nobody listens there
-or LOOP stops, whereupon the UDP socket is closed. On LOOP, as both."
+  "Return a UDP socket for datagrams to and from ADDRESS, the kernel's, or nil and the reason of the
+failure, as text. (ON-DATAGRAM octets end) is called with each datagram from there; its octets are
+those of the vector up to END, valid until ON-DATAGRAM returns. (ON-FAILURE text) is called if no
+process listens there or LOOP stops; then the UDP socket is closed. All on LOOP."
   (let* ((network (event-loop-network loop))
          (socket (funcall (network-open-datagram network) (os:address-family address)))
          (udp-socket (%make-udp-socket :loop loop :socket socket :peer (os:address-text address)
@@ -54,7 +55,7 @@ or LOOP stops, whereupon the UDP socket is closed. On LOOP, as both."
                            (udp-socket-socket udp-socket)
                            octets 0 (length octets))))
       (when (and (os:failed-p result) (/= result (- os:+eagain+)))
-        ;; not now: the sender may not expect to be told before this returns
+        ;; later: the sender may not expect its function to be called before this returns
         (post (udp-socket-loop udp-socket)
               (lambda () (fail-udp-socket udp-socket (os:errno-text result)))))))
   nil)
@@ -82,7 +83,7 @@ or LOOP stops, whereupon the UDP socket is closed. On LOOP, as both."
   (fail-udp-socket udp-socket "the event loop has stopped"))
 
 (defun close-udp-socket (udp-socket)
-  "End UDP-SOCKET: nobody is told of anything any more. On its loop."
+  "Close UDP-SOCKET: its functions are not called any more. On its loop."
   (remove-source udp-socket)
   (let ((socket (shiftf (udp-socket-socket udp-socket) -1)))
     (unless (minusp socket) (funcall (network-close (udp-socket-network udp-socket)) socket)))

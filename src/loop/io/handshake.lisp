@@ -3,10 +3,10 @@
 ;;;; has read its length: nine octets of a ClientHello ask for 170,000. So the lengths are looked at
 ;;;; first, and a message that is too long is refused before OpenSSL sees it.
 ;;;;
-;;;; What is encrypted cannot be read. A client of TLS 1.2 encrypts all that comes after its
+;;;; Encrypted octets cannot be read. A client of TLS 1.2 encrypts all that comes after its
 ;;;; ChangeCipherSpec; one of TLS 1.3 sends that as well, perhaps before a second ClientHello, and
-;;;; encrypts records of another kind. Of the encrypted messages a Certificate alone is long, for
-;;;; which OpenSSL has a limit of its own (os/tls-session.lisp).
+;;;; encrypts records of another kind. The only long encrypted message is Certificate, for which
+;;;; OpenSSL has a limit of its own (os/tls-session.lisp).
 
 (in-package #:clgrpc.loop)
 
@@ -14,13 +14,13 @@
 (defconstant +handshake-record+ 22)
 
 (defstruct (announced (:copier nil))
-  "Where in the records of a client's handshake the next octet is."
+  "The position of the next octet in the records of a client's handshake."
   (header 0 :type (unsigned-byte 40))   ; octets of a record's header
   (header-count 0 :type (mod 6))        ; how many of its five have come
-  (record-left 0 :type (unsigned-byte 16)) ; octets of the record that are to come
+  (record-left 0 :type (unsigned-byte 16)) ; octets left of the record
   (length 0 :type (unsigned-byte 32))   ; octets of a message's header
   (length-count 0 :type (mod 5))        ; how many of its four have come
-  (message-left 0 :type (unsigned-byte 24)) ; octets of the message that are to come
+  (message-left 0 :type (unsigned-byte 24)) ; octets left of the message
   (encrypted nil :type boolean))        ; nothing more can be read
 
 (declaim (sb-ext:freeze-type announced))
@@ -29,7 +29,7 @@
   (ldb (byte 8 32) (announced-header announced)))
 
 (defun take-record-octet (announced octet version)
-  "OCTET is one of a record's header."
+  "Take OCTET, one of a record's header."
   (setf (announced-header announced)
         (logior (ash (ldb (byte 32 0) (announced-header announced)) 8) octet))
   (when (= 5 (incf (announced-header-count announced)))
@@ -40,7 +40,7 @@
       (setf (announced-encrypted announced) t))))
 
 (defun take-message-octet (announced octet)
-  "OCTET is one of a message, or of its header."
+  "Take OCTET, one of a message or of its header."
   (if (plusp (announced-message-left announced))
       (decf (announced-message-left announced))
       (progn

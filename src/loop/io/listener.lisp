@@ -6,7 +6,7 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +accepts-per-turn+ 64
-  "How many connections a listener accepts in a turn, before other sources have theirs.")
+  "The most connections that a listener accepts in a turn, before other sources have their turn.")
 (defconstant +pause-ns+ 100000000
   "How long a listener pauses when it can accept nothing.")
 (defconstant +short-pause-ns+ 5000000
@@ -14,19 +14,19 @@
 (defconstant +warning-interval-ns+ +ns-per-second+
   "A listener logs a warning at most this often, however many connections it has to refuse.")
 (defconstant +accepts-at-the-end+ 1024
-  "When a listener closes, it accepts connections up to so many times +ACCEPTS-PER-TURN+: more than
-the longest backlog there may be.")
+  "A listener that closes accepts at most so many times +ACCEPTS-PER-TURN+ connections: more than
+the longest backlog.")
 
 (defstruct (listener (:include source) (:constructor %make-listener) (:copier nil))
   "See LISTEN-ON."
   (socket -1 :type fixnum)              ; the descriptor; -1 once closed
-  (address "" :type string)             ; as text, with the port it really has
+  (address "" :type string)             ; as text, with its actual port
   (file nil :type list)                 ; of a unix socket, see LISTENING-FILE
-  (loops '() :type list)                ; those that connections are dealt to
+  (loops '() :type list)                ; the loops that get its connections
   (on-accept nil :type function)        ; (loop byte channel peer)
-  (on-full nil :type function)          ; (), true if it has had descriptors closed
-  (max-connections 0 :type index)       ; what LOOPS may have together
-  (pause nil :type (or null timer))     ; pending while nothing is accepted; then it ends that
+  (on-full nil :type function)          ; (), true if it has closed descriptors
+  (max-connections 0 :type index)       ; the most of all LOOPS together
+  (pause nil :type (or null timer))     ; pending during a pause, which it ends
   (quiet-until 0 :type nanoseconds)     ; no warning is logged before
   (peer (make-octets os:+address-octets+) :type octets)) ; of the last connection accepted
 
@@ -70,15 +70,15 @@ the longest backlog there may be.")
     result))
 
 (defun listen-on (text options loops on-accept &key (on-full (constantly nil)))
-  "Listen on TEXT, that of a target (see target.lisp; port 0: any free one; of several addresses the
-first), with the backlog, the limit of connections and, for a unix socket, the file mode that
-OPTIONS has, and return the listener. The file that a dead server has left of a unix socket is
-replaced. Each new connection goes to the one of LOOPS that has the fewest: (ON-ACCEPT loop
+  "Listen on TEXT, that of a target (see target.lisp; port 0 means any free one; of several
+addresses the first is used), and return the listener. OPTIONS has the backlog, the limit of
+connections and the file mode of a unix socket. The file of a unix socket that a dead server has
+left is replaced. Each new connection goes to the one of LOOPS that has the fewest: (ON-ACCEPT loop
 byte-channel peer) is called there with its byte channel, which now belongs to ON-ACCEPT, and the
 peer's address as text. (ON-FULL) is called on the first of LOOPS when the process can have no more
-descriptors, and returns true if it has had some closed. Signal MISUSE if TEXT is no target,
-SOCKET-ERROR if the address cannot be had. From any thread; connections are accepted while the first
-of LOOPS runs."
+descriptors, and returns true if it has closed some. Signal MISUSE if TEXT is not a target,
+SOCKET-ERROR if it cannot listen on the address. From any thread; connections are accepted while the
+first of LOOPS runs."
   (let* ((target (parse-target text :smallest-port 0))
          (address (target-listening-address target))
          (socket (open-listening-socket target address options))
@@ -120,10 +120,10 @@ of LOOPS runs."
   (funcall (network-close (listener-network listener)) socket))
 
 (defun close-listener (listener)
-  "Close LISTENER. It accepts those connections that wait already, so that their peers are told and
-not reset, and then no more. If others listen at its port too, none that comes meanwhile is reset
-either. That happens when its loop gets to it, at once if called on the loop.
-Closing again does nothing. From any thread."
+  "Close LISTENER. It accepts the connections that wait already, so that their peers get an answer
+instead of a reset, and then no more. If other processes listen on its port too, connections that
+come meanwhile go to them without a reset. Closing happens on its loop: at once if this is called
+there, otherwise soon. Closing again does nothing. From any thread."
   (let ((loop (listener-loop listener)))
     (flet ((end ()
              (unless (minusp (listener-socket listener))
@@ -185,7 +185,7 @@ sockets: there it is the listener's own."
                      (t (close-byte-channel byte-channel))))))))
 
 (defun end-lingering (loops)
-  "Have no connection of LOOPS linger any more; return true if one did."
+  "End the lingering of all connections of LOOPS; return true if any connection lingered."
   (loop for loop in loops
         unless (zerop (event-loop-lingering loop))
           do (let ((loop loop))
@@ -204,7 +204,7 @@ sockets: there it is the listener's own."
     nil))
 
 (defun accept-connections (listener)
-  "Accept what waits on LISTENER."
+  "Accept the connections that wait on LISTENER."
   (when (accept-some listener)
     (defer (listener-loop listener) #'accept-connections listener)))
 
@@ -215,7 +215,7 @@ sockets: there it is the listener's own."
 may be fine.")
 
 (defun accept-some (listener)
-  "Accept connections that wait on LISTENER, as many as may be in a turn. Return true if more may
+  "Accept connections that wait on LISTENER, up to the limit of a turn. Return true if more may
 wait. If only errors come, even those of single connections, the listener pauses."
   (let ((good nil) (result 0))
     (dotimes (i +accepts-per-turn+ (or good (pause-listener listener result)))

@@ -1,24 +1,24 @@
 ;;;; A poller waits for events of descriptors: six functions, and the place where they leave the
 ;;;; events. Two are here, epoll and, to show that the loop needs no more, poll(2). Others, such as
-;;;; the simulator's, fill in the same structure; a descriptor is whatever number they and their
-;;;; byte channels agree on.
+;;;; the simulator's, fill in the same structure; a descriptor is any number on which they and their
+;;;; byte channels agree.
 ;;;;
 ;;;; A descriptor is added once and reported edge-triggered: after an event the loop reads or writes
 ;;;; until it would block before it waits for another. A level-triggered poller calls INTEREST, the
-;;;; one function that the loop gives it, before each wait: it says which events of a descriptor the
-;;;; loop does not know of yet. Tokens are not 0.
+;;;; one function that the loop gives it, before each wait: it returns the events of a descriptor
+;;;; that the loop does not know of yet. Tokens are not 0.
 
 (in-package #:clgrpc.loop)
 
-;;; What an event may say, any of them together
+;;; The flags of an event, any of them together
 (defconstant +readable+ os:+event-in+
-  "There is something to read.")
+  "Octets can be read.")
 (defconstant +writable+ os:+event-out+
-  "There is room to write.")
+  "Octets can be written.")
 (defconstant +ended+ os:+event-read-hang-up+
   "The peer will send no more.")
 (defconstant +failed+ (logior os:+event-error+ os:+event-hang-up+)
-  "The descriptor has failed; reading says why.")
+  "The descriptor has failed; a read returns the reason.")
 
 (defconstant +most-events+ 256
   "How many events one wait reports at most; those left over come with the next.")
@@ -44,7 +44,7 @@
   ;; the token of each event found
   (tokens (make-array +most-events+ :element-type 'os:event-token :initial-element 0)
    :type (simple-array os:event-token (256)) :read-only t)
-  ;; what each event says: +READABLE+ and so on together
+  ;; the flags of each event: +READABLE+ and so on together
   (flags (make-array +most-events+ :element-type '(unsigned-byte 32) :initial-element 0)
    :type (simple-array (unsigned-byte 32) (256)) :read-only t))
 
@@ -55,8 +55,9 @@
 
 (document-functions
   make-poller "Return a poller of the functions given; see the type POLLER."
-  poller-tokens "Where WAIT leaves the tokens of the events it found."
-  poller-flags "Where WAIT leaves what each event says: any of +READABLE+ and so on together."
+  poller-tokens "The vector in which WAIT leaves the tokens of the events it found."
+  poller-flags "The vector in which WAIT leaves the flags of each event: any of +READABLE+ and so on
+together."
   poller-state "The datum of POLLER's functions.")
 
 ;;; epoll
@@ -122,7 +123,7 @@
     (os:close-descriptor (epoll-descriptor epoll))))
 
 (defun must-have (operation result)
-  "Return RESULT, a descriptor; signal SOCKET-ERROR if there is none."
+  "Return RESULT if it is a descriptor; signal SOCKET-ERROR if it is a negated errno."
   (if (os:failed-p result)
       (error 'socket-error :operation operation :address "this process"
                            :reason (os:errno-text result))
@@ -149,7 +150,7 @@ a turn of the loop for each. Signal SOCKET-ERROR if the process has no descripto
   "The state of a poller that uses poll(2)."
   (eventfd -1 :type fixnum)             ; written to by WAKE
   (tokens (make-array 64 :initial-element 0) :type simple-vector) ; by descriptor; 0: not added
-  (area (os:make-poll-area 64) :type octets) ; what the kernel is asked, and answers
+  (area (os:make-poll-area 64) :type octets) ; the kernel's pollfd structures
   (next 0 :type index))                 ; the descriptor to begin with, so that each has its turn
 
 (defun add-to-poll (poller descriptor token)
@@ -166,7 +167,8 @@ a turn of the loop for each. Signal SOCKET-ERROR if the process has no descripto
   (setf (svref (polled-tokens (poller-state poller)) descriptor) 0))
 
 (defun fill-poll-area (poller)
-  "Say what to wait for. Return how many places say it; the first is the eventfd."
+  "Write the events to wait for into the area. Return the number of places used; the first is the
+eventfd."
   (let* ((polled (poller-state poller))
          (tokens (polled-tokens polled))
          (length (length tokens))

@@ -4,47 +4,48 @@
 ;;;; and spend less of the processors than ends that sleep and wake each other.
 ;;;;
 ;;;; That pays only where one end's octets make the other answer at once, and only while both spin.
-;;;; So a loop finds out what its peer does. It looks at waits that end with a single event, always
-;;;; of the same source (STREAK), and of those before which it has sent something, spins through
-;;;; some for a trial:
+;;;; So a loop finds out how its peer behaves. It looks at waits that end with a single event,
+;;;; always of the same source (STREAK). Of these waits, it spins through some before which it has
+;;;; sent something, as a trial:
 ;;;;   - a loop with a thread of its own through one, from time to time. If the event comes within
 ;;;;     +SPIN-NS+, the peer does not sleep between two messages, and the loop goes on spinning;
 ;;;;   - a loop that a caller drives, more rarely, through so many in a row that its peer, which may
 ;;;;     be such a loop as well, has a trial meanwhile and finds the caller awake.
 ;;;; Trials that fail grow rare (PAUSE). A loop that spins stops after some waits that last longer
-;;;; than +SPIN-NS+, or at once when events come of other sources. With less than two processors,
-;;;; where the peer cannot run meanwhile or what is spun is taken from a quota, no loop spins; nor
-;;;; in a simulated world.
+;;;; than +SPIN-NS+, or at once when events come of other sources. With less than two processors the
+;;;; peer cannot run meanwhile, or spinning uses up a quota; so no loop spins there, and none in a
+;;;; simulated world.
 ;;;;
-;;;; What is fetched while spinning is what would have been fetched by a wait: the inbox counts as
-;;;; asleep, and who posts wakes the poller. So no event can be missed.
+;;;; Spinning fetches the same events as a wait: the inbox counts as asleep, and a thread that posts
+;;;; wakes the poller. So no event can be missed.
 
 (in-package #:clgrpc.loop)
 
 (defconstant +spin-ns+ 20000
-  "A loop that spins sleeps after so long: about what sleeping and being woken costs.")
+  "A loop that spins sleeps after this time: about the cost of sleeping and being woken.")
 (defconstant +trial-ns+ 50000
-  "A caller that tries whether spinning pays spins so long, and so does a loop whose last spin was
-in vain: its peer may have to be woken first.")
+  "The time that a caller spins for a trial, and a loop whose last spin was in vain: its peer may
+have to be woken first.")
 (defconstant +longest-look-ns+ 5000
   "A look that takes longer was interrupted by another thread.")
 (defconstant +trials+ 192
-  "Through so many waits in a row a caller spins for a trial, unless it is in vain.")
+  "The number of waits in a row through which a caller spins for a trial, unless it is in vain.")
 (defconstant +steady+ 8
-  "After so many waits that ended with an event of the same source there may be a trial.")
+  "The number of waits in a row, each ended by an event of the same source, after which a trial is
+possible.")
 (defconstant +credit+ 4
-  "After so many waits in a row that were too long a loop does not spin any more.")
+  "The number of waits in a row that are too long for spinning, after which a loop stops spinning.")
 (defconstant +least-pause+ 16
-  "How many waits, at least, a loop sleeps through between two trials.")
+  "The least number of waits that a loop sleeps through between two trials.")
 (defconstant +longest-pause+ 128
   "The most, for a loop with a thread of its own: fewer than +TRIALS+.")
 (defconstant +longest-driven-pause+ 8192
   "The most, for a loop that a caller drives.")
 (defconstant +wins+ 256
-  "When spinning has paid so often it is tried again soon after it has ceased to pay.")
+  "The number of successes after which spinning is tried again soon once it has ceased to pay.")
 
 (defstruct (spin-state (:copier nil))
-  "What a loop knows of its waits."
+  "The data of a loop about its waits."
   (token 0 :type os:event-token)        ; of the only source that had an event last; 0 if not one
   (streak 0 :type (integer 0 8))        ; waits in a row that ended so, as far as they matter
   (credit 0 :type (integer 0 4))        ; so many failures are left until the loop spins no more
@@ -68,9 +69,9 @@ in vain: its peer may have to be woken first.")
        (make-spin-state)))
 
 (define-hot forget-trials ((spin-state spin-state)) null
-  "What comes now is of another source: no more spinning, and a trial under way is over. How rare
-trials are stays, or a source now and then would have them made for ever in vain; if spinning has
-paid until now, they come soon."
+  "Stop spinning and end a trial under way, since an event is of another source. The pause between
+trials stays: otherwise an event of another source now and then would cause vain trials for ever. If
+spinning has paid until now, the next trial comes soon."
   (when (= +wins+ (spin-state-wins spin-state))
     (setf (spin-state-wins spin-state) 0
           (spin-state-pause spin-state) +least-pause+
@@ -86,7 +87,8 @@ paid until now, they come soon."
   nil)
 
 (define-hot note-source ((spin-state spin-state) (token os:event-token)) null
-  "A wait has ended with one event, of the source with TOKEN, or, if that is 0, otherwise."
+  "Note that a wait has ended with one event, of the source with TOKEN, or in another way if TOKEN
+is 0."
   (cond ((zerop token) (forget-trials spin-state))
         ((= token (spin-state-token spin-state))
          (when (< (spin-state-streak spin-state) +steady+) (incf (spin-state-streak spin-state))))
@@ -95,7 +97,7 @@ paid until now, they come soon."
   nil)
 
 (define-hot spin-time-ns ((spin-state spin-state) (driven boolean)) (integer 0 50000)
-  "How long the wait that begins may spin; DRIVEN says whether a caller drives the loop."
+  "The time that the wait that begins may spin; DRIVEN is true if a caller drives the loop."
   (cond ((= +credit+ (spin-state-credit spin-state)) +spin-ns+)
         ;; one pause has both ends sleep; to be there again takes the time that the other one wakes
         ((plusp (spin-state-credit spin-state)) +trial-ns+)

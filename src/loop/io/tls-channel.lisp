@@ -4,47 +4,49 @@
 ;;;; flush.
 ;;;;
 ;;;; States: :new → :handshaking → :open → :ended (the peer sends no more) or :closed (we send no
-;;;; more either; what still comes is thrown away). A session that fails is :failed: that is
+;;;; more either; octets that still come are dropped). A session that fails is :failed: that is
 ;;;; reported once, as +BROKEN+, with the reason in BYTE-CHANNEL-FAILURE, and then it is :closed.
 ;;;; The peer has been sent the alert.
 ;;;;
 ;;;; All sessions of a loop work through one area. LENDING-AREA lends it to one session at a time,
 ;;;; for one step. The area is empty when it comes back, which is checked, and so when it is lent.
-;;;; If a step is left before its end, by a condition, say, its session has failed: what it leaves
-;;;; in the area is dropped, and nothing more of the session is sent. Logs and tracers are told of a
-;;;; step only after it.
+;;;; If a step is left before its end, such as by a condition, its session has failed: the octets
+;;;; that it leaves in the area are dropped, and nothing more of the session is sent. Logs and
+;;;; tracers get the events of a step only after it.
 ;;;;
 ;;;; A handshake costs us more than its peer, and a thousand may be due at once. So a read takes
 ;;;; +SHAKING-OCTETS+ of one, no peer may send more than +MAX-SHAKING-OCTETS+ before it is over, and
 ;;;; handshakes are slow work, of which a turn does some (loop-structure.lisp).
 ;;;;
-;;;; Records that the inner byte channel did not take wait in TAIL. What they carry, OWED octets,
-;;;; does not count as written before they are on their way, so the connection offers those octets
-;;;; again and sees as much back-pressure as without TLS.
+;;;; Records that the inner byte channel did not take wait in TAIL. Their data, OWED octets, does
+;;;; not count as written before they are on their way, so the connection offers those octets again
+;;;; and sees as much back-pressure as without TLS.
 
 (in-package #:clgrpc.loop)
 
 (defconstant +record-room+ os:+record-octets+
   "The room that is left for a record that lies in the session half read and may become whole.")
 (defconstant +write-octets+ 65536
-  "How much is encrypted for one send.")
+  "The octets encrypted for one send.")
 (defconstant +max-answer-octets+ 65536
-  "How much a peer can make us answer, in all, to what is not data, such as KeyUpdates.")
+  "The most octets of answers, in all, that a peer can cause by records other than data, such as
+KeyUpdates.")
 (defconstant +max-idle-octets+ 32768
-  "How many octets that are not data, such as KeyUpdates, a peer may send: a record that is not
-whole, and as many again for tickets. A KeyUpdate has 27 octets and takes us 7 µs.")
+  "The most octets other than data, such as KeyUpdates, that a peer may send: an incomplete record,
+and as many again for tickets. A KeyUpdate has 27 octets and takes us 7 µs.")
 (defconstant +max-shaking-octets+ 65536
-  "How many octets a peer may send in all until the handshake is over. A chain of five large
+  "The most octets that a peer may send until the handshake is over. A chain of five large
 certificates has 10,000.")
 (defconstant +max-message-octets+ 16384
-  "How long a message of a client's handshake may be, for all of which OpenSSL makes room at once.")
+  "The longest message of a client's handshake, in octets; OpenSSL makes room for all of it at
+once.")
 (defconstant +shaking-octets+ 8192
-  "How many octets of a handshake are taken at once. In records of one octet they take us 2 ms.")
+  "The octets of a handshake that are taken at once. In records of one octet they take us 2 ms.")
 (defconstant +octets-per-data-octet+ 24
   "Each octet of data allows a peer so many octets in all: a record with one octet of data has 23.")
 
 (defstruct (security (:copier nil))
-  "What the handshake of a TLS connection came to."
+  "The result of the handshake of a TLS connection."
   (protocol "" :type string :read-only t) ; the version of TLS
   (cipher "" :type string :read-only t) ; the name of the cipher suite
   (resumed-p nil :type boolean :read-only t) ; it continued an earlier session
@@ -53,14 +55,14 @@ certificates has 10,000.")
   (peer-certificate nil :type (or null os:certificate) :read-only t)) ; nil: it has shown none
 
 (document-functions
-  security-p "True of what CALL-SECURITY returns for a connection with TLS."
+  security-p "True if the argument is a value of CALL-SECURITY for a connection with TLS."
   security-protocol "The version of TLS, \"TLSv1.3\" or \"TLSv1.2\"."
   security-cipher "The name of the cipher suite, such as \"TLS_AES_128_GCM_SHA256\"."
   security-alpn "The protocol that both ends agreed on (RFC 7301), such as \"h2\", or nil."
   security-resumed-p "True if the handshake continued an earlier session."
   security-server-name "The host name that the client asked for (RFC 6066), or nil if it gave none."
-  security-peer-certificate "The CERTIFICATE that the other end has shown, which has been verified
-unless the credentials say that nothing is; nil if it has shown none.")
+  security-peer-certificate "The CERTIFICATE that the other end has shown; nil without one. It was
+verified, unless the credentials have :verify nil.")
 
 (defmethod print-object ((security security) stream)
   (print-unreadable-object (security stream :type t)
@@ -90,7 +92,7 @@ unless the credentials say that nothing is; nil if it has shown none.")
   (owed 0 :type index)                  ; octets of data that TAIL carries
   (written 0 :type (unsigned-byte 62))  ; octets of data that have been written
   (answered 0 :type (unsigned-byte 62)) ; octets of records beside data, see +max-answer-octets+
-  ;; octets taken that are no data, see +max-idle-octets+; until the handshake is over, all
+  ;; octets taken that are not data, see +max-idle-octets+; all octets until the handshake is over
   (idle 0 :type index)
   (ticket-kept nil :type boolean)       ; a client has kept a ticket of this session
   (security nil :type (or null security))) ; once the handshake is over
@@ -114,9 +116,9 @@ unless the credentials say that nothing is; nil if it has shown none.")
     (and (typep tls 'tls) (member (tls-state tls) '(:new :handshaking)) t)))
 
 (defconstant +handshake-octets+ 28672
-  "What a session keeps besides in the midst of a handshake, with a message that is half read.")
+  "The octets that a session keeps in addition during a handshake, with a half-read message.")
 (defun byte-channel-kept-octets (byte-channel)
-  "How much memory BYTE-CHANNEL keeps of its own. On the loop."
+  "The octets of memory that BYTE-CHANNEL keeps of its own. On the loop."
   (let ((tls (byte-channel-state byte-channel)))
     (if (typep tls 'tls)
         (+ (os:session-octets (tls-ssl tls)
@@ -133,7 +135,7 @@ thread."
     (and (typep tls 'tls) (tls-security tls))))
 
 (defun byte-channel-own-certificate (byte-channel)
-  "The DER of the certificate that our end of BYTE-CHANNEL shows, or NIL if there is none, or the
+  "The DER of the certificate that our end of BYTE-CHANNEL shows, or NIL if it shows none, or the
 session has ended. On the loop."
   (let ((tls (byte-channel-state byte-channel)))
     (and (typep tls 'tls) (tls-security tls) (/= 0 (tls-ssl tls))
@@ -163,8 +165,8 @@ return its values. It is not left by RETURN-FROM."
 ;;; Sending records
 
 (define-hot send-tail ((tls tls)) fixnum
-  "Send what TAIL holds. Return 0 if nothing is left of it, or as BYTE-CHANNEL-WRITE does when it
-takes nothing more."
+  "Send the octets of TAIL. Return 0 if all are sent, else the result of BYTE-CHANNEL-WRITE that
+took nothing."
   (let ((tail (tls-tail tls)))
     (if (null tail)
         0
@@ -176,8 +178,8 @@ takes nothing more."
                    +wants-write+))))))
 
 (define-hot send-records ((tls tls)) fixnum
-  "Send what the session has written; what is not taken becomes TAIL. Return 0, also then, or a
-negated errno."
+  "Send the octets that the session has written; the rest that is not taken becomes TAIL. Return 0,
+also then, or a negated errno."
   (let ((octets (os:tls-area-octets (tls-area tls)))
         (failure 0))
     (declare (type fixnum failure))
@@ -208,7 +210,7 @@ negated errno."
   nil)
 
 (defconstant +most-names-shown+ 5
-  "How many names of a certificate the text of a failure lists.")
+  "The most names of a certificate that the text of a failure lists.")
 
 (defun presented-names (tls)
   "The hosts and addresses of the refused certificate of TLS's server, as text; NIL if it cannot be
@@ -226,7 +228,7 @@ read. The certificate may be an attacker's."
           (t (format nil "~{~A~^, ~}~[~:;~:* and ~D more~]" shown more)))))
 
 (defun explain-failure (tls failure)
-  "FAILURE, OpenSSL's text for a failed handshake, and what it is likely to mean."
+  "FAILURE, OpenSSL's text for a failed handshake, and its likely cause."
   (format nil "TLS handshake failed: ~A~A" failure
           (cond ((or (search "hostname mismatch" failure) (search "IP address mismatch" failure))
                  (format nil " (the certificate is ~@[for ~A, ~]not for ~A); :server-name says ~
@@ -254,7 +256,7 @@ read. The certificate may be an attacker's."
 ;;; The handshake
 
 (defun advance-handshake (byte-channel tls)
-  "Go on with the handshake, as far as the peer has said enough for it. The area is lent."
+  "Go on with the handshake, as far as the peer has sent enough octets. The area is lent."
   (setf (tls-state tls) :handshaking)
   (ecase (os:shake-hands (tls-ssl tls) :choose (lambda (name) (choose-context tls name)))
     (:done (end-handshake byte-channel tls))
@@ -270,7 +272,8 @@ read. The certificate may be an attacker's."
                         (lambda () (os:session-version (tls-ssl tls))))))
 
 (defun take-handshake (byte-channel tls count)
-  "COUNT octets have come that the handshake goes on with, or data behind it. The area is lent."
+  "Go on with the handshake, for which COUNT octets have come, perhaps with data after it. The area
+is lent."
   (incf (tls-idle tls) count)
   (if (short-hello-p tls count)
       (advance-handshake byte-channel tls)
@@ -282,9 +285,9 @@ read. The certificate may be an attacker's."
          (fail-tls byte-channel tls "TLS: the peer sends too much before the handshake is over"))))
 
 (defun choose-context (tls name)
-  "The pointer of the context with which to go on for NAME, a string or NIL, that the client asks
-for; NIL for the one there is; or :refused. The name is whatever the client has sent. A second
-ClientHello must ask for the same (RFC 8446 section 4.1.2)."
+  "The pointer of the context for NAME, a string or NIL, that the client asks for; NIL to keep the
+present one; or :refused. NAME is unchecked text of the client. A second ClientHello must have the
+same name (RFC 8446 section 4.1.2)."
   (let ((first (eq :awaited (tls-hello tls))))
     (cond ((not (if first
                     (or (null name) (os:host-name-p name))
@@ -312,7 +315,7 @@ ClientHello must ask for the same (RFC 8446 section 4.1.2)."
               "the server has not agreed to ALPN h2, so it does not speak gRPC")))))
 
 (defun trace-handshake (byte-channel tls)
-  "Tell tracers that the handshake of BYTE-CHANNEL is over, if it is and went well."
+  "Note for tracers the end of the handshake of BYTE-CHANNEL, if it is over and succeeded."
   (let ((security (tls-security tls)))
     (when security
       (trace-event :handshaker :handshake-done
@@ -330,7 +333,7 @@ ClientHello must ask for the same (RFC 8446 section 4.1.2)."
                    :peer-certificate (and der (os:make-certificate der)))))
 
 (define-hot keep-session-ticket ((tls tls)) null
-  "The server's first data has come, and with it, if at all, a ticket."
+  "Keep the ticket of the session, if the server has sent one: it comes before the first data."
   (unless (tls-ticket-kept tls)
     (setf (tls-ticket-kept tls) t)
     (when (tls-server tls)
@@ -346,8 +349,8 @@ ClientHello must ask for the same (RFC 8446 section 4.1.2)."
             ((byte-channel byte-channel) (tls tls) (count index) (octets octets) (at index)
                           (end index))
     index
-  "COUNT octets have come into the area: decrypt them into OCTETS from AT to END, and send what that
-has made the session write. Return the position after what it gave."
+  "Decrypt COUNT new octets in the area into OCTETS from AT to END, and send the records that the
+session has written meanwhile. Return the position after the decrypted octets."
   (let ((shaking (not (eq :open (tls-state tls)))))
     (lending-area (byte-channel tls)
       (os:feed-area (tls-area tls) count)
@@ -365,7 +368,7 @@ has made the session write. Return the position after what it gave."
 (define-hot decrypt-records
             ((byte-channel byte-channel) (tls tls) (octets octets) (at index) (end index))
     index
-  "Decrypt what is in the area into OCTETS from AT to END. Return the position after it."
+  "Decrypt the octets in the area into OCTETS from AT to END. Return the position after the result."
   (multiple-value-bind (position outcome)
       (os:decrypt-octets (tls-ssl tls) (tls-area tls) octets at end)
     (when (> position at) (keep-session-ticket tls))
@@ -377,16 +380,16 @@ has made the session write. Return the position after what it gave."
     position))
 
 (define-hot count-idle ((byte-channel byte-channel) (tls tls) (count index) (data index)) null
-  "Note that COUNT octets were taken, of which DATA were data; fail the session if too many are
-not."
+  "Note that COUNT octets were taken, of which DATA were data. Fail the session if too many are not
+data."
   (let ((idle (max 0 (- (+ (tls-idle tls) count) (* +octets-per-data-octet+ data)))))
     (setf (tls-idle tls) idle)
     (when (and (> idle +max-idle-octets+) (eq :open (tls-state tls)))
-      (fail-tls byte-channel tls "TLS: the peer sends too much that is no data"))
+      (fail-tls byte-channel tls "TLS: the peer sends too much that is not data"))
     nil))
 
 (define-hot send-answers ((byte-channel byte-channel) (tls tls)) null
-  "Send what reading has made the session write."
+  "Send the records that the session has written while it was read."
   (let ((open (eq :open (tls-state tls)))
         (before (tls-written tls)))
     (send-records tls)
@@ -416,7 +419,7 @@ not."
                (setf (byte-channel-more byte-channel) more)
                (return-from read-session (if (> at start) (- at start) otherwise)))
              (end-reading ()
-               ;; octets that are there come first; the end is told when more is asked for
+               ;; available octets come first; the next read returns the end
                (if (> at start)
                    (answer 0 t)
                    (read-tls byte-channel octets at end))))
@@ -429,8 +432,8 @@ not."
                    (setf at (take-records byte-channel tls result octets at end))
                    (incf taken result)
                    (case (tls-state tls)
-                     ;; without anything for the connection it is not over: what was short may
-                     ;; have been the last, and nobody would ask again
+                     ;; without octets for the connection reading goes on: a short read may have
+                     ;; been the last, and no further event would come
                      ((:open :handshaking)
                       (when (and (> at start) (or (< result room) (> taken (length area))))
                         (answer +wants-read+ (= result room))))
@@ -495,7 +498,7 @@ many from START are on their way, or as a write does. The area is lent."
       (when (= at end) (return (- at start))))))
 
 (defun begin-session (byte-channel tls)
-  "The first write of BYTE-CHANNEL, which nobody can read yet: a client begins the handshake."
+  "The first write of BYTE-CHANNEL, before its handshake: a client begins the handshake."
   (when (eq :client (tls-role tls))
     (lending-area (byte-channel tls)
       (advance-handshake byte-channel tls)
@@ -556,7 +559,7 @@ byte channel takes."
       (setf (event-loop-tls-area loop) (os:make-tls-area))))
 
 (defun release-area (loop)
-  "LOOP has stopped, and has no session any more."
+  "Release the area of LOOP, which has stopped and has no session any more."
   (let ((area (shiftf (event-loop-tls-area loop) nil)))
     (when area (os:free-tls-area area))))
 

@@ -16,9 +16,9 @@
   "For so many servers a client keeps a ticket.")
 
 (defconstant +look-ns+ 100000000
-  "So long a loop waits for a look at files, which takes a millisecond.")
+  "The time that a loop waits for a check of files, which takes a millisecond.")
 (defconstant +patient-look-ns+ (* 10 +ns-per-second+)
-  "So long a thread waits for one that runs no loop.")
+  "The time that a thread that runs no loop waits for a check of files.")
 
 (defstruct (context (:copier nil))
   "An OpenSSL context made of credentials, for one role."
@@ -31,9 +31,9 @@
   (tickets (make-hash-table :test 'equal) :type hash-table :read-only t)) ; by name of the server
 
 (defstruct (ticket (:constructor make-ticket (pointer until)) (:copier nil))
-  "What a client resumes a session with."
+  "A ticket with which a client resumes a session."
   (pointer 0 :type os:foreign-pointer :read-only t) ; OpenSSL's session
-  (until 0 :type (integer 0) :read-only t)) ; a universal time: to then the server is verified
+  (until 0 :type (integer 0) :read-only t)) ; a universal time: the server is verified until then
 
 (declaim (sb-ext:freeze-type ticket))
 
@@ -45,12 +45,12 @@
     (format stream "~D tickets" (hash-table-count (context-tickets context)))))
 
 (defstruct (tls-credentials (:constructor %make-tls-credentials) (:copier nil))
-  "What one end shows of itself and whom it trusts. The function TLS-CREDENTIALS has an argument for
-each slot but the last four, and says what it means."
+  "The certificate that one end shows, and the certificates that it trusts. The function
+TLS-CREDENTIALS has an argument for each slot but the last four, and explains it."
   (certificate nil :type (or null string pathname) :read-only t) ; PEM or a file
   (key nil :type (or null string pathname) :read-only t) ; PEM or a file
   (password nil :type (or null string) :read-only t) ; of the key
-  (roots :system :type (or string pathname (eql :system)) :read-only t) ; who is trusted
+  (roots :system :type (or string pathname (eql :system)) :read-only t) ; trusted certificates
   (client-certificates :none :type (member :none :request :require) :read-only t) ; a server's
   (verify t :type boolean :read-only t) ; a client verifies its server
   (server-name nil :type (or null string) :read-only t) ; nil: the host of the target
@@ -62,7 +62,7 @@ each slot but the last four, and says what it means."
   (looking nil :type boolean)           ; a thread looks at the files
   ;; told when it has
   (looked (sb-thread:make-waitqueue :name "clgrpc credentials looked at") :read-only t)
-  (lock (sb-thread:make-mutex :name "clgrpc credentials") :read-only t)) ; of what reloading changes
+  (lock (sb-thread:make-mutex :name "clgrpc credentials") :read-only t)) ; for reloading
 
 (document-functions
   tls-credentials-server-name "The name that a client with CREDENTIALS expects of its server, a
@@ -74,7 +74,7 @@ certificates: :none, :request or :require."
   tls-credentials-p "True of TLS credentials.")
 
 (defun source-text (source)
-  "What SOURCE is called in messages and printed as; PEM itself may be secret."
+  "The name of SOURCE in messages and when printed; PEM itself may be secret."
   (cond ((null source) nil)
         ((pem-p source) "PEM given as a string")
         (t (princ-to-string source))))
@@ -101,8 +101,9 @@ certificates: :none, :request or :require."
         (error (error) (os:tls-error "The file ~A cannot be read: ~A" source error)))))
 
 (defun file-digest (source)
-  "A number that changes when what the file SOURCE holds does; NIL if it names none that can be
-read. When it was written tells less: another may come in the same second, and clocks are set back."
+  "A number that changes with the contents of the file SOURCE; NIL if it is not a file that can be
+read. The file's date would not suffice: another version may come in the same second, and clocks are
+set back."
   (unless (or (null source) (eq source :system) (pem-p source))
     (ignore-errors
      (with-open-file (stream source :element-type 'octet)
@@ -128,31 +129,42 @@ the system's (gRPC's document \"environment variables\")."
 (defun tls-credentials (&key certificate key password (roots :system)
                           (client-certificates (if (eq roots :system) :none :require))
                           (verify t) server-name others (check-seconds 10) (alpn t))
-  "Return TLS credentials for MAKE-CHANNEL or START-SERVER; the same object may serve both and any
-number of channels and servers, which then share what they learn. CERTIFICATE, KEY and ROOTS are PEM
-(RFC 7468): a string that holds it, or the name of a file.
-CERTIFICATE is what the own end shows: its certificate first, then those that lead to a root. A
-server needs one; a client needs one where the server asks for it. KEY is its private key, encrypted
-with PASSWORD if it is; without KEY it is looked for in CERTIFICATE.
-ROOTS are the certificates that are trusted; :system, the default, is those of the file that the
-environment variable GRPC_DEFAULT_SSL_ROOTS_FILE_PATH names, else those of the system.
-CLIENT-CERTIFICATES says what a server does about its clients' certificates: :none asks for none;
-:request asks, and refuses who shows one that ROOTS do not vouch for; :require refuses as well who
-has none. It is :require by default where ROOTS is given, otherwise :none.
-A client checks that ROOTS vouch for the server's certificate and that SERVER-NAME, a host's name or
-a numeric address, by default the host of the channel's target, is among its alternative names (RFC
-9525: its subject does not count); VERIFY nil checks neither, and so lets anybody between the two
-ends read and change everything.
-OTHERS is a list of TLS credentials, each with a certificate, that a server has for other names: to
-a client that asks for a name (SNI, RFC 6066) it shows the first of OTHERS whose certificate is for
-that, and trusts whom that does; its own to everybody else. Sessions are resumed only under the
-credentials that they began with, and while all certificates that vouched for the peer are valid.
-Every CHECK-SECONDS seconds (a real, default 10; nil: never), when a connection begins, the files
-are looked at, and used if they have changed; if that takes longer than a tenth of a second, by the
-connections that begin afterwards. See RELOAD-CREDENTIALS.
-With ALPN nil no protocol is agreed on by ALPN: that is for TCP-SERVER and TCP-CONNECT of
-CLGRPC.ASYNC, since gRPC needs HTTP/2. Signal MISUSE for a wrong argument. Files are first read, and
-TLS-ERROR signalled if they cannot be used, when a channel or server is made. From any thread."
+  "Return TLS credentials for MAKE-CHANNEL or START-SERVER. The same object may serve both and any
+number of channels and servers, which then share its sessions.
+
+CERTIFICATE          the chain that the own end shows, as PEM (RFC 7468): a string that holds it,
+                     or the name of a file; its certificate first, then those that lead to a root.
+                     A server needs one; a client needs one where the server asks for it
+KEY                  the private key, as PEM likewise; without KEY it is read from CERTIFICATE
+PASSWORD             a string that decrypts the private key; nil, the default, for a key that is
+                     not encrypted
+ROOTS                the trusted certificates, as PEM likewise; :system, the default, means those
+                     of the file that the environment variable GRPC_DEFAULT_SSL_ROOTS_FILE_PATH
+                     names, else those of the system
+CLIENT-CERTIFICATES  a server's rule for its clients' certificates: :none asks for none; :request
+                     asks, and refuses a client whose certificate ROOTS do not vouch for; :require
+                     also refuses a client without a certificate. The default is :require if ROOTS
+                     is given, otherwise :none
+VERIFY               whether a client checks its server: ROOTS must vouch for the server's
+                     certificate, and SERVER-NAME must be among its alternative names (RFC 9525:
+                     its subject does not count). With nil, any machine between the two ends can
+                     read and change everything
+SERVER-NAME          the name that a client checks, a host's name or a numeric address; by default
+                     the host of the channel's target
+OTHERS               a list of TLS credentials, each with a certificate, that a server has for
+                     other names. To a client that asks for a name (SNI, RFC 6066) it shows the
+                     first of OTHERS whose certificate is for that name, and trusts the roots of
+                     that one; to all other clients it shows its own
+CHECK-SECONDS        how often the files are checked, a real, by default 10; nil means never. After
+                     that time the next connection makes them be read again if they have changed.
+                     If that takes longer than a tenth of a second, only connections that begin
+                     afterwards use them. See RELOAD-CREDENTIALS
+ALPN                 with nil, no protocol is agreed on by ALPN. That is only for TCP-SERVER and
+                     TCP-CONNECT of CLGRPC.ASYNC, since gRPC needs HTTP/2
+
+Sessions are resumed only under the credentials that they began with, and while all certificates
+that vouched for the peer are valid. Signal MISUSE for a wrong argument. Files are first read when
+a channel or server is made, which signals TLS-ERROR if they cannot be used. From any thread."
   (flet ((check (value type name)
            (unless (typep value type) (misuse "~S of TLS credentials cannot be ~S." name value))))
     (check certificate '(or null string pathname) :certificate)
@@ -188,8 +200,7 @@ TLS-ERROR signalled if they cannot be used, when a channel or server is made. Fr
 
 (defun build-context (credentials role)
   "Return a new context of CREDENTIALS for ROLE: :client, :server, or :http-server for a server that
-speaks HTTP/1.1 as well. Signal TLS-ERROR if something in them cannot be
-used."
+speaks HTTP/1.1 as well. Signal TLS-ERROR if a part of them cannot be used."
   (with-slots (certificate key password client-certificates verify) credentials
     (let* ((digests (file-digests credentials))
            (roots (roots-in-use credentials))
@@ -220,7 +231,7 @@ used."
         when (eq kind :dns) collect name))
 
 (defun note-context (context)
-  "Have what OpenSSL keeps for CONTEXT freed after it."
+  "Make the collector of CONTEXT free OpenSSL's memory for it."
   (let ((pointer (context-pointer context))
         (instance (context-instance context))
         (tickets (context-tickets context)))
@@ -261,8 +272,8 @@ nil. Without the lock."
       nil)))
 
 (defun look-at-files (credentials context role)
-  "Have CREDENTIALS use what their files are now, for ROLE in the place of CONTEXT. Without the
-lock."
+  "Read the files of CREDENTIALS again if they have changed, and replace CONTEXT, the one for ROLE.
+Without the lock."
   (let ((new nil))
     (unwind-protect (setf new (renewed-context credentials context role))
       (sb-thread:with-mutex ((tls-credentials-lock credentials))
@@ -272,7 +283,8 @@ lock."
         (sb-thread:condition-broadcast (tls-credentials-looked credentials))))))
 
 (defun have-files-looked-at (credentials context role)
-  "Have a thread look at the files, unless one does, and wait for it for a while. With the lock."
+  "Start a thread that checks the files, unless one does, and wait for it for a while. With the
+lock."
   (flet ((look () (look-at-files credentials context role)))
     (when (and (not (tls-credentials-looking credentials))
                (setf (tls-credentials-looking credentials)
@@ -284,8 +296,8 @@ lock."
                                        (tls-credentials-lock credentials) end)))))))
 
 (defun current-context (credentials role)
-  "The context of CREDENTIALS for ROLE, made if there is none or its files have changed. With
-the lock, which is given up meanwhile."
+  "The context of CREDENTIALS for ROLE. It is made if it does not exist or its files have changed.
+With the lock, which is released meanwhile."
   (let ((context (role-context credentials role)))
     (cond ((or (null context) (/= (context-instance context) (os:openssl-instance)))
            (setf (role-context credentials role) (build-context credentials role)))
@@ -307,8 +319,8 @@ the lock, which is given up meanwhile."
            ,@body)))))
 
 (defun refresh-others (credentials context role)
-  "Have CONTEXT, that of CREDENTIALS for ROLE, a server's, choose from what its others are now. With
-the lock."
+  "Update the list from which CONTEXT, that of CREDENTIALS for ROLE, a server's, chooses among its
+others. With the lock."
   (let ((others (loop for other in (tls-credentials-others credentials)
                       collect (with-context (current other role) current))))
     (unless (equal others (context-others context))
@@ -322,10 +334,10 @@ the lock."
                 (context-others context))))
 
 (defun check-credentials (credentials role)
-  "Signal MISUSE if CREDENTIALS are no TLS credentials or lack what ROLE, :client or :server, needs,
-and TLS-ERROR if they cannot be used. From any thread."
+  "Signal MISUSE if CREDENTIALS are not TLS credentials or lack a part that ROLE, :client or
+:server, needs, and TLS-ERROR if they cannot be used. From any thread."
   (unless (tls-credentials-p credentials)
-    (misuse "~S are no credentials: give what TLS-CREDENTIALS returns." credentials))
+    (misuse "~S are not TLS credentials: give a value of TLS-CREDENTIALS." credentials))
   (when (and (eq role :server) (null (tls-credentials-certificate credentials)))
     (misuse "A server's TLS credentials need a certificate and its key."))
   (with-context (context credentials role) (context-pointer context))

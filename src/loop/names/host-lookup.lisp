@@ -1,26 +1,26 @@
 ;;;; Looking names up: threads ask the system's resolver (getaddrinfo), which may take long, and
-;;;; cannot be interrupted. A loop with a reserve asks on threads of that, up to the share that
-;;;; look-ups have of them, half of what is free; others on some threads that start when there is
-;;;; something to look up and end when there is nothing. What finds no thread waits, and is not
-;;;; begun when nobody wants the answer any more.
+;;;; cannot be interrupted. A loop with a reserve asks on threads of that, up to the share of
+;;;; look-ups, half of the free threads. Other loops use some threads that start when there is a
+;;;; name to look up and end when there is none. A look-up without a free thread waits, and does not
+;;;; begin if its answer is not wanted any more.
 ;;;;
-;;;; A loop that asks for a name that is being looked up gets the answer to that, unless it has
-;;;; taken very long: retries of a name that hangs take few further threads. An address query that
-;;;; waits for a thread is shared by the loops of its reserve alone, since those threads may all
-;;;; hang.
+;;;; A loop that asks for a name that is being looked up gets the answer of that look-up, unless it
+;;;; has taken very long: retries of a name that hangs take few further threads. An address query
+;;;; that waits for a thread is shared by the loops of its reserve alone, since those threads may
+;;;; all hang.
 
 (in-package #:clgrpc.loop)
 
 (defconstant +resolver-threads+ 4
-  "How many look-ups of loops without a reserve are under way at once; others wait.")
+  "The most look-ups of loops without a reserve that are under way at once; others wait.")
 (defconstant +waiting-look-ups+ 10000
-  "How many of those may wait.")
+  "The most look-ups that may wait.")
 
 (sb-ext:define-load-time-global **resolvers**
   (make-reserve :threads +resolver-threads+ :queue +waiting-look-ups+ :idle-seconds 0))
 
 (defconstant +reader-threads+ 4
-  "How many threads look at certificate files at once; others wait.")
+  "The most threads that check certificate files at once; others wait.")
 (defconstant +waiting-readers+ 1000
   "How many may wait.")
 
@@ -79,8 +79,8 @@ thread asks, or of the same reserve. With the lock."
            **address-queries**))
 
 (defun add-asker (host port reserve answer wanted-p)
-  "Have ANSWER called with the answer to the address query for the addresses of HOST. Return the
-address query if it is a new one, for a thread of RESERVE."
+  "Register ANSWER, a function, for the result of the address query for HOST. Return the address
+query if it is a new one, for a thread of RESERVE."
   (let ((new (make-address-query (cons host port) reserve (monotonic-ns)))
         (asker (cons answer wanted-p)))
     (sb-thread:with-mutex (**address-queries-lock**)
@@ -104,8 +104,8 @@ address query if it is a new one, for a thread of RESERVE."
     (funcall (the function (car asker)) addresses failure)))
 
 (defun begin-address-query (address-query)
-  "A thread is there for ADDRESS-QUERY. Return true if it is to ask it; not if nobody waits for the
-answer, or if another thread asks the same."
+  "Decide, on a thread for ADDRESS-QUERY, whether it should be asked; return true if so. It is not
+if no asker waits for the answer, or if another thread asks the same."
   (sb-thread:with-mutex (**address-queries-lock**)
     (let ((askers (remove-if-not #'asker-waits-p (address-query-askers address-query)))
           (other (find-address-query address-query)))
@@ -117,7 +117,7 @@ answer, or if another thread asks the same."
                nil)))))
 
 (defun ask-address-query (address-query network)
-  "Ask the resolver of NETWORK, if somebody waits for the answer."
+  "Ask the resolver of NETWORK, if an asker waits for the answer."
   (when (begin-address-query address-query)
     (let ((addresses '()) (failure "the look-up has failed"))
       (unwind-protect
@@ -127,8 +127,8 @@ answer, or if another thread asks the same."
 
 (defun lookup-host (loop host port function &optional (wanted-p (constantly t)))
   "Ask for the addresses of HOST, each with PORT. Then (FUNCTION addresses failure) is called on
-LOOP; FAILURE is nil or why there are none, as text. WANTED-P is a function that says whether the
-answer still is of use; from any thread."
+LOOP; FAILURE is nil or the reason of the failure, as text. WANTED-P is a function that returns true
+while the answer is still needed; it is called from any thread."
   (let ((network (event-loop-network loop)))
     (flet ((answer (addresses failure)
              (post loop (lambda () (funcall function addresses failure)))))

@@ -33,8 +33,9 @@
     socket))
 
 (defun retire-by-kernel (socket)
-  "The machine's NETWORK-RETIRE. A connection that a socket is given between its last accept and its
-end would be reset. If the port is shared, its peer had better try again: it meets one that stays."
+  "The machine's NETWORK-RETIRE. A connection that a socket gets between its last accept and its end
+would be reset. If the port is shared, its peer should try again instead: then another socket gets
+the connection."
   (unless (eql 0 (os:socket-option socket os:+sol-socket+ os:+so-reuseport+))
     (os:drop-new-connections socket)))
 

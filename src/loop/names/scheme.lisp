@@ -1,6 +1,6 @@
-;;;; The registry of schemes: what an address NAME:… means. A row has up to four functions, one for
-;;;; each place where addresses are read. Whoever gives a function registers it; a scheme is added,
-;;;; or part of one replaced, at any time.
+;;;; The registry of schemes: the meanings of addresses NAME:…. A row has up to four functions, one
+;;;; for each place where addresses are read. The layer that implements a function registers it; a
+;;;; scheme is added, or part of one replaced, at any time.
 ;;;;
 ;;;;   parse     a socket of the kernel's, to connect to or to listen on (target.lisp)
 ;;;;   resolver  MAKE-CHANNEL: the servers of a channel over the network
@@ -11,9 +11,9 @@
 (in-package #:clgrpc.loop)
 
 (defstruct (scheme (:copier nil))
-  "What addresses that begin with NAME and a colon mean."
+  "The functions for addresses that begin with NAME and a colon."
   (name "" :type string :read-only t)   ; in lower case
-  (parse nil :type (or null function) :read-only t) ; the table above says what each is for
+  (parse nil :type (or null function) :read-only t) ; the table above explains each
   (resolver nil :type (or null function) :read-only t) ; likewise
   (open nil :type (or null function) :read-only t) ; likewise
   (listen nil :type (or null function) :read-only t)) ; likewise
@@ -33,13 +33,13 @@
 (defglobal **schemes** '())
 
 (defun register-scheme (name &rest functions &key parse resolver open listen)
-  "Have addresses that begin with NAME and a colon mean what the functions say:
+  "Register functions that define the meaning of addresses that begin with NAME and a colon:
 PARSE (text path smallest-port): the TARGET, a socket, that TEXT means; PATH follows the colon, or
 the empty authority \"//\", and no port may be below SMALLEST-PORT.
-RESOLVER (text): what tells a channel to TEXT the addresses of its servers.
+RESOLVER (text): the resolver that finds the servers of a channel to TEXT.
 OPEN (text arguments): a channel to TEXT, ARGUMENTS being those of MAKE-CHANNEL.
-LISTEN (server text): has the channels of OPEN to TEXT lead to SERVER.
-Each signals MISUSE for a text that means nothing. What is not given stays as it was registered
+LISTEN (server text): makes the channels of OPEN to TEXT lead to SERVER.
+Each signals MISUSE for a text that it cannot use. A function that is not given stays as registered
 before. Return the scheme. From any thread."
   (declare (ignore parse resolver open listen))
   (let ((new nil))
@@ -57,7 +57,8 @@ before. Return the scheme. From any thread."
     new))
 
 (defun find-scheme (text)
-  "The scheme of TEXT, or nil if what is before its first colon names none, or it is not text."
+  "The scheme of TEXT, or nil if the part before its first colon names no scheme, or it is not
+text."
   (let ((colon (and (stringp text) (position #\: text))))
     (and colon
          (find-if (lambda (scheme)

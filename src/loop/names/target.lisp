@@ -4,8 +4,8 @@
 ;;;;   HOST:PORT  [IPV6]:PORT       a name or a numeric address; the same as dns:, but that only
 ;;;;                                channels may be without a port
 ;;;;   dns:HOST[:PORT]              dns:///HOST[:PORT] as well; the port is 443 if none is given
-;;;;   dns://SERVER[:PORT]/HOST[:PORT]   for channels: HOST is what the DNS server at SERVER, a
-;;;;                                numeric address, says; its port is 53 if none is given
+;;;;   dns://SERVER[:PORT]/HOST[:PORT]   for channels: the DNS server at SERVER, a numeric address,
+;;;;                                looks HOST up; its port is 53 if none is given
 ;;;;   ipv4:ADDRESS[:PORT],…        numeric addresses, to be tried in turn
 ;;;;   ipv6:[ADDRESS]:PORT,…
 ;;;;   unix:PATH                    unix:///PATH for an absolute one
@@ -18,7 +18,7 @@
 (in-package #:clgrpc.loop)
 
 (defstruct (target (:copier nil))
-  "What one can connect to or listen on."
+  "A place to connect to or to listen on."
   (text "" :type string)                ; as it was given
   (addresses '() :type list)            ; the kernel's; empty if HOST must be looked up
   (server nil :type (or null octets))   ; the address of the DNS server to ask; nil: the system's
@@ -34,7 +34,7 @@
   target-server "The kernel's address of the DNS server that TARGET names, or nil, octets."
   target-port "The port of TARGET; of a unix socket 0."
   target-host "The host of TARGET, a name or a numeric address; of a unix socket \"localhost\"."
-  target-authority "What gRPC sends as :authority to TARGET.")
+  target-authority "The :authority that gRPC sends to TARGET.")
 
 (defmethod print-object ((target target) stream)
   (print-unreadable-object (target stream :type t)
@@ -44,13 +44,13 @@
 (defconstant +dns-port+ 53 "That of DNS servers.")
 
 (defun no-target (text control &rest arguments)
-  (misuse "~S is no address: ~?." text control arguments))
+  (misuse "~S is not an address: ~?." text control arguments))
 
 ;;; The parts of a text
 
 (defun split-authority (text start)
-  "The authority and the path, its slash included, of what follows a scheme in TEXT; nil and all of
-it if that does not begin with two slashes."
+  "The authority and the path, with its slash, in the part of TEXT from START, after the scheme; nil
+and the whole part if that does not begin with two slashes."
   (if (eql (mismatch "//" text :start2 start) 2)
       (let ((slash (position #\/ text :start (+ start 2))))
         (values (subseq text (+ start 2) slash) (subseq text (or slash (length text)))))
@@ -75,7 +75,7 @@ it if that does not begin with two slashes."
 
 (defun split-port (text host-and-port smallest-port default)
   "The host, without brackets, and the port of HOST-AND-PORT, a part of TEXT. DEFAULT is the port if
-there is none; or nil, if one must be given."
+none is given; or nil, if one must be given."
   (let* ((bracket (and (plusp (length host-and-port)) (char= #\[ (char host-and-port 0))
                        (or (position #\] host-and-port)
                            (no-target text "a bracket is not closed"))))
@@ -124,7 +124,7 @@ there is none; or nil, if one must be given."
              (multiple-value-bind (host port) (split-port text part smallest-port +default-port+)
                (let ((address (os:make-address host port)))
                  (unless (and address (= family (os:address-family address)))
-                   (no-target text "~S is no ~:[IPv6~;IPv4~] address" host
+                   (no-target text "~S is not an ~:[IPv6~;IPv4~] address" host
                                 (= family os:+af-inet+)))
                  (values address host port)))))
       (multiple-value-bind (address host port) (address (first parts))
@@ -207,7 +207,7 @@ and needs no port. Signal MISUSE if it means none. From any thread."
           (t (parse-bare-target text smallest-port (and for-channel +default-port+))))))
 
 (defun address-name (text)
-  "The name in TEXT, an address with a scheme: what follows the scheme, and the authority if there
-is one, without the slashes before it and with each %XX decoded. Signal MISUSE if that is not text."
+  "The name in TEXT, an address with a scheme: the part after the scheme and the optional authority,
+without the slashes before it and with each %XX decoded. Signal MISUSE if that is not text."
   (decoded-string text (string-left-trim
                         "/" (nth-value 1 (split-authority text (1+ (position #\: text)))))))

@@ -1,8 +1,8 @@
 ;;;; The file of a listening unix socket. A server that was killed leaves its file behind. The file
 ;;;; is replaced if it is a socket and no process answers there any more. A server that stops
 ;;;; removes its own file, but not that of another server that has taken its place. The file never
-;;;; has a wider mode than it should, so at no moment can a user connect whom the mode does not
-;;;; allow.
+;;;; has a wider mode than it should, so at no moment can a user connect without permission by the
+;;;; mode.
 
 (in-package #:clgrpc.loop)
 
@@ -29,8 +29,8 @@ removed."
          (not (os:failed-p (os:remove-file path))))))
 
 (defun bind-unix-socket (socket address mode)
-  "Bind SOCKET to ADDRESS, a unix one; its file, if it has one, gets MODE. Return a result as the
-kernel's calls do."
+  "Bind SOCKET to ADDRESS, a unix one; its file, if it has one, gets MODE. Return a result like
+those of the kernel's calls."
   (let ((path (unix-file-path address)))
     ;; the file is made with this mode, less what the umask takes; so it is never wider
     (os:set-socket-mode socket mode)
@@ -41,8 +41,8 @@ kernel's calls do."
             (t (os:set-file-mode path mode))))))
 
 (defun listening-file (address)
-  "What REMOVE-LISTENING-FILE must know of the file of ADDRESS, on which we listen: its path and
-its identity, or nil if there is none."
+  "The file of ADDRESS, on which we listen, for REMOVE-LISTENING-FILE: its path and its identity, or
+nil if it has none."
   (let ((path (unix-file-path address)))
     (when path (cons path (os:socket-file-identity path)))))
 

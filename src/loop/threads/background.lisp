@@ -1,23 +1,24 @@
-;;;; The background: work that is done again and again beside all else, such as what keeps leases
-;;;; alive. A BACKGROUND has any number of JOBS and one thread, which waits until a job is due. A
-;;;; job's function runs on a thread of a reserve, so it may wait, and holds up no other job; it
-;;;; never runs twice at once. So a thousand jobs that wait have one thread, not a thousand.
+;;;; The background: work that is repeated beside all other work, such as keeping leases alive. A
+;;;; BACKGROUND has any number of JOBS and one thread, which waits until a job is due. A job's
+;;;; function runs on a thread of a reserve, so it may wait, and holds up no other job; it never
+;;;; runs twice at once. So a thousand jobs that wait have one thread, not a thousand.
 ;;;;
-;;;; 1. A job is idle, running or ended. WAKE-JOB has an idle one run at once, and one that runs
-;;;;    once more when it returns.
-;;;; 2. Its function returns the seconds until it is to run again, or nil: then only WAKE-JOB does.
+;;;; 1. A job is idle, running or ended. WAKE-JOB runs an idle job at once, and a running one once
+;;;;    more when it returns.
+;;;; 2. Its function returns the seconds until its next run, or nil: then only WAKE-JOB runs it.
 ;;;; 3. END-JOB waits until the function has returned, unless it is called there.
 ;;;;
-;;;; LOCK guards all that changes; no function runs while it is held. The thread starts when a job
-;;;; is first to run later. All end before an image is saved.
+;;;; LOCK guards all data that change; no function runs while it is held. The thread starts when a
+;;;; job is first to run later. All end before an image is saved.
 
 (in-package #:clgrpc.loop)
 
 (defconstant +background-ending-seconds+ 60
-  "So long END-BACKGROUND waits for threads at most, whose jobs have all returned by then.")
+  "The longest time that END-BACKGROUND waits for the ends of threads; all their jobs have returned
+before.")
 
 (defstruct (background (:constructor %make-background (name reserve)) (:copier nil))
-  "Where jobs run, see MAKE-BACKGROUND."
+  "A set of jobs and the threads that run them, see MAKE-BACKGROUND."
   (name "" :type string :read-only t)   ; of its thread
   (world *world* :type world :read-only t) ; that has its threads
   (reserve nil :type reserve :read-only t) ; whose threads run its jobs
@@ -31,14 +32,14 @@
   (ended nil :type boolean))            ; it takes no more jobs
 
 (defstruct (job (:constructor %make-job (background function)) (:copier nil))
-  "Work that is done in the background, see ADD-JOB."
-  (background nil :type background :read-only t) ; where it runs
+  "Work done in the background, see ADD-JOB."
+  (background nil :type background :read-only t) ; its background
   (function nil :type function :read-only t) ; ()
-  (due-ns 0 :type nanoseconds)          ; when it is to run, while it is timed
+  (due-ns 0 :type nanoseconds)          ; the time of its next run, while it is timed
   (woken nil :type boolean)             ; it is to run once more
   (running nil :type boolean)           ; a thread runs it, or is about to
-  (thread nil)                          ; that runs it
-  (failure nil :type (or null condition)) ; that has been told and goes on
+  (thread nil)                          ; the thread that runs it
+  (failure nil :type (or null condition)) ; the failure that was logged and continues
   (ended nil :type boolean))            ; it is to run no more
 
 (declaim (sb-ext:freeze-type background job))
@@ -57,17 +58,17 @@
             (background-name (job-background job)) (job-running job) (job-ended job))))
 
 (defun make-background (name &key (threads (option-default :reserve-threads)))
-  "Return a BACKGROUND without jobs, of which THREADS at most run at once; NAME, a string, is that
-of its thread. END-BACKGROUND ends it; so does saving the image."
+  "Return a BACKGROUND without jobs. At most THREADS of its jobs run at once; NAME, a string, is the
+name of its thread. END-BACKGROUND ends it; so does saving the image."
   (let ((background (%make-background name (make-reserve :threads threads))))
     (end-before-save background #'end-background)
     background))
 
 (defun add-job (background function)
   "Return a new job of BACKGROUND, which runs FUNCTION, without arguments, whenever it is woken or
-due: WAKE-JOB begins. FUNCTION may wait; it returns the seconds until it is to run again, or nil. An
-error in it is logged, and the job then idle. One of a background that has ended never runs. From
-any thread."
+due: WAKE-JOB begins. FUNCTION may wait; it returns the seconds until its next run, or nil. An error
+in it is logged, and the job then idle. A job of a background that has ended never runs. From any
+thread."
   (let ((job (%make-job background function)))
     (sb-thread:with-mutex ((background-lock background))
       (if (background-ended background)
@@ -78,7 +79,7 @@ any thread."
 ;;; Running; the functions whose names begin with % are called with the lock held
 
 (defun %take-job (job)
-  "If JOB is idle it is to run: return true. One that runs does so once more."
+  "Mark JOB to run once more. Return true if it was idle, so that the caller must start it."
   (let ((background (job-background job)))
     (cond ((job-ended job) nil)
           ((job-running job) (setf (job-woken job) t) nil)
@@ -86,7 +87,8 @@ any thread."
                    (job-running job) t)))))
 
 (defun %put-down (job seconds)
-  "JOB has returned, and is to run in SECONDS, or when it is woken. Return true if that is at once."
+  "Note that JOB has returned, and runs again in SECONDS, or when it is woken. Return true if that
+is at once."
   (let ((background (job-background job)))
     (setf (job-thread job) nil)
     (cond ((and (shiftf (job-woken job) nil) (not (job-ended job))))
@@ -99,7 +101,7 @@ any thread."
              nil))))
 
 (defun run-job (job)
-  "What a thread of the reserve does."
+  "Run JOB on a thread of the reserve."
   (let ((background (job-background job)) (seconds nil) (again t) (left t))
     (loop while again
           do (setf seconds nil left t)
@@ -117,14 +119,14 @@ any thread."
     (when seconds (ensure-waiting background))))
 
 (defun dispatch-job (job)
-  "Have a thread run JOB, which was taken."
+  "Start a thread of the reserve that runs JOB, which was taken."
   (unless (run-on-reserve (background-reserve (job-background job)) (lambda () (run-job job))
                           :if-busy :insist)
     (sb-thread:with-mutex ((background-lock (job-background job)))
       (%put-down job nil))))
 
 (defun wake-job (job)
-  "Have JOB run now, or once more if it runs. From any thread."
+  "Run JOB now, or once more if it runs. From any thread."
   ;; a thread that is unwound in between would leave JOB taken for ever
   (sb-sys:without-interrupts
     (when (sb-thread:with-mutex ((background-lock (job-background job)))
@@ -139,8 +141,8 @@ thread, which waits for nothing."
   nil)
 
 (defun end-job (job &key (seconds 3600))
-  "JOB is to run no more; wait until its function has returned, SECONDS at most, unless this is
-called there. Return true if it has. From any thread."
+  "End JOB: it does not run any more. Wait until its function has returned, at most SECONDS, unless
+this is called there. Return true if it has. From any thread."
   (let ((background (job-background job)) (end (notice-end seconds)))
     ;; one that has ended and is still timed would be due for ever
     (sb-sys:without-interrupts
@@ -168,7 +170,7 @@ called there. Return true if it has. From any thread."
                              (reduce #'min timed
                                      :key #'job-due-ns :initial-value (notice-end 3600))
                              (lambda () (or (background-ended background)
-                                            ;; what is new is the first
+                                            ;; a new job is the first
                                             (not (eq timed (background-timed background))))))))))
 
 (defun run-background (background)
@@ -177,7 +179,7 @@ called there. Return true if it has. From any thread."
         do (mapc #'dispatch-job jobs)))
 
 (defun ensure-waiting (background)
-  "A job of BACKGROUND is to run later: there is a thread that waits for that from now on."
+  "Start the thread of BACKGROUND that waits for jobs to be due, unless it runs."
   (sb-thread:with-mutex ((background-lock background))
     (unless (or (background-ended background) (background-started background))
       (setf (background-thread background)
@@ -203,14 +205,15 @@ waits for nothing."
 ;;; Failures
 
 (defun tell-failure (job event condition &rest plist)
-  "JOB cannot do what it should, because of CONDITION: log EVENT with PLIST, unless that was logged
-and has gone on since. From the function of JOB."
+  "Log EVENT with PLIST and CONDITION, since JOB fails with CONDITION, unless a failure of JOB was
+logged and continues since. From the function of JOB."
   (unless (shiftf (job-failure job) condition)
     (apply #'log-event :warning event :condition (princ-to-string condition) plist))
   nil)
 
 (defun tell-recovery (job event &rest plist)
-  "JOB does what it should: log EVENT with PLIST if a failure was logged and is over."
+  "Log EVENT with PLIST, since JOB works, if a failure of it was logged before. From the function of
+JOB."
   (when (shiftf (job-failure job) nil)
     (apply #'log-event :info event plist))
   nil)

@@ -5,7 +5,7 @@
 ;;;; The baton is one word: three bits of state, and above them a sequence number that grows with
 ;;;; every change but from lent to held and between held and waiting. THREAD is the thread that runs
 ;;;; the loop.
-;;;;   free    nobody runs the loop                        TAKE: free → taking → held
+;;;;   free    no thread runs the loop                     TAKE: free → taking → held
 ;;;;   held    THREAD runs it                              LEND: held → lent
 ;;;;   lent    THREAD is in user code and may be overtaken LEND-TO-WAIT: held → waiting
 ;;;;   waiting THREAD waits for events, and may be         RESUME: lent or waiting → held, for
@@ -25,15 +25,15 @@
 ;;;;   baton is lost, it posts instead.
 ;;;; - A thread that takes the baton drains the inbox first.
 ;;;; - User code that overstays and takes the baton back all the time gives it up itself, when the
-;;;;   watchdog has said that it is late.
-;;;; - A thread that is about to sleep in user code first calls PREPARE-TO-WAIT, which has another
+;;;;   watchdog has marked it as late.
+;;;; - A thread that is about to sleep in user code first calls PREPARE-TO-WAIT, which makes another
 ;;;;   thread run the loop, unless it may run the loop itself meanwhile (DRIVE-ON). A request to
 ;;;;   take a loop over names the lent baton that was seen, and only that baton is overtaken.
 ;;;; - Only the loop closes descriptors; tokens carry a generation.
-;;;; - Interrupts are off from before a thread takes the baton until it has none, but for user code
-;;;;   and the wait for events. An interrupt in that wait may open a debugger, which then stays open
-;;;;   for long. So a thread that was woken and does not come may be overtaken there, too; see
-;;;;   watchdog.lisp and SLEEP-AS-LENDER.
+;;;; - Interrupts are off from before a thread takes the baton until it has given it up, except for
+;;;;   user code and the wait for events. An interrupt in that wait may open a debugger, which then
+;;;;   stays open for long. So a thread that was woken and does not go on may be overtaken there,
+;;;;   too; see watchdog.lisp and SLEEP-AS-LENDER.
 
 (in-package #:clgrpc.loop)
 
@@ -83,8 +83,8 @@ outside of this. On a thread that runs no loop, interrupts stay as they are."
            (sb-sys:with-interrupts (,function))))))
 
 (defmacro allowing-user-interrupts (&body body)
-  "Do BODY, which runs a loop, so that WITH-USER-INTERRUPTS allows what was allowed outside of the
-SB-SYS:WITHOUT-INTERRUPTS that this stands in."
+  "Do BODY, which runs a loop, so that WITH-USER-INTERRUPTS allows the interrupts that were allowed
+outside of the SB-SYS:WITHOUT-INTERRUPTS around this form."
   `(let ((*interruptible* (sb-sys:allow-with-interrupts sb-sys:*allow-with-interrupts*)))
      ,@body))
 
@@ -139,7 +139,7 @@ taken back since."
 
 (define-hot (lend-to-wait :inline t) ((loop event-loop)) null
   "Allow another thread to take the baton of LOOP, which this thread holds, while it waits for
-events. The watchdog does not hear of it."
+events. The watchdog is not woken."
   (sb-thread:barrier (:read))
   (sb-thread:barrier (:write))
   (setf (event-loop-baton loop) (logior +waiting+ (logandc2 (event-loop-baton loop) 7)))
@@ -176,7 +176,7 @@ false."
 it again."
   (give-up loop +retired+))
 
-;;; What is built of them
+;;; Operations built from these
 
 (define-hot (call-user :inline t) ((loop event-loop) (function function) (argument t))
     (values t (member :kept :lost))
@@ -221,8 +221,8 @@ called. User code that the watchdog has found to be late loses the loop afterwar
       ((nil) (values nil nil)))))
 
 (defun leave-to-others (loop)
-  "This thread's user code has the baton of LOOP for a moment, but has overstayed: have a reserve
-thread run LOOP from now on, if there is one."
+  "Hand LOOP over to a reserve thread, if one is available. This thread's user code has overstayed
+and holds the baton of LOOP for a moment."
   (setf (event-loop-late-turn loop) 0
         (event-loop-overtaken loop) t)
   (trace-event :loop :overtaken :loop loop)
@@ -344,7 +344,7 @@ thread that calls this holds.")
   (:method (argument) (declare (ignore argument)) nil))
 
 (defun request-takeover (loop baton if-busy)
-  "Have a reserve thread of LOOP overtake the thread that has lent its BATON. IF-BUSY is as for
+  "Make a reserve thread of LOOP overtake the thread that has lent its BATON. IF-BUSY is as for
 RUN-ON-RESERVE. Return true if one will try."
   (let ((reserve (event-loop-reserve loop)))
     (and reserve
@@ -362,8 +362,8 @@ RUN-ON-RESERVE. Return true if one will try."
                          :if-busy if-busy))))
 
 (defun request-runner (loop)
-  "Have a reserve thread of LOOP run it if no thread does. If need be a thread is started beyond the
-limit, since all others may wait for LOOP. Return true if one will try."
+  "Make a reserve thread of LOOP run it if no thread does. If necessary a thread is started beyond
+the limit, since all others may wait for LOOP. Return true if one will try."
   (let ((reserve (event-loop-reserve loop)))
     (and reserve
          (run-on-reserve reserve

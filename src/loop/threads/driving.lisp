@@ -8,12 +8,12 @@
 ;;;;   - when the only call under way is that of the candidate: a thread that would drive and has
 ;;;;     just been woken. Otherwise a slow moment would leave that thread to be woken for each
 ;;;;     message until its call ends.
-;;;; While no call is under way, a reserve thread takes the loop after a while (the watchdog sees to
-;;;; that), since keepalive and timers need somebody.
+;;;; While no call is under way, a reserve thread takes the loop after a while (the watchdog ensures
+;;;; that), since keepalive and timers need a running loop.
 ;;;;
 ;;;; A waiter counts on another thread to run the loop: it is a thread that sleeps, or a call that
-;;;; no thread waits for. No waiter is left alone, because each of two threads that race first says
-;;;; what it does and then looks at what the other has said:
+;;;; no thread waits for. No waiter is left alone, because each of two threads that race first
+;;;; announces its action and then reads the announcement of the other:
 ;;;;
 ;;;;      a thread that begins to wait           the thread that gives the loop up
 ;;;;   1. adds 1 to WAITERS                      frees the baton
@@ -45,7 +45,7 @@
   nil)
 
 (define-hot (leave-call :inline t) ((loop event-loop) (future-p boolean)) null
-  "A call that ENTER-CALL counted has ended. From any thread."
+  "Note the end of a call that ENTER-CALL counted. From any thread."
   (let ((driving (event-loop-driving loop)))
     (when driving
       (atomic-decf (driving-calls driving))
@@ -55,9 +55,9 @@
   nil)
 
 (defun call-served (loop function candidate)
-  "Call FUNCTION, which waits for something to happen on LOOP, while another thread runs LOOP.
-CANDIDATE is a function that wakes this thread, if FUNCTION returns as soon as it is woken and finds
-that LEFT-TO-DRIVE-P; otherwise nil."
+  "Call FUNCTION, which waits for an event on LOOP, while another thread runs LOOP. CANDIDATE is a
+function that wakes this thread, if FUNCTION returns as soon as it is woken and finds that
+LEFT-TO-DRIVE-P; otherwise nil."
   (declare (type function function))
   (if (event-loop-driving loop)
       (wait-as-waiter loop function candidate)
@@ -91,7 +91,7 @@ that LEFT-TO-DRIVE-P; otherwise nil."
        (not (runs-loop-p))))
 
 (define-hot drivable-p ((loop event-loop)) boolean
-  "True if this thread, whose call is under way on LOOP, may run that if nobody does."
+  "True if this thread, whose call is under way on LOOP, may run LOOP if no other thread does."
   (let ((driving (event-loop-driving loop)))
     (and driving
          (= 1 (driving-calls driving))
@@ -99,13 +99,13 @@ that LEFT-TO-DRIVE-P; otherwise nil."
          (may-drive-p loop))))
 
 (define-hot left-to-drive-p ((loop event-loop)) boolean
-  "True if nobody runs LOOP, and this thread may."
+  "True if no thread runs LOOP, and this one may."
   (and (= +free+ (baton-state (event-loop-baton loop)))
        (drivable-p loop)))
 
 (define-hot waited-for-p ((driving driving)) boolean
-  "True if a waiter counts on another thread to run the loop of DRIVING. One whose call has ended
-does not, though it cannot say so before it has a processor."
+  "True if a waiter counts on another thread to run the loop of DRIVING. A waiter whose call has
+ended does not, though it cannot announce that before it has a processor."
   (and (plusp (driving-waiters driving))
        (plusp (driving-calls driving))))
 
@@ -137,20 +137,20 @@ which has just been woken."
                       (not (inbox-empty-p (event-loop-inbox loop)))))))))
 
 (define-hot work-left-p ((loop event-loop)) boolean
-  "True if LOOP, a caller-driven one, has something to do at once; output that is gathered waits."
+  "True if LOOP, a caller-driven one, has work to do at once; gathered output does not count."
   (or (plusp (event-loop-ready-count loop))
       (and (plusp (event-loop-dirty-count loop))
            (zerop (driving-gathered-ns (driving-of loop))))
       (plusp (event-loop-ring-count loop))))
 
 (define-hot (timer-before-look-p :inline t) ((loop event-loop)) boolean
-  "True if a timer of LOOP, which nobody is left to run, may be due before the watchdog looks."
+  "True if a timer of LOOP, which no thread runs, may be due before the watchdog looks."
   (< (timer-wheel-earliest-ns (event-loop-wheel loop)) **next-look-ns**))
 
 (define-hot step-back ((loop event-loop)) null
-  "Give up the baton of LOOP, a caller-driven one, which this thread holds. If something is left to
-do, or a waiter counts on another thread, a reserve thread comes; if the candidate is the only
-waiter, it comes itself."
+  "Give up the baton of LOOP, a caller-driven one, which this thread holds. If work is left, or a
+waiter counts on another thread, a reserve thread takes over; if the candidate is the only waiter,
+it takes over itself."
   (let ((driving (driving-of loop))
         (work (or (work-left-p loop) (event-loop-blind loop))))
     (setf (driving-served driving) nil
@@ -173,11 +173,11 @@ waiter, it comes itself."
   nil)
 
 (define-hot drive ((loop event-loop) (done-p function) argument) boolean
-  "If LOOP is caller-driven and nobody runs it, the one call under way on it is this thread's, and
-this thread runs no other loop: run LOOP until (DONE-P ARGUMENT) is true, or another thread needs
-it, or user code of ARGUMENT, a call, loses it. Return false if none of this was done. An interrupt
-(C-c) is taken only in user code and while waiting for events; then a reserve thread runs LOOP, and
-a thread that continues waits in another way."
+  "If LOOP is caller-driven and no thread runs it, the one call under way on it is this thread's,
+and this thread runs no other loop: run LOOP until (DONE-P ARGUMENT) is true, or another thread
+needs it, or user code of ARGUMENT, a call, loses it. Return false if none of this was done. An
+interrupt (C-c) is taken only in user code and while waiting for events; then a reserve thread runs
+LOOP, and a thread that continues waits in another way."
   (and (drivable-p loop)
        (with-taken-loop (loop (take loop))
          (block driving
@@ -262,14 +262,14 @@ caller-driven and no thread runs it. From any thread."
   (nth-value 1 (call-now loop function #'flush-phase)))
 
 (define-hot run-or-post ((loop event-loop) (function function)) boolean
-  "Have FUNCTION called, without arguments, on LOOP: by RUN-NOW if that is possible, else by POST.
-Return false if LOOP has stopped. From any thread."
+  "Call FUNCTION, without arguments, on LOOP: by RUN-NOW if that is possible, else by POST. Return
+false if LOOP has stopped. From any thread."
   (or (run-now loop function)
       (post loop function)))
 
 (define-hot call-now ((loop event-loop) (function function) (flush function)) (values t boolean)
-  "See RUN-NOW. FLUSH, a function of LOOP, then sends what FUNCTION has written if LOOP had to be
-taken for it. Return the value of FUNCTION as well, the first of the two values."
+  "See RUN-NOW. If LOOP had to be taken for FUNCTION, FLUSH, a function of LOOP, then sends the
+output of FUNCTION. Return the value of FUNCTION as well, the first of the two values."
   (multiple-value-bind (value done) (call-with-baton loop function)
     (cond (done (values value t))
           ((and (event-loop-driving loop)
@@ -281,22 +281,22 @@ taken for it. Return the value of FUNCTION as well, the first of the two values.
           (t (values nil nil)))))
 
 (defconstant +unwatched-ns+ 100000
-  "A thread that takes a loop for which nobody has fetched events for so long does so first: a peer
-may have gone, on whose connection a call would be lost. That costs one system call.")
+  "If no thread has fetched events for a loop for this time, a thread that takes it does so first: a
+peer may have gone, and a call on its connection would be lost. That costs one system call.")
 
 (defconstant +looks+ 4
-  "A thread that takes such a loop reads each connection at most so often.")
+  "The most reads of each connection by a thread that takes such a loop.")
 
 (define-hot look-after ((loop event-loop)) null
-  "Read what has come to LOOP while nobody ran it, unless somebody has just looked: a connection
-that has ended meanwhile is not to be written to."
+  "Read the input that has come to LOOP while no thread ran it, unless a thread has just done so:
+nothing should be written to a connection that has ended meanwhile."
   (when (< +unwatched-ns+ (- (event-loop-now loop) (event-loop-flushed-at loop)))
     (note-events loop (fetch-events loop 0))
-    ;; the end of a connection is read behind what came before it
+    ;; the end of a connection is read after the octets before it
     (loop repeat +looks+
           while (plusp (event-loop-ready-count loop))
           do (read-phase loop))
-    ;; whose peer has gone is told there
+    ;; the owners of connections whose peers have gone are called there
     (flush-phase loop))
   nil)
 

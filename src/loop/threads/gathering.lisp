@@ -17,23 +17,23 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +single-sends+ 4
-  "So many messages in a row are written one by one.")
+  "The number of messages in a row that are written one by one.")
 (defconstant +burst-gap-ns+ 50000
   "A message that follows the last one after so long is not in a row with it: a write for each is
 cheap enough.")
 (defconstant +gathering-ns+ 150000
-  "Output waits for more no longer than this and what a thread takes to wake, some 50 µs.")
+  "Output waits for more output no longer than this and the time to wake a thread, some 50 µs.")
 (defconstant +empty-looks+ 5
-  "After so many looks in a row that found nothing gathered the sweeper leaves.")
+  "After so many looks in a row without gathered output the sweeper leaves.")
 
 (define-hot run-to-send ((loop event-loop) (function function)) (values t boolean)
-  "As RUN-NOW, for FUNCTION that sends one of perhaps many messages: what it writes may be gathered.
+  "As RUN-NOW, for FUNCTION that sends one of perhaps many messages: its output may be gathered.
 Return its value as well, the first of the two values."
   (call-now loop function #'flush-or-gather))
 
 (define-hot flush-or-gather ((loop event-loop)) null
-  "This thread, which has just taken LOOP for that, has sent a message: send the output of LOOP,
-unless it may wait for the messages that are to follow."
+  "Send the output of LOOP, on which this thread, which has taken LOOP for it, has sent a message,
+unless the output may wait for the messages that follow."
   (unless (gather-p loop) (flush-phase loop))
   nil)
 
@@ -64,7 +64,7 @@ unless it may wait for the messages that are to follow."
                   (>= (connection-unsent connection) +flush-octets+))))
 
 (define-hot begin-gathering ((loop event-loop) (now nanoseconds)) boolean
-  "Let the output of LOOP wait from NOW on, if there is a sweeper that will send it in the end."
+  "Gather the output of LOOP from NOW on, if a sweeper will send it in the end. Return true if so."
   (let ((driving (driving-of loop)))
     (setf (driving-gathered-ns driving) now)
     (sb-thread:barrier (:memory))
@@ -77,7 +77,8 @@ unless it may wait for the messages that are to follow."
           nil))))
 
 (defun sweep (loop)
-  "Send what is gathered on LOOP and has waited long enough, until nothing has been for a while."
+  "Send the output gathered on LOOP once it has waited long enough, until none has been gathered for
+a while."
   (let ((driving (driving-of loop)) (empty 0) (pause-ns +gathering-ns+))
     (declare (type fixnum empty))
     (loop until (await-stop loop (ns-seconds pause-ns))
@@ -101,6 +102,6 @@ unless it may wait for the messages that are to follow."
       (plusp (compare-and-swap (driving-sweeper driving) 0 1))))
 
 (defun send-gathered (loop)
-  "Send what is gathered on LOOP, unless another thread runs LOOP and so sends it."
+  "Send the output gathered on LOOP, unless another thread runs LOOP and so sends it."
   (with-taken-loop (loop (take loop))
     (run-briefly loop (constantly nil) #'flush-phase)))

@@ -1,11 +1,12 @@
-;;;; Errors in what a loop calls never end the loop. Whatever calls a function of others, such as a
-;;;; listener, a watcher, a timer's or a balancer's function, does so in GUARDING: the error is
-;;;; logged with its backtrace, the function is left, and the caller goes on, or says what the error
-;;;; means for its call. The phases of a turn are guarded as well, for what nobody else has guarded.
+;;;; Errors in functions that a loop calls never end the loop. Code that calls a function of other
+;;;; code, such as a listener, a watcher, a timer's or a balancer's function, does so in GUARDING:
+;;;; the error is logged with its backtrace, the function is left, and the caller goes on, or turns
+;;;; the error into an outcome of its call. The phases of a turn are guarded as well, for functions
+;;;; that are not guarded elsewhere.
 ;;;;
-;;;; What a peer sends may cause the same error with each message. So each place where GUARDING
-;;;; stands logs +LOGGED-ERRORS+ errors in a second at most; the next that it logs says how many it
-;;;; has not logged (:unlogged).
+;;;; A peer may cause the same error with each message. So each place where GUARDING stands logs
+;;;; +LOGGED-ERRORS+ errors in a second at most; the next that it logs has the number of those that
+;;;; it has not logged (:unlogged).
 
 (in-package #:clgrpc.loop)
 
@@ -13,10 +14,10 @@
   "True while an error in a user's callback is signalled to handlers outside the loop.")
 
 (defconstant +logged-errors+ 10
-  "So many errors in a second each place logs.")
+  "The most errors that each place logs in a second.")
 
 (defstruct (errors (:constructor make-errors ()) (:copier nil))
-  "What a place has logged lately. Threads that change it at once may lose a count."
+  "The errors that a place has logged lately. Threads that change it at once may lose a count."
   (since-ns 0 :type nanoseconds)        ; when the second began
   (logged 0 :type fixnum)               ; in that second
   (unlogged 0 :type fixnum))            ; since the last that was logged
@@ -57,4 +58,4 @@ with PLIST, leave BODY, and return NIL and the condition."
 
 (declaim (type options **default-options**))
 (defglobal **default-options** (make-options)
-  "The options of those who give none.")
+  "The options that are used if none are given.")

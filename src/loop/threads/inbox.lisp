@@ -1,6 +1,6 @@
 ;;;; The inbox: items from many threads to one consumer, first in first out for each thread. A push
 ;;;; is one compare-and-swap. Only a consumer that sleeps must be woken, and of all threads that
-;;;; push while it sleeps exactly one is told to wake it.
+;;;; push while it sleeps exactly one must wake it.
 ;;;;
 ;;;; The protocol:
 ;;;;
@@ -52,7 +52,8 @@ interrupts off until all of this is done."
       (confirm-wake inbox)))
 
 (define-hot confirm-wake ((inbox inbox)) null
-  "Say that the consumer has been woken. By the thread that PUSH-INBOX told to wake it."
+  "Confirm that the consumer has been woken. By the thread that had to wake it, by the result of
+PUSH-INBOX."
   (atomic-decf (inbox-wakers inbox))
   nil)
 
@@ -78,7 +79,7 @@ it is taken to be awake. By the consumer."
   (= 1 (inbox-asleep inbox)))
 
 (define-hot take-arrivals ((inbox inbox) (new (or list (eql :closed)))) null
-  "Append what has been pushed to ARRIVED and leave NEW in its place."
+  "Append the pushed items to ARRIVED and leave NEW in their place."
   (loop
     (let ((head (inbox-head inbox)))
       (when (eq head :closed) (return nil))
@@ -94,8 +95,8 @@ it is taken to be awake. By the consumer."
 
 (define-hot (drain-inbox :inline t) ((inbox inbox) (function function)) null
   "Call FUNCTION with each item that is in INBOX now, the oldest first, until it returns :ENOUGH;
-what is pushed meanwhile waits. If FUNCTION exits non-locally, or has had enough, the next drain
-goes on with the next item. By the consumer."
+items pushed meanwhile wait. If FUNCTION exits non-locally, or has had enough, the next drain goes
+on with the next item. By the consumer."
   (unless (inbox-empty-p inbox) (drain-items inbox function)))
 
 (defun close-inbox (inbox)

@@ -12,9 +12,9 @@
 
 (defstruct (worker (:copier nil))
   "A thread of a reserve."
-  (function nil :type (or null function)) ; what it is to do next
-  (share nil :type (or null share))     ; whose that is, or what it does now
-  ;; told when an idle one has got FUNCTION
+  (function nil :type (or null function)) ; the function to call next
+  (share nil :type (or null share))     ; the share of that, or of its present work
+  ;; notified when an idle worker has got FUNCTION
   (woken (sb-thread:make-waitqueue :name "clgrpc reserve woken") :read-only t))
 
 (declaim (sb-ext:freeze-type worker))
@@ -53,8 +53,8 @@
 (defglobal **exiting** nil)
 
 (defun note-exit ()
-  "The process is about to end: start no threads any more. SBCL ends all threads then. A loop that
-is unwound would have a new thread started to run it, and the process would wait for that for a
+  "Start no more threads, since the process is about to end. SBCL ends all threads then. Otherwise a
+loop that is unwound would start a new thread to run it, and the process would wait for that for a
 minute."
   (setf **exiting** t))
 
@@ -68,7 +68,7 @@ thread that had nothing to do for IDLE-SECONDS ends, in a simulated world at onc
   (%make-reserve threads queue (if (simulated-p) 0 idle-seconds)))
 
 (defun reserve-thread-count (reserve)
-  "How many threads RESERVE has now."
+  "The number of threads that RESERVE has now."
   (reserve-count reserve))
 
 (defun reserve-thread-p (reserve)
@@ -76,15 +76,15 @@ thread that had nothing to do for IDLE-SECONDS ends, in a simulated world at onc
   (sb-thread:with-mutex ((reserve-lock reserve))
     (and (member sb-thread:*current-thread* (reserve-threads reserve)) t)))
 
-;;; Which thread does what; LOCK is held
+;;; Assigning work to threads; LOCK is held
 
 (defun free-threads (reserve)
-  "How many threads shares may still have; none if that is not positive."
+  "The number of threads that shares may still get; zero or less means none."
   (let ((limit (reserve-max-threads reserve)))
     (- limit (ash limit -4) (reserve-busy reserve))))
 
 (defun free-places (reserve)
-  "How many functions more may wait."
+  "The number of further functions that may wait."
   (- (reserve-max-queue reserve) (share-waiting (reserve-root reserve))))
 
 (defun assign (reserve function share)
@@ -102,7 +102,7 @@ and return :START: then the caller starts it."
              :start))))
 
 (defun unassign (reserve share)
-  "What a thread did for SHARE is over."
+  "Note that a thread has finished its work for SHARE."
   (note-running share -1)
   (decf (reserve-busy reserve)))
 
@@ -112,7 +112,7 @@ and return :START: then the caller starts it."
 
 (defun place-function (reserve function if-busy share)
   "Find a thread, or a place in the queue, for FUNCTION. Return true if a thread has it, :START if
-the caller is to start a thread for it, :QUEUED, or NIL if there is neither."
+the caller must start a thread for it, :QUEUED, or NIL without a thread or place."
   (let ((root (reserve-root reserve)))
     (cond ((or (reserve-closed reserve) **exiting**) nil)
           ((share-full-p share) (values nil :share))
@@ -130,14 +130,14 @@ the caller is to start a thread for it, :QUEUED, or NIL if there is neither."
                (:first (enqueue-before-all root function) :queued))))))
 
 (defun run-on-reserve (reserve function &key (if-busy :queue) (share (reserve-root reserve)))
-  "Have FUNCTION called, without arguments, on a thread of RESERVE. An error in it is logged. When
-SHARE may have no thread now IF-BUSY says what to do: :QUEUE, if there is room; :INSIST, queue even
-if there is none; :FIRST, queue before all others, room or not; :EXCEED, start a thread beyond the
-limit; :REFUSE. Return false if FUNCTION will not be called, or RESERVE is closed, and then :SHARE
-if SHARE has as many functions as it may; :QUEUED if it has to wait for a thread; else true. From
-any thread."
+  "Call FUNCTION, without arguments, on a thread of RESERVE. An error in it is logged. IF-BUSY is
+the action if SHARE may have no thread now: :QUEUE, if there is room; :INSIST, queue even without
+room; :FIRST, queue before all others, also without room; :EXCEED, start a thread beyond the limit;
+:REFUSE. Return true if FUNCTION gets a thread, :QUEUED if it waits for one. Return false as the
+first value if FUNCTION will not be called, such as if RESERVE is closed; the second value is :SHARE
+if SHARE has as many functions as it may. From any thread."
   (declare (type function function))
-  (sb-sys:without-interrupts            ; what is counted is started
+  (sb-sys:without-interrupts            ; a counted thread is started
     (multiple-value-bind (place reason)
         (sb-thread:with-mutex ((reserve-lock reserve))
           (place-function reserve function if-busy share))
@@ -170,7 +170,7 @@ still waits. Their places in the queue are free. From any thread."
 ;;; Threads
 
 (defun start-thread (world function &optional (name "clgrpc reserve"))
-  "Have a new thread of WORLD, which has NAME, call FUNCTION."
+  "Start a new thread of WORLD called NAME that calls FUNCTION."
   (let ((start (world-start-thread world)))
     (if start
         (funcall start function name)
@@ -192,7 +192,7 @@ still waits. Their places in the queue are free. From any thread."
       (:no-error (thread) (declare (ignore thread)) t))))
 
 (defun work (reserve worker)
-  "What a thread of RESERVE does."
+  "The work of a thread of RESERVE: call the functions of WORKER."
   (sb-thread:with-mutex ((reserve-lock reserve))
     (push sb-thread:*current-thread* (reserve-threads reserve)))
   (unwind-protect
@@ -217,8 +217,8 @@ still waits. Their places in the queue are free. From any thread."
     (os:protect-stack-end)))            ; user code may have run out of it
 
 (defun next-function (reserve worker)
-  "WORKER has returned from its function: give it one that waits and may run, or make it idle.
-Return true if functions still wait."
+  "Give WORKER, which has returned from its function, a waiting function that may run, or make it
+idle. Return true if functions still wait."
   (sb-thread:with-mutex ((reserve-lock reserve))
     (let ((root (reserve-root reserve)))
       (unassign reserve (shiftf (worker-share worker) nil))
@@ -232,7 +232,7 @@ Return true if functions still wait."
       (plusp (share-waiting root)))))
 
 (defun start-waiting (reserve)
-  "A function has ended: start threads for functions that wait and may run now."
+  "Start threads for waiting functions that may run now, after the end of another function."
   (loop while (multiple-value-bind (place function share)
                   (sb-thread:with-mutex ((reserve-lock reserve))
                     (and (thread-to-be-had-p reserve)

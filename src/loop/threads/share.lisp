@@ -6,13 +6,13 @@
 ;;;; The rule is the dynamic threshold of switches that share a buffer (Choudhury and Hahne): a
 ;;;; share may have another thread, or another place in the queue, while
 ;;;;
-;;;;     what it has  ≤  WEIGHT × (what is free − KEPT)
+;;;;     its number  ≤  WEIGHT × (free number − KEPT)
 ;;;;
 ;;;; and a share that has none may have one while anything is free. The parts of a share divide, by
-;;;; the same rule, what that may have. An example with weight 1, nothing kept and 240 threads: one
-;;;; user alone gets some 120, since then 120 are free; two get 80 each, three 60. So each gets less
-;;;; as more come, and the last to come still finds something, although no share knows how many
-;;;; there are and nothing is taken back.
+;;;; the same rule, the number that the share may have. An example with weight 1, nothing kept and
+;;;; 240 threads: one user alone gets some 120, since then 120 are free; two get 80 each, three 60.
+;;;; So each gets less as more come, and the last to come still finds some free, although no share
+;;;; knows the number of shares and no thread is taken back.
 ;;;;
 ;;;; Waiting functions are served round robin at each level. A look for a function that may run
 ;;;; passes over shares that have too much; there are at most as many of these as threads.
@@ -21,7 +21,7 @@
 ;;;; already, as the thread that ran the loop; its share counts it from then on (NOTE-LATE-RUNNING).
 ;;;;
 ;;;; Invariants: RUNNING and WAITING of a share are the sums of its parts' and its own, except for
-;;;; late user code; a share in which something waits is LISTED, once, among the items of its whole.
+;;;; late user code; a share with waiting functions is LISTED, once, among the items of its whole.
 ;;;; The reserve's lock is held.
 
 (in-package #:clgrpc.loop)
@@ -42,21 +42,21 @@
 
 (document-functions
   make-share "Return a new share; see the type SHARE and MAKE-RESERVE."
-  share-running "How many functions of SHARE run now.")
+  share-running "The number of functions of SHARE that run now.")
 
 (defmethod print-object ((share share) stream)
   (print-unreadable-object (share stream :type t)
     (format stream "~D running, ~D waiting" (share-running share) (share-waiting share))))
 
 (defmacro do-wholes ((variable share) &body body)
-  "Do BODY with VARIABLE bound to SHARE, to what it is part of, and so on to the root."
+  "Do BODY with VARIABLE bound to SHARE, to its whole, and so on to the root."
   `(loop for ,variable of-type (or null share) = ,share then (share-whole ,variable)
          while ,variable
          do (progn ,@body)))
 
 (defun part-free (share count free)
-  "How many more than COUNT of something SHARE may have while FREE ones are, for its whole, to be
-had; none if that is not positive."
+  "The number of items that SHARE may have beyond the COUNT that it has, while its whole may have
+FREE more. Zero or less means that it may have no more."
   (declare (type index count) (type fixnum free))
   (let* ((weight (share-weight share))
          (room (- (* weight (- free (share-kept share))) count)))
@@ -66,8 +66,8 @@ had; none if that is not positive."
           (t 0))))
 
 (defun free-for (share reader free)
-  "How many more of what READER counts SHARE may have, in its whole and so on, while FREE ones are
-that there are in all."
+  "The number of items, of the kind that READER counts, that SHARE may have beyond those it has, by
+the rule for SHARE and all its wholes, while FREE are free in all."
   (declare (type function reader))
   (if (share-whole share)
       (part-free share (funcall reader share) (free-for (share-whole share) reader free))
@@ -81,7 +81,7 @@ that there are in all."
   (<= (share-most share) (+ (share-running share) (share-waiting share))))
 
 (defun enqueue-function (share function)
-  "Have FUNCTION wait in SHARE behind its others."
+  "Queue FUNCTION in SHARE after its other functions."
   (enqueue function (share-items share))
   (do-wholes (part share)
     (incf (share-waiting part))
@@ -90,13 +90,13 @@ that there are in all."
       (enqueue part (share-items (share-whole part))))))
 
 (defun enqueue-before-all (root function)
-  "Have FUNCTION wait in ROOT before all others."
+  "Queue FUNCTION in ROOT before all others."
   (enqueue-first function (share-items root))
   (incf (share-waiting root)))
 
 (defun dequeue-function (share free)
-  "Take the function of SHARE that is to run next while it may have FREE threads more; return it and
-the share that it waited in, or nil."
+  "Take the next function of SHARE, which may have FREE more threads; return it and the share that
+it waited in, or nil."
   (loop with passed-over = nil
         for item = (first (fifo-items (share-items share)))
         until (or (null item) (eq item passed-over))
@@ -128,7 +128,7 @@ the share that it waited in, or nil."
     (do-wholes (part share) (decf (share-waiting part) count))))
 
 (defun note-running (share change)
-  "A function of SHARE begins to run, or has ended: CHANGE is 1 or -1."
+  "Note that a function of SHARE begins to run, with 1 for CHANGE, or has ended, with -1."
   (declare (type (member 1 -1) change))
   (do-wholes (part share) (incf (share-running part) change)))
 

@@ -1,4 +1,4 @@
-;;;; Tasks: what a loop is to do later. There are several ways of "later":
+;;;; Tasks: work that a loop does later. There are several kinds of "later":
 ;;;;
 ;;;;   asked for by         from         done
 ;;;;   POST                 any thread   in the next inbox phase; the loop is woken for it
@@ -77,9 +77,9 @@ failure in a row.")
 (defconstant +longest-again-ns+ (* 64 +ns-per-second+))
 
 (defun make-lasting-timer (loop function argument)
-  "Return a timer as MAKE-TIMER does, for the wheel of LOOP, whose FUNCTION starts the timer again
-or has to be called for other reasons. If FUNCTION signals an error and leaves the timer idle, it
-rings again after a while."
+  "Return a timer like MAKE-TIMER, for the wheel of LOOP, whose FUNCTION must not be lost, such as
+one that starts the timer again. If FUNCTION signals an error and leaves the timer idle, the timer
+runs again after a while."
   (declare (type function function))
   (let ((timer nil) (again-ns +again-ns+))
     (declare (type nanoseconds again-ns))
@@ -94,8 +94,9 @@ rings again after a while."
       (setf timer (make-timer #'ring argument)))))
 
 (defun call-after-closing (loop function)
-  "From now on call FUNCTION with LOOP, as CALL-LAST does, for each connection of LOOP that goes. A
-function that is added twice is called once for each. On the loop, or before it is started."
+  "Register FUNCTION, which is called with LOOP, as by CALL-LAST, for each connection of LOOP that
+has been closed. A function that is added twice is called once for each. On the loop, or before it
+is started."
   (pushnew function (event-loop-after-closing loop))
   nil)
 
@@ -121,8 +122,8 @@ called. From any thread."
       (not (eq :closed answer)))))
 
 (define-hot wake-loop ((loop event-loop)) null
-  "Something was posted while LOOP slept: wake the thread that runs it or, if no thread does, have a
-reserve thread run it."
+  "Wake the thread that runs LOOP, to which an item was posted while it slept. If no thread runs it,
+make a reserve thread run it."
   (unless (and (= +free+ (baton-state (event-loop-baton loop)))
                (request-runner loop))
     (let ((poller (event-loop-poller loop)))
@@ -131,7 +132,7 @@ reserve thread run it."
   nil)
 
 (defgeneric run-posted (item)
-  (:documentation "Do what ITEM, which was given to POST, stands for. On the loop."))
+  (:documentation "Do the work of ITEM, which was given to POST. On the loop."))
 
 (define-hot call-posted (item) null
   (if (functionp item)

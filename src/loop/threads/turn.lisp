@@ -1,8 +1,8 @@
 ;;;; The turn of a loop: wait for events → read every ready connection once → deferred functions →
 ;;;; inbox → timers → functions of CALL-BEFORE-FLUSH → one send for each connection that has output
 ;;;; → functions of CALL-LAST, such as those that wake threads that wait for what this turn brought.
-;;;; Each phase works off what was there when it began. Work that it causes is for later phases, or
-;;;; for the next turn, which then does not wait. Nothing here allocates. In the middle of a long
+;;;; Each phase does the work that was there when it began. Work that it causes is for later phases,
+;;;; or for the next turn, which then does not wait. Nothing here allocates. In the middle of a long
 ;;;; turn timers run as well.
 
 (in-package #:clgrpc.loop)
@@ -12,17 +12,17 @@
 (defconstant +longest-wait-ns+ (* 3600 +ns-per-second+)
   "Timers may be due in centuries; the loop looks up now and then.")
 (defconstant +inbox-ns+ 2000000
-  "So long a turn calls what was posted: threads may post a hundred thousand functions at once.")
+  "The time in a turn for posted functions: threads may post a hundred thousand at once.")
 (defconstant +posts-per-look+ 64
-  "After so many of those the turn looks what time it is.")
+  "After so many of those the turn reads the clock.")
 (defconstant +functions-per-look+ 16
-  "After so many deferred functions the turn looks whether some output should be sent or a timer is
-due; once the watchdog has found it long, after each.")
+  "After so many deferred functions the turn checks whether some output should be sent or a timer is
+due; once the watchdog has found the turn long, after each function.")
 
 ;;; Phases
 
 (define-hot wait-time-ns ((loop event-loop)) (signed-byte 62)
-  "How long the turn that begins may wait for events: 0 if there is work, -1 if nothing is due.
+  "The time that the turn that begins may wait for events: 0 if there is work, -1 if nothing is due.
 Unless it is 0, the inbox counts as asleep."
   (if (or (plusp (event-loop-ready-count loop))
           (plusp (event-loop-dirty-count loop))
@@ -62,13 +62,13 @@ Unless it is 0, the inbox counts as asleep."
                         (source-token source)))))
 
 (defconstant +slice-ns+ +ns-per-second+
-  "A driver that was overtaken just before it slept finds out after so long, since what it waits for
-does not wake it any more.")
+  "A driver that was overtaken just before it slept notices it after this time, since its events do
+not wake it any more.")
 
 (define-hot sleep-for-events ((loop event-loop) (poller poller) (wait (signed-byte 62)))
     (integer 0 256)
-  "Have POLLER, that of LOOP, whose baton this thread has lent, wait as long as WAIT says, with
-interrupts; return how many events it has fetched."
+  "Wait for events with POLLER, that of LOOP, whose baton this thread has lent, for WAIT, with
+interrupts on; return the number of events fetched."
   (let* ((driving (event-loop-driving loop))
          (driven (and driving (driving-owner driving) t))
          (left wait))
@@ -88,7 +88,7 @@ interrupts; return how many events it has fetched."
         (when (plusp left) (decf left slice))))))
 
 (define-hot sleep-as-lender ((loop event-loop) (wait (signed-byte 62))) (integer 0 256)
-  "As FETCH-EVENTS, which is to wait. Events are lost that this thread has fetched when an interrupt
+  "As FETCH-EVENTS with a wait. The events that this thread has fetched are lost when an interrupt
 unwinds it, when another thread has got LOOP, or when it has run LOOP in the middle of an interrupt;
 then LOOP asks for all of them again. A thread that was overtaken closes its poller."
   (let ((poller (event-loop-poller loop))
@@ -107,8 +107,8 @@ then LOOP asks for all of them again. A thread that was overtaken closes its pol
     (max 0 count)))
 
 (define-hot fetch-events ((loop event-loop) (wait (signed-byte 62))) (integer 0 256)
-  "Have the poller of LOOP fetch events, waiting for the first as long as WAIT says; return how
-many. After a wait this thread may have lost the baton."
+  "Fetch events with the poller of LOOP, waiting for the first at most for WAIT; return their
+number. After a wait this thread may have lost the baton."
   (when (event-loop-blind loop) (watch-anew loop))
   (let ((poller (event-loop-poller loop)))
     (if (zerop wait)
@@ -144,11 +144,11 @@ is one that does not pay."
 
 (define-hot spin-or-sleep ((loop event-loop) (spin-state spin-state) (wait (signed-byte 62)))
     (integer 0 256)
-  "As FETCH-EVENTS, which is to wait: spin before that if it pays."
+  "As FETCH-EVENTS with a wait: spin before the wait if that pays."
   (let* ((driving (event-loop-driving loop))
          (driven (and driving (driving-owner driving) t))
          (sent (event-loop-octets-sent loop))
-         (spin-ns (if (or (= sent (shiftf (spin-state-sent spin-state) sent)) ; nobody is to answer
+         (spin-ns (if (or (= sent (shiftf (spin-state-sent spin-state) sent)) ; no answer is due
                           (and driving (not driven))) ; for many callers
                       0
                       (spin-time-ns spin-state driven))))
@@ -269,7 +269,7 @@ all output if the last time was long ago."
     nil))
 
 (define-hot deferred-phase ((loop event-loop)) boolean
-  "Run what was deferred. Return false if user code in it has lost the baton."
+  "Run the deferred functions. Return false if user code in them has lost the baton."
   (let ((count (event-loop-ring-count loop))
         (done 0))
     (declare (type index count done))
@@ -286,7 +286,7 @@ all output if the last time was long ago."
     t))
 
 (define-hot inbox-phase ((loop event-loop)) null
-  "Call what was posted."
+  "Call the posted functions."
   (let ((inbox (event-loop-inbox loop)))
     (loop while (nth-value 1 (guarding (:posted-function-error :loop loop)
                                (drain-inbox inbox #'call-posted))))

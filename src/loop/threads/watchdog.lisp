@@ -11,70 +11,70 @@
 ;;;;
 ;;;; User code that uses its loop all the time, such as a handler that sends message after message,
 ;;;; moves the baton and still holds up all other handlers. So a look also notes the turn and the
-;;;; function in it. When two looks see the same function, LATE-TURN tells the user code, which
-;;;; gives the loop up the next time it has the baton (CALL-WITH-BATON). When they see the same turn
-;;;; but not the same function, LONG-TURN tells the loop that quick functions have made the turn
-;;;; long: from then on the loop looks at the clock after each function.
+;;;; function in it. When two looks see the same function, LATE-TURN is set, and the user code gives
+;;;; the loop up the next time it has the baton (CALL-WITH-BATON). When they see the same turn but
+;;;; not the same function, quick functions have made the turn long, and LONG-TURN is set: from then
+;;;; on the loop looks at the clock after each function.
 ;;;;
 ;;;; A thread that waits for events and was woken by a post answers that bell at once, unless an
-;;;; interrupt has it do something else, such as show a debugger. When +BELL-LOOKS+ looks in a row
-;;;; find the same wait and the bell not answered, a reserve thread overtakes the loop.
+;;;; interrupt occupies it, such as with a debugger. When +BELL-LOOKS+ looks in a row find the same
+;;;; wait and the bell not answered, a reserve thread overtakes the loop.
 ;;;;
 ;;;; A tick ends no later than the first timer may be due: then a loop that was left alone a moment
 ;;;; ago gets a thread, and user code that overstays is found at the next look.
 ;;;;
 ;;;; When no baton has moved for a while the watchdog sleeps, and a thread that moves one wakes it.
 ;;;; LEND has no full barrier between its store and its look at **WATCHDOG-ASLEEP**, since that
-;;;; would cost each call 20 ns. So the watchdog first says that it sleeps; waits one tick more, in
-;;;; which every store made before arrives; looks once more; and only then sleeps.
+;;;; would cost each call 20 ns. So the watchdog first announces that it sleeps; waits one tick
+;;;; more, in which every store made before arrives; looks once more; and only then sleeps.
 ;;;;
-;;;; The watchdog also has the process give memory back (base/memory/collector.lisp): while it
-;;;; ticks, if the process is quiet, which it looks for once a second; and before it sleeps for
-;;;; good, once no loop has made a turn for a while.
+;;;; The watchdog also gives memory back (base/memory/collector.lisp): while it ticks, if the
+;;;; process is quiet, which it checks once a second; and before it sleeps for good, once no loop
+;;;; has made a turn for a while.
 
 (in-package #:clgrpc.loop)
 
 (defconstant +shortest-tick-ns+ 1000000)
 (defconstant +longest-tick-ns+ 32000000)
 (defconstant +doze-after-ns+ 200000000
-  "When no baton has moved for so long the watchdog sleeps.")
+  "The time without a move of any baton after which the watchdog sleeps.")
 (defconstant +alert-ns+ 50000000
-  "So long after a first overstay the ticks stay short.")
+  "The time for which the ticks stay short after a first overstay.")
 (defconstant +longest-alert-ns+ 10000000000
   "The longest time that ticks stay short after an overstay. After so long without an overstay, the
 next one counts as a first.")
 
 (defconstant +bell-looks+ 4
-  "So many looks in a row find a bell unanswered before the thread that waits is overtaken: woken on
-a busy machine, it may have no processor yet.")
+  "The number of looks in a row that find a bell unanswered before the waiting thread is overtaken:
+on a busy machine, a woken thread may have no processor yet.")
 
 (defconstant +quiet-look-ns+ +ns-per-second+
-  "How often it is looked whether the process is quiet.")
+  "The time between two checks whether the process is quiet.")
 
 (defconstant +idle-ns+ 8000000000
-  "After so long without a turn of any loop the process gives memory back.")
+  "The time without a turn of any loop after which the process gives memory back.")
 
 (defstruct (watched (:constructor make-watched (loop)) (:copier nil))
-  "What is known of a loop since the last look."
-  (loop nil :type event-loop)           ; that is watched
+  "The state of a loop at the last look."
+  (loop nil :type event-loop)           ; the watched loop
   (seen 0 :type sb-ext:word)            ; its baton
   (asked 0 :type sb-ext:word)           ; the baton that a reserve thread has been asked to take
   (unanswered 0 :type index)            ; looks in a row that have found its bell unanswered
-  (turns 0 :type (unsigned-byte 62))    ; how many it had made
+  (turns 0 :type (unsigned-byte 62))    ; the number it had made
   (at 0 :type index))                   ; which deferred function was next
 
 (defglobal **watchdog** nil)
 (defglobal **watched** '())
 
 (defun watch-loop (loop)
-  "Have the watchdog look after LOOP, which runs."
+  "Make the watchdog watch LOOP, which runs."
   (sb-thread:with-mutex (**watchdog-lock**)
     (push (make-watched loop) **watched**)
     (unless **watchdog**
       (setf **watchdog** (sb-thread:make-thread #'run-watchdog :name "clgrpc watchdog")))))
 
 (defun unwatch-loop (loop)
-  "LOOP has stopped. The watchdog ends with the last loop."
+  "Stop watching LOOP, which has stopped. The watchdog ends with the last loop."
   (let ((thread (sb-thread:with-mutex (**watchdog-lock**)
                   (setf **watched** (remove loop **watched** :key #'watched-loop))
                   (unless **watched**
@@ -84,7 +84,7 @@ a busy machine, it may have no processor yet.")
     (end-thread thread)))
 
 (defun run-watchdog ()
-  "What the watchdog's thread does."
+  "The work of the watchdog's thread: look at all loops, and give memory back."
   (let ((tick +shortest-tick-ns+) (quiet 0) (since-overstay +longest-alert-ns+) (alert 0)
         (collections nil) (quiet-period (make-quiet-period)) (quiet-look-ns 0))
     (sb-thread:with-mutex (**watchdog-lock**)
@@ -119,7 +119,7 @@ a busy machine, it may have no processor yet.")
     (sb-thread:grab-mutex **watchdog-lock**)))
 
 (defun pause (tick-ns)
-  "Let TICK-NS pass, or less if a timer is due before. The lock is held."
+  "Wait for TICK-NS, or less if a timer is due before. The lock is held."
   (let ((end (+ (monotonic-ns) tick-ns)))
     (loop do (setf **next-look-ns** end)
           while (and (await-notice **watchdog-bell** **watchdog-lock** end)
@@ -144,12 +144,12 @@ a busy machine, it may have no processor yet.")
     (setf **watchdog-asleep** nil)))
 
 (defun total-turns ()
-  "How many turns the loops have made in all. The lock is held."
+  "The number of turns of all loops. The lock is held."
   (reduce #'+ **watched** :key (lambda (watched) (event-loop-turns (watched-loop watched)))))
 
 (defun call-when-idle (due-p function)
-  "If DUE-P says so, sleep until a baton moves, or no loop has made a turn for +IDLE-NS+; then call
-FUNCTION. The lock is held, but not while that runs."
+  "If DUE-P is true, sleep until a baton moves, or no loop has made a turn for +IDLE-NS+; then call
+FUNCTION. The lock is held, but not while FUNCTION runs."
   (loop while (and (asleep-p) (funcall due-p))
         do (let ((turns (total-turns))
                  (end (+ (monotonic-ns) +idle-ns+)))
@@ -160,28 +160,28 @@ FUNCTION. The lock is held, but not while that runs."
                (return)))))
 
 (defun next-timer-ns ()
-  "How many nanoseconds a tick may be for the sake of timers: no longer than until one may be due.
-The lock is held."
+  "The longest tick, in nanoseconds, that timers allow: the time until one may be due. The lock is
+held."
   (let ((least +longest-tick-ns+))
     (dolist (watched **watched** least)
       (let* ((loop (watched-loop watched))
              (ahead (- (timer-wheel-earliest-ns (event-loop-wheel loop))
                        (the nanoseconds (funcall (event-loop-clock loop))))))
-        ;; a loop that somebody runs sees by itself to those that are due
+        ;; a loop that a thread runs handles due timers itself
         (when (or (plusp ahead) (= +free+ (baton-state (event-loop-baton loop))))
           (setf least (min least (max ahead +shortest-tick-ns+))))))))
 
 (defun look-at-loops (comparable)
-  "Look at every baton. Return whether any has moved since the last look; whether any is lent, or
-its loop needs a thread and gets none; and whether user code was found to overstay. COMPARABLE is
-true if no garbage has been collected since the last look."
+  "Look at every baton. Return three booleans: a baton has moved since the last look; a baton is
+lent, or its loop needs a thread and gets none; user code overstays. COMPARABLE is true if no
+garbage has been collected since the last look."
   (let ((moved nil) (lent nil) (overstayed nil))
     (dolist (watched **watched** (values moved lent overstayed))
       (let* ((loop (watched-loop watched))
              (baton (event-loop-baton loop))
              (state (baton-state baton))
              (still (= baton (shiftf (watched-seen watched) baton)))
-             ;; who only begins calls, all of which fail at once, reads nothing
+             ;; user code that only begins calls, all of which fail at once, reads nothing
              (unread (= (watched-turns watched) (event-loop-turns loop)))
              (late (look-at-turn watched loop (and comparable (= state +lent+) (not still)))))
         (flet ((ask (asked)
@@ -194,7 +194,8 @@ true if no garbage has been collected since the last look."
                 ((and (= state +lent+) still comparable)
                  (setf overstayed t)
                  (let ((asked (request-takeover loop baton :first)))
-                   (when (and asked (not (eq :queued asked))) ; nor need who will wait ask another
+                   ;; a thread that is about to wait need not ask another either
+                   (when (and asked (not (eq :queued asked)))
                      (setf (event-loop-asked loop) baton))
                    (ask asked)))
                 ((= state +lent+) (setf lent t))
@@ -210,8 +211,8 @@ true if no garbage has been collected since the last look."
                  (ask (request-runner loop)))))))))
 
 (defun bell-unanswered-p (watched loop same-wait comparable)
-  "True if something was posted to LOOP, whose runner waits for events, and has not been taken yet.
-Count such looks in a row that find the SAME-WAIT, but for one that is not COMPARABLE."
+  "True if an item was posted to LOOP, whose runner waits for events, and has not been taken yet.
+Count such looks in a row that find the SAME-WAIT, except one that is not COMPARABLE."
   (let* ((inbox (event-loop-inbox loop))
          (rung (not (or (inbox-asleep-p inbox) (inbox-empty-p inbox)))))
     (cond ((not (and rung same-wait)) (setf (watched-unanswered watched) 0))
@@ -223,8 +224,8 @@ Count such looks in a row that find the SAME-WAIT, but for one that is not COMPA
 
 (defun look-at-turn (watched loop in-user-code)
   "Note the turn of LOOP and its current function. If LOOP is IN-USER-CODE and in the same turn as
-at the last look, tell it that the turn is long. If it is also in the same function, tell it that
-the function is late, and return true."
+at the last look, mark the turn as long. If it is also in the same function, mark the function as
+late, and return true."
   (let* ((turns (event-loop-turns loop))
          (at (event-loop-ring-start loop))
          (same-turn (= turns (shiftf (watched-turns watched) turns)))
