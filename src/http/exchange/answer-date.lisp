@@ -4,7 +4,7 @@
 (in-package #:clgrpc.exchange)
 
 (defstruct (answer-date (:constructor make-answer-date (seconds text field)) (:copier nil))
-  "A second as answers have it."
+  "A second, and its text for answers."
   (seconds 0 :type fixnum :read-only t) ; since 1970
   (text "" :type string :read-only t)   ; as HTTP writes it
   (field nil :type hpack:field :read-only t)) ; the same, with its name
@@ -40,6 +40,6 @@
           (t (setf **date** (date-of now))))))
 
 (defun current-date-text ()
-  "The date now as HTTP writes it, or nil where there is none."
+  "The present date in the form of HTTP, or nil if it is not known."
   (let ((date (current-date)))
     (and date (answer-date-text date))))

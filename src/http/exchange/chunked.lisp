@@ -1,6 +1,6 @@
-;;;; Answers in chunks: a handler of HTTP begins a response, and anybody goes on with it over time,
-;;;; as server-sent events need. Everything is posted to the loop of the request's call. What waits
-;;;; for the peer is bounded: SEND-CHUNK refuses more.
+;;;; Answers in chunks: a handler of HTTP begins a response, and any thread continues it over time,
+;;;; as server-sent events need. Everything is posted to the loop of the request's call. The octets
+;;;; that wait for the peer are bounded: SEND-CHUNK refuses more.
 
 (in-package #:clgrpc.exchange)
 
@@ -8,7 +8,7 @@
   "The octets that a call is charged with for the head of a response on its way to the loop.")
 
 (defun post (request size function)
-  "Call FUNCTION on the loop of REQUEST, behind what was posted before. From any thread."
+  "Call FUNCTION on the loop of REQUEST, after the functions posted before. From any thread."
   (funcall (sink-post (http-request-sink request)) request size function))
 
 (defun begin-response (request &key (status 200) headers)
@@ -35,7 +35,7 @@ answer. From any thread."
     (misuse "The response to ~A has not been begun: see BEGIN-RESPONSE." request)))
 
 (defun waiting-octets (request)
-  "How many octets of REQUEST's response, which is open, have not left. From any thread."
+  "The number of unsent octets of REQUEST's response, which is open. From any thread."
   (+ (the index (funcall (sink-posted (http-request-sink request)) request))
      (the index (funcall (responder-unsent (http-request-responder request)) request))))
 
@@ -47,7 +47,7 @@ answer. From any thread."
             (options-send-budget-octets (http-request-options request))))))
 
 (defun post-chunk (request octets)
-  "Have the loop send OCTETS, which are the connection's from now on, in REQUEST's response."
+  "Send OCTETS, which belong to the connection from now on, in REQUEST's response, by the loop."
   (post request (length octets)
         (lambda ()
           (unless (over-p request)

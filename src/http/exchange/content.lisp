@@ -1,5 +1,5 @@
-;;;; Answers: what handlers of HTTP return, checked. Their headers may be none that only we set, nor
-;;;; say anything that would not be one header on the line.
+;;;; Answers: the values of HTTP handlers, checked. Their headers may not include those that only we
+;;;; set, and each must be exactly one header on the line.
 
 (in-package #:clgrpc.exchange)
 
@@ -13,10 +13,10 @@
   (head nil :type (or null octets) :read-only t))
 
 (defstruct (answer-head (:constructor %make-answer-head (http-status fields lines)) (:copier nil))
-  "The head of answers that are given again and again, with other bodies and maybe more headers."
+  "The head of answers that are sent repeatedly, with other bodies and perhaps more headers."
   (http-status 200 :type (integer 200 599) :read-only t) ; as in RFC 9110
   (fields #() :type simple-vector :read-only t) ; HPACK's, over HTTP/2
-  (lines (make-octets 0) :type octets :read-only t)) ; over HTTP/1.1, but for what follows
+  (lines (make-octets 0) :type octets :read-only t)) ; over HTTP/1.1, without later lines
 
 (declaim (sb-ext:freeze-type plain-answer answer-head))
 
@@ -60,7 +60,7 @@
 
 (defun sound-header (entry)
   "ENTRY of a handler's headers with its name in lower case and without blanks around its value.
-Signal an error if it can be none."
+Signal an error if it cannot be a header."
   (unless (and (consp entry) (stringp (car entry)) (stringp (cdr entry)))
     (error "Headers are an alist from strings to strings; ~S is not such an entry." entry))
   (let ((name (coerce (string-downcase (car entry)) 'text))

@@ -1,6 +1,6 @@
-;;;; An exchange: a request of HTTP, which is what its handler gets, and how it is answered. What
-;;;; differs between HTTP/2 and HTTP/1.1 is the RESPONDER: how an answer is written. What its owner,
-;;;; a server, does for it is a SINK.
+;;;; An exchange: a request of HTTP, which its handler gets, and its answer. HTTP/2 and HTTP/1.1
+;;;; differ in the RESPONDER, which writes an answer. The SINK has the functions of the owner, a
+;;;; server.
 ;;;;
 ;;;; The body is collected as far as the owner takes it, in a vector that grows as it comes, and
 ;;;; charged to the connection like messages that wait.
@@ -11,7 +11,7 @@
 
 (defstruct (sink (:copier nil))
   "An owner's functions for its exchanges and for its connections that speak HTTP/1.1. All functions
-run on the loop, but where it says otherwise."
+run on the loop, except those marked otherwise."
   ;; (owner request): over HTTP/1.1 its head has come. Return true if it goes on; false if it has
   ;; been ended
   (begun nil :type function :read-only t)
@@ -27,17 +27,17 @@ run on the loop, but where it says otherwise."
   (lost nil :type function :read-only t) ; (request text): its peer has gone, as TEXT says
   (stop nil :type function :read-only t) ; (request): the server ends the answer, which is in chunks
   (over-p nil :type function :read-only t) ; (request): it has ended. From any thread
-  ;; (request size function): call FUNCTION on the loop, behind what was posted before; meanwhile
+  ;; (request size function): call FUNCTION on the loop, after functions posted before; meanwhile
   ;; SIZE octets more wait. From any thread
   (post nil :type function :read-only t)
-  (posted nil :type function :read-only t) ; (request): how many octets wait. From any thread
-  (on-end nil :type function :read-only t) ; (request function): call that once it has ended
+  (posted nil :type function :read-only t) ; (request): octets that wait. From any thread
+  (on-end nil :type function :read-only t) ; (request function): call FUNCTION at its end
   (peer nil :type function :read-only t) ; (request): the address of its peer
   (secure-p nil :type function :read-only t) ; (request): true if it has come over TLS
   ;; of connections that speak HTTP/1.1
-  (prompt-p nil :type function :read-only t) ; (owner): nobody is to be told of requests
+  (prompt-p nil :type function :read-only t) ; (owner): no observer sees requests
   (busy-p nil :type function :read-only t) ; (owner): the rest of the input is for the next turn
-  (measure nil :type function :read-only t) ; (owner): what it keeps may have changed
+  (measure nil :type function :read-only t) ; (owner): its memory may have changed
   (close nil :type function :read-only t) ; (owner text): end the connection in order
   (expel nil :type function :read-only t) ; (owner text): end it at once
   (closed nil :type function :read-only t)) ; (socket reason): it has ended
@@ -63,8 +63,8 @@ any thread."
 (defstruct (known-head (:constructor make-known-head (message router route prompt query
                                                       claimed refusal))
                        (:copier nil))
-  "The data of a request over HTTP/1.1 from its head alone. A peer that repeats the head has
-this found in the memo of MESSAGE. The connection's."
+  "The data of a request over HTTP/1.1 from its head alone. For a repeated head it is found in the
+memo of MESSAGE. It belongs to the connection."
   (message nil :type http1:message :read-only t) ; which the head is
   (headers :unread :type (or list (eql :unread))) ; as HTTP-REQUEST-HEADERS has them
   (router nil :type (or null router) :read-only t) ; whose routes they were
@@ -72,7 +72,7 @@ this found in the memo of MESSAGE. The connection's."
   (prompt nil :type (or null function) :read-only t) ; that answers, see PROMPT-HANDLER
   (query nil :type (or null string) :read-only t) ; which that is called with
   (claimed nil :type boolean :read-only t) ; ROUTE is what the router's CLAIM has returned
-  (refusal nil :type (or null plain-answer) :read-only t) ; that has returned this instead
+  (refusal nil :type (or null plain-answer) :read-only t) ; or CLAIM's answer
   (epoch (router-epoch router) :type fixnum :read-only t)) ; the router's at that time
 
 (defstruct (http-request (:constructor nil) (:copier nil))
@@ -82,13 +82,13 @@ this found in the memo of MESSAGE. The connection's."
   (options nil :type options)           ; its owner's
   (method "" :type string)              ; "GET"
   (target "" :type string)              ; the path, with the query, as it came
-  (source '() :type (or list known-head)) ; its headers, an alist, or who knows them
-  (body (make-octets 0) :type octets)   ; what has come of it, up to FILL
-  (fill 0 :type index)                  ; how much of it that is
+  (source '() :type (or list known-head)) ; its headers, an alist, or their source
+  (body (make-octets 0) :type octets)   ; the part that has come, up to FILL
+  (fill 0 :type index)                  ; the length of that part
   (whole nil :type boolean)             ; all of it has come
   (claimed nil :type boolean)           ; the owner takes its body and writes its answer
-  (route nil)                           ; by which its handler is called, or nil
-  (context nil)                         ; what its owner keeps for it
+  (route nil)                           ; the route of its handler, or nil
+  (context nil)                         ; the owner's data for it
   (refusal **not-found** :type plain-answer) ; the answer if it has no route
   (answer nil :type (or null plain-answer)) ; the handler's, whole or only its head
   ;; of an answer in chunks: whether its head has been written
@@ -115,14 +115,14 @@ this found in the memo of MESSAGE. The connection's."
   (eq :begun (http-request-sending request)))
 
 (document-functions
-  http-request-p "True of the requests that the functions of HTTP handlers get."
+  http-request-p "True if the argument is a request, as the functions of HTTP handlers get."
   http-request-method "The method of REQUEST, a string such as \"GET\"."
   http-request-target "The path of REQUEST and its query, as they came, a string."
   http-request-body "The body of REQUEST, octets; none is an empty vector. Only while its handler
 runs, or before it is answered.")
 
 (defun field-entry (field)
-  "FIELD as an entry of a request's headers, or nil for what the request line says. The name of
+  "FIELD as an entry of a request's headers, or nil for a field of the request line. The name of
 :authority is \"host\"."
   (let ((name (hpack:field-name-string field))
         (value (hpack:field-value-string field)))
@@ -139,7 +139,8 @@ runs, or before it is answered.")
               (map 'list #'field-entry (http1:message-fields (known-head-message known)))))))
 
 (defun http-request-headers (request)
-  "The headers of REQUEST, an alist from names in lower case to strings, in their order."
+  "The headers of REQUEST, an alist from names in lower case to strings, in their order. From any
+thread."
   (let ((source (http-request-source request)))
     (if (listp source)
         source
@@ -154,17 +155,19 @@ runs, or before it is answered.")
     (and (< start (length target)) (subseq target (1+ start)))))
 
 (defun http-request-path (request)
-  "The path of REQUEST, without its query, as it came: nothing in it is decoded. A string."
+  "The path of REQUEST, without its query, as it came: nothing in it is decoded. A string. From any
+thread."
   (let ((target (http-request-target request)))
     (subseq target 0 (query-start target))))
 
 (defun http-request-query (request)
-  "The query of REQUEST, what follows the question mark in its target, as it came, a string; nil
-without one."
+  "The query of REQUEST, the part of its target after the question mark, undecoded, a string; nil
+without one. From any thread."
   (target-query (http-request-target request)))
 
 (defun http-request-header (request name)
-  "The value of the first header of REQUEST whose name is NAME, a string in lower case, or nil."
+  "The value of the first header of REQUEST whose name is NAME, a string in lower case, or nil. From
+any thread."
   (cdr (assoc name (http-request-headers request) :test #'string=)))
 
 (defun decoded-query (text start end)
@@ -218,8 +221,8 @@ octets, each of which is escaped."
         (setf start (1+ end))))))
 
 (defun query-parameter (query name)
-  "The decoded value of the first parameter of QUERY, a string or nil, that is called NAME; nil if
-there is none."
+  "The decoded value of the first parameter of QUERY, a string or nil, with the name NAME; nil
+without such a parameter."
   (when query
     (let ((query (coerce query 'simple-string)) (name (coerce name '(simple-array character (*)))))
       ;; compiled for each, since a peer may have a long query read by a few octets
@@ -228,11 +231,12 @@ there is none."
         ((simple-array character (*)) (find-parameter query name))))))
 
 (defconstant +parameters-looked-at+ 64
-  "QUERY-VALUES looks at no more parameters: a peer says thousands by an octet or two.")
+  "The most parameters that QUERY-VALUES looks at: a peer can send thousands of an octet or two
+each.")
 
 (define-hot query-values ((query (or null simple-string)) (names list)) list
-  "A list of the decoded values of the first parameters of QUERY that are called as NAMES are, base
-strings; nil for a name that none of the first 64 parameters has."
+  "A list of the decoded values of the first parameters of QUERY with each of NAMES, base strings;
+nil for a name that none of the first 64 parameters has."
   (let ((values (make-list (length names) :initial-element nil))
         (query (or query "")) (start 0))
     (declare (type simple-string query) (type index start))
@@ -248,12 +252,12 @@ strings; nil for a name that none of the first 64 parameters has."
     values))
 
 (defun http-request-parameter (request name)
-  "The decoded value of the first parameter of REQUEST's query with the name NAME, a string, as
-with \"/events?token=a%20b\" and \"token\"; nil if there is no such parameter."
+  "The decoded value of the first parameter of REQUEST's query with the name NAME, a string, as with
+\"/events?token=a%20b\" and \"token\"; nil if there is no such parameter. From any thread."
   (query-parameter (http-request-query request) name))
 
 (defun http-request-peer (request)
-  "The address of the peer that sent REQUEST, as a string."
+  "The address of the peer that sent REQUEST, as a string. From any thread."
   (values (funcall (sink-peer (http-request-sink request)) request)))
 
 (defun http-request-secure-p (request)
@@ -263,7 +267,8 @@ with \"/events?token=a%20b\" and \"token\"; nil if there is no such parameter."
 ;;; Routes
 
 (defun note-refusal (router request)
-  "REQUEST has no route of ROUTER, or nil. If ROUTER has one for another method, say so."
+  "Set the answer to REQUEST, which has no route of ROUTER, or nil: if ROUTER has one for another
+method, the answer is that."
   (let ((entry (target-entry router (http-request-target request))))
     (when entry
       (setf (http-request-refusal request) (wrong-method (router-entry-handler entry))))))
@@ -281,7 +286,7 @@ with \"/events?token=a%20b\" and \"token\"; nil if there is no such parameter."
   (values (funcall (sink-over-p (http-request-sink request)) request)))
 
 (defun finish (request)
-  "REQUEST has its answer, or an answer in chunks is to end."
+  "Write the answer of REQUEST, or end its answer in chunks."
   (funcall (sink-finish (http-request-sink request)) request))
 
 (defun answer (request answer)
@@ -291,7 +296,7 @@ with \"/events?token=a%20b\" and \"token\"; nil if there is no such parameter."
     (finish request)))
 
 (defun refuse-unrouted (request)
-  "REQUEST, whose body need not be there, has no route: answer it so."
+  "Answer REQUEST, which has no route, with its refusal; its body may be incomplete."
   (answer request (http-request-refusal request)))
 
 (defun refuse-body (request limit)
@@ -301,7 +306,7 @@ with \"/events?token=a%20b\" and \"token\"; nil if there is no such parameter."
 
 (defun make-body-room (request count limit)
   "Make room for COUNT octets more in the body of REQUEST, which may have LIMIT in all. Return false
-if it may not have so much memory and so has been ended."
+if that exceeds its memory limit, so that it has been ended."
   (let* ((body (http-request-body request))
          (need (+ (http-request-fill request) count))
          (length (min limit (max need (* 2 (length body)) 1024))))
@@ -325,11 +330,11 @@ if it may not have so much memory and so has been ended."
   nil)
 
 (defun cut-answer-off (request)
-  "End the answer to REQUEST, which is claimed, in a way that shows that it is not whole."
+  "End the answer to REQUEST, which is claimed, so that the peer sees that it is incomplete."
   (funcall (responder-end (http-request-responder request)) request nil))
 
 (define-hot (unsent-octets :inline t) ((request http-request)) index
-  "How many octets of the answer to REQUEST have not left. From any thread."
+  "The number of unsent octets of the answer to REQUEST. From any thread."
   (values (the index (funcall (responder-unsent (http-request-responder request)) request))))
 
 (defun pause-body (request)
@@ -377,8 +382,8 @@ it."
                     (plain-answer-http-status (http-request-answer request))))
 
 (defun write-end (request whole otherwise)
-  "REQUEST has ended: write its answer, or the end of one in chunks, which is cut off unless WHOLE.
-OTHERWISE, a function, returns the answer if there is none."
+  "Write the answer of REQUEST, which has ended, or the end of an answer in chunks; without WHOLE
+that is cut off. OTHERWISE, a function, returns the answer if REQUEST has none."
   (declare (type function otherwise))
   (let ((responder (http-request-responder request)))
     (if (begun-p request)

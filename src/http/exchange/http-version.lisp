@@ -1,5 +1,5 @@
-;;;; What a connection of a server speaks, HTTP/2 or HTTP/1.1: decided here and nowhere else, by
-;;;; what ALPN has agreed on, or else by the first octets.
+;;;; The protocol of a server's connection, HTTP/2 or HTTP/1.1. It is decided only here, by the
+;;;; result of ALPN, or else by the first octets.
 
 (in-package #:clgrpc.exchange)
 
@@ -16,7 +16,7 @@ HTTP/2, other text a request of HTTP/1.1. All else is left to HTTP/2, which repo
 
 (defun http-version-of (agreed octets start end)
   "The protocol of a connection, :HTTP1 or :HTTP2, on which ALPN has AGREED, a string or nil, and
-whose first octets are those from START to END. :MORE if it cannot be told yet."
+whose first octets are those from START to END. :MORE if more octets are needed to decide."
   (cond ((null agreed) (first-octets-version octets start end))
         ((string= "http/1.1" agreed) :http1)
         (t :http2)))

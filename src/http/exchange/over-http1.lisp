@@ -1,10 +1,10 @@
 ;;;; HTTP/1.1 at a server (RFC 9112): a connection that speaks it, from the octets of requests to
 ;;;; those of their answers. Its owner has a SINK.
 ;;;;
-;;;; A connection has one request at a time. What comes after it, pipelined, waits until it is
-;;;; answered; meanwhile nothing more is read, so a peer makes us keep one read at most. After
-;;;; an error, and after an answer that comes before its request is whole, where the next request
-;;;; begins cannot be known: the connection ends with that answer.
+;;;; A connection has one request at a time. Pipelined octets after it wait until it is answered;
+;;;; meanwhile nothing more is read, so a peer makes us keep one read at most. After an error, and
+;;;; after an answer that comes before the end of its request, the start of the next request is
+;;;; unknown: the connection ends with that answer.
 ;;;;
 ;;;; Phases:  :idle → :head → :body → :answer → :idle, or :over. One timer for each connection looks
 ;;;; at the phase when the earliest time-out of it may be due; a request that takes no longer than
@@ -14,7 +14,7 @@
 
 (defstruct (http-loop (:copier nil))
   "The shared data of the connections on one loop that speak HTTP/1.1."
-  (router nil :type router :read-only t) ; who answers
+  (router nil :type router :read-only t) ; finds handlers
   (sink nil :type sink :read-only t)    ; their owner's
   (options nil :type options :read-only t) ; their owner's
   ;; the last lines of heads: the date, for its second, and an empty line
@@ -26,11 +26,11 @@
                              (:copier nil))
   "A connection that speaks HTTP/1.1."
   (owner nil :read-only t)              ; the owner's own object for it
-  (http nil :type http-loop :read-only t) ; what it shares
+  (http nil :type http-loop :read-only t) ; the shared data
   (socket nil :type loop:connection :read-only t) ; the loop's
   (parser nil :type http1:parser :read-only t) ; of its requests
   (phase :head :type (member :idle :head :body :answer :over)) ; see above
-  (since-ns 0 :type nanoseconds)        ; when the phase began
+  (since-ns 0 :type nanoseconds)        ; the time when the phase began
   (message nil :type (or null http1:message)) ; the head of the request under way
   (request nil :type (or null http1-request)) ; that request, until it has been answered
   (prompt nil :type (or null plain-answer)) ; its answer, if that was there at once
@@ -73,11 +73,11 @@
   (loop:event-loop-now (state-loop state)))
 
 (defun close-state (state text)
-  "Have the owner of STATE end it in order, because of TEXT."
+  "Ask the owner of STATE to end it in order, because of TEXT."
   (funcall (sink-close (state-sink state)) (state-owner state) text))
 
 (defun expel-state (state text)
-  "Have the owner of STATE end it at once, because of TEXT."
+  "Ask the owner of STATE to end it at once, because of TEXT."
   (funcall (sink-expel (state-sink state)) (state-owner state) text))
 
 (define-hot (measure-state :inline t) ((state http1-connection)) null
@@ -91,13 +91,13 @@
   nil)
 
 (define-hot (state-output :inline t) ((state http1-connection)) buffer
-  "The buffer for what is sent to STATE's peer."
+  "The buffer for the output to STATE's peer."
   (loop:connection-output (state-socket state)))
 
 ;;; Time-outs
 
 (defun phase-seconds (options phase)
-  "How long the PHASE of a connection may take, as OPTIONS say."
+  "The time limit of the PHASE of a connection, by OPTIONS."
   (ecase phase
     (:idle (options-http1-idle-seconds options))
     (:head (options-http1-head-timeout-seconds options))
@@ -105,11 +105,11 @@
     ((:answer :over) (options-http1-send-timeout-seconds options))))
 
 (defun phase-due-ns (state)
-  "When STATE is to be looked at, unless its phase changes before."
+  "The time of the next check of STATE, unless its phase changes before."
   (+ (state-since-ns state) (seconds-ns (phase-seconds (state-options state) (state-phase state)))))
 
 (defun look-again (state due-ns)
-  "Have STATE looked at when DUE-NS has come."
+  "Schedule a check of STATE at DUE-NS."
   (setf (state-timer-ns state) due-ns)
   (schedule-timer (loop:event-loop-wheel (state-loop state)) (state-timer state)
                   due-ns))
@@ -121,7 +121,7 @@
       (look-again state due))))
 
 (defun state-due (state)
-  "The function of STATE's timer: end what takes too long."
+  "The function of STATE's timer: end a phase that takes too long."
   (let* ((now (state-now state))
          (patience (seconds-ns (options-http1-send-timeout-seconds (state-options state)))))
     (cond ((not (eq :open (loop:connection-state (state-socket state)))))
@@ -138,10 +138,10 @@
 ;;; The head of an answer
 
 (defconstant +date-look-ns+ 20000000
-  "How long a loop takes the date to be the same.")
+  "The time for which a loop uses the same date.")
 
 (defun look-at-date (http now)
-  "Have the DATE-LINES of HTTP say the date at NOW, the time of its loop."
+  "Update the DATE-LINES of HTTP to the date at NOW, the time of its loop."
   (let ((date (current-date-text)))
     (setf (http-loop-date-due-ns http) (+ now +date-look-ns+)
           (http-loop-date-lines http) (http1:last-head-octets (and date `(("date" . ,date)))))))
@@ -159,7 +159,7 @@
        (http1:message-persistent-p (state-message state))))
 
 (define-hot write-http1-head ((state http1-connection) (answer plain-answer) (body t)) null
-  "Write the head of ANSWER, whose body is BODY, as WRITE-RESPONSE-HEAD has it."
+  "Write the head of ANSWER, with BODY as for WRITE-RESPONSE-HEAD."
   (let ((head (plain-answer-head answer)))
     (cond ((and head (stays-p state)
                 (plusp (http1:message-minor (the http1:message (state-message state)))))
@@ -174,8 +174,8 @@
         ((zerop (http1:message-minor (state-message state))) "keep-alive")))
 
 (defun write-new-head (state answer body)
-  "As WRITE-ANSWER-HEAD, of an answer whose head is not there yet, or not with what it is to say of
-the connection."
+  "As WRITE-ANSWER-HEAD, for an answer whose head has not been made yet, or not with the present
+header connection."
   (let ((headers (plain-answer-headers answer))
         (date (current-date-text)))
     (http1:write-response-head
@@ -197,7 +197,7 @@ the connection."
     (end-answer state whole)))
 
 (define-hot end-answer ((state http1-connection) (whole boolean)) null
-  "An answer of STATE has been written; WHOLE is false if it was cut off."
+  "Go on after an answer of STATE was written; WHOLE is false if it was cut off."
   (let ((stays (and whole (stays-p state))))
     (cond (stays
            (http1:next-message (state-parser state))
@@ -212,11 +212,11 @@ the connection."
   nil)
 
 (define-hot write-answer ((state http1-connection) (answer plain-answer)) null
-  "Write ANSWER, whole, but for its body if it can have none."
+  "Write ANSWER completely, without its body if the response can have none."
   (let* ((body (plain-answer-body answer))
          (http-status (plain-answer-http-status answer))
          (message (the http1:message (state-message state))))
-    ;; the answer to a HEAD says what the body would be
+    ;; the answer to a HEAD describes the body that a GET would get
     (write-http1-head state answer (if (http1:bodiless-p "GET" http-status) nil (length body)))
     (unless (http1:bodiless-p (http1:message-http-method message) http-status)
       (append-octets (state-output state) body)))
@@ -309,9 +309,9 @@ the connection."
       (loop:start-reading (state-socket state)))))
 
 (defun renew-body-time (request)
-  "A whole message of a stream has come in the body of REQUEST, which is claimed and is over
-HTTP/1.1. If that is in chunks it has as much time again: a stream may take long, but not a message
-of it. On the loop."
+  "Restart the time limit of the body of REQUEST, which is claimed and over HTTP/1.1, after a
+complete message of a stream in it. This is only for a body in chunks: a stream may take long, but
+not one of its messages. On the loop."
   (let ((state (http1-request-connection request)))
     (unless (integerp (http1:message-body (state-message state)))
       (setf (state-since-ns state) (state-now state)))))
@@ -325,7 +325,8 @@ of it. On the loop."
 ;;; Errors
 
 (defun refuse (state http-status text)
-  "Answer what STATE's peer sends with HTTP-STATUS and TEXT, and end the connection."
+  "Answer the faulty or late request of STATE's peer with HTTP-STATUS and TEXT, and end the
+connection."
   (let ((request (state-request state)))
     (setf (state-last state) t)
     (cond ((null request) (write-refusal state http-status text))
@@ -340,8 +341,8 @@ of it. On the loop."
     (end-http1 state text)))
 
 (defun refuse-claimed (state http-status text)
-  "As REFUSE, while a request comes that is claimed: its owner has lost it. An answer that has begun
-is cut off."
+  "As REFUSE, for a claimed request that is still coming: its owner has lost it. An answer that has
+begun is cut off."
   (let ((request (shiftf (state-request state) nil)))
     (funcall (sink-lost (state-sink state)) request text)
     (funcall (sink-done (state-sink state)) request)
@@ -428,7 +429,7 @@ sees it; else nil."
   nil)
 
 (defun begin-exchange (state known)
-  "The head of a request has come that is for a handler; KNOWN is what is known of it."
+  "Begin the exchange for a request for a handler, whose head has come; KNOWN is its known head."
   (let* ((message (known-head-message known))
          (body (http1:message-body message))
          (limit (options-max-fallback-body-octets (state-options state)))
@@ -462,7 +463,7 @@ sees it; else nil."
   nil)
 
 (define-hot take-event ((state http1-connection) (event symbol) (octets octets)) null
-  "Take what STATE's parser has found in OCTETS."
+  "Handle EVENT, which STATE's parser has found in OCTETS."
   (let ((parser (state-parser state)))
     (ecase event
       (:head (begin-request state))
@@ -472,7 +473,7 @@ sees it; else nil."
   nil)
 
 (defun note-begun-head (state)
-  "All of the input has been taken. If STATE's peer has begun a request, see to the time it takes."
+  "Note that all input has been taken. If STATE's peer has begun a request, limit its time."
   (let ((began (http1:parser-begun-p (state-parser state))))
     (case (state-phase state)
       (:idle (when began
@@ -481,7 +482,7 @@ sees it; else nil."
       (:body (await-due state)))))
 
 (defconstant +events-per-look+ 64
-  "After so many parts of a request, such as chunks, we look what time it is.")
+  "After so many parts of a request, such as chunks, the clock is read.")
 
 (define-hot read-requests ((state http1-connection) (octets octets) (start index) (end index))
     (values index boolean)
@@ -549,9 +550,9 @@ time that a turn has for them. Return where that is, and true if there is more."
     (loop:make-handler :input #'http1-input :fill #'http1-fill :closed #'http1-closed))
 
 (defun begin-http1 (owner http socket since-ns)
-  "SOCKET, on which nothing but its first octets has come, speaks HTTP/1.1, with HTTP, an HTTP-LOOP,
-since SINCE-NS. Return the HTTP1-CONNECTION that it is from now on. OWNER is what the functions of
-the sink get."
+  "Make SOCKET, on which only the first octets have come, a connection that speaks HTTP/1.1 since
+SINCE-NS, with HTTP, an HTTP-LOOP. Return the HTTP1-CONNECTION. OWNER is the argument of the sink's
+functions."
   (let* ((options (http-loop-options http))
          (state (make-http1-connection
                  owner http socket
@@ -567,7 +568,7 @@ the sink get."
     state))
 
 (defun http1-connection-octets (state)
-  "How much memory STATE keeps, about."
+  "About how many octets of memory STATE keeps."
   (let ((message (state-message state)))
     (+ +http1-octets+
        (http1:parser-octets (state-parser state))

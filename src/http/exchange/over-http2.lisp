@@ -94,8 +94,8 @@ true if they end it."
   nil)
 
 (defun end-late (stream)
-  "All of the answer on STREAM has left that was queued: end it, and the request, which is not
-whole."
+  "End the answer on STREAM, whose queued octets are all sent, and the request, which is
+incomplete."
   (http2:send-data stream (make-octets 0) 0 0 t)
   (http2:reset-stream stream http2:+no-error+))
 

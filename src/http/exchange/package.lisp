@@ -1,10 +1,10 @@
-;;;; Exchanges: requests of HTTP and their answers, over HTTP/1.1 and over HTTP/2 beside gRPC. Here
-;;;; is which handler answers a request, what it is told of it, how its answer is checked and
-;;;; written, and all of a connection that speaks HTTP/1.1. An exchange is not a call: who runs the
-;;;; handlers, counts them and bounds what they keep is the owner, by the functions of a SINK.
+;;;; Exchanges: requests of HTTP and their answers, over HTTP/1.1 and over HTTP/2 beside gRPC. This
+;;;; layer finds the handler of a request, gives it the request, checks and writes its answer, and
+;;;; does all the work of a connection that speaks HTTP/1.1. An exchange is not a call: the owner
+;;;; runs the handlers, counts them and bounds their memory, by the functions of a SINK.
 ;;;;
-;;;; The files in their order: http-version (what a connection speaks); content (answers); router;
-;;;; exchange (requests); answer-date; chunked (answers in parts); over-http2; over-http1.
+;;;; The files in their order: http-version (the protocol of a connection); content (answers);
+;;;; router; exchange (requests); answer-date; chunked (answers in parts); over-http2; over-http1.
 
 (defpackage #:clgrpc.exchange
   (:use #:cl #:clgrpc.base #:clgrpc.option)

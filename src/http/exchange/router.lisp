@@ -1,5 +1,5 @@
-;;;; Which handler of HTTP answers a request: that of its path, else the fallback. A ROUTER has what
-;;;; a server was given, with a route of the server's for each.
+;;;; The choice of the HTTP handler for a request: the one of its path, else the fallback. A ROUTER
+;;;; has the handlers given to a server, with a route of the server's for each.
 
 (in-package #:clgrpc.exchange)
 
@@ -21,19 +21,24 @@
     (format stream "~{~A~^, ~} ~A" (http-handler-methods handler) (http-handler-path handler))))
 
 (defun http-handler (path function &key (methods '("GET" "HEAD")) execution quiet)
-  "Return a handler for START-SERVER's :http: FUNCTION answers requests over HTTP/1.1 and HTTP/2
-for PATH, a string such as \"/metrics\". If PATH ends with a slash, as \"/console/\" does, it
-is for all paths that begin with it and have no handler of their own.
-FUNCTION, a function or the name of one, gets an HTTP-REQUEST: see HTTP-REQUEST-PATH,
-HTTP-REQUEST-HEADER, HTTP-REQUEST-PARAMETER and HTTP-REQUEST-BODY. It returns an HTTP status from
-200 to 599, an alist of headers, strings both, and a body: a string, octets or nil. Or it answers in
-chunks: see BEGIN-RESPONSE. It runs as handlers of calls do. EXECUTION, :inline, :blocking or :auto,
-says where, as that of START-SERVER, which it is by default. An error in it is answered with 500 and
-goes to the log; FAIL in it is answered with the closest HTTP status.
-METHODS is a list of HTTP methods, strings; requests with others are answered with 405. HEAD gets
-the answer of GET without the body. With QUIET traces have no span of a request, and
-access logs none that ends well, as of probes that come every few seconds. Signal MISUSE for a wrong
-argument. From any thread."
+  "Return a handler for START-SERVER's :http, which answers requests over HTTP/1.1 and HTTP/2.
+Signal MISUSE for a wrong argument. From any thread.
+
+PATH       the path of the requests, a string such as \"/metrics\". If it ends with a slash, as
+           \"/console/\" does, the handler is for all paths that begin with it and have no handler
+           of their own
+FUNCTION   a function, or the name of one, of an HTTP-REQUEST: see HTTP-REQUEST-PATH,
+           HTTP-REQUEST-HEADER, HTTP-REQUEST-PARAMETER and HTTP-REQUEST-BODY. It returns an HTTP
+           status from 200 to 599, an alist of headers, strings both, and a body: a string, octets
+           or nil. Or it answers in chunks: see BEGIN-RESPONSE. It runs as handlers of calls do. An
+           error in it is answered with 500 and goes to the log; FAIL in it is answered with the
+           closest HTTP status
+METHODS    a list of HTTP methods, strings, by default GET and HEAD; requests with others are
+           answered with 405. HEAD gets the answer of GET without the body
+EXECUTION  :inline, :blocking or :auto, the choice of the thread of FUNCTION as for START-SERVER;
+           by default the server's
+QUIET      true: traces have no spans of the requests, and access logs only those that fail. This
+           is for probes that come every few seconds"
   (unless (and (stringp path) (plusp (length path)) (char= #\/ (char path 0))
                (not (find #\? path)))
     (misuse "~S is not a path: it begins with a slash and has no query." path))
@@ -46,29 +51,28 @@ argument. From any thread."
   (%make-http-handler path function methods execution (and quiet t)))
 
 (defun prompt-handler (path prompt &key quiet)
-  "Return a handler for START-SERVER's :http that has PROMPT answer GET and HEAD for PATH, a string:
-a function of the query, a string or nil, that returns what FIXED-ANSWER does. It is called on the
-loop, for a GET over HTTP/1.1 as soon as that is read, and then without a call, unless an observer
-is to be told of it: PROMPT does not wait and does not fail. QUIET is as for HTTP-HANDLER. From any
-thread."
+  "Return a handler for START-SERVER's :http whose function PROMPT answers GET and HEAD for PATH, a
+string. PROMPT is a function of the query, a string or nil, that returns a value of FIXED-ANSWER. It
+is called on the loop, so it must not wait or fail. A GET over HTTP/1.1 is answered as soon as it is
+read, without a call, unless an observer needs one. QUIET is as for HTTP-HANDLER. From any thread."
   (%make-http-handler path (lambda (request) (funcall prompt (http-request-query request)))
                       '("GET" "HEAD") :inline (and quiet t) prompt))
 
 (defstruct (router-entry (:constructor make-router-entry (handler route)) (:copier nil))
   "A handler of a server."
-  (handler nil :type http-handler :read-only t) ; what it was given
-  (route nil :read-only t))             ; the owner's, by which it is called
+  (handler nil :type http-handler :read-only t) ; the handler given to it
+  (route nil :read-only t))             ; the owner's, which calls it
 
 (defstruct (router (:copier nil))
   "The handlers of the plain requests of a server."
   (entries (make-hash-table :test 'equal) :type hash-table :read-only t) ; by path
-  (longest 0 :type index)               ; how long the longest path of ENTRIES is
+  (longest 0 :type index)               ; the length of the longest path of ENTRIES
   (trees '() :type list)                ; the entries whose paths end with a slash, longest first
   (fallback nil)                        ; the route of all other requests, or nil
   ;; (http-method target fields): asked first, with HPACK's fields of the head, a vector. It returns
-  ;; what the owner has claimed the request by, or the answer to it, or nil
+  ;; the owner's claim of the request, or an answer, or nil
   (claim nil :type (or null function))
-  (epoch 0 :type fixnum))               ; one more whenever CLAIM would return something else
+  (epoch 0 :type fixnum))               ; one more whenever the result of CLAIM may change
 
 (declaim (sb-ext:freeze-type router-entry router))
 
@@ -78,8 +82,8 @@ thread."
             (router-fallback router))))
 
 (defun add-handler (router handler route)
-  "Have ROUTER answer requests for HANDLER's path by HANDLER, by way of the owner's ROUTE. Signal
-MISUSE if it has a handler for that path."
+  "Add HANDLER, with the owner's ROUTE for it, to ROUTER. Signal MISUSE if ROUTER has a handler for
+its path."
   (let ((path (http-handler-path handler)) (entry (make-router-entry handler route)))
     (when (gethash path (router-entries router))
       (misuse "There are two handlers for ~A." path))
@@ -107,7 +111,7 @@ MISUSE if it has a handler for that path."
                      (ascii-octets "not with this method")))
 
 (defun target-entry (router target)
-  "The entry of ROUTER, or nil, for TARGET, of which no more is looked at than matters."
+  "The entry of ROUTER for TARGET, or nil. No more of TARGET is read than necessary."
   (when router
     (let* ((enough (min (length target) (1+ (router-longest router))))
            (query (position #\? target :end enough)))

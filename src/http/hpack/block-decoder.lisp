@@ -12,9 +12,9 @@
                     (:constructor %make-decoder (limit ceiling list-octets list-fields common))
                     (:copier nil))
   "Decodes the header blocks of one direction of one connection. See MAKE-DECODER."
-  (ceiling 0 :type index)                  ; what a size update may raise the limit to
+  (ceiling 0 :type index)                  ; the highest limit that a size update may set
   (list-octets 0 :type index)           ; the most that the fields of a block may take
-  (list-fields 0 :type index)           ; how many fields a block may have
+  (list-fields 0 :type index)           ; the most fields that a block may have
   (kept-octets 0 :type index)           ; the memory of LITERALS and BLOCKS, about
   (common nil :type (or null simple-vector)) ; cache shared with other decoders
   (literals nil :type (or null simple-vector)) ; cache of literals, made when needed
@@ -27,9 +27,9 @@
 LIST-FIELDS fields of up to LIST-OCTETS (sizes of RFC 7541 section 4.1). A peer may use 4096 octets
 until it has seen our SETTINGS, so give less only through SET-DECODER-LIMIT, when it has
 acknowledged them. A decoder belongs to one connection and is used by one thread at a time; it grows
-with the table its peer really uses. Decoders may share what MAKE-COMMON-FIELDS returns, COMMON, and
-then the fields that peers have in common, such as content-type; only one thread at a time may use
-any of them."
+with the table its peer really uses. Decoders may share COMMON, a value of MAKE-COMMON-FIELDS, and
+with it the fields that peers have in common, such as content-type; only one thread at a time may
+use any of these decoders."
   (check-type table-octets index)
   (check-type list-octets index)
   (check-type list-fields index)
@@ -42,15 +42,16 @@ any of them."
             (table-limit decoder))))
 
 (defun set-decoder-limit (decoder octets)
-  "Let the peer of DECODER use a dynamic table of up to OCTETS: our SETTINGS_HEADER_TABLE_SIZE, once
-it is acknowledged. A larger table is cut down at once; a smaller one waits for the peer's update."
+  "Allow the peer of DECODER a dynamic table of up to OCTETS: our SETTINGS_HEADER_TABLE_SIZE, once
+it is acknowledged. A larger table is cut down at once; a smaller one grows only by the peer's
+update."
   (check-type octets index)
   (setf (decoder-ceiling decoder) octets)
   (when (< octets (table-limit decoder)) (resize-table decoder octets))
   octets)
 
 (defun forget-repeats (decoder)
-  "Let go of what DECODER remembers so that what its peer repeats costs less; it learns again."
+  "Drop the caches of DECODER, which make repeated octets cheap; it fills them again."
   (setf (decoder-literals decoder) nil
         (decoder-blocks decoder) nil
         (decoder-kept-octets decoder) 0))
@@ -58,17 +59,18 @@ it is acknowledged. A larger table is cut down at once; a smaller one waits for 
 (defconstant +literal-octets+ 512
   "The memory of a literal in a cache: its octets, and its field with strings.")
 (defconstant +repeat-octets+ 384
-  "The memory of a block in a cache, and of what the layers above make of it, beside its fields.")
+  "The memory of a block in a cache and of the upper layers' memo for it, without its fields.")
 
 (define-hot note-remembered ((decoder decoder) (octets index)) null
-  "DECODER remembers something of OCTETS more. What it replaces counts on, up to full caches."
+  "Count OCTETS more in the caches of DECODER. A replaced entry is not subtracted; the count stops
+at full caches."
   (setf (decoder-kept-octets decoder)
         (min (+ octets (decoder-kept-octets decoder))
              (* +cache-sets+ (+ +literal-octets+ +repeat-octets+ (* 16 +cache-octets+)))))
   nil)
 
 (define-hot (decoder-memory :inline t) ((decoder decoder)) index
-  "How much memory DECODER keeps, about."
+  "About how many octets of memory DECODER keeps."
   (+ (table-memory decoder) (decoder-kept-octets decoder)))
 
 ;;; Integers (section 5.1) and strings (section 5.2)
@@ -102,7 +104,7 @@ it is acknowledged. A larger table is cut down at once; a smaller one waits for 
     (values start (+ start length))))
 
 (define-hot read-string ((octets octets) (at index) (end index)) (values octets index)
-  "Return a fresh vector of what the string at AT stands for, and the position after it."
+  "Return the decoded string at AT as a fresh vector, and the position after it."
   (multiple-value-bind (start after) (string-bounds octets at end)
     (values (if (logtest #x80 (aref octets at))
                 (decode-huffman octets start after)
@@ -117,7 +119,8 @@ it is acknowledged. A larger table is cut down at once; a smaller one waits for 
 
 (define-hot read-long-index ((decoder decoder) (octets octets) (at index) (end index))
     (values field index)
-  "Return the field of the index at AT, which takes more than its first octet, and where that ends."
+  "Return the field of the index at AT, which takes more than one octet, and the position after the
+index."
   (multiple-value-bind (index after) (read-integer octets at end #x7F)
     (values (entry-at decoder index at) after)))
 
@@ -136,8 +139,8 @@ position after it."
 
 (define-hot (literal-end :inline t) ((octets octets) (at index) (end index) (mask octet))
     (values index boolean)
-  "Return where the literal at AT, the prefix of whose name index is MASK, ends, and whether a cache
-may keep it: it means the same whatever the table holds."
+  "Return the end of the literal at AT, whose name index has the prefix MASK, and true if a cache
+may keep it: if it means the same with any contents of the table."
   (multiple-value-bind (name-index after) (read-integer octets at end mask)
     (when (zerop name-index)
       (setf after (nth-value 1 (string-bounds octets after end))))
@@ -169,8 +172,8 @@ position after it."
 
 (define-hot read-indexed-literal ((decoder decoder) (octets octets) (at index) (end index))
     (values field index)
-  "Return the field of the literal with incremental indexing at AT, from what decoders share if it
-is there, and the position after it."
+  "Return the field of the literal with incremental indexing at AT, from the shared cache if it is
+there, and the position after it."
   (let ((common (decoder-common decoder)))
     (multiple-value-bind (after cacheable)
         (if common (literal-end octets at end #x3F) (values at nil))
@@ -249,7 +252,7 @@ too large for one limit enters the table under another.)"
        (= (repeat-limit repeat) (table-limit decoder))))
 
 (define-hot repeat-of ((list field-list) (decoder decoder)) (or null repeat)
-  "A REPEAT of what LIST holds, or NIL if one of its fields is sensitive."
+  "A REPEAT of the fields of LIST, or NIL if one of them is sensitive."
   (do-fields (field list)
     (when (field-sensitive-p field) (return-from repeat-of nil)))
   (make-repeat (subseq (field-list-fields list) 0 (field-list-count list))
@@ -259,8 +262,8 @@ too large for one limit enters the table under another.)"
 (define-hot decode-new-block ((decoder decoder) (octets octets) (start index) (end index)
                               (list field-list) (hash hash))
     null
-  "Decode a block that the cache does not have, and let it be found there if it comes again. A block
-that changes the table never means the same twice."
+  "Decode a block that the cache does not have, and note it for the cache. A block that changes the
+table is not cached, since it never means the same twice."
   (let ((inserted (table-inserted decoder)))
     (decode-fields decoder octets start end list)
     (when (and (= inserted (table-inserted decoder))

@@ -7,9 +7,9 @@
 ;;;; touches nothing here. Hashes are remembered in the field, so a constant field already in the
 ;;;; table costs one look at its bucket. A string is Huffman coded only where that is shorter. A
 ;;;; change of limit is noted by SET-ENCODER-LIMIT and takes effect, for us as for the peer, with
-;;;; the size updates that BEGIN-BLOCK writes (section 4.2).
-;;;; What a vector of constant fields is encoded as stays true while no entry comes or goes and the
-;;;; limit is the same, so ENCODE-FIELDS copies it instead of searching again.
+;;;; the size updates that BEGIN-BLOCK writes (section 4.2). The encoding of a vector of constant
+;;;; fields stays valid while no entry comes or goes and the limit is the same, so ENCODE-FIELDS
+;;;; copies it instead of searching again.
 
 (in-package #:clgrpc.hpack)
 
@@ -22,19 +22,19 @@
 (defstruct (encoder (:include table) (:constructor %make-encoder (limit ceiling pending least))
                     (:copier nil))
   "Encodes the header blocks of one direction of one connection. See MAKE-ENCODER."
-  (ceiling 0 :type index)                       ; our own limit, whatever the peer offers
+  (ceiling 0 :type index)                       ; our own limit, if the peer offers more
   (pending nil :type (or null index))           ; the limit that the next block must announce
   (least 0 :type index)                         ; the least limit since the last block
   (heads **no-numbers** :type numbers)  ; the index of the entries: by bucket, the newest number
   (links **no-numbers** :type numbers)  ; by slot of the ring, the number before it in the bucket
-  (encoded nil :type (or null simple-vector))   ; what ENCODE-FIELDS knows by heart
+  (encoded nil :type (or null simple-vector))   ; the encodings that ENCODE-FIELDS caches
   (settled 0 :type index))                      ; TABLE-INSERTED at its last call
 (declaim (freeze-type encoder))
 
 (defun make-encoder (&key (table-octets +initial-table-octets+))
   "Return an encoder that uses a dynamic table of at most TABLE-OCTETS, and of at most 4096 until
-SET-ENCODER-LIMIT says that the peer allows more. An encoder belongs to one connection and is used
-by one thread at a time; it grows with its table."
+SET-ENCODER-LIMIT sets the peer's higher limit. An encoder belongs to one connection and is used by
+one thread at a time; it grows with its table."
   (check-type table-octets index)
   (let ((limit (min table-octets +initial-table-octets+)))
     (%make-encoder limit table-octets (when (< limit +initial-table-octets+) limit) limit)))
@@ -45,16 +45,16 @@ by one thread at a time; it grows with its table."
             (table-limit encoder))))
 
 (defun forget-encoded (encoder)
-  "Let go of what ENCODER remembers so that ENCODE-FIELDS costs less; it learns again."
+  "Drop the cache of ENCODER, which makes ENCODE-FIELDS cheap; it fills it again."
   (setf (encoder-encoded encoder) nil))
 
 (define-hot (encoder-memory :inline t) ((encoder encoder)) index
-  "How much memory ENCODER keeps, about."
+  "About how many octets of memory ENCODER keeps."
   (+ (table-memory encoder) (* 16 (min +most-places+ (length (encoder-heads encoder))))))
 
 (defun set-encoder-limit (encoder octets)
-  "Let ENCODER use a table of up to OCTETS, the peer's SETTINGS_HEADER_TABLE_SIZE, or less if its
-own limit is lower. The next block will announce the change."
+  "Allow ENCODER a table of up to OCTETS, the peer's SETTINGS_HEADER_TABLE_SIZE, or less if its own
+limit is lower. The next block will announce the change."
   (check-type octets index)
   (let ((limit (min octets (encoder-ceiling encoder)))
         (last (or (encoder-pending encoder) (table-limit encoder))))
@@ -205,7 +205,8 @@ before the fields of each block."
 (define-hot append-literal ((encoder encoder) (buffer buffer) (field field) (mask octet)
                             (pattern octet))
     null
-  "Append FIELD as a literal of the kind that PATTERN says, by index for its name if there is one."
+  "Append FIELD as a literal of the kind of PATTERN, with an index for its name if the tables have
+it."
   (let* ((static (logand (static-match field) (1- +static-name-only+)))
          (name-index (if (plusp static) static (find-dynamic-name encoder field))))
     (append-integer buffer name-index mask pattern)
@@ -246,11 +247,11 @@ not change."
 
 ;;; Fields that go together
 
-(defconstant +encoded-count+ 8 "How many vectors of fields an encoder knows by heart at most.")
+(defconstant +encoded-count+ 8 "The most encodings of vectors of fields that an encoder caches.")
 
 (defstruct (encoded (:constructor make-encoded (fields octets inserted count)) (:copier nil))
-  "What FIELDS are encoded as while the dynamic table is in the state noted here."
-  (fields #() :type simple-vector :read-only t) ; a vector that callers give again and again
+  "The encoding of FIELDS, valid while the dynamic table is in the state noted here."
+  (fields #() :type simple-vector :read-only t) ; a vector that callers give repeatedly
   (octets (make-octets 0) :type octets :read-only t) ; their encoded form
   (inserted 0 :type index :read-only t) ; TABLE-INSERTED at that time
   (count 0 :type index :read-only t))   ; TABLE-COUNT at that time
@@ -270,7 +271,7 @@ not change."
                    (return encoded)))))))
 
 (define-hot learn-fields ((encoder encoder) (fields simple-vector) (octets octets)) null
-  "Remember that FIELDS are encoded as OCTETS, unless all places are taken by what is as good."
+  "Cache OCTETS as the encoding of FIELDS, unless valid encodings take all places."
   (let* ((known (or (encoder-encoded encoder) (make-array 2 :initial-element nil)))
          (place (position-if-not (lambda (encoded)
                                    (and encoded (current-p (the encoded encoded) encoder)))

@@ -4,14 +4,14 @@
 ;;;;   never index `:path` and send the same Huffman string with every request;
 ;;;; - whole blocks: most requests on a connection differ in nothing but their stream.
 ;;;;
-;;;; A hit returns the very object of the last time, with everything that was remembered in it. Only
-;;;; octets that always mean the same may be kept here; DECODER sees to that. Never-indexed literals
-;;;; are not kept (section 7.1.3).
+;;;; A hit returns the very object of the last time, with its memo. Only octets that always mean the
+;;;; same may be kept here; DECODER ensures that. Never-indexed literals are not kept (section
+;;;; 7.1.3).
 ;;;;
 ;;;; Several decoders may share a third cache, for literals "with incremental indexing" (6.2.1), so
 ;;;; that fields that all clients send, such as `:path` and `content-type`, are one object in the
 ;;;; tables of all connections. Only fields with names of **COMMON-NAMES** are shared: the time to
-;;;; decode a literal might tell a peer what others have sent.
+;;;; decode a literal might reveal to a peer the fields of others.
 ;;;;
 ;;;; A cache is direct mapped, with sets of four elements: raw octets, their meaning, their hash,
 ;;;; and the hash of the last octets that missed. Octets are stored when they miss twice in a row in
@@ -56,7 +56,7 @@ common; see MAKE-DECODER."
     nil))
 
 (define-hot grow-cache ((cache simple-vector)) simple-vector
-  "A cache of all its sets that knows what CACHE does, which has one."
+  "A cache with all its sets and the entry of CACHE, which has one set."
   (let ((new (make-raw-cache +cache-sets+))
         (missed (svref cache 3)))
     (when (svref cache 0)

@@ -4,7 +4,7 @@
 ;;;; layers above share one object and may keep it. Its other slots are memos. All threads use
 ;;;; constant fields, so code that stores a memo must store the value that any other thread would
 ;;;; store too. The decoder hands out the same object of its table each time, so a layer above finds
-;;;; what it remembered in KIND and MEMO about a repeated field without looking at the octets.
+;;;; its KIND and MEMO of a repeated field without looking at the octets.
 
 (in-package #:clgrpc.hpack)
 
@@ -20,8 +20,7 @@
                       (name value sensitive-p
                        &aux (size (+ (length name) (length value) +field-overhead-octets+))))
                   (:copier nil))
-  "A header field. KIND and MEMO are free for the layers above to remember what they found out
-about it."
+  "A header field. In KIND and MEMO the layers above may store their results about it."
   (name (make-octets 0) :type octets :read-only t) ; the octets of the name
   (value (make-octets 0) :type octets :read-only t) ; the octets of the value
   (size 0 :type index :read-only t)     ; as RFC 7541 section 4.1 counts it
@@ -39,11 +38,10 @@ about it."
   field-name "The octets of the field's name, Huffman already decoded. Not to be changed."
   field-value "The octets of the field's value, Huffman already decoded. Not to be changed."
   field-size "The size of the field as RFC 7541 section 4.1 counts it: name + value + 32 octets."
-  field-sensitive-p "True if the field is never indexed (RFC 7541 section 7.1.3), wherever it is
-passed on to."
+  field-sensitive-p "True if the field must never be indexed (RFC 7541 section 7.1.3), also when it
+is forwarded."
   field-kind "A fixnum for the layer above to classify the field by; 0 until it did. SETFable."
-  field-memo "Anything a layer above wants to remember about the field; NIL until it did.
-SETFable.")
+  field-memo "The datum of a layer above about the field; NIL at first. SETFable.")
 
 (defun make-field (name value &key sensitive)
   "Return a field of the octets NAME and VALUE, which must not change afterwards. With SENSITIVE it

@@ -5,19 +5,20 @@
 (in-package #:clgrpc.hpack)
 
 (define-condition hpack-error (clgrpc-error)
-  ((text :initarg :text :reader hpack-error-text) ; what is wrong
+  ((text :initarg :text :reader hpack-error-text) ; the fault
    ;; an index into the octets that were given
    (position :initarg :position :reader hpack-error-position))
   (:report (lambda (condition stream)
              (format stream "Bad header block at octet ~D: ~A."
                      (hpack-error-position condition) (hpack-error-text condition))))
-  (:documentation "The peer sent a header block that RFC 7541 forbids. TEXT says what is wrong,
-POSITION where: an index into the octet vector that was given to DECODE-BLOCK. The decoder is of no
-further use; the connection must end with COMPRESSION_ERROR."))
+  (:documentation "The peer sent a header block that RFC 7541 forbids. TEXT describes the fault;
+POSITION is its place, an index into the octet vector given to DECODE-BLOCK. The decoder cannot be
+used any more; the connection must end with COMPRESSION_ERROR."))
 
 (document-functions
   hpack-error-text "The error in the header block, as text."
-  hpack-error-position "Where: an index into the octet vector that was given to DECODE-BLOCK.")
+  hpack-error-position "The place of the fault: an index into the octet vector given to
+DECODE-BLOCK.")
 
 (declaim (ftype (function (index string &rest t) nil) bad-block))
 (defun bad-block (position control &rest arguments)

@@ -127,7 +127,7 @@ octets; return how many it was."
                  (setf table (ash (logand step #x7F) 8))
                  (decf bits 8))
                 (t (end-code step)))))
-      ;; Under 8 bits are left, here with ones behind them: codes may end in them, then padding.
+      ;; Under 8 bits are left, here filled up with ones: codes may end in them, then padding.
       (loop while (plusp bits)
             do (let ((step (step-at (logior (ash window (- 8 bits)) (1- (ash 1 (- 8 bits)))))))
                  (when (or (logtest step #x8000) (< bits (logand step #xF))) (return))

@@ -1,31 +1,31 @@
 ;;;; The reusable list that a header block is decoded into.
 ;;;;
 ;;;; A block that a peer repeats octet for octet is found as a REPEAT: its fields and a memo, where
-;;;; the layers above keep what they made of the whole block (that it is valid, which method it
-;;;; calls). A list that still has a REPEAT's fields need not be filled again.
-;;;; Invariant: beyond COUNT, FIELDS holds NIL; REPEAT is set only while the list is its copy.
+;;;; the layers above keep their results for the whole block (that it is valid, the method that it
+;;;; calls). A list that still has a REPEAT's fields need not be filled again. Invariant: beyond
+;;;; COUNT, FIELDS holds NIL; REPEAT is set only while the list is its copy.
 
 (in-package #:clgrpc.hpack)
 
 (defstruct (repeat (:constructor make-repeat (fields octets inserted count limit)) (:copier nil))
   "A header block that a peer has sent before, octet for octet. It means the same fields, and
 changes nothing, while the dynamic table is in the state noted here."
-  (fields #() :type simple-vector :read-only t) ; what the block means
+  (fields #() :type simple-vector :read-only t) ; the fields of the block
   (octets 0 :type index :read-only t)   ; the sum of their sizes
   (inserted 0 :type index :read-only t) ; TABLE-INSERTED at that time
   (count 0 :type index :read-only t)    ; TABLE-COUNT at that time
   (limit 0 :type index :read-only t)    ; TABLE-LIMIT at that time
-  (memo nil))                           ; whatever the layers above made of the block
+  (memo nil))                           ; the result of the layers above for the block
 (declaim (freeze-type repeat))
 
 (defstruct (field-list (:constructor make-field-list ()) (:copier nil))
   "The fields of one header block, reusable for the next."
   (fields #() :type simple-vector)      ; the first COUNT elements are the fields
-  (count 0 :type index)                 ; how many there are
+  (count 0 :type index)                 ; their number
   (octets 0 :type index)                ; the sum of the sizes of all fields of the block
   ;; whether that, or the count, passed the decoder's limit: the fields past it are missing
   (overflow-p nil :type boolean)
-  (repeat nil :type (or null repeat)))  ; what FIELDS are a copy of, if the block came before
+  (repeat nil :type (or null repeat)))  ; the source of FIELDS, if the block came before
 (declaim (freeze-type field-list))
 
 (document-functions
@@ -52,7 +52,7 @@ is missing.")
           (field-list-repeat list) nil)))
 
 (define-hot (trim-field-list :inline t) ((list field-list) (old-count index)) null
-  "Let go of old fields that new ones have not replaced."
+  "Drop old fields that new ones have not replaced."
   (loop for i of-type index from (field-list-count list) below old-count
         do (setf (svref (field-list-fields list) i) nil)))
 
@@ -102,7 +102,7 @@ is missing.")
 (define-hot (field-list-memo :inline t) ((list field-list)) t
   "The value stored with SETF of FIELD-LIST-MEMO the last time this decoder met the same block, or
 NIL. Only blocks that were repeated octet for octet have a memo: storing one in another list has no
-effect. For what a layer above has found out about a block as a whole; such lists hold the same
+effect. It is for an upper layer's result about a block as a whole; lists with a memo hold the same
 field objects."
   (let ((repeat (field-list-repeat list)))
     (and repeat (repeat-memo repeat))))

@@ -3,7 +3,7 @@
 ;;;;
 ;;;; The files in their order: error; leaf (octets by the word); huffman (section 5.2, appendix B);
 ;;;; field and list, the data that the others pass around; static (appendix A); table (sections 2.3
-;;;; and 4); cache (of what a peer repeats verbatim); decoder and encoder (sections 3 to 6).
+;;;; and 4); cache (of octets that a peer repeats); decoder and encoder (sections 3 to 6).
 
 (defpackage #:clgrpc.hpack
   (:use #:cl #:clgrpc.base)

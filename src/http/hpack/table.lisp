@@ -36,7 +36,8 @@
   "No ring of a table is longer than that.")
 
 (define-hot (table-memory :inline t) ((table table)) index
-  "How much memory TABLE keeps, about. A field's strings have up to four octets a character."
+  "About how many octets of memory TABLE keeps. A field's strings have up to four octets a
+character."
   (+ (* 4 (table-octets table))
      (* +field-memory+ (table-count table))
      (* 8 (min +most-places+ (length (table-ring table))))))
@@ -82,7 +83,7 @@ the table and is not added (RFC 7541 section 4.4): return NIL."
            (incf (table-octets table) size)
            t))))
 
-;;; Where an entry is alive there is a field in either table, so what comes out is not checked.
+;;; A live entry has a field in either table, so the result is not checked.
 
 (define-leaf (%static-entry :inline t) ((index index)) field
   (svref **static-fields** index))

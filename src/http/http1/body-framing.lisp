@@ -1,5 +1,6 @@
-;;;; Where a body ends (RFC 9112 section 6), and whether the connection goes on. What is not said
-;;;; exactly once is an error, since somebody between the ends might read it otherwise.
+;;;; The end of a body (RFC 9112 section 6), and whether the connection goes on. Framing that is not
+;;;; stated exactly once is an error, since a proxy between the ends might understand it
+;;;; differently.
 
 (in-package #:clgrpc.http1)
 
@@ -10,18 +11,18 @@
   (remove-if-not (lambda (field) (named-p field name)) fields))
 
 (defun only-field (name fields)
-  "The field NAME, or nil if there is none. It must not be there twice."
+  "The field NAME, or nil. Two such fields are an error."
   (let ((found (fields-named name fields)))
     (when (rest found) (bad-message 400 "~A is there twice" name))
     (first found)))
 
 (defun only-value (name fields)
-  "The value of the field NAME, which must not be there twice, or nil if there is none."
+  "The value of the field NAME, or nil. Two such fields are an error."
   (let ((field (only-field name fields)))
     (and field (hpack:field-value-string field))))
 
 (defun list-words (name fields)
-  "The words in lower case that the fields NAME have, which are lists with commas between them."
+  "The words, in lower case, of all fields NAME, which are lists with commas."
   (loop for field in (fields-named name fields)
         append (split-list (string-downcase (hpack:field-value-string field)))))
 
@@ -55,7 +56,7 @@
           (t (and (member "keep-alive" words :test #'string=) t)))))
 
 (defun request-body (fields minor)
-  "Where the body of a request ends."
+  "The framing of a request's body."
   (cond ((chunked-p fields minor) :chunked)
         ((content-length fields))
         (t 0)))
@@ -66,7 +67,7 @@
   (or (= 204 status) (= 304 status) (string= "HEAD" http-method)))
 
 (defun response-body (status http-method fields minor)
-  "Where the body of a response to a request with HTTP-METHOD ends."
+  "The framing of the body of a response to a request with HTTP-METHOD."
   (let ((chunked (chunked-p fields minor))
         (length (content-length fields)))
     (cond ((or (= 101 status) (and (string= "CONNECT" http-method) (<= 200 status 299))) :tunnel)
@@ -88,7 +89,7 @@
   (let ((value (only-value "expect" fields)))
     (and value
          (or (string-equal "100-continue" value)
-             (bad-message 417 "what the request expects is not known")))))
+             (bad-message 417 "the request expects something unknown")))))
 
 (defun connection-field-p (field)
   "True if FIELD is about the connection, not about the message."

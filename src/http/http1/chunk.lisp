@@ -7,7 +7,7 @@
   "The longest line before a chunk, with its extensions and CR LF.")
 
 (defconstant +most-length-digits+ 10
-  "How many digits the length of a chunk has.")
+  "The most digits of the length of a chunk.")
 
 (define-hot hex-digit ((octet octet)) (or null (integer 0 15))
   (cond ((<= 48 octet 57) (- octet 48))
@@ -15,7 +15,7 @@
         ((<= 65 octet 70) (- octet 55))))
 
 (define-hot chunk-length ((octets octets) (start index) (end index)) index
-  "The length that the line from START to END, without its CR LF, says."
+  "The length in the line from START to END, which is without its CR LF."
   (let ((at start) (length 0))
     (declare (type index at length))
     (loop for digit = (and (< at end) (hex-digit (aref octets at)))

@@ -5,8 +5,8 @@
 (in-package #:clgrpc.http1)
 
 (define-hot line-end ((octets octets) (start index) (end index)) index
-  "Where the CR is that ends the line from START. Signal HTTP1-ERROR if the line has another CR, a
-LF without one, or no end before END."
+  "The position of the CR that ends the line from START. Signal HTTP1-ERROR if the line has another
+CR, a LF without one, or no end before END."
   (let ((at (loop for i of-type index from start below end
                   for octet = (aref octets i)
                   when (or (= +cr+ octet) (= +lf+ octet)) return i

@@ -54,7 +54,7 @@ line."
   (loop for (name . value) in fields do (append-field buffer name value)))
 
 (defun append-framing (buffer body)
-  "Append what says that a body is BODY, a length, :chunked, or nil if nothing is to be said of it."
+  "Append the header for BODY, the length of a body, :chunked, or nil for no header."
   (etypecase body
     (integer (append-text buffer "content-length: ")
      (append-number buffer body 10)
@@ -63,8 +63,8 @@ line."
     (null)))
 
 (defun append-framed-fields (buffer fields body &optional connection)
-  "Append FIELDS, an alist of strings, and what says that a body is BODY, as WRITE-RESPONSE-HEAD has
-it, and that the connection is CONNECTION, \"close\" or \"keep-alive\", unless that is nil."
+  "Append FIELDS, an alist of strings, the header for BODY, as for WRITE-RESPONSE-HEAD, and the
+header connection with CONNECTION, \"close\" or \"keep-alive\", unless that is nil."
   (append-fields buffer fields)
   (append-framing buffer body)
   (when connection (append-field buffer "connection" connection)))
@@ -111,8 +111,8 @@ of strings with host among them. BODY is the length of its body, :chunked, or ni
     (subseq-octets (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer))))
 
 (defun response-head-octets (status fields body)
-  "Return as octets what WRITE-RESPONSE-HEAD writes without its empty line, for responses that are
-written more than once. LAST-HEAD-OCTETS is to follow."
+  "Return the octets of WRITE-RESPONSE-HEAD without its empty line, for responses that are written
+more than once. LAST-HEAD-OCTETS must follow them."
   (written-octets #'append-response-lines status fields body))
 
 (defun last-head-octets (fields)
@@ -123,8 +123,8 @@ written more than once. LAST-HEAD-OCTETS is to follow."
 
 (defun write-response-head (buffer status fields body &key connection)
   "Append to BUFFER the head of a response with STATUS and FIELDS, an alist of strings. BODY is the
-length of its body, :chunked, or nil if there can be none (1xx, 204, 304) or the head says nothing
-of it. CONNECTION, \"close\" or \"keep-alive\", is what it says of the connection, if anything."
+length of its body, :chunked, or nil if it can have no body (1xx, 204, 304) or the head does not
+describe it. CONNECTION, \"close\", \"keep-alive\" or nil, is the value of the header connection."
   (append-response-lines buffer status fields body connection)
   (append-line-end buffer))
 

@@ -4,14 +4,14 @@
 (in-package #:clgrpc.http1)
 
 (define-condition http1-error (clgrpc-error)
-  ((status :initarg :status :reader http1-error-status) ; what a server answers with
-   (text :initarg :text :reader http1-error-text)) ; what is wrong
+  ((status :initarg :status :reader http1-error-status) ; of a server's answer
+   (text :initarg :text :reader http1-error-text)) ; the fault
   (:report (lambda (condition stream)
              (format stream "Bad HTTP/1.1 message (~D): ~A."
                      (http1-error-status condition) (http1-error-text condition))))
-  (:documentation "The peer sent what RFC 9112 forbids, what a limit forbids, or what others might
-understand differently. STATUS is that of the answer of a server, TEXT says what is wrong. The
-parser is of no further use."))
+  (:documentation "The peer sent octets that RFC 9112 or a limit forbids, or that others might
+understand differently. STATUS is the status of a server's answer, TEXT the fault. The parser cannot
+be used any more."))
 
 (document-functions
   http1-error-status "The status, such as 400, that a server answers with."

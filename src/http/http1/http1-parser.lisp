@@ -1,14 +1,14 @@
-;;;; The parser: octets in any portions go in, and what is in them comes out one by one. It keeps no
-;;;; more than a head, or a line between chunks; a body passes through where it lies.
+;;;; The parser: it takes octets in any portions, and returns their parts one by one. It keeps no
+;;;; more than a head, or a line between chunks; a body is not copied.
 ;;;;
 ;;;;     (multiple-value-bind (at event) (parse parser octets start end) …)
 ;;;;
-;;;;     :head   PARSER-MESSAGE says what the message is; its body follows
+;;;;     :head   PARSER-MESSAGE is the message; its body follows
 ;;;;     :body   octets from PARSER-BODY-START to PARSER-BODY-END of those given are of the body
-;;;;     :end    the message is whole; what was behind it waits for NEXT-MESSAGE
-;;;;     nil     all was taken, more is needed
+;;;;     :end    the message is complete; the octets after it wait for NEXT-MESSAGE
+;;;;     nil     all octets were taken, more are needed
 ;;;;
-;;;; AT is where to go on. A head that comes in one portion is read where it lies.
+;;;; AT is the position of the next octet to take. A head that comes in one portion is not copied.
 
 (in-package #:clgrpc.http1)
 
@@ -22,12 +22,12 @@
                               :trailers :until-close :whole :done))
   (message nil :type (or null message)) ; the newest, once its head has been read
   (requests '() :type list)             ; methods of requests whose responses come, oldest first
-  (left 0 :type index)                  ; octets of the body, or of its chunk, that are to come
+  (left 0 :type index)                  ; octets left of the body, or of its chunk
   (kept (make-octets 0) :type octets)   ; the beginning of a head or of a line
   (fill 0 :type index)                  ; how much of KEPT that is
   (body-start 0 :type index)            ; of the part of the body that has come
   (body-end 0 :type index)              ; where that ends
-  (trailers '() :type list)             ; HPACK's fields behind a chunked body
+  (trailers '() :type list)             ; HPACK's fields after a chunked body
   (interim 0 :type index)               ; responses of 1xx in a row
   (last-head nil :type (or null octets)) ; of MESSAGE, with its empty line, in case it is repeated
   (last-request nil :type (or null simple-string))) ; the method that MESSAGE is the response for
@@ -36,9 +36,9 @@
 
 (document-functions
   parser-message "The MESSAGE whose head PARSER has read last, or nil."
-  parser-body-start "Where the part of the body begins that an event :body tells of."
-  parser-body-end "Where the part of the body ends that an event :body tells of."
-  parser-trailers "The fields behind a chunked body, HPACK's, once the message is whole.")
+  parser-body-start "The start of the part of the body that an event :body reports."
+  parser-body-end "The end of the part of the body that an event :body reports."
+  parser-trailers "The fields after a chunked body, HPACK's, once the message is complete.")
 
 (defmethod print-object ((parser parser) stream)
   (print-unreadable-object (parser stream :type t)
@@ -67,12 +67,12 @@ requests before it."
   "A longer head is not kept in case it is repeated.")
 
 (defun parser-octets (parser)
-  "How much memory PARSER keeps, but for its message."
+  "The octets of memory that PARSER keeps, without its message."
   (+ (length (parser-kept parser))
      (let ((last (parser-last-head parser))) (if last (length last) 0))))
 
 (defun next-message (parser)
-  "PARSER, whose message is whole, is to read the next one."
+  "Prepare PARSER, whose message is complete, to read the next one."
   (assert (eq :done (parser-state parser)))
   (when (< +kept-octets+ (length (parser-kept parser)))
     (setf (parser-kept parser) (make-octets 0)))
@@ -84,7 +84,7 @@ requests before it."
         (parser-trailers parser) '())
   nil)
 
-;;; What ends with an empty line, or with a line
+;;; Heads and lines: parts that end with an empty line, or with a line
 
 (define-hot find-line-end ((octets octets) (start index) (end index)) (or null index)
   "Behind the first LF from START to END, or nil."
@@ -92,8 +92,8 @@ requests before it."
         when (= +lf+ (aref octets i)) return (1+ i)))
 
 (define-hot head-end ((octets octets) (start index) (end index)) (or null index)
-  "Where the empty line ends that the octets from START to END have first, or nil. A LF counts by
-itself: what is wrong with the lines is found when they are read."
+  "The end of the first empty line in the octets from START to END, or nil. A LF counts by itself:
+faults of the lines are found when they are read."
   (loop with at of-type index = start
         for line-end = (find-line-end octets at end)
         while line-end
@@ -106,7 +106,7 @@ itself: what is wrong with the lines is found when they are read."
                   (return (+ 2 at))))))
 
 (define-hot keep ((parser parser) (octets octets) (start index) (end index)) null
-  "Add the octets from START to END to what PARSER keeps."
+  "Add the octets from START to END to those that PARSER keeps."
   (let* ((fill (parser-fill parser))
          (need (+ fill (- end start))))
     (when (< (length (parser-kept parser)) need)
@@ -118,9 +118,10 @@ itself: what is wrong with the lines is found when they are read."
   nil)
 
 (defun read-through (parser octets start end limit find-end too-long read)
-  "Read what ends where FIND-END, a function of octets, start and end, says: if it has come whole
-call READ with the octets, its start and its end, and return where it ends; else keep what has come
-and return nil. Signal by TOO-LONG, a function, if it has more than LIMIT octets."
+  "Read a part whose end is found by FIND-END, a function of octets, start and end. If the part is
+complete, call READ with the octets, its start and its end, and return its end; else keep the octets
+so far and return nil. If it has more than LIMIT octets, call TOO-LONG, a function that signals an
+error."
   (declare (type octets octets) (type index start end limit)
            (type function find-end too-long read))
   (cond ((zerop (parser-fill parser))
@@ -148,9 +149,9 @@ and return nil. Signal by TOO-LONG, a function, if it has more than LIMIT octets
 
 (define-hot repeated-head-end ((parser parser) (octets octets) (start index) (end index))
     (or null index)
-  "Where the head ends that begins at START if it is, octet for octet, that of PARSER's newest
-message; nil if it is not, or has not come whole. It has its empty line where that one has it, so
-nothing has to be looked for."
+  "The end of the head that begins at START, if it equals, octet for octet, that of PARSER's newest
+message; nil if it does not, or is incomplete. Equal heads have their empty line at the same place,
+so no search is needed."
   (let* ((last (parser-last-head parser))
          (at (if last (+ start (length last)) 0)))
     (declare (type index at))
@@ -181,8 +182,8 @@ nothing has to be looked for."
   "More responses of 1xx in a row are an error.")
 
 (defun note-response (parser message)
-  "PARSER, a client's, has read the head of MESSAGE: unless it is an interim one (RFC 9110 section
-15.2), the next response is another request's."
+  "Note that PARSER, a client's, has read the head of MESSAGE. Unless that is an interim one (RFC
+9110 section 15.2), the next response belongs to the next request."
   (cond ((and (< (message-status message) 200) (/= 101 (message-status message)))
          (when (< +most-interim+ (incf (parser-interim parser)))
            (bad-message 502 "responses of 1xx do not end")))
@@ -190,7 +191,7 @@ nothing has to be looked for."
            (pop (parser-requests parser)))))
 
 (defun begin-body (parser message)
-  "The head of MESSAGE has been read."
+  "Note that the head of MESSAGE has been read."
   (when (eq :client (parser-role parser)) (note-response parser message))
   (let ((body (message-body message)))
     (setf (parser-state parser)
@@ -202,8 +203,8 @@ nothing has to be looked for."
                :octets)))))
 
 (defun skip-empty-line (parser octets at)
-  "PARSER is before a message, or in the empty line before one: a request may have one, which is
-passed over (RFC 9112 section 2.2). Return where to go on, the octet AT or the next."
+  "Pass over an empty line before a message, which a request may have (RFC 9112 section 2.2). PARSER
+is before a message or in such a line. Return the position to go on from, AT or the next."
   (let ((octet (aref octets at)))
     (cond ((eq :half-line (parser-state parser))
            (unless (= +lf+ octet) (bad-message 400 "a line ends with something else than CR LF"))
@@ -238,7 +239,7 @@ passed over (RFC 9112 section 2.2). Return where to go on, the octet AT or the n
           (t (parse-new-head parser octets start end)))))
 
 (define-hot parse-octets ((parser parser) (start index) (end index)) (values index symbol)
-  "The next octets of a body, or of a chunk, of which PARSER-LEFT are to come."
+  "Take the next octets of a body or of a chunk, which has PARSER-LEFT more octets."
   (let ((stop (min end (+ start (parser-left parser)))))
     (setf (parser-body-start parser) start
           (parser-body-end parser) stop)
@@ -247,8 +248,8 @@ passed over (RFC 9112 section 2.2). Return where to go on, the octet AT or the n
     (values stop :body)))
 
 (defun parse-line (parser octets start end read)
-  "Have READ called with the line that begins at START, without its CR LF, and return where that
-ends; or return nil if it has not come whole."
+  "Call READ with the line that begins at START, without its CR LF, and return the end of the line;
+return nil if the line is incomplete."
   (read-through parser octets start end +longest-chunk-line+ #'find-line-end
                 (lambda () (too-large "the line before a chunk" +longest-chunk-line+))
                 (lambda (octets start end)
@@ -267,7 +268,7 @@ ends; or return nil if it has not come whole."
   (setf (parser-state parser) :chunk-line))
 
 (defun forbidden-trailer-p (field)
-  "True if FIELD says something that must be known before the body (RFC 9110 section 6.5.1)."
+  "True if FIELD must be known before the body (RFC 9110 section 6.5.1)."
   (or (connection-field-p field)
       (named-p field "content-length")
       (named-p field "content-encoding")
@@ -275,7 +276,7 @@ ends; or return nil if it has not come whole."
       (named-p field "authorization")))
 
 (defun read-trailers (parser octets start end)
-  "The lines behind the last chunk are those from START to END, which end with an empty line."
+  "Read the lines after the last chunk, from START to END, which end with an empty line."
   (unless (= +cr+ (aref octets (- end 2)))
     (bad-message 400 "a line ends with something else than CR LF"))
   (setf (parser-trailers parser)
@@ -284,7 +285,7 @@ ends; or return nil if it has not come whole."
         (parser-state parser) :whole))
 
 (defun trailers-end (octets start end)
-  "Where the empty line ends behind the trailers that begin at START, or nil."
+  "The end of the empty line after the trailers that begin at START, or nil."
   (cond ((and (<= (+ start 2) end)
               (= +cr+ (aref octets start))
               (= +lf+ (aref octets (1+ start))))
@@ -304,9 +305,10 @@ ends; or return nil if it has not come whole."
 
 (define-hot parse ((parser parser) (octets octets) (start index) (end index))
     (values index symbol)
-  "Take the octets from START to END that PARSER's peer has sent, up to the next event. Return where
-to go on and the event: :head, :body, :end, or nil if all was taken and nothing is whole (see the
-head of this file). Signal HTTP1-ERROR if the peer breaks the protocol, or passes a limit."
+  "Take the octets from START to END that PARSER's peer has sent, up to the next event. Return the
+position to go on from, and the event: :head, :body, :end, or nil if all octets were taken and more
+are needed (see the head of this file). Signal HTTP1-ERROR if the peer breaks the protocol, or
+passes a limit."
   (let ((at start))
     (declare (type index at))
     (flet ((line (read)

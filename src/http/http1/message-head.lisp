@@ -1,12 +1,12 @@
-;;;; What the head of a message says. A MESSAGE never changes but for its memo, so the parser hands
-;;;; out the same one for a head that a peer repeats octet for octet, and what is above finds there
-;;;; what it has made of it.
+;;;; The head of a message. A MESSAGE never changes except for its memo, so the parser returns the
+;;;; same one for a head that a peer repeats octet for octet, and the layer above finds its memo
+;;;; there.
 
 (in-package #:clgrpc.http1)
 
 (deftype framing ()
-  "Where a body ends: after so many octets, with its last chunk, with the connection, or, :tunnel,
-what follows is HTTP/1.1 no more."
+  "The end of a body: after so many octets, with its last chunk, or with the connection; with
+:tunnel the octets after the head are not HTTP/1.1 any more."
   '(or index (member :chunked :until-close :tunnel)))
 
 (defstruct (message (:copier nil))
@@ -21,7 +21,7 @@ what follows is HTTP/1.1 no more."
   (persistent-p nil :type boolean :read-only t) ; the connection goes on after this message
   (expects-p nil :type boolean :read-only t) ; the peer waits for 100 before it sends the body
   (octets 0 :type index :read-only t)   ; of memory that its strings take, about
-  (memo nil))                           ; whatever is above has made of it
+  (memo nil))                           ; the result of the layer above for it
 
 (declaim (freeze-type message))
 
@@ -33,13 +33,13 @@ what follows is HTTP/1.1 no more."
   message-minor "The minor number of the version, 0 or 1 mostly; the major one is 1."
   message-fields "A vector of HPACK's fields, names in lower case, in their order. That of a
 request's host is \":authority\". Fields about the connection are not among them."
-  message-body "Where the body ends: its length in octets, 0 if there is none, :chunked,
-:until-close, or :tunnel if what follows is HTTP/1.1 no more."
+  message-body "The end of the body: its length in octets, 0 without a body, :chunked, :until-close,
+or :tunnel if the octets after the head are not HTTP/1.1 any more."
   message-persistent-p "True if the connection may be used for another message after this one."
   message-expects-p "True if the client waits for the status 100 before it sends the body."
-  message-octets "How much memory the target and the fields take, about."
-  message-memo "Whatever the layer above remembers of the message; NIL at first. SETFable. The same
-head, octet for octet, has the same message.")
+  message-octets "About how many octets of memory the target and the fields take."
+  message-memo "The datum of the layer above for the message; NIL at first. SETFable. The same head,
+octet for octet, has the same message.")
 
 (defmethod print-object ((message message) stream)
   (print-unreadable-object (message stream :type t)

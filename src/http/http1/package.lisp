@@ -1,13 +1,13 @@
 ;;;; HTTP/1.1 (RFC 9112 and 9110): requests and responses as octets, without I/O, clock or threads.
-;;;; A PARSER takes what a peer sends and says what is in it, for a server or for a client; the
+;;;; A PARSER takes a peer's octets and returns their parts, for a server or for a client; the
 ;;;; writer makes the octets of heads and chunks. Fields are those of HPACK, in lower case, so that
-;;;; what is above reads the fields of HTTP/1.1 and of HTTP/2 by the same functions.
+;;;; upper layers read the fields of HTTP/1.1 and of HTTP/2 by the same functions.
 ;;;;
-;;;; The parser is strict where smuggling begins: what two implementations might understand
-;;;; differently is an error, after which the connection is of no further use.
+;;;; The parser is strict where smuggling begins: a message that two implementations might
+;;;; understand differently is an error, after which the connection cannot be used any more.
 ;;;;
-;;;; The files in their order: error; syntax (which octets may stand where); message (what a head
-;;;; says); head (its lines); framing (where a body ends); chunk; parser; writer; preference (accept
+;;;; The files in their order: error; syntax (which octets may stand where); message (the data of a
+;;;; head); head (its lines); framing (the end of a body); chunk; parser; writer; preference (accept
 ;;;; and the like).
 
 (defpackage #:clgrpc.http1

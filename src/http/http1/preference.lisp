@@ -1,11 +1,10 @@
-;;;; What a peer prefers, as the fields accept and accept-encoding say it (RFC 9110 sections 12.4.2
-;;;; and 12.5): lists of names with parameters, of which q is a weight from 0, never, to 1.
+;;;; The preferences of a peer in the fields accept and accept-encoding (RFC 9110 sections 12.4.2
+;;;; and 12.5): lists of names with parameters; the parameter q is a weight from 0, never, to 1.
 
 (in-package #:clgrpc.http1)
 
 (defun parameters-weight (parameters)
-  "The weight that q among PARAMETERS, texts, says, a rational; 0 if it cannot be read, 1 if it is
-not there."
+  "The weight given by q among PARAMETERS, texts, a rational; 0 if it cannot be read, 1 without q."
   (loop for parameter in parameters
         for text = (string-trim " " parameter)
         when (and (< 2 (length text)) (string-equal "q=" text :end2 2))
@@ -20,7 +19,7 @@ not there."
         finally (return 1)))
 
 (defconstant +longest-preferences+ 500
-  "A longer field is as none: browsers and what scrapes metrics send some 200 characters.")
+  "A longer field is ignored: browsers and scrapers of metrics send some 200 characters.")
 
 (defmacro do-preferences ((name parameters weight field) &body body)
   "Evaluate BODY for each element of FIELD, the value of a field or nil: with NAME, its PARAMETERS,

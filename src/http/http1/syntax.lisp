@@ -26,7 +26,7 @@
         (find character "!#$%&'*+-.^_`|~")))
 
   (defun target-char-p (character)
-    "Visible ASCII but what no URI has and other programs have taken for something else."
+    "Visible ASCII without the characters that no URI has and that other programs have misread."
     (and (char<= #\! character #\~)
          (not (find character "\"<>\\^`{|}#"))))
 
@@ -47,7 +47,7 @@
       (find character "-._~!$&'()*+;=:[]%")))
 
 (define-hot span ((octets octets) (start index) (end index) (set octet-set)) index
-  "Where the first octet from START to END is that SET does not have, or END."
+  "The position of the first octet from START to END that SET does not have, or END."
   (loop for i of-type index from start below end
         while (= 1 (sbit set (aref octets i)))
         finally (return i)))
@@ -69,7 +69,7 @@
   (or (= +space+ octet) (= +tab+ octet)))
 
 (define-hot decimal ((octets octets) (start index) (end index)) (or null index)
-  "The number that one to fifteen digits from START to END are, or nil if they are not."
+  "The number of one to fifteen digits from START to END, or nil if the octets are not that."
   (and (< start end)
        (<= (- end start) 14)            ; so that an INDEX has room for it
        (let ((number 0))

@@ -1,6 +1,6 @@
-;;;; The structures: sink (the functions that a connection calls), counters (what a peer makes us
-;;;; hold and do), pool (what connections of one loop share), stream and connection. The behaviour
-;;;; is in the files that follow.
+;;;; The structures: sink (the functions that a connection calls), counters (the memory and work
+;;;; that a peer causes), pool (the shared data of the connections of one loop), stream and
+;;;; connection. The behaviour is in the files that follow.
 ;;;;
 ;;;; Invariants: a stream is in its connection's table from the moment it exists until it is
 ;;;; finished; STREAM-COUNT is the number in the table. A stream with queued octets and room in its
@@ -52,8 +52,8 @@ function that does nothing, except ON-OUTPUT, which has no default.
   (on-close #'ignore-call :type function)) ; the connection is finished
 
 (defstruct (counters (:constructor make-counters ()) (:copier nil) (:predicate nil))
-  "What a peer makes one connection hold and do: amounts at present, counts since the connection
-began, and the state of its rate limits (rate-limit.lisp)."
+  "The memory and work that a peer causes at one connection: present amounts, counts since the
+connection began, and the state of its rate limits (rate-limit.lisp)."
   (queued-octets 0 :type index)         ; DATA that waits for windows or a turn
   (control-frames 0 :type event-count)  ; answers appended since the output was last empty
   (block-octets 0 :type index)          ; of the header block that is being collected
@@ -82,10 +82,10 @@ began, and the state of its rate limits (rate-limit.lisp)."
 (declaim (sb-ext:muffle-conditions sb-ext:compiler-note))
 
 (defstruct (pool (:constructor make-pool (&key keeps-users)) (:copier nil) (:predicate nil))
-  "What the connections of one thread may share. Never used by two threads at once."
+  "The shared data of the connections of one thread. Never used by two threads at once."
   (keeps-users nil :type boolean :read-only t) ; a stream that is used again has its user still
   (streams nil :type (or null stream))  ; streams to use again, chained by NEXT
-  (stream-count 0 :type index)          ; how many these are
+  (stream-count 0 :type index)          ; the number of these
   (field-list nil :type (or null hpack:field-list)) ; to decode a header block into
   (common (hpack:make-common-fields) :type simple-vector)) ; fields that many peers send
 
@@ -111,21 +111,21 @@ began, and the state of its rate limits (rate-limit.lisp)."
                             stream-window connection-window))
                        (:copier nil))
   "One end of an HTTP/2 connection."
-  (server-p nil :type boolean)          ; which end
-  (sink nil :type sink)                 ; what it calls
-  (options nil :type options)           ; what limits it
-  (user nil)                            ; whatever the owner wants to find with it
+  (server-p nil :type boolean)          ; true at the server
+  (sink nil :type sink)                 ; its owner's functions
+  (options nil :type options)           ; its limits
+  (user nil)                            ; any object of the owner
   (pool nil :type pool)                 ; shared with other connections of the thread
-  (counters (make-counters) :type counters) ; what the peer has made it do
+  (counters (make-counters) :type counters) ; the work that the peer caused
   (phase +awaiting-preface+ :type (unsigned-byte 3)) ; a constant above
   (output nil :type (or null buffer))   ; to append to; nil until it is borrowed
   (encoder nil :type hpack:encoder)     ; of our header blocks
   (decoder nil :type hpack:decoder)     ; of the peer's
-  (error-text "" :type simple-string)   ; what was wrong last, for logs
+  (error-text "" :type simple-string)   ; the last error, for logs
   ;; Streams
   (table #() :type simple-vector)       ; chains of streams that are not finished; see STREAM-SLOT
   (seed (hash-seed) :type (unsigned-byte 62)) ; of the choice of chains
-  (stream-count 0 :type index)          ; how many streams are in the table
+  (stream-count 0 :type index)          ; the number of streams in the table
   (highest-id -1 :type (signed-byte 32)) ; the last identifier that the client has used
   (skipped-low 0 :type stream-id)       ; the newest gap that it left below: its first identifier
   (skipped-high 0 :type stream-id)      ; and its last
@@ -139,10 +139,10 @@ began, and the state of its rate limits (rate-limit.lisp)."
   (goaway-sent +no-goaway+ :type (signed-byte 32)) ; the last stream that our GOAWAY named
   (goaway-received +no-goaway+ :type (signed-byte 32)) ; the one that the peer's GOAWAY named
   ;; Sending
-  (send-window +default-window+ :type window) ; how much DATA the peer still takes
-  (peer-stream-window +default-window+ :type window) ; what a new stream's window begins with
+  (send-window +default-window+ :type window) ; octets of DATA that the peer still takes
+  (peer-stream-window +default-window+ :type window) ; a new stream's window
   (peer-frame-octets +default-frame-octets+ :type (unsigned-byte 24)) ; the peer's largest frame
-  (peer-max-streams 100 :type (unsigned-byte 32)) ; how many streams the peer allows
+  (peer-max-streams 100 :type (unsigned-byte 32)) ; the most streams that the peer allows
   (peer-max-header-list #xFFFFFFFF :type (unsigned-byte 32)) ; the peer's advice (6.5.2)
   (ring-head nil :type (or null stream)) ; the ring of writers (data-queue.lisp): the next one
   (ring-tail nil :type (or null stream)) ; and the last one
@@ -151,13 +151,13 @@ began, and the state of its rate limits (rate-limit.lisp)."
   (stream-window 0 :type window)        ; the full window of a stream
   (connection-window 0 :type window)    ; the full window of the connection
   (receive-window +default-window+ :type window) ; how much the peer may still send
-  (unreturned 0 :type window)           ; what was consumed and not yet given back
-  (due nil :type (or null stream))      ; streams whose WINDOW_UPDATE is to be written
+  (unreturned 0 :type window)           ; octets consumed and not yet given back
+  (due nil :type (or null stream))      ; streams with a due WINDOW_UPDATE
   (block-id 0 :type stream-id)          ; the stream of the header block that is being collected
   (block-flags 0 :type (unsigned-byte 9)) ; the flags of its HEADERS
-  (block-buffer nil :type (or null buffer)) ; what has come of it
-  (block-ns 0 :type time-ns)            ; when the first part came
-  ;; Time; a deadline of 0 is none
+  (block-buffer nil :type (or null buffer)) ; the part of it that has come
+  (block-ns 0 :type time-ns)            ; the time of the first part
+  ;; Time; a deadline of 0 means no deadline
   (settings-deadline 0 :type time-ns)   ; by which our SETTINGS must be acknowledged
   (preface-deadline 0 :type time-ns)    ; by which the peer's preface and SETTINGS must come
   (last-receive-ns 0 :type time-ns))    ; the NOW of the last RECEIVE-OCTETS
@@ -167,9 +167,9 @@ began, and the state of its rate limits (rate-limit.lisp)."
 (declaim (sb-ext:unmuffle-conditions sb-ext:compiler-note))
 
 (defconstant +received-headers+ #b1 "Request, or final response, has come.")
-(defconstant +sent-headers+ #b10 "Request or response has been sent.")
+(defconstant +sent-headers+ #b10 "The request or response has been sent.")
 (defconstant +in-ring+ #b100 "Among the writers that take turns.")
-(defconstant +update-due+ #b1000 "A WINDOW_UPDATE is to be written.")
+(defconstant +update-due+ #b1000 "A WINDOW_UPDATE is due.")
 (defconstant +queue-ends+ #b10000 "END_STREAM goes with the last queued octet.")
 (defconstant +finished+ #b100000 "Out of the table; ON-STREAM-CLOSED was called.")
 (defconstant +released+ #b1000000 "The owner keeps no reference.")
@@ -189,22 +189,22 @@ began, and the state of its rate limits (rate-limit.lisp)."
   (id 0 :type stream-id)                ; its identifier
   (state +idle+ :type state)            ; of RFC 9113 section 5.1 (stream-state.lisp)
   (flags 0 :type (unsigned-byte 8))     ; the constants above
-  (connection nil :type connection)     ; that it belongs to
-  (user nil)                            ; whatever the owner wants to find with it
+  (connection nil :type connection)     ; its connection
+  (user nil)                            ; any object of the owner
   (next nil :type (or null stream))     ; in its chain of the table, or in the pool
   (ring-next nil :type (or null stream)) ; in the ring of writers
-  (due nil :type (or null stream))      ; in the list of those whose WINDOW_UPDATE is to be written
-  (send-window 0 :type window)          ; how much DATA the peer still takes
+  (due nil :type (or null stream))      ; in the list of streams with a due WINDOW_UPDATE
+  (send-window 0 :type window)          ; octets of DATA that the peer still takes
   (receive-window 0 :type window)       ; how much the peer may still send
-  (unreturned 0 :type window)           ; what was consumed and not yet given back
-  (unconsumed 0 :type window)           ; what the owner holds
-  (credited 0 :type window)             ; how much of that the connection's window has back already
-  (content-left -1 :type fixnum)        ; what content-length promises and did not come yet, or -1
+  (unreturned 0 :type window)           ; octets consumed and not yet given back
+  (unconsumed 0 :type window)           ; octets that the owner holds
+  (credited 0 :type window)             ; the part already returned to the connection's window
+  (content-left -1 :type fixnum)        ; octets left of content-length, or -1
   (queue-head nil :type (or null segment)) ; the first queued segment
   (queue-tail nil :type (or null segment)) ; the last one
-  (queued-octets 0 :type index)         ; how many octets are queued
-  (trailers-function nil :type (or null function)) ; writes the trailers behind the queue
-  (charge 0 :type index)                ; the owner's: octets that it has charged somebody with
+  (queued-octets 0 :type index)         ; the number of queued octets
+  (trailers-function nil :type (or null function)) ; writes the trailers after the queue
+  (charge 0 :type index)                ; the owner's: octets that it has charged to an account
   (tally-out 0 :type (unsigned-byte 62)) ; the owner's, if it counts: octets of messages sent
   (tally-in 0 :type (unsigned-byte 62))) ; likewise, of messages received
 
@@ -222,7 +222,7 @@ began, and the state of its rate limits (rate-limit.lisp)."
   nil)
 
 (define-hot (connection-closed-p :inline t) ((connection connection)) boolean
-  "True once CONNECTION is finished: whatever it still gets is ignored."
+  "True once CONNECTION is finished: it ignores all further input."
   (= (connection-phase connection) +finished-connection+))
 
 (defun connection-ready-p (connection)
@@ -278,22 +278,22 @@ With KEEPS-USERS a stream that is used again has the STREAM-USER that it had, el
    (stream-p "True if the argument is a STREAM.")
    (stream-id "The identifier of a stream: odd, as clients open them all (RFC 9113 section 5.1.1).")
    (stream-connection "The connection that a stream belongs to.")
-   (stream-charge "What the owner of a stream has charged an account with for it, 0 at first.
-SETFable.")
+   (stream-charge "The octets that the owner of a stream has charged to an account for it, 0 at
+first. SETFable.")
    (stream-tally-in "The octets of messages that came on a stream, if its owner counts. SETFable.")
   (stream-tally-out "The octets of messages sent on a stream, if its owner counts. SETFable.")
   (stream-user "Any object that the owner wants to find with a stream; NIL at first; see MAKE-POOL.
 SETFable.")
-   (stream-queued-octets "How many octets wait on a stream for windows or a turn.")
+   (stream-queued-octets "The octets that wait on a stream for windows or a turn.")
    (connection-p "True if the argument is a CONNECTION.")
    (connection-user "Any object that the owner wants to find with a connection. SETFable.")
    (connection-options "The OPTIONS that limit a connection.")
    (connection-sink "The SINK that a connection calls.")
    (connection-counters "The counters of a connection: a COUNTERS structure.")
    (connection-output
-    "The buffer that a connection appends to, or NIL if it has nothing to say since the owner set
+    "The buffer that a connection appends to, or NIL if it has had no output since the owner set
 this to NIL. The owner does so each time it takes the buffer away to send it.")
-   (connection-stream-count "How many streams of a connection are not closed yet.")
+   (connection-stream-count "The number of streams of a connection that are not closed yet.")
    (connection-error-text
     "The reason of the last stream error or of the end of a connection, as text for logs.")
    (connection-last-receive-ns "The NOW of the last RECEIVE-OCTETS; for keepalive.")
@@ -302,9 +302,9 @@ this to NIL. The owner does so each time it takes the buffer away to send it.")
    (connection-peer-max-header-list
     "The peer's SETTINGS_MAX_HEADER_LIST_SIZE; 2^32-1 if it named none. It is only advice (6.5.2).")
    (connection-goaway-received
-    "The last stream that the peer's GOAWAY says it has seen, 0 for none; -1 without a GOAWAY.")
-   (connection-send-window "How many octets of DATA the peer still takes on a connection.")
-   (connection-receive-window "How many octets of DATA the peer may still send on a connection.")
+    "The last stream in the peer's GOAWAY, 0 for none; -1 without a GOAWAY.")
+   (connection-send-window "The octets of DATA that the peer still takes on a connection.")
+   (connection-receive-window "The octets of DATA that the peer may still send on a connection.")
    (counters-queued-octets "DATA octets queued on all streams, waiting for windows or a turn.")
    (counters-control-frames "Answers appended since the output was last empty.")
    (counters-block-octets "Octets of the header block that is being collected.")

@@ -22,9 +22,8 @@ next."
                     (options-connection-window-octets options)))
 
 (defun start-connection (connection now)
-  "Write what CONNECTION begins with: a client's preface, SETTINGS, and the WINDOW_UPDATE that
-makes the connection's window what the options say. NOW, in nanoseconds, is when its time-outs
-begin."
+  "Write the beginning of CONNECTION: a client's preface, SETTINGS, and the WINDOW_UPDATE that
+raises the connection's window to that of the options. Its time-outs begin at NOW, in nanoseconds."
   (let ((options (connection-options connection))
         (raise (- (connection-connection-window connection) +default-window+)))
     (unless (connection-server-p connection)
@@ -42,9 +41,9 @@ begin."
     nil))
 
 (defun advance-time (connection now)
-  "Let time pass to NOW, in nanoseconds. If the peer is late with its preface or with the
-acknowledgement of our SETTINGS, the connection ends. Return the latest time to call this again, or
-NIL."
+  "Advance the time of CONNECTION to NOW, in nanoseconds. If the peer is late with its preface or
+with the acknowledgement of our SETTINGS, the connection ends. Return the latest time to call this
+again, or NIL."
   (let ((settings (connection-settings-deadline connection))
         (preface (connection-preface-deadline connection)))
     (cond ((and (plusp preface) (<= preface now))
@@ -59,20 +58,20 @@ NIL."
           (t nil))))
 
 (defun connection-block-since-ns (connection)
-  "When the header block began of which CONTINUATIONs are to come, or nil if there is none."
+  "The time when the header block began that waits for CONTINUATIONs, or nil."
   (and (connection-block-buffer connection) (connection-block-ns connection)))
 
 (defconstant +bare-octets+ 2048
   "The memory of a connection that has nothing, with its owner's structures.")
 (defconstant +stream-octets+ 1024
-  "The memory of an open stream, with what its owner keeps of it in any case.")
+  "The memory of an open stream, with the minimum that its owner keeps for it.")
 
 (defconstant +most-places+ (ash 1 24)
   "No vector of a connection has more.")
 
 (define-hot (kept-octets :inline t) ((connection connection)) index
-  "How much memory CONNECTION keeps, about: its tables, its streams, the DATA that is queued, and
-the header block that is not whole. Not what its owner keeps."
+  "About how many octets of memory CONNECTION keeps: its tables, its streams, the queued DATA, and
+an incomplete header block. The memory of its owner is not included."
   (let ((block (connection-block-buffer connection)))
     (+ +bare-octets+
        (* +stream-octets+ (connection-stream-count connection))
@@ -87,8 +86,8 @@ the header block that is not whole. Not what its owner keeps."
        (hpack:encoder-memory (connection-encoder connection)))))
 
 (defun shrink-connection (connection)
-  "Release what CONNECTION keeps only for speed, if it has no streams. For connections that have
-been quiet for long; what is needed again is made again."
+  "Release the memory that CONNECTION keeps only for speed, if it has no streams. This is for
+connections that have been quiet for long; the memory is allocated again when needed."
   (when (zerop (connection-stream-count connection))
     (setf (connection-table connection) #())
     (hpack:forget-repeats (connection-decoder connection))
@@ -100,8 +99,8 @@ been quiet for long; what is needed again is made again."
 (defconstant +highest-stream-id+ #x7FFFFFFF)
 
 (define-hot (available-streams :inline t) ((connection connection)) (unsigned-byte 32)
-  "How many streams the client end CONNECTION may open now: the peer's limit less those that are
-open, and 0 once either end sent GOAWAY or the connection is finished."
+  "The number of streams that CONNECTION, a client's, may open now: the peer's limit less those that
+are open, and 0 once either end sent GOAWAY or the connection is finished."
   (if (or (connection-closed-p connection) (connection-draining-p connection))
       0
       (min (max 0 (- (connection-peer-max-streams connection)
@@ -126,9 +125,9 @@ opened: identifiers reach the peer in order (RFC 9113 section 5.1.1)."
 
 (defun send-goaway (connection error-code
                     &key (last-stream-id (last-peer-stream-id connection)) debug)
-  "Tell the peer that streams above LAST-STREAM-ID (default: the highest it opened) will not be
-processed; later ones that it opens are ignored. DEBUG is ASCII text for its log. Running streams
-go on."
+  "Send GOAWAY: streams above LAST-STREAM-ID (default: the highest that the peer has opened) will
+not be processed, and later ones that it opens are ignored. DEBUG is ASCII text for the peer's log.
+Running streams go on."
   (unless (connection-closed-p connection)
     (emit-goaway connection (lower-goaway connection last-stream-id) error-code
                  (ascii-octets (or debug ""))))

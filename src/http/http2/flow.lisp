@@ -1,10 +1,10 @@
 ;;;; Flow control (RFC 9113 sections 5.2 and 6.9): all window arithmetic of both directions.
 ;;;;
 ;;;; Receiving: a DATA frame charges its whole payload, padding too, to the connection and to the
-;;;; stream. The owner gives content back by CONSUME-DATA; this file gives back padding and what
-;;;; nobody can read (to the connection by RETURN-TO-CONNECTION, stream-end.lisp). Once half a
-;;;; window is to be returned it is due, and WRITE-WINDOW-UPDATES, called at each flush, writes one
-;;;; WINDOW_UPDATE for it. For each stream
+;;;; stream. The owner gives content back by CONSUME-DATA; this file gives back padding and content
+;;;; that can no longer be read (to the connection by RETURN-TO-CONNECTION, stream-end.lisp). Once
+;;;; half a window can be returned it is due, and WRITE-WINDOW-UPDATES, called at each flush, writes
+;;;; one WINDOW_UPDATE for it. For each stream
 ;;;;
 ;;;;   receive-window + unreturned + unconsumed = the full window, as long as the peer may send.
 ;;;;
@@ -41,8 +41,8 @@
 
 (define-hot consume-data ((stream stream) (count (unsigned-byte 31))) null
   "Give COUNT octets that ON-DATA delivered on STREAM back to the flow-control windows, after they
-were read or dropped. A stream that closes gives back what is left, so later calls do nothing.
-Signal MISUSE if COUNT is more than was delivered."
+were read or dropped. A stream that closes gives back the rest, so later calls do nothing. Signal
+MISUSE if COUNT is more than was delivered."
   (unless (stream-flag-p stream +finished+)
     (let ((left (- (stream-unconsumed stream) count)))
       (when (minusp left)
@@ -67,12 +67,12 @@ it back to the stream's window."
   nil)
 
 (define-hot (window-update-due-p :inline t) ((connection connection)) boolean
-  "True if half of CONNECTION's own window is to be given back."
+  "True if at least half of CONNECTION's own window can be given back."
   (and (<= (ash (connection-connection-window connection) -1) (connection-unreturned connection))
        (not (connection-closed-p connection))))
 
 (define-hot (window-updates-due-p :inline t) ((connection connection)) boolean
-  "True if WRITE-WINDOW-UPDATES has something to do."
+  "True if WRITE-WINDOW-UPDATES would write a frame."
   (or (window-update-due-p connection)
       (and (connection-due connection) t)))
 
@@ -154,7 +154,7 @@ it before each flush must call this."
     nil))
 
 (defun change-initial-window (connection window)
-  "The peer's SETTINGS_INITIAL_WINDOW_SIZE is WINDOW: change the window of every stream by the
+  "Apply WINDOW, the peer's SETTINGS_INITIAL_WINDOW_SIZE: change the window of every stream by the
 difference to the old value (6.9.2). For example 65535 lowered to 100 when 1000 octets were sent
 leaves -900."
   (let ((difference (- window (connection-peer-stream-window connection))))

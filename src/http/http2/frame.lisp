@@ -5,8 +5,7 @@
 ;;;;
 ;;;; Accessors take the octets and the position where the layout begins; the caller has seen that
 ;;;; the whole frame is there. Writers take the octets, the position, and the fields in order; they
-;;;; return the position after what they wrote. What the header alone tells is checked by
-;;;; FRAME-HEADER-ERROR.
+;;;; return the position after their output. FRAME-HEADER-ERROR checks the data of the header alone.
 
 (in-package #:clgrpc.http2)
 

@@ -1,8 +1,8 @@
-;;;; What header fields mean to HTTP/2 itself, and which lists of them are well-formed messages (RFC
-;;;; 9113 sections 8.1 to 8.3). Each field is classified once: its kind, which says also whether
-;;;; name and value are allowed at all, is remembered in the field object, and the HPACK tables hand
-;;;; out the same object again. So a repeated field costs one load, and a list is checked by bits
-;;;; and comparisons.
+;;;; The meaning of header fields to HTTP/2 itself, and the check that a list of them is a
+;;;; well-formed message (RFC 9113 sections 8.1 to 8.3). Each field is classified once: its kind,
+;;;; which also shows whether name and value are allowed at all, is stored in the field object, and
+;;;; the HPACK tables hand out the same object again. So a repeated field costs one load, and a list
+;;;; is checked by bits and comparisons.
 ;;;;
 ;;;; Kinds below +KIND-OTHER+ are pseudo-fields, in order of their constants. A malformed message is
 ;;;; a stream error PROTOCOL_ERROR (section 8.1.1).
@@ -29,7 +29,7 @@ NAME-KIND. Rows without a field name are kinds that no name has; a row may share
                collect `(defconstant ,(constant-name (format nil "KIND-~A" name)) ,i
                         ,(kind-documentation name rows)))
        (define-hot name-kind ((name octets)) kind
-         "The kind that the NAME of a field alone says."
+         "The kind of a field by its NAME alone."
          (case (length name)
            ,@(loop for length in (sort (remove-duplicates (mapcar #'length texts)) #'<)
                    collect `(,length
@@ -124,7 +124,7 @@ octets above 126 (8.2.1)."
 ;;; Messages
 
 (deftype content-length ()
-  "The value of content-length; -1 if there is none, -2 for a malformed message."
+  "The value of content-length; -1 without one, -2 for a malformed message."
   '(integer -2 #.(1- (expt 10 18))))
 (defconstant +no-content-length+ -1)
 (defconstant +malformed-message+ -2)
@@ -142,8 +142,8 @@ octets above 126 (8.2.1)."
 (defconstant +host-seen+ (ash 1 (1+ +kind-other+)) "In SEEN of SCAN-FIELDS: there is a host.")
 
 (defmacro scan-fields ((list seen content-length) &body body)
-  "Check what all messages have in common, each pseudo-field at most once and before the others, no
-field malformed, one content-length at most. Then evaluate BODY with SEEN, whose bit K is set if
+  "Check the rules for all messages: each pseudo-field at most once and before the others, no field
+malformed, one content-length at most. Then evaluate BODY with SEEN, whose bit K is set if
 pseudo-field kind K was there, and with +HOST-SEEN+, and CONTENT-LENGTH. A malformed message ends
 the block named NIL with +MALFORMED-MESSAGE+."
   `(let ((,seen 0) (,content-length +no-content-length+))
@@ -190,8 +190,8 @@ the block named NIL with +MALFORMED-MESSAGE+."
               +malformed-message+)))))
 
 (defun one-host-p (list)
-  "True if LIST has one host field (RFC 9110 section 7.2), and :authority, if any, says the same.
-There may be four that a peer names by an octet each: no more than two are compared."
+  "True if LIST has one host field (RFC 9110 section 7.2), and :authority, if any, has the same
+value. A peer may send many of an octet each: no more than two are compared."
   (let ((authority nil) (host nil))
     (hpack:do-fields (field list)
       (case (field-kind-of field)

@@ -19,7 +19,7 @@
   (or (connection-output connection) (borrow-output connection)))
 
 (define-hot (output-fill :inline t) ((connection connection)) index
-  "How many octets wait in the output."
+  "The number of octets in the output."
   (let ((output (connection-output connection)))
     (if output (buffer-fill output) 0)))
 

@@ -1,12 +1,13 @@
-;;;; What a peer earns by decent work, so that it is not charged for frames that go with it
-;;;; (rate-limit.lisp). A call that was served earns its client one reset. DATA of ours, a new
-;;;; stream, and a stream that we reset each earn the peer some WINDOW_UPDATEs and late frames.
+;;;; The credit that a peer earns by ordinary work, so that it is not charged for frames that go
+;;;; with this work (rate-limit.lisp). A call that was served earns its client one reset. DATA of
+;;;; ours, a new stream, and a stream that we reset each earn the peer some WINDOW_UPDATEs and late
+;;;; frames.
 
 (in-package #:clgrpc.http2)
 
 (define-hot (note-call-served :inline t) ((connection connection)) null
-  "Tell the server end CONNECTION that a call on it has got an answer worth having. This earns the
-client one reset. At most as many unused ones are kept as the option max-reset-burst says."
+  "Note that a call on CONNECTION, a server's end, has got a useful answer. This earns the client
+one reset. The option max-reset-burst limits the unused resets that are kept."
   (incf (counters-calls-served (connection-counters connection)))
   nil)
 
@@ -38,8 +39,8 @@ client one reset. At most as many unused ones are kept as the option max-reset-b
     (earn-updates counters)))
 
 (define-hot work-since-ping-p ((connection connection)) boolean
-  "True if a call began or ended, or DATA was sent, since the last PING; note what is true now for
-the next one."
+  "True if a call began or ended, or DATA was sent, since the last PING; note the present state for
+the next PING."
   (let* ((counters (connection-counters connection))
          (opened (counters-streams-opened counters))
          (open (connection-stream-count connection))

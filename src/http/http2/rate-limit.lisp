@@ -2,16 +2,16 @@
 ;;;; ("rapid reset", also those that a peer provokes us to send), frames that carry nothing, answers
 ;;;; that the peer does not read.
 ;;;;
-;;;; Resets and idle frames have a rate limit each: a burst that comes back at a rate. A peer that
-;;;; exceeds it is told ENHANCE_YOUR_CALM. The state of a rate limit is one number, the time at
-;;;; which the whole burst will be allowed again. An event moves that time one interval away; the
-;;;; limit is exceeded if it is then further away than the burst's intervals.
+;;;; Resets and idle frames have a rate limit each: a burst that comes back at a rate. A connection
+;;;; whose peer exceeds it ends with ENHANCE_YOUR_CALM. The state of a rate limit is one number, the
+;;;; time at which the whole burst will be allowed again. An event moves that time one interval
+;;;; away; the limit is exceeded if it is then further away than the burst's intervals.
 ;;;;
-;;;; What decent peers do in numbers is not charged (rate-credit.lisp): as many resets as calls were
-;;;; served; a PING, by which peers measure bandwidth, if calls began or ended, or DATA was sent,
-;;;; since the last one; WINDOW_UPDATEs and late frames, as far as DATA and new streams have earned
-;;;; them. A frame is late if it has no content and its stream has ended, which its sender did not
-;;;; know yet. Other PINGs of clients are strikes, the stricter rule of gRFC A8.
+;;;; The frequent frames of ordinary peers are not charged (rate-credit.lisp): as many resets as
+;;;; calls were served; a PING, by which peers measure bandwidth, if calls began or ended, or DATA
+;;;; was sent, since the last one; WINDOW_UPDATEs and late frames, as far as DATA and new streams
+;;;; have earned them. A frame is late if it has no content and its stream has ended, which its
+;;;; sender did not know yet. Other PINGs of clients are strikes, the stricter rule of gRFC A8.
 ;;;;
 ;;;; Answers are counted while they wait in the output; more than the option
 ;;;; max-queued-control-frames end the connection.
@@ -30,7 +30,7 @@ whether the limit is exceeded."
 
 (defmacro charge ((connection due burst per-second) text)
   "Count one event against the rate limit in the slot DUE of CONNECTION's counters; the options
-BURST and PER-SECOND say how large it is. End CONNECTION with TEXT if the limit is exceeded."
+BURST and PER-SECOND are its size. End CONNECTION with TEXT if the limit is exceeded."
   (flet ((option (name) `(,name (connection-options ,connection))))
     `(multiple-value-bind (due exceeded)
          (charge-rate-limit (,due (connection-counters ,connection))

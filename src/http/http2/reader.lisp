@@ -12,7 +12,7 @@
 ;;;; cannot be used again.
 ;;;;
 ;;;; One read may hold thousands of frames. So that its owner can look at the time and at the output
-;;;; in between, RECEIVE-OCTETS returns after as many as it is told.
+;;;; in between, RECEIVE-OCTETS returns after a given number of frames.
 
 (in-package #:clgrpc.http2)
 
@@ -39,7 +39,7 @@
 (define-hot reject-frame ((connection connection) (stream (or null stream)) (id stream-id)
                           (step state-step))
     null
-  "Do what STEP, which is not ACCEPT, says about a frame on STREAM or, without one, on ID."
+  "Perform STEP, which is not ACCEPT, for a frame on STREAM or, without one, on ID."
   (let ((code (step-code step)))
     (case (step-action step)
       (#.+stream-error+
@@ -234,7 +234,7 @@
 (define-hot receive-block ((connection connection) (octets octets) (start index) (end index)
                            (flags flags) (id stream-id))
     null
-  "A whole header block for the stream ID; FLAGS are those of its HEADERS frame."
+  "Take a complete header block for the stream ID; FLAGS are those of its HEADERS frame."
   (let* ((pool (connection-pool connection))
          (list (or (pool-field-list pool) (hpack:make-field-list)))
          (stream (find-stream connection id)))
@@ -375,7 +375,7 @@ if it is there, for a reason of its own."
 
 (define-hot update-stream ((connection connection) (id stream-id) (increment (unsigned-byte 31)))
     null
-  "Do what WINDOW_UPDATE says of the stream ID."
+  "Apply a WINDOW_UPDATE of INCREMENT to the stream ID."
   (let* ((stream (find-stream connection id))
          (step (frame-step connection stream id +receive-window-update+)))
     (cond ((not (and stream (= +accept+ (step-action step))))
@@ -403,8 +403,8 @@ if it is there, for a reason of its own."
     nil))
 
 (defun receive-goaway (connection octets start end)
-  "No new streams; those of ours that the peer will not process end as refused (6.8). A later
-GOAWAY may only lower the last stream identifier."
+  "Apply the peer's GOAWAY: open no new streams, and end those of ours that the peer will not
+process as refused (6.8). A later GOAWAY may only lower the last stream identifier."
   (let* ((before (connection-goaway-received connection))
          (last-id (goaway-last-stream-id octets start))
          (last-id (if (= before +no-goaway+) last-id (min before last-id))))
@@ -435,7 +435,7 @@ GOAWAY may only lower the last stream identifier."
 (define-hot (read-frame :inline t) ((connection connection) (octets octets) (start index)
                                     (end index) (type octet) (flags flags) (id stream-id))
     null
-  "A frame of TYPE with its payload from START to END; its header is in order."
+  "Take a frame of TYPE, whose header is valid, with its payload from START to END."
   (case type
     (#.+frame-data+ (receive-data connection octets start end flags id))
     (#.+frame-headers+ (receive-headers connection octets start end flags id))
@@ -462,8 +462,8 @@ GOAWAY may only lower the last stream identifier."
            "TLS"))))
 
 (defun fail-beginning (connection octets start end otherwise)
-  "End CONNECTION, whose peer has begun with OCTETS from START to END, which is no HTTP/2: say what
-it is, or OTHERWISE."
+  "End CONNECTION, whose peer has begun with OCTETS from START to END, which are not HTTP/2. The
+error names their protocol, or is OTHERWISE if that is unknown."
   (let ((foreign (foreign-protocol octets start end)))
     (fail-connection connection +protocol-error+
                      (if foreign
@@ -543,10 +543,10 @@ is not all there yet."
     (values index boolean)
   "Take the peer's octets from START to END, received at NOW (nanoseconds of any steady clock), but
 no more than FRAMES frames. Return the position of the first octet not consumed, which begins a
-frame: present it again with what follows. The second value is true if that frame may be whole, for
-FRAMES were taken; otherwise more must be received first. Sink functions are called meanwhile;
-OCTETS are theirs only during the call. If the peer broke the protocol GOAWAY is in the output and
-ON-CLOSE was called; from then on everything is consumed and ignored."
+frame: present it again with the octets after it. The second value is true if that frame may be
+complete, since FRAMES were taken; otherwise more must be received first. Sink functions are called
+meanwhile; OCTETS are theirs only during the call. If the peer broke the protocol GOAWAY is in the
+output and ON-CLOSE was called; from then on everything is consumed and ignored."
   (setf (connection-last-receive-ns connection) now)
   (handler-case
       (let ((at start))

@@ -1,18 +1,18 @@
-;;;; Streams that we reset (RFC 9113 sections 5.1, 5.4.2 and 6.4), and what is known of identifiers
-;;;; that have no stream any more.
+;;;; Streams that we reset (RFC 9113 sections 5.1, 5.4.2 and 6.4), and the state of identifiers that
+;;;; have no stream any more.
 ;;;;
 ;;;; Identifiers up to HIGHEST-ID are closed. The newest gap below it was never opened. The streams
 ;;;; that we reset are known one by one, the RESET-COUNT highest of them, in order, in RESETS: the
-;;;; peer may not know of the reset yet, so its late frames are no error. When the lowest of them is
-;;;; forgotten, all identifiers up to it count as reset.
+;;;; peer may not know of the reset yet, so its late frames are not errors. When the lowest of them
+;;;; is dropped, all identifiers up to it count as reset.
 
 (in-package #:clgrpc.http2)
 
 (defconstant +most-resets+ 1024
-  "How many streams that we reset are known one by one.")
+  "The number of streams reset by us that are known one by one.")
 
 (define-hot reset-place ((connection connection) (id stream-id)) index
-  "How many of the streams that we reset, and know, are below ID."
+  "The number of known streams reset by us that are below ID."
   (let ((resets (connection-resets connection))
         (low 0)
         (high (connection-reset-count connection)))
@@ -37,8 +37,8 @@
     nil))
 
 (define-hot forget-reset ((connection connection) (place index)) index
-  "Forget the lowest of the streams that we reset, to make room for one at PLACE. Return its place
-after that."
+  "Drop the lowest of the streams that we reset, to make room for a new one at PLACE. Return the
+place of the new one afterwards."
   (let ((resets (connection-resets connection)))
     (setf (connection-reset-forgotten connection) (logand (aref resets 0) #x7FFFFFFF))
     (replace resets resets :start1 0 :start2 1 :end2 (connection-reset-count connection))
@@ -65,7 +65,7 @@ after that."
       nil)))
 
 (define-hot (ignored-id-p :inline t) ((connection connection) (id stream-id)) boolean
-  "True if our GOAWAY told the client that the stream ID will not be processed (6.8)."
+  "True if the stream ID is above the last one of our GOAWAY, so that it is not processed (6.8)."
   (and (connection-server-p connection)
        (< +no-goaway+ (connection-goaway-sent connection) id)))
 
@@ -110,7 +110,7 @@ after that."
         (reset-finished-stream stream +reset+ code :local)))))
 
 (define-hot reset-stream ((stream stream) (error-code error-code)) null
-  "End STREAM now with RST_STREAM of ERROR-CODE, dropping what is queued; ON-STREAM-CLOSED is
+  "End STREAM now with RST_STREAM of ERROR-CODE, and drop its queued octets; ON-STREAM-CLOSED is
 called before this returns, ON-RESET is not. Does nothing if the stream is closed already. RFC 9113
 section 6.4."
   (let ((connection (stream-connection stream))

@@ -1,5 +1,5 @@
-;;;; SETTINGS (RFC 9113 section 6.5), ours and the peer's. Each parameter is declared once with what
-;;;; it may be and the error if it is not; unknown ones are ignored (6.5.2). The peer's are applied
+;;;; SETTINGS (RFC 9113 section 6.5), ours and the peer's. Each parameter is declared once with its
+;;;; range and the error for other values; unknown ones are ignored (6.5.2). The peer's are applied
 ;;;; and acknowledged at once; ours count as in force from the acknowledgement on where that
 ;;;; matters.
 
@@ -31,8 +31,8 @@ SETTING-ERROR."
 ;;; Ours
 
 (defun our-settings (connection)
-  "The parameters to send, as a list of (name . value), but for those that have the value of RFC
-9113 anyway."
+  "The parameters to send, as a list of (name . value), without those that have the default of RFC
+9113."
   (let ((options (connection-options connection)))
     (remove nil
             (list (if (connection-server-p connection)

@@ -2,7 +2,7 @@
 ;;;; connection that fails (RFC 9113 section 5.4.1), that its owner closes or that is gone.
 ;;;;
 ;;;; FINISH-STREAM is the one way out of the table, END-CONNECTION the one way to a finished
-;;;; connection; each gives back what the stream or the connection held and tells the owner once.
+;;;; connection; each releases the memory of the stream or the connection and calls the owner once.
 
 (in-package #:clgrpc.http2)
 
@@ -15,7 +15,8 @@
   nil)
 
 (define-hot note-queued ((stream stream) (count fixnum)) null
-  "The queue of STREAM has grown by COUNT octets, or become shorter."
+  "Note that the queue of STREAM has grown by COUNT octets; a negative COUNT means that it has
+shrunk."
   (let ((connection (stream-connection stream)))
     (incf (stream-queued-octets stream) count)
     (incf (counters-queued-octets (connection-counters connection)) count)
@@ -59,8 +60,8 @@
   nil)
 
 (define-hot note-early-end ((stream stream)) null
-  "STREAM is about to be reset, or lost. It has failed, unless the server has ended its side: what
-the client has not sent by then matters to nobody."
+  "Note that STREAM is about to be reset, or lost. It has failed, unless the server has ended its
+side: then the rest of the client's side does not matter."
   (let ((connection (stream-connection stream)))
     (when (if (connection-server-p connection)
               (stream-sendable-p stream)
@@ -85,7 +86,7 @@ the client has not sent by then matters to nobody."
                connection))
 
 (defun end-connection (connection code text)
-  "Finish CONNECTION without a word to the peer: end its streams and notify the owner."
+  "Finish CONNECTION without a frame to the peer: end its streams and notify the owner."
   (setf (connection-phase connection) +finished-connection+
         (connection-error-text connection) text
         (connection-settings-deadline connection) 0

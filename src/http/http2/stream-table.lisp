@@ -9,7 +9,7 @@
 
 (define-hot (stream-slot :inline t) ((connection connection) (table simple-vector) (id stream-id))
     index
-  "Where the chain of the stream ID begins in TABLE, one of CONNECTION."
+  "The index of the chain of the stream ID in TABLE, one of CONNECTION."
   (let* ((number (ash id -1))
          (run (ldb (byte 64 0) (* (logior 1 (connection-seed connection)) (ash number -10))))
          (mixed (ldb (byte 64 0) (* #x9E3779B97F4A7C15 (logxor run (ash run -29))))))
@@ -141,8 +141,8 @@ it at most once, at any time; never calling it is safe."
 ;;; Identifiers
 
 (define-hot (note-highest-id :inline t) ((connection connection) (id stream-id)) null
-  "The peer opens ID, which is above all earlier ones; identifiers that it left out are closed
-without ever having been open (5.1.1)."
+  "Note that the peer opens ID, which is above all earlier ones; identifiers that it left out are
+closed without ever having been open (5.1.1)."
   (let ((next (+ 2 (connection-highest-id connection))))
     (when (< next id)
       (setf (connection-skipped-low connection) (logand next #x7FFFFFFF)

@@ -3,15 +3,15 @@
 ;;;; the caller's octets, END-DATA. Nothing is copied and nothing allocated.
 ;;;;
 ;;;; Between the two halves of a pair nothing else may be appended. A header block is contiguous: it
-;;;; is encoded in one piece behind 9 octets kept free, and only when it is longer than the peer's
-;;;; largest frame it is opened up for the headers of its CONTINUATIONs. DATA never overtakes queued
+;;;; is encoded in one piece after 9 octets kept free, and opened up for the headers of its
+;;;; CONTINUATIONs only if it is longer than the peer's largest frame. DATA never overtakes queued
 ;;;; DATA, and trailers never either: see data-queue.lisp.
 
 (in-package #:clgrpc.http2)
 
 (defconstant +output-cap+ 65536
-  "DATA is queued instead of appended while the output holds more; frames are written in turns
-then.")
+  "While the output holds more octets, DATA is queued instead of appended; its streams then write
+frames by turns.")
 
 (define-hot connection-writable-p ((connection connection)) boolean
   "True if DATA appended now would go out with the next flush: the output is under its cap."
@@ -19,7 +19,7 @@ then.")
        (< (output-fill connection) +output-cap+)))
 
 (define-hot (enter-state :inline t) ((stream stream) (state state)) null
-  "Set the STATE that something of ours leads to, and finish STREAM if it is the last."
+  "Set the STATE of STREAM after a frame of ours, and finish STREAM if it is the last state."
   (setf (stream-state stream) state)
   (when (= state +closed+) (finish-stream stream))
   nil)
@@ -78,8 +78,8 @@ trailers and must end it."
 (define-hot split-block ((connection connection) (buffer buffer) (mark index) (id stream-id)
                          (end-stream-p boolean))
     null
-  "Make HEADERS and CONTINUATIONs of the block that stands, behind room for one frame header, at
-MARK after the start of BUFFER. The pieces move back to front, each to its place."
+  "Make HEADERS and CONTINUATIONs from the block at MARK after the start of BUFFER, where room for
+one frame header comes first. The pieces move back to front, each to its place."
   (let* ((limit (connection-peer-frame-octets connection))
          (length (- (buffer-fill buffer) mark +frame-header-octets+))
          (more (1- (ceiling length limit))) ; how many CONTINUATIONs
@@ -105,7 +105,7 @@ MARK after the start of BUFFER. The pieces move back to front, each to its place
 ;;; DATA
 
 (define-hot (largest-data :inline t) ((connection connection)) index
-  "The largest DATA payload to send: what the peer takes, but not more than we take ourselves."
+  "The largest DATA payload to send: the peer's limit, but not more than our own."
   (min (connection-peer-frame-octets connection)
        (options-max-frame-octets (connection-options connection))))
 
