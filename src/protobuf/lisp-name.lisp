@@ -40,7 +40,7 @@ or digit, and before the last of several capitals when a small letter follows."
     (dotted-lisp-name (if (string= "" package) (bare-name (descriptor-name file)) package))))
 
 (defun bare-name (name)
-  "The name of the file NAME without directories and what follows its last point."
+  "The name of the file NAME without directories and without the part after its last point."
   (let* ((start (1+ (or (position #\/ name :from-end t) -1)))
          (point (position #\. name :from-end t)))
     (subseq name start (and point (< start point) point))))
@@ -58,13 +58,13 @@ or digit, and before the last of several capitals when a small letter follows."
   (format nil "~A.~A" (file-lisp-package file) (lisp-name (descriptor-name service))))
 
 (defun shows-others-p (package)
-  "True if PACKAGE exports symbols of other packages, as one does that is the face of a system."
+  "True if PACKAGE exports symbols of other packages, like the public package of a system."
   (do-external-symbols (symbol package nil)
     (unless (eq package (symbol-package symbol)) (return t))))
 
 (defun ensure-package (name &optional (exports '()))
   "Make sure the package NAME exists and exports the symbols named EXPORTS. Return it. Signal MISUSE
-if there is a package of that name that is no place for them."
+if there is a package of that name that must not get them."
   (let ((package (or (find-package name) (make-package name :use '()))))
     (when (or (package-use-list package)
               (sb-ext:package-locked-p package)

@@ -1,6 +1,6 @@
 ;;;; Protocol Buffers for SBCL: .proto source → descriptors → native code specialised per message.
-;;;; Stands on clgrpc.base and clgrpc.kernel alone. Users need the first group of exports; what
-;;;; follows serves the layers above (rpc, reflection) and the code that DEFINE-PROTO generates.
+;;;; Stands on clgrpc.base and clgrpc.kernel alone. Users need the first group of exports; the other
+;;;; groups serve the layers above (rpc, reflection) and the code that DEFINE-PROTO generates.
 
 (defpackage #:clgrpc.protobuf
   (:use #:cl #:clgrpc.base #:clgrpc.option)

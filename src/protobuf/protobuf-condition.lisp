@@ -1,7 +1,7 @@
-;;;; The errors of this layer: PROTOBUF-ERROR for octets that are no message (the peer's fault),
-;;;; with subclasses for JSON and text format, and PROTO-SYNTAX-ERROR for .proto text that is no
-;;;; program. Each says where; a syntax error carries the others found in the same file, so that one
-;;;; run shows them all, the first +MOST-SHOWN+ of them in its text.
+;;;; The errors of this layer: PROTOBUF-ERROR for octets that are not a message (the peer's fault),
+;;;; with subclasses for JSON and text format, and PROTO-SYNTAX-ERROR for .proto text that is not
+;;;; valid. Each has the place of the fault; a syntax error carries the others found in the same
+;;;; file, so that one run shows them all, the first +MOST-SHOWN+ of them in its text.
 
 (in-package #:clgrpc.protobuf)
 
@@ -13,8 +13,8 @@
                      (type-in-words (type-error-expected-type condition))
                      (printable-text (bounded-text (type-error-datum condition)
                                                    :limit 200 :escape t)))))
-  (:documentation "A message was to be given a value that its field cannot hold; nothing was
-changed. FIELD is the field's full name; EXPECTED-TYPE and DATUM are those of TYPE-ERROR."))
+  (:documentation "A field cannot hold the value given for it; nothing was changed. FIELD is the
+field's full name; EXPECTED-TYPE and DATUM are those of TYPE-ERROR."))
 
 (document-functions
   field-type-error-field "The full name of the field that cannot hold the value, as text.")
@@ -35,14 +35,13 @@ changed. FIELD is the field's full name; EXPECTED-TYPE and DATUM are those of TY
    (type :initarg :type :initform nil :reader protobuf-error-type)
    ;; the index of the octet where reading stopped, or nil
    (position :initarg :position :initform nil :reader protobuf-error-position)
-   (text :initarg :text :reader protobuf-error-text)) ; what was wrong
+   (text :initarg :text :reader protobuf-error-text)) ; the fault
   (:report (lambda (condition stream)
              (format stream "Cannot read ~:[a message~;~:*~A~]~@[ at octet ~D~]: ~A."
                      (protobuf-error-type condition) (protobuf-error-position condition)
                      (protobuf-error-text condition))))
   (:documentation "Octets are not a valid serialized message. TYPE is the full name of the message
-type asked for, if known; POSITION the index of the octet where reading stopped; TEXT what was
-wrong."))
+type asked for, if known; POSITION the index of the octet where reading stopped; TEXT the fault."))
 
 (document-functions
   protobuf-error-type "The full name of the message type asked for, or nil."
@@ -56,8 +55,8 @@ wrong."))
   (:report (lambda (condition stream)
              (format stream "~:[A message~;~:*~A~] lacks the required field ~A."
                      (protobuf-error-type condition) (required-field-missing-path condition))))
-  (:documentation "A message that was read or is to be written lacks a field that its type requires.
-PATH says which: \"parts[2].size\". With :PARTIAL this is not checked."))
+  (:documentation "A message that was read or should be written lacks a field that its type
+requires. PATH is the field: \"parts[2].size\". With :PARTIAL this is not checked."))
 
 (document-functions
   required-field-missing-path "The way from the message to the field that it lacks, as text.")
@@ -78,11 +77,11 @@ PATH says which: \"parts[2].size\". With :PARTIAL this is not checked."))
                      (string= "" (message-text-error-path condition))
                      (message-text-error-path condition)
                      (protobuf-error-text condition))))
-  (:documentation "A text is not a message in JSON or text format. LINE and COLUMN say where, PATH
-in which field."))
+  (:documentation "A text is not a message in JSON or text format. LINE and COLUMN are the place,
+PATH the field."))
 
 (document-functions
-  message-text-error-format ":json or :text, what was to be read."
+  message-text-error-format ":json or :text, the format of the input."
   message-text-error-line "The line at which reading stopped, from 1."
   message-text-error-column "The column at which reading stopped, from 1, in characters."
   message-text-error-path "The field that was being read, as text: \"orders[2].price\".")
@@ -99,7 +98,7 @@ in which field."))
 an Any of an unknown type in JSON."))
 
 (document-functions
-  message-print-error-format ":json or :text, what was to be written.")
+  message-print-error-format ":json or :text, the format of the output.")
 
 (defconstant +most-shown+ 20
   "The errors of one file that the text of a PROTO-SYNTAX-ERROR has.")
@@ -108,9 +107,9 @@ an Any of an unknown type in JSON."))
   ((file :initarg :file :reader proto-syntax-error-file) ; as imports write it
    (line :initarg :line :reader proto-syntax-error-line) ; from 1
    (column :initarg :column :reader proto-syntax-error-column) ; from 1
-   ;; what should have stood there, or nil
+   ;; the expected text, or nil
    (expected :initarg :expected :initform nil :reader proto-syntax-error-expected)
-   (text :initarg :text :reader proto-syntax-error-text) ; what is wrong, as a sentence
+   (text :initarg :text :reader proto-syntax-error-text) ; the fault, as a sentence
    ;; further errors of the same file
    (others :initarg :others :initform '() :accessor proto-syntax-error-others))
   (:report (lambda (condition stream)
@@ -120,9 +119,10 @@ an Any of an unknown type in JSON."))
                        (proto-syntax-error-file condition) (proto-syntax-error-line condition)
                        (proto-syntax-error-column condition) (proto-syntax-error-text condition)
                        (butlast others more) more))))
-  (:documentation "A .proto source cannot be compiled. FILE, LINE and COLUMN (from 1) say where,
-EXPECTED what should have stood there, TEXT all of it as one sentence. OTHERS holds the further
-errors of the same file, in the order in which they were found; printed are the first twenty."))
+  (:documentation "A .proto source cannot be compiled. FILE, LINE and COLUMN (from 1) are the place,
+EXPECTED is the text that should have stood there, or nil, TEXT the fault as one sentence. OTHERS
+holds the further errors of the same file, in the order in which they were found; printed are the
+first twenty."))
 
 (document-functions
   proto-syntax-error-file "The .proto file in which the error is, as text."

@@ -17,8 +17,8 @@ itself, being no forwarder."
         (not (message-p (message-extra (truly-the message ,message))))))
 
 (defmacro by-storage ((structure place) form)
-  "FORM, compiled for each way in which PLACE of STRUCTURE may be stored; in it (STORED) is what
-MESSAGE, which is of STRUCTURE, holds there."
+  "FORM, compiled for each way in which PLACE of STRUCTURE may be stored; in it (STORED) is the
+stored value at PLACE of MESSAGE, which is of STRUCTURE."
   `(multiple-value-bind (index storage) (place-storage ,structure ,place)
      (declare (type index index))
      (ecase storage
@@ -42,7 +42,7 @@ MESSAGE, which is of STRUCTURE, holds there."
 ;;; Values of users, converted to stored ones
 
 (defun value-converter (slot)
-  "A function of what the user gives for SLOT that returns what SLOT holds."
+  "A function that converts a user's value for SLOT to the stored value."
   (let ((kind (slot-kind slot)) (type (slot-type-object slot))
         (field (descriptor-full-name (slot-field slot))))
     (macrolet ((checked (label kind form)
@@ -117,7 +117,7 @@ MESSAGE, which is of STRUCTURE, holds there."
         (t (by-storage (structure place) (writer (setf (stored) (funcall convert value)))))))))
 
 (defun presence-function (slot structure wrapper symbol)
-  "The function that tells whether the field of SLOT, which has presence, is present."
+  "The function that returns true if the field of SLOT, which has presence, is present."
   (let ((number (slot-number slot)))
     (macrolet ((asker (form) `(accessor (message) ,form (present-other-p message symbol number))))
       (ecase (slot-presence slot)
@@ -131,7 +131,7 @@ MESSAGE, which is of STRUCTURE, holds there."
 ;;; Oneofs
 
 (defun case-reader (oneof structure wrapper symbol)
-  "The function that tells which field of ONEOF is present."
+  "The function that returns the keyword of ONEOF's present field."
   (let ((index (place-index structure (oneof-slot-case oneof)))
         (name (oneof-slot-name oneof))
         (keywords (loop for slot in (oneof-slot-slots oneof)
@@ -141,7 +141,7 @@ MESSAGE, which is of STRUCTURE, holds there."
               (case-other message symbol name))))
 
 (defun oneof-reader (oneof case)
-  "The reader of ONEOF, whose case the function CASE tells."
+  "The reader of ONEOF; the function CASE returns the case of ONEOF."
   (let ((readers (loop for slot in (oneof-slot-slots oneof)
                        collect (cons (slot-keyword slot) (slot-reader slot)))))
     (lambda (message)
@@ -217,7 +217,7 @@ MESSAGE, which is of STRUCTURE, holds there."
     (install-function
      reader (oneof-reader oneof case)
      (format nil "Return the value of the present field of the oneof, or nil, and as second value ~
-                  what ~(~A~) returns." case-name))
+                  the value of ~(~A~)." case-name))
     (install-function
      (public-name "CLEAR-~A" reader)
      (lambda (message) (clear-oneof-other message symbol name) message)

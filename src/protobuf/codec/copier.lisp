@@ -5,7 +5,7 @@
 (in-package #:clgrpc.protobuf)
 
 (define-hot copy-value (value) t
-  "A copy of VALUE, what a slot holds."
+  "A copy of VALUE, the stored value of a slot."
   (typecase value
     (octets (if (zerop (length value)) value (subseq-octets value 0 (length value))))
     (message (copy-message value))
@@ -75,7 +75,7 @@
 
 (define-hot copy-message ((message message)) message
   "Return a copy of MESSAGE that shares nothing with it but strings, which are never changed in
-place, and the octets of unknown fields."
+place, and the octets of unknown fields. From any thread, while no other thread changes MESSAGE."
   (loop
     (let ((layout (message-layout message)))
       (when (and (eq layout (message-type-layout (truly-the message-type (layout-type layout))))

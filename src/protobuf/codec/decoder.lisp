@@ -38,14 +38,14 @@
      (setf (reading-depth reading) depth
            (reading-allowance reading) allowance)))
 
-;;; Fields. TAG and what is on the wire behind it are read together: WORD is the value of a varint
-;;; or of a length, and NEXT the position behind that, or behind the tag where the wire type is
-;;; another. An arm takes AT behind its field. In the last octets of the vector, and where anything
-;;; is unusual or wrong, READ-FIELD reads, which says what is wrong; WORD is in halves there, since
-;;; all of it would be boxed.
+;;; Fields. TAG and the varint after it on the wire are read together: WORD is the value of a varint
+;;; or of a length, and NEXT the position after that, or after the tag with another wire type. An
+;;; arm moves AT past its field. In the last octets of the vector, and where anything is unusual or
+;;; wrong, READ-FIELD reads and signals errors; WORD is in halves there, since a whole word would be
+;;; boxed.
 
 (defmacro skip-unknown ()
-  "Go behind the field at AT, an unknown one, and keep its range."
+  "Move AT past the unknown field there, and keep its range."
   `(setf at (skip-any-field octets at end)
          ranges (note-range ranges field-start at)))
 
@@ -66,7 +66,7 @@
          (values tag word (truly-the index next)))))
 
 (defmacro with-word-read (&body body)
-  "Run BODY with the TAKE- macros meaning what was read."
+  "Run BODY with TAKE- macros that return the value just read."
   `(macrolet ((take-varint32 () '(ldb (byte 32 0) word))
               (take-varint64 () 'word)
               (take-boolean () '(/= 0 word))
@@ -76,8 +76,8 @@
      ,@body))
 
 (defun with-content (wire body)
-  "BODY with AT behind the field of the wire type WIRE, but for fixed width and groups; START and
-STOP bound to the bounds of what has a length."
+  "BODY with AT after the field of the wire type WIRE, except for fixed width and groups; START and
+STOP are bound to the bounds of a value with a length."
   (if (= 2 wire)
       `(progn
          (when (> word (truly-the index (- end next))) (fail-length next))
@@ -182,8 +182,8 @@ sub-message or oneof."
                                 ,count (truly-the index (1+ ,count))))))
 
 (defun content-form (slot)
-  "Where the length of a field of SLOT is, if its tag is not longer than it need be. Code that looks
-ahead from there must doubt the octets there."
+  "A form for the position of the length of a field of SLOT, if its tag has the minimal length. Code
+that looks ahead from there must not trust the octets there."
   `(truly-the index (+ field-start ,(constant-size (slot-tag slot)))))
 
 (defun room-form (slot vector count)
@@ -313,8 +313,8 @@ strings it may be done with some already."
                          (setf (,(oneof-slot-value oneof) message) ,(pieces-form slot pending))))))
 
 (defun tag-arms (plan variables)
-  "For each tag that fields of PLAN have, in order, a list of it and forms that do what is to be
-done and leave the block KNOWN."
+  "For each tag of the fields of PLAN, in order, a list of the tag and forms that read the field and
+leave the block KNOWN."
   (sort (loop for slot in (plan-slots plan)
               append (loop for (tag . forms) in (slot-arms slot variables)
                            collect `(,tag

@@ -3,7 +3,7 @@
 ;;;; varint field in the message; the write pass uses these, so each length is known where it must
 ;;;; be written.
 ;;;;
-;;;; A writer may write up to nine octets behind the message, if OCTETS are so long: a varint is
+;;;; A writer may write up to nine octets after the message, if OCTETS are so long: a varint is
 ;;;; stored whole words at a time, and the next field overwrites the rest of its word.
 ;;;;
 ;;;; Sub-messages are measured and written by calls through their message type, which may have a
@@ -18,7 +18,7 @@
   "How generated coders are compiled: checked; only the leaves they call are not.")
 
 (defun present-value-test (slot)
-  "A form that is true if VALUE, what SLOT with implicit presence holds, must be written."
+  "A form that is true if VALUE, the stored value of SLOT with implicit presence, must be written."
   (ecase (slot-kind slot)
     (:bool 'value)
     ((:string :bytes) '(plusp (length value)))
@@ -208,7 +208,7 @@ unless something else is in them, as in a forwarder; all others are called."
                   ,(put-elements (slot-tag slot))))))))
 
 (defun slot-size-form (slot)
-  "A form that adds what the field of SLOT takes to SIZE."
+  "A form that adds the encoded length of SLOT's field to SIZE."
   (let ((tag (constant-size (slot-tag slot))))
     (ecase (slot-label slot)
       (:singular (singular-form slot (add-form tag (value-size slot))))
@@ -253,7 +253,7 @@ where its lowest number stands."
      (declare ,*coder-policy*)
      (let ((extra (if (typep message ',(plan-structure plan))
                       (message-extra message)
-                      (the message message)))) ; or whatever a user takes for one
+                      (the message message)))) ; or any object of a user
        (if (message-p extra)
            (size-other message ,(plan-full-name plan))
            (let ((message (truly-the ,(plan-structure plan) message))

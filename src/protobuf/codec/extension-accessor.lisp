@@ -1,5 +1,5 @@
-;;;; Definitions of extensions: the slot that a definition makes of its field, the functions of
-;;;; an extension that users call, and the names of these in what DEFINE-PROTO expands to.
+;;;; Definitions of extensions: the slot that a definition makes of its field, the functions of an
+;;;; extension that users call, and the names of these in the expansion of DEFINE-PROTO.
 
 (in-package #:clgrpc.protobuf)
 
@@ -21,7 +21,7 @@
     (setf (message-type-extensions type) table)))
 
 (defun same-extension-p (a b)
-  "True if the extension slots A and B do not differ in what coders depend on."
+  "True if the extension slots A and B are equal in all properties that coders depend on."
   (flet ((facts (slot)
            (let ((field (slot-field slot)))
              (list* (field-descriptor-extendee field) (slot-item-p slot)
@@ -55,7 +55,7 @@ accessor."
     (current message)))
 
 (defun install-extension-functions (extension symbol)
-  "Define the accessor SYMBOL of EXTENSION and what tells and makes it present and absent."
+  "Define the accessor SYMBOL of EXTENSION, and the functions that test for it and clear it."
   (let ((name (extension-name extension)))
     (install-function
      symbol

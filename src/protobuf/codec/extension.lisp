@@ -35,7 +35,7 @@
 
 (defun find-extension (full-name)
   "Return the field descriptor of the loaded extension FULL-NAME (\"my.package.my_extension\"), or
-nil."
+nil. From any thread."
   (let ((extension (gethash full-name **extensions**)))
     (and extension (extension-slot extension) (slot-field (extension-slot extension)))))
 
@@ -55,7 +55,7 @@ message type), by number."
                  (sort (loop for slot being the hash-values of table collect slot) #'<
                        :key #'slot-number)))))
 
-;;; The size of what a slot holds, and writing it
+;;; The encoded size of a slot's value, and writing it
 
 (define-hot value-octets ((slot slot) (value t)) index
   "The size of one VALUE of SLOT without its tag."
@@ -123,7 +123,7 @@ message type), by number."
     at))
 
 (defun extra-size (extra)
-  "The size of what a message holds besides its fields."
+  "The size of EXTRA, the data of a message besides its fields."
   (etypecase extra
     (octets (length extra))
     (extras (let ((size (length (extras-unknown extra))))
@@ -132,8 +132,8 @@ message type), by number."
               size))))
 
 (defun put-extra (extra octets at)
-  "Write what a message holds besides its fields, unknown fields last; return the position after
-it."
+  "Write EXTRA, the data of a message besides its fields, unknown fields last; return the position
+after it."
   (declare (type octets octets) (type index at))
   (flet ((put (unknown)
            (if unknown (copy-octets unknown 0 (length unknown) octets at) at)))
@@ -146,7 +146,7 @@ it."
 ;;; Reading extensions out of unknown fields, whose form has been checked
 
 (defstruct (finding (:copier nil) (:constructor make-finding (slot)))
-  "What was found of one slot among the unknown fields."
+  "The values of one slot found among the unknown fields."
   (slot nil :type slot)                 ; the slot
   ;; its values, the latest first; of messages, ranges of octets
   (items '() :type list))
@@ -249,12 +249,12 @@ is nil if reading must be given up and done again."
     octets))
 
 (defun enter-stored (slot stored entries)
-  "ENTRIES, by number, with STORED under SLOT instead of what was there."
+  "ENTRIES, in the order of numbers, with STORED as the only entry for SLOT."
   (merge 'list (remove (slot-number slot) entries :key (lambda (entry) (slot-number (car entry))))
          (list (cons slot stored)) #'< :key (lambda (entry) (slot-number (car entry)))))
 
 (defun absorb-extensions (type octets entries epoch reading)
-  "EXTRAS with ENTRIES and the extensions of TYPE that are among the fields that OCTETS are; nil to
+  "EXTRAS with ENTRIES and the extensions of TYPE found in OCTETS, which are unknown fields; nil to
 give up and read again."
   (multiple-value-bind (findings rest) (find-extensions octets type)
     (dolist (finding findings)
@@ -332,7 +332,7 @@ been looked for; nil if it has none."
                   (extras-unknown extras)))))))
 
 (defun store-extension (message slot stored)
-  "Make STORED what MESSAGE, of the current layout, holds for the extension SLOT."
+  "Make STORED the value of the extension SLOT in MESSAGE, which has the current layout."
   (let ((extras (or (settled-extras message) (make-extras (message-extra message) '() **epoch**))))
     (if (and (null stored) (eq :message (slot-kind slot)))
         (drop-extension message slot)
@@ -343,7 +343,7 @@ been looked for; nil if it has none."
 
 (defun extension-slot-of (message field)
   "The slot of the extension of MESSAGE that FIELD means: a number, a full name in brackets or a
-field descriptor; nil if there is none."
+field descriptor; nil if MESSAGE has none."
   (let* ((table (message-type-extensions (message-type-of message)))
          (slot (and table
                     (typecase field

@@ -1,6 +1,6 @@
 ;;;; Reading and writing one field of a message, for the code that is made for each message: the tag
-;;;; and the value behind it at once, in machine code on x86-64 (clgrpc.kernel says what a kernel
-;;;; is), and short packed fields.
+;;;; and the value after it at once, in machine code on x86-64 (clgrpc.kernel explains kernels), and
+;;;; short packed fields.
 ;;;;
 ;;;; The kernels run only where the vector, within this message or beyond it, has enough octets left
 ;;;; that they need not check its end. The last octets of a vector, and on other processors all, go
@@ -39,7 +39,7 @@ have ten octets there: put it into VALUE, go after it, and after any if it has m
         (inst bsf spare spare)          ; the last bit of the last octet
         (inst mov mask 63)
         (inst sub :dword mask spare)
-        (inst shl value :cl)            ; what follows goes
+        (inst shl value :cl)            ; drop the octets after it
         (inst shr value :cl)
         (inst shr :dword spare 3)
         (inst lea next (memory 1 next spare))
@@ -104,15 +104,15 @@ have ten octets there: put it into VALUE, go after it, and after any if it has m
                 OUT)))
   (define-field-kernel %field-at nil
     "The tag of one octet at AT of OCTETS, which have eleven octets there; the varint after it, if
-it is of wire type 0 or 2; and the position behind what was read. For a longer tag and for a varint
-of more than ten octets the position is after any.")
+it is of wire type 0 or 2; and the position after the octets read. For a longer tag and for a varint
+of more than ten octets the position is beyond all others.")
   (define-field-kernel %wide-field-at t
     "As %FIELD-AT for tags of one octet or two; OCTETS have twelve octets at AT."))
 
 (define-hot read-field ((octets octets) (at index) (end index))
     (values (unsigned-byte 32) (unsigned-byte 32) (unsigned-byte 32) index)
-  "Read a tag, and what is after it if that is a varint or a length. Return the tag, the low and
-the high half of WORD, and NEXT."
+  "Read a tag, and the varint or length after it, if any. Return the tag, the low and the high half
+of WORD, and NEXT."
   (let ((tag (take-any-tag)))
     (declare (type (unsigned-byte 32) tag))
     (case (logand tag 7)
@@ -229,8 +229,8 @@ position after them."
                   (inst mov next +far+)
                   OUT))))
   (define-put %put-varint-at 0
-    "Write the varint of VALUE at AT of OCTETS, where up to ten octets may be written: those behind
-it are overwritten by what comes next. Return the position after it, or +FAR+ if there might be no
+    "Write the varint of VALUE at AT of OCTETS, where up to ten octets may be written: the next
+write overwrites those after the varint. Return the position after it, or +FAR+ if there might be no
 room.")
   (define-put %put-field-at 1
     "As %PUT-VARINT-AT with the octet TAG before it.")
@@ -238,8 +238,8 @@ room.")
     "As %PUT-VARINT-AT with the two octets of TAG, the first one the lower, before it."))
 
 (defmacro put-word-field (tag value)
-  "Write the constant TAG, or none if it is zero, and VALUE, of 64 bits, as a varint. What is
-written after it is overwritten by what comes next."
+  "Write the constant TAG, or none if it is zero, and VALUE, of 64 bits, as a varint. The next write
+overwrites octets written after it."
   (let ((octets (if (zerop tag) '() (tag-octets tag))))
     (if (> (length octets) 2)
         `(progn (put-tag ,tag) (put-word ,value))
@@ -278,8 +278,8 @@ written after it is overwritten by what comes next."
 (defconstant +few+ 8
   "How many elements a packed field has at most whose size is not worth a call.")
 (defconstant +few-to-write+ 48
-  "How many elements a packed field has at most that PUT-FEW writes: with more, the kernels of
-varint-kernel.lisp make up for the time that they take to begin.")
+  "The most elements of a packed field that PUT-FEW writes: with more, the kernels of
+varint-kernel.lisp are faster in spite of their start.")
 
 (define-leaf (%count-ends-of-word :inline t) ((word (unsigned-byte 64)) (count (integer 1 8)))
     (integer 0 8)

@@ -1,5 +1,5 @@
-;;;; Numbers as single and double floats: what text and users give is rounded once, and what is too
-;;;; large becomes an infinity.
+;;;; Numbers as single and double floats: numbers of texts and users are rounded once, and those
+;;;; that are too large become infinities.
 
 (in-package #:clgrpc.protobuf)
 
@@ -21,7 +21,7 @@
                sb-ext:double-float-negative-infinity)))))
 
 (defun to-single (value)
-  "VALUE, a real, as a single float; what is too large becomes an infinity."
+  "VALUE, a real, as a single float; an infinity if it is too large."
   (typecase value
     (single-float value)
     (double-float

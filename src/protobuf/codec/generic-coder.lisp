@@ -10,7 +10,7 @@
 ;;; Reading
 
 (defstruct (gathered (:copier nil) (:constructor make-gathered (slot)))
-  "What was found of one slot in the octets."
+  "The values of one slot found in the octets."
   (slot nil :type slot)                 ; the slot
   (items '() :type list))               ; as READ-ITEMS gives them; of maps, ranges of entries
 
@@ -22,8 +22,8 @@
   (funcall (the function (layout-maker layout))))
 
 (defun read-generic (layout table octets at end reading)
-  "Read a message of LAYOUT, TABLE of whose slots' places goes by number; nil to give up and read
-again. A message without fields takes no memory but its own, which READING is charged with."
+  "Read a message of LAYOUT; TABLE has the places of its slots by number. Return nil to give up and
+read again. A message without fields takes only its own memory, which is charged to READING."
   (declare (type octets octets) (type index at end))
   (let* ((message (enter-message layout at reading))
          (slots (layout-slots layout))
@@ -77,8 +77,8 @@ range of the entry."
         (t :misfit)))
 
 (defun fill-field (message gathered octets reading)
-  "Give MESSAGE what was GATHERED. Return true, or ranges that are unknown after all, or nil to give
-up and read again."
+  "Set a field of MESSAGE to the values in GATHERED. Return true, or ranges that are unknown after
+all, or nil to give up and read again."
   (let ((slot (gathered-slot gathered)) (items (gathered-items gathered)))
     (cond ((null items) t)
           ((eq :map (slot-label slot)) (fill-map message slot items octets reading))

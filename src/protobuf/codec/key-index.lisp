@@ -59,13 +59,13 @@
 
 (define-hot key= ((a t) (b t)) boolean
   "True if the keys A and B, of one map, are equal."
-  (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; integers of 64 bits are no fixnums
+  (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; 64 bits exceed a fixnum
   (if (typep a 'text)
       (and (typep b 'text) (text= a b))
       (eql a b)))
 
 (define-hot index-place ((index key-index) (keys simple-vector) (key t)) (or null index)
-  "Where in the table of INDEX the position of KEY in KEYS stands, or nil."
+  "The place in the table of INDEX that holds the position of KEY in KEYS, or nil."
   (let* ((table (key-index-table index))
          (mask (1- (length table)))
          (place (logand mask (hash-key key (key-index-seed index)))))

@@ -25,7 +25,7 @@
             (proto-map-value-kind map) (proto-map-count map))))
 
 (defun map-position (map key)
-  "Where KEY is in MAP, or nil."
+  "The position of KEY in MAP, or nil."
   (let ((index (proto-map-index map)) (keys (proto-map-keys map)))
     (if index
         (index-position index keys key)
@@ -60,7 +60,8 @@
 
 (defun map-value (map key &optional default)
   "Return the value of KEY in MAP and true, or DEFAULT and nil. SETFable: an error if key or value
-is not of the field's types."
+is not of the field's types. Reading is possible from any thread while no other thread changes MAP;
+writing from one thread at a time."
   (let ((position (map-position map (comparable-key key))))
     (if position
         (values (svref (proto-map-vals map) position) t)
@@ -74,11 +75,12 @@ is not of the field's types."
   value)
 
 (defun map-count (map)
-  "Return how many entries MAP has."
+  "Return how many entries MAP has. From any thread, while no other thread changes MAP."
   (proto-map-count map))
 
 (defun map-remove (map key)
-  "Remove the entry of KEY from MAP; return true if there was one."
+  "Remove the entry of KEY from MAP; return true if there was one. From one thread at a time for
+MAP."
   (let* ((key (comparable-key key))
          (position (map-position map key)))
     (when position
@@ -108,7 +110,7 @@ change meanwhile."
            ,@body)))))
 
 (defun map-alist (map)
-  "Return a fresh alist of the entries of MAP."
+  "Return a fresh alist of the entries of MAP. From any thread, while no other thread changes MAP."
   (let ((entries '()))
     (do-map ((key value) map (nreverse entries))
       (push (cons key value) entries))))
@@ -144,8 +146,8 @@ Without VALUE-READER the value is a sub-message: return the ranges of its pieces
   (values key value))
 
 (define-hot entry-value-size ((value t) (sizer (or null function)) (type t) (measured t)) index
-  "The size of VALUE in an entry. TYPE is its message or enum type, if any; MEASURED says that a
-sub-message knows its size already."
+  "The size of VALUE in an entry. TYPE is its message or enum type, if any; MEASURED is true if a
+sub-message has been measured already."
   (typecase type
     (message-type
      (let ((length (if measured
@@ -168,7 +170,7 @@ sub-message knows its size already."
         (setf size (truly-the index (+ size tag-size length (varint-size length))))))))
 
 (defvar *deterministic* nil
-  "True while a message is written whose maps are to be sorted by key.")
+  "True while a message is written with its maps sorted by key.")
 
 (defun key< (a b)
   (typecase a

@@ -5,7 +5,8 @@
 ;;; Writing
 
 (defun serialized-size (message)
-  "Return how many octets the serialized form of MESSAGE takes."
+  "Return how many octets the serialized form of MESSAGE takes. From any thread, while no other
+thread changes MESSAGE."
   (funcall (message-type-sizer (message-type-of message)) message))
 
 (define-hot (measure :inline t) ((type message-type) (message t)) index
@@ -23,7 +24,7 @@ it for the writer of TYPE. Signal REQUIRED-FIELD-MISSING."
     (fail-room)))
 
 (defun call-keeping-tail (function octets end)
-  "Call FUNCTION, which may overwrite nine octets behind END of OCTETS, and put these back."
+  "Call FUNCTION, which may overwrite nine octets after END of OCTETS, and restore these."
   (declare (type function function) (type octets octets) (type index end))
   (let ((tail (make-array 9 :element-type 'octet)))
     (declare (dynamic-extent tail))
@@ -49,7 +50,7 @@ there from START on and return INTO; second value is the end. Fields come in the
 numbers, extensions and unknown fields last. With DETERMINISTIC maps are sorted by key, so that
 equal messages give equal octets in this version of clgrpc; otherwise entries come as they were put
 in. MESSAGE must not change meanwhile. Signal REQUIRED-FIELD-MISSING unless PARTIAL, and MISUSE if
-there is no room in INTO."
+there is no room in INTO. From any thread."
   (let* ((type (truly-the message-type (layout-type (message-layout message))))
          (size (if partial
                    (the index (funcall (message-type-sizer type) message))
@@ -88,7 +89,8 @@ there is no room in INTO."
      (decoded-octets index) (consume boolean) &key (partial t nil))
     (values message boolean fixnum)
   "As PARSE-OCTETS, of octets that were received. With CONSUME, OCTETS belong to the message from
-now on if the second value is true. The third value is how much memory the messages inside it take."
+now on if the second value is true. The third value is the memory that the messages inside it take,
+in octets."
   (check-slice octets start end)
   (let* ((kept nil)
          (inside 0)
@@ -124,10 +126,11 @@ PROTOBUF-ERROR, also if a required field is missing, unless PARTIAL."
                                     (max-decoded-octets **max-decoded-octets**))
   "Return the message of TYPE (a symbol such as HELLOWORLD:HELLO-REPLY, a full name or a message
 type) whose serialized form is OCTETS, a vector of octets, from START to END. With INTO, a message
-of TYPE, that is merged into it as MERGE-MESSAGE says and INTO returned; invalid octets leave
-it unchanged. MAX-MESSAGE-DEPTH levels may be nested; the messages inside may take
-MAX-DECODED-OCTETS of memory over eight times END - START; both are rows of OPTION-TABLE. Signal
-PROTOBUF-ERROR if OCTETS are not such a message, and REQUIRED-FIELD-MISSING unless PARTIAL."
+of TYPE, it is merged into INTO as by MERGE-MESSAGE and INTO is returned; invalid octets leave INTO
+unchanged. MAX-MESSAGE-DEPTH levels may be nested; the messages inside may take MAX-DECODED-OCTETS
+of memory over eight times END - START; both are rows of OPTION-TABLE. Signal PROTOBUF-ERROR if
+OCTETS are not such a message, and REQUIRED-FIELD-MISSING unless PARTIAL. From any thread; with INTO
+from one thread at a time for INTO."
   (let ((type (need-message-type type))
         (octets (if (typep octets 'octets) octets (coerce octets 'octets))))
     (handler-bind ((protobuf-error
@@ -148,7 +151,7 @@ PROTOBUF-ERROR if OCTETS are not such a message, and REQUIRED-FIELD-MISSING unle
   "Write the serialized form of MESSAGE after its size as a varint, so that messages may follow each
 other, to DESTINATION: a binary output stream, or octets, there from START on. Return how many
 octets were written, or for octets the position after them. PARTIAL, DETERMINISTIC and errors as
-SERIALIZE has them."
+SERIALIZE has them. From any thread; one thread at a time may use DESTINATION."
   (let* ((size (serialized-size message))
          (length (varint-size size))
          (stream-p (streamp destination))
@@ -170,7 +173,7 @@ SERIALIZE has them."
   "Return the next message of TYPE that WRITE-DELIMITED wrote to SOURCE: a binary input stream, or
 octets, there from START to END. Return nil if nothing is left; second value, for octets, is the
 position after the message. A message of more than MAX-OCTETS is refused before it is read. Other
-arguments and errors are PARSE-MESSAGE's."
+arguments and errors are PARSE-MESSAGE's. From any thread; one thread at a time may use SOURCE."
   (declare (ignore into partial max-message-depth max-decoded-octets))
   (let ((rest (loop for (key value) on arguments by #'cddr
                     unless (member key '(:start :end :max-octets)) collect key and collect value)))
@@ -225,7 +228,7 @@ arguments and errors are PARSE-MESSAGE's."
   "Return true if the messages A and B are of one type, have the same fields present, and these are
 equal. Repeated fields are compared element by element, maps as sets of entries, floats by their
 bits (so a NaN equals itself, and -0 is not 0), loaded extensions like fields, unknown fields by
-their octets."
+their octets. From any thread, while no other thread changes A or B."
   (and (eq (message-type-of a) (message-type-of b))
        (let ((a (current a)) (b (current b)))
          (and (eq (message-layout a) (message-layout b))
@@ -255,7 +258,8 @@ their octets."
   "Merge SOURCE into TARGET, a message of the same type, and return TARGET: as if the serialized
 form of SOURCE followed TARGET's. Present singular fields replace TARGET's, sub-messages are merged,
 repeated fields appended, map entries put, unknown fields appended. TARGET then shares no message,
-vector or map with SOURCE."
+vector or map with SOURCE. From one thread at a time for TARGET, while no other thread changes
+SOURCE."
   (unless (eq (message-type-of target) (message-type-of source))
     (error 'type-error :datum source :expected-type (type-of target)))
   (let* ((into (current target))
@@ -267,7 +271,7 @@ vector or map with SOURCE."
     target))
 
 (defun merge-slot (target slot value)
-  "Merge VALUE, what the accessor of SLOT returns for another message, into TARGET."
+  "Merge VALUE, the accessor's value of SLOT in another message, into TARGET."
   (let ((old (and (slot-present-p target slot) (slot-user-value target slot))))
     (cond ((and old (eq :map (slot-label slot))) (merge-map old value))
           ((and old (eq :repeated (slot-label slot)))
@@ -290,7 +294,8 @@ vector or map with SOURCE."
               unknown))))
 
 (defun clear-message (message)
-  "Make every field and extension of MESSAGE absent, forget its unknown fields, and return it."
+  "Make every field and extension of MESSAGE absent, drop its unknown fields, and return it. From
+one thread at a time for MESSAGE."
   (let ((current (current message)))
     (setf (message-extra current) nil)
     (loop for slot across (layout-slots (message-layout current))
@@ -301,10 +306,10 @@ vector or map with SOURCE."
 ;;; many characters; the messages in it are written to the same stream, so all share the room.
 
 (defparameter *print-message-characters* 60
-  "How much of a string or of octets PRINT-OBJECT shows of a message's field.")
+  "The most characters or octets of a message's field that PRINT-OBJECT shows.")
 
 (defconstant +message-characters+ 400
-  "How many characters are shown of a message with all that is in it.")
+  "The most characters shown of a message with its sub-messages.")
 
 (defvar *message-stream* nil
   "The stream to which a message is being written, or nil.")
@@ -347,8 +352,8 @@ vector or map with SOURCE."
     (t (prin1 value stream))))
 
 (defun print-octets (octets stream)
-  "Write the beginning of OCTETS as text if it is one to be read, else how many they are and the
-first few in hexadecimal."
+  "Write the beginning of OCTETS as text if that is readable, else their number and the first few in
+hexadecimal."
   (let ((text (octets-text octets *print-message-characters*)))
     (cond (text
            (write-char #\< stream)

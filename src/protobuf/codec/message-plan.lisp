@@ -18,17 +18,17 @@
   (number 0 :type (unsigned-byte 31))   ; above 29 bits in message sets only
   (name "" :type string)                ; its Lisp name
   (kind :int32 :type keyword)           ; the type, :message for groups too
-  (label :singular :type (member :singular :repeated :map)) ; how many values it holds
-  ;; how it is told whether it is present; see above
+  (label :singular :type (member :singular :repeated :map)) ; the kind of its value
+  ;; the mark of its presence; see above
   (presence :implicit :type (member :implicit :bit :value :oneof :elements
                                         :extension))
   (type-name nil :type (or null string)) ; the full name of its message or enum type, or nil
   (type nil :type (or null message-type enum-type)) ; see SLOT-TYPE-OBJECT
   (item-p nil :type boolean)            ; an extension written as an item of a message set
-  (default nil)                         ; what is held or returned while it is absent
+  (default nil)                         ; the value while it is absent
   (place nil :type (or symbol index))   ; of a slot of a structure, or of CONTENTS (dynamic.lisp)
   (bits nil :type (or symbol index))    ; of :bit, the place of the word with the bit
-  (bit 0 :type (unsigned-byte 6))       ; of :bit, which bit of it
+  (bit 0 :type (unsigned-byte 6))       ; of :bit, the number of the bit
   (oneof nil)                           ; the ONEOF-SLOT that it belongs to, or nil
   (size nil :type (or symbol index))    ; where the size of a packed varint field is kept
   (entry-key nil :type (or null slot))  ; of a map, the slot of the keys
@@ -171,7 +171,7 @@ MAP-ENTRIES around."
 
 (defstruct (layout-state (:conc-name state-) (:copier nil))
   "The state of making the slots of a PLAN."
-  (plan nil :type plan)                 ; what is being made
+  (plan nil :type plan)                 ; the plan being made
   (place nil :type function)            ; from a name to a place
   (names (make-hash-table :test 'equal) :type hash-table) ; of the slots so far
   ;; Lisp names of oneofs, which places of fields must avoid
@@ -195,7 +195,7 @@ MAP-ENTRIES around."
                                                           (slot-number slot))))))
 
 (defun add-presence (slot state)
-  "Decide how SLOT knows whether it is present; it may take a bit."
+  "Choose the mark of SLOT's presence; it may take a bit."
   (let ((field (slot-field slot)))
     (setf (slot-presence slot)
           (cond ((not (eq :singular (slot-label slot))) :elements)
@@ -209,7 +209,7 @@ MAP-ENTRIES around."
                 (t (take-bit slot state) :bit)))))
 
 (defconstant +bits-per-word+ 60
-  "How many presence bits one word of a message holds.")
+  "The number of presence bits in one word of a message.")
 
 (defun take-bit (slot state)
   (multiple-value-bind (word bit) (floor (state-bit-count state) +bits-per-word+)
@@ -259,7 +259,8 @@ MAP-ENTRIES around."
       (push slot (plan-oneofs (state-plan state))))))
 
 (defun add-fields (plan place)
-  "Give PLAN the slots and oneofs of its message, each at what PLACE makes of a name. Return PLAN."
+  "Add the slots and oneofs of its message to PLAN, each at the place that PLACE, a function,
+returns for a name. Return PLAN."
   (let* ((message (plan-message plan))
          (state (make-layout-state :plan plan :place place :entries (map-entries message))))
     (add-oneofs state)

@@ -78,14 +78,14 @@ accessors, so they are compiled with less optimization, in half the time."
         ,@(loop for bits in (plan-bits plan) collect `(,bits 0 :type (unsigned-byte 60)))))
     (declaim (sb-ext:freeze-type ,(plan-structure plan)))))
 
-;;; Forms on one slot; MESSAGE is of the hidden structure, VALUE what the user gave.
+;;; Forms on one slot; MESSAGE is of the hidden structure, VALUE is the user's value.
 
 (defun kind-type-name (slot)
   "The Lisp type that a sub-message for SLOT must have."
   (message-descriptor-symbol (find-linked (slot-type-name slot))))
 
 (defvar *linked* (make-hash-table :test 'equal)
-  "Full name to descriptor of what is being compiled and not registered yet.")
+  "A table from full names to descriptors that are being compiled and not registered yet.")
 
 (defun find-linked (full-name)
   "The descriptor of the type FULL-NAME, among those being compiled or registered."
@@ -98,7 +98,7 @@ accessors, so they are compiled with less optimization, in half the time."
                    ,(type-form (slot-entry-value slot))))
 
 (defun checked-value-form (slot)
-  "A form for what the singular SLOT holds when the user gives VALUE."
+  "A form that converts VALUE, a user's value, to the stored value of the singular SLOT."
   (let ((kind (slot-kind slot)))
     (if (eq :message kind)
         (given-form slot `(or null ,(kind-type-name slot)) 'value)
@@ -196,7 +196,7 @@ accessors, so they are compiled with less optimization, in half the time."
         :any)))
 
 (defun unknown-keyword-text (name keyword)
-  "Why the constructor NAME does not take KEYWORD, or nil if it does."
+  "A text that explains that the constructor NAME does not take KEYWORD, or nil if it does."
   (let ((known (constructor-keywords name)))
     (unless (or (eq :any known) (member keyword known))
       (let ((names (mapcar #'string-downcase known)))

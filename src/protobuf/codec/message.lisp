@@ -14,9 +14,9 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (extras (:constructor make-extras (unknown entries epoch)) (:copier nil))
-  "What a message holds besides the fields of its type, if it has extensions."
+  "The data of a message with extensions besides the fields of its type."
   (unknown nil :type (or null octets))  ; the octets of unknown fields
-  ;; the extensions: an alist from slot to what is held, by number
+  ;; the extensions: an alist from slot to stored value, by number
   (entries '() :type list)
   ;; up to which extensions have been looked for among the unknown fields
   (epoch 0 :type fixnum))
@@ -26,16 +26,16 @@
 (defstruct (message (:conc-name nil) (:constructor nil) (:copier nil) (:predicate message-p))
   "The root of all messages."
   (message-extra nil :type (or null octets extras message)) ; see above
-  (message-size 0 :type index))         ; what the size pass has found, for the write pass
+  (message-size 0 :type index))         ; the result of the size pass, for the write pass
 
 (document-functions
-  message-p "True if OBJECT is a message, of whatever type.")
+  message-p "True if OBJECT is a message of any type.")
 
 (defstruct (dynamic-message (:include message) (:conc-name dynamic-) (:copier nil)
                             (:constructor make-dynamic-message (layout contents)))
   "A message of a type that is known from its descriptor alone (dynamic.lisp)."
   (layout nil)                          ; its LAYOUT
-  (contents #() :type simple-vector))   ; what its slots hold
+  (contents #() :type simple-vector))   ; the values of its slots
 (declaim (sb-ext:freeze-type dynamic-message))
 
 (defstruct (layout (:copier nil))
@@ -75,10 +75,10 @@
   message-type-sizer "A function of a message of the type that returns its serialized size in octets
 and leaves the sizes of its parts in it for the writer."
   message-type-writer "A function of a message of the type, octets and start that writes the message
-there and returns the end. To be called right after the sizer, with nothing between. Up to nine
-octets behind the end, if there are so many, may be overwritten.")
+there and returns the end. It is called right after the sizer, with nothing between. It may
+overwrite up to nine octets after the end, if the vector has them.")
 
-;;; A counter of definitions, so that what is derived from several of them knows when to look again
+;;; A counter of definitions, so that data derived from several of them can be checked for changes
 
 (declaim (type fixnum **epoch**))
 (defglobal **epoch** 0)
@@ -111,7 +111,7 @@ octets behind the end, if there are so many, may be overwritten.")
   ;; octets that are not needed afterwards: a field of bytes that is at least half of them is not
   ;; copied but gets them as its value
   (spare nil :type (or null octets))
-  (kept-start 0 :type index)            ; what of SPARE that value is to be begins here
+  (kept-start 0 :type index)            ; the part of SPARE for that value begins here
   (kept-stop 0 :type index))            ; and ends here; 0 while no field has taken them
 (declaim (sb-ext:freeze-type reading))
 
@@ -171,7 +171,7 @@ before its definition is loaded; until then its coders signal MISUSE."
 
 (defun find-message-type (designator)
   "Return the message type that DESIGNATOR (a full name, a symbol such as HELLOWORLD:HELLO-REPLY, or
-a message type) means, or nil."
+a message type) means, or nil. From any thread."
   (etypecase designator
     (message-type designator)
     (symbol (get designator 'message-type))
@@ -192,7 +192,7 @@ a message type) means, or nil."
   (or (find-message-type designator) (misuse "There is no message type ~S." designator)))
 
 (defun make-message (type)
-  "Return a fresh empty message of TYPE, a symbol, full name or message type."
+  "Return a fresh empty message of TYPE, a symbol, full name or message type. From any thread."
   (let ((layout (message-type-layout (need-message-type type))))
     (unless layout (misuse "The message type ~A is not defined." type))
     (funcall (the function (layout-maker layout)))))
@@ -277,8 +277,8 @@ a message type) means, or nil."
           (get (enum-descriptor-symbol descriptor) 'enum-type) type)))
 
 (defun fill-enum (type descriptor designator test)
-  "Give the enum TYPE the values of DESCRIPTOR. DESIGNATOR is a function from a value's name to what
-users call it, to be compared by TEST."
+  "Give the enum TYPE the values of DESCRIPTOR. DESIGNATOR is a function from a value's name to its
+Lisp designator; TEST compares these."
   (let* ((values (enum-descriptor-values descriptor))
          ;; no vector that is long for few
          (limit (min +dense-enum-limit+ (+ 16 (* 4 (length values)))))
@@ -328,9 +328,10 @@ users call it, to be compared by TEST."
 
 (defun enum-number (type value)
   "Return the number of VALUE, a keyword or number, in the enum TYPE (a symbol, full name or enum
-type). Signal MISUSE if the keyword is not one of its values."
+type). Signal MISUSE if the keyword is not one of its values. From any thread."
   (enum-number-of (or (find-enum-type type) (misuse "There is no enum type ~S." type)) value))
 
 (defun enum-keyword (type number)
-  "Return the keyword of NUMBER in the enum TYPE, or NUMBER itself if it has no name there."
+  "Return the keyword of NUMBER in the enum TYPE, or NUMBER itself if it has no name there. From any
+thread."
   (enum-keyword-of (or (find-enum-type type) (misuse "There is no enum type ~S." type)) number))

@@ -10,7 +10,7 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (record (:constructor make-record (message &key literal-p)) (:copier nil))
-  "A message of which only the descriptor is known, such as the options of a declaration."
+  "A message whose descriptor alone is known, such as the options of a declaration."
   (message nil :type message-descriptor) ; whose fields these are
   (entries '() :type list)              ; (field . value), in order
   (tail '() :type list)                 ; the last cons of ENTRIES that ADD-ENTRY made
@@ -182,7 +182,7 @@ value, or all merged."
       (string= "pb.cpp" (descriptor-full-name field))))
 
 (defun write-written (record)
-  "Write the content of RECORD, options or a part of them that protoc knows: what is standard by
+  "Write the content of RECORD, options or a part of them that protoc knows: standard options by
 number, each custom option as written."
   (let ((standard (make-record (record-message record))))
     (setf (record-entries standard)
@@ -209,7 +209,7 @@ number, each custom option as written."
       (:written (write-written record)))))
 
 (defun strip-record (record drop)
-  "RECORD without the fields of which DROP is true, at any depth; a group stays whole."
+  "RECORD without the fields for which DROP returns true, at any depth; a group stays whole."
   (let ((stripped (make-record (record-message record) :literal-p (record-literal-p record))))
     (loop for (field . value) in (record-entries record)
           unless (funcall drop field)
@@ -251,7 +251,7 @@ end, nil. Signal PROTOBUF-ERROR."
                  ((4 6 7) (fail-tag at)))))))
 
 (defun bits-value (type bits)
-  "The value of TYPE that BITS, a varint or fixed-width number, stand for."
+  "The value of TYPE whose encoding is BITS, a varint or fixed-width number."
   (ecase type
     (:int32 (signed-32 (ldb (byte 32 0) bits)))
     (:enum (signed-32 (ldb (byte 32 0) bits)))
@@ -284,8 +284,8 @@ end, nil. Signal PROTOBUF-ERROR."
 
 (defun read-record (octets message find-field find-message
                     &optional (start 0) (end (length octets)) (depth 0))
-  "The record of type MESSAGE that OCTETS are from START to END. FIND-FIELD is called with a message
-descriptor and a number, FIND-MESSAGE with a full name; what they do not find is left out."
+  "The record of type MESSAGE in OCTETS from START to END. FIND-FIELD is called with a message
+descriptor and a number, FIND-MESSAGE with a full name; fields that they do not find are left out."
   (when (> depth +aggregate-depth+) (fail-recursion 0))
   (let ((record (make-record message)))
     (flet ((note (number wire-type value start end)

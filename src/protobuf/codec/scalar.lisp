@@ -178,7 +178,7 @@ with VALUE bound."
 
 (defun accepted-type (label kind)
   "The type of the values that a field of LABEL and KIND, which is not a message, accepts: T if only
-the conversion can tell."
+the conversion can check them."
   (ecase label
     (:map '(or list hash-table proto-map))
     (:repeated 'sequence)
@@ -201,18 +201,19 @@ the conversion can tell."
                                        ,field))))
 
 (defmacro given ((type field) form)
-  "FORM, what is held when the user gives VALUE for FIELD, a full name, if VALUE is of TYPE."
+  "FORM, the conversion of a user's VALUE for FIELD, a full name, if VALUE is of TYPE; else an
+error."
   (if (eq t type) form `(if (typep value ',type) ,form (refuse-value value ',type ,field))))
 
 (defun scalar-type-of (kind)
   (scalar-lisp-type (scalar-of kind)))
 
 (defun to-vector (kind value type field)
-  "The sequence VALUE as the simple vector that the repeated FIELD, a full name, of KIND holds."
+  "The sequence VALUE as a simple vector for the repeated FIELD, a full name, of KIND."
   (let ((element (element-type kind)))
     (if (and (not (eq element t)) (typep value `(simple-array ,element (*))))
         value
-        (naming-field (field)           ; also if VALUE is no proper list
+        (naming-field (field)           ; also if VALUE is an improper list
           (when (stringp value) (refuse-value value '(and sequence (not string)) field))
           (let ((vector (make-array (length value) :element-type element)) (i 0))
             (map nil (lambda (item)

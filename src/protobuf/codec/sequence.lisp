@@ -22,7 +22,7 @@ is for the caller to write."
             single-float double-float)))
 
 (define-hot room-for ((count index) (more index)) index
-  "How long a vector that holds COUNT elements and is to take MORE should be."
+  "The new length of a vector that holds COUNT elements and must take MORE."
   (if (zerop count) more (max (+ count more) (* 2 count) 4)))
 
 (define-hot fit-vector ((vector (simple-array * (*))) (count index)) (simple-array * (*))
@@ -89,8 +89,8 @@ is for the caller to write."
 
 (define-hot measure-run ((octets octets) (at index) (end index) (tag (unsigned-byte 32)))
     (values index index)
-  "How many length-delimited fields with TAG follow each other from AT, which is behind the first
-TAG, and what they take in memory if they are ASCII strings. Malformed octets end the run, as do
+  "The number of length-delimited fields with TAG that follow each other from AT, which is after the
+first TAG, and their octets of memory if they are ASCII strings. Malformed octets end the run, as do
 lengths and tags of more than two octets."
   (let ((size (if (< tag 128) 1 2)) (count 0) (memory 0))
     (declare (type index count memory))
@@ -119,12 +119,12 @@ lengths and tags of more than two octets."
            (values count memory)))))
 
 (define-hot count-run ((octets octets) (at index) (end index) (tag (unsigned-byte 32))) index
-  "How many fields MEASURE-RUN finds."
+  "The number of fields that MEASURE-RUN finds."
   (values (measure-run octets at end tag)))
 
-;;; Runs of short ASCII strings. Most of what one costs is not its octets. So many are read
-;;; together, into one piece of memory: an octet vector that nobody else has seen, which becomes
-;;; strings and what is left of the vector, all at once as far as the collector is concerned.
+;;; Runs of short ASCII strings. Their octets are the smaller part of their cost. So many strings
+;;; are read together, into one piece of memory: an octet vector that no other code has seen. It
+;;; becomes strings and a rest of the vector, for the collector all at once.
 
 (defconstant +piece+ 4096
   "How many octets of memory are made strings while the collector waits.")
@@ -135,11 +135,11 @@ lengths and tags of more than two octets."
 (define-leaf %read-strings ((octets octets) (at index) (end index) (tag (unsigned-byte 14))
                             (vector simple-vector) (count index) (piece octets))
     (values index index index)
-  "Read the strings of fields with TAG that follow each other from AT, behind the first TAG, put
-them behind the COUNT elements of VECTOR, and return their count now, the position behind the last,
-and how much of PIECE they took. It ends at a string that is not ASCII or has more than 63 octets,
-near the end of OCTETS, and at that of VECTOR or PIECE. The collector must be off. Of PIECE only
-what is left is a vector afterwards."
+  "Read the strings of fields with TAG that follow each other from AT, after the first TAG, and put
+them after the COUNT elements of VECTOR. Return the new count, the position after the last string,
+and the octets of PIECE that they took. It ends at a string that is not ASCII or has more than 63
+octets, near the end of OCTETS, and at that of VECTOR or PIECE. The collector must be off.
+Afterwards only the rest of PIECE is a vector."
   (let* ((header (* sb-vm:vector-data-offset sb-vm:n-word-bytes))
          (all (+ header (logandc2 (+ (length piece) 15) 15)))
          (size (if (< tag 128) 1 2))
@@ -168,7 +168,7 @@ what is left is a vector afterwards."
                 (sb-sys:sap-ref-word to used) sb-vm:simple-array-unsigned-byte-8-widetag
                 (sb-sys:sap-ref-word to (+ used sb-vm:n-word-bytes))
                 (ash (truly-the index (- all used header)) sb-vm:n-fixnum-tag-bits))
-          (flet ((mark (i)              ; what the collector wants to know of the place it is in
+          (flet ((mark (i)              ; mark its card for the collector
                    (setf (svref vector i) (svref vector i))))
             (declare (inline mark))
             (loop for i of-type fixnum from first below count
@@ -180,9 +180,9 @@ what is left is a vector afterwards."
 (define-hot read-run ((octets octets) (at index) (end index) (tag (unsigned-byte 32))
                       (vector simple-vector) (count index))
     (values simple-vector index index)
-  "Make room in VECTOR, behind its COUNT elements, for the strings of fields with TAG that follow
-each other from AT, which is behind the first TAG, and read some of the first. Return vector, count,
-and the position behind the last that was read, or AT."
+  "Make room in VECTOR, after its COUNT elements, for the strings of fields with TAG that follow
+each other from AT, which is after the first TAG, and read some of the first. Return the vector, the
+count, and the position after the last string read, or AT."
   (multiple-value-bind (run memory) (measure-run octets at end tag)
     (declare (type index run memory))
     (ensure-room vector count run simple-vector)
@@ -206,13 +206,14 @@ and the position behind the last that was read, or AT."
       (values vector count next))))
 
 (defconstant +string-slack+ 64
-  "How far behind a string may be written what another overwrites.")
+  "The octets after a string that may be written, since the next string overwrites them.")
 
 (define-leaf %put-strings ((vector simple-vector) (octets octets) (at index)
                            (tag (unsigned-byte 14)))
     (values index index)
   "Write the first strings of VECTOR as fields with TAG at AT, while they are short base strings and
-others follow that will overwrite what is written after them. Return how many, and where they end."
+others follow that will overwrite the octets written after them. Return their number, and the
+position after them."
   (let* ((i 0) (wide (avx512-p))
          (count (- (length vector) (floor +string-slack+ 2))) ; one takes two octets at least
          (last (- (length octets) 131))
@@ -385,7 +386,8 @@ the kernels of signed ones if they take 64 bits, and for reading."
                    at))))))
 
   (defun scalar-width (scalar)
-    "How many octets SCALAR's values take, if that is what they take in memory, too."
+    "The octets that each of SCALAR's values takes on the wire, if it takes as many in memory; else
+nil."
     (case (scalar-wire scalar) (1 8) (5 4)))
 
   (defun varint-bits (scalar)
@@ -428,8 +430,8 @@ stand together by now."
               count (truly-the index (+ count ,count))))))
 
   (defun varint-functions (scalar name)
-    "Both directions of packed integers: a loop without checks while whatever comes next cannot
-reach the end, and one with checks for the rest."
+    "Both directions of packed integers: a loop without checks while the next integer cannot reach
+the end, and one with checks for the rest."
     (let ((vector (kind-vector scalar))
           (unpack (intern (format nil "%UNPACK-~A" (scalar-kind scalar)) '#:clgrpc.protobuf))
           (pack (intern (format nil "%PACK-~A" (scalar-kind scalar)) '#:clgrpc.protobuf)))

@@ -13,7 +13,7 @@
     "The ways in which SBCL stores a place of a structure: name, accessor, type."))
 
 (defun place-storage (structure place)
-  "Where in instances of STRUCTURE the place is whose accessor is PLACE, and how it is stored."
+  "The index in instances of STRUCTURE of the place whose accessor is PLACE, and its storage."
   (let ((row (find place (sb-kernel:dd-slots (sb-kernel:find-defstruct-description structure))
                    :key #'sb-kernel:dsd-name)))
     (values (sb-kernel:dsd-index row) (sb-kernel:dsd-raw-type row))))

@@ -1,11 +1,11 @@
-;;;; Packed varints in machine code, for x86-64 (clgrpc.kernel says what a kernel is). The ends of
-;;;; the varints in 64 octets are found at once, so that reading one need not wait for the length of
-;;;; the one before it. PEXT and PDEP put the bits of each varint together or apart; AVX-512 does so
-;;;; for eight varints at a time.
+;;;; Packed varints in machine code, for x86-64 (clgrpc.kernel explains kernels). The ends of the
+;;;; varints in 64 octets are found at once, so that reading one need not wait for the length of the
+;;;; one before it. PEXT and PDEP put the bits of each varint together or apart; AVX-512 does so for
+;;;; eight varints at a time.
 ;;;;
 ;;;; Each kind of kernel leaves varints that it cannot handle, such as those of more than eight
 ;;;; octets, and the last octets to the next kind. The loops of sequence.lisp do the rest, and on
-;;;; other processors everything.
+;;;; other processors all of it.
 ;;;;
 ;;;; An ELEMENT is :int32, :uint32, :int64 (also without sign), :sint32 or :sint64.
 
@@ -428,7 +428,7 @@ which there is room. Return how many elements and how many octets that were."
                (inst cmp shift -8)
                (inst jmp :l LONG)
                (inst shl :dword shift 3)
-               (inst shl value :cl)     ; what follows goes
+               (inst shl value :cl)     ; drop the octets after it
                (inst shr value :cl)
                (instx :pext value value septets)
                STORE
@@ -439,7 +439,7 @@ which there is room. Return how many elements and how many octets that were."
                (inst cmp shift -10)
                (inst jmp :l LONGER)
                (instx :pext value value septets)
-               (inst add shift here)    ; where it begins; there are 10 octets behind it
+               (inst add shift here)    ; its start; 10 octets can be read from there
                (inst movzx '(:byte :dword) stop (memory 8 from shift))
                (inst shl stop 57)
                (inst shr stop 1)
@@ -469,9 +469,10 @@ which there is room. Return how many elements and how many octets that were."
     ((octets :octets) (at :count) (last :count) (tag :count) (mask :count) (size :count))
     (count memory)
     (:integers (here length next))
-    "How many length-delimited fields with TAG, SIZE octets of which MASK are compared, follow each
-other from AT, which is behind the first, and what strings of theirs take in memory: where there are
-as many octets, a length takes two at most, and nothing is read behind the second from LAST."
+    "The number of length-delimited fields with TAG, which has SIZE octets and is compared under
+MASK, that follow each other from AT, which is after the first TAG, and the memory that their
+strings take. A run ends at a field that goes beyond the octets or whose length takes more than two
+octets. Nothing is read beyond the second octet from LAST."
   (inst mov here at)
   (inst xor count count)
   (inst xor memory memory)
@@ -510,10 +511,10 @@ as many octets, a length takes two at most, and nothing is read behind the secon
   `(define-kernel ,name ((from :sap) (to :sap) (place :sap) (tag :count) (limits :sap))
        (here used done)
        (:integers (length seen next) :vectors-256 (some others zero))
-       "Make strings in memory, one behind the other from TO on, of the fields with TAG that follow
-each other from FROM on, and put them at PLACE. LIMITS are how many; the last place with 65 octets
-behind its tag; where the fields end; and the last place in memory with room for any string.
-Return how many octets were read, how many written, and how many strings that is."
+       "Make strings in memory, one after the other from TO on, from the fields with TAG that follow
+each other from FROM on, and put them at PLACE. LIMITS are the number of strings; the last place
+with 65 octets after its tag; the end of the fields; and the last place in memory with room for any
+string. Return the numbers of octets read, of octets written, and of strings."
      (inst xor here here)
      (inst xor used used)
      (inst xor done done)

@@ -217,7 +217,7 @@ VALUE and the position NEXT after them."
   `(plusp (rest-length)))
 
 (defmacro take-short (reader &optional (function 'progn))
-  "The varint at AT: FUNCTION of a single octet, or what READER says."
+  "The varint at AT: FUNCTION of a single octet, or the value of READER."
   `(if (and (more-p) (< (%octet-at octets at) 128))
        (let ((value (%octet-at octets at)))
          (step-by 1)
@@ -267,8 +267,8 @@ VALUE and the position NEXT after them."
            (t (take-long read-length)))))
 
 (defmacro with-delimited ((start stop) &body body)
-  "Run BODY with START and STOP bound to the bounds of the length-delimited value at AT; go behind
-it."
+  "Run BODY with START and STOP bound to the bounds of the length-delimited value at AT; move AT
+past it."
   `(let* ((length (take-length))
           (,start at)
           (,stop (truly-the index (+ at length))))
@@ -301,8 +301,8 @@ it."
 
 (define-hot utf8-character ((octets octets) (at index) (end index))
     (values (unsigned-byte 21) index)
-  "The code of the character whose UTF-8 begins at AT and the position after it; of an octet that is
-no UTF-8, its escape."
+  "The code of the character whose UTF-8 begins at AT and the position after it; for an octet that
+is not UTF-8, its escape."
   (let* ((lead (aref octets at))
          (count (cond ((< lead #x80) 1) ((< lead #xC2) 0) ((< lead #xE0) 2) ((< lead #xF0) 3)
                       ((< lead #xF5) 4) (t 0)))
@@ -320,7 +320,7 @@ no UTF-8, its escape."
         (values (ldb (byte 21 0) code) (+ at count)))))
 
 (defun decode-escaped (octets start end)
-  "The string whose UTF-8 is the octets START to END, with escapes for those that are none."
+  "The string whose UTF-8 is the octets START to END, with escapes for octets that are not UTF-8."
   (declare (type octets octets) (type index start end))
   (let ((string (make-string (- end start))) (count 0) (at start))
     (declare (type index count at))
@@ -343,7 +343,7 @@ no UTF-8, its escape."
   (with-delimited (start stop) (values (decode-unchecked-text octets start stop) stop)))
 
 (define-hot unchecked-length ((string simple-string)) index
-  "How many octets WRITE-UNCHECKED-TEXT writes for STRING after the length."
+  "The octets that WRITE-UNCHECKED-TEXT writes for STRING after the length."
   (if (typep string 'simple-base-string)
       (length string)
       (- (utf8-length string)
@@ -446,7 +446,7 @@ Where the size allows, by two stores that overlap."
 (define-leaf (%put-short-varint :inline t)
     ((value (unsigned-byte 21)) (octets octets) (at index))
     index
-  "As %PUT-VARINT for a value of at most three octets, each of which there is room for."
+  "As %PUT-VARINT for a value of at most three octets, with room for all three."
   (cond ((< value #x80)
          (setf (aref octets at) value)
          (+ at 1))

@@ -1,23 +1,23 @@
-;;;; Fields of a message one at a time, as REST has them: found by a path of names, set from bare
-;;;; texts such as the parameters of a query, read from JSON and written as JSON. A text means what
-;;;; the JSON string or number of the same characters means (protobuf.dev, "ProtoJSON format"), so
-;;;; bytes are in base64 of either alphabet and a Timestamp is as RFC 3339 has it.
+;;;; Fields of a message one at a time, for REST: found by a path of names, set from bare texts such
+;;;; as the parameters of a query, read from JSON and written as JSON. A text means what the JSON
+;;;; string or number of the same characters means (protobuf.dev, "ProtoJSON format"), so bytes are
+;;;; in base64 of either alphabet and a Timestamp is as RFC 3339 has it.
 
 (in-package #:clgrpc.protobuf)
 
 (define-condition field-text-error (clgrpc-error)
   ((path :initarg :path :reader field-text-error-path) ; the names of the fields
-   (text :initarg :text :reader field-text-error-text)) ; what is wrong
+   (text :initarg :text :reader field-text-error-text)) ; the fault
   (:report (lambda (condition stream)
              (format stream "The field ~A ~A." (field-text-error-path condition)
                      (field-text-error-text condition))))
   (:documentation "A text is not a value of the field that it was given for. PATH has the names of
-the fields that lead to it, joined by points; TEXT says what is wrong."))
+the fields that lead to it, joined by points; TEXT describes the fault."))
 
 (document-functions
   field-text-error-path "The names of the fields that lead to the one with a wrong text, joined by
 points."
-  field-text-error-text "What is wrong with the text of a field, such as \"takes true or false\".")
+  field-text-error-text "The fault of the text of a field, such as \"takes true or false\".")
 
 ;;; Paths
 
@@ -27,8 +27,8 @@ points."
 
 (defun find-field (type name)
   "Return the descriptor of the field of the message TYPE (a symbol, full name or message type)
-whose name in the .proto file or in JSON is NAME, and the type of its messages if it has such; nil
-if there is none."
+whose name in the .proto file or in JSON is NAME, and the type of its messages, if it has messages;
+nil without such a field."
   (let ((slot (text-layout-slot (json-text-layout (layout-of-type (need-message-type type)))
                                 name)))
     (and slot
@@ -61,15 +61,15 @@ ends. All fields but the last are singular messages."
 ;;; Texts
 
 (defconstant +longest-number+ 128
-  "The characters that a number may have in a text that is bare: a peer may repeat the path or query
-that it stands in by an octet or two, and a thousand digits take long to read.")
+  "The most characters of a number in a bare text: a peer may repeat the path or query with the
+number by an octet or two, and a thousand digits take long to read.")
 
 (defun bare-number (text)
   "As TEXT-NUMBER, of a text that is not too long."
   (and (<= (length text) +longest-number+) (text-number text)))
 
 (defun text-integer (text)
-  "The integer that TEXT is in decimal, without anything about it, or nil."
+  "The integer in TEXT, a decimal number with an integral value, or nil."
   (let ((length (length text)))
     (if (and (< 0 length 19)
              (loop for char across text always (char<= #\0 char #\9))
@@ -102,7 +102,8 @@ that it stands in by an octet or two, and a thousand digits take long to read.")
                number)))))
 
 (defun hold-text-time (message function text)
-  "Have MESSAGE, a Timestamp or Duration, hold what FUNCTION reads in TEXT; nil if that is not one."
+  "Set MESSAGE, a Timestamp or Duration, to the time that FUNCTION reads in TEXT; return nil if it
+is not one."
   (multiple-value-bind (seconds nanos) (funcall function text)
     (when seconds
       (hold-number seconds message 1)
@@ -110,8 +111,8 @@ that it stands in by an octet or two, and a thousand digits take long to read.")
       message)))
 
 (defun text-message (slot text)
-  "The message of SLOT that TEXT means, if the form of its type in JSON is neither object nor array;
-else nil, and what it takes."
+  "The message of SLOT for TEXT, if the JSON form of its type is neither object nor array; else nil,
+and a text that describes the values of SLOT."
   (let* ((type (slot-type-object slot))
          (form (text-layout-form (json-text-layout (layout-of-type type))))
          (message (make-message type)))
@@ -133,7 +134,7 @@ else nil, and what it takes."
       ((nil :any :struct :value :list) (values nil "takes a message, which no text can be")))))
 
 (defun text-value (slot text)
-  "The value that SLOT holds for TEXT, and nil; or nil, and a text that says what SLOT takes."
+  "The value of SLOT for TEXT, and nil; or nil, and a text that describes the values of SLOT."
   (let ((kind (slot-kind slot)))
     (flet ((found (value &optional wrong) (if value (values value nil) (values nil wrong))))
       (ecase kind
@@ -168,8 +169,9 @@ singular message whose form in JSON is a string or scalar."
 (defun set-field-text (message fields texts &key replace)
   "Set the field to which FIELDS lead from MESSAGE, field descriptors as FIND-FIELD-PATH returns
 them, to what TEXTS, a list of strings, mean; messages on the way are made. A repeated field gets
-all of them after those that it has; another takes one, and only if it is absent or REPLACE. Signal
-FIELD-TEXT-ERROR if a text does not fit, or another field of the same oneof is there."
+all of them after those that it has; another field takes one, and only if it is absent or REPLACE is
+true. Signal FIELD-TEXT-ERROR if a text does not fit, or another field of the same oneof is
+present."
   (labels ((wrong (text) (error 'field-text-error :path (fields-path-text fields) :text text))
            (check-alone (message slot)
              (let ((oneof (slot-oneof slot)))
@@ -206,10 +208,10 @@ FIELD-TEXT-ERROR if a text does not fit, or another field of the same oneof is t
                                                 (max-message-depth **max-message-depth**)
                                                 (max-decoded-octets **max-decoded-octets**)
                                                 (finder #'find-message-type))
-  "Give FIELD of MESSAGE, as FIELD-VALUE takes it, the value that SOURCE, a string or octets in
-UTF-8, is in JSON, and return MESSAGE. Null leaves it absent, but where it is a value. The keywords
-are those of PARSE-JSON-MESSAGE, and the errors, but that required fields may be missing. Second
-value: how much memory the messages inside the value take, about."
+  "Set FIELD of MESSAGE, as FIELD-VALUE takes it, to the value of SOURCE, a string or octets in
+UTF-8, in JSON, and return MESSAGE. Null leaves the field absent, unless null is a value of its
+type. The keywords and errors are those of PARSE-JSON-MESSAGE, except that required fields may be
+missing. The second value is about how many octets of memory the messages inside the value take."
   (let* ((current (current message))
          (slot (need-slot current field))
          (source (if (stringp source) source (coerce source 'octets)))

@@ -1,6 +1,6 @@
 ;;;; Reading messages from JSON (protobuf.dev, "ProtoJSON format"), by the pull parser of
 ;;;; base/text/json.lisp. Each value is read directly as the field's type requires; no intermediate
-;;;; data are built. A text that is no JSON and a value that does not fit the type give the same
+;;;; data are built. A text that is not JSON and a value that does not fit the type give the same
 ;;;; error, MESSAGE-TEXT-ERROR, with line, column and path.
 ;;;;
 ;;;; Strictness is that of the conformance suite with recommended cases: a field twice, two members
@@ -18,7 +18,8 @@
   (apply #'fail-input input (json-reader-position (json-input-reader input)) control arguments))
 
 (defun want-json (input kind control &rest arguments)
-  "Make sure that a value of KIND, as NEXT-JSON tells, comes next; CONTROL and ARGUMENTS name it."
+  "Signal an error unless the next value is of KIND, a result of NEXT-JSON; CONTROL and ARGUMENTS
+name the expected value."
   (declare (dynamic-extent arguments))
   (let ((next (next-json (json-input-reader input))))
     (unless (eq next kind)
@@ -144,7 +145,7 @@ sign."
                  (values number t))))))))
 
 (defun read-json-item (input slot)
-  "Read one value of SLOT as it is held; second value nil if it is to be ignored."
+  "Read one value of SLOT in its stored form; the second value is nil if it must be ignored."
   (let ((kind (slot-kind slot)))
     (case kind
       (:message (values (read-json-message input (slot-type-object slot)) t))
@@ -222,8 +223,8 @@ sign."
                (:map (read-json-entries input message slot)))))))
 
 (defun read-json-fields (input message text-layout &optional any)
-  "Read the members of an object into MESSAGE, whose layout TEXT-LAYOUT shows. ANY: the object is an
-Any's, and has @type besides."
+  "Read the members of an object into MESSAGE, whose layout is in TEXT-LAYOUT. With ANY the object
+is an Any's, which has @type as well."
   (want-json input :object "object")
   (let ((reader (json-input-reader input))
         (seen (make-array (length (text-layout-ordered text-layout)) :element-type 'bit
@@ -264,7 +265,7 @@ Any's, and has @type besides."
         message))))
 
 (defun read-json-form (input message text-layout)
-  "Read into MESSAGE, whose layout TEXT-LAYOUT shows, what its type has in JSON."
+  "Read the JSON form of MESSAGE's type into MESSAGE, whose layout is in TEXT-LAYOUT."
   (ecase (text-layout-form text-layout)
     ((nil) (read-json-fields input message text-layout))
     (:any (read-json-any input message))
@@ -280,7 +281,7 @@ Any's, and has @type besides."
 (defun read-json-time (input message function name)
   (let ((text (read-json-text input)))
     (multiple-value-bind (seconds nanos) (funcall function text)
-      (unless seconds (json-wrong input "~S is no ~A" text name))
+      (unless seconds (json-wrong input "~S is not a ~A" text name))
       (hold-number seconds message 1)
       (hold-number nanos message 2))))
 
@@ -356,7 +357,7 @@ none; second value true if there is any member. READER stays where it is."
     (or found (json-wrong input "an Any of ~A needs \"value\"" (message-type-name type)))))
 
 (defun call-with-json-input (input function)
-  "Call FUNCTION; what READER of INPUT finds wrong becomes a MESSAGE-TEXT-ERROR."
+  "Call FUNCTION; errors of INPUT's JSON reader become MESSAGE-TEXT-ERRORs."
   (handler-bind
       ((json-error
          (lambda (condition)
@@ -372,8 +373,8 @@ none; second value true if there is any member. READER stays where it is."
     (funcall function)))
 
 (defun call-with-json-source (input source max-octets function)
-  "Have INPUT read SOURCE, a string or octets of at most MAX-OCTETS, call FUNCTION, which reads all
-of it, and return its value."
+  "Prepare INPUT to read SOURCE, a string or octets of at most MAX-OCTETS, call FUNCTION, which
+reads all of it, and return the value of FUNCTION."
   (call-with-json-input
    input
    (lambda ()
@@ -408,12 +409,12 @@ A stream of such messages costs a peer two octets for each."
                                          (finder #'find-message-type))
   "Return the message of TYPE (a symbol, a full name or a message type) that SOURCE, a string or
 octets in UTF-8, is in JSON. Fields may go by their JSON name or that of the .proto file. With
-IGNORE-UNKNOWN, unknown members and names of enum values are ignored. FINDER
-maps the full name of the type in an Any to its message type, or to nil. Signal MESSAGE-TEXT-ERROR
-with line, column and path if SOURCE is not such a message or has more than MAX-OCTETS, and
-REQUIRED-FIELD-MISSING unless PARTIAL; MAX-MESSAGE-DEPTH and MAX-DECODED-OCTETS are as in
-PARSE-MESSAGE. Second value: how much memory it and the messages inside it take, about. Source:
-protobuf.dev, ProtoJSON format."
+IGNORE-UNKNOWN, unknown members and names of enum values are ignored. FINDER maps the full name of
+the type in an Any to its message type, or to nil. Signal MESSAGE-TEXT-ERROR with line, column and
+path if SOURCE is not such a message or has more than MAX-OCTETS, and REQUIRED-FIELD-MISSING unless
+PARTIAL; MAX-MESSAGE-DEPTH and MAX-DECODED-OCTETS are as in PARSE-MESSAGE. The second value is about
+how many octets of memory it and the messages inside it take. Source: protobuf.dev, ProtoJSON
+format. From any thread."
   (let* ((type (need-message-type type))
          (source (if (stringp source) source (coerce source 'octets)))
          (empty (empty-object-layout type source max-octets max-decoded-octets)))

@@ -8,7 +8,7 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (json-output (:include writing (format :json)) (:conc-name output-) (:copier nil))
-  "Where JSON is written and how."
+  "The output of JSON, and its form."
   (proto-names nil)                     ; these are as MESSAGE-JSON has them
   (enum-numbers nil)                    ; whether enums are written as numbers
   ;; whether fields without presence are written though they are zero
@@ -224,8 +224,8 @@
   (let ((seconds (number-held message 1)) (nanos (number-held message 2)))
     (append-json-string (output-buffer output)
                         (or (funcall function seconds nanos)
-                            (fail-writing output "~D seconds and ~D nanoseconds are no ~A" seconds
-                                         nanos name)))))
+                            (fail-writing output "~D seconds and ~D nanoseconds are not a ~A"
+                                         seconds nanos name)))))
 
 (defun append-mask (output message)
   (append-json-string
@@ -284,7 +284,7 @@ FieldMask, an empty Value, an Any of an unknown type or a string that is not UTF
 longer than MAX-OCTETS, or if messages, those in Anys too, nest deeper than MAX-MESSAGE-DEPTH
 levels. Signal PROTOBUF-ERROR if the octets in an Any are not a message of its type, or if the
 messages in Anys take more than MAX-DECODED-OCTETS of memory over eight times their size. Source:
-protobuf.dev, ProtoJSON format."
+protobuf.dev, ProtoJSON format. From any thread, while no other thread changes MESSAGE."
   (if (and (not defaults) (<= 2 max-octets) (empty-message-p (current message)))
       (ecase as
         (:string (copy-seq "{}"))

@@ -10,7 +10,7 @@
 
 (defstruct (text-input (:include input (format :text)) (:copier nil))
   "A text in text format that is being read, with the token that comes next."
-  (at 0 :type index)                    ; behind the token
+  (at 0 :type index)                    ; after the token
   (kind :end :type keyword)             ; :word, :number, :string, :symbol or :end
   (token 0 :type index)                 ; where the token begins
   ;; a string, (digits exponent radix float-p), octets, or a character
@@ -124,8 +124,8 @@
     value))
 
 (defun scan-code (input letter)
-  "The character that the escape with LETTER, u or U, means. Surrogates are none, not even in
-pairs, which protoc takes in .proto files and its conformance suite wants refused here."
+  "The character of the escape with LETTER, u or U. Surrogates are refused, even in pairs, as the
+conformance suite demands here; protoc accepts pairs in .proto files."
   (let* ((count (if (char= letter #\u) 4 8))
          (code (scan-escape-digits input 16 count count)))
     (cond ((<= #xD800 code #xDFFF) (text-wrong-here input "a surrogate is not a character"))
@@ -133,7 +133,7 @@ pairs, which protoc takes in .proto files and its conformance suite wants refuse
           (t (code-char code)))))
 
 (defun scan-escape (input buffer)
-  "Append what the escape means, whose backslash has been passed, to BUFFER."
+  "Append the character or octet of the escape, whose backslash has been passed, to BUFFER."
   (let* ((char (text-char input))
          (simple (and char (position char "abfnrtv\\?'\""))))
     (cond (simple
@@ -306,8 +306,8 @@ pairs, which protoc takes in .proto files and its conformance suite wants refuse
 ;;; Fields
 
 (defun read-bracketed-name (input)
-  "Read what stands in the brackets that were just opened, white space and comments left out, and
-pass over the closing one."
+  "Read the text in the brackets that were just opened, without white space and comments, and pass
+over the closing bracket."
   (let ((buffer (make-buffer :size 64)))
     (setf (text-input-at input) (1+ (text-input-token input)))
     (loop
@@ -330,7 +330,8 @@ pass over the closing one."
   name)
 
 (defun named-extension (message name)
-  "The slot of the extension of MESSAGE called NAME; of a message set also by its message."
+  "The slot of the extension of MESSAGE called NAME; in a message set NAME may also be that of its
+message."
   (or (extension-slot-of message (format nil "[~A]" name))
       (find-if (lambda (slot)
                  (and (slot-item-p slot) (equal name (set-item-type (slot-field slot)))))
@@ -339,9 +340,9 @@ pass over the closing one."
 
 (defstruct (partial-message (:conc-name partial-message-) (:copier nil)
                             (:constructor make-partial-message (message)))
-  "What has been read of a message."
+  "The part of a message that has been read."
   (message nil :type message)           ; the message
-  (slots '() :type list)                ; that stood in the text
+  (slots '() :type list)                ; those that occurred in the text
   (items '() :type list))               ; of repeated slots, the latest first, by slot
 
 (defun note-text-field (input partial-message slot)
@@ -411,7 +412,7 @@ pass over the closing one."
     (expect-symbol input #\])))
 
 (defun read-text-field (input partial-message slot)
-  "Read the field of SLOT behind its name."
+  "Read the rest of the field of SLOT, after its name."
   (with-step (input slot)
     (note-text-field input partial-message slot)
     (expect-colon input slot)
@@ -422,7 +423,7 @@ pass over the closing one."
 ;;; Fields and values that are skipped
 
 (defun skip-text-field (input)
-  "Pass over a field behind its name."
+  "Pass over the rest of a field, after its name."
   (let ((colon (pass-symbol input #\:)))
     (cond ((symbol-next-p input #\{ #\<) (skip-text-message input))
           ((symbol-next-p input #\[)
@@ -525,11 +526,11 @@ its fields."
                                          (max-decoded-octets **max-decoded-octets**)
                                          (finder #'find-message-type))
   "Return the message of TYPE (a symbol, a full name or a message type) that SOURCE, a string or
-octets in UTF-8, is in text format. With IGNORE-UNKNOWN, unknown fields are ignored.
-FINDER maps the full name of the type in an Any to its message type, or to nil. Signal
-MESSAGE-TEXT-ERROR with line, column and path if SOURCE is not such a message or has more than
-MAX-OCTETS, and REQUIRED-FIELD-MISSING unless PARTIAL; MAX-MESSAGE-DEPTH and MAX-DECODED-OCTETS are
-as in PARSE-MESSAGE. Source: protobuf.dev, Text Format Language Specification."
+octets in UTF-8, is in text format. With IGNORE-UNKNOWN, unknown fields are ignored. FINDER maps the
+full name of the type in an Any to its message type, or to nil. Signal MESSAGE-TEXT-ERROR with line,
+column and path if SOURCE is not such a message or has more than MAX-OCTETS, and
+REQUIRED-FIELD-MISSING unless PARTIAL; MAX-MESSAGE-DEPTH and MAX-DECODED-OCTETS are as in
+PARSE-MESSAGE. Source: protobuf.dev, Text Format Language Specification. From any thread."
   (let* ((type (need-message-type type))
          (source (if (stringp source) source (coerce source 'octets)))
          (input (make-text-input :ignore-unknown ignore-unknown :partial partial :finder finder

@@ -8,7 +8,7 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (text-output (:include writing (format :text)) (:copier nil))
-  "Where text is written and how."
+  "The output of text format, and its form."
   (single-line nil)                     ; these two are as MESSAGE-TEXT has them
   (unknown nil)                         ; whether unknown fields are written
   (level 0 :type fixnum)                ; how many braces are open
@@ -18,7 +18,7 @@
   (append-octets (text-output-buffer output) (string-octets string)))
 
 (defun begin-field (output)
-  "Go to where the next field is to be written."
+  "Write the space or line break before the next field."
   (check-text-size output)
   (cond ((text-output-single-line output)
          (unless (text-output-fresh output) (write-piece output " "))
@@ -30,7 +30,7 @@
   (unless (text-output-single-line output) (append-octet (text-output-buffer output) 10)))
 
 (defun call-with-braces (output name function)
-  "Write NAME and braces around what FUNCTION writes."
+  "Write NAME and braces around the output of FUNCTION."
   (begin-field output)
   (write-piece output name)
   (write-piece output " {")
@@ -76,7 +76,8 @@
     (write-char #\" out)))
 
 (defun string-literal (string)
-  "STRING as a literal in UTF-8; what stands for octets that are none is written as these."
+  "STRING as a literal in UTF-8; characters that stand for octets outside UTF-8 are written as
+escapes of these."
   (with-output-to-string (out)
     (write-char #\" out)
     (loop for char across string
@@ -167,7 +168,7 @@ too large."
 ;;; Unknown fields
 
 (defun put-unknown (output octets at end depth)
-  "Write the fields that the octets from AT to END are. What has a length is written as a message if
+  "Write the fields in the octets from AT to END. A value with a length is written as a message if
 it is one and DEPTH levels are not used up, else as a literal."
   (declare (type octets octets) (type index at end))
   (loop while (< at end)
@@ -206,7 +207,8 @@ Any is written out if FINDER, a function from full name to message type or nil, 
 octets are one, and it does not nest deeper than MAX-MESSAGE-DEPTH levels from MESSAGE on, nor take
 more memory, with those of other Anys, than MAX-DECODED-OCTETS over eight times its size; else type
 and octets are. Signal MESSAGE-PRINT-ERROR if MESSAGE itself nests deeper, or the text has more than
-MAX-OCTETS. Source: protobuf.dev, Text Format Language Specification."
+MAX-OCTETS. Source: protobuf.dev, Text Format Language Specification. From any thread, while no
+other thread changes MESSAGE."
   (let ((output (make-text-output :buffer (make-buffer :size 256) :single-line single-line
                                   :unknown unknown :finder finder :max-octets max-octets
                                   :levels (1+ max-message-depth) :allowance max-decoded-octets

@@ -14,11 +14,11 @@
 ;;; Views
 
 (defstruct (text-layout (:constructor make-text-layout (ordered indices)) (:copier nil))
-  "A layout as texts see it."
+  "The data of a layout for text formats."
   (ordered #() :type simple-vector)     ; its slots by number
-  ;; from what a field may be called to where it is among them
+  ;; from the names of a field to its index among them
   (indices (make-hash-table) :type hash-table)
-  (keys #() :type simple-vector)        ; for JSON: what is written before the value of each
+  (keys #() :type simple-vector)        ; for JSON: the text before the value of each
   (proto-keys #() :type simple-vector)  ; the same with the names of the .proto file
   ;; for JSON: the name of a type with a form of its own, or nil
   (form nil :type symbol))
@@ -41,7 +41,7 @@
   (subseq full-name (1+ (or (position #\. full-name :from-end t) -1))))
 
 (defun group-like-p (field)
-  "True if FIELD is what a group declares: a delimited message named like the field and declared
+  "True if FIELD has the form of a group: a delimited message named like the field and declared
 beside it."
   (and (field-descriptor-delimited-p field)
        (let ((type-name (field-descriptor-type-name field))
@@ -101,16 +101,16 @@ beside it."
 
 (defstruct (input (:copier nil))
   "A text that is being read."
-  (format :json :type (member :json :text)) ; which text format it has
+  (format :json :type (member :json :text)) ; its text format
   (octets (make-octets 0) :type octets) ; the text, in UTF-8
   (ignore-unknown nil)                  ; whether fields that the type does not have are skipped
   (partial nil)                         ; whether required fields may be missing
   (finder #'find-message-type :type function) ; from the full name of a type in an Any to it, or nil
   (type-name nil)                       ; of the outermost message, for errors
-  ;; to what is being read, the innermost first: slots, indices and keys
+  ;; to the value being read, the innermost first: slots, indices and keys
   (path '() :type list)
-  (depth 0 :type index)                 ; how many messages are open
-  (max-depth **max-message-depth** :type index) ; how many may be, below the outermost
+  (depth 0 :type index)                 ; the number of open messages
+  (max-depth **max-message-depth** :type index) ; the most below the outermost
   (allowance 0 :type fixnum))           ; octets of memory that messages may still take
 
 (defmacro with-step ((input item) &body body)
@@ -123,8 +123,8 @@ beside it."
          (setf (input-path ,input) (cdr ,step))))))
 
 (defmacro with-depth ((input position) &body body)
-  "Run BODY one message deeper, if INPUT may be that deep at POSITION. The outermost message is no
-level."
+  "Run BODY one message deeper, if INPUT may be that deep at POSITION. The outermost message does
+not count as a level."
   `(progn
      (when (> (incf (input-depth ,input)) (1+ (input-max-depth ,input)))
        (fail-input ,input ,position "messages nest deeper than ~D levels" (input-max-depth ,input)))
@@ -132,7 +132,7 @@ level."
        (decf (input-depth ,input)))))
 
 (defun message-memory (layout)
-  "How much memory an empty message with LAYOUT takes, about."
+  "About how many octets of memory an empty message with LAYOUT takes."
   (* 8 (+ 6 (length (layout-slots layout)))))
 
 (defun begin-message (input type position)
@@ -190,7 +190,7 @@ has more than 64 bits."
 
 (defun type-url-p (text)
   "True if TEXT can be written as the type URL of an Any in text format: of few characters, with the
-name of a type behind the last slash."
+name of a type after the last slash."
   (let ((slash (position #\/ text :from-end t)))
     (and slash
          (plusp slash)
@@ -233,22 +233,22 @@ name of a type behind the last slash."
   (stored message (numbered-slot message number)))
 
 (defun hold-number (stored message number)
-  "Make STORED what the field NUMBER of MESSAGE holds."
+  "Make STORED the value of the field NUMBER of MESSAGE."
   (set-slot message (numbered-slot message number) stored))
 
 ;;; Writing
 
 (defconstant +text-octets+ (expt 2 26)
-  "How many octets a text has unless the caller says otherwise; readers take as many.")
+  "The default of the most octets of a text, for writers and readers.")
 
 (defstruct (writing (:copier nil))
-  "Where a message is written as a text, and how far that may go."
-  (format :json :type (member :json :text)) ; which text format is written
-  (buffer (make-buffer) :type buffer)   ; what has been written
+  "The output of a message as a text, and its limits."
+  (format :json :type (member :json :text)) ; the text format
+  (buffer (make-buffer) :type buffer)   ; the output so far
   (finder #'find-message-type :type function) ; from the name of a type in an Any to it, or nil
   (type-name nil)                       ; of the outermost message, for errors
-  (levels 0 :type fixnum)               ; how many more messages may be entered
-  (anys 0 :type fixnum)                 ; how many Anys this is in
+  (levels 0 :type fixnum)               ; the number of messages that may still be entered
+  (anys 0 :type fixnum)                 ; the number of Anys around
   (allowance 0 :type fixnum)            ; octets of memory that messages in Anys may still take
   (max-octets 0 :type fixnum))          ; of the text
 
@@ -272,9 +272,9 @@ name of a type behind the last slash."
 
 (defun any-content (writing url octets)
   "The message of an Any that has the type URL and holds OCTETS, or nil if its type is not known.
-Signal a PROTOBUF-ERROR if they are none, or WRITING may not go so far. An Any that is in no other
-adds eight times its size to the allowance, as what is received does; the size itself is charged for
-the octets that the message copies."
+Signal a PROTOBUF-ERROR if OCTETS are not such a message, or exceed the limits of WRITING. An
+outermost Any adds eight times its size to the allowance, like received octets; the size itself is
+charged for the octets that the message copies."
   (let* ((name (url-type-name url))
          (type (and name (funcall (writing-finder writing) name))))
     (when (and type (message-type-defined-p type))
@@ -295,7 +295,7 @@ the octets that the message copies."
             message))))))
 
 (defmacro within-any ((writing) &body body)
-  "Run BODY, which writes what an Any holds."
+  "Run BODY, which writes the contents of an Any."
   `(progn (incf (writing-anys ,writing))
           ,@body
           (decf (writing-anys ,writing))))

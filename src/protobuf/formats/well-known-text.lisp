@@ -32,7 +32,7 @@
               (1+ (- day-of-year (floor (+ (* 153 march-month) 2) 5)))))))
 
 (defun nanos-text (nanos)
-  "NANOS behind a point in 3, 6 or 9 digits, or nothing if it is 0."
+  "A point and NANOS in 3, 6 or 9 digits, or nothing if NANOS is 0."
   (cond ((zerop nanos) "")
         ((zerop (mod nanos 1000000)) (format nil ".~3,'0D" (floor nanos 1000000)))
         ((zerop (mod nanos 1000)) (format nil ".~6,'0D" (floor nanos 1000)))
@@ -40,8 +40,8 @@
 
 (defun timestamp-text (seconds nanos)
   "The text of the time SECONDS, an integer, and NANOS, 0 to 999,999,999, after the begin of 1970,
-in UTC as RFC 3339 has it, with as many digits behind the point as it needs, in threes; nil if it is
-not in the years 1 to 9999."
+in UTC in the form of RFC 3339, with as many digits after the point as it needs, in threes; nil if
+it is not in the years 1 to 9999."
   (when (and (<= +least-timestamp+ seconds +greatest-timestamp+) (<= 0 nanos 999999999))
     (multiple-value-bind (days second) (floor seconds 86400)
       (multiple-value-bind (year month day) (days-civil days)
@@ -107,8 +107,8 @@ part did not fit."
       (- (civil-days year (1+ month) 1) (civil-days year month 1))))
 
 (defun parse-timestamp-text (text)
-  "The two integers of TIMESTAMP-TEXT that TEXT, a time with its zone as RFC 3339 has it, means, or
-nil if it is not one."
+  "The two integers, as for TIMESTAMP-TEXT, of TEXT, a time with its zone in the form of RFC 3339,
+or nil if it is not one."
   (reading-text (cursor text)
     (flet ((part (count low high before)
              (unless (or (null before) (pass-char cursor before)) (misfit))

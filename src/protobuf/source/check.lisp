@@ -93,8 +93,8 @@
     (and (string/= name (json-name (descriptor-name field))) name)))
 
 (defun check-json-names (message custom)
-  "See that no two fields of MESSAGE have one name in JSON: the names made from theirs, or, if
-CUSTOM, with what json_name says."
+  "Check that no two fields of MESSAGE have the same name in JSON: the names made from theirs, or,
+if CUSTOM is true, those of json_name."
   (let ((seen (make-hash-table :test 'equal)))
     (dolist (field (message-descriptor-fields message))
       (let* ((given (and custom (custom-json-name field)))
@@ -124,8 +124,8 @@ CUSTOM, with what json_name says."
           (check-declarations range declarations names))))))
 
 (defun check-declarations (range declarations names)
-  "See that DECLARATIONS, of extensions in RANGE, are sound; NAMES, a table, has those of the ranges
-before and gets theirs."
+  "Check that DECLARATIONS, of extensions in RANGE, are valid; NAMES, a table, has those of the
+ranges before and gets theirs."
   (let ((numbers (make-hash-table)))
     (dolist (declaration declarations)
       (flet ((value (name) (record-value declaration name))
@@ -224,7 +224,7 @@ before and gets theirs."
       (complain field :type "only a field of a 64-bit integer type has a jstype"))))
 
 (defun check-field-features (field)
-  "Check what editions say of FIELD."
+  "Check FIELD by the rules of editions."
   (flet ((refuse (control &rest arguments) (apply #'complain field :name control arguments))
          (written (name) (written-feature field name)))
     (when (nth-value 1 (option-of field "packed"))
@@ -275,7 +275,7 @@ before and gets theirs."
             (any-option-of range "declaration")))
 
 (defun check-declared (field message)
-  "See that FIELD, an extension of MESSAGE, is what the declarations there, if any, promise."
+  "Check that FIELD, an extension of MESSAGE, agrees with the declarations there, if any."
   (let* ((number (field-descriptor-number field))
          (range (extension-range-of message number))
          (declarations (index-of range 'declarations-by-number))
@@ -347,7 +347,8 @@ before and gets theirs."
           (pascal-name name)))))
 
 (defun pascal-name (name)
-  "NAME with a capital behind each underscore, which goes, and small letters elsewhere."
+  "NAME without underscores, with a capital in place of the letter after each, and small letters
+elsewhere."
   (with-output-to-string (out)
     (let ((up t))
       (loop for char across name
@@ -387,7 +388,8 @@ before and gets theirs."
   (and (every #'alphanumericp name) (upper-case-p (char name 0))))
 
 (defun snake-case-p (name case-p &optional (extra ""))
-  "True if NAME is words of letters of which CASE-P is true, digits and EXTRA, with underscores."
+  "True if NAME consists of words with underscores between; CASE-P is true for all their letters,
+and digits and EXTRA may be in them."
   (and (every (lambda (char) (or (digit-char-p char) (funcall case-p char) (char= char #\_)
                                  (find char extra)))
               name)
@@ -415,8 +417,8 @@ before and gets theirs."
                            (descriptor-name descriptor))))))
 
 (defun check-nested-visibility (file)
-  "See that under strict visibility no nested type is exported, but for enums in a message that is
-their name space."
+  "Check that under strict visibility no nested type is exported, except for enums in a message that
+is their name space."
   (map-messages
    (lambda (outer)
      (flet ((check (type visibility)
@@ -446,7 +448,7 @@ their name space."
     (complain field :number "field numbers 19000 to 19999 are reserved for the implementation")))
 
 (defun target-type (descriptor)
-  "The number and name that descriptor.proto has for what DESCRIPTOR declares, as a target."
+  "The number and name in descriptor.proto for the kind of DESCRIPTOR, as a target of options."
   (etypecase descriptor
     (file-descriptor (values 1 "a file"))
     (extension-range (values 2 "an extension range"))
@@ -488,12 +490,12 @@ their name space."
     ((or oneof-descriptor enum-value-descriptor extension-range method-descriptor) nil)))
 
 (defun check-rules (file)
-  "See that FILE, resolved and with its options, breaks no rule."
+  "Check that FILE, resolved and with its options, breaks no rule."
   (map-inheriting #'check-descriptor file))
 
 (defun check-style-and-use (file)
-  "See that FILE, a source, keeps to naming style and visibility, uses features that its edition has
-and numbers and options where they may be used."
+  "Check that FILE, a source, keeps to naming style and visibility, uses features of its edition,
+and uses numbers and options only where they are allowed."
   (flet ((check-each (function)
            (map-inheriting (lambda (descriptor around)
                              (declare (ignore around))

@@ -6,10 +6,10 @@
 ;;;;     :components ((:proto-file "shop" :import-paths ("protos/"))   ; shop.proto
 ;;;;                  (:file "server")))
 ;;;;
-;;;; To compile it is to compile a DEFINE-PROTO of the file. It is compiled again when the file or
-;;;; one that it imports, directly or not, has changed; and what it imports of the same system is
-;;;; loaded before it, in whatever order they are listed. Imports are found where DEFINE-PROTO finds
-;;;; them, in the system's directory, and where the .proto files of systems it depends on are.
+;;;; Compiling it compiles a DEFINE-PROTO of the file. It is compiled again when the file or one
+;;;; that it imports, directly or not, has changed. Its imports of the same system are loaded before
+;;;; it, in any order of the components. Imports are looked for where DEFINE-PROTO looks, in the
+;;;; system's directory, and in the directories of the .proto files of systems it depends on.
 
 (in-package #:clgrpc.protobuf)
 
@@ -18,9 +18,9 @@
    ;; directories, relative to that of the system
    (import-paths :initarg :import-paths :initform '() :reader component-import-paths))
   (:documentation "The ASDF component (:proto-file \"name\"), the file name.proto. :IMPORT-PATHS is
-a list of directories, relative to that of the system, in which its imports are found first. After
-these comes, for a name with directories (:proto-file \"depot/part\"), the directory from which it
-is meant, that of the module."))
+a list of directories, relative to that of the system, in which its imports are found first. For a
+name with directories, such as (:proto-file \"depot/part\"), the directory of the module is searched
+after these."))
 
 ;; where ASDF looks for the class of :PROTO-FILE
 (import 'proto-file '#:asdf)
@@ -29,8 +29,8 @@ is meant, that of the module."))
   (asdf:system-source-directory (asdf:component-system component)))
 
 (defun name-places (component)
-  "A list of the directory from which the name of COMPONENT is meant, if that name has directories:
-what stands in `depot/part.proto` is imported by that name."
+  "A list of the directory to which the name of COMPONENT is relative, if that name has directories:
+`depot/part.proto` is imported by that name."
   (when (find #\/ (asdf:component-name component))
     (list (asdf:component-pathname (asdf:component-parent component)))))
 
@@ -55,7 +55,7 @@ what stands in `depot/part.proto` is imported by that name."
   (let ((file (probe-file (asdf:component-pathname component))))
     (and file (imported-files file (all-places component)))))
 
-;;; When to compile, and after what
+;;; When to compile, and after which components
 
 (defmethod asdf:input-files ((operation asdf:compile-op) (component proto-file))
   (cons (asdf:component-pathname component) (component-imports component)))
@@ -93,7 +93,7 @@ what stands in `depot/part.proto` is imported by that name."
                      :for-file for-file)))
 
 (defvar *expansion* nil
-  "The form that the source file being compiled for a PROTO-FILE stands for.")
+  "The form for the source file that is being compiled for a PROTO-FILE.")
 
 (defmacro expansion ()
   *expansion*)

@@ -10,9 +10,9 @@
 (defglobal **service-expanders** '())   ; an alist from a name to a function
 
 (defun add-service-expander (name function)
-  "Have what DEFINE-PROTO expands to contain, for each service of a file, the top-level form that
-FUNCTION returns for its SERVICE-DESCRIPTOR. NAME is a symbol; what it named before is replaced.
-From any thread."
+  "Register FUNCTION under NAME, a symbol, in place of the function before: expansions of
+DEFINE-PROTO contain, for each service of a file, the top-level form that FUNCTION returns for its
+SERVICE-DESCRIPTOR. From any thread."
   (sb-ext:atomic-update **service-expanders**
                         (lambda (expanders)
                           (append (remove name expanders :key #'car)
@@ -121,8 +121,8 @@ From any thread."
     (nreverse forms)))
 
 (defvar *optimize-for* :speed
-  "What the code of the files that are being expanded is for: :SPEED, or :CODE-SIZE, so that their
-messages have the coders of generic-coder.lisp, for which nothing is compiled.")
+  "The aim of the code of the files that are being expanded: :SPEED, or :CODE-SIZE, so that their
+messages use the coders of generic-coder.lisp, without code of their own.")
 
 (defun layout-form (plan)
   `(install-layout ,(plan-full-name plan) ,(plan-fingerprint plan)
@@ -134,7 +134,7 @@ messages have the coders of generic-coder.lisp, for which nothing is compiled.")
                    ',(mapcar #'oneof-slot-reader (plan-oneofs plan))))
 
 (defun file-forms (file for-file)
-  "The top-level forms of FILE. FOR-FILE: all of them, not only what changed."
+  "The top-level forms of FILE. With FOR-FILE all of them, else only those that changed."
   (let* ((plans (file-plans file))
          (extensions (extension-symbols file (mapcan #'public-functions plans)))
          (changed (if for-file plans (remove-if #'layout-current-p plans))))
@@ -160,8 +160,8 @@ messages have the coders of generic-coder.lisp, for which nothing is compiled.")
               append (mapcar function (file-descriptor-services file))))))
 
 (defun make-way (structure maker)
-  "Forget the functions of STRUCTURE and MAKER, if an earlier file defined the same: nothing but
-inlined code uses them, and to define them twice would give a warning each."
+  "Remove the functions of STRUCTURE and MAKER, if an earlier file defined the same: only inlined
+code uses them, and each second definition would give a warning."
   (when (get structure 'layout)
     (dolist (slot (sb-mop:class-slots (find-class structure)))
       (let ((name (sb-mop:slot-definition-name slot)))
@@ -209,15 +209,16 @@ those of its oneofs."
 
 (defun proto-expansion (path &key import-paths source (directory (source-directory)) more-places
                              (for-file (and *compile-file-truename* t)))
-  "The form that defines what the file PATH declares. IMPORT-PATHS are relative to DIRECTORY, as
-PATH is; FOR-FILE: it is for another image. MORE-PLACES are directories to look in last."
+  "The form that defines the declarations of the file PATH. IMPORT-PATHS are relative to DIRECTORY,
+as PATH is; FOR-FILE is true if the form is for another image. MORE-PLACES are directories to look
+in last."
   (cond ((and (not source) (eq t (built-in path))) `',path)
         (t (expand-files (mapc #'assign-symbols
                                (read-protos path import-paths source directory more-places))
                          for-file))))
 
 (defun expand-files (files for-file)
-  "The form that defines what FILES declare, fresh file descriptors, imports first."
+  "The form that defines the declarations of FILES, fresh file descriptors, imports first."
   (let ((*linked* (make-hash-table :test 'equal))
         (name (descriptor-name (first (last files)))))
     (dolist (file files) (note-linked file *linked*))
@@ -234,19 +235,19 @@ PATH is; FOR-FILE: it is for another image. MORE-PLACES are directories to look 
   name)
 
 (defmacro define-proto (path &key import-paths source (optimize-for :speed))
-  "Define what the .proto file PATH declares: for each message a type, MAKE- function, accessors and
-coders, for each enum its keywords, for each service what *SERVICE-EXPANDER* makes of it. PATH is
-relative to the file this stands in, at the REPL to *DEFAULT-PATHNAME-DEFAULTS*.
+  "Define the declarations of the .proto file PATH: for each message a type, MAKE- function,
+accessors and coders, for each enum its keywords, and with gRPC for each service its methods. PATH
+is relative to the file of this form, at the REPL to *DEFAULT-PATHNAME-DEFAULTS*.
 
 Imports are looked for in these directories, in this order:
   IMPORT-PATHS, which are relative as PATH is;
-  the directory of this file and that of PATH;
+  the directory of the file of this form and that of PATH;
   the root that PATH's package implies: /protos for package foo.bar in /protos/foo/bar/;
   *IMPORT-ROOTS*;
-  that of the ASDF system around, and those of the :PROTO-FILEs of the systems it depends on.
+  that of the file's ASDF system, and those of the :PROTO-FILEs of the systems it depends on.
 Files named google/protobuf/… are built in.
 
-With SOURCE, a string, that is the text and PATH only its name. SOURCE and IMPORT-PATHS may be
+With SOURCE, a string, SOURCE is the text and PATH only its name. SOURCE and IMPORT-PATHS may be
 forms, evaluated at expansion. OPTIMIZE-FOR is :SPEED, or :CODE-SIZE for messages that are rarely
 read or written: all share one coder, which is many times slower, and the file compiles in half the
 time. Signal PROTO-SYNTAX-ERROR, or MISUSE if there is no file PATH. The value is the name under

@@ -11,10 +11,10 @@
 ;;; Fields of a message in octets
 
 (defstruct (slice (:constructor make-slice (octets start end)) (:copier nil))
-  "A part of octets: what is nested in it is not copied at each level."
-  (octets nil :type octets)             ; that hold it
-  (start 0 :type index)                 ; where it begins
-  (end 0 :type index))                  ; where it ends
+  "A part of octets, so that nested messages are not copied at each level."
+  (octets nil :type octets)             ; the vector that holds it
+  (start 0 :type index)                 ; its start
+  (end 0 :type index))                  ; its end
 
 (defun slice-of (octets)
   (if (slice-p octets) octets (make-slice octets 0 (length octets))))
@@ -72,8 +72,8 @@
   "The numbers in a path of source info; longer ones name nothing that is read.")
 
 (defun inner-path (path &rest numbers)
-  "The path of what stands at NUMBERS, of 32 bits, in what has PATH. A path is an integer, 1 for the
-file, since a hash table looks at all of that but not at all of a list."
+  "The path of the declaration at NUMBERS, of 32 bits, inside the one with PATH. A path is an
+integer, 1 for the file, since a hash table hashes all of an integer but not all of a list."
   (dolist (number numbers path)
     (setf path (logior (ash path 32) (ldb (byte 32 0) number)))))
 
@@ -98,8 +98,8 @@ file, since a hash table looks at all of that but not at all of a list."
   (if (string= "" scope) name (format nil "~A.~A" scope name)))
 
 (defun fill-descriptor (descriptor fields options scope path)
-  "Give DESCRIPTOR, read from FIELDS, what all have. OPTIONS is the number of that field, SCOPE the
-full name around, PATH that of the declaration in the file."
+  "Set the common slots of DESCRIPTOR from FIELDS. OPTIONS is the number of the field with options,
+SCOPE the full name around, PATH the path of the declaration in the file."
   (setf (descriptor-name descriptor) (or (wire-text fields 1) "")
         (descriptor-full-name descriptor) (joined-name scope (descriptor-name descriptor)))
   (fill-options descriptor fields options)
@@ -164,7 +164,7 @@ message, with nil for one that a proto3 optional field is alone in."
     field))
 
 (defun read-default (type octets)
-  "The default that OCTETS say a field of TYPE has, as text and, but of an enum, as a value."
+  "The default of a field of TYPE in OCTETS, as text and, except for an enum, as a value."
   (let ((text (lenient-string octets)))
     (flet ((number (kind)
              (let ((token (svref (tokenize (string-left-trim "-" text) "") 0)))
@@ -332,7 +332,8 @@ in it."
         (t value)))
 
 (defun restore-options (descriptor)
-  "Give DESCRIPTOR, from a set, the options that its record, made when it was linked, holds."
+  "Set the options of DESCRIPTOR, from a set, to those of its record, which was made when it was
+linked."
   (let ((record (options-record descriptor)))
     (setf (descriptor-options descriptor)
           (loop for (field . value) in (and record (record-entries record))
@@ -342,8 +343,8 @@ in it."
                                      :value (written-value field value))))))
 
 (defun link-read-file (file find &optional (symbol-table (make-symbol-table)))
-  "As LINK-FILE, with FILE read from octets: its options are interpreted already, and what sources
-may not say is not asked, since a set does not keep all that would allow it."
+  "As LINK-FILE, with FILE read from octets: its options are interpreted already, and rules for
+sources are not checked, since a set does not keep all data that they need."
   (let ((*linker* (make-linker :file file :symbol-table symbol-table :read-p t)))
     (resolve-imports file find '())
     (map-optioned (lambda (descriptor inside)
@@ -422,20 +423,21 @@ PROTOBUF-ERROR and PROTO-SYNTAX-ERROR."
 
 (defun load-descriptor-set (octets)
   "Register the files of OCTETS, a serialized google.protobuf.FileDescriptorSet in any order, so
-that FIND-DESCRIPTOR and its kin know what they declare. Imports that are not in the set must be
-loaded. No code is made; DEFINE-DESCRIPTOR-SET does that. Return the file descriptors, imports
-first. Signal PROTOBUF-ERROR if OCTETS are not such a message, PROTO-SYNTAX-ERROR if the files do
-not fit together."
+that FIND-DESCRIPTOR and similar functions find their declarations. Imports that are not in the set
+must be loaded. No code is made; DEFINE-DESCRIPTOR-SET does that. Return the file descriptors,
+imports first. Signal PROTOBUF-ERROR if OCTETS are not such a message, PROTO-SYNTAX-ERROR if the
+files do not fit together. From one thread at a time, like LOAD."
   (multiple-value-bind (all fresh) (link-set (set-files octets))
     (name-fresh fresh)
     (mapc #'register-file fresh)
     all))
 
 (defmacro define-descriptor-set (path)
-  "Define what the files of the serialized google.protobuf.FileDescriptorSet in the file PATH
-declare, as DEFINE-PROTO does for a source. PATH is relative to the file this stands in, at the REPL
-to *DEFAULT-PATHNAME-DEFAULTS*. Signal PROTOBUF-ERROR or PROTO-SYNTAX-ERROR. The value is the name
-of the last file that is new, or nil."
+  "Define the declarations of all files in the serialized google.protobuf.FileDescriptorSet in the
+file PATH, as DEFINE-PROTO does for a source. PATH is relative to the file of this form, at the REPL
+to *DEFAULT-PATHNAME-DEFAULTS*. Signal PROTOBUF-ERROR if PATH does not hold such a set,
+PROTO-SYNTAX-ERROR if its files do not fit together. The value is the name of the last file that is
+new, or nil."
   (let* ((truename (truename (merge-pathnames (parse-native path) (source-directory))))
          (octets (with-open-file (stream truename :element-type 'octet)
                    (let ((octets (make-octets (file-length stream))))

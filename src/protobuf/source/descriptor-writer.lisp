@@ -43,8 +43,8 @@
   (1+ (position type *type-numbers*)))
 
 (defun synthetic-oneofs (message)
-  "The names of the oneofs that descriptor.proto has fields of MESSAGE be alone in, each with its
-field."
+  "The names of the oneofs with a single field that descriptor.proto demands for fields of MESSAGE,
+each with its field."
   (let ((names (name-set (append (mapcar #'descriptor-name (message-descriptor-fields message))
                                  (mapcar #'descriptor-name (message-descriptor-oneofs message))))))
     (loop for field in (message-descriptor-fields message)
@@ -89,7 +89,8 @@ SYNTHETIC-ONEOFS, come last."
 ;;; Messages and enums
 
 (defun dump-ranges (number ranges after)
-  "Write RANGES, whose end is written AFTER the last number: 1, or 0 if it is that number."
+  "Write RANGES. AFTER is added to the last number to give the written end: 1, or 0 for the last
+number itself."
   (dump-each number ranges (range)
     (dump-integer 1 (car range))
     (dump-integer 2 (+ (cdr range) after))))

@@ -9,26 +9,26 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (descriptor (:copier nil) (:constructor nil))
-  "What every declaration has."
+  "The common part of all declarations."
   (name "" :type string)                ; the last part of the full name
   (full-name "" :type string)           ; with the package and the messages around
   (comment nil :type (or null string))  ; the text of the comment at it, or nil
   (options '() :type list)              ; as written: a list of OPTIONs
-  ;; what they mean: a serialized google.protobuf.…Options message, without the options that are for
+  ;; their meaning: a serialized google.protobuf.…Options message, without the options that are for
   ;; the source only; nil if it is empty
   (option-octets nil :type (or null octets))
   (source-option-octets nil :type (or null octets)) ; the same with all options
   (features nil :type list)             ; the resolved features, as a plist
-  (line 1 :type index)                  ; where it stands, from 1
-  (column 1 :type index))               ; where it stands, from 1
+  (line 1 :type index)                  ; its place, from 1
+  (column 1 :type index))               ; its place, from 1
 
 (defstruct (option (:copier nil))
   "One option as written."
   (name '() :type list)                 ; strings, or (string) for a part in parentheses
   ;; octets, an integer, a float, (:identifier name) or (:aggregate fields)
   (value nil)
-  (line 1 :type index)                  ; where it stands, from 1
-  (column 1 :type index))               ; where it stands, from 1
+  (line 1 :type index)                  ; its place, from 1
+  (column 1 :type index))               ; its place, from 1
 
 (defstruct (file-descriptor (:include descriptor) (:copier nil))
   "A .proto file. NAME and FULL-NAME are its path as imports write it."
@@ -61,7 +61,7 @@
   (reserved-names '() :type list)       ; that no field may have
   (map-entry-p nil :type boolean)       ; true of the entry type of a map field
   (message-set-p nil :type boolean)     ; true if its extensions are written as items
-  (visibility nil :type (member nil :local :export)) ; what the declaration says, or nil
+  (visibility nil :type (member nil :local :export)) ; as declared, or nil
   (symbol nil :type symbol))            ; the name of the Lisp type
 
 (defstruct (extension-range (:include descriptor) (:copier nil))
@@ -99,7 +99,7 @@
   (reserved-ranges '() :type list)      ; of numbers: (first . last), both inclusive
   (reserved-names '() :type list)       ; that no value may have
   (closed-p nil :type boolean)          ; whether numbers without a name are unknown fields
-  (visibility nil :type (member nil :local :export)) ; what the declaration says, or nil
+  (visibility nil :type (member nil :local :export)) ; as declared, or nil
   (symbol nil :type symbol))            ; the name of the Lisp type
 
 (defstruct (enum-value-descriptor (:include descriptor) (:copier nil))
@@ -120,7 +120,8 @@
   (symbol nil :type symbol))            ; the name of the generic function
 
 (document-functions
-  descriptor-name "The name of what DESCRIPTOR declares, as written; of a file, its import path."
+  descriptor-name "The name in the declaration of DESCRIPTOR, as written; of a file, its import
+path."
   descriptor-full-name "That name with package and outer messages: \"helloworld.HelloReply\"."
   descriptor-comment "The comment at the declaration, or nil."
   descriptor-options "The OPTIONs of the declaration, a list in order."
@@ -206,7 +207,7 @@ one) of DESCRIPTOR, as written, and true; nil and nil without it."
 ;;; Tables
 
 (defun index-by (key things &key (test 'eql))
-  "A table of THINGS by what KEY says of each; the first of several that are alike."
+  "A table of THINGS by the value of KEY for each; the first of several with the same value."
   (let ((table (make-hash-table :test test)))
     (dolist (thing things table)
       (let ((value (funcall key thing)))
@@ -256,7 +257,7 @@ first."
       (funcall function service nil)
       (dolist (method (service-descriptor-methods service)) (funcall function method service)))))
 
-;;; The registry of what has been loaded. Written only while code is loaded or compiled.
+;;; The registry of loaded files. Written only while code is loaded or compiled.
 
 (defglobal **files** (make-hash-table :test 'equal :synchronized t))
 (defglobal **descriptors** (make-hash-table :test 'equal :synchronized t))
@@ -307,7 +308,7 @@ a message, enum, enum value, field, oneof, extension, service or method; or nil.
           field)))
 
 (defun forget-file (file)
-  "Make what FILE declares unknown."
+  "Remove the declarations of FILE from the registry."
   (map-names (lambda (descriptor owner)
                (declare (ignore owner))
                (let ((name (descriptor-full-name descriptor)))
@@ -323,8 +324,8 @@ a message, enum, enum value, field, oneof, extension, service or method; or nil.
                   file))
 
 (defun register-file (file)
-  "Make FILE known to FIND-FILE-DESCRIPTOR, what it declares to FIND-DESCRIPTOR, FILE-OF-SYMBOL and
-FIND-EXTENSION-DESCRIPTOR, in place of what the file of that name declared before. Return FILE."
+  "Register FILE for FIND-FILE-DESCRIPTOR, and its declarations for FIND-DESCRIPTOR, FILE-OF-SYMBOL
+and FIND-EXTENSION-DESCRIPTOR, in place of those of an earlier file of that name. Return FILE."
   (let ((before (find-file-descriptor (descriptor-name file))))
     (when before (forget-file before)))
   (flet ((note (descriptor)

@@ -1,6 +1,6 @@
 ;;;; The differences between proto2, proto3 and editions, as features (protobuf.dev, "Feature
 ;;;; settings for editions"): the three older syntaxes are rows of defaults, an edition's file may
-;;;; override them at any level, and inner declarations inherit. Code behind this file looks at
+;;;; override them at any level, and inner declarations inherit. Code in later files looks at
 ;;;; features and not at the syntax, except where the grammar itself forbids something.
 ;;;;
 ;;;; A feature set is a plist from keyword to keyword, kept in DESCRIPTOR-FEATURES. Features that
@@ -115,7 +115,7 @@ first and in the order in which protoc goes."
                               (eq :closed (feature-of descriptor :enum-type)))))
                     file)))
 
-;;; Which edition has what
+;;; Features by edition
 
 (defun edition-number (file)
   "The number that descriptor.proto gives the edition of FILE."
@@ -125,8 +125,8 @@ first and in the order in which protoc goes."
         (t 998)))
 
 (defun check-feature-support (descriptor thing)
-  "See that THING, a feature or a value of one, exists in the edition of the file; DESCRIPTOR uses
-it."
+  "Check that THING, a feature or a value of one, which DESCRIPTOR uses, exists in the edition of
+the file."
   (dolist (support (any-option-of thing "feature_support"))
     (let ((edition (edition-number (linked-file))))
       (when (< edition (record-value support "edition_introduced" 0))
@@ -137,7 +137,7 @@ it."
                   (descriptor-full-name thing))))))
 
 (defun check-feature-lifetimes (file)
-  "See that the edition of FILE has the features that FILE sets."
+  "Check that the edition of FILE has the features that FILE sets."
   (labels ((check (descriptor record)
              (loop for (field . values) in (group-entries record)
                    for value = (first (last values))

@@ -18,7 +18,7 @@
 ;;; Writing
 
 (defun commented-paths (file)
-  "The comments in FILE, each with the path of what it is about, as source info has them."
+  "The comments in FILE, each with the path of its declaration, as in source info."
   (let ((found '()))
     (labels ((note (descriptor path)
                (when (descriptor-comment descriptor)
@@ -93,8 +93,8 @@ the directory for generated files."
     (and (plusp start) (string= ".proto" name :start2 start))))
 
 (defun load-imports (name imports)
-  "Load the generated files of those of IMPORTS that are not loaded; they are where generated files
-are put that NAME's file, which is being loaded or compiled, was put with."
+  "Load the generated files of those of IMPORTS that are not loaded. They are in the same tree of
+generated files as that of NAME, which is being loaded or compiled."
   (let ((source (or *compile-file-truename* *load-truename*)))
     (dolist (import imports)
       (unless (find-file-descriptor import)
@@ -110,10 +110,10 @@ are put that NAME's file, which is being loaded or compiled, was put with."
           (load file))))))
 
 (defmacro define-file (name (&rest imports) content)
-  "Define what the file descriptor CONTENT declares, as DEFINE-PROTO does for a .proto file; `clgrpc
-gen` writes such forms. NAME is the file's name, under which others import it, IMPORTS are the names
-of the files that it imports. CONTENT is a google.protobuf.FileDescriptorProto, a string in text
-format or a vector of octets.
+  "Define the declarations of the file descriptor CONTENT, as DEFINE-PROTO does for a .proto file;
+`clgrpc gen` writes such forms. NAME is the file's name, by which other files import it; IMPORTS are
+the names of the files that it imports. CONTENT is a google.protobuf.FileDescriptorProto, a string
+in text format or a vector of octets.
 
 Imports must be loaded, or in generated files beside this one. Signal PROTO-SYNTAX-ERROR, and
 PROTOBUF-ERROR if CONTENT is not such a message. The value is NAME."
@@ -150,9 +150,9 @@ PROTOBUF-ERROR if CONTENT is not such a message. The value is NAME."
       (incf column (1+ (length word))))))
 
 (defun write-generated-file (file stream)
-  "Write to STREAM, a character stream, a Lisp source that defines what FILE, a linked file
-descriptor, declares."
-  (format stream ";;;; From ~A, by clgrpc. Do not edit: the next run writes it anew.~%;;;;~%~
+  "Write to STREAM, a character stream, a Lisp source that defines the declarations of FILE, a
+linked file descriptor."
+  (format stream ";;;; From ~A, by clgrpc. Do not edit: the next run overwrites it.~%;;;;~%~
                   ;;;; Load or compile it with clgrpc~:[/protobuf~;~] loaded."
           (descriptor-name file) (file-descriptor-services file))
   (loop for (package . names) in (file-exports file)
@@ -175,16 +175,16 @@ as an alist from paths to texts."
                         (with-output-to-string (stream) (write-generated-file file stream))))))
 
 (defun generate-sources (path &key import-paths (directory (source-directory)))
-  "Return what the .proto file PATH and the files it imports declare as Lisp sources, imports first:
-an alist from paths, such as \"foo/bar.lisp\" for foo/bar.proto, to texts. Files that every image
-has are not among them. PATH is found, and its imports, as DEFINE-PROTO does; relative paths are
-meant from DIRECTORY. Signal PROTO-SYNTAX-ERROR, and MISUSE if there is no file PATH."
+  "Return Lisp sources for the declarations of the .proto file PATH and the files it imports,
+imports first: an alist from paths, such as \"foo/bar.lisp\" for foo/bar.proto, to texts. Files that
+every image has are not among them. PATH and its imports are looked for as by DEFINE-PROTO; relative
+paths are relative to DIRECTORY. Signal PROTO-SYNTAX-ERROR, and MISUSE if there is no file PATH."
   (let ((fresh (mapc #'assign-symbols (read-protos path import-paths nil directory '()))))
     (generated-files (with-imports (first (last fresh)) fresh))))
 
 (defun with-imports (file fresh)
-  "FILE and all that it imports, directly or not, imports first; what every image has is left out.
-FRESH are those that are not registered."
+  "FILE and all files that it imports, directly or not, imports first, without the files that every
+image has. FRESH are the files that are not registered."
   (let ((files (index-by #'descriptor-name fresh :test 'equal)) (all '()))
     (flet ((file-of (name) (or (gethash name files) (find-file-descriptor name))))
       (walk-imports (list (descriptor-name file))

@@ -93,7 +93,7 @@ the message descriptor around it, or nil for an extension in a file."
            nil))))
 
 (defun parse-field-rest (field owner scope first)
-  "Consume name = number [options] and what ends FIELD, whose first token is FIRST."
+  "Consume name = number [options] and the end of FIELD, whose first token is FIRST."
   (let ((name-token (this-token)))
     (setf (descriptor-name field) (expect-name "the name of a field"))
     (expect "=" "\"=\" and a field number")
@@ -140,7 +140,7 @@ the message descriptor around it, or nil for an extension in a file."
     (write-string "Entry" out)))
 
 (defun parse-map-type (field)
-  "Consume <K, V> behind \"map\"; return the fields of the entry."
+  "Consume <K, V> after \"map\"; return the fields of the entry."
   (let ((token (this-token))
         (key (make-field-descriptor :name "key" :number 1))
         (value (make-field-descriptor :name "value" :number 2)))
@@ -277,7 +277,7 @@ descriptor.proto writes it, and as a value; of a named type both wait for the li
                        :oneof (descriptor-name oneof))))))
 
 (defun parse-ranges (make &key signed (what "a number"))
-  "Consume first [to last], …; return what MAKE gives of each first and last, which may be :MAX."
+  "Consume first [to last], …; return the value of MAKE for each first and last, which may be :MAX."
   (loop
     for token = (this-token)
     for first = (expect-integer what :signed signed)
@@ -338,7 +338,8 @@ descriptor.proto writes it, and as a value; of a named type both wait for the li
 ;;; Messages
 
 (defun parse-visibility ()
-  "Consume \"export\" or \"local\" before a type, if the edition has that; return what it says."
+  "Consume \"export\" or \"local\" before a type, if the edition has that; return it as a keyword,
+or nil."
   (when (and (token-is-any '("export" "local"))
              (equal "2024" (file-descriptor-edition (parser-file *parser*))))
     (let ((visibility (if (accept "export") :export (progn (consume-token) :local))))
@@ -402,7 +403,7 @@ descriptor.proto writes it, and as a value; of a named type both wait for the li
     (reverse-places (descriptor-options oneof))))
 
 (defun finish-ranges (message)
-  "Replace :MAX in the ranges of MESSAGE by what its options make it."
+  "Replace :MAX in the ranges of MESSAGE by the maximum that its options allow."
   (setf (message-descriptor-message-set-p message)
         (option-true-p message "message_set_wire_format"))
   (let ((maximum (if (message-descriptor-message-set-p message) 2147483646 536870911)))
@@ -427,7 +428,7 @@ descriptor.proto writes it, and as a value; of a named type both wait for the li
     enum))
 
 (defun check-aliases (enum)
-  "See that allow_alias, if the ENUM behind whose end the parser stands has it, does something."
+  "Check that allow_alias has an effect, if ENUM, which was just parsed, has it."
   (let ((option (find '("allow_alias") (descriptor-options enum)
                       :key #'option-name :test #'equal))
         (numbers (mapcar #'enum-value-descriptor-number (enum-descriptor-values enum))))

@@ -72,7 +72,7 @@ on."
     (and system (system-places system))))
 
 (defun import-text (name places)
-  "The text of the file that an import of NAME means, or nil if there is none or it is a built-in
+  "The text of the file for an import of NAME, or nil if there is no such file or it is a built-in
 one that is defined; and its truename, if it was read."
   (let ((built-in (built-in name)))
     (cond ((stringp built-in) built-in)
@@ -88,11 +88,12 @@ one that is defined; and its truename, if it was read."
 ;;; Reading a file with its imports
 
 (defun walk-imports (names imports leave circle)
-  "Call LEAVE with each of NAMES and what it imports at any distance, imports first, each once. The
-function IMPORTS returns the names that a name imports; it is called when a name is come to. CIRCLE
-is called with a name that imports itself and the names on the way to that, the last one first."
+  "Call LEAVE with each of NAMES and its direct and indirect imports, imports first, each once. The
+function IMPORTS returns the names that a name imports; it is called when the walk reaches a name.
+CIRCLE is called with a name that imports itself and the names on the way to it, the last one
+first."
   (let ((states (make-hash-table :test 'equal)) ; name to :open or :left
-        (way (list (cons nil names))))          ; a name and what is left of its imports, each
+        (way (list (cons nil names))))          ; each a name and the rest of its imports
     (loop
       (let ((step (first way)))
         (cond ((rest step)
@@ -134,7 +135,7 @@ Return the fresh file descriptors with their symbols, imports first."
 
 (defun link-protos (file text places)
   "As LOAD-PROTOS, with FILE already parsed from TEXT; the files get no symbols."
-  (let ((parsed (make-hash-table :test 'equal)) ; name to file and text, of what is not linked
+  (let ((parsed (make-hash-table :test 'equal)) ; name to file and text, if not linked
         (files (make-hash-table :test 'equal)) (symbol-table (make-symbol-table)) (fresh '()))
     (labels ((read-import (name)
                (multiple-value-bind (text truename) (import-text name places)
@@ -154,7 +155,7 @@ Return the fresh file descriptors with their symbols, imports first."
                (destructuring-bind (&optional file . text) (gethash name parsed)
                  (when file
                    (setf (file-descriptor-fingerprint file) (hash-text text))
-                   (link-file file (lambda (name) ; what the image has is not read, nor its imports
+                   (link-file file (lambda (name) ; registered files are not read
                                      (or (gethash name files) (find-file-descriptor name)))
                               places symbol-table)
                    (setf (gethash name files) file)
@@ -168,8 +169,8 @@ Return the fresh file descriptors with their symbols, imports first."
 
 (defun read-protos (path import-paths source directory more-places)
   "The fresh file descriptors of the file PATH, whose text is SOURCE or read from the file, and of
-what it imports, imports first; they have no symbols. See DEFINE-PROTO. MORE-PLACES are directories
-to look in last."
+its imports, imports first; they have no symbols. See DEFINE-PROTO. MORE-PLACES are directories to
+look in last."
   (let* ((given (absolute-directories import-paths directory))
          (registered (absolute-directories *import-roots* *default-pathname-defaults*))
          (roots (append given registered))
@@ -196,10 +197,10 @@ to look in last."
                   :test #'equal :from-end t))))
 
 (defun read-proto-files (path &key import-paths (directory (source-directory)))
-  "Return the file descriptors of the .proto file PATH and of its imports, imports first and
-without those that the image has; MAKE-TYPE-POOL takes them. Nothing is interned, registered or
-compiled. PATH and its imports are found as DEFINE-PROTO finds them; relative paths are meant from
-DIRECTORY. Signal PROTO-SYNTAX-ERROR, and MISUSE if there is no file PATH."
+  "Return the file descriptors of the .proto file PATH and of its imports, imports first and without
+those that the image has; MAKE-TYPE-POOL takes them. Nothing is interned, registered or compiled.
+PATH and its imports are looked for as by DEFINE-PROTO; relative paths are relative to DIRECTORY.
+Signal PROTO-SYNTAX-ERROR, and MISUSE if there is no file PATH. From any thread."
   (read-protos path import-paths nil directory '()))
 
 (defun direct-imports (truename)

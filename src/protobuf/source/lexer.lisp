@@ -11,31 +11,31 @@
 
 (defstruct (token (:copier nil))
   "A token of a .proto source."
-  (kind :end :type (member :identifier :integer :float :string :symbol :end)) ; what it is
+  (kind :end :type (member :identifier :integer :float :string :symbol :end)) ; its kind
   ;; of an identifier or symbol a string, of a number a number, of a string octets
   (value nil)
   (radix 10 :type (member 8 10 16))     ; of an integer
   (line 1 :type index)                  ; where it begins, from 1
   (column 1 :type index)                ; where it begins, from 1
   (leading nil :type (or null string))  ; the comment that ends on the line before it, or nil
-  (trailing nil :type (or null string))) ; the comment that begins on its line behind it, or nil
+  (trailing nil :type (or null string))) ; the comment after it on its line, or nil
 
 (defun describe-token (token)
-  "Say in a few words what TOKEN is, for messages."
+  "A short description of TOKEN for messages."
   (case (token-kind token)
     (:end "the end of the file")
     (:string "a string")
     (t (format nil "\"~A\"" (token-value token)))))
 
 (defstruct (lexer (:copier nil))
-  "Where tokenizing stands."
+  "The state of tokenizing."
   (text "" :type (simple-array character (*))) ; the source
   (file "" :type string)                ; its name, for errors
   (at 0 :type index)                    ; the index of the next character
   (line 1 :type index)                  ; of that character, from 1
   (column 1 :type index)                ; of that character, from 1
-  (name-end 0 :type index)              ; where the last identifier ended
-  (problems '() :type list))            ; what is wrong so far, the latest first
+  (name-end 0 :type index)              ; the end of the last identifier
+  (problems '() :type list))            ; the errors so far, the latest first
 
 (defun lexer-complain (lexer control &rest arguments)
   "Note an error where LEXER stands."
@@ -145,7 +145,7 @@ comment. Return the leading comment of the token to come, or nil."
     (and leading (<= (lexer-line lexer) (1+ leading-end)) (plusp (length leading)) leading)))
 
 (defun lex-line-comment (lexer)
-  "Consume one comment that stands behind a token: a // comment of that line only."
+  "Consume one comment after a token: a // comment of that line only."
   (if (eql #\/ (peek lexer 1))
       (progn (advance lexer) (advance lexer)
              (comment-lines (take-while lexer (lambda (char) (char/= char #\Newline)))))
@@ -217,8 +217,8 @@ comment. Return the leading comment of the token to come, or nil."
 number that matters, has 768; of those after it counts only whether all are 0.")
 
 (defun leading-digits (digits)
-  "The integer that the first DIGITS, a string, write, and how many those are. If others follow that
-are not all 0, the last one is made 1."
+  "The integer of the first DIGITS, a string, and the number of these. If further digits follow that
+are not all 0, the last digit of the integer is made 1."
   (let ((end (min +most-digits+ (length digits))))
     (if (find #\0 digits :start end :test-not #'char=)
         (values (1+ (* 10 (parse-integer digits :end end))) (1+ end))
@@ -242,7 +242,7 @@ point with digits and an exponent."
 ;;; Strings
 
 (defun lex-string (lexer)
-  "Consume a quoted string. Return its octets: characters as UTF-8, escapes as what they stand for."
+  "Consume a quoted string. Return its octets: characters as UTF-8, escapes as their meaning."
   (let ((quote (advance lexer))
         (octets (make-array 16 :element-type 'octet :adjustable t :fill-pointer 0)))
     (flet ((put-character (char)
@@ -287,7 +287,7 @@ point with digits and an exponent."
         (t (lexer-complain lexer "an unknown escape in a string") 0)))))
 
 (defun join-surrogates (lexer code)
-  "CODE, or if it is the first of two surrogates and the second follows, what both stand for."
+  "CODE, or if it is the first of two surrogates and the second follows, the code of the pair."
   (let* ((text (lexer-text lexer))
          (at (lexer-at lexer))
          (second (and (<= #xD800 code #xDBFF)
@@ -313,8 +313,8 @@ point with digits and an exponent."
     (setf (lexer-name-end lexer) (lexer-at lexer))))
 
 (defun lex-symbol (lexer)
-  "Consume one character that is not part of a longer token; whether it means something is for the
-parser to say."
+  "Consume one character that is not part of a longer token; the parser decides whether it is
+valid."
   (unless (< (char-code (peek lexer)) 128)
     (lexer-complain lexer "the character ~S may stand in strings and comments only" (peek lexer)))
   (string (advance lexer)))

@@ -20,7 +20,8 @@
   (destructuring-bind (first . last) (bounds range) (<= first number last)))
 
 (defun check-range (range minimum what)
-  "See that RANGE, of numbers for WHAT, begins at MINIMUM or above and does not end before."
+  "Check that RANGE, of numbers for WHAT, begins at MINIMUM or above and does not end before its
+start."
   (destructuring-bind (first . last) (bounds range)
     (when (and minimum (< first minimum))
       (complain range :number "~A numbers begin at ~D" what minimum))
@@ -32,7 +33,7 @@
   "One range of numbers of a list of ranges."
   (first 0 :type integer)               ; its lowest number
   (last 0 :type integer)                ; its highest number
-  (range nil)                           ; what it was made of
+  (range nil)                           ; the range it was made from
   (place 0 :type index)                 ; in the list
   ;; the span, this one or before it in a vector, whose LAST is the greatest
   (reach nil :type (or null number-range)))
@@ -126,7 +127,7 @@ in RANGES; each range that overlaps with another one is in a pair."
   (check-extension-ranges message))
 
 (defun check-fields-are-free (message)
-  "See that MESSAGE keeps neither the number nor the name of a field from it."
+  "Check that MESSAGE reserves neither the number nor the name of one of its fields."
   (let ((names (check-reserved-twice message (message-descriptor-reserved-names message)))
         (reserved (number-ranges (message-descriptor-reserved-ranges message))))
     (dolist (field (message-descriptor-fields message))
@@ -218,10 +219,10 @@ in RANGES; each range that overlaps with another one is in a pair."
   (let ((declared (resolve-name name inside)))
     (cond ((null declared) (complain-unknown thing kind name))
           ((message-descriptor-p (declared-thing declared)) declared)
-          (t (complain thing kind "\"~A\" is no message type" name)))))
+          (t (complain thing kind "\"~A\" is not a message type" name)))))
 
 (defun resolve-extendee (field)
-  "Resolve what FIELD, an extension, extends. Return true unless that is wrong."
+  "Resolve the extendee of FIELD, an extension. Return true unless that is wrong."
   (let ((declared (resolve-message (field-descriptor-extendee field)
                                    (descriptor-full-name field) field :extendee)))
     (when (and declared (check-visible declared field :extendee))
@@ -275,7 +276,7 @@ in RANGES; each range that overlaps with another one is in a pair."
   t)
 
 (defun resolve-owner (field owner)
-  "Return true unless FIELD, of the message OWNER or an extension, belongs nowhere."
+  "Return true if FIELD, of the message OWNER or an extension, has a valid place."
   (cond ((field-descriptor-extendee field) (resolve-extendee field))
         (owner t)
         (t (complain field :extendee "an extension names the message that it extends"))))
@@ -378,8 +379,8 @@ in RANGES; each range that overlaps with another one is in a pair."
 ;;; Declarations that are set aside
 
 (defun needs-faulty-p (descriptor owner)
-  "True if DESCRIPTOR, which has the OWNER of MAP-NAMES, cannot be checked without something that
-has errors."
+  "True if DESCRIPTOR, which has the OWNER of MAP-NAMES, cannot be checked without a declaration
+that has errors."
   (flet ((faulty-name-p (full-name)
            (and full-name (faulty-p (find-thing full-name)))))
     (or (faulty-p owner)
@@ -416,14 +417,15 @@ has errors."
       (mapc #'keep-in-message (file-descriptor-messages file)))))
 
 (defun end-stage (file)
-  "If errors have been found, signal them, or if FILE is a source set aside what has them."
+  "If errors have been found, signal them, or if FILE is a source set aside the declarations with
+errors."
   (when (linker-problems *linker*)
     (if (linker-read-p *linker*) (fail-on-problems) (set-aside file))))
 
 ;;; The whole
 
 (defun check-imports (file find roots)
-  "See that FIND knows every import of FILE and that none is there twice."
+  "Check that FIND finds every import of FILE and that no import occurs twice."
   (let ((seen (make-hash-table :test 'equal)) (twice '()))
     (dolist (name (all-imports file))
       (when (gethash name seen) (push name twice))
@@ -459,8 +461,8 @@ has errors."
   (end-stage file))
 
 (defun start-records (file)
-  "Begin the options of what has some without an option being written: the entry messages of maps,
-and for descriptor.proto, methods with a block."
+  "Begin the options of declarations that have options though none is written: the entry messages of
+maps, and for descriptor.proto, methods with a block."
   (map-names (lambda (descriptor owner)
                (declare (ignore owner))
                (cond ((and (message-descriptor-p descriptor)

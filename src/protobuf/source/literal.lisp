@@ -51,7 +51,7 @@ first; the middle between the greatest single and infinity counts as the former.
     (double-float (eql value (rational-double rational)))))
 
 (defun c-escaped (octets)
-  "OCTETS as text with C's escapes, octal for what is not printable."
+  "OCTETS as text with C's escapes, octal ones for octets that are not printable."
   (with-output-to-string (out)
     (loop for octet across octets
           do (case octet

@@ -9,7 +9,7 @@
 (in-package #:clgrpc.protobuf)
 
 (define-condition wrong-value (error)
-  ((text :initarg :text :reader wrong-value-text)) ; what is wrong
+  ((text :initarg :text :reader wrong-value-text)) ; the fault
   (:documentation "The value of an option does not suit its type; internal to this file."))
 
 (defun wrong-value (control &rest arguments)
@@ -29,8 +29,8 @@
     (method-descriptor "google.protobuf.MethodOptions")))
 
 (defun map-optioned (function file)
-  "Call FUNCTION with every descriptor of FILE that can have options and the full name inside which
-its options' names are meant, in the order in which protoc interprets them."
+  "Call FUNCTION with every descriptor of FILE that can have options and the full name of the scope
+of its options' names, in the order in which protoc interprets them."
   (labels ((visit (descriptor) (funcall function descriptor (descriptor-full-name descriptor)))
            (visit-enum (enum)
              (mapc #'visit (enum-descriptor-values enum))
@@ -53,7 +53,7 @@ its options' names are meant, in the order in which protoc interprets them."
     (funcall function file (format nil "~A.file" (file-descriptor-package file)))))
 
 (defun options-record (descriptor)
-  "The record of what the options of DESCRIPTOR mean so far, or nil."
+  "The record of the options of DESCRIPTOR that are interpreted so far, or nil."
   (values (gethash descriptor (linker-records *linker*))))
 
 (defun ensure-options-record (descriptor)
@@ -112,7 +112,7 @@ its options' names are meant, in the order in which protoc interprets them."
                       (refuse "a feature cannot be used in the file that declares it"))
                      ((null more))
                      ((not (message-typed-p field))
-                      (refuse "\"~A\" is no message and has no fields" (descriptor-name field)))
+                      (refuse "\"~A\" is not a message and has no fields" (descriptor-name field)))
                      ((repeated-p field)
                       (refuse "\"~A\" is repeated; give each of its messages as { … }"
                               (descriptor-name field))))
@@ -144,7 +144,7 @@ its options' names are meant, in the order in which protoc interprets them."
                       (and (record-p value) (path-set-p value (rest path))))))
 
 (defun interpret-option (option descriptor inside)
-  "Add to the record of DESCRIPTOR what OPTION means. Return true unless it is wrong."
+  "Add the meaning of OPTION to the record of DESCRIPTOR. Return true unless it is wrong."
   (let ((path (option-path option descriptor inside)))
     (when path
       (let ((record (ensure-options-record descriptor)) (leaf (first (last path))))
@@ -287,7 +287,7 @@ its options' names are meant, in the order in which protoc interprets them."
            (add-entry record field (text-constant field value))))))
 
 (defun check-unset (record field)
-  "See that FIELD, which is about to be set, can be set in RECORD."
+  "Check that FIELD, which is about to be set, can be set in RECORD."
   (let ((oneof (field-descriptor-oneof field)))
     (when (field-values record field)
       (wrong-value "\"~A\" is set twice" (descriptor-full-name field)))
@@ -301,7 +301,7 @@ its options' names are meant, in the order in which protoc interprets them."
         (setf (gethash oneof oneofs) field)))))
 
 (defun text-constant (field value)
-  "The value of FIELD that VALUE stands for in text format, which takes more than an option does."
+  "The value of FIELD for VALUE in text format, which accepts more forms than an option."
   (let* ((type (field-descriptor-type field)) (word (word-of value)))
     (cond ((and (eq type :bool) (member value '(0 1))) (= value 1))
           ((and (eq type :bool) (member word '("True" "t") :test #'equal)) t)
@@ -335,7 +335,7 @@ its options' names are meant, in the order in which protoc interprets them."
                  (message-descriptor-p type)
                  (consp value)
                  (eq :aggregate (first value)))
-      (wrong-value "\"[~A]\" is no message for an Any" url))
+      (wrong-value "\"[~A]\" is not a message for an Any" url))
     (let ((inner (aggregate-record type (rest value))))
       (check-complete inner)
       (flet ((add (name octets)
@@ -350,7 +350,7 @@ its options' names are meant, in the order in which protoc interprets them."
                                                         :test-not #'eq))
 
 (defun check-complete (record)
-  "See that RECORD and the messages in it have their required fields."
+  "Check that RECORD and the messages in it have their required fields."
   (dolist (field (index-of (record-message record) 'required-fields))
     (unless (field-values record field)
       (wrong-value "the required field \"~A\" is missing" (descriptor-full-name field))))

@@ -1,26 +1,26 @@
-;;;; The parser's state, what every production needs of it, and the productions of options (protobuf
-;;;; language specification; proto2, proto3 and editions share one grammar). Recursive descent over
-;;;; the token vector; grammar.lisp has the declarations.
+;;;; The parser's state, the operations on it for every production, and the productions of options
+;;;; (protobuf language specification; proto2, proto3 and editions share one grammar). Recursive
+;;;; descent over the token vector; grammar.lisp has the declarations.
 ;;;;
-;;;; An error ends its statement only: parsing goes on behind the next semicolon or balanced brace.
-;;;; Where protoc recovers, this recovers, so both report the same first error. Where each part of a
-;;;; declaration stands is noted beside it, for the errors that linking finds.
+;;;; An error ends its statement only: parsing goes on after the next semicolon or balanced brace.
+;;;; It recovers at the same places as protoc, so both report the same first error. The place of
+;;;; each part of a declaration is noted beside it, for the errors that linking finds.
 
 (in-package #:clgrpc.protobuf)
 
 (defstruct (parser (:copier nil))
-  "Where parsing stands."
+  "The state of parsing."
   (tokens #() :type simple-vector)      ; of the source
   (at 0 :type index)                    ; the index of the next token
-  (file nil :type (or null file-descriptor)) ; what has been parsed so far
-  (problems '() :type list)             ; what is wrong so far, the latest first
-  (depth 0 :type index))                ; how deep the parser is nested
+  (file nil :type (or null file-descriptor)) ; the part parsed so far
+  (problems '() :type list)             ; the errors so far, the latest first
+  (depth 0 :type index))                ; the depth of nesting
 
 (defvar *parser*)
 (setf (documentation '*parser* 'variable) "The parser at work.")
 
 (defconstant +message-depth+ 32
-  "Messages in a source nest less deep than this, as protoc has it.")
+  "The depth that messages in a source must not reach, as in protoc.")
 
 (defconstant +aggregate-depth+ 100
   "How deep the value of an option may nest.")
@@ -54,7 +54,7 @@
                   :text text))
 
 (defun note-problem (token control &rest arguments)
-  "Note an error at TOKEN that the parser can go on behind."
+  "Note an error at TOKEN after which the parser can go on."
   (push (make-problem token (format nil "~?" control arguments)) (parser-problems *parser*))
   nil)
 
@@ -64,7 +64,7 @@
                        expected)))
 
 (defun parse-refusal (token control &rest arguments)
-  "Give up the statement at TOKEN for what the arguments say."
+  "Give up the statement at TOKEN, with the error that CONTROL and ARGUMENTS format."
   (error (make-problem token (format nil "~?" control arguments))))
 
 ;;; Tokens
@@ -141,7 +141,7 @@ error and counts as 0."
 ;;; Statements and recovery
 
 (defun skip-statement ()
-  "Go to behind the next semicolon or balanced block, or before a closing brace."
+  "Move past the next semicolon or balanced block, or to a closing brace."
   (let ((depth 0))
     (loop
       (let ((token (this-token)))
@@ -165,7 +165,7 @@ error and counts as 0."
     (parse-failure (this-token) (format nil "\"}\" at the end of ~A" what))))
 
 (defmacro do-block-statements ((what) &body body)
-  "Consume { statements } of WHAT: run BODY at each statement that is not empty."
+  "Consume { statements } that belong to WHAT: run BODY at each statement that is not empty."
   `(progn
      (expect "{")
      (loop until (accept "}")
@@ -174,7 +174,7 @@ error and counts as 0."
                 (call-recovering (lambda () ,@body))))))
 
 (defmacro do-block-fields ((what) &body body)
-  "Consume { fields } of WHAT, at least one: run BODY at each."
+  "Consume { fields } that belong to WHAT, at least one: run BODY at each."
   `(progn
      (expect "{")
      (loop
@@ -185,7 +185,8 @@ error and counts as 0."
 ;;; Descriptors and where they stand
 
 (defun statement-comment (first last)
-  "The comment of a statement whose tokens run from FIRST to LAST: the one before, else behind."
+  "The comment of a statement whose tokens run from FIRST to LAST: the one before it, else the one
+after."
   (or (token-leading first) (token-trailing last)))
 
 (defun note-at (thing kind token)
@@ -259,8 +260,8 @@ error and counts as 0."
     (parse-failure (svref tokens (1- (length tokens))) "\"}\" at the end of the value")))
 
 (defun parse-braced-value ()
-  "Consume an aggregate. One that is none gives (:malformed text), so that the error comes when it
-is asked what the option means, as protoc has it."
+  "Consume an aggregate. A malformed one gives (:malformed text), so that the error comes when the
+option is interpreted, as in protoc."
   (let ((end (matching-brace)) (depth (parser-depth *parser*)))
     (setf (parser-depth *parser*) 0)
     (unwind-protect
@@ -288,7 +289,7 @@ is asked what the option means, as protoc has it."
       (cons :aggregate (nreverse fields)))))
 
 (defun parse-field-value ()
-  "Consume what stands behind the name of a field: a message may do without a colon."
+  "Consume the value after the name of a field; a message needs no colon."
   (unless (accept ":")
     (unless (or (token-is-any '("{" "<"))
                 (and (token-is "[")

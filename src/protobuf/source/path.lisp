@@ -5,7 +5,7 @@
 (in-package #:clgrpc.protobuf)
 
 (defun source-directory ()
-  "The directory that relative paths of a DEFINE-PROTO are meant from."
+  "The directory to which paths of a DEFINE-PROTO are relative."
   (let ((source (or *compile-file-truename* *load-truename*)))
     (if source
         (directory-of source)
@@ -39,8 +39,8 @@
   (or (< (char-code char) 32) (<= 127 (char-code char) 159)))
 
 (defun file-name-p (name)
-  "True if NAME can be the name of a file: it leads down from the directory that it is meant from,
-as protoc wants of a \"virtual path\", and is one line."
+  "True if NAME can be the name of a file: it leads down from its base directory, as protoc demands
+of a \"virtual path\", and is one line."
   (flet ((part-p (part) (not (member part '("" "." "..") :test #'string=))))
     (and (every #'part-p (split-name name #\/))
          (not (find #\\ name))

@@ -17,8 +17,8 @@
          arguments))
 
 (defun requested-files (request imports)
-  "The linked files that REQUEST wants generated, with IMPORTS all but those every image has; second
-value is all of them."
+  "The linked files for which REQUEST asks for code; with IMPORTS all files except those that every
+image has. The second value is all linked files."
   (multiple-value-bind (all fresh)
       (link-set (map 'list #'serialize
                      (google.protobuf.compiler:code-generator-request-proto-file request)))
@@ -46,8 +46,8 @@ value is all of them."
 (defun answer-request (octets)
   "Return the serialized CodeGeneratorResponse to OCTETS, a serialized
 google.protobuf.compiler.CodeGeneratorRequest: a Lisp source for each file to generate, as
-GENERATE-SOURCES makes it. The parameter \"imports\" has those generated too that the files import.
-What is wrong with the files or the parameter is said in the response. Signal PROTOBUF-ERROR if
+GENERATE-SOURCES makes it. With the parameter \"imports\", sources for the imports of the files are
+generated too. Errors in the files or the parameter are in the response. Signal PROTOBUF-ERROR if
 OCTETS are not a request."
   (let ((request (parse-message "google.protobuf.compiler.CodeGeneratorRequest" octets)))
     (serialize (handler-case (respond request)

@@ -23,12 +23,12 @@
   (owner nil))
 
 (defconstant +longest-name+ 512
-  "The characters that a full name may have in files read from octets. What is nested repeats the
-names around it.")
+  "The most characters of a full name in files read from octets. Nested names repeat the names
+around them.")
 
 (defconstant +most-imports-in-sight+ 1000000
-  "The files that all files linked together may have in sight, counted for each. Bounds the work for
-public imports, of which N can put N × N files in sight.")
+  "The most files in sight of all files that are linked together, counted for each. It bounds the
+work for public imports: N of them can put N × N files in sight.")
 
 (defstruct (symbol-table (:copier nil))
   "The state that files linked together share."
@@ -42,17 +42,17 @@ public imports, of which N can put N × N files in sight.")
                    (:copier nil))
   "The state of linking one file."
   (file nil :type (or null file-descriptor)) ; the file
-  ;; what it shares with files that are linked along
+  ;; shared with files that are linked along
   (symbol-table (make-symbol-table) :type symbol-table)
   (imports '() :type list)              ; the files in sight
-  (option-imports '() :type list)       ; those that are so for options only
+  (option-imports '() :type list)       ; those in sight for options only
   (sight (make-hash-table :test 'eq) :type hash-table) ; to T or :OPTIONS, both of these
   (packages (make-hash-table :test 'equal) :type hash-table) ; of the files in sight
   (records (make-hash-table :test 'eq) :type hash-table) ; descriptor to the RECORD of its options
-  (problems '() :type list)             ; what is wrong so far, the latest first
-  (problem-count 0 :type index)         ; how many there were, also those not kept
-  (faulty (make-hash-table :test 'eq) :type hash-table) ; what has an error, or needs what has one
-  (missing-p nil :type boolean)         ; an import is not found, so what it declares is not known
+  (problems '() :type list)             ; the errors so far, the latest first
+  (problem-count 0 :type index)         ; their number, with those not kept
+  (faulty (make-hash-table :test 'eq) :type hash-table) ; in error, or in need of such
+  (missing-p nil :type boolean)         ; an import is missing, so its declarations are unknown
   (read-p nil :type boolean)            ; whether the file comes from a descriptor set
   ;; of the last look-up that failed: the file that has the name but is not imported
   (hidden nil :type (or null file-descriptor))
@@ -83,7 +83,7 @@ public imports, of which N can put N × N files in sight.")
   "The errors of one file read from octets that are reported.")
 
 (defun faulty-p (thing)
-  "True if THING has an error or needs what has one."
+  "True if THING has an error or needs a declaration that has one."
   (values (gethash thing (linker-faulty *linker*))))
 
 (defun note-faulty (thing)
@@ -109,8 +109,8 @@ public imports, of which N can put N × N files in sight.")
 ;;; Indexes
 
 (defun index-of (thing make)
-  "The index of THING, a descriptor that does not change any more, in the symbol table: what the
-function named MAKE returned of THING the first time."
+  "The index of THING, a descriptor that does not change any more, in the symbol table: the first
+value of the function named MAKE for THING."
   (let* ((table (symbol-table-indexes (linker-symbol-table *linker*)))
          (there (getf (gethash thing table) make table)))
     (if (eq there table)
@@ -194,7 +194,7 @@ nil."
                                   name (descriptor-name (declared-file there))))))))))
 
 (defun enter-file (file)
-  "Enter what FILE, which is linked, declares."
+  "Enter the declarations of FILE, which is linked, into the symbol table."
   (setf (gethash file (symbol-table-entered (linker-symbol-table *linker*))) t)
   (enter-package file nil)
   (map-names (lambda (descriptor owner)
@@ -219,8 +219,8 @@ that SELECT names of it. FIND maps a name to its file, or nil."
                        (push (funcall select file) waiting))))))))
 
 (defun see-imports (names find kind)
-  "The files called NAMES and what they import publicly, at any distance; they come in sight as KIND
-says, T or :OPTIONS."
+  "The files called NAMES and their direct and indirect public imports. They come in sight as KIND:
+T, or :OPTIONS for options only."
   (let ((files '()) (sight (linker-sight *linker*)) (symbol-table (linker-symbol-table *linker*)))
     (map-import-closure
      (lambda (file)
@@ -322,8 +322,8 @@ says, T or :OPTIONS."
   (scope-around (descriptor-full-name descriptor)))
 
 (defun resolve-name (name inside &optional (accept (constantly t)))
-  "The DECLARED that NAME means where the full name INSIDE is declared, or nil. A name of one part
-counts if ACCEPT is true of what it names."
+  "The DECLARED that NAME means in the scope of the full name INSIDE, or nil. A name of one part
+counts only if ACCEPT returns true for its DECLARED."
   (setf (linker-hidden *linker*) nil
         (linker-nearest *linker*) nil)
   (when (and (plusp (length name)) (char= #\. (char name 0)))

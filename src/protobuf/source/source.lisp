@@ -43,8 +43,8 @@ are conses of two strings."
                                     (message-descriptor-oneofs message))))))))
 
 (defun part-named (descriptor symbol kind)
-  "DESCRIPTOR or, of a message, what is in it, if SYMBOL names what was made for that; or nil. KIND
-is :FUNCTION, :GENERIC-FUNCTION, :STRUCTURE, :CLASS or :TYPE."
+  "DESCRIPTOR or, for a message, a declaration inside it, if SYMBOL names a definition made for
+that; or nil. KIND is :FUNCTION, :GENERIC-FUNCTION, :STRUCTURE, :CLASS or :TYPE."
   (flet ((named-p (wanted name) (and (eq kind wanted) (eq symbol name) descriptor)))
     (etypecase descriptor
       (message-descriptor
@@ -77,7 +77,7 @@ nil."
 ;;; Its place
 
 (defun character-offset (text line column)
-  "How many characters of TEXT stand before LINE and COLUMN, as the lexer counts these."
+  "The number of characters of TEXT before LINE and COLUMN, as counted by the lexer."
   (let ((lexer (make-lexer :text (coerce text '(simple-array character (*))))))
     (loop while (and (or (< (lexer-line lexer) line)
                          (and (= (lexer-line lexer) line) (< (lexer-column lexer) column)))
@@ -85,8 +85,8 @@ nil."
     (lexer-at lexer)))
 
 (defun correct-source (source name kind)
-  "Let SOURCE, what SBCL knows of NAME as a KIND, lead to the .proto file that defined NAME, if one
-did and was read from disk. Return SOURCE."
+  "Make SOURCE, SBCL's definition source of NAME as a KIND, lead to the .proto file that defined
+NAME, if one did and was read from disk. Return SOURCE."
   (multiple-value-bind (descriptor file) (find-definition name kind)
     (let* ((path (and descriptor (file-descriptor-source file)))
            (pathname (and path (parse-native path)))

@@ -23,7 +23,7 @@
 
 (defun find-pool-type (pool full-name)
   "Return the message type FULL-NAME of POOL, or the one of the image if POOL has none, or nil. It
-serves as :FINDER for JSON and text format."
+serves as :FINDER for JSON and text format. From any thread."
   (or (gethash full-name (type-pool-messages pool))
       (find-message-type full-name)))
 
@@ -79,7 +79,7 @@ serves as :FINDER for JSON and text format."
 ;;; Pools
 
 (defun add-pool-extension (pool field)
-  "Make the extension FIELD one of the type of POOL that it extends, if there is such a type."
+  "Add the extension FIELD to the type of POOL that it extends, if POOL has that type."
   (let ((type (gethash (field-descriptor-extendee field) (type-pool-messages pool))))
     (when type
       (let ((slot (extension-field-slot field)))
@@ -93,12 +93,12 @@ serves as :FINDER for JSON and text format."
 
 (defun make-type-pool (source)
   "Return a pool of dynamic types: for each message and enum that SOURCE declares, which is a list
-of file descriptors or octets, a serialized google.protobuf.FileDescriptorSet. Imports that
-SOURCE lacks must be loaded. Nothing is interned or compiled, and the types of the image stay
-unchanged; FIND-POOL-TYPE finds those of the pool, and MAKE-MESSAGE, PARSE-MESSAGE,
-PARSE-JSON-MESSAGE and PARSE-TEXT-MESSAGE take them. Values of enums of the pool are strings, such
-as \"STATUS_OK\", or numbers. Signal PROTOBUF-ERROR if octets are not such a set, PROTO-SYNTAX-ERROR
-if the files do not fit together, MISUSE if a type is missing."
+of file descriptors or octets, a serialized google.protobuf.FileDescriptorSet. Imports that SOURCE
+lacks must be loaded. Nothing is interned or compiled, and the types of the image stay unchanged;
+FIND-POOL-TYPE finds those of the pool, and MAKE-MESSAGE, PARSE-MESSAGE, PARSE-JSON-MESSAGE and
+PARSE-TEXT-MESSAGE take them. Values of enums of the pool are strings, such as \"STATUS_OK\", or
+numbers. Signal PROTOBUF-ERROR if octets are not such a set, PROTO-SYNTAX-ERROR if the files do not
+fit together, MISUSE if a type is missing. From any thread."
   (let ((pool (%make-type-pool))
         (files (if (typep source 'octets) (link-set (set-files source)) source)))
     (setf (type-pool-files pool) files)

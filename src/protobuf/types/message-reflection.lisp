@@ -99,7 +99,7 @@ number."
                    (t (naming-field (field) (to-kind kind value type))))))))
 
 (defun set-slot (message slot stored)
-  "Make STORED what SLOT of MESSAGE holds, and the field present."
+  "Make STORED the value of SLOT of MESSAGE, and the field present."
   (case (slot-presence slot)
     (:oneof (let ((oneof (slot-oneof slot)))
               (setf (slot-content message (oneof-slot-value oneof)) stored
@@ -175,7 +175,7 @@ for."
          (equal (facts (slot-entry-value a)) (facts (slot-entry-value b))))))
 
 (defun convert-message (message from to)
-  "Return a message of the layout TO with what MESSAGE, of the layout FROM, holds."
+  "Return a message of the layout TO with the contents of MESSAGE, of the layout FROM."
   (let* ((shared (loop for slot across (layout-slots from)
                        for other = (find (slot-number slot) (layout-slots to) :key #'slot-number)
                        when (and other (same-holding-p slot other) (slot-present-p message slot))
@@ -242,7 +242,7 @@ the accessor knows."
 
 (defun write-message-other (message octets at full-name)
   "Write MESSAGE, which the writer of FULL-NAME does not know, as it was measured. A message that is
-no forwarder was measured by its own layout, also if the type has another one by now."
+not a forwarder was measured by its own layout, even if the type has another layout now."
   (let ((measured message))
     (loop while (message-p (message-extra measured))
           do (setf measured (message-extra measured)))
@@ -278,7 +278,9 @@ no forwarder was measured by its own layout, also if the type has another one by
 (defun field-value (message field)
   "Return the value of FIELD of MESSAGE as its accessor does. FIELD is a number, a name as in the
 .proto file, a keyword such as :page-size, a field descriptor, or, for an extension, its full name
-in brackets: \"[my.package.my_extension]\". SETFable. Signal MISUSE if MESSAGE has no such field."
+in brackets: \"[my.package.my_extension]\". SETFable. Signal MISUSE if MESSAGE has no such field.
+Reading is possible from any thread while no other thread changes MESSAGE; writing from one thread
+at a time."
   (let ((message (current message)))
     (slot-user-value message (need-slot message field))))
 
@@ -290,27 +292,28 @@ in brackets: \"[my.package.my_extension]\". SETFable. Signal MISUSE if MESSAGE h
 
 (defun field-present-p (message field)
   "Return true if FIELD of MESSAGE is present; without explicit presence, if it is not zero or
-empty."
+empty. From any thread, while no other thread changes MESSAGE."
   (let ((message (current message)))
     (slot-present-p message (need-slot message field))))
 
 (defun clear-field (message field)
-  "Make FIELD of MESSAGE absent; return MESSAGE."
+  "Make FIELD of MESSAGE absent; return MESSAGE. From one thread at a time for MESSAGE."
   (let ((current (current message)))
     (clear-slot current (need-slot current field))
     message))
 
 (defun unknown-fields (message)
   "Return the octets of the fields that were read into MESSAGE and that its type does not have, as
-they came, or nil. They are written back when MESSAGE is serialized. Extensions that are loaded are
-not among them. Not to be changed."
+they came, or nil. They are written back when MESSAGE is serialized. Loaded extensions are not among
+them. Do not change them. From any thread, while no other thread changes MESSAGE."
   (let* ((message (current message)) (extras (settled-extras message)))
     (if extras (extras-unknown extras) (message-extra message))))
 
 ;;; Walking and building messages of any type
 
 (defun present-fields (message)
-  "Return the descriptors of the fields and extensions that are present in MESSAGE, by number."
+  "Return the descriptors of the fields and extensions that are present in MESSAGE, by number. From
+any thread, while no other thread changes MESSAGE."
   (mapcar #'slot-field (present-slots (current message))))
 
 (defmacro do-fields (((field value) message &optional result) &body body)
@@ -327,7 +330,8 @@ MESSAGE; it sees the fields that were present at first."
 
 (defun ensure-field (message field)
   "Return the sub-message that FIELD of MESSAGE holds, after putting a fresh one there if it is
-absent. FIELD is as FIELD-VALUE takes it; signal MISUSE if it is not a singular message."
+absent. FIELD is as FIELD-VALUE takes it; signal MISUSE if it is not a singular message. From one
+thread at a time for MESSAGE."
   (let* ((message (current message)) (slot (need-slot message field)))
     (unless (and (eq :message (slot-kind slot)) (eq :singular (slot-label slot)))
       (misuse "~A is not a singular message." (descriptor-full-name (slot-field slot))))
@@ -337,7 +341,8 @@ absent. FIELD is as FIELD-VALUE takes it; signal MISUSE if it is not a singular 
 
 (defun append-to-field (message field values)
   "Add VALUES, a sequence, to the end of the repeated FIELD of MESSAGE, as FIELD-VALUE takes it, and
-return MESSAGE. The present values are copied, so add many values at once."
+return MESSAGE. The present values are copied, so add many values at once. From one thread at a time
+for MESSAGE."
   (let* ((current (current message)) (slot (need-slot current field)))
     (unless (eq :repeated (slot-label slot))
       (misuse "~A is not repeated." (descriptor-full-name (slot-field slot))))
@@ -347,7 +352,7 @@ return MESSAGE. The present values are copied, so add many values at once."
 
 (defun oneof-field (message oneof)
   "Return the descriptor of the present field of the ONEOF, its name as in the .proto file, of
-MESSAGE, or nil."
+MESSAGE, or nil. From any thread, while no other thread changes MESSAGE."
   (let ((current (current message)))
     (loop for slot across (layout-slots (message-layout current))
           when (and (slot-oneof slot)

@@ -5,7 +5,7 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (memory-bound (:copier nil))
-  "How much the messages of a type, and those inside them, may take."
+  "The memory that messages of a type, and those inside them, may take."
   (octets 0 :type index)                ; of memory, each at most
   (name-octets 0 :type index)           ; of the longest name of a field in JSON
   (value-octets 0 :type index))         ; of the longest name of a value of an enum
@@ -13,7 +13,7 @@
 (defstruct (raw-type (:include message-type) (:copier nil) (:predicate raw-type-p)
                      (:constructor %make-raw-type (name decoded finder)))
   "A type of messages that are not decoded."
-  (decoded nil :type (or null message-type) :read-only t) ; what the octets are of, if it is known
+  (decoded nil :type (or null message-type) :read-only t) ; the type of the octets, if known
   (finder nil :type (or null function) :read-only t) ; finds types by name, for JSON
   (memory-bound nil :type (or null memory-bound))) ; of DECODED, found when needed
 
@@ -61,26 +61,26 @@
     bound))
 
 (defconstant +value-octets+ 32
-  "How much memory values that are not messages take, with what finds them, for each octet.")
+  "The memory that values other than messages take for each octet, with the fields and tables that
+hold them.")
 
 (defun decoded-room (type octets max-decoded-octets)
-  "Return how many octets of memory a message of TYPE, a raw type that knows what it would be
-decoded as, takes at most, about, together with its JSON, if it is OCTETS long as it came, in
-Protocol Buffers or in JSON, and the messages inside it may take MAX-DECODED-OCTETS. From any
-thread."
+  "Return about how many octets of memory a decoded message of TYPE, a raw type whose message type
+is known, takes at most, together with its JSON. OCTETS is its length as received, in Protocol
+Buffers or in JSON, and MAX-DECODED-OCTETS the limit for the messages inside it. From any thread."
   (let ((bound (or (raw-type-memory-bound type)
                    (setf (raw-type-memory-bound type)
                          (find-memory-bound (raw-type-decoded type))))))
     (+ (min (+ max-decoded-octets (* 8 octets))
             (* (memory-bound-octets bound) (ceiling octets 2))) ; each has two octets at least
        (* octets (+ +value-octets+
-                    ;; of a string, a number in a list, or a field, with what stands around it
+                    ;; of a string, a number in a list, or a field, with its surroundings
                     (max 6 (+ 3 (memory-bound-value-octets bound))
                          (ceiling (+ 8 (memory-bound-name-octets bound)) 2)))))))
 
 (declaim (inline raw-message-octets))
 (defun raw-message-octets (message)
-  "The octets of MESSAGE, a raw one. Do not change them."
+  "The octets of MESSAGE, a raw one. Do not change them. From any thread."
   (the octets (svref (dynamic-contents (the dynamic-message message)) 0)))
 
 
@@ -110,7 +110,7 @@ DECODED, a message type, if that is given; FINDER finds types by name, as :FINDE
     type))
 
 (sb-ext:define-load-time-global **raw-type** (make-raw-type "octets")
-  "The type of raw messages of which no more is known.")
+  "The type of raw messages of an unknown message type.")
 
 (defun make-raw-message (type octets)
   "Return the message of TYPE, a raw type, that is OCTETS, which must not change."
@@ -118,11 +118,11 @@ DECODED, a message type, if that is given; FINDER finds types by name, as :FINDE
 
 (defun raw-message (octets)
   "Return the message that is OCTETS, for methods whose types are not known here. OCTETS must not
-change."
+change. From any thread."
   (make-raw-message **raw-type** octets))
 
 (defun raw-message-p (object)
-  "True if OBJECT is a message that was not decoded."
+  "True if OBJECT is a message that was not decoded. From any thread."
   (and (dynamic-message-p object)
        (raw-type-p (layout-type (dynamic-layout object)))))
 

@@ -17,7 +17,7 @@
 
 (defun unix-time-timestamp (seconds)
   "Return the google.protobuf.Timestamp of SECONDS, a real, after 1970-01-01T00:00:00Z. Signal
-MISUSE if its year is not from 1 to 9999."
+MISUSE if its year is not from 1 to 9999. From any thread."
   (multiple-value-bind (whole nanoseconds) (floor (nanoseconds-of seconds) +ns-per-second+)
     (unless (<= +least-timestamp+ whole +greatest-timestamp+)
       (misuse "~A seconds after 1970 are outside of the years 1 to 9999." seconds))
@@ -25,18 +25,18 @@ MISUSE if its year is not from 1 to 9999."
 
 (defun timestamp-unix-time (timestamp)
   "Return the seconds, a rational, from 1970-01-01T00:00:00Z to TIMESTAMP, a
-google.protobuf.Timestamp."
+google.protobuf.Timestamp. From any thread."
   (+ (google.protobuf:timestamp-seconds timestamp)
      (/ (google.protobuf:timestamp-nanos timestamp) +ns-per-second+)))
 
 (defun universal-time-timestamp (universal-time &key (nanoseconds 0))
   "Return the google.protobuf.Timestamp that is NANOSECONDS after UNIVERSAL-TIME, an integer as
-GET-UNIVERSAL-TIME returns. Signal MISUSE if its year is not from 1 to 9999."
+GET-UNIVERSAL-TIME returns. Signal MISUSE if its year is not from 1 to 9999. From any thread."
   (unix-time-timestamp (+ (- universal-time +unix-epoch+) (/ nanoseconds +ns-per-second+))))
 
 (defun timestamp-universal-time (timestamp)
   "Return the second that TIMESTAMP, a google.protobuf.Timestamp, is in as a universal time, and the
-nanoseconds after it. The universal time is negative before 1900."
+nanoseconds after it. The universal time is negative before 1900. From any thread."
   (multiple-value-bind (whole rest) (floor (timestamp-unix-time timestamp))
     (values (+ whole +unix-epoch+) (* rest +ns-per-second+))))
 
@@ -44,14 +44,15 @@ nanoseconds after it. The universal time is negative before 1900."
 
 (defun seconds-duration (seconds)
   "Return the google.protobuf.Duration of SECONDS, a real. Signal MISUSE if that is more than about
-10,000 years either way."
+10,000 years either way. From any thread."
   (multiple-value-bind (whole nanoseconds) (truncate (nanoseconds-of seconds) +ns-per-second+)
     (unless (<= (- +greatest-duration+) whole +greatest-duration+)
       (misuse "~A seconds are more than a duration can have." seconds))
     (google.protobuf:make-duration :seconds whole :nanos nanoseconds)))
 
 (defun duration-in-seconds (duration)
-  "Return the length of DURATION, a google.protobuf.Duration, in seconds, a rational."
+  "Return the length of DURATION, a google.protobuf.Duration, in seconds, a rational. From any
+thread."
   (+ (google.protobuf:duration-seconds duration)
      (/ (google.protobuf:duration-nanos duration) +ns-per-second+)))
 
@@ -65,14 +66,14 @@ nanoseconds after it. The universal time is negative before 1900."
 
 (defun any-type-name (any)
   "Return the full name of the type of the message in ANY, a google.protobuf.Any: the part of its
-type URL after the last slash."
+type URL after the last slash. From any thread."
   (let ((url (google.protobuf:any-type-url any)))
     (subseq url (let ((slash (position #\/ url :from-end t))) (if slash (1+ slash) 0)))))
 
 (defun any-unpack (any &optional type)
   "Return the message in ANY, a google.protobuf.Any. With TYPE, a symbol, full name or message type,
 return nil if it is of another. Signal PROTOBUF-ERROR if its type is not loaded or its octets are
-not a message of it."
+not a message of it. From any thread."
   (let* ((name (any-type-name any))
          (found (find-message-type name)))
     (cond ((and type (not (eq found (need-message-type type)))) nil)
@@ -87,7 +88,7 @@ not a message of it."
 (defun data-value (data)
   "Return the google.protobuf.Value of DATA: a string, a real, an alist with strings as keys for an
 object, a vector for an array, :TRUE or T, :FALSE, :NULL. NIL is the empty object. Signal MISUSE for
-anything else, and for a number that JSON does not have."
+anything else, and for a number that JSON does not have. From any thread."
   (typecase data
     (string (google.protobuf:make-value :string-value data))
     (real (google.protobuf:make-value :number-value (finite-double data)))
@@ -106,7 +107,8 @@ anything else, and for a number that JSON does not have."
 
 (defun value-data (value)
   "Return the data that VALUE, a google.protobuf.Value, stands for, as DATA-VALUE takes it; numbers
-are double-floats, arrays simple vectors. A value in which no field is present is :NULL."
+are double-floats, arrays simple vectors. A value in which no field is present is :NULL. From any
+thread."
   (multiple-value-bind (stored case) (google.protobuf:value-kind value)
     (ecase case
       ((:null-value nil) :null)
@@ -117,21 +119,22 @@ are double-floats, arrays simple vectors. A value in which no field is present i
 
 (defun alist-struct (alist)
   "Return the google.protobuf.Struct with the members of ALIST, whose keys are strings and whose
-values are as DATA-VALUE takes them."
+values are as DATA-VALUE takes them. From any thread."
   (google.protobuf:make-struct
    :fields (loop for (name . data) in alist collect (cons name (data-value data)))))
 
 (defun struct-alist (struct)
   "Return the members of STRUCT, a google.protobuf.Struct, as an alist from strings to data as
-VALUE-DATA returns it."
+VALUE-DATA returns it. From any thread."
   (loop for (name . value) in (map-alist (google.protobuf:struct-fields struct))
         collect (cons name (value-data value))))
 
 (defun vector-list-value (vector)
-  "Return the google.protobuf.ListValue with the elements of VECTOR, as DATA-VALUE takes them."
+  "Return the google.protobuf.ListValue with the elements of VECTOR, as DATA-VALUE takes them. From
+any thread."
   (google.protobuf:make-list-value :values (map 'vector #'data-value vector)))
 
 (defun list-value-vector (list-value)
   "Return the elements of LIST-VALUE, a google.protobuf.ListValue, as a simple vector of data as
-VALUE-DATA returns it."
+VALUE-DATA returns it. From any thread."
   (map 'simple-vector #'value-data (google.protobuf:list-value-values list-value)))
