@@ -13,26 +13,26 @@
   (setf (gateway-reserve service) (serving:server-reserve server)))
 
 (defun run-beside (service function)
-  "Call FUNCTION on another thread: of the reserve, but for calls that come before the server is
-said to have started, or within the image."
+  "Call FUNCTION on another thread: one of the reserve, or a new one for calls within the image or
+before the server has reported its start."
   (let ((reserve (gateway-reserve service)))
     (unless (and reserve (loop:run-on-reserve reserve function :if-busy :exceed))
       (sb-thread:make-thread (lambda () (loop:guarding (:gateway-error) (funcall function)))
                              :name "clgrpc gateway"))))
 
-;;; What goes along
+;;; Metadata
 
 (defun client-metadata (call)
-  "The metadata for the server behind: that of CALL, the client's, and where it came from."
+  "The metadata for the backend server: that of CALL, the client's, and the client's address."
   (let* ((metadata (status:sendable-metadata (rpc:call-metadata call)))
          (before (assoc "x-forwarded-for" metadata :test #'string=))
-         (peer (or (rpc:call-peer call) "unknown")) ; as RFC 7239 has it
+         (peer (or (rpc:call-peer call) "unknown")) ; as in RFC 7239
          (host (subseq peer 0 (position #\: peer :from-end t))))
     (acons "x-forwarded-for" (if before (format nil "~A, ~A" (cdr before) host) host)
            (remove before metadata))))
 
 (defun tell-headers (call forwarded)
-  "Tell the client of CALL what the server has sent before its messages."
+  "Send the metadata that the server has sent before its messages to the client of CALL."
   (let ((metadata (status:sendable-metadata (rpc:call-metadata forwarded))))
     (when (or metadata (not (rpc:call-status forwarded)))
       (rpc:send-metadata call metadata))))
@@ -41,7 +41,7 @@ said to have started, or within the image."
   (rpc:finish call :trailers (status:sendable-metadata (rpc:call-trailers forwarded))))
 
 (defun finish-as (call error)
-  "End CALL as ERROR, that of the forwarded call, says."
+  "End CALL with the status of ERROR, that of the forwarded call."
   (rpc:finish call :status (status:rpc-error-status error) :message (status:rpc-error-message error)
                    :details (status:rpc-error-details-octets error)
                    :trailers (status:sendable-metadata (status:rpc-error-trailers error))))
@@ -82,9 +82,9 @@ said to have started, or within the image."
       (send-answers call forwarded))))
 
 (defun send-requests (requests forwarded)
-  "Send the messages of REQUESTS, the client's call, on. If either call ends before, the thread that
-waits for the answers of FORWARDED hears how. After any other error nothing more would be sent, and
-the server behind might wait for it for ever, so FORWARDED is cancelled."
+  "Forward the messages of REQUESTS, the client's call. If either call ends before, the thread that
+waits for the answers of FORWARDED gets its status. After any other error no more messages would be
+sent, and the backend server might wait for them for ever, so FORWARDED is cancelled."
   (let ((over nil))
     (unwind-protect
          (handler-case (progn (rpc:do-messages (message requests) (rpc:send forwarded message))
@@ -104,11 +104,12 @@ the server behind might wait for it for ever, so FORWARDED is cancelled."
           (send-answer call forwarded #'rpc:receive)))))
 
 (defun make-gateway-service (channel &key methods)
-  "Return a service, for START-SERVER, that forwards each call to CHANNEL, and what comes back to
-its client: messages as octets, metadata, the time that is left, cancellation, status, details and
-trailers. METHODS are those that it knows, of POOL-METHODS with :RAW: they can be called by all
-protocols of the server; other methods, and all without METHODS, by gRPC. GENERIC-SERVICE-METHODS
-can be set to other ones. The service does not close CHANNEL. From any thread."
+  "Return a service, for START-SERVER, that forwards each call to CHANNEL, and the answer to its
+client: messages as octets, metadata, the remaining time, cancellation, status, details and
+trailers. METHODS are its known methods, from POOL-METHODS with :RAW: they can be called by all
+protocols of the server; other methods, and all without METHODS, only by gRPC.
+GENERIC-SERVICE-METHODS can be set to other ones. The service does not close CHANNEL. From any
+thread."
   (let ((service nil))
     (setf service
           (make-instance

@@ -1,16 +1,17 @@
 ;;;; Health checking (gRPC document "GRPC Health Checking Protocol"; List is of its later version).
 ;;;; The service knows the names of the services it is served with; each, and "" for the whole
-;;;; server, is :serving until somebody says otherwise or the server stops.
+;;;; server, is :serving until SET-HEALTH-STATUS changes it or the server stops.
 ;;;;
-;;;; A watcher holds no thread: its call is kept, and told when the status changes. What a slow one
-;;;; has not taken is not queued; when there is room again it gets the status of then. LOCK orders
-;;;; the changes and what watchers are told; nothing waits while it is held.
+;;;; A watcher holds no thread: its call is kept, and gets a message when the status changes.
+;;;; Nothing is queued for a slow watcher; when there is room again it gets the status of then. LOCK
+;;;; orders the changes and the messages to watchers; nothing waits while it is held.
 ;;;;
-;;;; A peer can have as many watchers as calls. So a watcher leaves without a search, a change tells
-;;;; a few of them before it gives LOCK to others for a moment, and no table has the names that
-;;;; peers ask for: who watches a name that is not known is among the STRANGERS.
+;;;; A peer can have as many watchers as calls. So a watcher leaves without a search, a change
+;;;; notifies a few of them before it gives LOCK to others for a moment, and no table has the names
+;;;; that peers ask for: watchers of unknown names are among the STRANGERS.
 ;;;;
-;;;; HEALTH-HANDLER tells the same over plain HTTP, for load balancers and probes without gRPC.
+;;;; HEALTH-HANDLER gives the same status over plain HTTP, for load balancers and probes without
+;;;; gRPC.
 
 (in-package #:clgrpc.services)
 
@@ -18,13 +19,14 @@
   "With more services than this List is answered with :resource-exhausted, as the protocol asks.")
 
 (defconstant +longest-name+ 1000
-  "Watchers keep the name they ask for as long as they like; nobody has a longer one.")
+  "The longest name of a service, in characters: a watcher holds its name for as long as it
+watches.")
 
 (defconstant +told-at-once+ 64
-  "So many watchers are told before the lock is given to others for +PAUSE-SECONDS+.")
+  "The number of watchers that are notified before other threads get the lock for +PAUSE-SECONDS+.")
 
 (defconstant +pause-seconds+ 1/20000
-  "Long enough for a loop that waits for the lock, and for loops to send what watchers were told.")
+  "Long enough for a loop that waits for the lock, and for loops to send the messages to watchers.")
 
 (defstruct (entry (:constructor make-entry (status)) (:copier nil))
   "A name that a health service knows."
@@ -37,10 +39,10 @@
 
 (defstruct (watcher (:include ring) (:constructor %make-watcher) (:copier nil))
   "A call of Watch, in the list of its name's watchers."
-  (call nil :type rpc:call :read-only t) ; that watches
-  (name "" :type string :read-only t)   ; of the service that it watches
+  (call nil :type rpc:call :read-only t) ; the watching call
+  (name "" :type string :read-only t)   ; the name of the watched service
   (entry nil :type (or null entry))     ; of that name; nil while it is not known
-  (told nil :type symbol))              ; the status that it was told last
+  (told nil :type symbol))              ; the last status sent to it
 
 (defun make-watcher (&key call name)
   (isolate-ring (%make-watcher :call call :name name)))
@@ -51,7 +53,7 @@
    ;; of "", to be read alone
    (overall :initform (make-entry :serving) :reader service-overall)
    (strangers :initform (make-ring) :reader service-strangers) ; watchers of names without ENTRY
-   (served :initform '() :accessor service-served) ; the names of what its servers serve
+   (served :initform '() :accessor service-served) ; the names of the services of its servers
    (stopping :initform nil :accessor service-stopping) ; true once its server stops
    ;; of all of these
    (lock :initform (sb-thread:make-mutex :name "clgrpc health") :reader service-lock))
@@ -73,25 +75,25 @@ services. See SET-HEALTH-STATUS."))
     (and entry (entry-status entry))))
 
 (defun health-status (service name)
-  "Return the status that SERVICE, a health service, has of NAME, the full name of a service such as
-\"helloworld.Greeter\", or \"\" for the whole server: :serving, :not-serving or :unknown; nil if it
-knows no such name. From any thread."
+  "Return the status of NAME in SERVICE, a health service: :serving, :not-serving or :unknown; nil
+if it does not know NAME. NAME is the full name of a service such as \"helloworld.Greeter\", or \"\"
+for the whole server. From any thread."
   (with-service (service) (status-of service name)))
 
 (defun set-health-status (service name status)
-  "Have SERVICE, a health service, say from now on that NAME, the full name of a service, or \"\"
-for the whole server, is :serving, :not-serving or :unknown; return STATUS. Watchers are told. Once
-the server stops everything is :not-serving, whatever is said. NAME may be of no service that the
-server serves; that is logged once, in case it is misspelt. Signal MISUSE for another status. From
-any thread."
+  "Set the status of NAME in SERVICE, a health service, to STATUS: :serving, :not-serving or
+:unknown; return STATUS. NAME is the full name of a service, or \"\" for the whole server. Watchers
+get the new status. Once the server stops every status is :not-serving, and cannot be changed. If
+the server does not serve NAME, that is logged once, in case it is misspelt. Signal MISUSE for
+another status. From any thread."
   (unless (member status '(:serving :not-serving :unknown))
-    (misuse "~S is no health: :serving, :not-serving or :unknown." status))
+    (misuse "~S is not a health status: give :serving, :not-serving or :unknown." status))
   (change-status service (copy-seq name) status)
   status)
 
 (defun note-unserved (service name)
-  "Log that NAME, which has a status, is not a service of SERVICE's servers, unless it is. It may be
-that of something else; one that is nearly a service's is likely to be misspelt."
+  "Log that NAME, which has a status, is not a service of SERVICE's servers, unless it is. NAME may
+belong to other software; if it is similar to a service's name, it is probably misspelt."
   (let ((names (service-served service)))
     (unless (or (null names) (string= "" name) (member name names :test #'string=))
       (let ((likely (suggested-name name names)))
@@ -99,8 +101,8 @@ that of something else; one that is nearly a service's is likely to be misspelt.
                    :name name :likely-name likely)))))
 
 (defun change-status (service name status &key if-unknown)
-  "Have NAME be of STATUS from now on, unless the server stops; with IF-UNKNOWN only if NAME has
-none. Tell its watchers."
+  "Set the status of NAME to STATUS, unless the server stops; with IF-UNKNOWN only if NAME has none.
+Notify its watchers."
   (let ((entry nil) (new nil))
     (with-service (service)
       (unless (or (service-stopping service)
@@ -170,7 +172,7 @@ with some that come meanwhile. Now and then the lock is given to others."
         (with-service (service) (quit-ring place))))))
 
 (defun adopt-strangers (service name entry)
-  "NAME is known from now on, as ENTRY: those that have watched it before are ENTRY's watchers."
+  "Move the watchers of NAME, which has just become known as ENTRY, from the STRANGERS to ENTRY."
   (map-watchers (lambda (watcher)
                   (when (string= name (watcher-name watcher))
                     (quit-ring watcher)
@@ -249,7 +251,7 @@ with some that come meanwhile. Now and then the lock is given to others."
 (sb-ext:define-load-time-global **no-such-service** (health-answer 404 "the service is not known"))
 
 (defun tell-health (service query)
-  "The answer to a request with QUERY, a string or nil: what SERVICE knows of its parameter
+  "The answer to a request with QUERY, a string or nil: the status in SERVICE of its parameter
 \"service\"."
   (let ((status (if query
                     (health-status service (or (exchange:query-parameter query "service") ""))
@@ -262,10 +264,11 @@ with some that come meanwhile. Now and then the lock is given to others."
                ((nil) **no-such-service**))))))
 
 (defun health-handler (service &key (path "/healthz") (quiet t))
-  "Return a handler for START-SERVER's :http that tells over HTTP/1.1 and HTTP/2, at PATH, a string,
-what SERVICE, a health service, says of the whole server, or of the service that the parameter
-\"service\" of the query names: 200 while it is :serving, 503 while it is not, 503 and \"draining\"
-once a server that SERVICE is served with stops, 404 for a name that it does not know. The handler
-need not be given to the same server: on one of its own it answers while the other drains. Requests
-are in traces and, if they end well, in access logs only if QUIET is false. From any thread."
+  "Return a handler for START-SERVER's :http that answers over HTTP/1.1 and HTTP/2, at PATH, a
+string, with the status in SERVICE, a health service, of the whole server, or of the service named
+by the parameter \"service\" of the query: 200 while it is :serving, 503 while it is not, 503 and
+\"draining\" once a server that SERVICE is served with stops, 404 for a name that it does not know.
+The handler need not be given to the same server: on one of its own it answers while the other
+drains. Requests are in traces and, if they end well, in access logs only if QUIET is false. From
+any thread."
   (exchange:prompt-handler path (lambda (query) (tell-health service query)) :quiet quiet))

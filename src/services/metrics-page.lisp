@@ -1,5 +1,5 @@
-;;;; GET /metrics over plain HTTP, for Prometheus and others who scrape: the text of a metrics
-;;;; object, in the format and the compression that the request asks for.
+;;;; GET /metrics over plain HTTP, for Prometheus and other scrapers: the text of a metrics object,
+;;;; in the format and the compression that the request asks for.
 
 (in-package #:clgrpc.services)
 
@@ -12,8 +12,8 @@
         (prog1 (subseq-octets compressed 0 end) (give-octets-back compressed))))))
 
 (defun make-metrics-answer (metrics accept gzip)
-  "The answer with what METRICS have counted now, as ACCEPT, the header, asks; compressed if GZIP:
-an HTTP status, headers and octets."
+  "The answer with the present figures of METRICS, in the format that ACCEPT, the header, asks for;
+compressed if GZIP: an HTTP status, headers and octets."
   (multiple-value-bind (text type) (metrics:metrics-text metrics :accept accept)
     (let ((compressed (and gzip (gzip text)))
           (headers `(("content-type" . ,type) ("cache-control" . "no-store")
@@ -22,19 +22,19 @@ an HTTP status, headers and octets."
             (if compressed (acons "content-encoding" "gzip" headers) headers)
             (or compressed text)))))
 
-;;; To make an answer takes milliseconds, to ask for it some octets. So a handler makes no more than
-;;; some; who asks more often gets the last answer once more.
+;;; To make an answer takes milliseconds, to ask for it some octets. So a handler makes a limited
+;;; number; a client that asks more often gets the last answer once more.
 
 (defconstant +answers-at-once+ 50
-  "So many answers are made for those who ask one after the other.")
+  "The number of answers that are made at once, without a pause.")
 (defconstant +answers-a-second+ 5
-  "So many are made while more are asked for.")
+  "The number of answers that are made each second after that.")
 
 (defstruct (scrapes (:copier nil))
-  "What a handler of metrics has answered."
+  "The answers of a handler of metrics."
   (lock (sb-thread:make-mutex :name "clgrpc scrapes") :read-only t) ; for the other slots
-  (left +answers-at-once+ :type real)   ; how many answers may be made
-  (since-ns 0 :type (unsigned-byte 62)) ; when that was so
+  (left +answers-at-once+ :type real)   ; the number of answers that may be made
+  (since-ns 0 :type (unsigned-byte 62)) ; the time of that number
   ;; the last of each kind: in Prometheus's format, OpenMetrics, and both with gzip
   (answers (make-array 4 :initial-element nil) :type simple-vector :read-only t))
 
@@ -54,7 +54,7 @@ an HTTP status, headers and octets."
       (<= 1 left))))
 
 (defun tell-metrics (metrics scrapes request)
-  "Answer REQUEST, an HTTP-REQUEST, with what METRICS have counted."
+  "Answer REQUEST, an HTTP-REQUEST, with the figures of METRICS."
   (flet ((header (name) (exchange:http-request-header request name)))
     (let* ((accept (header "accept"))
            (gzip (metrics:gzip-wanted-p (header "accept-encoding")))
@@ -65,12 +65,13 @@ an HTTP status, headers and octets."
                        (aref answers place))))))
 
 (defun metrics-handler (metrics &key (path "/metrics") (quiet t))
-  "Return a handler for START-SERVER's :http that tells over HTTP/1.1 and HTTP/2, at PATH, a string,
-what METRICS, of MAKE-METRICS, have counted: in OpenMetrics, with exemplars, or in Prometheus's own
-format, as the request's accept header asks, and in gzip if accept-encoding does. The handler may be
-given to any server, also to several; it need not be one that METRICS observe. Who asks more than
-fifty times at once, and five times a second after that, gets the last answer once more. Requests
-are in traces and, if they end well, in access logs only if QUIET is false. From any thread."
+  "Return a handler for START-SERVER's :http that answers over HTTP/1.1 and HTTP/2, at PATH, a
+string, with the figures of METRICS, of MAKE-METRICS: in OpenMetrics, with exemplars, or in
+Prometheus's own format, as the request's accept header asks, and in gzip if accept-encoding does.
+The handler may be given to any server, also to several, and also to one that METRICS do not
+observe. Requests beyond fifty at once, and five a second after that, get the last answer once more.
+Requests are in traces and, if they end well, in access logs only if QUIET is false. From any
+thread."
   (check-type metrics metrics:metrics)
   (let ((scrapes (make-scrapes)))
     (exchange:http-handler path (lambda (request) (tell-metrics metrics scrapes request))

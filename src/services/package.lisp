@@ -1,5 +1,5 @@
 ;;;; Services that belong to gRPC itself and that every server may offer beside its own, and
-;;;; handlers of plain HTTP for those who watch a server: health and metrics.
+;;;; handlers of plain HTTP for monitoring: health and metrics.
 
 (defpackage #:clgrpc.services
   (:use #:cl #:clgrpc.base)

@@ -8,11 +8,11 @@
 (in-package #:clgrpc.services)
 
 (defclass reflection-service ()
-  ((names :initform '() :accessor service-names) ; of the services that are told of
+  ((names :initform '() :accessor service-names) ; of the services that it lists
    ;; from a file to its octets, which take a thousand times as long to make as the request for them
    (images :initform (make-hash-table :test 'eq :weakness :key :synchronized t)
            :reader service-images))
-  (:documentation "What the two versions of the reflection service share."))
+  (:documentation "The common part of the two versions of the reflection service."))
 
 (defmethod server:note-server-started ((service reflection-service) server)
   (setf (service-names service) (sort (server:server-service-names server) #'string<)))
@@ -26,8 +26,8 @@
         (setf (gethash file images) (protobuf:file-descriptor-octets file)))))
 
 (defun files-answer (service file sent)
-  "The answer of SERVICE that has FILE, a descriptor, and what it imports but for what is in SENT, a
-table of names, which gets them."
+  "The answer of SERVICE with FILE, a descriptor, and the files that it imports, except for those in
+SENT, a table of names, to which the names of the others are added."
   (let ((octets '()))
     (labels ((visit (file again)
                (let ((name (protobuf:descriptor-name file)))
@@ -134,5 +134,6 @@ METHODS."
 (defun reflection-services ()
   "Return a list of the services grpc.reflection.v1.ServerReflection and its first version, v1alpha,
 which older clients ask: give them to START-SERVER beside your own, and tools such as grpcurl can
-call these without their .proto files. They tell any caller what all loaded files declare."
+call these without their .proto files. Any caller can read the declarations of all loaded files
+through them. From any thread."
   (list (make-instance 'reflection-v1) (make-instance 'reflection-v1alpha)))
