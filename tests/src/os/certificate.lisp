@@ -70,7 +70,7 @@
                 (complaint "locked.key" "wrong")))
     (is (equal "The private key in locked.key is encrypted; :password opens it."
                (complaint "locked.key" nil)))
-    (is (equal "There is no private key in client.pem; :key says where it is."
+    (is (equal "There is no private key in client.pem; give it as :key."
                (complaint "client.pem" nil)))))
 
 (defun certificate-with (text replacement)

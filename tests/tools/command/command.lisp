@@ -165,7 +165,7 @@ Return its exit code and what it says on the standard error, once it has ended."
                       "serve" "greeter" "--max-receive-octets" "2147483648"))
   (dolist (address '("" "localhost" "localhost:" "localhost:http" "127.0.0.1:65536"
                      "::1:50051" "1:2:3" "127.0.0.1:-1" "unix:" "127.0.0.1:0,"))
-    (is-true (refused-p "is no address"
+    (is-true (refused-p "is not an address"
                         "serve" "greeter" "--listen" address)
              "~S" address)))
 

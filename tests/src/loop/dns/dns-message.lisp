@@ -70,7 +70,7 @@
              (join (octets-of #xC0 12) (u16 type) (u16 1) (make-octets 4)
                    (u16 (first length-and-data)) (coerce (rest length-and-data) 'octets))))
       (complain "no header" (make-octets 11))
-      (complain "no standard query" (answer-octets question '() :flags #x8980))
+      (complain "not a standard query" (answer-octets question '() :flags #x8980))
       (complain "ends too soon" (subseq (answer-octets question '()) 0 17))
       (complain "too short for 65535 records"
                 (let ((octets (answer-octets question '())))

@@ -312,7 +312,7 @@
                (send-new-keys peer 100000)
                (carry peer end)
                (is (= clgrpc.loop::+broken+ (read-end end)))
-               (is (search "too much that is no data"
+               (is (search "too much that is not data"
                            (byte-channel-failure (end-byte-channel end))))
                (is (< 2000000 (buffer-fill (end-arrived end))) "the rest is not looked at"))
           (close-end end)

@@ -79,7 +79,7 @@ option features.repeated_field_encoding = EXPANDED; message M { int32 a = 1;
                  ("enum E { A = 0; B = 0; }" 3 21 "allow_alias")
                  ("enum E { A = 0; } enum F { A = 0; }" 3 28 "already declared")
                  ("service S { rpc F(E) returns (M); } enum E { A = 0; } message M { }" 3 19
-                  "\"E\" is no message type")
+                  "\"E\" is not a message type")
                  ("import 'nowhere.proto';" 3 1 "not found")
                  ("extend M { int32 a = 1; } message M { }" 3 22 "no extension range")))
     (destructuring-bind (text line column part) row
