@@ -14,14 +14,14 @@
   (%zstd-error-code "ZSTD_getErrorCode" int (result (unsigned 64))))
 
 (defun open-zstd ()
-  "Open libzstd unless it is open. Return true if there is one, else nil and why not as text. From
-any thread."
+  "Open libzstd unless it is open. Return true if it is open, else nil and the reason of the
+failure, as text. From any thread."
   (open-library **libzstd**))
 
 (macrolet ((define-zstd-errors (&rest rows)
              `(progn ,@(loop for (name c-name value) in rows
                              collect `(defconstant ,name ,value
-                                        ,(format nil "What zstd_errors.h calls ~A." c-name))))))
+                                        ,(format nil "zstd_errors.h's ~A." c-name))))))
   (define-zstd-errors
     (+zstd-no-memory+ "ZSTD_error_memory_allocation" 64)
     (+zstd-room-too-small+ "ZSTD_error_dstSize_tooSmall" 70)

@@ -126,8 +126,8 @@ change. From any thread."
   (and (dynamic-message-p object)
        (raw-type-p (layout-type (dynamic-layout object)))))
 
-;;; Coded messages: any object of Lisp, which functions of a user make octets and octets make. What
-;;; is sent is made a raw message first; what is received is decoded by DECODE-CODED.
+;;; Coded messages: any Lisp objects, which a user's functions convert to octets and back. A message
+;;; to be sent is converted to a raw message first; DECODE-CODED decodes received octets.
 
 (defstruct (coded-type (:include raw-type) (:copier nil) (:predicate coded-type-p)
                        (:constructor %make-coded-type (name serializer deserializer)))
@@ -139,12 +139,12 @@ change. From any thread."
   coded-type-p "True if OBJECT is a type of messages that functions of a user turn into octets.")
 
 (defun make-coded-type (name serializer deserializer)
-  "Return a new type, called NAME, of messages that SERIALIZER, a function, makes octets and
-DESERIALIZER makes of octets."
+  "Return a new type, called NAME, of messages that SERIALIZER, a function, converts to octets and
+DESERIALIZER converts back."
   (lay-out-raw (%make-coded-type (copy-seq name) serializer deserializer)))
 
 (defun code-message (type message)
-  "The raw message of TYPE, a coded one, that MESSAGE is. In user code."
+  "The raw message of TYPE, a coded one, for MESSAGE. In user code."
   (let ((octets (funcall (coded-type-serializer type) message)))
     (unless (and (vectorp octets) (every (lambda (octet) (typep octet 'octet)) octets))
       (misuse "The codec of ~A makes ~A, which is not a vector of octets, of a message."
@@ -153,14 +153,14 @@ DESERIALIZER makes of octets."
     (make-raw-message type octets)))
 
 (defun codec-complaint (error)
-  "What to say of ERROR, a condition that a user's deserializer has signalled."
+  "A text about ERROR, a condition that a user's deserializer has signalled."
   (if (typep error 'storage-condition)
       "the codec has run out of memory or stack"
       (format nil "the codec says: ~A" (printable-text (bounded-text error :limit 200)))))
 
 (defun decode-coded (type octets start end)
-  "The message that the octets START to END are by TYPE, a coded one. Signal a PROTOBUF-ERROR if
-they are none. In user code."
+  "The message of the octets START to END, decoded by TYPE, a coded one. Signal a PROTOBUF-ERROR if
+they cannot be decoded. In user code."
   (flet ((refuse (text)
            (error 'protobuf-error :type (message-type-name type) :text text)))
     (or (handler-case (funcall (coded-type-deserializer type) (subseq-octets octets start end))
