@@ -292,7 +292,7 @@ returns them, define to the names of the files that do."
     ("serving" "option" 2) ("status" "option" 1) ("trace" "option" 10) ("web" "option" 10)
     ("wire" "option" 25)
     ("os" "base" 20)
-    ("loop" "base" 70) ("loop" "os" 136)
+    ("loop" "base" 71) ("loop" "os" 136)
     ("async" "base" 30) ("async" "os" 20) ("async" "loop" 80)
     ("dns" "base" 25) ("dns" "os" 10) ("dns" "loop" 20)
     ("hpack" "base" 25)

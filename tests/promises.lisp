@@ -27,21 +27,15 @@
 (define-promises "doc/calls.md"
   ("A method without a handler is answered with `:unimplemented`"
    "transports" "unknown-methods-over-tcp"
-   "src/rpc/verdict.lisp"
-   "(list :unimplemented
-        (concatenate"
-   "(list :internal
-        (concatenate")
+   "src/rpc/verdict.lisp" "(:unknown-method :unimplemented" "(:unknown-method :internal")
   ("A call that a handler makes inherits the remaining time of the handled call"
    "transports" "nested-calls-have-the-time-that-is-left-over-tcp"
    "src/rpc/calling/stub.lisp" "(if *call* (call-deadline *call*) 0)" "0")
   ("`:max-receive-octets` and `:max-send-octets` replace the channel's limits for this call"
    "transports" "message-limits-of-a-call-over-tcp"
-   "src/rpc/calling/stub.lisp"
-   "(when max-send-octets
-"
-   "(when nil
-")
+   "src/rpc/call.lisp"
+   "(intent-send-limit intent) (limit :max-send-octets max-send-octets)"
+   "(intent-send-limit intent) nil")
   ("Metadata is an alist of lower-case names and strings of printable ASCII"
    "status" "metadata-refused"
    "src/rpc/status/metadata.lisp"
@@ -170,8 +164,8 @@
   ("over TLS its host is also the name that the server must prove"
    "client" "tls-proves-the-channels-authority"
    "src/client/network-channel.lisp"
-   "(setf (resolver-own-host resolver) (calling:authority-host (check-authority own)))"
-   "(check-authority own)"))
+   "(setf (resolver-own-host resolver) (authority-host (rpc:check-authority own)))"
+   "(rpc:check-authority own)"))
 
 (define-promises "doc/tls.md"
   ("With `:verify nil` a client verifies nothing"
@@ -180,7 +174,20 @@
   ("call credentials are not sent over such a channel, as over plaintext"
    "client" "credentials-are-refused-on-plaintext"
    "src/rpc/calling/call-credentials.lisp"
-   "(unless (or (channel-secure-p channel) (channel-plaintext-credentials channel))" "(unless t"))
+   "(unless (or (null channel) (some #'identity (multiple-value-list (channel-secure-p channel))))"
+   "(unless t"))
+
+(define-promises "doc/codecs.md"
+  ("A server answers a request in a codec that it does not have with the HTTP
+status 415"
+   "server" "codecs-on-the-wire"
+   "src/server/dispatch.lisp" "(t :plain))))" "(t :grpc))))"))
+
+(define-promises "doc/environment.md"
+  ("a file of roots (PEM) for credentials without `:roots`, in place of the system's"
+   "loop" "roots-of-the-environment"
+   "src/loop/io/tls-credentials.lisp"
+   "(sb-ext:posix-getenv \"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH\")" "nil"))
 
 (define-promises "doc/compression.md"
   ("Answers use only encodings that the client accepts"
@@ -305,12 +312,7 @@
   ("A call has at most `maxAttempts` attempts, and at most `:max-attempts` of the channel, 5"
    "calling" "policies-say-how-often"
    "src/rpc/calling/retry-policy.lisp"
-   "(options-max-attempts options)))
-
-(defun goes-on"
-   "most-positive-fixnum))
-
-(defun goes-on")
+   "(options-max-attempts options)" "most-positive-fixnum")
   ("while half or fewer are left no call is retried"
    "calling" "throttles-keep-within-their-limits"
    "src/rpc/calling/retry-policy.lisp" "(<= (* 2 tokens)" "(< (* 2 tokens)")
@@ -320,7 +322,9 @@
    "(change-tokens throttle -500)")
   ("The first answer, response headers or a message, commits a call"
    "calling" "the-answered-attempt-has-the-call"
-   "src/rpc/calling/retry.lisp" "(remove attempt (end-retries retries))" "(end-retries retries)")
+   "src/rpc/calling/retry.lisp" 
+   "(remove attempt (shiftf (retries-running retries) (and attempt (list attempt))))"
+   "(shiftf (retries-running retries) (and attempt (list attempt)))")
   ("`:retry nil` leaves only those"
    "transports" "retries-can-be-switched-off-over-tcp"
    "src/rpc/calling/retry-policy.lisp"

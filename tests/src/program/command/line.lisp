@@ -25,7 +25,7 @@
 
 (test what-is-refused
   (flet ((complaint-of (&rest arguments) (complaint (lambda () (apply #'parsed arguments)))))
-    (is (search "there is no option --listne (is it --listen?); `clgrpc sample --help` tells"
+    (is (search "there is no option --listne (is it --listen?); `clgrpc sample --help` lists"
                 (complaint-of "--listne" "x")))
     (is (search "--listen needs a value" (complaint-of "--listen")))
     (is (search "one argument too many" (complaint-of "more")))))
