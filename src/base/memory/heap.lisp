@@ -276,7 +276,8 @@ SEARCH-DUE-P is false. From any thread that holds none of our locks."
     (or (<= used (ash (heap-size) -2))  ; even with waste on pages
         (and (<= (+ used (heap-margin)) (heap-size))
              (<= (if (< octets +uncopied-octets+)
-                     (* 2 (+ octets (heap-margin))) ; copies, too, need holes
+                     ;; copies need holes, too; one of 50 KB leaves a quarter of two pages unused
+                     (* 3 (+ octets (heap-margin)))
                      (+ octets (ash (heap-margin) -1)))
                  (page-statistics-spare (recent-page-statistics)))))))
 
