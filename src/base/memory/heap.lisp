@@ -214,6 +214,24 @@ not be. From any thread."
 
 (defglobal **reclaimers** '())          ; functions that free memory which is kept for reuse
 
+(defun room-for-copies-p (generation)
+  "True if the heap has room for copies of all objects in GENERATION and in younger ones, and for
+what other threads allocate before they are stopped."
+  (multiple-value-bind (wide used copied) (count-pages (used-pages) generation)
+    (declare (ignore wide) (type heap-octets used copied))
+    (<= (+ (* sb-vm:gencgc-page-bytes (+ used copied)) (ash (heap-margin) -1))
+        (heap-size))))
+
+(defun make-room-for-copies (oldest)
+  "Until the heap has room for copies of all objects of the generation OLDEST and of younger ones,
+collect one generation after the other, the youngest first. Each collection makes room for the
+copies of the next. Return false if it ends without that room."
+  (loop for generation from 0 to sb-vm:+highest-normal-generation+
+        until (room-for-copies-p oldest)
+        always (room-for-copies-p generation)
+        do (sb-ext:gc :gen generation)
+        finally (return (room-for-copies-p oldest))))
+
 (defun collect-for-room ()
   "Collect garbage, unless that was done lately. At most a fifth of the time is spent on it; between
 collections that take longer than 50 ms, 200 ms pass. If collecting young objects frees too little,
@@ -224,7 +242,7 @@ holds none of our locks."
     (when (and (<= due start)
                (eql due (compare-and-swap (symbol-value '**next-collection**)
                                           due (+ start +ns-per-second+))))
-      (sb-ext:gc :gen 2)
+      (when (make-room-for-copies 2) (sb-ext:gc :gen 2))
       (when (and (not (and (<= (* 5 (heap-used)) (* 3 (heap-size)))
                            (hole-p (floor (* 2 (heap-size)) 5))))
                  (plusp (page-statistics-spare (recent-page-statistics))))
@@ -244,24 +262,11 @@ holds none of our locks."
          (eql due (compare-and-swap (symbol-value '**next-search**)
                                     due (+ now (* 60 +ns-per-second+)))))))
 
-(defun room-for-copies-p (generation)
-  "True if the heap has room for copies of all objects in GENERATION and in younger ones."
-  (multiple-value-bind (wide used copied) (count-pages (used-pages) generation)
-    (declare (ignore wide) (type heap-octets used copied))
-    (<= (* sb-vm:gencgc-page-bytes (+ used copied)) (heap-size))))
-
-(defun make-room-for-copies ()
-  "Collect one generation after the other, the youngest first, as long as the heap has room for the
-copies. Each collection makes room for the copies of the next."
-  (loop for generation from 0 to sb-vm:+highest-normal-generation+
-        while (and (<= (heap-spare) 0) (room-for-copies-p generation))
-        do (sb-ext:gc :gen generation)))
-
 (defun search-for-garbage ()
   "Collect all garbage, as far as there is room for the copies. For four times as long as this takes
 SEARCH-DUE-P is false. From any thread that holds none of our locks."
   (let ((start (monotonic-ns)))
-    (make-room-for-copies)
+    (make-room-for-copies sb-vm:+highest-normal-generation+)
     (when (plusp (heap-spare)) (sb-ext:gc :full t))
     (let ((end (monotonic-ns)))
       (setf **next-search** (+ end (* 4 (- end start))))))

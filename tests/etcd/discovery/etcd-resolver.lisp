@@ -71,15 +71,19 @@
           (is-true (answers-p channel '(0))))))))
 
 (test names-are-whole
-  "What is of a longer name is none of a channel's."
+  "What is of a longer name is none of a channel's, also not once a server that came later answers."
   (with-store (store)
-    (with-servers (servers 2)
-      (put-server (first servers))
-      (etcd:put *etcd* "greeter2/x" (said (grpc:server-address (second servers))))
-      (grpc:with-channel (channel (target store) :balance :round-robin)
-        (is (equal '(0) (answering channel))))
-      (grpc:with-channel (channel (target store "greeter2"))
-        (is (= 1 (who channel)))))))
+    (with-servers (servers 3)
+      (destructuring-bind (first stranger later) servers
+        (put-server first)
+        (etcd:put *etcd* "greeter2/x" (said (grpc:server-address stranger)))
+        (grpc:with-channel (channel (target store) :balance :round-robin)
+          (is (= 0 (who channel)))
+          (put-server later)
+          (is-true (wait-until (lambda () (member 2 (answering channel)))))
+          (is (equal '(0 2) (answering channel))))
+        (grpc:with-channel (channel (target store "greeter2"))
+          (is (= 1 (who channel))))))))
 
 (test names-of-hosts
   "An address may have a name for its host."

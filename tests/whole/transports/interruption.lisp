@@ -244,7 +244,7 @@ call is the last."
   "An interrupt that comes while the loop's own code runs, with interrupts off, is taken as a
 callback begins. It is the error of that callback's call then, as if it had come a moment later, and
 none of the loop."
-  (let ((*transport* :tcp) (first t))
+  (let ((*transport* :tcp) (next nil)) ; NEXT: true once there are callbacks to take it
     (with-transport (channel
                      :events (:handler-error)
                      :channel-options
@@ -253,7 +253,7 @@ none of the loop."
                             :message-received
                             (lambda (call octets)
                               (declare (ignore call octets))
-                              (when (shiftf first nil)
+                              (when (shiftf next nil)
                                 (sb-thread:interrupt-thread sb-thread:*current-thread*
                                                             (lambda () (error "Late."))))))))
         (:watch (lambda (note call)
@@ -263,6 +263,7 @@ none of the loop."
       (let ((call (watch channel (note 1))) (ended (make-signal)))
         (grpc:on-message call #'identity)
         (grpc:on-end call (lambda () (signal-it ended)))
+        (setf next t)
         (is-true (await-signal ended))
         (is (eq :internal (grpc:call-status call)))))))
 
