@@ -209,6 +209,9 @@ not be. From any thread."
 
 ;;; Collecting because there is no room
 
+(declaim (type cons **claimed**))
+(defglobal **claimed** (list 0))        ; octets that threads allocate at this moment; atomic
+
 (declaim (type nanoseconds **next-collection**))
 (defglobal **next-collection** 0)       ; not before that time
 
@@ -219,7 +222,8 @@ not be. From any thread."
 what other threads allocate before they are stopped."
   (multiple-value-bind (wide used copied) (count-pages (used-pages) generation)
     (declare (ignore wide) (type heap-octets used copied))
-    (<= (+ (* sb-vm:gencgc-page-bytes (+ used copied)) (ash (heap-margin) -1))
+    (<= (+ (* sb-vm:gencgc-page-bytes (+ used copied)) (ash (heap-margin) -1)
+           (the heap-octets (car **claimed**)))
         (heap-size))))
 
 (defun make-room-for-copies (oldest)
@@ -245,7 +249,8 @@ holds none of our locks."
       (when (make-room-for-copies 2) (sb-ext:gc :gen 2))
       (when (and (not (and (<= (* 5 (heap-used)) (* 3 (heap-size)))
                            (hole-p (floor (* 2 (heap-size)) 5))))
-                 (plusp (page-statistics-spare (recent-page-statistics))))
+                 (< (the heap-octets (car **claimed**))
+                    (page-statistics-spare (recent-page-statistics))))
         (mapc #'funcall **reclaimers**)
         (sb-ext:gc :full t))
       (let ((end (monotonic-ns)))
@@ -274,36 +279,57 @@ SEARCH-DUE-P is false. From any thread that holds none of our locks."
 
 ;;; Vectors without a promise
 
-(define-hot fits-p ((octets heap-octets)) boolean
-  "True if a vector of OCTETS leaves the collector the room that it may need."
-  (let ((used (+ octets (heap-used))))
+(define-hot fits-p ((octets heap-octets) (others heap-octets)) boolean
+  "True if a vector of OCTETS, and OTHERS octets of other threads, leave the collector the room that
+it may need."
+  (let ((used (+ octets others (heap-used))))
     (declare (type heap-octets used))
     (or (<= used (ash (heap-size) -2))  ; even with waste on pages
         (and (<= (+ used (heap-margin)) (heap-size))
              (<= (if (< octets +uncopied-octets+)
                      ;; copies need holes, too; one of 50 KB leaves a quarter of two pages unused
-                     (* 3 (+ octets (heap-margin)))
-                     (+ octets (ash (heap-margin) -1)))
+                     (+ others (* 3 (+ octets (heap-margin))))
+                     (+ others octets (ash (heap-margin) -1)))
                  (page-statistics-spare (recent-page-statistics)))))))
 
-(define-hot fits-well-p ((octets heap-octets)) boolean
+(define-hot fits-well-p ((octets heap-octets) (others heap-octets)) boolean
   "True if a vector of OCTETS is sure to find a hole besides."
-  (and (fits-p octets)
+  (and (fits-p octets others)
        (or (<= (heap-used) (ash (heap-size) -2))
-           (hole-p octets))))
+           (hole-p (+ octets others)))))
+
+(define-hot claim-octets ((octets heap-octets) (well boolean)) heap-octets
+  "Claim room for a vector of OCTETS that this thread is about to allocate, if it fits beside what
+others have claimed, and, if WELL, is sure to find a hole. Return what is claimed, OCTETS or 0, which
+the caller subtracts from **CLAIMED** once the vector is allocated. Without claims, threads that ask
+at once would all be given the same room."
+  (let ((others (atomic-incf (car **claimed**) octets)))
+    (declare (type heap-octets others))
+    (cond ((if well (fits-well-p octets others) (fits-p octets others)) octets)
+          (t (atomic-decf (car **claimed**) octets)
+             0))))
 
 (defun collect-for-vector (octets)
   "Collect garbage to make room for a vector of OCTETS. If a collection was made lately, wait until
 another is allowed: without it the vector's owner fails."
   (loop repeat 2
         do (collect-for-room)
-        until (fits-well-p octets)
+        until (fits-well-p octets (car **claimed**))
         do (sleep (ns-seconds (max 0 (min 200000000 (- **next-collection** (monotonic-ns))))))))
 
-(define-hot ensure-fits ((octets heap-octets)) null
-  "Signal HEAP-FULL unless there is room for a vector of OCTETS, perhaps after a collection."
-  (unless (fits-well-p octets)
-    (collect-for-vector octets)
-    ;; a hole that is not wide may do
-    (unless (fits-p octets) (error 'heap-full :octets octets)))
-  nil)
+(defun call-with-claim (octets function)
+  "Call FUNCTION, which allocates a vector of OCTETS, and return its value; signal HEAP-FULL if
+there is no room for it, not even after a collection."
+  (declare (type heap-octets octets) (type function function))
+  (let ((claimed 0))
+    (declare (type heap-octets claimed))
+    (flet ((claim (well)
+             (plusp (sb-sys:without-interrupts
+                      (setf claimed (claim-octets octets well))))))
+      (unwind-protect
+           (progn (unless (claim t)
+                    (collect-for-vector octets)
+                    ;; a hole that is not wide may do
+                    (unless (claim nil) (error 'heap-full :octets octets)))
+                  (funcall function))
+        (atomic-decf (car **claimed**) claimed)))))

@@ -36,9 +36,6 @@
              (word (sb-alien:extern-alien "auto_gc_trigger" sb-alien:unsigned-long))))
       t))
 
-(declaim (type cons **raw-wanted**))
-(defglobal **raw-wanted** (list 0))     ; octets that threads are about to allocate; atomic
-
 (define-leaf %raw-pages ((widetag (unsigned-byte 8)) (length heap-octets) (size heap-octets)) t
   "A vector with WIDETAG of LENGTH elements that takes SIZE octets, for which there are pages; with
 the collector off."
@@ -48,20 +45,20 @@ the collector off."
           (sb-sys:sap-ref-word sap 0) widetag)
     (sb-kernel:%make-lisp-obj (logior (sb-sys:sap-int sap) sb-vm:other-pointer-lowtag))))
 
-(define-hot raw-vector ((widetag (unsigned-byte 8)) (length heap-octets) (octets heap-octets)) t
-  "A vector with WIDETAG of LENGTH elements, which are undefined and take so many OCTETS; NIL if it
-should be an ordinary one. Signal HEAP-FULL if that might end the process."
+(define-hot raw-vector ((widetag (unsigned-byte 8)) (length heap-octets) (octets heap-octets)
+                        (make-ordinary function)) t
+  "A vector with WIDETAG of LENGTH elements, which are undefined and take so many OCTETS, or an
+ordinary one, which MAKE-ORDINARY returns. Signal HEAP-FULL if that might end the process."
   (let ((size (logandc2 (+ octets (* 2 sb-vm:n-word-bytes) 15) 15)))
-    (ensure-fits size)
-    (cond ((collection-due-p size) nil)
-          (t (sb-sys:without-gcing
-               (let ((others (atomic-incf (car **raw-wanted**) size)))
-                 (declare (type heap-octets others))
-                 (prog1 (if (and (< size (heap-margin))
-                                (hole-p (+ others size (heap-margin))))
-                            (%raw-pages widetag length size)
-                            nil)
-                   (atomic-decf (car **raw-wanted**) size))))))))
+    (flet ((make ()
+             (or (and (not (collection-due-p size))
+                      (< size (heap-margin))
+                      (sb-sys:without-gcing
+                        (and (hole-p (+ (the heap-octets (car **claimed**)) (heap-margin)))
+                             (%raw-pages widetag length size))))
+                 (funcall make-ordinary))))
+      (declare (dynamic-extent #'make))
+      (call-with-claim size #'make))))
 
 (defmacro make-raw-vector (length type)
   "Return a fresh vector of LENGTH numbers of TYPE, a constant, that may hold anything: the caller
@@ -73,7 +70,10 @@ writes them all before other code sees it."
          (vector `(simple-array ,type (*))))
     `(let ((length ,length))
        (declare (type heap-octets length))
-       (sb-ext:truly-the ,vector
-                  (or (and (<= ,(floor +shortest-raw+ width) length)
-                           (raw-vector ,(sb-vm:saetp-typecode row) length (* ,width length)))
-                      (make-array length :element-type ',type))))))
+       (flet ((make-ordinary () (make-array length :element-type ',type)))
+         (declare (dynamic-extent #'make-ordinary))
+         (sb-ext:truly-the ,vector
+                    (if (<= ,(floor +shortest-raw+ width) length)
+                        (raw-vector ,(sb-vm:saetp-typecode row) length (* ,width length)
+                                    #'make-ordinary)
+                        (make-ordinary)))))))
