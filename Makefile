@@ -46,7 +46,7 @@ bin/tests.core: bin/clgrpc scripts/lisp/test.lisp $(TESTS) | install-test
 	@mv bin/tests.new $@
 
 test: bin/tests.core
-	@CLGRPC_SUITES="$(SUITES)" CLGRPC_SLOWEST="$(SLOWEST)" \
+	@CLGRPC_SUITES="$(SUITES)" CLGRPC_SLOWEST="$(SLOWEST)" CLGRPC_REPEATS="$(REPEATS)" \
 	  CLGRPC_PROGRAM=$${CLGRPC_PROGRAM:-$(CURDIR)/bin/clgrpc} \
 	  $(SBCL) --core bin/tests.core --noinform --dynamic-space-size $(HEAP_MB) </dev/null
 
@@ -110,7 +110,8 @@ help:
 	@echo 'make demo         run a RouteGuide server and client, and show what they say'
 	@echo 'make demo-cluster run a cluster of three nodes on etcd, kill one, and show what is seen'
 	@echo 'make test         run all tests; SUITES="hpack http2" runs some'
-	@echo '                  SLOWEST=20 names the twenty tests that took longest'
+	@echo '                  SLOWEST=20 names the twenty tests that took longest;'
+	@echo '                  REPEATS=2 runs tests that fail again, alone, if no more than two do'
 	@echo 'make endurance    run the tests that take long at their full length: the soak, the abuse,'
 	@echo '                  threads that are interrupted in calls, and seeds'
 	@echo 'make conformance  fetch and run h2spec, the interop programs of grpc-go, grpcurl, ConnectRPC (need Go)'

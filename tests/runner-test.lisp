@@ -69,6 +69,35 @@ of those that need not run alone."
                                      :output "/nonexistent/output" :result "/nonexistent/result")
                                     tally))))))
 
+(test failures-are-repeated-alone
+  "Up to so many tests that failed run again; a leak, and more failures than that, stay."
+  (let* ((suite (first (tests::chosen-suites '())))
+         (suite-name (find suite (test-names) :key #'get-test))
+         (ran '()))
+    (flet ((failures-left (failed names most)
+             "How many of FAILED failures, which the tests NAMES have, are left; STEADY passes never."
+             (let ((tally (tests::make-tally :suite suite-name
+                                             :failed failed :failures names)))
+               (setf ran '())
+               (let ((output (with-output-to-string (*standard-output*)
+                               (tests::repeat-failures
+                                (list suite) (list tally) most
+                                :run-alone (lambda (of name)
+                                             (is (eq suite of))
+                                             (push name ran)
+                                             (not (eq :steady name)))))))
+                 (is (= (tests::tally-passed tally) (count :flaky ran)))
+                 (is (eq (and (member :flaky ran) t)
+                         (and (search "NOT STEADY: FLAKY" output) t))))
+               (tests::tally-failed tally))))
+      (is (= 0 (failures-left 1 '(:flaky) 2)))
+      (is (= 1 (failures-left 2 '(:steady :flaky) 2)))
+      (is (equal '(:flaky :steady) ran))
+      (is (= 1 (failures-left 1 '(:flaky) 0)))
+      (is (= 3 (failures-left 3 '(:flaky :flaky :flaky) 2)) "more than MOST")
+      (is (= 2 (failures-left 2 '(:flaky) 2)) "a leak beside it")
+      (is (null ran)))))
+
 ;;; Tests made for this, which belong to no suite that the runner knows
 
 (defmacro with-sample-test ((name suite &body test) &body body)

@@ -299,10 +299,10 @@ it may need."
            (hole-p (+ octets others)))))
 
 (define-hot claim-octets ((octets heap-octets) (well boolean)) heap-octets
-  "Claim room for a vector of OCTETS that this thread is about to allocate, if it fits beside what
-others have claimed, and, if WELL, is sure to find a hole. Return what is claimed, OCTETS or 0, which
-the caller subtracts from **CLAIMED** once the vector is allocated. Without claims, threads that ask
-at once would all be given the same room."
+  "Claim room for a vector of OCTETS that this thread is about to allocate, if it fits beside the
+claims of others and, if WELL, is sure to find a hole. Return the octets claimed, OCTETS or 0. The
+caller subtracts them from **CLAIMED** once the vector is allocated. Without claims, threads that
+ask at once would all be given the same room."
   (let ((others (atomic-incf (car **claimed**) octets)))
     (declare (type heap-octets others))
     (cond ((if well (fits-well-p octets others) (fits-p octets others)) octets)
