@@ -42,7 +42,7 @@ does so, and when the vectors are gone there is room again."
               (assert (= 50000000 (length (make-raw-vector 50000000 octet))))
               (sb-ext:gc :full t)))
           (princ :survived))")
-    (is (eql 0 code))
+    (is (eql 0 code) "~A" output)
     (is (search "SURVIVED" output) "~A" output)))
 
 (defmacro holds-in-a-fresh-heap (&body body)
