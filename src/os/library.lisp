@@ -1,7 +1,8 @@
 ;;;; Libraries that are opened when they are first needed, and not at all if they never are.
 ;;;; DEFINE-LIBRARY declares the functions of one; OPEN-LIBRARY finds them. They may be called only
-;;;; after it has returned true. A saved core has none open: it opens them again when it needs them,
-;;;; on a machine that may have another version.
+;;;; after it has returned true. A saved core has no library open. It opens them again when it needs
+;;;; them, on a machine that may have another version. DEFINE-CALLABLE defines a Lisp function that
+;;;; a library calls.
 
 (in-package #:clgrpc.os)
 
@@ -104,3 +105,19 @@ of C names has the names of a function in different versions."
                                          ,i))
                           (function ,result ,@(mapcar #'second parameters)))
                          ,@(mapcar #'first parameters))))))
+
+;;; Functions that a library calls
+
+(defmacro define-callable (name result parameters &body body)
+  "Define NAME as a function that C can call, which returns RESULT. PARAMETERS are rows of the form
+(variable type); VARIABLE is nil if BODY has no use for it."
+  ;; how such a variable is declared ignored is not the same in all versions of SBCL
+  (let ((variables (loop for (variable) in parameters collect (or variable (gensym "UNUSED")))))
+    `(sb-alien:define-alien-callable ,name ,result
+         ,(loop for variable in variables
+                for (nil type) in parameters collect (list variable type))
+       ,@(remove-if #'symbol-package variables)
+       ,@body)))
+
+(defun callable-address (name)
+  (sap-int (sb-alien:alien-sap (sb-alien:alien-callable-function name))))

@@ -38,9 +38,6 @@
 (defconstant +ssl-error-want-client-hello+ 11)
 (defconstant +x509-flag-partial-chain+ #x80000
   "A root that was given is trusted also if it is not self-signed.")
-(defconstant +x509-flag-revocation+ #xC
-  "X509_V_FLAG_CRL_CHECK and …_ALL: all certificates of a chain are looked up in revocation lists.")
-(defconstant +x509-no-revocation-list+ 3 "X509_V_ERR_UNABLE_TO_GET_CRL.")
 (defconstant +extension-server-name+ 0)
 (defconstant +extension-alpn+ 16)
 (defconstant +alert-unrecognized-name+ 112)
@@ -60,23 +57,9 @@
   "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
   "AES-128 first: it is as good as any for these decades, and costs least.")
 
-;;; OpenSSL's callbacks. They run inside SSL_do_handshake, on the loop, and neither allocate (but
-;;; for LOG-SECRET) nor unwind. A ClientHello is examined outside of them: its callback first makes
-;;; OpenSSL return, and SHAKE-HANDS decides; see CHOOSE there.
-
-(defmacro define-callable (name result parameters &body body)
-  "Define NAME as a function that C can call, which returns RESULT. PARAMETERS are rows of the form
-(variable type); VARIABLE is nil if BODY has no use for it."
-  ;; how such a variable is declared ignored is not the same in all versions of SBCL
-  (let ((variables (loop for (variable) in parameters collect (or variable (gensym "UNUSED")))))
-    `(sb-alien:define-alien-callable ,name ,result
-         ,(loop for variable in variables
-                for (nil type) in parameters collect (list variable type))
-       ,@(remove-if #'symbol-package variables)
-       ,@body)))
-
-(defun callable-address (name)
-  (sap-int (sb-alien:alien-sap (sb-alien:alien-callable-function name))))
+;;; OpenSSL's callbacks. They run inside SSL_do_handshake, on the loop. They neither allocate
+;;; (except LOG-SECRET, see the file key-log) nor unwind. They do not examine a ClientHello: its
+;;; callback first makes OpenSSL return, and SHAKE-HANDS decides; see CHOOSE there.
 
 (defun hello-extension (ssl kind)
   "The address and length of the extension KIND of the ClientHello that SSL has read, or 0 and 0."
@@ -172,81 +155,6 @@ it."
     (cond ((eq context :refused) (ssl-set-ex-data ssl 0 +alert-unrecognized-name+))
           (t (when context (ssl-set-context ssl context))
              (ssl-set-ex-data ssl 0 +accepted+)))))
-
-;;; Revocation lists (RFC 5280 section 5, gRFC A69). A certificate of whose issuer there is no list
-;;; is taken, as A69 has it by default; one that is listed, or whose list has expired, is not.
-
-(define-callable bear-missing-list int ((ok int) (verification (unsigned 64)))
-  (cond ((= 1 ok) 1)
-        ((= +x509-no-revocation-list+ (x509-store-ctx-get-error verification))
-         (x509-store-ctx-set-error verification 0)
-         1)
-        (t 0)))
-
-(defun add-revocation-lists (context text what)
-  "Make CONTEXT refuse certificates that the revocation lists of TEXT, PEM, have. WHAT names the
-text in the TLS-ERROR that is signalled if it cannot be used."
-  (let ((store (ssl-ctx-get-cert-store context)))
-    (x509-store-set-flags store +x509-flag-revocation+)
-    (ssl-ctx-set-verify context (ssl-ctx-get-verify-mode context)
-                        (callable-address 'bear-missing-list))
-    (call-with-revocation-lists
-     (lambda (list)
-       (unless (= 1 (x509-store-add-crl store list))
-         (tls-error "A revocation list of ~A cannot be used: ~A." what (openssl-failure))))
-     text what)))
-
-;;; The log of secrets (RFC 9850), by which Wireshark and others read recorded connections. The file
-;;; is opened for each line: there are few, and it may be moved meanwhile. A line and its end go out
-;;; by one writev, so those of several threads do not mix.
-
-(declaim (type list **key-logs**))
-(defglobal **key-logs** '())            ; from addresses of contexts to names of files
-
-(defun forget-key-logs ()
-  (setf **key-logs** '()))
-
-(pushnew 'forget-key-logs sb-ext:*save-hooks*)
-
-(defconstant +key-log-mode+ #o600 "The permissions of a key log: its owner may read it.")
-
-(defun write-line-of-c (descriptor line)
-  "Write LINE, the address of a text of C, and a newline to DESCRIPTOR."
-  (with-alien ((parts (array (unsigned 64) 4)) (end (unsigned 8) 10))
-    (setf (deref parts 0) line
-          (deref parts 1) (loop for i of-type (unsigned-byte 16) from 0 below 4096
-                                until (zerop (sb-sys:sap-ref-8 (int-sap line) i))
-                                finally (return i))
-          (deref parts 2) (sap-int (sb-alien:alien-sap (addr end)))
-          (deref parts 3) 1)
-    (alien-funcall (extern-alien "writev" (function long int system-area-pointer int))
-                   descriptor (sb-alien:alien-sap parts) 2)))
-
-(define-callable log-secret void ((ssl (unsigned 64)) (line (unsigned 64)))
-  (let ((entry (assoc (ssl-get-context ssl) **key-logs**)))
-    (when entry
-      (let ((descriptor (open-to-append (cdr entry) +key-log-mode+)))
-        (unless (failed-p descriptor)
-          (write-line-of-c descriptor line)
-          (close-descriptor descriptor)))))
-  (values))
-
-(defun log-secrets (context file)
-  "Have the secrets of CONTEXT's sessions appended to FILE, a native name, which only its owner may
-read. Signal TLS-ERROR if it cannot be opened."
-  (let* ((name (string-octets file))
-         (descriptor (open-to-append name +key-log-mode+)))
-    (when (failed-p descriptor)
-      (tls-error "The key log ~A cannot be opened: ~A." file (errno-text descriptor)))
-    (close-descriptor descriptor)
-    (sb-ext:atomic-push (cons context name) (symbol-value '**key-logs**))
-    (ssl-ctx-set-keylog context (callable-address 'log-secret))))
-
-(defun end-key-log (context)
-  "CONTEXT is about to be freed: it has no key log any more."
-  (loop for old = **key-logs**
-        until (eq old (sb-ext:compare-and-swap (symbol-value '**key-logs**) old
-                                               (remove context old :key #'car)))))
 
 ;;; How long a session may be resumed: as long as all certificates are valid that vouched for its
 ;;; peer. A server's ticket carries that time, as a universal time, for the tickets that are given

@@ -58,7 +58,7 @@ section 2). From any thread."
   "The roots, DER, of DOMAIN, whose value in the file is BUNDLE."
   (let ((keys (json-member bundle "keys")))
     (unless (trust-domain-p domain)
-      (bundle-error what "~S is no name of a trust domain" domain))
+      (bundle-error what "~S is not the name of a trust domain" domain))
     (unless (simple-vector-p keys) (bundle-error what "~A has no keys" domain))
     (map 'list (lambda (key) (key-certificate key domain what)) keys)))
 
@@ -69,10 +69,10 @@ naming the text as WHAT, if it is not of that form."
                      (json-member (parse-json text :max-depth 10 :max-length +max-bundle-octets+)
                                   "trust_domains")
                    (clgrpc-error (error) (bundle-error what "~A" error)))))
-    (unless (consp domains) (bundle-error what "there are no trust_domains"))
+    (unless (consp domains) (bundle-error what "it has no trust_domains"))
     (loop for (domain . bundle) in domains
           when (< 1 (count domain domains :key #'car :test #'string=))
-            do (bundle-error what "~A is there twice" domain)
+            do (bundle-error what "it has ~A twice" domain)
           collect (cons domain (domain-roots domain bundle what)))))
 
 (defun vouched-for-p (bundles certificate root)
