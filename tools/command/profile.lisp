@@ -32,8 +32,9 @@ with our own `load` for services of `serve`, else nil."
                               '("--listen" "127.0.0.1:0")))))
     command))
 
-(defun write-profile-as (format profile before stream)
-  "Write PROFILE to STREAM in FORMAT, with BEFORE, another or nil, side by side."
+(defun write-profile-as (format profile before stacks stream)
+  "Write PROFILE to STREAM in FORMAT, with BEFORE, another or nil, side by side. STACKS, :cpu or
+:off-cpu, are those to write where the format has one kind only."
   (ecase format
     (:text (profile:write-profile profile stream)
      (when before (profile:write-difference before profile stream)))
@@ -45,8 +46,8 @@ with our own `load` for services of `serve`, else nil."
                        :stream stream)
      (terpri stream))
     (:html (profile:write-profile-page profile stream :before before))
-    (:folded (profile:write-folded profile stream))
-    (:pprof (profile:write-pprof profile))))
+    (:folded (profile:write-folded profile stream :stacks stacks))
+    (:pprof (profile:write-pprof profile :stacks stacks))))
 
 (defun call-for-profile (function &rest arguments)
   "Call FUNCTION with ARGUMENTS; a PROFILE-ERROR is a FAILURE."
@@ -74,7 +75,10 @@ with our own `load` for services of `serve`, else nil."
               :text
               "The format of the report; html is one page, with a flame graph, and with --compare
       one of the differences; folded are stacks for speedscope and its like, pprof is for `go tool
-      pprof`.")))
+      pprof`.")
+      (stacks "KIND" (choice-parser :cpu :off-cpu) :cpu
+              "The stacks that folded and pprof have: those of CPU time, or, off-cpu, those in which
+      threads sleep.")))
     "Show where the time of a process goes: CPU by subsystem, by phase of a call and by function,
 system calls, waits and switches of thread, batons, allocation and collections. Samples with perf."
   (let* ((pid (and (null (rest what)) (parse-integer (first what) :junk-allowed t)))
@@ -84,11 +88,11 @@ system calls, waits and switches of thread, batons, allocation and collections. 
       (format *error-output* "clgrpc profile: nothing puts load on it; name a load by --load~%")
       (finish-output *error-output*))
     (let ((before (and compare (call-for-profile #'profile:read-profile compare))))
-      (write-profile-as output
+      (call-for-profile #'write-profile-as output
                         (call-for-profile #'profile:profile
                                           :pid pid :command command :in-flight in-flight
                                           :seconds seconds :rounds rounds
                                           :sampler sampler
                                           :load load)
-                        before *standard-output*)))
+                        before stacks *standard-output*)))
   0)

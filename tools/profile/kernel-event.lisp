@@ -1,6 +1,10 @@
 ;;;; The kernel's tracepoints in the output of `perf script`: system calls and how long they took,
-;;;; threads that gave up their processor, and futexes with the stack that waited. Pure functions of
-;;;; a stream. A line is `TID SECONDS: EVENT: TEXT`, with the frames of a futex's stack below it.
+;;;; threads that gave up their processor, and for how long, and futexes. Pure functions of a
+;;;; stream. A line is `TID SECONDS: EVENT: TEXT`; below it are the frames of the stack, if that was
+;;;; asked for.
+;;;;
+;;;; A thread sleeps from the switch to another one until the next of its own events, which is the
+;;;; end of the system call in which it waited.
 
 (in-package #:clgrpc.profile)
 
@@ -23,6 +27,10 @@
   ;; threads that gave up their processor since they waited, or nil if that was not followed
   (slept 0 :type (or null unsigned-byte))
   (preempted 0 :type (or null unsigned-byte)) ; and since another was due
+  ;; from a thread's id to (ns . frames) of the sleep that it is in
+  (asleep (make-hash-table) :type hash-table :read-only t)
+  (sleeps (make-hash-table :test 'equal) :type hash-table :read-only t) ; from waiters to TALLYs
+  (off-cpu (make-sums) :type sums :read-only t) ; the stacks of sleeps; a sample is a nanosecond
   ;; from a thread's id to (ns name futex's tally or nil) of the system call that it is in
   (open (make-hash-table) :type hash-table :read-only t))
 
@@ -72,16 +80,18 @@ else nil."
            (stop (and name (search ": " line :start2 name))))
       (and stop (values tid ns (subseq line name stop) (subseq line (+ 2 stop)))))))
 
+(defun add-duration (tally ns)
+  (incf (tally-count tally))
+  (incf (tally-ns tally) ns)
+  (setf (tally-longest-ns tally) (max ns (tally-longest-ns tally))))
+
 (defun end-system-call (events tid ns result)
   (destructuring-bind (&optional begin name futex) (gethash tid (events-open events))
     (when begin
       (remhash tid (events-open events))
       (flet ((add (tally)
-               (let ((took (max 0 (- ns begin))))
-                 (incf (tally-count tally))
-                 (when (and result (minusp result)) (incf (tally-failed tally)))
-                 (incf (tally-ns tally) took)
-                 (setf (tally-longest-ns tally) (max took (tally-longest-ns tally))))))
+               (when (and result (minusp result)) (incf (tally-failed tally)))
+               (add-duration tally (max 0 (- ns begin)))))
         (add (find-tally name (events-calls events)))
         (when futex (add futex))))))
 
@@ -109,9 +119,22 @@ ours that is furthest in, or the furthest Lisp function."
         (found (lambda (frame) (eq :native (frame-kind frame))))
         "(unknown)")))
 
-(defun add-futex (events tid ns text frames)
+(defun begin-sleep (events tid ns frames)
+  "The thread TID gives up its processor, in FRAMES; those of the kernel are the same for all."
+  (setf (gethash tid (events-asleep events))
+        (cons ns (or (member :kernel frames :key #'frame-kind :test-not #'eq) frames))))
+
+(defun end-sleep (events tid ns)
+  "Count the sleep of the thread TID, if it is in one, which ends at NS."
+  (destructuring-bind (&optional begin &rest frames) (gethash tid (events-asleep events))
+    (when begin
+      (remhash tid (events-asleep events))
+      (let ((slept (max 0 (- ns begin))))
+        (add-duration (find-tally (waiter frames) (events-sleeps events)) slept)
+        (add-sample (events-off-cpu events) tid frames slept)))))
+
+(defun add-futex (events tid text frames)
   "A thread is about to use a futex. If it waits, its wait counts for the waiting function as well."
-  (declare (ignore ns))
   (when (futex-wait-p text)
     (let ((open (gethash tid (events-open events))))
       (when open
@@ -128,11 +151,18 @@ ours that is furthest in, or the furthest Lisp function."
                    (list ns (system-call-name number) nil)))))
         ((uiop:string-suffix-p name "sys_exit")
          (end-system-call events tid ns (text-number text "= ")))
-        ((uiop:string-suffix-p name "sched_switch")
-         ;; R, R+: it could have gone on
-         (if (search "prev_state=R" text)
-             (incf (events-preempted events))
-             (incf (events-slept events))))))
+        ((not (uiop:string-suffix-p name "sched_switch")))
+        ((runnable-p text) (incf (events-preempted events)))
+        (t (incf (events-slept events)))))
+
+(defun runnable-p (text)
+  "True if TEXT is of a switch from a thread that could have gone on: its state is R or R+."
+  (search "prev_state=R" text))
+
+(defun add-stack-event (events tid ns name text frames)
+  "An event whose stack is FRAMES."
+  (cond ((uiop:string-suffix-p name "sys_enter_futex") (add-futex events tid text frames))
+        ((not (runnable-p text)) (begin-sleep events tid ns frames))))
 
 (defun read-locks (streams)
   "A hash table from address to name, of the locks that the agent has written to STREAMS, one after
@@ -149,28 +179,33 @@ several, all their names."
                              name
                              (format nil "~A or ~A" known name)))))))))
 
+(defun stack-event-p (name)
+  "True if the events NAME are recorded with their stacks."
+  (or (uiop:string-suffix-p name "sys_enter_futex") (uiop:string-suffix-p name "sched_switch")))
+
 (defun count-events (stream symbolizer begin-ns end-ns &optional (locks (make-hash-table)))
   "EVENTS of STREAM, the output of perf script, from BEGIN-NS to END-NS. LOCKS, a hash table, has
 the names of futexes by their addresses."
   (let ((events (make-events :locks locks))
-        (futex nil) (frames '()))
-    (flet ((end-futex ()
-             (when futex
-               (destructuring-bind (tid ns text) futex
-                 (add-futex events tid ns text (nreverse frames))))
-             (setf futex nil frames '())))
+        (event nil) (frames '()))       ; an event whose stack is being read
+    (flet ((end-stack ()
+             (when event
+               (apply #'add-stack-event events (append event (list (nreverse frames)))))
+             (setf event nil frames '())))
       (loop for line = (read-line stream nil)
             while line
             do (multiple-value-bind (tid ns name text) (parse-event line)
                  (cond (tid
-                        (end-futex)
+                        (end-stack)
                         (when (<= begin-ns ns end-ns)
-                          (if (uiop:string-suffix-p name "sys_enter_futex")
-                              (setf futex (list tid ns text))
-                              (add-event events tid ns name text))))
-                       (futex (let ((frame (parse-frame line symbolizer)))
+                          (end-sleep events tid ns)
+                          (add-event events tid ns name text)
+                          (when (stack-event-p name) (setf event (list tid ns name text)))))
+                       (event (let ((frame (parse-frame line symbolizer)))
                                 (when frame (push frame frames)))))))
-      (end-futex))
+      (end-stack))
+    (dolist (tid (loop for tid being the hash-keys of (events-asleep events) collect tid))
+      (end-sleep events tid end-ns))
     events))
 
 ;;; strace, where perf may not follow

@@ -44,7 +44,8 @@
           (if (<= (paranoia) 0) '("-a") (list "-p" (princ-to-string pid)))))
 
 (defun tracing-arguments (pid)
-  (list "-e" "raw_syscalls:sys_enter" "-e" "raw_syscalls:sys_exit" "-e" "sched:sched_switch"
+  (list "-e" "raw_syscalls:sys_enter" "-e" "raw_syscalls:sys_exit"
+        "-e" "sched:sched_switch/call-graph=fp/"
         "-e" "syscalls:sys_enter_futex/call-graph=fp/" "-p" (princ-to-string pid)))
 
 (defun await-recording (process path)

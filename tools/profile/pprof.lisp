@@ -17,13 +17,21 @@ nanoseconds that are its own."
                (map nil (lambda (child) (visit child stack)) children))))
     (map nil (lambda (child) (visit child '())) (or (member-of root "children") #()))))
 
-(defun write-folded (profile stream)
-  "Write the stacks of PROFILE to STREAM, folded, with the microseconds of each."
+(defun profile-stacks (profile kind)
+  "The tree of stacks of PROFILE of KIND, :cpu or :off-cpu."
+  (or (ecase kind
+        (:cpu (member-of profile "cpu" "flame"))
+        (:off-cpu (member-of profile "events" "offCpu" "flame")))
+      (fail "the profile has no stacks of threads that sleep; they need perf and tracefs")))
+
+(defun write-folded (profile stream &key (stacks :cpu))
+  "Write the stacks of PROFILE, those of STACKS, :cpu or :off-cpu, to STREAM, folded, with the
+microseconds of each."
   (map-stacks (lambda (stack ns)
                 (format stream "~{~A~^;~} ~D~%"
                         (mapcar (lambda (name) (substitute #\: #\; name)) (reverse stack))
                         (max 1 (round ns 1000))))
-              (member-of profile "cpu" "flame")))
+              (profile-stacks profile stacks)))
 
 ;;; profile.proto
 
@@ -64,14 +72,16 @@ nanoseconds that are its own."
                     (add-number buffer 1 number)
                     (add-number buffer 2 number))))
 
-(defun pprof-octets (profile)
-  "PROFILE as a message perftools.profiles.Profile, octets. The numbers of a location, of its
-function and of the function's name are the same."
+(defun pprof-octets (profile stacks)
+  "The STACKS, :cpu or :off-cpu, of PROFILE as a message perftools.profiles.Profile, octets. The
+numbers of a location, of its function and of the function's name are the same. Of sleeps only the
+time is known, which is what Go calls delay."
   (let ((strings (make-hash-table :test 'equal))
         (texts (make-array 16 :adjustable t :fill-pointer 0))
         (locations (make-hash-table))
         (samples '())
-        (period-ns (member-of profile "cpu" "periodNs")))
+        (cpu (eq :cpu stacks))
+        (period-ns (if (eq :cpu stacks) (member-of profile "cpu" "periodNs") 1)))
     (labels ((text (string)
                (or (gethash string strings)
                    (setf (gethash string strings) (vector-push-extend string texts))))
@@ -87,29 +97,33 @@ function and of the function's name are the same."
                (push (message-octets
                       (lambda (buffer)
                         (add-octets buffer 1 (packed (mapcar #'location stack)))
-                        (add-octets buffer 2 (packed (list (max 1 (round ns period-ns))
-                                                           (round ns))))))
+                        (add-octets buffer 2 (packed (append
+                                                      (when cpu (list (max 1 (round ns period-ns))))
+                                                      (list (round ns)))))))
                      samples)))
       (text "")                         ; the first is to be empty
       (message-octets
        (lambda (buffer)
-         (add-octets buffer 1 (value-type "samples" "count"))
-         (add-octets buffer 1 (value-type "cpu" "nanoseconds"))
-         (map-stacks #'sample (member-of profile "cpu" "flame"))
+         (when cpu (add-octets buffer 1 (value-type "samples" "count")))
+         (add-octets buffer 1 (value-type (if cpu "cpu" "delay") "nanoseconds"))
+         (map-stacks #'sample (profile-stacks profile stacks))
          (dolist (sample (nreverse samples)) (add-octets buffer 2 sample))
          (loop for name being the hash-keys of locations
                do (add-octets buffer 4 (location-octets name))
                   (add-octets buffer 5 (function-octets name)))
-         (let ((period-type (value-type "cpu" "nanoseconds")))
+         (let ((period-type (value-type (if cpu "cpu" "delay") "nanoseconds")))
            (loop for text across texts do (add-octets buffer 6 (string-octets text)))
-           (add-number buffer 10 (round (* +ns-per-second+ (member-of profile "cpu" "seconds"))))
+           (add-number buffer 10 (round (* +ns-per-second+
+                                           (member-of profile (if cpu "cpu" "events")
+                                                      "seconds"))))
            (add-octets buffer 11 period-type)
            (add-number buffer 12 (round period-ns))))))))
 
-(defun write-pprof (profile)
-  "Write PROFILE in pprof's format to the standard output, octets."
+(defun write-pprof (profile &key (stacks :cpu))
+  "Write the STACKS, :cpu or :off-cpu, of PROFILE in pprof's format to the standard output, octets."
   (finish-output)
-  (let ((stream (sb-sys:make-fd-stream 1 :output t :element-type '(unsigned-byte 8)
+  (let ((octets (pprof-octets profile stacks))
+        (stream (sb-sys:make-fd-stream 1 :output t :element-type '(unsigned-byte 8)
                                          :buffering :full)))
-    (write-sequence (pprof-octets profile) stream)
+    (write-sequence octets stream)
     (finish-output stream)))

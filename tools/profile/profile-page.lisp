@@ -47,6 +47,17 @@
                    rows)
               :label "waits"))
 
+(defun sleep-table (rows)
+  (page:table '(("function that sleeps" :text) ("count" :number) ("per call" :number) ("ms" :number)
+                ("longest ms" :number :wide))
+              (mapcar (lambda (row)
+                        (list (member-of row "name") (figure (member-of row "count"))
+                              (figure (member-of row "perCall"))
+                              (milliseconds (member-of row "ns"))
+                              (milliseconds (member-of row "longestNs"))))
+                      (first-rows rows 30))
+              :label "sleeps"))
+
 (defun octet-table (rows title most)
   (page:table `((,title :text) ("octets a call" :number) ,@(when (member-of (elt rows 0) "share")
                                                              '(("share" :number))))
@@ -135,6 +146,13 @@
                                                      preempted."
                                                 (member-of events "slept")
                                                 (member-of events "preempted")))))
+             (and (member-of events "offCpu")
+                  (page:card "Where threads sleep"
+                             (list (flame-graph (member-of events "offCpu" "flame")
+                                                "flame graph of the time off the processor")
+                                   (sleep-table (member-of events "sleeps")))
+                             :note "Callers are below; as wide as the time that threads were off
+the processor, all threads together. Idle threads are the widest."))
              (and (plusp (length (member-of events "futexes")))
                   (page:card "Waits on locks and conditions"
                              (list (wait-table (member-of events "futexes")))

@@ -171,7 +171,14 @@ seen more often than their share."
                            "ns" (tally-ns tally) "longestNs" (tally-longest-ns tally)))
          tallies)))
 
-(defun event-data (events record)
+(defun off-cpu-data (sums pid)
+  "The stacks SUMS in which threads of the process PID have slept; nil without any."
+  (when (plusp (sums-samples sums))
+    (object "ns" (sums-samples sums)
+            "threads" (thread-rows sums pid 1)
+            "flame" (node-data (sums-root sums) 1 (max 1 (floor (sums-samples sums) 2000))))))
+
+(defun event-data (events record pid)
   (let* ((calls (calls-between record))
          (before (record-before record)) (after (record-after record))
          (slept (events-slept events)) (preempted (events-preempted events)))
@@ -180,6 +187,8 @@ seen more often than their share."
             "calls" calls
             "systemCalls" (tally-rows (events-calls events) calls)
             "futexes" (tally-rows (events-futexes events) calls)
+            "sleeps" (tally-rows (events-sleeps events) calls)
+            "offCpu" (off-cpu-data (events-off-cpu events) pid)
             "slept" slept
             "preempted" preempted
             "switchesPerCall" (and slept calls (plusp calls)
@@ -372,14 +381,14 @@ followed with perf, if PERF is true and the kernel allows it, or else strace; ni
                     (after (ask-for-locks subject (path "locks.after")))
                     (locks (read-locks (append before after))))
                (lambda (symbolizer)
-                       (event-data (record-events record pid symbolizer locks) record))))
+                 (event-data (record-events record pid symbolizer locks) record pid))))
             ((program-there-p "strace")
              (let ((record (strace subject seconds (path "strace"))))
                (lambda (symbolizer)
                  (declare (ignore symbolizer))
                  (event-data (with-open-file (stream (record-path record))
                                (parse-strace stream))
-                             record))))))))
+                             record pid))))))))
 
 (defun allocation (subject seconds directory)
   "The allocating functions, by SBCL's profiler in the agent of SUBJECT; nil without an agent."
@@ -440,13 +449,12 @@ PERF is true."
             "unseen" (unseen-lines subject cpu events))))
 
 (defun without-flame (profile)
-  "PROFILE, a round of several, without its flame graph."
+  "PROFILE, a round of several, without its flame graphs."
   (flet ((without (name alist) (remove name alist :key #'car :test #'string=)))
-    (mapcar (lambda (entry)
-              (if (string= "cpu" (car entry))
-                  (cons "cpu" (without "flame" (cdr entry)))
-                  entry))
-            profile)))
+    (loop for (name . part) in profile
+          collect (cons name (cond ((string= "cpu" name) (without "flame" part))
+                                   ((string= "events" name) (without "offCpu" part))
+                                   (t part))))))
 
 (defun cpu-per-call (profile)
   (let ((calls (member-of profile "cpu" "calls")) (ns (member-of profile "cpu" "kernelNs")))

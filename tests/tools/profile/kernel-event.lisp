@@ -15,6 +15,10 @@
    "	         37ecd08 [unknown] (/opt/clgrpc)"
    ""
    "  398 100.000040:       sched:sched_switch: prev_comm=clgrpc watch prev_pid=398 prev_prio=120 prev_state=S ==> next_comm=x next_pid=412 next_prio=120"
+   "	ffffffff81c0 __schedule ([kernel.kallsyms])"
+   "	          101829 syscall (/usr/lib/x86_64-linux-gnu/libc.so.6)"
+   "	         37ecd08 [unknown] (/opt/clgrpc)"
+   ""
    "  399 100.000050:       sched:sched_switch: prev_comm=clgrpc prev_pid=399 prev_prio=120 prev_state=R+ ==> next_comm=x next_pid=412 next_prio=120"
    "  398 100.032030:    raw_syscalls:sys_exit: NR 202 = -110"
    ;; one that wakes
@@ -40,6 +44,24 @@
                  (tally-list (gethash '("clgrpc.profile::find-range" nil) futexes)))
           "who wakes does not wait"))
     (is (= 1 (hash-table-count futexes)))))
+
+(test sleeps-have-stacks
+  "A thread sleeps from the switch until its next event, or the end; one that could go on does not."
+  (flet ((sleeps (begin-ns end-ns)
+           (let* ((events (profile::count-events (recorded-events) (symbolizer) begin-ns end-ns))
+                  (sums (profile::events-off-cpu events)))
+             (values (loop for name being the hash-keys of (profile::events-sleeps events)
+                             using (hash-value tally)
+                           collect (cons name (tally-list tally)))
+                     (profile::sums-samples sums)
+                     (loop for name being the hash-keys of (profile::sums-own sums)
+                           collect name)))))
+    (multiple-value-bind (sleeps ns innermost) (sleeps 0 100033000000)
+      (is (equal '(("clgrpc.profile::find-range" 1 0 31990000 31990000)) sleeps))
+      (is (= 31990000 ns))
+      (is (equal '("syscall") innermost) "nothing of the kernel"))
+    (is (= 19960000 (nth-value 1 (sleeps 0 100020000000))) "until the end of the record")
+    (is (null (sleeps 100000045000 100033000000)) "one that has begun before")))
 
 (test waits-on-locks-by-name
   (let ((mutex (sb-thread:make-mutex :name "a lock of tests")))

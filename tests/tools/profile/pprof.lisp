@@ -7,7 +7,9 @@
   (profile::object "name" name "ns" ns "children" (coerce children 'vector)))
 
 (defun profile-of (root)
-  (profile::object "cpu" (profile::object "flame" root "periodNs" 250000 "seconds" 2)))
+  (profile::object "cpu" (profile::object "flame" root "periodNs" 250000 "seconds" 2)
+                   "events" (profile::object "offCpu" (profile::object "flame" root)
+                                             "seconds" 1)))
 
 (defparameter *tree* (tree "all" 5000000
                            (tree "main" 5000000
@@ -21,21 +23,33 @@
                (with-output-to-string (stream)
                  (profile:write-folded (profile-of *tree*) stream)))))
 
-(test pprof-reads-it
-  "`go tool pprof` has the functions with their shares."
-  (support:need-program "go")
+(test a-profile-without-sleeps-says-so
+  (signals profile:profile-error
+    (profile:write-folded (profile::object "cpu" (profile::object "flame" *tree*))
+                          (make-broadcast-stream) :stacks :off-cpu)))
+
+(defun check-pprof-reads (stacks sample-index duration)
+  "Check that `go tool pprof` reads STACKS, values of the type SAMPLE-INDEX, of a profile that took
+DURATION."
   (uiop:with-temporary-file (:stream stream :pathname path :element-type '(unsigned-byte 8))
-    (write-sequence (profile::pprof-octets (profile-of *tree*)) stream)
+    (write-sequence (profile::pprof-octets (profile-of *tree*) stacks) stream)
     (finish-output stream)
-    (let ((output (uiop:run-program (list "go" "tool" "pprof" "-top" "-sample_index=cpu"
+    (let ((output (uiop:run-program (list "go" "tool" "pprof" "-top"
+                                          (format nil "-sample_index=~A" sample-index)
                                           (uiop:native-namestring path))
                                     :output :string :error-output nil :ignore-error-status t)))
-      (is (search "Duration: 2s" output) "~A" output)
+      (is (search (format nil "Duration: ~A" duration) output) "~A" output)
       (loop for (name flat) in '(("leaf" "3ms") ("main" "1ms") ("a;b" "1ms"))
             do (is (find-if (lambda (line)
                               (and (search name line) (search flat line)))
                             (uiop:split-string output :separator '(#\Newline)))
                    "~A is not there with ~A: ~A" name flat output)))))
+
+(test pprof-reads-it
+  "`go tool pprof` has the functions with their shares, those of sleeps, too."
+  (support:need-program "go")
+  (check-pprof-reads :cpu "cpu" "2s")
+  (check-pprof-reads :off-cpu "delay" "1s"))
 
 (test flames-differ
   "What takes a larger share than before is warm, what takes a smaller one cold, by its stack."
