@@ -659,6 +659,10 @@ status 415"
   ("A cron expression has five fields, as cron(5) has them"
    "workflow" "cron-expressions"
    "cluster/workflow/schedules/cron.lisp" "(or day weekday)" "(and day weekday)")
+  ("`store-full`, and `store-forbids` if the node's user of etcd lacks a right"
+   "workflow" "what-does-not-pass-is-not-told-as-passing"
+   "cluster/workflow/workflow-client.lisp" "(typep condition 'store-unavailable)"
+   "(typep condition '(or store-unavailable store-full))")
   ("| `:max-signals` | 100 | that wait in a workflow for a step |"
    "workflow" "signals-wait-for-their-steps"
    "cluster/workflow/decisions/decision.lisp"

@@ -83,10 +83,13 @@
         for (channel . session) = (elt sessions (mod beat count))
         do (let ((due (+ begin (base:seconds-ns (* beat (/ +session-seconds+ 3 count))))))
              (sleep (max 0 (base:ns-seconds (- due (base:monotonic-ns)))))
-             (handler-case (methods:heartbeat channel
-                                              (v1:make-heartbeat-request :session session)
-                                              :timeout 5)
-               (error () (note-failure))))))
+             ;; each worker waits for its own
+             (grpc:attach (grpc:call-async #'methods:heartbeat channel
+                                           (v1:make-heartbeat-request :session session)
+                                           :timeout 5)
+                          (lambda (reply condition)
+                            (declare (ignore reply))
+                            (when condition (note-failure)))))))
 
 (defun start-workers (count)
   (let ((sessions (make-array count)))

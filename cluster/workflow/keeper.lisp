@@ -299,8 +299,10 @@ the store does not do now is done when it is back."
           (node-timers node) (loop repeat +timer-jobs+
                                    collect (etcd:add-job etcd (lambda () (run-timers node))))
           (node-keeper node) (etcd:add-job etcd (lambda () (attend-keeper node due)))
+          (node-renewer node) (etcd:add-job etcd (lambda () (run-renewer node)))
           (node-jobs node) (list* (node-keeper node)
                                   (etcd:add-job etcd (lambda () (sweep-now-and-then node)))
+                                  (node-renewer node)
                                   (append (node-timers node)
                                           (task-queue-idle (node-task-queue node)))))
     (mapc #'loop:wake-job (subseq (node-jobs node) 0 2))))
@@ -368,6 +370,7 @@ client is closed. Nothing of its workflows is lost; other nodes go on with them.
 its own."
   (end-counting service)
   (close-task-queue service)
+  (end-heartbeats service)
   (end-watches service)
   (stop-feed (node-feed service))
   (end-jobs service)

@@ -3,10 +3,17 @@
 ;;;; owner of the session, the name contains that owner, too, and no other peer may use it. The
 ;;;; store's own clock decides whether a worker lives, and a store that does not answer for a while
 ;;;; ends no session. When the key is gone, some node gives the session's claims to other workers.
+;;;;
+;;;; A job renews the leases of workers without tasks: of one at once, of all whose heartbeats come
+;;;; soon after that together; such a burst costs the store little more than one renewal. The
+;;;; heartbeat of a worker with tasks goes to the store by itself, since its claims are read, too.
 
 (in-package #:clgrpc.workflow)
 
 (defconstant +default-session-seconds+ 10)
+(defconstant +gathering-seconds+ 1/4
+  "So long after a burst of renewals heartbeats wait for the next burst.")
+(defconstant +most-waiting-heartbeats+ 10000 "The most heartbeats that wait at a node.")
 
 (defun session-number (session)
   "The number of the lease that SESSION names. Signal SESSION-LOST if it names none."
@@ -75,9 +82,9 @@ session: a client that gives the number of another lease does nothing to that le
   "Renew SESSION, and return how long it lasts. One that the watch of the index has told of is one;
 of another the store is asked whether it is. Signal SESSION-LOST if it has ended."
   (if (session-known-p node session)
-      (handler-case (etcd:renew-lease (etcd:lease-by-number (node-etcd node)
-                                                            (session-number session)))
-        (etcd:lease-not-found () (refuse :session-lost "the session ~A has ended" session)))
+      (or (first (etcd:renew-leases (list (etcd:lease-by-number (node-etcd node)
+                                                                (session-number session)))))
+          (refuse :session-lost "the session ~A has ended" session))
       (etcd:lease-seconds (session-lease node session))))
 
 (defun session-claims (node session)
@@ -158,6 +165,93 @@ them."
             (setf (gethash claim current) t))
           (drop-unheld node session (lambda (claim) (gethash claim known)) seconds claims times)))
       (remove-if (lambda (held) (gethash (claim-of held) current)) held))))
+
+;;; Heartbeats of workers without tasks
+
+(defun idle-heartbeat-p (node session held)
+  "True if a heartbeat of SESSION, which has HELD, only has to renew its lease."
+  (and (node-renewer node)
+       (zerop (length held))
+       (session-known-p node session)
+       (not (may-have-claims-p node session))))
+
+(defun queue-heartbeat (node session call)
+  "Let CALL, a heartbeat of SESSION, wait until the lease is renewed, with others. Return false if
+too many wait."
+  (let ((queue (node-heartbeats node)) (number (session-number session)) (wake nil))
+    (forget-load node session)
+    (sb-thread:with-mutex ((heartbeat-queue-lock queue))
+      (when (heartbeat-queue-closed queue)
+        (refuse :store-unavailable "the node is stopping"))
+      (when (<= +most-waiting-heartbeats+ (heartbeat-queue-count queue))
+        (return-from queue-heartbeat nil))
+      (push (list* session number call) (heartbeat-queue-waiting queue))
+      (incf (heartbeat-queue-count queue))
+      (setf wake (not (heartbeat-queue-gathering queue))))
+    (when wake (loop:wake-job (node-renewer node)))
+    t))
+
+(defun take-heartbeats (node)
+  "The heartbeats that wait at NODE, which do so no longer, the oldest first. If there are some, the
+next ones gather."
+  (let ((queue (node-heartbeats node)))
+    (sb-thread:with-mutex ((heartbeat-queue-lock queue))
+      (setf (heartbeat-queue-gathering queue) (plusp (heartbeat-queue-count queue))
+            (heartbeat-queue-count queue) 0)
+      (nreverse (shiftf (heartbeat-queue-waiting queue) '())))))
+
+(defun fail-heartbeat (node call condition)
+  "End CALL, a heartbeat, with CONDITION, a workflow error."
+  (count-refusal node condition)
+  (end-call call condition))
+
+(defun answer-heartbeat (node session call seconds)
+  "Answer CALL, a heartbeat of SESSION, whose lease lasts SECONDS, or has ended if that is nil."
+  (if seconds
+      (handler-case (rpc:reply call (pb:make-heartbeat-reply))
+        (status:rpc-error ()))          ; its caller has gone
+      (fail-heartbeat node call
+                      (make-condition 'session-lost
+                                      :text (format nil "the session ~A has ended" session)))))
+
+(defun answer-heartbeats (node waiting)
+  "Renew the leases of the sessions WAITING, as QUEUE-HEARTBEAT has them, and answer their calls."
+  (flet ((fail-all (condition)
+           (loop for (nil nil . call) in waiting do (fail-heartbeat node call condition))))
+    (handler-case
+        (let ((leases (loop for (nil number) in waiting
+                            collect (etcd:lease-by-number (node-etcd node) number))))
+          (with-store-errors (etcd:renew-leases leases)))
+      (workflow-error (condition) (fail-all condition))
+      (error (condition)
+        (log-event :error :workflow-heartbeat-error :condition (princ-to-string condition))
+        (fail-all (make-condition 'store-unavailable :text (princ-to-string condition))))
+      (:no-error (all-seconds)
+        (loop for (session nil . call) in waiting
+              for seconds in all-seconds
+              do (answer-heartbeat node session call seconds))))))
+
+(defun run-renewer (node)
+  "Run the job that answers the heartbeats that wait at NODE. Return the seconds until it runs
+again, nil if none has come."
+  (let* ((taken (take-heartbeats node))
+         (waiting (remove-if (lambda (heartbeat) (rpc:call-status (cddr heartbeat))) taken))
+         (again nil))
+    (unwind-protect
+         (progn (when waiting (answer-heartbeats node waiting))
+                (setf again (and taken +gathering-seconds+)))
+      (unless again                     ; the next heartbeat wakes the job
+        (let ((queue (node-heartbeats node)))
+          (sb-thread:with-mutex ((heartbeat-queue-lock queue))
+            (setf (heartbeat-queue-gathering queue) nil)))))))
+
+(defun end-heartbeats (node)
+  "End all heartbeats that wait at NODE; no other waits there from now on."
+  (let ((queue (node-heartbeats node)))
+    (sb-thread:with-mutex ((heartbeat-queue-lock queue)) (setf (heartbeat-queue-closed queue) t))
+    (loop for (nil nil . call) in (take-heartbeats node)
+          do (fail-heartbeat node call (make-condition 'store-unavailable
+                                                       :text "the node is stopping")))))
 
 (defun end-session-claims (node session)
   "SESSION has ended: others get the tasks that it has claimed."

@@ -164,9 +164,13 @@ of STATE, or to a run since then."
       (pb:make-open-session-reply :session session :seconds seconds))))
 
 (define-answer methods:heartbeat :work (node request call)
-  (check-owner call (pb:heartbeat-request-session request))
-  (pb:make-heartbeat-reply :lost (note-heartbeat node (pb:heartbeat-request-session request)
-                                                 (pb:heartbeat-request-held request))))
+  (let ((session (pb:heartbeat-request-session request))
+        (held (pb:heartbeat-request-held request)))
+    (check-owner call session)
+    (if (and (idle-heartbeat-p node session held)
+             (queue-heartbeat node session call))
+        call
+        (pb:make-heartbeat-reply :lost (note-heartbeat node session held)))))
 
 (define-answer methods:close-session :work (node request call)
   (check-owner call (pb:close-session-request-session request))

@@ -63,6 +63,14 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
   (queue (make-fifo) :type fifo :read-only t) ; COMMITs
   (flying 0 :type index))               ; requests that are under way
 
+(defstruct (heartbeat-queue (:copier nil))
+  "Heartbeats whose sessions are to be renewed, see session.lisp. LOCK guards the rest."
+  (lock (sb-thread:make-mutex :name "clgrpc workflow heartbeats") :read-only t) ; of all below
+  (waiting '() :type list)              ; (session number-of-the-lease . call) of each, newest first
+  (count 0 :type index)                 ; of these
+  (gathering nil :type boolean)         ; the job runs, or is due soon, and takes all
+  (closed nil :type boolean))           ; none is to wait here any more
+
 (defstruct (ready-task (:include ring) (:constructor make-ready-task (id kind shard revision))
                        (:copier nil))
   "A task that can be claimed."
@@ -134,6 +142,8 @@ change."
    ;; CACHED-STATEs
    (recent :initform (make-hash-table :test 'equal :synchronized t) :reader node-recent)
    (recent-octets :initform 0 :accessor node-recent-octets) ; of all of RECENT, under its lock
+   (heartbeats :initform (make-heartbeat-queue) :reader node-heartbeats) ; heartbeats that wait
+   (renewer :initform nil :accessor node-renewer) ; the job that answers them, or nil
    (feed :initform (make-feed) :reader node-feed) ; of the watches
    (index-watch :initform nil :accessor node-index-watch) ; of the index, or nil
    (jobs :initform '() :accessor node-jobs) ; all of them

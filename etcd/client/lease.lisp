@@ -115,23 +115,41 @@ the later end counts."
     (setf (lease-until-ns lease) (max (lease-until-ns lease)
                                       (time-after (seconds-ns seconds) asked-ns)))))
 
+(defun renew-together (etcd leases timeout)
+  "Renew LEASES, of ETCD, at once, within TIMEOUT seconds or those of ETCD. Return for each the
+seconds that it lasts from now on, nil if it has ended. Signal an ETCD-ERROR."
+  (let* ((asked (lease-now-ns))
+         (end (loop:notice-end (or timeout (etcd-timeout etcd))))
+         (responses (call-again end t
+                                (lambda ()
+                                  (call-etcd etcd (loop:seconds-until end)
+                                             (lambda (seconds metadata)
+                                               (setf asked (lease-now-ns))
+                                               (ask-for-renewals etcd (mapcar #'lease-id leases)
+                                                                 seconds metadata)))))))
+    (loop for lease in leases
+          for response in responses
+          for seconds = (lease-time (pb:lease-keep-alive-response-ttl response))
+          do (when (plusp seconds) (extend-lease lease asked seconds))
+          collect (and (plusp seconds) seconds))))
+
 (defun renew-lease (lease &key timeout)
   "Renew LEASE, and return the seconds that it lasts from now on. Signal LEASE-NOT-FOUND if it has
 ended, or another ETCD-ERROR. From any thread."
-  (let* ((etcd (lease-etcd lease)) (asked (lease-now-ns))
-         (end (loop:notice-end (or timeout (etcd-timeout etcd))))
-         (response (call-again end t
-                               (lambda ()
-                                 (call-etcd etcd (loop:seconds-until end)
-                                            (lambda (seconds metadata)
-                                              (setf asked (lease-now-ns))
-                                              (ask-for-renewal etcd (lease-id lease) seconds
-                                                               metadata))))))
-         (seconds (lease-time (pb:lease-keep-alive-response-ttl response))))
-    (unless (plusp seconds)
-      (error 'lease-not-found :text (format nil "the lease ~(~X~) has ended" (lease-id lease))))
-    (extend-lease lease asked seconds)
-    seconds))
+  (or (first (renew-together (lease-etcd lease) (list lease) timeout))
+      (error 'lease-not-found :text (format nil "the lease ~(~X~) has ended" (lease-id lease)))))
+
+(defconstant +most-renewed-together+ 200 "Leases that are renewed at once.")
+
+(defun renew-leases (leases &key timeout)
+  "Renew LEASES, a list, all of one client, together, which costs etcd less than one by one. Return
+for each the seconds that it lasts from now on, or nil if it has ended. Signal an ETCD-ERROR, after
+TIMEOUT seconds or those of the client; some may be renewed then. From any thread."
+  (let ((end (and timeout (loop:notice-end timeout))))
+    (loop while leases
+          for some = (loop repeat +most-renewed-together+ while leases collect (pop leases))
+          append (renew-together (lease-etcd (first some)) some
+                                 (and end (loop:seconds-until end))))))
 
 ;;; Cleanups
 

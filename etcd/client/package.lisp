@@ -29,8 +29,8 @@
    #:reach
    ;; lease.lisp
    #:lease #:grant-lease #:adopt-lease #:lease-by-number #:revoke-lease #:renew-lease
-   #:on-lease-loss #:lease-id #:lease-seconds #:lease-alive-p #:lease-seconds-left #:lease-keys
-   #:list-leases
+   #:renew-leases #:on-lease-loss #:lease-id #:lease-seconds #:lease-alive-p
+   #:lease-seconds-left #:lease-keys #:list-leases
    ;; entry-store.lisp
    #:fetch #:map-entries #:fetch-entries #:count-entries #:put #:remove-entry #:remove-entries
    #:compact

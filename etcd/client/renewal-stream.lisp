@@ -1,13 +1,14 @@
 ;;;; Renewals that callers ask for and wait for: all of a client's go on one stream of
-;;;; LeaseKeepAlive, so one costs etcd a message, not a stream. etcd answers the requests for one
-;;;; lease in their order. An answer that does not come in time, or a stream that ends, fails all
-;;;; renewals that wait on that stream; the next renewal opens another, which may be another
-;;;; member's.
+;;;; LeaseKeepAlive, so one costs etcd a message, not a stream; several at once are messages that
+;;;; follow each other, which cost it little more than one. etcd answers the requests for one lease
+;;;; in their order. An answer that does not come in time, or a stream that ends, fails all renewals
+;;;; that wait on that stream; the next renewal opens another, which may be another member's.
 
 (in-package #:clgrpc.etcd)
 
 (defstruct (pending-renewal (:copier nil))
   "A renewal that a thread waits for."
+  (awaited nil :type boolean)           ; the thread waits for this one, and is to be woken
   (response nil)                        ; etcd's answer, once it has come
   (failure nil :type (or null condition))) ; why none will
 
@@ -61,11 +62,13 @@ CONDITION."
     (sb-thread:with-mutex ((renewal-stream-lock stream))
       (when (eq call (renewal-stream-call stream))
         (destructuring-bind (&optional pending &rest others) (gethash number table)
-          (when pending (setf (pending-renewal-response pending) response))
           (if others
               (setf (gethash number table) others)
-              (remhash number table)))
-        (sb-thread:condition-broadcast (renewal-stream-bell stream))))))
+              (remhash number table))
+          (when pending
+            (setf (pending-renewal-response pending) response)
+            (when (pending-renewal-awaited pending)
+              (sb-thread:condition-broadcast (renewal-stream-bell stream)))))))))
 
 (defun note-renewals-end (stream call)
   "CALL, of STREAM, has ended."
@@ -108,6 +111,7 @@ return the call that is, and the one before if it is not wanted any more."
 (defun await-renewal (stream call pending seconds)
   "The answer to PENDING, which was asked for on CALL. Signal an ETCD-ERROR."
   (let ((lock (renewal-stream-lock stream)))
+    (sb-thread:with-mutex (lock) (setf (pending-renewal-awaited pending) t))
     (loop:await-until (renewal-stream-bell stream) lock (loop:notice-end seconds)
                       (lambda () (or (pending-renewal-response pending)
                                      (pending-renewal-failure pending))))
@@ -117,11 +121,10 @@ return the call that is, and the one before if it is not wanted any more."
                (end-renewals stream call condition)
                (error condition))))))
 
-(defun ask-for-renewal (etcd number seconds metadata)
-  "Ask ETCD to renew the lease NUMBER, and return its answer, within SECONDS. Signal an RPC-ERROR or
-ETCD-ERROR."
-  (let* ((stream (renewal-stream-of etcd)) (pending (make-pending-renewal))
-         (call (renewal-call etcd stream metadata)))
+(defun ask-on-stream (stream call number)
+  "Ask for a renewal of the lease NUMBER on CALL, if it is that of STREAM. Return the
+PENDING-RENEWAL."
+  (let ((pending (make-pending-renewal)))
     ;; a pending renewal that was not sent would take the answer to the next one
     (sb-sys:without-interrupts
       (if (sb-thread:with-mutex ((renewal-stream-lock stream))
@@ -131,4 +134,15 @@ ETCD-ERROR."
           (rpc:try-send call (pb:make-lease-keep-alive-request :id number))
           (setf (pending-renewal-failure pending)
                 (make-condition 'unavailable :text "the stream of renewals has ended"))))
-    (await-renewal stream call pending seconds)))
+    pending))
+
+(defun ask-for-renewals (etcd numbers seconds metadata)
+  "Ask ETCD to renew the leases NUMBERS, some hundreds at most, and return its answers, in their
+order, within SECONDS. Signal an RPC-ERROR or ETCD-ERROR."
+  (let* ((stream (renewal-stream-of etcd))
+         (call (renewal-call etcd stream metadata))
+         (end (loop:notice-end seconds))
+         (all (loop for number in numbers collect (ask-on-stream stream call number))))
+    ;; the last answer comes last
+    (nreverse (loop for pending in (reverse all)
+                    collect (await-renewal stream call pending (loop:seconds-until end 0))))))

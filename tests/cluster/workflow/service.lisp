@@ -383,6 +383,122 @@ task."
           (is-true (find "w9" (claim node (open-a-session node) '("b") :count 16)
                          :key #'pb:task-id :test #'string=)))))))
 
+(defun begin-heartbeat (node session)
+  "A heartbeat of SESSION, which has no tasks, at NODE: its call."
+  (calling:call-async #'methods:heartbeat node (pb:make-heartbeat-request :session session)
+                      :timeout +patience+))
+
+(defun heartbeat-end (call)
+  "What CALL, a heartbeat, brings: :kept, or the reason of a refusal."
+  (handler-case (progn (workflow::with-workflow-errors (loop:await call)) :kept)
+    (workflow-error (condition) (type-of condition))))
+
+(defun beat-all (node sessions)
+  "What heartbeats of SESSIONS, made at once at NODE, bring: a list as of HEARTBEAT-END."
+  (mapcar #'heartbeat-end (loop for session in sessions collect (begin-heartbeat node session))))
+
+(defmacro with-renewals ((function leases) answer &body body)
+  "Evaluate BODY, in which ANSWER is what renews LEASES, instead of FUNCTION."
+  (alexandria:with-gensyms (others)
+    `(progn
+       (sb-int:encapsulate 'etcd:renew-leases 'test
+                           (lambda (,function ,leases &rest ,others)
+                             (declare (ignorable ,leases))
+                             (flet ((,function () (apply ,function ,leases ,others)))
+                               (declare (ignorable #',function))
+                               ,answer)))
+       (unwind-protect (progn ,@body)
+         (sb-int:unencapsulate 'etcd:renew-leases 'test)))))
+
+(part heartbeats-of-idle-workers-are-renewed-together
+  (with-nodes (node) ()
+    (let* ((sessions (loop repeat 20 collect (open-a-session node))) (sizes '())
+           (gone (elt sessions 3)) (held (sb-thread:make-semaphore)))
+      ;; the first renewal is held up until all others wait
+      (with-renewals (renew leases)
+          (progn (when (null sizes)
+                   (push (length leases) sizes)
+                   (sb-thread:wait-on-semaphore held :timeout +patience+)
+                   (setf sizes '()))
+                 (push (length leases) sizes)
+                 (renew))
+        (let ((calls (mapcar (lambda (session) (begin-heartbeat node session)) sessions)))
+          (is-true (wait-until (lambda () (and sizes
+                                               (= 20 (+ (first sizes)
+                                                        (workflow::heartbeat-queue-count
+                                                         (workflow::node-heartbeats node))))))))
+          (sb-thread:signal-semaphore held)
+          (is (equal (make-list 20 :initial-element :kept) (mapcar #'heartbeat-end calls)))
+          (is (= 20 (reduce #'+ sizes)))
+          (is (<= (length sizes) 2))))
+      ;; a worker without tasks has no load
+      (workflow::note-load node (first sessions) 3)
+      (etcd:revoke-lease (etcd:lease-by-number (workflow::node-etcd node)
+                                               (workflow::session-number gone)))
+      ;; the node knows, or learns it from the store
+      (is (equal (loop for session in sessions
+                       collect (if (equal session gone) 'session-lost :kept))
+                 (beat-all node sessions)))
+      (is (null (gethash (workflow::load-key (first sessions))
+                         (workflow::task-queue-loads (workflow::node-task-queue node))))))))
+
+(defmacro without-log (&body body)
+  "Evaluate BODY, whose threads log nothing."
+  (alexandria:with-gensyms (before)
+    `(let ((,before (shiftf (sb-ext:symbol-global-value 'base:*log-function*) nil)))
+       (unwind-protect (progn ,@body)
+         (setf (sb-ext:symbol-global-value 'base:*log-function*) ,before)))))
+
+(part heartbeats-outlive-a-store-that-fails
+  "A renewal that fails, for whatever reason, is told to all that wait for it, and the next ones are
+made."
+  (with-nodes (node) ()
+    (let ((sessions (loop repeat 5 collect (open-a-session node))) (unwound nil))
+      (flet ((all (outcome) (equal (make-list 5 :initial-element outcome)
+                                   (beat-all node sessions))))
+        (without-log
+          (with-renewals (renew leases) (error 'etcd:unavailable :text "no answer")
+            (is-true (all 'store-unavailable)))
+          (is-true (all :kept))
+          (with-renewals (renew leases) (error "a fault of ours")
+            (is-true (all 'store-unavailable)))
+          (is-true (all :kept))
+          ;; a job that is unwound
+          (sb-int:encapsulate 'workflow::answer-heartbeats 'unwind
+                              (lambda (&rest arguments)
+                                (declare (ignore arguments))
+                                (setf unwound t)
+                                (error "unwound")))
+          (let ((call (begin-heartbeat node (first sessions)))
+                (queue (workflow::node-heartbeats node)))
+            (is-true (wait-until (lambda ()
+                                   (and unwound
+                                        (not (workflow::heartbeat-queue-gathering queue))))))
+            (sb-int:unencapsulate 'workflow::answer-heartbeats 'unwind)
+            (rpc:cancel call))
+          (is-true (all :kept)))))))
+
+(part heartbeats-that-wait-end-with-their-node
+  "They are as many as a node lets wait; another one does not wait for others."
+  (with-nodes (node) ()
+    (let ((session (open-a-session node)) (queue (workflow::node-heartbeats node))
+          (held (sb-thread:make-semaphore)) (first t))
+      (with-renewals (renew leases)
+          (progn (when (shiftf first nil) (sb-thread:wait-on-semaphore held :timeout +patience+))
+                 (renew))
+        (let ((calls (list (begin-heartbeat node session))))
+          (is-true (wait-until (lambda () (not first))))
+          (push (begin-heartbeat node session) calls)
+          (is-true (wait-until (lambda () (= 1 (workflow::heartbeat-queue-count queue)))))
+          (setf (workflow::heartbeat-queue-count queue) workflow::+most-waiting-heartbeats+)
+          (is (equal '(:kept) (beat-all node (list session))))
+          (setf (workflow::heartbeat-queue-count queue) 1)
+          (workflow::end-heartbeats node)
+          (is (eq 'store-unavailable (heartbeat-end (first calls))))
+          (is (equal '(store-unavailable) (beat-all node (list session))))
+          (sb-thread:signal-semaphore held)
+          (is (eq :kept (heartbeat-end (second calls)))))))))
+
 (part a-report-again-gets-only-its-own-claim
   "The session that has reported may have claimed the next step since, by another call: the same
 report again does not give that to a second thread."
@@ -423,13 +539,6 @@ report again does not give that to a second thread."
         (is (= (pb:task-fence new) (pb:workflow-state-fence (state-of node "w"))))
         (report node new "new")
         (is (= 1 (pb:workflow-state-current (state-of node "w"))))))))
-
-(defmacro without-log (&body body)
-  "Evaluate BODY, whose threads log nothing."
-  (alexandria:with-gensyms (before)
-    `(let ((,before (shiftf (sb-ext:symbol-global-value 'base:*log-function*) nil)))
-       (unwind-protect (progn ,@body)
-         (setf (sb-ext:symbol-global-value 'base:*log-function*) ,before)))))
 
 (part what-cannot-be-changed-holds-up-nobody
   "States that are none, keys that are none of ours, claims of sessions that are gone: others' times
@@ -974,6 +1083,9 @@ its namespace; a service that is closed is neither asked nor kept by it."
                                   statuses-without-a-name-are-refused claims-wait-for-tasks
                                   claims-of-sessions-that-end reports-and-the-next-step
                                   a-report-gets-a-task-of-another-workflow
+                                  heartbeats-of-idle-workers-are-renewed-together
+                                  heartbeats-outlive-a-store-that-fails
+                                  heartbeats-that-wait-end-with-their-node
                                   a-report-again-gets-only-its-own-claim ids-that-are-free-again
                                   what-cannot-be-changed-holds-up-nobody old-cached-states
                                   wake-ups-are-not-lost claims-fit-into-an-answer
@@ -1010,6 +1122,31 @@ on."
                  (is (eq :completed (await-workflow node "w")))
                  (is-true (wait-until (lambda () (eq :serving (status))))))
             (close-workflow-service node)))))))
+
+(test what-does-not-pass-is-not-told-as-passing
+  "A store that is full, or forbids what is asked, is told as that; one that may be back is not."
+  (let ((engine (memory:make-engine)))
+    (unwind-protect
+         (let ((*etcd* (memory:connect engine)))
+           (unwind-protect
+                (with-nodes (node) ()
+                  (flet ((start (condition)
+                           (sb-int:encapsulate 'etcd:transact 'refuse
+                                               (lambda (function &rest arguments)
+                                                 (declare (ignore function arguments))
+                                                 (error condition :text "as etcd says")))
+                           (unwind-protect
+                                (handler-case (start-workflow node "w" '("a"))
+                                  (workflow-error (condition)
+                                    (list (type-of condition)
+                                          (and (workflow::passing-p condition) t))))
+                             (sb-int:unencapsulate 'etcd:transact 'refuse))))
+                    (is (equal '(store-full nil) (start 'etcd:space-exceeded)))
+                    (is (equal '(store-forbids nil) (start 'etcd:access-denied)))
+                    (is (equal '(store-unavailable t) (start 'etcd:unavailable)))
+                    (is-true (start-workflow node "w" '("a")))))
+             (etcd:close-etcd *etcd*)))
+      (memory:close-engine engine))))
 
 (test a-service-closes-though-its-store-hangs
   "Long before what it asks for has failed; once the store answers it is none of the nodes."

@@ -149,3 +149,37 @@ die with what they have claimed, and report late: every step is recorded once, a
                    (is (eq :completed (await-workflow channel "w")))
                    (is (string= began seen)))))
           (server:stop-server server))))))
+
+(test a-full-store-is-told-as-full
+  "Once etcd takes nothing more a user is told so at once, and a worker repeats its report until
+there is room: no attempt is lost by that."
+  (with-store (store)
+    (etcd:with-etcd (etcd (tests:store-address store))
+      (let ((node (make-workflow-service etcd)) (refusals '()) (lock (sb-thread:make-mutex))
+            (begun (sb-thread:make-semaphore)) (full (sb-thread:make-semaphore)))
+        (flet ((hold (task)
+                 (declare (ignore task))
+                 (sb-thread:signal-semaphore begun)
+                 (sb-thread:wait-on-semaphore full :timeout +patience+)
+                 "done"))
+          (sb-int:encapsulate 'workflow::count-refusal 'note
+                              (lambda (function node condition)
+                                (sb-thread:with-mutex (lock) (push condition refusals))
+                                (funcall function node condition)))
+          (unwind-protect
+               (with-worker-of (worker node :kinds `(("hold" . ,#'hold)) :session-seconds 60)
+                 (start-workflow node "w" '((:task "hold" :attempts 1)))
+                 (is-true (sb-thread:wait-on-semaphore begun :timeout +patience+))
+                 (client:with-channel (channel (tests:store-address store))
+                   (etcdserverpb.maintenance:alarm
+                    channel (etcdserverpb:make-alarm-request :action :activate :alarm :nospace)
+                    :timeout +patience+))
+                 (signals store-full (start-workflow node "w2" '("hold")))
+                 (sb-thread:signal-semaphore full)
+                 (is-true (wait-until (lambda () (<= 3 (count 'store-full refusals
+                                                              :key #'type-of)))))
+                 (is (eq :running (pb:workflow-state-status (state-of node "w"))))
+                 (is-true (etcd:disarm etcd))
+                 (is (equal '(:completed "done" "") (outcome node "w"))))
+            (sb-int:unencapsulate 'workflow::count-refusal 'note)
+            (close-workflow-service node)))))))

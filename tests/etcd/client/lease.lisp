@@ -67,6 +67,22 @@ another is opened."
                (is (= 1 opened)))
           (sb-int:unencapsulate 'clgrpc.etcd::open-renewals 'count))))))
 
+(store-test leases-are-renewed-together
+  (with-store (store)
+    (let ((leases (loop repeat 450 collect (etcd:grant-lease *etcd* 60 :keep-alive nil)))
+          (asked 0))
+      (etcd:revoke-lease (elt leases 7))
+      (sb-int:encapsulate 'clgrpc.etcd::ask-for-renewals 'count
+                          (lambda (function &rest arguments)
+                            (incf asked)
+                            (apply function arguments)))
+      (unwind-protect
+           (is (equal (loop for i below 450 collect (if (= i 7) nil 60))
+                      (etcd:renew-leases leases)))
+        (sb-int:unencapsulate 'clgrpc.etcd::ask-for-renewals 'count))
+      (is (= 3 asked))
+      (is (null (etcd:renew-leases '()))))))
+
 (test leases-are-kept-alive
   "A lease lasts beyond its time, through a restart of etcd, too, until its client is closed."
   (with-store (store)
