@@ -62,7 +62,7 @@
   :components ((:file "package") (:file "syscall") (:file "address") (:file "file") (:file "socket")
                (:file "epoll") (:file "poll") (:file "futex") (:file "stack") (:file "processor")
                (:file "process") (:file "signal") (:file "library") (:file "zlib") (:file "zstd")
-               (:file "openssl") (:file "certificate") (:file "signature")
+               (:file "openssl") (:file "certificate") (:file "signature") (:file "cipher-suite")
                (:file "revocation-list") (:file "key-log") (:file "tls-session")))
 
 (defsystem "clgrpc/loop"

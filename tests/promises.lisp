@@ -168,6 +168,13 @@
    "(rpc:check-authority own)"))
 
 (define-promises "doc/tls.md"
+  ("Suites of TLS 1.2 that HTTP/2 forbids are left out of
+the list"
+   "os" "cipher-suites-that-are-none"
+   "src/os/cipher-suite.lisp"
+   "(format nil \"~{~A~^:~}~A\" older
+                                                      *tls-1.2-exclusions*)"
+   "(format nil \"~{~A~^:~}\" older)")
   ("With `:verify nil` a client verifies nothing"
    "client" "tls-without-verification"
    "src/os/tls-session.lisp" "(:none 0)" "(:none +ssl-verify-peer+)")
@@ -187,7 +194,14 @@ status 415"
   ("a file of roots (PEM) for credentials without `:roots`, in place of the system's"
    "loop" "roots-of-the-environment"
    "src/loop/io/tls-credentials.lisp"
-   "(sb-ext:posix-getenv \"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH\")" "nil"))
+   "(sb-ext:posix-getenv \"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH\")" "nil")
+  ("cipher suites in the order of preference, with colons between, in place of the defaults"
+   "loop" "cipher-suites-of-the-environment"
+   "src/loop/io/tls-credentials.lisp"
+   "(sb-ext:posix-getenv \"GRPC_SSL_CIPHER_SUITES\")" "nil")
+  ("`epoll`, the default, or `poll`; of several with commas between, the first that is there"
+   "loop.poll" "poller-of-the-environment"
+   "src/loop/io/poller.lisp" "(sb-ext:posix-getenv \"GRPC_POLL_STRATEGY\")" "nil"))
 
 (define-promises "doc/compression.md"
   ("Answers use only encodings that the client accepts"

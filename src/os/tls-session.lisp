@@ -51,12 +51,6 @@
 (defconstant +tlsext-err-ok+ 0)
 (defconstant +tlsext-err-alert-fatal+ 2)
 
-(defparameter *tls-1.2-ciphers* "ECDHE+AESGCM:ECDHE+CHACHA20"
-  "All that RFC 9113 appendix A leaves and clients have.")
-(defparameter *tls-1.3-ciphers*
-  "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
-  "AES-128 first: it is as good as any for these decades, and costs least.")
-
 ;;; OpenSSL's callbacks. They run inside SSL_do_handshake, on the loop. They neither allocate
 ;;; (except LOG-SECRET, see the file key-log) nor unwind. They do not examine a ClientHello: its
 ;;; callback first makes OpenSSL return, and SHAKE-HANDS decides; see CHOOSE there.
@@ -283,11 +277,12 @@ for the client."
     (with-pinned-objects (id)
       (ssl-ctx-set-session-id-context context (sap-int (vector-sap id)) 8))))
 
-(defun make-tls-context (role verify &key (alpn t))
+(defun make-tls-context (role verify &key (alpn t) cipher-suites (cipher-source "The list"))
   "Return a new context of ROLE, :client or :server; VERIFY, about the peer's certificate, is :none,
 :request (wrong ones are refused) or :require. With an ALPN of T both ends must agree to HTTP/2; of
-:http1, a server's, the client may also offer http/1.1 or nothing. Signal TLS-ERROR if there is no
-OpenSSL. From any thread; to be freed with FREE-TLS-CONTEXT."
+:http1, a server's, the client may also offer http/1.1 or nothing. CIPHER-SUITES and CIPHER-SOURCE
+are the list of USE-CIPHER-SUITES and its name for errors. Signal TLS-ERROR if there is no OpenSSL
+or none of the suites. From any thread; to be freed with FREE-TLS-CONTEXT."
   (open-openssl)
   (err-clear-error)
   (let ((context (ssl-ctx-new (tls-method))))
@@ -297,8 +292,10 @@ OpenSSL. From any thread; to be freed with FREE-TLS-CONTEXT."
     ;; servers give out tickets and keep nothing; clients keep sessions in Lisp
     (ssl-ctx-ctrl context +ssl-ctrl-set-session-cache-mode+ 0 0)
     (ssl-ctx-set-options context +ssl-options+)
-    (ssl-ctx-set-cipher-list context *tls-1.2-ciphers*)
-    (ssl-ctx-set-ciphersuites context *tls-1.3-ciphers*)
+    (handler-bind ((tls-error (lambda (error)
+                                (declare (ignore error))
+                                (ssl-ctx-free context))))
+      (use-cipher-suites context cipher-suites cipher-source))
     (ssl-ctx-set-verify context (ecase verify
                                   (:none 0)
                                   (:request +ssl-verify-peer+)

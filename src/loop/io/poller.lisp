@@ -217,8 +217,20 @@ SOCKET-ERROR if the process has no descriptors left."
                :state (make-polled
                        :eventfd (must-have "make an eventfd for" (os:open-eventfd)))))
 
-(defvar *make-poller* 'make-epoll-poller
-  "A function without arguments that makes the pollers of loops for which none is given.")
+(defvar *make-poller* nil
+  "A function without arguments that makes the pollers of loops for which none is given; nil for
+what the environment asks for.")
+
+(defun poller-maker (strategy)
+  "The function that makes pollers of the first kind in STRATEGY, names with commas between as in
+gRPC's variable GRPC_POLL_STRATEGY, that there is; over epoll if it has none. STRATEGY may be nil."
+  (or (loop for name in (uiop:split-string (or strategy "") :separator ", ")
+            for maker = (rest (assoc name '(("epoll" . make-epoll-poller)
+                                            ("epoll1" . make-epoll-poller)
+                                            ("poll" . make-poll-poller))
+                                     :test #'string-equal))
+            when maker return maker)
+      'make-epoll-poller))
 
 (defun make-poller-by-default ()
-  (funcall *make-poller*))
+  (funcall (or *make-poller* (poller-maker (sb-ext:posix-getenv "GRPC_POLL_STRATEGY")))))

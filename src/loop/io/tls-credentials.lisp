@@ -190,6 +190,9 @@ CHECK-SECONDS        how often the files are checked, a real, by default 10; nil
 ALPN                 with nil, no protocol is agreed on by ALPN. That is only for TCP-SERVER and
                      TCP-CONNECT of CLGRPC.ASYNC, since gRPC needs HTTP/2
 
+The environment variable GRPC_SSL_CIPHER_SUITES names the cipher suites of all TLS credentials, in
+place of the defaults. It is read with the files.
+
 Sessions are resumed only under the credentials that they began with, and while all certificates
 that vouched for the peer are valid. Signal MISUSE for a wrong argument. Files are first read when
 a channel or server is made, which signals TLS-ERROR if they cannot be used. From any thread."
@@ -246,9 +249,12 @@ speaks HTTP/1.1 as well. Signal TLS-ERROR if a part of them cannot be used."
            (chain (and certificate (pem-text certificate)))
            (bundles (and spiffe-bundle (read-bundles spiffe-bundle)))
            (checks (cond (server client-certificates) (verify :require) (t :none)))
-           (pointer (os:make-tls-context (if server :server :client) checks
-                                         :alpn (and (tls-credentials-alpn credentials)
-                                                    (if (eq role :http-server) :http1 t))))
+           (pointer (os:make-tls-context
+                     (if server :server :client) checks
+                     :alpn (and (tls-credentials-alpn credentials)
+                                (if (eq role :http-server) :http1 t))
+                     :cipher-suites (sb-ext:posix-getenv "GRPC_SSL_CIPHER_SUITES")
+                     :cipher-source "GRPC_SSL_CIPHER_SUITES"))
            (done nil))
       (unwind-protect
            (progn

@@ -41,8 +41,8 @@ NAMES becomes the list of those it was asked for, and CHOICE is what is answered
     (unless (eq verify :none) (os:add-roots context (certificate-text "ca.pem") "ca" t))
     context))
 
-(defun client-context (&key (verify :require))
-  (let ((context (os:make-tls-context :client verify)))
+(defun client-context (&key (verify :require) cipher-suites)
+  (let ((context (os:make-tls-context :client verify :cipher-suites cipher-suites)))
     (os:add-roots context (certificate-text "ca.pem") "ca" nil)
     context))
 
@@ -96,6 +96,43 @@ NAMES becomes the list of those it was asked for, and CHOICE is what is answered
     (is (null (os:session-certificate (side-ssl server))))
     (is (equalp (os:certificate-der (certificate-named "server.pem"))
                 (os:session-certificate (side-ssl client))))))
+
+(test cipher-suites-asked-for
+  "A client offers what it is given, of each version of TLS by itself, and of TLS 1.2 only what
+HTTP/2 allows."
+  (loop with tls-1.2 = #x0303
+        for (asked version cipher)
+          in `((nil nil "TLS_AES_128_GCM_SHA256")
+               ("TLS_CHACHA20_POLY1305_SHA256" nil "TLS_CHACHA20_POLY1305_SHA256")
+               ("TLS_AES_256_GCM_SHA384:ECDHE-ECDSA-AES256-GCM-SHA384" nil
+                "TLS_AES_256_GCM_SHA384")
+               ("ECDHE-ECDSA-AES256-GCM-SHA384" nil "TLS_AES_128_GCM_SHA256")
+               ("TLS_AES_256_GCM_SHA384" ,tls-1.2 "ECDHE-ECDSA-AES256-GCM-SHA384")
+               (":ECDHE-ECDSA-AES128-SHA:ECDHE-ECDSA-AES128-SHA256:ECDHE-ECDSA-AES128-GCM-SHA256:"
+                ,tls-1.2 "ECDHE-ECDSA-AES128-GCM-SHA256")
+               ("ECDHE-ECDSA-AES128-GCM-SHA256" ,tls-1.2 "ECDHE-ECDSA-AES128-GCM-SHA256")
+               ("ALL" ,tls-1.2 "ECDHE-ECDSA-AES256-GCM-SHA384"))
+        do (with-sides (client server
+                        :client-context (let ((context (client-context :cipher-suites asked)))
+                                          (when version ; at most
+                                            (os::ssl-ctx-ctrl context 124 version 0))
+                                          context))
+             (shake-both client server)
+             (is (equal cipher (os:session-cipher (side-ssl server))) "~S ~S" asked version))))
+
+(test cipher-suites-that-are-none
+  "A list without a suite for HTTP/2 is refused, with the name of where it is from."
+  (dolist (asked '("nonsense" "AES128-SHA" "ADH-AES128-GCM-SHA256" "ECDHE-ECDSA-AES128-SHA"
+                   "eNULL" "TLS_AES_999_GCM_SHA1" "TLS_AES_128_GCM_SHA256:TLS_NULL"))
+    (is (search "the setting has "
+                (handler-case (progn (os:free-tls-context
+                                      (os:make-tls-context :client :none :cipher-suites asked
+                                                                         :cipher-source
+                                                                         "the setting"))
+                                     "")
+                  (os:tls-error (error) (princ-to-string error))))
+        "~S" asked))
+  (is (null (os::openssl-failure)) "the queue is empty afterwards"))
 
 (test tls-data
   (with-sides (client server)

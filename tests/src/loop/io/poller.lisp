@@ -17,5 +17,18 @@
              (is (null failures) "~A: ~{~A~^; ~}" name (mapcar #'fiveam::reason failures))))
       (setf clgrpc.loop::*make-poller* saved))))
 
+(test poller-of-the-environment
+  "GRPC_POLL_STRATEGY says which of the two pollers a loop gets: the first that is there."
+  (loop for (value over-poll) in '(("poll" t) ("none, Poll,epoll" t) ("epoll,poll" nil)
+                                   ("epoll1" nil) ("legacy" nil) ("" nil))
+        do (call-with-variable
+            "GRPC_POLL_STRATEGY" value
+            (lambda ()
+              (let ((poller (clgrpc.loop::make-poller-by-default)))
+                (unwind-protect
+                     (is (eq over-poll (clgrpc.loop::polled-p (clgrpc.loop::poller-state poller)))
+                         "~S" value)
+                  (funcall (clgrpc.loop::poller-close poller) poller)))))))
+
 (test the-loop-over-poll
   (check-over-poll :clgrpc.loop))

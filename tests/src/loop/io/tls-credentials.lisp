@@ -85,6 +85,23 @@ clients and servers; what is wrong with the file is said of it."
     (is (equal (certificate-file "ca.pem") (roots (certificate-file "ca.pem"))))
     (is (eq :system (roots "")))))
 
+(test cipher-suites-of-the-environment
+  "Both ends take GRPC_SSL_CIPHER_SUITES; what is wrong with it is said of it."
+  (flet ((complaint (value role &rest arguments)
+           (call-with-variable "GRPC_SSL_CIPHER_SUITES" value
+                               (lambda ()
+                                 (tls-complaint
+                                  (check-credentials (apply #'tls-credentials arguments) role))))))
+    (loop for (value text) in '(("TLS_AES_999" "GRPC_SSL_CIPHER_SUITES has TLS_AES_999")
+                                ("nonsense" "GRPC_SSL_CIPHER_SUITES has no cipher suite")
+                                ("AES128-SHA" "GRPC_SSL_CIPHER_SUITES has no cipher suite"))
+          do (is (search text (complaint value :client :roots (certificate-file "ca.pem"))))
+             (is (search text (complaint value :server
+                                         :certificate (certificate-file "server.pem")
+                                         :key (certificate-file "server.key")))))
+    (dolist (value '("" "TLS_AES_256_GCM_SHA384" "ECDHE-ECDSA-AES128-GCM-SHA256:AES128-SHA"))
+      (is (null (complaint value :client :roots (certificate-file "ca.pem")))))))
+
 (test credentials-as-text
   (flet ((text (name) (uiop:read-file-string (certificate-file name))))
     (let ((both (tls-credentials :certificate (concatenate 'string (text "client.key")
