@@ -1,13 +1,14 @@
 ;;;; Compression at the server (gRPC's document "Compression"). A call has a COMPRESSION if its
 ;;;; request's headers or the server's default ask for one. Answers are compressed only by encodings
-;;;; that the client says it accepts. Only a client that has compressed its request is told which
-;;;; encodings we accept, so that the headers for all others stay short.
+;;;; that the client says it accepts. Only a client that has compressed its request receives the
+;;;; list of encodings that we accept, so the headers for all others stay short.
 
 (in-package #:clgrpc.server)
 
 (defun read-encoding (request field)
-  "Note in REQUEST that its messages may be compressed as FIELD, a grpc-encoding, says. FIELD
-remembers what it means, an encoding or :identity, unless it is unknown: it may be registered yet."
+  "Note in REQUEST the encoding of its messages, which FIELD, a grpc-encoding, names. FIELD
+remembers its meaning, an encoding or :identity. An unknown name is not remembered, since a
+compression of that name may be registered later."
   (let ((memo (hpack:field-memo field)))
     (if memo
         (setf (request-incoming request) (if (eq :identity memo) nil memo))

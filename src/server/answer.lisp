@@ -5,7 +5,7 @@
 (in-package #:clgrpc.server)
 
 (defun reply-plainly (call value)
-  "Answer the plain request of CALL with VALUE, what the function of a plain route has returned."
+  "Answer the plain request of CALL with VALUE, the result of the function of a plain route."
   (if (exchange:plain-answer-p value)
       (exchange:answer (call-http-request call) value)
       (server-finish call :ok "" nil '())))
@@ -96,8 +96,8 @@ false: then POST-REPLY is to be called with the baton lent. On the loop."
   (wire:post-in-turn call 0 (lambda () (server-finish call status message details trailers))))
 
 (defun tell-of-forgotten (call status)
-  "CALL is about to end with STATUS. If its handler has returned it, to answer later, and has not
-done so by its deadline, tell the log whose it is."
+  "CALL is about to end with STATUS. If its handler has returned the call, to answer later, and has
+not answered by the deadline, the log gets the call's method and identifiers."
   (let ((deferred-start (server-call-deferred-start call)))
     (when (and (eq :deadline-exceeded status) deferred-start (deferred-start-later deferred-start))
       (apply #'log-event :info :call-unanswered

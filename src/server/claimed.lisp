@@ -3,7 +3,7 @@
 (in-package #:clgrpc.server)
 
 (defun begin-claimed (call request claim)
-  "CALL is what REQUEST has become by CLAIM."
+  "Make CALL the call of REQUEST, which CLAIM describes."
   (let ((deferred-start (ensure-deferred-start call)))
     (setf (exchange:http-request-context request) call
           (deferred-start-http-request deferred-start) request
@@ -23,19 +23,20 @@
                       :fields (claim-fields claim) :accepted (claim-accepted claim))))
 
 (defun rejected-at-once-p (claim)
-  "True if a call that CLAIM rejects does not wait for the end of its body, since that may take as
-long as its user wants. All others hear of it when they have sent that, as their clients expect."
+  "True if a call that CLAIM rejects ends before the end of its request's body, since a client may
+stream the body for as long as it likes. Other calls are rejected at the end of the body, as their
+clients expect."
   (and (claim-rejection claim)
        (claim-route claim)
        (member (rpc-method-kind (route-method (claim-route claim))) '(:client-streaming :bidi))))
 
 (defun reject-claimed (call claim)
-  "End CALL, which has no handler as CLAIM says."
+  "End CALL with the rejection of CLAIM."
   (destructuring-bind (status text) (claim-rejection claim)
     (server-finish call status text nil '())))
 
 (define-hot start-claimed ((call server-call) (claim claim)) null
-  "CALL may begin. A handler of both streams starts at the headers, since it may speak first."
+  "Begin CALL. The handler of a bidi method starts at the headers, since it may send first."
   (wire:start-deadline call)
   (let ((begun (manner-begun (claim-manner claim))))
     (when begun (funcall begun call)))
@@ -44,12 +45,12 @@ long as its user wants. All others hear of it when they have sent that, as their
   nil)
 
 (defun receive-claimed (call octets start end last)
-  "More of the body of CALL, which has a claim; see MANNER."
+  "Pass on more of the body of CALL, which has a claim; see MANNER."
   (unless (or (call-status call) (claim-rejection (call-claim call)))
     (funcall (manner-receive (call-manner call)) call octets start end last)))
 
 (defun end-claimed-request (call)
-  "The body of CALL, which has a claim, is whole. The half-close follows."
+  "Note that the body of CALL, which has a claim, is whole. The half-close follows."
   (let ((claim (call-claim call)))
     (if (claim-rejection claim)
         (reject-claimed call claim)
@@ -58,15 +59,16 @@ long as its user wants. All others hear of it when they have sent that, as their
 ;;; A message in a query
 
 (defconstant +query-burst-octets+ 65536
-  "Messages of so many octets in queries are decoded at once for a connection.")
+  "The octets of messages in queries that are decoded without delay for one connection.")
 
 (defconstant +query-octet-ns+ 4000
-  "After so long one more octet may be: 250 KB a second.")
+  "The time after which one more octet of a query is allowed: 250 KB a second.")
 
 (defun take-query-octets (call octets)
-  "True if the client of CALL may have a message of OCTETS decoded that stands in its query, which
-counts it then. Over HTTP/1.1 it has sent all of it; over HTTP/2 that may have been an octet or two,
-since HPACK has the path in its table, and so a connection may have only so many in a second."
+  "True if the limit of CALL's connection allows to decode a message of OCTETS from its query. Count
+these octets if so. The limit holds over HTTP/2, where the client may send a long path as one or two
+octets, an index of HPACK's table. Over HTTP/1.1 the client has sent all octets, so there is no
+limit."
   (or (null (server-call-stream call))
       (let* ((link (server-call-link call))
              (now (loop:event-loop-now (server-link-loop link)))

@@ -1,4 +1,5 @@
-;;;; What a running server is doing, for people: its loops, and some of their connections.
+;;;; A report of a running server for people: the state of its loops and of some of their
+;;;; connections.
 
 (in-package #:clgrpc.server)
 
@@ -25,7 +26,7 @@
   "The states of the loops of SERVER, a list of plists in their order: :NAME; :CONNECTIONS and
 :OPEN, how many connections and requests under way it has; :CALLS, how many have ended; :TURNS;
 :LINKS, at most LIMIT of its connections, each a plist of :PEER, :CALLS under way, :TLS and :SECONDS
-since it began. Of a loop that does not answer within a second only the :NAME. Not on a loop of
+since it began. A loop that does not answer within a second has only its :NAME. Not on a loop of
 SERVER."
   (let ((found (make-hash-table :test 'eq :synchronized t)))
     (call-on-loops server (lambda (server-loop) (setf (gethash server-loop found)

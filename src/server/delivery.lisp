@@ -11,11 +11,12 @@
     (and stream (http2:stream-receivable-p stream))))
 
 (defconstant +free-octets+ 1024
-  "A decoded request that takes no more counts with its call's stream.")
+  "The most octets of a decoded request that is not charged by itself: the charge of its call's
+stream includes it.")
 
 (define-hot decode-request ((call server-call) (octets octets) (start index) (end index)) null
-  "Decode the octets, CALL's request, and charge its link with the result if that is long. It may
-take four times the memory of its octets, besides the messages inside it."
+  "Decode the octets, CALL's request, and charge its link with the decoded message if that is long.
+The message may take four times the memory of its octets, and the messages inside it more."
   (multiple-value-bind (message kept inside)
       (handler-case (wire:parse-incoming call octets start end nil)
         (protobuf:protobuf-error (error)

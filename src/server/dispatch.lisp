@@ -1,18 +1,19 @@
 ;;;; From a request's headers to a call (gRPC over HTTP/2, "Requests"), and the server's sink: the
 ;;;; functions that the http2 core calls, on the loop. A request whose content type is not gRPC's is
-;;;; a plain one (plain.lisp); if nobody answers those it is answered with 415 once it is whole.
+;;;; a plain one (plain.lisp). Without a handler for it, the answer is 415 as soon as the request is
+;;;; whole.
 
 (in-package #:clgrpc.server)
 
 (define-hot content-type-meaning ((field hpack:field)) (or symbol method:message-codec)
-  "What a request is whose content type is FIELD: :grpc in Protocol Buffers, a codec of gRPC's
+  "The kind of a request with the content type FIELD: :grpc in Protocol Buffers, a codec of gRPC's
 messages, or :plain. FIELD remembers it."
   (or (hpack:field-memo field)
       (setf (hpack:field-memo field)
             (find-meaning (hpack:field-value-string field)))))
 
 (defun find-meaning (value)
-  "What the content type VALUE means, as CONTENT-TYPE-MEANING has it."
+  "The meaning of the content type VALUE, as CONTENT-TYPE-MEANING returns it."
   (let* ((base "application/grpc")
          (end (or (position #\; value) (length value)))
          (type (string-right-trim " " (subseq value 0 end))))
@@ -36,8 +37,8 @@ messages, or :plain. FIELD remembers it."
   (hpack:field-value-string (hpack:find-field list ":path")))
 
 (defun take-codec (request)
-  "Have the route of REQUEST be that of its method in the codec that its content type names. A
-method whose messages are raw, or in a codec of its own, has no other."
+  "Replace the route of REQUEST by that of its method in the codec that the content type names.
+Reject the request if the method's messages are raw or already have a codec."
   (let* ((codec (request-codec request))
          (route (request-route request))
          (method (and route (route-method route))))
@@ -102,16 +103,17 @@ method whose messages are raw, or in a codec of its own, has no other."
   nil)
 
 (defconstant +free-metadata-octets+ 512
-  "Metadata that is no longer counts with the call's stream.")
+  "The most octets of metadata that is not charged by itself: the charge of the call's stream
+includes it.")
 (define-hot read-fields ((request request) (list hpack:field-list) (link server-link)) null
-  "Note in REQUEST its metadata, which is in LIST, and what its call on LINK is charged with."
+  "Note in REQUEST its metadata, from LIST, and the octets that its call on LINK is charged with."
   (multiple-value-bind (fields octets) (wire:link-fields link list)
     (setf (request-fields request) fields
           (request-charge request) (if (<= octets +free-metadata-octets+) 0 octets)))
   nil)
 
 (defun claim-from-list (request claimers list)
-  "Ask CLAIMERS what the request with the header LIST is, and note it in REQUEST."
+  "Ask CLAIMERS for their claim of the request with the header LIST, and note it in REQUEST."
   (let ((http-method "") (target nil) (fields '()))
     (hpack:do-fields (field list)
       (let ((kind (http2:field-kind-of field)))
@@ -125,8 +127,8 @@ method whose messages are raw, or in a codec of its own, has no other."
 
 (define-hot request-of ((server-loop server-loop) (list hpack:field-list) (link server-link))
             request
-  "The REQUEST that LIST, the headers of a request on LINK, says. If the peer repeats a block, LIST
-remembers it."
+  "The REQUEST with the data of LIST, the headers of a request on LINK. If the peer repeats a header
+block, LIST remembers the REQUEST."
   (let ((memo (hpack:field-list-memo list)))
     (if (and (request-p memo) (eq (request-table memo) (server-loop-routes server-loop)))
         memo
@@ -145,7 +147,7 @@ remembers it."
              (route (or null server-route)))
     server-call
   "Make the call on STREAM of LINK that REQUEST begins, by ROUTE. Count it, give it its compression,
-and return it. A plain request is not a call, and not counted with those."
+and return it. A plain request is not counted among the calls."
   (count-call link server-loop)
   (let* ((now (loop:event-loop-now (server-link-loop link)))
          (method (and route (route-method route)))
@@ -169,7 +171,7 @@ and return it. A plain request is not a call, and not counted with those."
     call))
 
 (defun list-authority (list)
-  "The :authority of LIST, the headers of a request, or its host; nil without either."
+  "The :authority of LIST, the headers of a request, or else its host; nil without either."
   (let ((field (or (hpack:find-field list ":authority") (hpack:find-field list "host"))))
     (and field (hpack:field-value-string field))))
 
@@ -178,13 +180,14 @@ and return it. A plain request is not a call, and not counted with those."
   (hpack:field-value-string (hpack:find-field list ":method")))
 
 (defun list-octets (list)
-  "The memory of the plain request that is made of LIST: strings in lists, beside fields."
+  "The octets of memory that a plain request made from LIST takes: strings in lists, and the
+fields."
   (* 2 (+ (hpack:field-list-octets list) (* hpack:+field-octets+ (hpack:field-list-count list)))))
 
 (define-hot room-for-call-p
             ((server-loop server-loop) (link server-link) (call server-call) (charge index)) boolean
-  "Charge LINK with what the header list of CALL takes, CHARGE. Return false if that is too much:
-CALL has been ended."
+  "Charge LINK with CHARGE octets for the header list of CALL. If that exceeds a limit, end CALL and
+return false."
   (or (zerop charge)
       (wire:hold call charge t)
       (progn (complain server-loop :max-held-octets (link-peer-name link))
@@ -193,7 +196,7 @@ CALL has been ended."
 (define-hot (tell-of-call :inline t)
             ((call server-call) (server-loop server-loop) (list hpack:field-list))
     null
-  "Tell the observer of SERVER-LOOP of CALL, which has begun with the header LIST."
+  "Notify the observer of SERVER-LOOP that CALL has begun with the header LIST."
   (rpc:observe call-begun (server-loop-observer server-loop) call)
   (rpc:observe request-begun (server-loop-observer server-loop) call (list-authority list))
   (rpc:observe headers-received (server-loop-observer server-loop) call)
@@ -202,7 +205,7 @@ CALL has been ended."
 (define-hot begin-on-stream ((stream http2:stream) (list hpack:field-list) (link server-link)
                              (server-loop server-loop) (request request))
     null
-  "Begin the call of gRPC's on STREAM of LINK with the header LIST, which REQUEST has read."
+  "Begin the gRPC call on STREAM of LINK with the header LIST, whose data REQUEST has."
   (let* ((route (request-route request))
          (call (begin-server-call stream link server-loop request route)))
     (tell-of-call call server-loop list)
@@ -217,7 +220,7 @@ CALL has been ended."
   nil)
 
 (defun begin-plain-on-stream (stream list link server-loop request)
-  "Begin the plain request on STREAM of LINK with the header LIST, which REQUEST has read."
+  "Begin the plain request on STREAM of LINK with the header LIST, whose data REQUEST has."
   (let* ((answer (request-claim request))
          (plain (if answer
                     (exchange:refused-http2-request stream **exchange-sink**
@@ -235,8 +238,8 @@ CALL has been ended."
 (define-hot begin-claimed-on-stream ((stream http2:stream) (list hpack:field-list)
                                      (link server-link) (server-loop server-loop) (request request))
     null
-  "Begin the call of another protocol on STREAM of LINK with the header LIST, of which REQUEST has
-the claim."
+  "Begin the call of another protocol on STREAM of LINK with the header LIST, whose claim REQUEST
+has."
   (let* ((claim (the claim (request-claim request)))
          (now (loop:event-loop-now (server-link-loop link)))
          (call (make-claimed-call claim link server-loop now)))
@@ -306,7 +309,7 @@ the claim."
       (lose-call call (format nil "~A from ~(~A~)" (http2:error-code-name error-code) source)))))
 
 (define-hot (release-stream-charge :inline t) ((link server-link) (stream http2:stream)) null
-  "Take what STREAM, which is closed, is charged with off LINK."
+  "Take the charge of STREAM, which is closed, off LINK."
   (let ((charge (http2:stream-charge stream)))
     (unless (zerop charge)
       (setf (http2:stream-charge stream) 0)
@@ -314,7 +317,7 @@ the claim."
   nil)
 
 (defun server-stream-closed (stream)
-  "The sink's on-stream-closed: the core says nothing more of STREAM after this."
+  "The sink's on-stream-closed: the core's last call for STREAM."
   (let ((call (http2:stream-user stream)))
     (when call
       (let ((link (server-call-link call)))

@@ -1,6 +1,6 @@
-;;;; How a connection of a server that stops comes to its end (RFC 9113 section 6.8):
+;;;; The end of the connections of a server that stops (RFC 9113 section 6.8):
 ;;;;
-;;;; 1. A first GOAWAY, with the largest identifier, tells the peer to begin no more calls. A PING
+;;;; 1. A first GOAWAY, with the largest identifier, asks the peer to begin no more calls. A PING
 ;;;;    follows it.
 ;;;; 2. The answer to the PING shows that the peer has seen the GOAWAY, so that no request is on its
 ;;;;    way any more. A second GOAWAY names the last call.
@@ -11,13 +11,13 @@
 (defconstant +drain-ping+ #x647261696E
   "The payload of the PING whose answer shows that the peer has seen our first GOAWAY.")
 (defconstant +drain-ping-ns+ 1000000000
-  "How long that answer may take.")
+  "How long that answer may take, in nanoseconds.")
 (defconstant +drain-look-ns+ (ash +drain-ping-ns+ -2)
-  "How often a connection that waits for that answer is looked at.")
+  "The interval, in nanoseconds, at which a connection that waits for that answer is checked.")
 (defconstant +longest-drain-ping-ns+ (* 10 +drain-ping-ns+)
-  "How long the answer may take while there is no hurry: calls are under way, for which the
-connection stays anyhow; output, perhaps with the PING, has not left us; or the peer says other
-things first.")
+  "How long the answer may take, in nanoseconds, while one of these holds: calls are under way, for
+which the connection stays open anyhow; output, perhaps with the PING, is unsent; or the peer sends
+other frames first.")
 
 (defun drain-link (link)
   "Let no more calls begin on LINK, and end LINK with its last call. On its loop."
@@ -40,7 +40,8 @@ things first.")
     (await-drain-ping link now)))
 
 (defun end-open-responses (link)
-  "End the responses on LINK that are sent in chunks, and would not end by themselves."
+  "End the responses on LINK that handlers write in chunks, since these may never end by
+themselves."
   (http2:map-streams (lambda (stream)
                        (let ((call (http2:stream-user stream)))
                          (when (and (typep call 'server-call) (call-http-request call))
@@ -54,13 +55,14 @@ things first.")
                   (+ now +drain-look-ns+)))
 
 (defun busy-p (link now)
-  "True if there is no hurry at NOW to end LINK, or the PING or its answer may be on its way."
+  "True if LINK may wait longer for the answer to the PING at NOW; see +LONGEST-DRAIN-PING-NS+."
   (or (plusp (server-link-calls link))
       (plusp (loop:connection-unsent (server-link-socket link)))
       (< (- now +drain-look-ns+) (http2:connection-last-receive-ns (server-link-http2 link)))))
 
 (defun look-at-drain (link)
-  "LINK's peer has not answered the PING so far: go on without the answer if its time is up."
+  "Check LINK, whose peer has not answered the PING so far; go on without the answer if its time is
+up."
   (let ((now (loop:event-loop-now (server-link-loop link))) (permit (server-link-permit link)))
     (when (and (busy-p link now) (< now (permit-drain-end-ns permit)))
       (setf (permit-drain-busy-ns permit) now))
@@ -69,7 +71,7 @@ things first.")
         (drain-further link))))
 
 (defun forget-drain (link)
-  "LINK has ended: no answer to the PING of DRAIN-LINK is waited for."
+  "Stop waiting for the answer to the PING of DRAIN-LINK, since LINK has ended."
   (let ((timer (permit-drain (server-link-permit link))))
     (when timer (cancel-timer (loop:event-loop-wheel (server-link-loop link)) timer))))
 
@@ -78,7 +80,8 @@ things first.")
   (when (= payload +drain-ping+) (drain-further (http2:connection-user http2))))
 
 (defun drain-further (link)
-  "LINK's peer begins no more calls: name the last one, and end LINK with it. On its loop."
+  "Send the second GOAWAY, since LINK's peer begins no more calls; LINK ends with its last call. On
+its loop."
   (unless (server-link-draining link)
     (setf (server-link-draining link) t)
     (http2:send-goaway (server-link-http2 link) http2:+no-error+)

@@ -1,9 +1,9 @@
 ;;;; Where and when a call's handler runs. Handlers run on the loop after all connections of the
-;;;; turn were read; those of methods that block (server-route.lisp) on a reserve thread. A handler
-;;;; on the loop that waits runs the loop meanwhile, until user code of another call is due. A
-;;;; handler that loses the loop to another thread goes on as if it had begun on a reserve thread:
-;;;; its thread encodes the answer and posts it. A handler that returns its call keeps it: it
-;;;; answers later, with REPLY or FINISH (the reactive style).
+;;;; turn were read. Handlers of methods that block (server-route.lisp) run on a reserve thread. A
+;;;; handler on the loop that waits runs the loop meanwhile, until user code of another call is due.
+;;;; A handler that loses the loop to another thread goes on as if it had begun on a reserve thread:
+;;;; its thread encodes the answer and posts it. A handler that returns its call answers later, with
+;;;; REPLY or FINISH (the reactive style).
 
 (in-package #:clgrpc.server)
 
@@ -20,7 +20,7 @@
   "Run CALL's handler where those of its method run: on the loop or on a reserve thread."
   (cond ((and (runs-inline-p (the server-route (server-call-route call))
                              (= 1 (server-loop-open (the server-loop (server-call-endpoint call)))))
-              ;; a hundred such would hold the loop up for a second
+              ;; a hundred such requests would hold the loop up for a second
               (not (long-request-p call)))
          (loop:defer (wire-call-loop call) #'run-inline call))
         ((output-waits-p (the server-link (server-call-link call)))
@@ -29,10 +29,11 @@
   nil)
 
 (defun start-on-reserve (call)
-  "Run CALL's handler on a reserve thread. If all are busy it waits for one, but only for so long as
-reserve-wait-seconds says, since all of them might wait for this call. Three things race for the
-ticket: the thread, the end of that time, and the end of CALL. The first takes the call out of it,
-so the others find nothing, and nothing keeps a call that has ended, nor a place in the queue."
+  "Run CALL's handler on a reserve thread. If all threads are busy CALL waits for one, at most for
+the option reserve-wait-seconds, since the handlers on all of them might wait for this call. Three
+events race for the ticket: a thread is free, that time ends, or CALL ends. The first event takes
+the call out of the ticket and the others find it empty, so an ended call is not kept and has no
+place in the queue."
   (let* ((ticket (list call nil))
          (link (server-call-link call))
          (loop (wire-call-loop call))
@@ -56,21 +57,21 @@ so the others find nothing, and nothing keeps a call that has ended, nor a place
                                          (wire:wire-call-options call))))))))))
 
 (defun use-ticket (ticket)
-  "Take the call out of TICKET and return it; nil if it was taken out before. From any thread."
+  "Take the call out of TICKET and return it; nil if the ticket is empty. From any thread."
   (let ((call (car ticket)))
     (and call
          (eq call (sb-ext:compare-and-swap (car ticket) call nil))
          call)))
 
 (defun leave-queue (call ticket)
-  "CALL, which was taken out of TICKET, needs no thread any more: its place in the queue is free."
+  "Give up the place of CALL, which was taken out of TICKET, in the queue for threads."
   (let ((link (server-call-link call)))
     (loop:leave-reserve (server-reserve (server-loop-server (server-link-owner link)))
                         (ensure-share link)
                         :function (second ticket))))
 
 (defun refuse-waiting (ticket)
-  "A call has waited for a reserve thread long enough."
+  "End the call of TICKET, which has waited too long for a reserve thread."
   (let ((call (use-ticket ticket)))
     (when call
       (let ((link (server-call-link call)))
@@ -79,8 +80,8 @@ so the others find nothing, and nothing keeps a call that has ended, nor a place
       (rpc:abort-as call :no-thread-in-time))))
 
 (defun forget-unstarted (call)
-  "CALL has ended. If its handler has not begun, nothing that waits for that keeps CALL and its
-request any longer. On the loop."
+  "Remove CALL, which has ended, from the queue where it waits for its handler to begin, if it does,
+so that its request can be collected. On the loop."
   (when (and (due-p call) (zerop (server-call-began-ns call)))
     (let ((deferred-start (server-call-deferred-start call)))
       (cond ((and deferred-start (deferred-start-ticket deferred-start))
@@ -92,7 +93,7 @@ request any longer. On the loop."
              (quit-ring (deferred-start-place deferred-start)))
             (t (leave-held-up (server-call-link call) call))))))
 
-;;; Calls that wait until their link's peer has taken more of the answers before them
+;;; Calls that wait until their link's peer has received more of the answers before them
 
 (defun earlier-p (call other)
   "True if CALL came before OTHER, a call of the same link."
@@ -104,27 +105,27 @@ request any longer. On the loop."
   (or (server-link-held-up link) (setf (server-link-held-up link) (make-fifo))))
 
 (defun hold-up (call)
-  "Let CALL wait until its link's peer has taken enough of the answers before it. A call that has
-waited before goes back to its place among the others. On the loop."
+  "Make CALL wait until its link's peer has received enough of the answers before it. Calls wait in
+the order in which they came, also those that have waited before. On the loop."
   (let ((link (server-call-link call)))
     (unless (call-status call)
       (enqueue-in-order call (ensure-held-up link) #'earlier-p)
-      ;; the peer may have taken enough meanwhile
+      ;; the peer may have received enough meanwhile
       (output-left link))))
 
 (defun leave-held-up (link call)
-  "CALL, of LINK, waits no more, if it did."
+  "Take CALL, of LINK, out of the calls that are held up, if it is there."
   (let ((queue (server-link-held-up link)))
     (when queue (remove-from-fifo call queue))))
 
 (defun output-left (link)
-  "Output of LINK, which has calls that are held up, may have left."
+  "Let LINK's calls that are held up look whether its output has left."
   ;; not now: output that is unsent now may be sent in this turn
   (loop:defer (server-link-loop link) #'start-held-up link))
 
 (defun start-held-up (link)
-  "Start the first of LINK's calls that are held up, unless too much of its output waits still. The
-next has its turn after what is due now."
+  "Start the first of LINK's calls that are held up, unless too much of its output still waits. The
+next one follows after the functions that are due on the loop now."
   (let ((queue (server-link-held-up link)))
     (when (and (fifo-items queue) (not (answers-wait-p link)) (not (output-waits-p link)))
       (let ((call (dequeue queue)))
@@ -134,8 +135,8 @@ next has its turn after what is due now."
 ;;; Running it
 
 (define-hot handler-request ((call server-call)) t
-  "The REQUEST argument of the handler. In user code: signal an RPC-ERROR, which ends CALL as well,
-if that cannot be decoded."
+  "The REQUEST argument of the handler. Signal an RPC-ERROR, which ends CALL as well, if the request
+cannot be decoded. In user code."
   (case (rpc-method-kind (the rpc-method (call-rpc-method call)))
     ((:unary :server-streaming)
      (let ((undecoded (server-call-undecoded call)))
@@ -159,7 +160,7 @@ if that cannot be decoded."
          (condition
            (with-user-code (call)
              (loop:with-user-interrupts ()
-               ;; once, though this may be run again
+               ;; once, though a restart may run this again
                (setf request (or request (handler-request call))
                      value (answer-of route request call))))))
     (when (tracing-p :server)
@@ -169,8 +170,8 @@ if that cannot be decoded."
     (or condition value)))
 
 (define-hot (promise-for :inline t) ((call server-call)) (or null index)
-  "Have room for CALL's answer promised if its method gives long ones. Return how many octets were
-promised; nil if there is no room."
+  "Promise room in the heap for CALL's answer if its method gives long answers. Return the number of
+octets promised; nil if there is no room."
   (let ((route (the server-route (server-call-route call))))
     (if (or (zerop (route-long-octets route))
             (eq call (server-loop-probe (the server-loop (server-call-endpoint call)))))
@@ -216,13 +217,13 @@ promised; nil if there is no room."
   nil)
 
 ;;; Handlers and callbacks that began on the loop and have lost it. Each holds a thread, which is
-;;; charged to its connection. The thread that takes the loop over charges it, the one that returns
-;;; from user code takes the charge back. They come in either order, so both do it under the lock of
-;;; the reserve, and note it in the call.
+;;; charged to its connection. The thread that takes the loop over adds the charge; the thread that
+;;; returns from user code removes it. These happen in either order, so both threads do it under the
+;;; lock of the reserve, and note it in the call.
 
 (defun leaves-loop-p (call)
-  "True if the handler of CALL, which was to begin on the loop, is to begin on a reserve thread
-after all: others of its method have lost the loop since and still run."
+  "True if the handler of CALL, which was to begin on the loop, begins on a reserve thread instead,
+since handlers of its method that have lost the loop still run."
   (let ((route (server-call-route call)) (link (server-call-link call)))
     (if (eq :inline (route-execution route))
         (and (plusp (server-link-late link))
@@ -244,7 +245,7 @@ FUNCTION returns true. FUNCTION is called under the lock of the reserve."
   (ensure-share (server-call-link call))
   (let ((reactions (rpc:call-reactions call)))
     (case (and reactions (rpc:reactions-scheduled reactions))
-      ((:running :returned)             ; a callback: nothing is to be noted of the method
+      ((:running :returned)             ; a callback says nothing about the method
        (charge call 1 (lambda ()
                         (when (eq :running (rpc:reactions-scheduled reactions))
                           (setf (rpc:reactions-scheduled reactions) :charged)))))
@@ -255,7 +256,7 @@ FUNCTION returns true. FUNCTION is called under the lock of the reserve."
                               (setf (deferred-start-late deferred-start) :charged)))))))))
 
 (defun uncharge-handler (call)
-  "The handler of CALL, which has lost the loop, has returned."
+  "Take the charge for the handler of CALL back: it has lost the loop, and has returned."
   (charge call -1 (lambda ()
                     (eq :charged (shiftf (deferred-start-late (ensure-deferred-start call))
                                          :returned))))
@@ -282,7 +283,7 @@ FUNCTION returns true. FUNCTION is called under the lock of the reserve."
           (t (run-and-conclude call promised)))))
 
 (defun put-off (call function)
-  "Call FUNCTION with CALL, whose ticket is used, on the loop: it makes CALL wait there."
+  "Call FUNCTION with CALL, whose ticket is used, on the loop. FUNCTION makes CALL wait there."
   (loop:post (wire-call-loop call) (lambda ()
                                      (setf (deferred-start-ticket (ensure-deferred-start call)) '())
                                      (funcall function call))))
@@ -309,11 +310,12 @@ debugger. Return the RPC-ERROR that ends CALL."
   (rpc:verdict-error :handler-error '()))
 
 (defun note-later (call)
-  "CALL's handler has returned CALL, which it is to answer later. From any thread."
+  "Note that CALL's handler has returned CALL and will answer later. From any thread."
   (when (answers-once-p call) (setf (deferred-start-later (ensure-deferred-start call)) t)))
 
 (define-hot conclude ((call server-call) value) null
-  "CALL's handler has returned VALUE, or VALUE is the RPC-ERROR that ended it. On the loop."
+  "Send the answer or end of CALL. VALUE is the value that its handler has returned, or the
+RPC-ERROR that ended the handler. On the loop."
   (cond ((eq value call) (note-later call))
         ((or (status:failure-p value) (not (answers-once-p call)))
          (if (zerop (wire:posted-octets call))
@@ -328,16 +330,16 @@ debugger. Return the RPC-ERROR that ends CALL."
   nil)
 
 (define-hot end-with ((call server-call) value) null
-  "End CALL without an answer of its handler's, which has returned VALUE or, if that is an
-RPC-ERROR, ended with it. On the loop."
+  "End CALL without an answer. If VALUE, the outcome of its handler, is an RPC-ERROR, CALL ends with
+its status, else with :ok. On the loop."
   (if (status:failure-p value)
       (finish-with-condition call value)
       (server-finish call :ok "" nil '()))
   nil)
 
 (defun post-end (call value)
-  "Have the loop END-WITH VALUE, behind what this thread and those that it has waited for have sent
-on CALL."
+  "Post END-WITH of VALUE to the loop, which calls it after all messages of CALL from this thread,
+and from the threads that this one has waited for, are sent."
   (loop:post (wire-call-loop call) (lambda () (end-with call value))))
 
 (defun conclude-elsewhere (call value)

@@ -1,20 +1,20 @@
-;;;; What is known of a request over HTTP/2 before it is a call: what its headers said.
+;;;; The data of a request over HTTP/2 before it is a call, from its headers.
 
 (in-package #:clgrpc.server)
 
 (defstruct (request (:copier nil))
   "The data of the headers of a request, on its way to a call."
-  (table nil :type (or null route-table)) ; by whose routes
+  (table nil :type (or null route-table)) ; that ROUTE is from
   (fields #() :type simple-vector)      ; the metadata, as WIRE:LIST-CUSTOM-FIELDS has it
-  (charge 0 :type index)                ; octets that the call is charged with for them
+  (charge 0 :type index)                ; octets that the call is charged with for FIELDS
   (route nil :type (or null server-route)) ; where the path leads; NIL without a path
   (codec nil :type (or null method:message-codec)) ; of the messages, if the content type names one
   (timeout nil :type (or null (unsigned-byte 62))) ; nanoseconds
   (incoming nil :type (or symbol wire:encoding)) ; as BEGIN-COMPRESSION has it
   (accepted '() :type list)             ; the encodings that the client can read
-  ;; what of it is not gRPC's, if it is a plain one (plain.lisp)
+  ;; the header that is not gRPC's, if the request is plain (plain.lisp)
   (plain nil :type (member nil :content-type :method))
-  (claim nil)                           ; of a plain one, as CLAIM-REQUEST has it
+  (claim nil)                           ; of a plain request, a result of CLAIM-REQUEST
   (rejection '() :type list))           ; why it cannot become a call: a status and a text
 
 (declaim (sb-ext:freeze-type request))

@@ -1,7 +1,7 @@
-;;;; A new connection: what it speaks is decided by what ALPN has agreed on or by its first octets
+;;;; A new connection: ALPN or its first octets decide its protocol
 ;;;; (http/exchange/http-version.lisp), before it has a core of HTTP/2 or a parser of HTTP/1.1. Its
-;;;; permit and its limits are the same whatever it speaks. HTTP/2 loses no time by this: it gets
-;;;; the first octets in the same read. It answers connections that speak neither.
+;;;; permit and its limits do not depend on the protocol. HTTP/2 loses no time by this, since it
+;;;; gets the first octets in the same read. HTTP/2 also answers connections that speak neither.
 
 (in-package #:clgrpc.server)
 
@@ -32,7 +32,7 @@ EXCHANGE:HTTP-VERSION-OF."
      :abandon #'abandon-exchange))
 
 (defun speak-http1 (link)
-  "LINK speaks HTTP/1.1 from now on."
+  "Begin HTTP/1.1 on LINK."
   (setf (server-link-http1 link)
         (exchange:begin-http1 link (server-loop-http (server-link-owner link))
                               (server-link-socket link) (server-link-born-ns link))
@@ -40,15 +40,15 @@ EXCHANGE:HTTP-VERSION-OF."
   ;; HTTP/2 is ready with its SETTINGS
   (note-ready link))
 
-;;; Until it is known
+;;; ;;; Until it is known
 
 (defun stop-opening (link)
-  "It is known what LINK speaks, or LINK has ended."
+  "Cancel the timer of LINK's opening: its protocol is known, or LINK has ended."
   (cancel-timer (loop:event-loop-wheel (server-link-loop link))
                 (shiftf (server-link-opening link) nil)))
 
 (defun settle (link version)
-  "LINK speaks VERSION, :HTTP1 or :HTTP2."
+  "Begin the protocol VERSION, :HTTP1 or :HTTP2, on LINK."
   (stop-opening link)
   (ecase version
     (:http1 (speak-http1 link))
@@ -74,19 +74,18 @@ EXCHANGE:HTTP-VERSION-OF."
     (loop:make-handler :input #'opening-input :closed #'opening-closed))
 
 (defun mute-p (link)
-  "True if the peer of LINK has said nothing yet, and what it will say may be something else than
-HTTP/2."
+  "True if the peer of LINK has sent nothing yet and its protocol need not be HTTP/2."
   (let ((socket (server-link-socket link)))
     (not (or (loop:connection-unread-p socket)
              (loop:byte-channel-handshaking-p (loop:connection-byte-channel socket))
              (not (eq :more (http-version-of link (make-octets 0) 0 0)))))))
 
 (defun opening-due (link)
-  "The peer of LINK has not shown in time what it speaks. So that is taken to be HTTP/2, which tells
-it what is missing. A mute peer hears nothing: browsers connect ahead, and what they hear before
-they have asked they take for the answer."
+  "Decide the protocol of LINK, whose peer has not shown it in time. The server takes it to be
+HTTP/2, whose error names the missing preface. A mute peer gets no octets: browsers connect in
+advance, and would take an error for the answer to their first request."
   (cond ((server-link-failure link))
-        ((mute-p link) (wire:close-link link "the peer has said nothing in time" :how :lost))
+        ((mute-p link) (wire:close-link link "the peer has sent nothing in time" :how :lost))
         (t (settle link :http2))))
 
 (define-load-time-global **opening**
@@ -96,7 +95,7 @@ they have asked they take for the answer."
      :abandon (lambda (link status text) (declare (ignore status text)) (settle link :http2))))
 
 (defun begin-opening (link)
-  "LINK has been accepted, and it is not known what it speaks."
+  "Wait for the first octets of LINK, a new connection, to learn its protocol."
   (let ((timer (loop:make-lasting-timer (server-link-loop link) #'opening-due link)))
     (setf (server-link-opening link) timer)
     (schedule-timer (loop:event-loop-wheel (server-link-loop link)) timer

@@ -1,10 +1,10 @@
-;;;; Plain requests: requests of HTTP that are not gRPC calls (http/exchange). The handlers of
-;;;; HTTP that START-SERVER was given, or its :FALLBACK, answer them. Where there is none a plain
-;;;; request is answered with an error once it is whole.
+;;;; Plain requests: requests of HTTP that are not gRPC calls (http/exchange). The handlers in the
+;;;; :HTTP of START-SERVER, or its :FALLBACK, answer them. Without a handler, the answer is an error
+;;;; as soon as the request is whole.
 ;;;;
-;;;; What runs such a handler is a server-call that has the HTTP-REQUEST. So handlers of HTTP run as
-;;;; those of calls do, and the limits and the end of the server apply to them; but they do not
-;;;; count as calls.
+;;;; A server-call that has the HTTP-REQUEST runs such a handler. So handlers of HTTP run as those
+;;;; of calls do, and the limits and the end of the server apply to them, but they do not count as
+;;;; calls.
 
 (in-package #:clgrpc.server)
 
@@ -18,7 +18,7 @@
   (exchange:http-request-context request))
 
 (defun join-exchange (call request)
-  "CALL runs the handler of REQUEST."
+  "Make CALL the call that runs the handler of REQUEST."
   (setf (exchange:http-request-context request) call
         (deferred-start-http-request (ensure-deferred-start call)) request))
 
@@ -104,8 +104,8 @@
   (let ((http (server-loop-http server-loop))) (and http (exchange:http-loop-router http))))
 
 (defun read-plain-request (server-loop stream list reason)
-  "The plain request with the header LIST on STREAM, a link's of SERVER-LOOP. REASON says what of it
-is not gRPC's."
+  "The plain request with the header LIST on STREAM, of a link of SERVER-LOOP. REASON is
+:CONTENT-TYPE or :METHOD, the header that is not gRPC's."
   (exchange:read-http2-request list stream (server-loop-router server-loop) **exchange-sink**
                                (server-loop-options server-loop)
                                (cond ((server-loop-claimers server-loop) nil)
@@ -116,13 +116,14 @@ is not gRPC's."
 ;;; Routes
 
 (defun plain-method (name &optional quiet)
-  "The method of calls that run what answers NAME, a string; QUIET or not."
+  "The method of the calls that run the handler of plain requests called NAME, a string; QUIET or
+not."
   (method:make-rpc-method :name name :path name :kind :unary :quiet quiet))
 
 (define-load-time-global **fallback-method** (plain-method "the fallback"))
 
 (defun plain-route (server method execution answer)
-  "The route of plain requests of SERVER that have METHOD. ANSWER, a function of an HTTP-REQUEST,
+  "The route of the plain requests of SERVER with METHOD. ANSWER, a function of an HTTP-REQUEST,
 returns the values of a handler."
   (declare (type function answer))
   (make-server-route
@@ -155,7 +156,7 @@ returns the values of a handler."
 
 (defun make-server-router (server handlers fallback execution)
   "The router of SERVER with HANDLERS, a list of HTTP-HANDLERs, and FALLBACK, a function or nil; nil
-if there is neither, and no protocol beside gRPC. EXECUTION is what START-SERVER was given."
+if there is neither, and no protocol beside gRPC. EXECUTION is that of START-SERVER."
   (let ((router (exchange:make-router))
         (execution (execution-of (if (listp execution) :auto execution) nil)))
     (dolist (handler handlers)

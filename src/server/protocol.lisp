@@ -1,11 +1,11 @@
 ;;;; Protocols beside gRPC that reach the handlers of a server's services. A protocol is registered
-;;;; by name; a server knows no more of it than a function that is given its routes and returns a
-;;;; CLAIMER. The claimers of a server are asked, in order, what a request whose content type is not
-;;;; gRPC's is. One returns nil if the request is not its own; or a PLAIN-ANSWER that answers it; or
-;;;; a CLAIM. Then the request is a call by the route of the claim, with everything that calls have:
-;;;; limits, deadline, interceptors, observers, drain (claimed.lisp). What differs is in the claim:
-;;;; the operations of the call, and a MANNER, functions of the protocol that dispatch and answers
-;;;; call.
+;;;; by name; a server uses only its function that gets the routes and returns a CLAIMER. For a
+;;;; request whose content type is not gRPC's, the server calls its claimers in order. A claimer
+;;;; returns nil if the request is not its own, or a PLAIN-ANSWER that answers it, or a CLAIM. With
+;;;; a claim the request becomes a call by the claim's route. It has everything that calls have:
+;;;; limits, deadline, interceptors, observers, drain (claimed.lisp). The claim holds the
+;;;; differences from a gRPC call: the operations of the call, and a MANNER, functions of the
+;;;; protocol that the code of dispatch and answers calls.
 
 (in-package #:clgrpc.server)
 
@@ -15,14 +15,14 @@
   ;; (server table): return a CLAIMER for SERVER, whose routes are those of TABLE; signal MISUSE if
   ;; its services cannot be served so. Called when a server starts and when a service is redefined
   (prepare nil :type function :read-only t)
-  ;; (server http-method target fields): return the PLAIN-ANSWER to a request that nothing here has,
-  ;; if it is one of the protocol, else nil
+  ;; (server http-method target fields): return the PLAIN-ANSWER to a request of the protocol that
+  ;; has no route and no handler; nil for a request of another protocol
   (stray nil :type (or null function) :read-only t))
 
 (defstruct (manner (:copier nil))
   "The functions of a protocol for its calls, beside their operations. All functions but POST-REPLY
 run on the loop."
-  (name nil :type keyword :read-only t) ; of the protocol, as observers are told
+  (name nil :type keyword :read-only t) ; of the protocol, for observers
   ;; (call octets start end last): more of the request's body, valid only during the call; LAST if
   ;; the body is whole with it
   (receive nil :type function :read-only t)
@@ -36,8 +36,8 @@ run on the loop."
   (writable nil :type function :read-only t)) ; (call): over HTTP/1.1 the peer has taken output
 
 (defstruct (claim (:copier nil))
-  "The result of a protocol for the head of a request. It is not changed, and kept with the head for
-requests that repeat it. Protocols include it."
+  "The result of a protocol for the head of a request. It is immutable, and kept with the head for
+requests that repeat it. Protocols include this structure."
   (manner nil :type manner :read-only t) ; of the protocol
   (operations nil :type rpc:operations :read-only t) ; of the call
   (route nil :type (or null server-route) :read-only t) ; nil with a rejection only
@@ -63,16 +63,17 @@ requests that repeat it. Protocols include it."
     (format stream "~(~A~) ~A" (manner-name (claim-manner claim)) (claim-route claim))))
 
 (document-functions
-  protocol-name "The keyword by which START-SERVER is told of PROTOCOL."
-  manner-name "The keyword of the protocol that MANNER is of."
+  protocol-name "The keyword of PROTOCOL in the :PROTOCOLS of START-SERVER."
+  manner-name "The keyword of MANNER's protocol."
   claim-manner "The functions of CLAIM's protocol for its calls."
   claim-route "The route of the calls that CLAIM makes."
-  claim-http-method "The method of the request that CLAIM is of, \"GET\".")
+  claim-http-method "The method of CLAIM's request, such as \"GET\".")
 
 (defglobal **protocols** '())
 
 (defun register-protocol (protocol)
-  "Have PROTOCOL be known by its name, in place of another of that name. From any thread."
+  "Register PROTOCOL under its name, in place of another of that name, and return it. From any
+thread."
   (setf **protocols** (cons protocol
                             (remove (protocol-name protocol) **protocols** :key #'protocol-name)))
   protocol)
@@ -83,8 +84,8 @@ thread."
   (sort (mapcar #'protocol-name **protocols**) #'string<))
 
 (defun find-protocols (names)
-  "The protocols that NAMES, the :PROTOCOLS of START-SERVER, asks for beside gRPC. Signal MISUSE if
-one is not known."
+  "The protocols beside gRPC among NAMES, the :PROTOCOLS of START-SERVER. Signal MISUSE if one is
+not known."
   (unless (listp names) (misuse ":protocols is a list of keywords, not ~S." names))
   (loop for name in (remove-duplicates names :from-end t)
         unless (eq :grpc name)
@@ -93,8 +94,8 @@ one is not known."
                               (protocol-names)))))
 
 (defun prepare-claimers (server protocols table)
-  "The claimers of PROTOCOLS for SERVER with the routes of TABLE, a list. The last is that of
-requests that nothing here has."
+  "The claimers of PROTOCOLS for SERVER with the routes of TABLE, a list. The last claimer answers
+requests that have no route and no handler."
   (append (loop for protocol in protocols
                 collect (funcall (protocol-prepare protocol) server table))
           (let ((strays (remove nil (mapcar #'protocol-stray protocols))))
@@ -106,7 +107,7 @@ requests that nothing here has."
                                                      target fields)))))))))
 
 (defun claim-request (claimers http-method target fields)
-  "What the first of CLAIMERS says that the request is, or nil: a CLAIM or a PLAIN-ANSWER. FIELDS
-are those of its head, HPACK's."
+  "The CLAIM or PLAIN-ANSWER of the first of CLAIMERS that returns one for the request, or nil.
+FIELDS are those of its head, HPACK's."
   (loop for claimer in claimers
           thereis (funcall (the function claimer) http-method target fields)))

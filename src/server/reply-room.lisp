@@ -1,9 +1,9 @@
 ;;;; Room for long answers, before their handlers begin. If a method has given long answers lately,
 ;;;; we expect another: room for the message and for its octets is promised (base/memory/heap.lisp)
 ;;;; before the handler begins. A call that gets no promise waits on its loop, without a thread,
-;;;; behind those that came before. After the time of the option room-wait-seconds it ends with
-;;;; :resource-exhausted. One of the calls that wait, the PROBE, begins without a promise, since its
-;;;; answer may be short after all.
+;;;; after the calls that came before it. After the time of the option room-wait-seconds it ends
+;;;; with :resource-exhausted. One of the calls that wait, the PROBE, begins without a promise,
+;;;; since its answer may be short after all.
 ;;;;
 ;;;; The probe, and a handler whose method gives a long answer for the first time, wait for room
 ;;;; later, when they encode (rpc/room.lisp).
@@ -11,14 +11,15 @@
 (in-package #:clgrpc.server)
 
 (defconstant +room-look-ns+ 4000000
-  "How often a loop looks whether there is room for the first of the calls that wait.")
+  "The interval, in nanoseconds, at which a loop checks for room for the first of the calls that
+wait.")
 
 (defstruct (room-waiter (:include ring) (:constructor make-room-waiter (call resume due-ns))
                         (:copier nil))
-  "The place of a call among those of its loop that wait for room."
-  (call nil :type server-call :read-only t) ; which waits
-  (resume nil :type function :read-only t) ; which is called with CALL when there may be room
-  (due-ns 0 :type nanoseconds :read-only t)) ; until when CALL waits
+  "The place of a call among the calls of its loop that wait for room."
+  (call nil :type server-call :read-only t) ; the call that waits
+  (resume nil :type function :read-only t) ; called with CALL when there may be room
+  (due-ns 0 :type nanoseconds :read-only t)) ; the time when the wait of CALL ends
 
 (declaim (sb-ext:freeze-type room-waiter))
 
@@ -41,7 +42,7 @@
         (have-collected server-loop)))))
 
 (defun stop-awaiting-room (place)
-  "The call of PLACE waits no more."
+  "Take the call of PLACE out of those that wait."
   (quit-ring place)
   (setf (deferred-start-place (server-call-deferred-start (room-waiter-call place))) nil))
 
@@ -57,8 +58,8 @@
     t))
 
 (defun look-for-room (server-loop)
-  "Begin the calls of SERVER-LOOP that there is room for now, end those that have waited too long.
-On the loop."
+  "Begin the calls of SERVER-LOOP for which there is room now, and end those that have waited too
+long. On the loop."
   (let* ((loop (server-loop-loop server-loop))
          (now (loop:event-loop-now loop))
          (promised '()))
@@ -70,7 +71,7 @@ On the loop."
                     (stop-awaiting-room place)
                     (rpc:abort-as call :no-room-for-answer))
                    ((promise-octets octets)
-                    (push octets promised) ; not twice to two of them
+                    (push octets promised) ; so no two calls get the same room
                     (stop-awaiting-room place)
                     (funcall (room-waiter-resume place) call))
                    ((probe-p server-loop call)
@@ -78,7 +79,7 @@ On the loop."
                     (funcall (room-waiter-resume place) call))
                    (t (have-collected server-loop)
                       (return))))
-    ;; each call has its room promised again when it runs
+    ;; each call gets a promise of its own when it runs
     (mapc #'settle-octets promised)
     (when (ring-first (server-loop-roomless server-loop))
       (schedule-timer (loop:event-loop-wheel loop) (server-loop-room-timer server-loop)

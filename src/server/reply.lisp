@@ -1,11 +1,11 @@
 ;;;; What a server writes: response headers, trailers, trailers-only (gRPC over HTTP/2,
-;;;; "Responses"). Constant fields go into the peer's dynamic table once, so that from the second
-;;;; call on the headers of a good answer are two octets and its trailers one.
+;;;; "Responses"). Constant fields go into the peer's dynamic table once. So from the second call
+;;;; on, the headers of a good answer are two octets and its trailers one.
 ;;;;
-;;;; No header list is larger than the client says it takes (SETTINGS_MAX_HEADER_LIST_SIZE), nor
-;;;; larger than we take ourselves. A status always goes out; its text, details and trailers go out
-;;;; as far as there is room. Flow control does not count header blocks, so without this limit a
-;;;; handler could send headers without end.
+;;;; No header list is larger than the client's limit (SETTINGS_MAX_HEADER_LIST_SIZE), nor larger
+;;;; than our own limit. A status always goes out; its text, details and trailers go out as far as
+;;;; there is room. Flow control does not count header blocks, so without this limit a handler could
+;;;; send headers without end.
 
 (in-package #:clgrpc.server)
 
@@ -57,7 +57,7 @@
     (http2:end-headers stream nil)))
 
 (defun header-list-limit (call)
-  "How large a header list may be that CALL sends. From any thread."
+  "The most octets of a header list that CALL sends. From any thread."
   (let* ((link (server-call-link call))
          (http2 (server-link-http2 link))
          (own (options-max-header-list-octets (server-link-options link))))
@@ -66,24 +66,24 @@
         own)))
 
 (defconstant +constant-octets+ 300
-  "How many octets of a header list are kept for :status, content-type, the two fields of
-compression and grpc-status; they take fewer, without registered compressions and a codec.")
+  "The octets of a header list that are kept for :status, content-type, the two fields of
+compression and grpc-status. Without registered compressions and a codec, these take fewer.")
 (defconstant +registered-octets+ 400
-  "How many more, with these.")
+  "The octets kept besides +CONSTANT-OCTETS+ with registered compressions or a codec.")
 
 (defun constant-octets (call)
-  "How many octets of a header list of CALL are kept for what is the same in all."
+  "The octets of a header list of CALL that are kept for the fields that all calls have."
   (if (or (call-codec call) (rpc:more-encodings-p))
       (+ +constant-octets+ +registered-octets+)
       +constant-octets+))
 
 (defconstant +text-octets+ 4096
-  "The longest text that is sent, in octets of grpc-message: more than a person reads.")
+  "The longest text of a status that is sent, in octets of grpc-message: more than a person reads.")
 (defconstant +kept-text-octets+ 1024
-  "Up to so many octets a text goes before details and trailers.")
+  "The octets of a text that take precedence over details and trailers.")
 
 (defun check-metadata-size (call metadata)
-  "Signal an RPC-ERROR if METADATA is more than CALL's client takes."
+  "Signal an RPC-ERROR if METADATA is larger than CALL's client accepts."
   (let ((size (wire:metadata-octets metadata))
         (limit (header-list-limit call)))
     (when (> (+ size (constant-octets call)) limit)
@@ -99,7 +99,8 @@ compression and grpc-status; they take fewer, without registered compressions an
                       (if (eq status :ok) :index :plain)))
 
 (defun write-outcome-code (status details encoder buffer)
-  "Write the number of STATUS, which is one without a keyword if DETAILS, octets or nil, say so."
+  "Write the number of STATUS. DETAILS, octets or nil, may say that it is a number without a
+keyword."
   (let ((code (status:sent-code status details)))
     (if (< 16 code)                     ; without a keyword
         (hpack:encode-field encoder buffer
@@ -148,7 +149,8 @@ is cut; details or trailers that do not fit are left out."
              (funcall rpc:**call-ids** call)))))
 
 (define-hot (note-served :inline t) ((call server-call)) null
-  "The end of CALL's answer is written, over HTTP/2: a good end earns its connection a reset."
+  "Note that the end of CALL's answer is written. Over HTTP/2, an answer with :ok allows its
+connection one more reset by the peer."
   (let ((stream (server-call-stream call)))
     (when (and stream (eq :ok (call-status call)))
       (http2:note-call-served (http2:stream-connection stream))))
@@ -166,20 +168,20 @@ is cut; details or trailers that do not fit are left out."
       (write-status call encoder buffer)
       (http2:end-headers stream t))
     (note-served call)
-    ;; the answer is whole, so the rest of the request is of no interest (RFC 9113 8.1)
+    ;; the answer is whole, so the rest of the request is not needed (RFC 9113 8.1)
     (unless (server-call-half-closed call) (http2:reset-stream stream http2:+no-error+))
     nil))
 
 (defun write-trailers-later (call)
-  "Write the trailers of CALL, which has ended, behind what its stream, if it has one, has queued."
+  "Write the trailers of CALL, which has ended, after all data queued on its stream; nothing if the
+stream is closed."
   (let ((stream (server-call-stream call)))
     (when stream (http2:send-trailers-later stream #'write-trailers))))
 
 ;;; The end of a plain request (plain.lisp)
 
 (defun status-http-status (status)
-  "The HTTP status for a call that has ended with STATUS, in a response that says nothing else of
-it."
+  "The HTTP status for a call that has ended with STATUS, in a response without its gRPC status."
   (ecase status
     (:ok 200)
     ((:invalid-argument :failed-precondition :out-of-range) 400)
@@ -195,9 +197,9 @@ it."
   (let ((request (call-http-request call))
         (status (call-status call)))
     (unless (exchange:begun-p request) (wire:mark-call call :headers))
-    ;; a refusal earns nothing
+    ;; a refusal allows no reset
     (when (server-call-route call) (note-served call))
-    ;; a server that stops ends what would not end by itself
+    ;; a server that stops ends responses that would not end by themselves
     (exchange:write-end request (and (member status '(:ok :unavailable)) t)
                         (lambda ()
                           (exchange:check-answer (status-http-status status) '()
@@ -206,7 +208,7 @@ it."
 ;;; The end of a call
 
 (define-hot write-end ((call server-call)) null
-  "Send the end of CALL behind what is queued."
+  "Send the end of CALL after all queued data."
   (let ((stream (server-call-stream call)))
     (cond ((call-claim call) (funcall (manner-finish (call-manner call)) call))
           ((call-http-request call) (write-plain-end call))

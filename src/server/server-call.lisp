@@ -1,13 +1,14 @@
-;;;; The server's end of a call. The marks of the call say since when its handler could start
-;;;; (WIRE:+DUE+), BEGAN-NS when it did. If the handler does not run on the loop at once, the call
-;;;; has a DEFERRED-START, which says where it waits meanwhile. Few calls have one.
+;;;; The server's end of a call. The marks of the call have the time from which its handler could
+;;;; start (WIRE:+DUE+); BEGAN-NS is the time when it started. If the handler does not run on the
+;;;; loop at once, the call has a DEFERRED-START, which says where it waits meanwhile. Few calls
+;;;; have one.
 
 (in-package #:clgrpc.server)
 
 (defstruct (deferred-start (:copier nil))
   "The data of a call whose handler does not simply run on the loop, whose request is long,
 or that is not gRPC's."
-  ;; for a reserve thread: a list of the call, or NIL once somebody has used it, and of the function
+  ;; for a reserve thread: a list of the call, or NIL once the ticket is used, and of the function
   ;; that waits; NIL without a ticket
   (ticket '() :type list)
   (place nil :type (or null ring))      ; among the calls of its loop that wait for room
@@ -16,7 +17,7 @@ or that is not gRPC's."
   (later nil :type boolean)             ; the handler has returned the call, to answer later
   (http-request nil :type (or null exchange:http-request)) ; whose handler it runs
   (claim nil)                           ; by which a protocol beside gRPC has it, or nil
-  (notes nil)                           ; that protocol's own, of this call
+  (notes nil)                           ; the data of that protocol for this call
   ;; whether the handler, which began on the loop and lost it, is charged to its link
   (late nil :type (member nil :charged :returned)))
 
@@ -25,7 +26,7 @@ or that is not gRPC's."
 (defstruct (server-call (:include wire-call) (:constructor make-server-call) (:copier nil))
   "A call on a connection of a server's."
   (route nil :type (or null server-route)) ; where its path leads; NIL if it has no handler
-  (request nil)                         ; what its handler will get, decoded
+  (request nil)                         ; the request that its handler will get, decoded
   (accepted '() :type list)             ; the encodings that the client can read
   (began-ns 0 :type nanoseconds)        ; when its handler began; 0 before
   (deferred-start nil :type (or null deferred-start))) ; made when one of its slots is needed
@@ -33,20 +34,21 @@ or that is not gRPC's."
 (declaim (sb-ext:freeze-type server-call))
 
 (defun ensure-deferred-start (call)
-  "The DEFERRED-START of CALL, made now if there is none. From any thread."
+  "The DEFERRED-START of CALL, made now if it does not exist yet. From any thread."
   (or (server-call-deferred-start call)
       (let ((new (make-deferred-start)))
         (or (sb-ext:compare-and-swap (server-call-deferred-start call) nil new) new))))
 
 (define-hot (server-call-undecoded :inline t) ((call server-call))
     (or null wire:parcel wire:packed)
-  "The octets of what CALL's handler will get, if they are many."
+  "The octets of the request that CALL's handler will get, if its thread is to decode them; else
+nil."
   (let ((deferred-start (server-call-deferred-start call)))
     (and deferred-start (deferred-start-undecoded deferred-start))))
 
 (defun note-undecoded (call item long)
-  "ITEM, a parcel or packed, is what CALL's handler will get, to be decoded by its thread. LONG is
-true if it may be long once it is decompressed."
+  "Note ITEM, a parcel or packed, as the request of CALL, which the handler's thread decodes. LONG
+is true if it may be long once it is decompressed."
   (let ((deferred-start (ensure-deferred-start call)))
     (setf (deferred-start-undecoded deferred-start) item
           (deferred-start-long deferred-start) long)))
@@ -89,7 +91,8 @@ plain request. From any thread."
   (null (server-call-stream call)))
 
 (defun handler-began-ns (call)
-  "When the handler of CALL began to run, a time, or nil."
+  "The time when the handler of CALL began to run, in nanoseconds of the monotonic clock, or nil
+before."
   (let ((began-ns (server-call-began-ns call)))
     (and (plusp began-ns) began-ns)))
 
@@ -98,9 +101,9 @@ plain request. From any thread."
   (wire:marked-p call :due))
 
 (define-hot (note-time :inline t) ((call server-call)) null
-  "Read the clock, so that times noted of CALL from now on in this turn are those of the moment, not
-of the turn's beginning. The clock is not read for a unary call that no observer sees, since
-that would cost too much. On the loop."
+  "Read the clock, so that the times noted for CALL in the rest of this turn are exact, not those of
+the turn's beginning. For a unary call that no observer sees the clock is not read, since that would
+cost too much. On the loop."
   (when (or (rpc:call-parts call)
             (tracing-p :call)
             (let ((route (server-call-route call)))
@@ -124,7 +127,7 @@ handler has returned."
         :protocol (call-protocol call)
         :plain (null (call-protocol call))))
 
-;;; Where the time of a call went
+;;; ;;; The stages of a call
 
 (defun server-stage (call)
   "The operation STAGE."

@@ -11,10 +11,10 @@
   "The state of one loop of a server. Only the loop touches it."
   (server nil)                          ; the SERVER
   (routes nil :type route-table)        ; swapped when a service is defined again
-  ;; what its plain requests share, if somebody answers them
+  ;; the shared data of plain requests, if the server has handlers for them
   (http nil :type (or null exchange:http-loop))
   (claimers '() :type list)             ; of protocols beside gRPC, see protocol.lisp; as ROUTES
-  (encoding nil :type (or null wire:encoding)) ; of answers, if nobody says otherwise
+  (encoding nil :type (or null wire:encoding)) ; of answers, by default
   ;; its connections, in no order
   (links (make-array 16 :adjustable t :fill-pointer 0 :initial-element nil) :type vector)
   (begun 0 :type (unsigned-byte 62))    ; how many calls have begun
@@ -23,12 +23,12 @@
   (call-ns 0 :type (unsigned-byte 62))  ; when the last one began, 0 for none
   (open 0 :type fixnum)                 ; how many are under way, plain requests included
   (max-open 0 :type fixnum)             ; how many may be
-  (request (make-request) :type request) ; what headers are read into that no peer repeats
+  (request (make-request) :type request) ; for headers that no peer repeats
   ;; the places of calls that wait for room, see reply-room.lisp
   (roomless (make-ring) :type ring)
-  (probe nil :type (or null wire-call)) ; the one of these calls that has begun without it
+  (probe nil :type (or null wire-call)) ; the one of these calls that has begun without room
   (room-timer nil :type (or null timer)) ; when to look for room again
-  (pool (http2:make-pool) :type http2:pool)) ; what the connections share
+  (pool (http2:make-pool) :type http2:pool)) ; shared by the connections
 
 (declaim (sb-ext:freeze-type server-loop))
 
@@ -48,7 +48,7 @@
 (defun remove-link (server-loop link)
   (let* ((links (server-loop-links server-loop))
          (place (server-link-place link)))
-    ;; one that could not even be opened was never added
+    ;; a link that could not be opened was never added
     (when (and (< place (length links)) (eq link (aref links place)))
       (let* ((end (1- (length links)))
              (last (aref links end)))

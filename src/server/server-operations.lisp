@@ -1,4 +1,5 @@
-;;;; What HTTP/2 does for handlers' calls: the server's end of the contract of rpc/transport.lisp.
+;;;; The operations of handlers' calls over HTTP/2: the server's end of the contract of
+;;;; rpc/transport.lisp.
 
 (in-package #:clgrpc.server)
 

@@ -1,11 +1,11 @@
-;;;; Routes of a server (serving/route.lisp), with what it notes of their handlers. The HPACK entry
-;;;; of a path remembers its route, so that a repeated path costs no look-up. An unknown path is
-;;;; remembered with the epoch of the server's table, which grows whenever routes are added.
+;;;; Routes of a server (serving/route.lisp), with notes on the durations of their handlers. The
+;;;; HPACK entry of a path remembers its route, so a repeated path costs no look-up. An unknown path
+;;;; is remembered with the epoch of the server's table, which grows whenever routes are added.
 
 (in-package #:clgrpc.server)
 
 (defstruct (server-route (:include route) (:conc-name route-) (:copier nil))
-  "Where a path of a server leads."
+  "The route of a path of a server."
   (blocks nil :type (member nil t :waits)) ; :auto, and it has overstayed, or waited beside others
   (quick 0 :type fixnum)                ; how many calls in a row have been quick since
   (late 0 :type sb-ext:word)            ; how many that overstayed run still (atomic)
@@ -21,8 +21,8 @@
 ;;; Methods in a codec
 
 (defun coding-interceptor (method)
-  "An interceptor that makes what a handler of METHOD, which has a codec, answers the raw message
-that is sent."
+  "An interceptor that encodes the answer of a handler of METHOD, which has a codec, as the raw
+message that is sent."
   (let ((type (method:rpc-method-response-type method))
         (answers (member (rpc-method-kind method) '(:unary :client-streaming))))
     (lambda (call request next)
@@ -32,7 +32,7 @@ that is sent."
             value)))))
 
 (defun code-answers (route)
-  "ROUTE, fresh, whose method has a codec perhaps: then its answers are made by that."
+  "Return ROUTE, a new one. If its method has a codec, add the interceptor that encodes answers."
   (let ((method (route-method route)))
     (when (and method (method:rpc-method-codec method))
       (push (coding-interceptor method) (route-interceptors route)))
@@ -57,12 +57,13 @@ that is sent."
 ;;; Which methods block. The slots for that are hints, which several threads set without a lock.
 
 (defconstant +quick-ns+ 100000
-  "A handler that returns within this time does not block.")
+  "A handler that returns within this time, in nanoseconds, does not block.")
 (defconstant +quick-calls+ 64
   "After so many quick calls in a row a method is taken not to block.")
 
 (define-hot (runs-inline-p :inline t) ((route server-route) (alone boolean)) boolean
-  "True if the handler of ROUTE is to run on the loop; ALONE says that no other call is there."
+  "True if the handler of ROUTE is to run on the loop. ALONE is true if its call is the only one of
+the loop."
   (case (route-execution route)
     (:inline t)
     (:auto (case (route-blocks route)
@@ -70,15 +71,16 @@ that is sent."
              (:waits alone)))))
 
 (defun note-waiting (route)
-  "A handler of ROUTE waits on the loop while other user code is due. From now on handlers of ROUTE
-start on reserve threads, unless their call is the only one of the loop."
+  "Note that a handler of ROUTE waits on the loop while other user code is due. Later handlers of
+ROUTE start on reserve threads, unless their call is the only one of the loop."
   (when (and (eq :auto (route-execution route)) (null (route-blocks route)))
     (setf (route-blocks route) :waits)))
 
 (defun note-overstay (route)
-  "A handler of ROUTE has lost the loop, or handed it over, and runs on. From now on handlers of
-ROUTE start on reserve threads, of which each connection has its share. Until this one has returned
-none starts on the loop: each one that overstays there would take a thread."
+  "Note that a handler of ROUTE has lost the loop, or handed it over, and still runs. Later handlers
+of ROUTE start on reserve threads, of which each connection has its share. Until this handler has
+returned no handler of ROUTE starts on the loop, since each one that overstays there takes a
+thread."
   (sb-ext:atomic-incf (route-late route))
   (trace-event :loop :method-blocks :method (method:rpc-method-path (route-method route)))
   (setf (route-quick route) 0)
@@ -86,12 +88,12 @@ none starts on the loop: each one that overstays there would take a thread."
     (setf (route-blocks route) t)))
 
 (defun late-handler-ended (route)
-  "A handler of ROUTE that NOTE-OVERSTAY was called for, or is about to be, has returned."
+  "Note that a handler of ROUTE has returned for which NOTE-OVERSTAY was called, or is about to be."
   (sb-ext:atomic-decf (route-late route))
   nil)
 
 (define-hot note-duration ((route server-route) (duration-ns (unsigned-byte 62))) null
-  "A handler of ROUTE took so long on a reserve thread."
+  "Note that a handler of ROUTE took DURATION-NS on a reserve thread."
   (cond ((> duration-ns +quick-ns+) (setf (route-quick route) 0))
         ((and (>= (incf (route-quick route)) +quick-calls+)
               (zerop (route-late route)))
@@ -102,17 +104,17 @@ none starts on the loop: each one that overstays there would take a thread."
 ;;; Which methods give long answers, see reply-room.lisp
 
 (defun promise-answer (route)
-  "Have room promised for another answer of ROUTE, which gives long ones. Return how many octets
-were promised; nil if there is no room."
+  "Promise room in the heap for another answer of ROUTE, which gives long answers. Return the number
+of octets promised; nil if there is no room."
   (let* ((long (* 2 (route-long-octets route)))
          (method (route-method route)))
     (cond ((not (promise-octets long)) nil)
           ((member (rpc-method-kind method) '(:unary :client-streaming)) long)
-          ;; who knows when such a handler returns
+          ;; such a handler may run for any time
           (t (settle-octets long) 0))))
 
 (define-hot (settle-answer :inline t) ((promised index)) null
-  "Undo PROMISE-ANSWER: the message is there now, or will not be."
+  "Undo PROMISE-ANSWER: the message now exists, or never will."
   (unless (zerop promised) (settle-octets promised))
   nil)
 
@@ -126,7 +128,8 @@ were promised; nil if there is no room."
     (loop for item in interceptors
           unless (or (atom item)
                      (some (lambda (method) (rpc:interceptors-for (list item) method)) methods))
-            do (misuse ":interceptors names ~S, which is no service here, nor a method of one."
+            do (misuse ":interceptors names ~S, which is neither a service of this server nor a
+method of one."
                        (first item)))))
 
 (define-hot route-of ((table route-table) (field hpack:field)) server-route

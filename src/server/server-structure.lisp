@@ -1,4 +1,5 @@
-;;;; The server object and its links. All files after this use them; server.lisp says what it does.
+;;;; The server object and its links. All later files use them; server.lisp has the functions of the
+;;;; server.
 
 (in-package #:clgrpc.server)
 
@@ -9,22 +10,22 @@
   ((credentials :initarg :credentials :reader server-credentials) ; for TLS, or nil
    (server-loops :initform '() :accessor server-loops) ; one for each loop
    (listeners :initform '() :accessor server-listeners) ; one for each address
-   (execution :initarg :execution :reader server-execution) ; what START-SERVER was given
+   (execution :initarg :execution :reader server-execution) ; as in START-SERVER
   ;; beside gRPC, a list
   (protocols :initarg :protocols :initform '() :reader server-protocols)
-  ;; whose pages may call, see START-SERVER
+  ;; the origins of web pages that may call, see START-SERVER
   (origins :initarg :origins :initform '() :reader server-origins)
   (claimers :initform '() :accessor server-claimers) ; of PROTOCOLS, for the services as they are
-  (router :initform nil :accessor server-router) ; of what is not gRPC's, or nil
-   (loop-count :initarg :loop-count :reader server-loop-count) ; how many loops it is to have
-   ;; of what all links hold
+  (router :initform nil :accessor server-router) ; of plain requests, or nil
+   (loop-count :initarg :loop-count :reader server-loop-count) ; the number of its loops
+   ;; ;; of the octets that all links hold
    (account :initform (make-account **process-account**) :reader server-account)
    (admission :accessor server-admission) ; of the peers: see admission.lisp
    ;; a list of T while it has been asked to give way, else of NIL
    (asked-to-give-way :initform (list nil) :reader server-asked-to-give-way)
-   (refusals :accessor server-refusals) ; that the log is to hear of
-   (encoding :initarg :encoding :reader server-encoding) ; of answers, if nobody says otherwise
-   ;; its number and what has happened to it
+   (refusals :accessor server-refusals) ; that are not logged yet
+   (encoding :initarg :encoding :reader server-encoding) ; of answers, by default
+   ;; its number and its events
    (channel-trace :initarg :channel-trace :reader server-channel-trace)
    (sockets :initform '() :accessor server-sockets) ; an alist from number to listener
    (farewells :initform '() :accessor server-farewells) ; functions of CALL-BEFORE-STOP; the lock's
@@ -34,17 +35,18 @@
    (watcher :initform nil :accessor server-watcher) ; ends what WATCH-SERVICES began
    ;; :starting, :serving, :draining or :stopped
    (state :initform :starting :accessor server-state))
-  (:documentation "A server over the network, which is a server within the image besides."))
+  (:documentation "A server over the network, which also serves calls within the image."))
 
 (document-functions
   server-origins "The :ORIGINS that START-SERVER was given."
   server-credentials "The TLS credentials of SERVER, from START-SERVER, or nil."
   server-loops "The server loops of SERVER, one for each of its loops."
-  server-channel-trace "The number of SERVER, and what has happened to it."
-  server-sockets "An alist from the numbers of what SERVER listens on to its listeners.")
+  server-channel-trace "The channelz trace of SERVER: its number and its events."
+  server-sockets "An alist from the channelz numbers of SERVER's listening sockets to its
+listeners.")
 
 (defstruct (server-dialect (:include wire:dialect) (:copier nil))
-  "What a connection does that does not speak HTTP/2, or not yet."
+  "The functions of a connection that does not speak HTTP/2, or not yet."
   (drain nil :type function :read-only t)) ; (link): end when nothing is under way
 
 (declaim (sb-ext:freeze-type wire:dialect))
@@ -55,10 +57,10 @@
   (coming 0 :type sb-ext:word)          ; octets of answers on their way to the loop; atomic
   (place 0 :type index)                 ; its place among the links of its server loop
   (permit nil)                          ; of admission.lisp: its place among the connections
-  (peer-view nil)                       ; of admission.lisp: what its server loop knows of it
-  ;; the timer that ends the wait until it is known what it speaks
+  (peer-view nil)                       ; of admission.lisp: its peer, as its server loop sees it
+  ;; the timer that ends the wait for its first octets
   (opening nil :type (or null timer))
   (queries-due 0 :type nanoseconds)     ; when TAKE-QUERY-OCTETS allows the whole burst again
-  (http1 nil :type (or null exchange:http1-connection))) ; what it is, if it speaks HTTP/1.1
+  (http1 nil :type (or null exchange:http1-connection))) ; its state, if it speaks HTTP/1.1
 
 (declaim (sb-ext:freeze-type server-link))

@@ -18,7 +18,7 @@
             (mapcar (lambda (service) (class-name (class-of service))) (server-services server)))))
 
 (defun note-server-event (server text &rest arguments)
-  "Note for channelz what has happened to SERVER: TEXT, a control string, with ARGUMENTS."
+  "Add an event of SERVER to its channelz trace: TEXT, a control string, with ARGUMENTS."
   (note-channel-event (server-channel-trace server) (loop:world-now)
                       (apply #'format nil text arguments)))
 
@@ -29,7 +29,7 @@ fit for a client. From any thread."
           (remove nil (mapcar #'acceptor-state (server-acceptors server)))))
 
 (defun server-address (server)
-  "The first address SERVER listens on, a string as SERVER-ADDRESSES has them. From any thread."
+  "The first address SERVER listens on, a string as in SERVER-ADDRESSES. From any thread."
   (first (server-addresses server)))
 
 (defun server-running-p (server)
@@ -48,28 +48,29 @@ fit for a client. From any thread."
                                 (loop:event-loop-turns (server-loop-loop server-loop))))
           :connections (reduce #'+ server-loops :key #'server-loop-link-count))))
 
-;;; What services are told
+;;; ;;; Notifications of services
 
 (defgeneric note-server-started (service server)
-  (:documentation "Called for each service of SERVER once it listens, before START-SERVER returns.
-Users may define methods for service classes of theirs; by default nothing happens.")
+  (:documentation "Called for each service of SERVER once it listens, before START-SERVER returns,
+on its thread. Users may define methods for their service classes; by default nothing happens.")
   (:method (service server) (declare (ignore service server))))
 
 (defgeneric note-server-stopping (service server)
   (:documentation "Called for each service of SERVER by STOP-SERVER, before the calls under way are
-given time to end, on its thread. Users may define methods for service classes of theirs, which end
-calls that would not end by themselves, and do not wait; by default nothing happens.")
+given time to end, on its thread. Users may define methods for their service classes; by default
+nothing happens. A method ends calls that would not end by themselves. It must not wait.")
   (:method (service server) (declare (ignore service server))))
 
 (defgeneric min-ping-seconds (service)
-  (:documentation "How soon after another a client of SERVICE may send a PING, in seconds, or nil,
-the default, if :min-ping-interval-seconds of the server say that alone. Of all services of a server
-the shortest time counts. A service whose clients must find out soon that a server hangs has a
-method.")
+  (:documentation "The least interval, in seconds, at which a client of SERVICE may send PINGs. Nil,
+the default, leaves that to the server's option :min-ping-interval-seconds. The shortest interval of
+all services of a server counts. Define a method for a service whose clients must soon detect that a
+server hangs. Called by START-SERVER on its thread.")
   (:method (service) (declare (ignore service)) nil))
 
 (defun allow-pings (options services)
-  "Have OPTIONS, of a server that has SERVICES, allow the PINGs that these allow."
+  "Change OPTIONS, of a server with SERVICES, to allow the PINGs that these services allow, and
+return OPTIONS."
   (dolist (service services options)
     (let ((seconds (min-ping-seconds service)))
       (when seconds
@@ -98,48 +99,47 @@ duplicates. From any thread."
                      &allow-other-keys)
   "Start serving SERVICES, a service object or a list of them, and return the server.
 LISTEN        an address, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\", \"inproc:NAME\" or any
-              other form that doc/addresses.md has, or a list of such; port 0, the default, picks a
-              free one (see SERVER-ADDRESS)
+              other form in doc/addresses.md, or a list of these; port 0, the default, picks a free
+              port (see SERVER-ADDRESS)
 LOOPS         how many event loops, each a thread, share the connections: 1 to 1024
 EXECUTION     where handlers run. :inline: always on the loop that received the call. :blocking: on
               a reserve thread. :auto, the default: on the loop until a handler overstays, or waits
-              while others are due; then handlers of its method run on reserve threads, until 64
-              in a row have returned within 100 µs; a handler of a method that only waited still
-              begins on the loop if there is no other call there. An alist from method, the symbol
-              of its generic function, to one of these says it for each method. Whatever EXECUTION
-              says, a handler that blocks does not hold up others for long: another thread takes
-              the loop over
+              while others are due. From then on handlers of its method run on reserve threads,
+              until 64 in a row have returned within 100 µs. If a handler only waited, its method's
+              handlers still begin on the loop while there is no other call. An alist from methods,
+              the symbols of their generic functions, to one of these keywords sets it for each
+              method. With any EXECUTION, a handler that blocks does not hold up others for long:
+              another thread takes the loop over
 CREDENTIALS   a value of TLS-CREDENTIALS makes the server accept only TLS; nil, the default, is
               plaintext
-COMPRESSION   :gzip, :deflate, a name of REGISTER-COMPRESSOR, or :identity, the default: how
-              answers are compressed for clients that accept that, unless a handler sets the
-              CALL-COMPRESSION
+COMPRESSION   the compression of answers for clients that accept it, unless a handler sets the
+              CALL-COMPRESSION: :gzip, :deflate, a name of REGISTER-COMPRESSOR, or :identity, the
+              default
 INTERCEPTORS  a list of functions (call request next), the first the outermost. Each is called
-              around every handler, on the handler's thread; (funcall next request) returns what
-              the handler returns. What the interceptor returns or signals takes the place of
-              that. A list (WHERE . functions) among them is for some methods only: those of the
-              service whose full name WHERE is, a string, or the one whose symbol it is
-HTTP          a handler or a list of such, see HTTP-HANDLER, for requests that are not gRPC, each
-              for its path
-FALLBACK      answers those that none of them is for: a function (http-method path headers body)
+              around every handler, on the handler's thread; (funcall next request) returns the
+              handler's value. The interceptor's own value or condition replaces it. An element
+              (WHERE . functions) of the list is for some methods only: WHERE is the full name of
+              a service, a string, or the symbol of one method
+HTTP          a handler or a list of handlers, see HTTP-HANDLER, for requests that are not gRPC;
+              each handler is for its path
+FALLBACK      answers other requests that are not gRPC: a function (http-method path headers body)
               of two strings, an alist of strings, and octets, :max-fallback-body-octets at most.
               It returns an HTTP status, an alist of headers, and a body: a string, octets or nil.
-              It runs as handlers do, as EXECUTION says unless that is an alist. An error in it is
-              answered with 500 and goes to the log; FAIL in it is answered with the closest HTTP
-              status. With FALLBACK or HTTP, HTTP/1.1 is spoken on the same addresses (see the
-              option :http1); without both such requests are answered with 415 or 405
-PROTOCOLS     a list of keywords: by which protocols beside gRPC, which is always there, the
-              services are reached as well, on the same addresses, over HTTP/1.1 and HTTP/2
-ORIGINS       whose web pages may call by these protocols from another origin (CORS): a list of
-              origins such as \"https://app.example\", exactly as browsers send them; or :any, for
-              all pages, but without credentials such as cookies; none by default
+              It runs as handlers do, as EXECUTION says unless that is an alist. After an error in
+              it the answer is 500, and the error goes to the log; after FAIL it is the closest
+              HTTP status. With FALLBACK or HTTP, the server speaks HTTP/1.1 on the same addresses
+              (see the option :http1). Without both, it answers such requests with 415 or 405
+PROTOCOLS     a list of keywords, the protocols for calls beside gRPC, which is always served; on
+              the same addresses, over HTTP/1.1 and HTTP/2
+ORIGINS       the origins whose web pages may call by these protocols from another origin (CORS):
+              a list of strings such as \"https://app.example\", exactly as browsers send them; or
+              :any, for all pages, but without credentials such as cookies; empty by default
 OBSERVER      a value of MAKE-OBSERVER, MAKE-METRICS, MAKE-TRACING, MAKE-ACCESS-LOG or
-              MAKE-CONSOLE, or a list of such, which receives the events of the server's calls,
+              MAKE-CONSOLE, or a list of these, which receives the events of the server's calls,
               messages, connections and refusals
 All other keywords are rows of the options table, see OPTION-TABLE. Signal MISUSE for a wrong
-argument, TLS-ERROR if CREDENTIALS cannot be used, and a socket error if it cannot listen on an
-address.
-From any thread."
+argument, TLS-ERROR if CREDENTIALS cannot be used, and a socket error if the server cannot listen on
+an address. From any thread."
   (let* ((services (check-services (if (listp services) services (list services))))
          (addresses (or (if (listp listen) listen (list listen))
                         (misuse "LISTEN names no address.")))
@@ -176,7 +176,7 @@ From any thread."
     (when credentials (loop:check-credentials credentials :server))
     (unless (typep loops '(integer 1 1024)) (misuse "LOOPS must be from 1 to 1024, not ~S." loops))
     (note-server-event server "server created")
-    (unless (loop:simulated-p) (enter-registry server **servers**)) ; its loops answer nobody else
+    (unless (loop:simulated-p) (enter-registry server **servers**)) ; only its own loops answer
     (handler-bind ((error (lambda (error) (declare (ignore error)) (stop-server server :drain 0))))
       (unless (loop:simulated-p)        ; where descriptors cost nothing
         (setf (server-admission server) (make-admission options (allowed-connections options))))
@@ -204,7 +204,7 @@ From any thread."
                makes." service))))
 
 (defun check-origins (origins)
-  "ORIGINS, if START-SERVER may be given that; else signal MISUSE."
+  "Return ORIGINS if it is valid for START-SERVER; else signal MISUSE."
   (unless (or (eq :any origins)
               (and (listp origins)
                    (every (lambda (origin)
@@ -234,8 +234,8 @@ From any thread."
           (server-loops server))))
 
 (defun renew-routes (server)
-  "Make SERVER's routes again: a service has been defined again, perhaps one of SERVER's, with other
-methods than before."
+  "Make SERVER's routes again, since a service has been redefined, perhaps one of SERVER's with
+other methods than before."
   (handler-case
       (sb-thread:with-mutex ((server-routes-lock server))
         (let ((table (make-routes server (server-services server) (server-execution server)
@@ -254,7 +254,8 @@ methods than before."
 
 (defun listening-options (server)
   "The options of SERVER's listeners. The admission, not the listeners, decides which connections
-are admitted; so their limit is higher, and holds only when too many connections have yet to go."
+are admitted. So the listeners' limit is higher; it holds only while too many dismissed connections
+have not ended."
   (let ((options (copy-options (server-options server)))
         (connections (admission-max-connections (server-admission server))))
     (setf (options-max-connections options)
@@ -311,7 +312,7 @@ are admitted; so their limit is higher, and holds only when too many connections
     (when (member (server-state server) '(:draining :stopped)) (drain-link link))))
 
 (defun link-ended (server-loop link)
-  "LINK of SERVER-LOOP has ended."
+  "Forget LINK of SERVER-LOOP, which has ended."
   (trace-event :server :connection-ended :peer (wire:link-peer link)
                                          :reason (server-link-failure link))
   (remove-link server-loop link)
@@ -332,16 +333,16 @@ are admitted; so their limit is higher, and holds only when too many connections
 ;;; Stopping
 
 (defconstant +peer-seconds+ 1
-  "How long peers may take to close their side of a connection that has drained.")
+  "How long peers may take to close their side of a connection that has drained, in seconds.")
 
-;;; What is done before and after
+;;; ;;; Functions called before and after
 
 (defun call-before-stop (server function)
-  "Have STOP-SERVER call FUNCTION, before anything else, while SERVER still takes calls, on its own
-thread with the seconds that running calls will have. FUNCTION should remove SERVER from registries
-and load balancers, and may block for a part of these seconds. It returns nil, or a function to be
-called when SERVER has stopped. An error in either goes to the log. Signal MISUSE if SERVER does not
-run. From any thread."
+  "Make STOP-SERVER call FUNCTION first, while SERVER still accepts calls, on the thread of
+STOP-SERVER. Its argument is the number of seconds that running calls will have. FUNCTION should
+remove SERVER from registries and load balancers, and may block for a part of these seconds. It
+returns nil, or a function without arguments to be called when SERVER has stopped. An error in
+either goes to the log. Signal MISUSE if SERVER does not run. From any thread."
   (sb-thread:with-mutex ((server-routes-lock server))
     (unless (member (server-state server) '(:starting :serving))
       (misuse "~A does not run." server))
@@ -349,7 +350,8 @@ run. From any thread."
   nil)
 
 (defun say-farewells (server drain)
-  "Call what is to be called before SERVER stops. Return what is to be called after."
+  "Call the functions of CALL-BEFORE-STOP for SERVER. Return the functions to be called after it has
+stopped."
   (loop for function in (sb-thread:with-mutex ((server-routes-lock server))
                           (shiftf (server-farewells server) '()))
         for after = (values (loop:guarding (:server-stop-error :server server)
@@ -402,8 +404,8 @@ servers, with a DRAIN of 0. Not from a handler of SERVER."
     emptied))
 
 (defun drain-links (server)
-  "Have the links of SERVER, whose listeners have been told to close, drain."
-  ;; connections accepted so far become links of their server loops before the links are told
+  "Begin to drain the links of SERVER, whose listeners are closing."
+  ;; connections accepted so far become links of their server loops before the links drain
   (call-on-loops server #'identity)
   (call-on-loops server (lambda (server-loop) (map-links #'drain-link server-loop))))
 
@@ -413,8 +415,8 @@ servers, with a DRAIN of 0. Not from a handler of SERVER."
     (map-links (lambda (link) (wire:close-link link text :status status)) server-loop)))
 
 (defun call-on-loops (server function)
-  "Call FUNCTION with each server loop of SERVER on its loop, and wait until that is done. Wait no
-longer than a loop that works would need."
+  "Call FUNCTION with each server loop of SERVER on its loop, and wait until all calls have
+returned, for one second at most: a loop that works needs less."
   (let* ((done (sb-thread:make-semaphore))
          (count (loop for server-loop in (server-loops server)
                       count (let ((server-loop server-loop))
@@ -426,7 +428,7 @@ longer than a loop that works would need."
 
 (defun wait-for-peers (server seconds)
   "Wait, SECONDS at most, until the peers of SERVER, which has no link any more, have closed their
-side. To close a connection before that might destroy answers that are on their way."
+side. Closing a connection earlier might destroy answers that are on their way."
   (await-emptied server seconds
                  (lambda ()
                    (loop for server-loop in (server-loops server)

@@ -1,29 +1,29 @@
-;;;; Peers: who has connected to a server, and how often. The ADMISSION counts connections by peer:
-;;;; all of them, and those that are not ready. When there are as many as there may be, a new
-;;;; connection has another one closed, of the peer that has most. So no peer keeps the others out,
-;;;; and a peer need not be known before. The admission is asked three times in the life of a
-;;;; connection, under one lock, for a time that does not depend on how many connections there are.
+;;;; The peers of a server and the number of their connections. The ADMISSION counts the connections
+;;;; of each peer: all of them, and those that are not ready. At the limit a new connection replaces
+;;;; one of the peer that has the most. So no peer keeps the others out, and no peer has to be known
+;;;; in advance. A connection uses the admission three times in its life, under one lock, for a time
+;;;; that does not depend on the number of connections.
 ;;;;
 ;;;; A connection has a PERMIT from before it is begun until it has ended. A peer has two lists of
-;;;; the permits whose connections have begun, those that are not ready and those that are, the
-;;;; oldest first. A permit that is to go is dismissed: it counts no more among its peer's, but
-;;;; among the LEAVING, until its connection has ended on its own loop. Only so many may be leaving
-;;;; at a time.
+;;;; the permits whose connections have begun, the oldest first: those that are not ready and those
+;;;; that are. The admission dismisses a permit whose connection gives way to another. A dismissed
+;;;; permit no longer counts among its peer's. It counts among the LEAVING until its connection has
+;;;; ended on its own loop; MAX-LEAVING bounds their number.
 
 (in-package #:clgrpc.server)
 
 (defstruct (peer-entry (:include ring) (:constructor make-peer-entry (name share account))
                        (:copier nil))
-  "A peer, and what it has. The entry of a peer without connections is in the admission's ring
-GONE."
-  (name "" :type string :read-only t)   ; as PEER-NAME has it
+  "A peer, with its connections and shares. The entry of a peer without connections is in the
+admission's ring GONE."
+  (name "" :type string :read-only t)   ; from PEER-NAME
   (share nil :type loop:share :read-only t) ; of the reserve; those of its links are parts
-  (account nil :type account :read-only t) ; of what its connections hold
+  (account nil :type account :read-only t) ; of the octets that its connections hold
   ;; of the time that its compressed messages take
   (budget (wire:make-decompression-budget) :read-only t)
   (connections nil :type (or null owner-usage)) ; how many it has, among all peers
   (handshakes nil :type (or null owner-usage)) ; how many of these are not ready
-  (unready (make-ring) :type ring :read-only t) ; the permits of those, the oldest first
+  (unready (make-ring) :type ring :read-only t) ; their permits, the oldest first
   (ready (make-ring) :type ring :read-only t) ; the permits of the others
   (peer-views '() :type list))          ; an alist from server loop to PEER-VIEW
 
@@ -42,27 +42,27 @@ GONE."
   (link nil :type (or null server-link))      ; the connection, once it is begun
   (ready nil :type boolean)             ; it has shown that it speaks what we do, or has ended
   (leaving nil :type boolean)           ; it is to go, and counts among the admission's LEAVING
-  (octets-left 0 :type fixnum)          ; and so much among its LEAVING-OCTETS
+  (octets-left 0 :type fixnum)          ; its part of the admission's LEAVING-OCTETS
   (drain nil :type (or null timer))     ; the loop's: see DRAIN-LINK
   (drain-end-ns 0 :type nanoseconds)    ; the loop's: until when it waits for the PING's answer
-  (drain-busy-ns 0 :type nanoseconds))  ; the loop's: when there last was a reason to wait for it
+  (drain-busy-ns 0 :type nanoseconds))  ; the loop's: last reason to wait for it
 
 (declaim (sb-ext:freeze-type peer-entry peer-view permit))
 
 (defstruct (admission (:constructor %make-admission) (:copier nil))
-  "The peers of a server, what they have in all, and the limits, which are derived from the server's
-options."
+  "The peers of a server, the totals of their connections, and the limits, which are derived from
+the server's options."
   (lock (sb-thread:make-mutex :name "clgrpc peers") :read-only t) ; for all the others
   (peers (make-hash-table :test 'equal) :type hash-table :read-only t) ; name to entry
   (connections (make-ranking) :type ranking :read-only t) ; of all peers
   (handshakes (make-ranking) :type ranking :read-only t) ; of them, those that are not ready
   (leaving 0 :type index)               ; connections that are to go and have not ended
-  (leaving-octets 0 :type fixnum)       ; what those held that give way to what all hold
+  (leaving-octets 0 :type fixnum)       ; held by those that leave because of a limit on octets
   (max-connections 0 :type index)       ; less than DERIVED while descriptors are short
   (max-per-peer 0 :type index)          ; connections of one peer
   (max-handshakes 0 :type index)        ; connections that are not ready
   (gone (make-ring) :type ring :read-only t) ; entries without connections, if handlers run still
-  (derived 0 :type index)               ; what MAX-CONNECTIONS was at first
+  (derived 0 :type index)               ; the first value of MAX-CONNECTIONS
   (lowered-ns 0 :type nanoseconds))     ; when it last became less
 
 (declaim (sb-ext:freeze-type admission))
@@ -73,7 +73,7 @@ options."
             (admission-connections admission))))
 
 (defun make-admission (options connections)
-  "An admission for a server with OPTIONS that may have CONNECTIONS."
+  "An admission for a server with OPTIONS that may have so many CONNECTIONS."
   (let ((fewer (< connections (options-max-connections options)))
         (most (options-max-connections-per-peer options)))
     (%make-admission :max-connections connections :derived connections
@@ -81,10 +81,10 @@ options."
                      :max-handshakes (options-max-handshakes options))))
 
 (defun max-leaving (connections)
-  "How many connections may be leaving where there may be so many CONNECTIONS."
+  "How many connections may be leaving at a time if the limit of connections is CONNECTIONS."
   (+ 16 (ash connections -4)))
 
-;;; Who
+;;; The name of a peer
 
 (defun peer-name (byte-channel)
   "The name of the peer of BYTE-CHANNEL, an accepted one that is not encrypted yet: the network of
@@ -101,7 +101,7 @@ its address (see OS:ADDRESS-NETWORK) or, on a unix socket, its user."
 
 (defun peer-share (server)
   "A share of SERVER's reserve for a peer. One peer alone may use 7/8 of the threads that are not
-kept for other peers: its address may be a load balancer's and stand for many."
+kept for other peers, since its address may be a load balancer's and stand for many clients."
   (loop:make-share :whole (loop:reserve-root (server-reserve server))
                    :weight 7
                    :kept (ash (options-reserve-threads (server-options server)) -4)))
@@ -116,7 +116,7 @@ kept for other peers: its address may be a load balancer's and stand for many."
               (gethash name (admission-peers admission)) entry))))
 
 (defun ensure-peer-view (server-loop permit)
-  "The peer view of SERVER-LOOP that PERMIT's peer is."
+  "The peer view that SERVER-LOOP has of PERMIT's peer."
   (let* ((admission (server-admission (server-loop-server server-loop)))
          (entry (permit-entry permit)))
     (sb-thread:with-mutex ((admission-lock admission))
@@ -130,19 +130,19 @@ kept for other peers: its address may be a load balancer's and stand for many."
 ;;; Counting; the lock is held
 
 (defun count-permit (admission entry)
-  "A new permit for the peer with ENTRY."
+  "Return a new permit for the peer with ENTRY, and count it."
   (change-owner-usage (admission-connections admission) (peer-entry-connections entry) 1)
   (change-owner-usage (admission-handshakes admission) (peer-entry-handshakes entry) 1)
   (isolate-ring (%make-permit entry)))
 
 (defun note-permit-ready (admission permit)
-  "The connection of PERMIT is ready, or ends and so counts as ready."
+  "Count the connection of PERMIT as ready: it is ready, or it ends."
   (unless (shiftf (permit-ready permit) t)
     (change-owner-usage (admission-handshakes admission)
                         (peer-entry-handshakes (permit-entry permit)) -1)))
 
 (defun uncount-permit (admission permit)
-  "The connection of PERMIT ends."
+  "Count the connection of PERMIT, which ends, no longer."
   (let ((entry (permit-entry permit)))
     (quit-ring permit)
     (note-permit-ready admission permit)
@@ -155,8 +155,8 @@ kept for other peers: its address may be a load balancer's and stand for many."
 (defun forget-entries (admission)
   "Look at the two entries that have been in GONE for longest. An entry is dropped if its peer has
 no connection and no handler, and owes no time for compressed messages. Otherwise it goes to the end
-of the ring: should its peer come back, they count. If the peer is back already, the entry only
-leaves the ring."
+of the ring, so that handlers and time still count if the peer comes back. If the peer is back
+already, the entry only leaves the ring."
   (loop repeat 2
         for entry = (ring-first (admission-gone admission))
         while entry
@@ -167,14 +167,14 @@ leaves the ring."
                   (remhash (peer-entry-name entry) (admission-peers admission)))
                  (t (enter-ring entry (admission-gone admission))))))
 
-;;; Who gives way; the lock is held
+;;; ;;; The connections that give way; the lock is held
 
 (defconstant +permits-per-look+ 32
-  "To find a connection without calls, so many connections of a peer are looked at.")
+  "How many connections of a peer are examined to find one without calls.")
 
 (defun ready-permit-to-leave (entry)
-  "The permit that the peer with ENTRY gives up of those that are ready. Look at those that were
-looked at longest ago for one without calls; if there is none, it is the newest."
+  "The permit that the peer with ENTRY gives up among its ready ones: one without calls among those
+that were examined longest ago, or else the newest."
   (let ((ready (peer-entry-ready entry)))
     (loop repeat +permits-per-look+
           for permit = (ring-first ready)
@@ -191,7 +191,7 @@ looked at longest ago for one without calls; if there is none, it is the newest.
 
 (defun dismiss
        (admission permit &optional (most (max-leaving (admission-max-connections admission))))
-  "The connection of PERMIT is to go: return PERMIT; or nil if PERMIT is nil, or MOST are leaving."
+  "Dismiss PERMIT and return it. Return nil if PERMIT is nil or MOST permits are leaving."
   (when (and permit (< (admission-leaving admission) most))
     (uncount-permit admission permit)
     (incf (admission-leaving admission))
@@ -199,11 +199,11 @@ looked at longest ago for one without calls; if there is none, it is the newest.
     permit))
 
 (defun dismiss-for (admission newcomer largest-user choose)
-  "The permit that the peer with the standing LARGEST-USER gives up for one more of NEWCOMER's, or
-nil. CHOOSE, a function of that peer's entry, returns the permit. Half of the permits that may be
-leaving at a time are kept for newcomers that have less than half of what the largest user has. So a
-peer that connects again and again, and has its own permits given up for it, never keeps others
-out."
+  "Dismiss a permit of the peer with the owner usage LARGEST-USER to make place for one of NEWCOMER,
+and return it, or nil. CHOOSE, a function of the largest user's entry, returns the permit. Half of
+the permits that may be leaving at a time are kept for newcomers that have less than half as many as
+the largest user. So a peer that connects again and again, in place of its own connections, never
+keeps others out."
   (let ((most (max-leaving (admission-max-connections admission))))
     (dismiss admission (funcall choose (owner-usage-owner largest-user))
              (if (< (* 2 (owner-usage-count newcomer)) (owner-usage-count largest-user))
@@ -275,7 +275,7 @@ it. On SERVER-LOOP's loop."
                nil)))))
 
 (defun note-permit-taken (server-loop permit link)
-  "LINK has been begun for PERMIT. On SERVER-LOOP's loop."
+  "Note that LINK is the connection of PERMIT. On SERVER-LOOP's loop."
   (let ((admission (server-admission (server-loop-server server-loop))))
     (setf (server-link-permit link) permit
           (server-link-peer-view link) (ensure-peer-view server-loop permit))
@@ -284,7 +284,7 @@ it. On SERVER-LOOP's loop."
       (enter-ring permit (peer-entry-unready (permit-entry permit))))))
 
 (defun give-permit-up (server-loop permit)
-  "The connection of PERMIT has ended, or could not be begun."
+  "Give PERMIT up: its connection has ended, or could not be begun."
   (let ((admission (server-admission (server-loop-server server-loop))))
     (sb-thread:with-mutex ((admission-lock admission))
       (decf (admission-leaving-octets admission) (shiftf (permit-octets-left permit) 0))
@@ -293,7 +293,7 @@ it. On SERVER-LOOP's loop."
           (uncount-permit admission permit)))))
 
 (defun note-ready (link)
-  "The peer of LINK has shown that it speaks what LINK does. On its loop."
+  "Note that LINK is ready: its peer has shown that it speaks the protocol of LINK. On its loop."
   (let ((permit (server-link-permit link)))
     (unless (permit-ready permit)
       (let ((admission (server-admission (server-loop-server (server-link-owner link)))))
@@ -312,14 +312,14 @@ it. On SERVER-LOOP's loop."
 ;;; Descriptors
 
 (defconstant +steps-at-once+ 16
-  "The limit of connections is lowered by so many when the process runs out of descriptors, and
-raised by so many when it has enough again.")
+  "How many connections the limit falls by when the process runs out of descriptors, and rises by
+when it has enough again.")
 (defconstant +calm-ns+ (* 10 +ns-per-second+)
-  "How long after the limit of connections was lowered it may be raised.")
+  "How long after it was lowered the limit of connections may be raised, in nanoseconds.")
 
 (defun allowed-connections (options)
   "How many connections a server with OPTIONS may have. Raise the process's limit of descriptors if
-OPTIONS say so; log a warning if there may be fewer connections than OPTIONS say."
+OPTIONS say so; log a warning if the number is less than OPTIONS say."
   (let* ((wanted (options-max-connections options))
          (open (max 0 (os:open-descriptor-count)))
          (spare (options-spare-descriptors options))
@@ -350,9 +350,10 @@ lock is held."
                                                         +steps-at-once+)))))
 
 (defun note-no-descriptors (server-loop)
-  "The process has run out of descriptors: the rest of the program uses more than was left to it. So
-lower the limit of connections of SERVER-LOOP's server, and dismiss some of the peer that has most.
-Return true if some were dismissed. On SERVER-LOOP's loop."
+  "Lower the limit of connections of SERVER-LOOP's server and dismiss some connections of the peer
+that has the most, since the process has run out of descriptors. The rest of the program uses more
+than the option spare-descriptors leaves to it. Return true if connections were dismissed. On
+SERVER-LOOP's loop."
   (let* ((admission (server-admission (server-loop-server server-loop)))
          (dismissed '()))
     (sb-thread:with-mutex ((admission-lock admission))

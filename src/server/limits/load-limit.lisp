@@ -1,8 +1,8 @@
-;;;; Limits on what all peers together may have a server do, beside the limits of each connection:
-;;;; calls, handlers that run, answers that wait. A call that is too much is turned away early,
-;;;; before anything is done for it. (Connections: admission.lisp. Octets: wire/link-memory.lisp.)
+;;;; Limits for all peers of a server together, beside the limits of each connection: calls,
+;;;; handlers that run, answers that wait. A call above a limit is refused early, before the server
+;;;; does any work for it. (Connections: admission.lisp. Octets: wire/link-memory.lisp.)
 ;;;;
-;;;; A limit of the whole server is shared out among its loops, so that each counts by itself.
+;;;; A limit of the whole server is divided among its loops, so that each loop counts by itself.
 
 (in-package #:clgrpc.server)
 
@@ -26,8 +26,8 @@ the threads that its peer may use and that are not kept for other connections."
 (define-hot (refusal-of-call :inline t)
             ((server-loop server-loop) (link server-link) (peer-view peer-view))
     (or null keyword)
-  "The verdict on the newest call of LINK, of the peer PEER-VIEW, if it may not begin, else nil. It
-is counted already."
+  "The verdict on the newest call of LINK, of the peer PEER-VIEW, if it may not begin, else nil. The
+call is counted already."
   (cond ((valve-shut-p server-loop)
          (complain server-loop :heap (link-peer-name link))
          :no-room-for-calls)
@@ -37,9 +37,9 @@ is counted already."
         (t nil)))
 
 (defun too-many-calls-p (server-loop link peer-view)
-  "True if the newest call of LINK is one too many, when more than half of the calls that may be are
-open. The rule is that of threads (loop/threads/share.lisp). Let F be how many more calls there may
-be, and K a sixteenth of all:
+  "True if the newest call of LINK is one too many, when more than half of the allowed calls are
+open. The rule is that of threads (loop/threads/share.lisp). Let F be the number of further calls
+that are allowed, and K a sixteenth of all:
 - a peer with N calls may have another while N <= 7 (F - K);
 - a peer without calls may have one while F > 0;
 - a connection without calls may have one while F > K / 2.
@@ -57,16 +57,17 @@ is 1309."
     refused))
 
 (defconstant +least-queued-octets+ 65536
-  "How many octets each connection may have queued, however many are queued in all.")
+  "How many octets of answers each connection may have queued, however many all connections have.")
 
 (defun queued-limit (link)
-  "How many octets of answers LINK may have queued: fewer while all links hold much."
+  "How many octets of answers LINK may have queued; fewer while all links together hold many."
   (if (wire:pressed-p link)
       +least-queued-octets+
       (options-max-queued-octets (server-link-options link))))
 
 (define-hot answers-wait-p ((link server-link)) boolean
-  "True if so many answers wait for LINK's peer to take them that no more of its calls may begin."
+  "True if no more calls of LINK may begin, since too many answers wait for its peer to receive
+them."
   (let* ((http2 (server-link-http2 link))
          (waiting (+ (the index (server-link-coming link))
                      (if http2
@@ -77,19 +78,19 @@ is 1309."
          (< (the index (queued-limit link)) waiting))))
 
 (define-hot (output-waits-p :inline t) ((link server-link)) boolean
-  "True if so much of LINK's output is unsent that no more of its calls may begin. Unsent output may
-be header blocks, which no window holds back. On the loop."
+  "True if no more calls of LINK may begin, since too much of its output is unsent. Unsent output
+may be header blocks, which no window holds back. On the loop."
   (let ((socket (the loop:connection (server-link-socket link))))
     (< (loop:connection-max-unsent socket) (loop:connection-unsent socket))))
 
 (defun ensure-share (link)
-  "The share of the reserve that LINK has, made now if there is none. On its loop."
+  "The share of the reserve that LINK has, made now if it does not exist yet. On its loop."
   (or (server-link-share link)
       (setf (server-link-share link)
             (link-share link (peer-entry-share (permit-entry (server-link-permit link)))))))
 
 (defun forget-waiting (link)
-  "LINK has ended: take its calls that wait for a thread out of the reserve's queue."
+  "Take the calls of LINK, which has ended, out of the reserve's queue."
   (when (server-link-share link)
     (loop:leave-reserve (server-reserve (server-loop-server (server-link-owner link)))
                         (server-link-share link))))

@@ -1,17 +1,18 @@
-;;;; Rankings: which owner has how many of a limited number of places, and which has the most. Each
-;;;; owner has a OWNER-USAGE. Owner usages with the same count form a row, which is a ring with a
-;;;; head; rows are indexed by count. A count changes by one at a time, so the owner with the most
-;;;; is always known, and every operation takes the same time however many owners there are.
+;;;; A ranking of owners by the number of places they hold, of a limited number; it finds the owner
+;;;; with the most. Each owner has an OWNER-USAGE. Owner usages with the same count form a row,
+;;;; which is a ring with a head; rows are indexed by count. A count changes by one at a time, so
+;;;; the owner with the most is always known, and every operation takes the same time however many
+;;;; owners there are.
 ;;;;
 ;;;; Invariants: TOTAL is the sum of the counts; MOST is the largest of them; an owner usage is in
-;;;; the row of its count, and in none if that is 0. Only one thread at a time works on a ranking;
-;;;; the caller sees to that.
+;;;; the row of its count, and in no row if that is 0. The caller ensures that only one thread at a
+;;;; time works on a ranking.
 
 (in-package #:clgrpc.server)
 
 (defstruct (owner-usage (:include ring) (:constructor %make-owner-usage (owner)) (:copier nil))
   "How many places an owner has."
-  (owner nil :read-only t)              ; whose places they are
+  (owner nil :read-only t)              ; the owner, any object
   (count 0 :type index))                ; how many
 
 (defun make-owner-usage (owner)
@@ -23,10 +24,10 @@
     (format stream "~D of ~A" (owner-usage-count owner-usage) (owner-usage-owner owner-usage))))
 
 (defstruct (ranking (:constructor make-ranking ()) (:copier nil))
-  "Owners by how many places they have; see above."
+  "Owners ordered by the number of their places; see the head of the file."
   (total 0 :type index)                 ; how many places are taken
   (most 0 :type index)                  ; the greatest count
-  ;; by count: the head of the ring of owners with it, or nil where none was needed yet
+  ;; indexed by count: the head of the row, or nil if no owner has had that count
   (rows (make-array 8 :initial-element nil) :type simple-vector))
 
 (declaim (sb-ext:freeze-type owner-usage ranking))
@@ -38,11 +39,11 @@
 (document-functions
   make-ranking "Return a ranking without owner usages."
   ranking-total "How many places of RANKING are taken."
-  owner-usage-count "How many places OWNER-USAGE stands for."
+  owner-usage-count "How many places the owner of OWNER-USAGE holds."
   owner-usage-owner "The owner of OWNER-USAGE.")
 
 (defun ranking-row (ranking count)
-  "The head of the row of those that have COUNT."
+  "The head of the row of the owner usages with COUNT."
   (let ((rows (ranking-rows ranking)))
     (when (<= (length rows) count)
       (setf rows (replace (make-array (max (1+ count) (* 2 (length rows))) :initial-element nil)
@@ -52,7 +53,7 @@
         (setf (svref rows count) (make-ring)))))
 
 (defun change-owner-usage (ranking owner-usage change)
-  "OWNER-USAGE gets a place of RANKING, or gives one back: CHANGE is 1 or -1. Return its count."
+  "Change the number of places of OWNER-USAGE in RANKING by CHANGE, 1 or -1. Return the new number."
   (declare (type (member 1 -1) change))
   (quit-ring owner-usage)
   (incf (ranking-total ranking) change)
@@ -65,7 +66,7 @@
     count))
 
 (defun largest-user (ranking)
-  "The owner usage with the most places of RANKING, among equals the one that has had as many for
-longest; nil if none has a place."
+  "The owner usage with the most places of RANKING; among equals the one that has had as many for
+longest. Nil if no owner has a place."
   (and (plusp (ranking-most ranking))
        (ring-first (ranking-row ranking (ranking-most ranking)))))

@@ -1,18 +1,18 @@
-;;;; What a server refuses goes to the log: one warning a second at most, however much is refused. A
-;;;; warning says what was refused, how often and to whom. The first refusal is told at once; those
-;;;; of the second after it are told together when that second is over.
+;;;; A server logs its refusals: at most one warning a second, however many there are. A warning
+;;;; names the limit, the peer and the number of refusals. The first refusal is logged at once;
+;;;; those of the second after it are logged together when that second is over.
 
 (in-package #:clgrpc.server)
 
 (defconstant +refusals-told+ 8
-  "A warning names so many kinds of refusals; all others are counted together.")
+  "The most kinds of refusals that a warning names; all others are counted together.")
 
 (defstruct (refusals (:copier nil))
   "The refusals of a server that are not logged yet."
   (lock (sb-thread:make-mutex :name "clgrpc refusals") :read-only t) ; for all the others
   (counts '() :type list)               ; lists of option, peer and how often
-  (quiet-until 0 :type nanoseconds)     ; nothing is told before that
-  (scheduled nil :type boolean))        ; a timer will tell of them
+  (quiet-until 0 :type nanoseconds)     ; nothing is logged before that
+  (scheduled nil :type boolean))        ; a timer will log them
 
 (declaim (sb-ext:freeze-type refusals))
 
@@ -37,7 +37,7 @@
                (setf (second row) "several"))))))
 
 (defun tell-refusals (server)
-  "Log what SERVER has refused, if it has."
+  "Log the refusals of SERVER, if there are any."
   (let* ((refusals (server-refusals server))
          (counts (sb-thread:with-mutex ((refusals-lock refusals))
                    (setf (refusals-scheduled refusals) nil
@@ -49,8 +49,8 @@
       (log-event :warning :refused :what (refusals-text counts) :server server))))
 
 (defun complain (server-loop option peer)
-  "A call or connection of PEER was refused or ended because of OPTION, a keyword: note it for the
-log and notify the observer. On SERVER-LOOP's loop."
+  "Note for the log, and notify the observer, that a call or connection of PEER was refused or ended
+because of OPTION, a keyword. On SERVER-LOOP's loop."
   (rpc:observe refused (server-loop-observer server-loop) option peer)
   (let* ((server (server-loop-server server-loop))
          (refusals (server-refusals server))

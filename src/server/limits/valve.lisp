@@ -1,19 +1,20 @@
-;;;; Who gives way. What connections hold is charged to accounts (base/memory/account.lisp) by which
-;;;; calls are refused (wire/link-memory.lisp). Two things end connections:
+;;;; The connections that give way when memory is short. The octets that connections hold are
+;;;; charged to accounts (base/memory/account.lisp); calls are refused by these accounts
+;;;; (wire/link-memory.lisp). Two events end connections:
 ;;;;
-;;;; - All of them together hold an eighth more than max-total-held-octets, since what is measured
-;;;;   cannot be refused: the peer that holds most gives up the connection that holds most, until
-;;;;   all hold no more than the limit.
-;;;; - The VALVE, which is behind all accounts and looks at what is really alive. After each
-;;;;   collection the first new call has a look. If a collection of all generations would leave less
-;;;;   than a fifth of the heap free at its worst moment, all garbage is collected, on a reserve
-;;;;   thread. If that changes nothing no new call is begun; below a tenth, a connection is ended as
-;;;;   above, if connections hold enough to matter. For a heap of small objects, which are copied,
-;;;;   these are 40 and 45 per cent of it.
-;;;;   While the valve is shut each call that is refused has a look, since few objects are made then
-;;;;   and the next collection may be far off. If it is shut still when all garbage is collected
-;;;;   again, and connections hold as much as is missing, one is ended as well: otherwise peers that
-;;;;   hold no more than they may would keep out all others for as long as they like.
+;;;; - All connections together hold an eighth more than max-total-held-octets, since octets are
+;;;;   measured after they have come. The peer that holds most gives up the connection that holds
+;;;;   most, until all together hold no more than the limit.
+;;;; - The VALVE shuts. It is the last resort after all accounts, and measures the live objects of
+;;;;   the heap. The first new call after each collection examines the heap. If a collection of all
+;;;;   generations would leave less than a fifth of the heap free at its worst moment, a reserve
+;;;;   thread collects all garbage. If that does not help, no new call begins. Below a tenth, a
+;;;;   connection ends as above, if connections hold enough to matter. For a heap of small objects,
+;;;;   which are copied, these limits are 40 and 45 per cent of it.
+;;;;   While the valve is shut each refused call examines the heap as well, since few objects are
+;;;;   made then and the next collection may be far off. If the valve is still shut after a second
+;;;;   collection of all garbage, and connections hold the missing octets, a connection ends as well.
+;;;;   Otherwise peers within their limits could keep out all others for any time.
 ;;;;
 ;;;; The collector leaves long vectors where they are, so a program may have more of the heap.
 
@@ -22,7 +23,8 @@
 ;;; The connection that gives way; the admission's lock is held
 
 (defun largest-user-entry (admission spared)
-  "The peer that holds most, but for what SPARED, a table from entries to octets, says."
+  "The entry of the peer that holds the most, after the octets that SPARED, a table by entry, has
+for it are subtracted."
   (let ((largest-user nil) (most 0))
     (maphash (lambda (name entry)
                (declare (ignore name))
@@ -37,7 +39,7 @@
   (account-sum (wire:link-account (permit-link permit))))
 
 (defun largest-user-permit (entry)
-  "The permit of the peer with ENTRY whose connection holds most, or nil."
+  "The permit of the peer with ENTRY whose connection holds the most, or nil."
   (let ((largest-user nil) (most -1))
     (flet ((look (permit)
              (when (and (permit-link permit) (< most (permit-octets permit)))
@@ -48,7 +50,7 @@
     largest-user))
 
 (defun dismiss-largest-user (admission octets)
-  "Dismiss permits whose connections hold OCTETS together, or one if that is 0; return them."
+  "Dismiss permits whose connections together hold OCTETS, or one permit if that is 0; return them."
   (let ((spared (make-hash-table :test 'eq)) (dismissed '()))
     (loop
       (let* ((entry (largest-user-entry admission spared))
@@ -62,8 +64,8 @@
         (when (minusp (decf octets held)) (return dismissed))))))
 
 (defun give-way (server least)
-  "End connections of SERVER so that all hold no more than they may: those that hold LEAST octets
-together, if that is more. On a loop of SERVER's."
+  "End connections of SERVER until all together hold no more than their limit, and the ended ones
+together at least LEAST octets. On a loop of SERVER's."
   (let* ((admission (server-admission server))
          (server-loop (first (server-loops server)))
          (total (wire:total-held-limit (server-options server)))
@@ -75,7 +77,8 @@ together, if that is more. On a loop of SERVER's."
     (dolist (permit dismissed) (expel server-loop permit :max-total-held-octets))))
 
 (defun ask-to-give-way (server least)
-  "Have SERVER give way soon, unless it has been asked to and has not done so yet. From any thread."
+  "Post GIVE-WAY to a loop of SERVER, unless it is posted already and has not run yet. From any
+thread."
   (let ((asked (server-asked-to-give-way server)))
     (when (and (eq :serving (server-state server))
                (null (sb-ext:compare-and-swap (car asked) nil t)))
@@ -85,7 +88,7 @@ together, if that is more. On a loop of SERVER's."
                    (give-way server least))))))
 
 (defun bound-account (server)
-  "Have SERVER give way when all its connections hold too much."
+  "Call GIVE-WAY whenever all connections of SERVER together hold too much."
   (let ((total (wire:total-held-limit (server-options server)))
         (account (server-account server)))
     (setf (account-most account) (+ total (ash total -3))
@@ -98,44 +101,46 @@ together, if that is more. On a loop of SERVER's."
 (defglobal **shut** nil)                ; no calls may begin
 
 (defun largest-user-server ()
-  "The server of the process whose connections hold most, or nil."
+  "The server of the process whose connections hold the most, or nil."
   (let ((servers (remove :serving (registered **servers**) :key #'server-state :test-not #'eq)))
     (first (sort servers #'> :key (lambda (server) (account-sum (server-account server)))))))
 
 (defun judge-heap (searched)
-  "Shut the valve, or open it, by what a collection would leave free. SEARCHED is true if all
-garbage has just been collected. Return true if it is to be."
+  "Shut or open the valve, according to the part of the heap that a collection would leave free.
+SEARCHED is true if all garbage has just been collected. Return true if all garbage must be
+collected."
   (let* ((fifth (floor (heap-size) 5))
          (spare (if (< (heap-used) (* 2 fifth)) fifth (heap-spare)))
          (missing (- fifth spare))
-         (urgent (- (ash fifth -1) spare)) ; what a tenth of the heap is short of
+         (urgent (- (ash fifth -1) spare)) ; octets missing to a tenth of the heap
          (shut **shut**))
     (cond ((<= missing 0) (setf **shut** nil))
           ((or searched (plusp urgent)) (setf **shut** t)))
     (when (and searched (plusp missing))
       (let* ((server (largest-user-server))
              (held (if server (account-sum (server-account server)) 0)))
-        ;; It helps only if connections hold what is missing: an octet less makes room for two. What
-        ;; they hold can be twice what they are charged with.
+        ;; Ending a connection helps only if connections hold the missing octets. One octet less
+        ;; makes room for two, and connections can hold twice the octets that they are charged with.
         (when (or (and (plusp urgent) (<= urgent (* 4 held)))
                   (and shut (<= missing (* 2 held))))
           (ask-to-give-way server 0))))
     (and (plusp missing) (not searched))))
 
 (defun search-and-judge ()
-  "Collect all garbage, and judge by what is left."
+  "Collect all garbage, and judge the heap afterwards."
   (search-for-garbage)
   (setf **looked** (collection-epoch))
   (judge-heap t))
 
 (defun look-at-heap (server-loop)
-  "Garbage has been collected since the last look: judge. On the loop of SERVER-LOOP."
+  "Judge the heap after a collection since the last look, or while the valve is shut. On the loop of
+SERVER-LOOP."
   (setf **looked** (collection-epoch))
   (when (and (judge-heap nil) (search-due-p))
     (loop:run-on-reserve (server-reserve (server-loop-server server-loop)) #'search-and-judge
                          :if-busy :exceed)))
 
 (define-hot (valve-shut-p :inline t) ((server-loop server-loop)) boolean
-  "True if no call may begin since the heap is full of what is alive. On the loop of SERVER-LOOP."
+  "True if no call may begin, since live objects fill the heap. On the loop of SERVER-LOOP."
   (when (or **shut** (not (eq **looked** (collection-epoch)))) (look-at-heap server-loop))
   **shut**)

@@ -88,7 +88,7 @@ from HTTP/2."
                               (remove :window-update (mapcar #'first (memory:said))))))
                (is-true (clgrpc.tests.world:end-shut memory:*end*))
                (is (search (if silent
-                               "the peer has said nothing in time"
+                               "the peer has sent nothing in time"
                                "no preface and SETTINGS in time")
                            (wire::link-failure link)))
                (memory:hangs-up)
