@@ -1,32 +1,28 @@
-;;;; What became of a call, for people and their programs. CALL-STAGES says where its time went and
-;;;; how many messages got across; EXPLAIN-CALL says it in one line, for errors. Everything is
-;;;; computed on demand, from what the transport keeps (wire/stage.lisp).
+;;;; Reports of a call, for people and their programs. CALL-STAGES returns the time of each stage
+;;;; and the numbers of messages; EXPLAIN-CALL writes them in one line, for errors. Everything is
+;;;; computed on demand, from the data of the transport (wire/stage.lisp).
 ;;;;
 ;;;; CALL-STAGES may be called from any thread while the call's loop goes on. Its values may then be
-;;;; of two moments, and differ by what happened between them.
+;;;; of two moments, with events between them.
 
 (in-package #:clgrpc.rpc)
 
 (defun call-stages (call)
-  "Where the time of CALL went, or has gone so far, as a plist. Times are in
-seconds, taken at the loop's turns.
-:TOTAL from its beginning to its end, or to now.
-:STAGE the stage that it is at, or was at when it ended with another status than :ok.
-Stages of a client's call: :RESOLVE (the name was looked up), :CONNECT, :HANDSHAKE (of TLS and
-HTTP/2), :BACK-OFF (until the next attempt to connect), :RETRY (until its last attempt began, if
-others have failed before), :QUEUE (for a stream of the connection, past the server's limit), :WAIT
-(from the request's headers to the first of the response), :RECEIVE (the rest of the response).
-:SEND as :STAGE means that the peer does not take what there is to send, :BEGIN that the call's
-deadline had passed before it waited for anything, :CREDENTIALS that its call credentials had not
-answered, or have failed.
-Stages of a handler's call: :RECEIVE (until the handler may start), :QUEUE (for a thread, or its
-turn on the loop), :ANSWER (from the start of the handler to the first of its answer), :SEND (the
-rest).
-Stages that were too short to measure are left out.
-:ATTEMPTS to connect that CALL has waited for; :MESSAGES-SENT and :MESSAGES-RECEIVED; :UNSENT-OCTETS
-of messages that the peer has not taken; :REMAINING until the deadline, negative past it. A call
-within the image has only its :STAGE, :QUEUE or :ANSWER, since reading the clock would cost more
-than the rest of the call. From any thread."
+  "Return the times of the stages of CALL so far, as a plist. Times are in seconds, taken at the
+loop's turns. :TOTAL from its beginning to its end, or to now. :STAGE the stage that CALL is at, or
+was at when it ended with another status than :ok. Stages of a client's call: :RESOLVE (the name was
+looked up), :CONNECT, :HANDSHAKE (of TLS and HTTP/2), :BACK-OFF (until the next attempt to connect),
+:RETRY (until its last attempt began, if others have failed before), :QUEUE (for a stream of the
+connection, past the server's limit), :WAIT (from the request's headers to the first of the
+response), :RECEIVE (the rest of the response). As :STAGE, :SEND means that the peer does not
+receive the data to send; :BEGIN that the call's deadline had passed before it waited for anything;
+:CREDENTIALS that its call credentials had not answered, or have failed. Stages of a handler's call:
+:RECEIVE (until the handler may start), :QUEUE (for a thread, or its turn on the loop), :ANSWER
+(from the start of the handler to the first of its answer), :SEND (the rest). Stages that were too
+short to measure are left out. :ATTEMPTS to connect that CALL has waited for; :MESSAGES-SENT and
+:MESSAGES-RECEIVED; :UNSENT-OCTETS of messages that the peer has not received; :REMAINING, the
+seconds until the deadline, negative past it. A call within the image has only its :STAGE, :QUEUE or
+:ANSWER, since reading the clock would cost more than the rest of the call. From any thread."
   (operate stages call))
 
 ;;; The line
@@ -46,7 +42,7 @@ than the rest of the call. From any thread."
 (defconstant +shortest-printed-ns+ 500000)
 
 (defun stage-text (role stage)
-  "A text for what a call at STAGE does at the end ROLE, :client or :server; nil if STAGE is nil."
+  "A text that describes STAGE of a call at the end ROLE, :client or :server; nil if STAGE is nil."
   (getf (ecase role (:client *client-stage-texts*) (:server *server-stage-texts*)) stage))
 
 (defun write-spans (stream plist)
@@ -59,8 +55,8 @@ than the rest of the call. From any thread."
                   append (list (substitute #\Space #\- (string name)) value))))
 
 (defun wait-failure-text (call)
-  "Why what CALL waited for had failed, as text; nil if nothing had, or if the message of CALL's
-status says it already."
+  "The last failure of a step that CALL waited for, such as connecting, as text. Nil without a
+failure, or if the message of CALL's status has it already."
   (let* ((outcome (call-outcome call))
          (text (if outcome (outcome-last-error outcome) (call-last-error call))))
     (and text
@@ -74,7 +70,7 @@ status says it already."
             (substitute #\_ #\- (string status)) peer seconds)))
 
 (defun attempts-text (call)
-  "Where the attempts of CALL have failed, if it was tried more than once, else nil."
+  "A text with the failed attempts of CALL, if it was tried more than once, else nil."
   (let* ((ending (call-ending call))
          (failed (failed-attempts call))
          (count (if ending (ending-attempts ending) 0)))
@@ -82,8 +78,8 @@ status says it already."
       (format nil "~D, ~{~A~^, ~}" (max count (length failed)) (mapcar #'attempt-text failed)))))
 
 (defun explain-call (call)
-  "What became of CALL in one line: how long it took, the stage it was at and what had gone wrong
-there, where the time went. Nil if CALL-STAGES has nothing to say of it."
+  "Return one line of text about CALL: its duration, its last stage with the failure there, and the
+times of its stages. Nil if CALL-STAGES returns nil."
   (let ((plist (call-stages call)))
     (when plist
       (destructuring-bind (&key total stage attempts messages-sent messages-received unsent-octets
@@ -100,13 +96,13 @@ there, where the time went. Nil if CALL-STAGES has nothing to say of it."
                   (and remaining (plusp remaining) remaining)))))))
 
 (defun rpc-error-attempts (error)
-  "What FAILED-ATTEMPTS returns of the call that ERROR, an RPC-ERROR, is about; nil if there was
-none. From any thread."
+  "Return FAILED-ATTEMPTS of the call of ERROR, an RPC-ERROR; nil if ERROR has no call. From any
+thread."
   (and (rpc-error-call error) (failed-attempts (rpc-error-call error))))
 
 (defun rpc-error-stages (error)
-  "What CALL-STAGES says of the call that ERROR, an RPC-ERROR, is about; nil if there was none. From
-any thread."
+  "Return CALL-STAGES of the call of ERROR, an RPC-ERROR; nil if ERROR has no call. From any
+thread."
   (and (rpc-error-call error) (call-stages (rpc-error-call error))))
 
 (defmethod end-reason ((call call))

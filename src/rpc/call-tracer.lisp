@@ -5,7 +5,8 @@
 
 (declaim (type function **call-ids**))
 (defglobal **call-ids** (constantly '())
-  "Tracing's: a function of a call that returns a plist of its ids, which events about it have.")
+  "A function, set by tracing, of a call. It returns a plist of identifiers for log events about the
+call.")
 
 (defun trace-call-begun (call)
   (apply #'log-event :trace :call-begun :tracer :call

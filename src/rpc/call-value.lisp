@@ -1,6 +1,6 @@
-;;;; Values on a call: what interceptors have found out, such as who calls, for handlers, callbacks
-;;;; and other interceptors, so that none of it needs a special variable. They are an alist in the
-;;;; call's PARTS; a call without values has none.
+;;;; Values on a call: facts that interceptors have found out, such as the caller's identity, for
+;;;; handlers, callbacks and other interceptors, which so need no special variables. They are an
+;;;; alist in the call's PARTS; a call without values has none.
 ;;;;
 ;;;; The list only grows, and a value is changed by one store, so threads need no lock: a thread
 ;;;; that reads while another writes sees the old value or the new one.
@@ -15,9 +15,9 @@
 
 (declaim (sb-ext:maybe-inline call-value))
 (defun call-value (call key &optional default)
-  "The value that CALL has for KEY, a symbol, and true; if it has none, DEFAULT and nil. SETFable.
-The two ends of a call have values of their own; those that a client's call begins with are given to
-its stub by :values. From any thread."
+  "Return the value that CALL has for KEY, a symbol, and true; without a value, DEFAULT and nil.
+SETFable. Signal MISUSE if KEY is not a symbol. The two ends of a call have values of their own. The
+argument :values of a stub gives the first values of a client's call. From any thread."
   (check-key key)
   (let* ((parts (call-parts call))
          (entry (and parts (parts-values parts) (assoc key (parts-values parts) :test #'eq))))
@@ -36,9 +36,8 @@ its stub by :values. From any thread."
                   (return value)))))
 
 (defun late-value (call key)
-  "The value that CALL has for KEY. If there is none, what the function :late of its observer
-returns for CALL, which is the value from now on; nil if there is no such function. From any
-thread."
+  "Return the value that CALL has for KEY. Without one, call the function :late of CALL's observer
+with CALL, and store its result as the value. Nil without such a function. From any thread."
   (multiple-value-bind (value there) (call-value call key)
     (let* ((observer (if there nil (operate observer call)))
            (late (and observer (observer-late observer))))
@@ -54,5 +53,5 @@ thread."
 
 (defun attempt-of (call)
   "The call that CALL is an attempt of, within the image, or CALL itself. A transport gives an
-attempt this under the key ATTEMPT-OF."
+attempt that call as its value for the key ATTEMPT-OF."
   (values (call-value call 'attempt-of call)))

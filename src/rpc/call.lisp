@@ -1,33 +1,34 @@
-;;;; A call, as it is at both ends and on every transport: its structure, how threads wait for it,
-;;;; the messages that arrived, its end. What differs by transport (wire, in-process) and by end is
-;;;; in its OPERATIONS (transport.lisp). What users do with a call is in messaging.lisp.
+;;;; The parts of a call that are the same at both ends and on every transport: its structure,
+;;;; waiting threads, the messages that arrived, its end. The functions that differ by transport
+;;;; (wire, in-process) and by end are its OPERATIONS (transport.lisp). The functions for users are
+;;;; in messaging.lisp.
 ;;;;
 ;;;; Invariants. One loop owns a call. Only its owner sets STATUS, once, as the last store of what
 ;;;; ends the call, and HALF-CLOSED, as the last store after the peer's final message was queued; so
 ;;;; a reader that sees either and then finds the queue empty has seen everything. Messages wait in
 ;;;; the inlet's INCOMING, a stack that the owner pushes on and the one receiving thread takes
-;;;; whole; short ones that come with one read are pushed together. What few calls need is in PARTS
-;;;; (part.lisp), made when first needed. A call object handed to users is never used again for
-;;;; another call.
+;;;; whole; short messages that come with one read are pushed together. Data that few calls need are
+;;;; in PARTS (part.lisp), made when first needed. A call object that users have is never used again
+;;;; for another call.
 
 (in-package #:clgrpc.rpc)
 
 (defstruct (call (:include loop:future) (:constructor nil) (:copier nil))
-  "An RPC at one of its ends. What CALL-ASYNC returns is its own future."
+  "An RPC at one of its ends. A call made by CALL-ASYNC is also its own future."
   (rpc-method nil :type (or null rpc-method)) ; nil if no such method is known
   (operations (misuse "A call has a transport.") :type operations) ; its transport's
   (deadline 0 :type deadline)           ; in ns of its loop's clock, 0 for none
   (fields nil :type (or null simple-vector)) ; the peer's initial metadata, once it is there
   (status nil :type symbol)             ; a keyword once the call has ended
   (half-closed nil :type boolean)       ; the peer's last message has been queued
-  (parts nil :type (or null parts)))    ; what few calls need, by subject
+  (parts nil :type (or null parts)))    ; data that few calls need, by subject
 
 (document-functions
   call-rpc-method "The RPC-METHOD of CALL: see RPC-METHOD-PATH. From any thread."
   call-status "The status with which CALL ended, a keyword such as :ok, or nil while it runs. From
 any thread."
   call-deadline "The deadline of CALL in nanoseconds of the monotonic clock, 0 if it has none, as
-:deadline of a stub takes it. From any thread.")
+in :deadline of a stub. From any thread.")
 
 (defmethod print-object ((call call) stream)
   (print-unreadable-object (call stream :type t :identity t)
@@ -36,7 +37,7 @@ any thread."
             (call-status call))))
 
 (defun call-role (call)
-  "Which end of CALL this is, :client or :server."
+  "The end of CALL that this object is, :client or :server."
   (if (operations-client-p (call-operations call)) :client :server))
 
 (defun call-path (call)
@@ -45,8 +46,8 @@ any thread."
 
 (defmacro define-part (name lambda-list documentation)
   "Define two functions for the part NAME of a call. CALL-NAME returns the part or nil. ENSURE-NAME
-makes it first if there is none: by the operation NEW-NAME if LAMBDA-LIST is (call), since
-transports may keep more there, else by MAKE-NAME."
+makes it first if needed: by the operation NEW-NAME if LAMBDA-LIST is (call), since transports may
+add slots, else by MAKE-NAME."
   (flet ((name (control) (intern (format nil control name) '#:clgrpc.rpc)))
     `(progn
        (define-hot (,(name "CALL-~A") :inline t) ((call call)) (or null ,name)
@@ -63,9 +64,9 @@ transports may keep more there, else by MAKE-NAME."
                  (or (sb-ext:compare-and-swap (,(name "PARTS-~A") parts) nil new) new))))))))
 
 (defmacro define-own-part (part prefix type documentation)
-  "For a transport whose calls, of TYPE, have for PART a structure PREFIX-PART, which includes that,
-define CALL-PREFIX-PART and ENSURE-PREFIX-PART, as CALL-PART and ENSURE-PART, and NEW-PREFIX-PART,
-the operation NEW-PART."
+  "Define the functions of PART for a transport whose calls are of TYPE and have a structure
+PREFIX-PART, which includes PART. CALL-PREFIX-PART and ENSURE-PREFIX-PART are as CALL-PART and
+ENSURE-PART; NEW-PREFIX-PART is the operation NEW-PART."
   (flet ((own (control) (intern (format nil control prefix part)))
          (shared (control) (intern (format nil control part) '#:clgrpc.rpc)))
     (let ((structure (own "~A-~A")))
@@ -82,19 +83,19 @@ the operation NEW-PART."
            (the ,structure (,(shared "ENSURE-~A") call)))))))
 
 (define-hot ensure-parts ((call call)) parts
-  "The PARTS of CALL, made now if there are none. From any thread."
+  "The PARTS of CALL, made now if needed. From any thread."
   (or (call-parts call)
       (let ((new (operate new-parts call)))
         (or (sb-ext:compare-and-swap (call-parts call) nil new) new))))
 
-(define-part inlet (call) "What comes in for CALL")
-(define-part outlet (call) "What goes out of CALL")
-(define-part reactions () "What CALL's user wants to be called for")
-(define-part ending () "How CALL ended, or is to")
-(define-part intent () "What CALL's user has asked for")
+(define-part inlet (call) "The inlet of CALL, with its incoming messages")
+(define-part outlet (call) "The outlet of CALL, for its outgoing messages")
+(define-part reactions () "The reactions of CALL, its user's callbacks")
+(define-part ending () "The ending of CALL")
+(define-part intent () "The intent of CALL, its user's settings")
 
 (define-hot (outgoing-metadata :inline t) ((call call)) list
-  "The metadata that CALL's user wants to be sent with the headers, an alist. SETFable."
+  "The metadata that CALL's user sends with the headers, an alist. SETFable."
   (let ((intent (call-intent call)))
     (if intent (intent-metadata intent) '())))
 
@@ -102,7 +103,7 @@ the operation NEW-PART."
   (setf (intent-metadata (ensure-intent call)) metadata))
 
 (defun wait-for-ready (call)
-  "Whether CALL outlasts failures to connect, as its user says: true, nil, or :unset. SETFable."
+  "The :wait-for-ready of CALL from its user: true, nil, or :unset. SETFable."
   (let ((intent (call-intent call)))
     (if intent (intent-wait-for-ready intent) :unset)))
 
@@ -110,8 +111,8 @@ the operation NEW-PART."
   (setf (intent-wait-for-ready (ensure-intent call)) value))
 
 (defun own-view (call)
-  "What interceptors of attempts know of CALL's own attempt, a client's, while it runs; nil if there
-are none. SETFable."
+  "The ATTEMPT that interceptors of attempts have of CALL's own attempt, a client's, while it runs;
+nil without such interceptors. SETFable."
   (let ((intent (call-intent call)))
     (and intent (intent-attempt intent))))
 
@@ -119,31 +120,31 @@ are none. SETFable."
   (setf (intent-attempt (ensure-intent call)) view))
 
 (define-hot (own-authority :inline t) ((call call)) (or null string)
-  "The :authority of CALL's requests that its user has given, or nil."
+  "The :authority that CALL's user has set for its requests, or nil."
   (let ((intent (call-intent call)))
     (and intent (intent-authority intent))))
 
 (define-hot (own-limits :inline t) ((call call)) (values (or null index) (or null index))
-  "How many octets a message that CALL sends, and one that it receives, may have, as CALL's user
-says; each nil for what the channel says."
+  "The limits that CALL's user has set, in octets, for a message that CALL sends and for one that it
+receives; each nil for the channel's limit."
   (let ((intent (call-intent call)))
     (if intent
         (values (intent-send-limit intent) (intent-receive-limit intent))
         (values nil nil))))
 
 (defun check-authority (authority)
-  "Return AUTHORITY, which is to be the :authority of calls. Signal MISUSE if it has characters that
-it cannot have (RFC 3986)."
+  "Return AUTHORITY if it can be the :authority of calls. Signal MISUSE if it has invalid characters
+(RFC 3986)."
   (unless (and (stringp authority)
                (plusp (length authority))
                (every (lambda (character) (char< #\Space character #\Rubout)) authority))
-    (misuse "~S cannot be the :authority of calls, which is ASCII without spaces; a name in ~
-             another alphabet has a form in it, xn--…" authority))
+    (misuse "~S cannot be the :authority of calls, which is ASCII without spaces; for a name in ~
+             another alphabet give its ASCII form, xn--…" authority))
   authority)
 
 (defun begin-intent (call authority max-send-octets max-receive-octets)
-  "Note what the stub of CALL, a new one, was told: the :authority of its requests, and how many
-octets a request and a response may have, each nil for what the channel says."
+  "Note the arguments of the stub of CALL, a new call: the :authority of its requests, and the
+limits in octets for a request and a response; each nil for the channel's."
   (flet ((limit (name value)
            (unless (typep value '(or null (integer 0 2147483647)))
              (misuse "~S is a number of octets up to 2147483647, not ~S." name value))
@@ -154,16 +155,16 @@ octets a request and a response may have, each nil for what the channel says."
             (intent-receive-limit intent) (limit :max-receive-octets max-receive-octets)))))
 
 (define-hot (call-incoming :inline t) ((call call)) (or null arrival)
-  "The messages that the receiving thread has not taken yet, newest first."
+  "The arrivals that the receiving thread has not taken yet, newest first."
   (let ((inlet (call-inlet call)))
     (and inlet (inlet-incoming inlet))))
 
 (define-hot (call-received :inline t) ((call call)) (or null arrival)
-  "The messages that the receiving thread has taken and not returned yet, oldest first."
+  "The arrivals that the receiving thread has taken and not returned yet, oldest first."
   (let ((inlet (call-inlet call)))
     (and inlet (inlet-received inlet))))
 
-;;; What both ends of every transport know of a call
+;;; ;;; Both ends of a call, on every transport
 
 (define-hot (client-p :inline t) ((call call)) boolean
   "True if CALL is a client's."
@@ -177,10 +178,10 @@ octets a request and a response may have, each nil for what the channel says."
         (rpc-method-response-type method))))
 
 (define-condition wrong-message (misuse type-error) ()
-  (:documentation "A call was given a message of another type than its method has."))
+  (:documentation "A message for a call is of another type than its method has."))
 
 (defun refuse-message (method type message)
-  "Signal that MESSAGE is not of TYPE, which METHOD takes or answers with."
+  "Signal that MESSAGE is not of TYPE, the request or response type of METHOD."
   (error 'wrong-message
          :datum message :expected-type (or (protobuf:message-type-symbol type) 'protobuf:message)
          :text (format nil "~A ~:[answers with~;takes~] a ~A, not ~A." (rpc-method-path method)
@@ -188,20 +189,21 @@ octets a request and a response may have, each nil for what the channel says."
                        (printable-text (bounded-text message :limit 200 :escape t)))))
 
 (defun convert-message (method type message)
-  "MESSAGE, which is not of TYPE, one of METHOD's two, as the raw message that it is if METHOD has a
-codec. Signal MISUSE if it has none."
+  "MESSAGE, which is not of TYPE, one of METHOD's two types, encoded by the codec of METHOD as a raw
+message. Signal MISUSE if METHOD has no codec."
   (if (protobuf:coded-type-p type)
       (protobuf:code-message type message)
       (refuse-message method type message)))
 
 (define-hot (check-message :inline t) ((method rpc-method) (type protobuf:message-type) message) t
-  "MESSAGE, if it is of TYPE, one of METHOD's two; what the codec of METHOD, if any, makes of it."
+  "MESSAGE if it is of TYPE, one of METHOD's two types; else its encoding by the codec of METHOD.
+Signal MISUSE if METHOD has no codec."
   (if (protobuf:message-of-type-p message type)
       message
       (convert-message method type message)))
 
 (define-hot (only-request :inline t) ((method rpc-method) request) t
-  "REQUEST, if METHOD takes it."
+  "REQUEST, checked by CHECK-MESSAGE for METHOD."
   (check-message method (rpc-method-request-type method) request))
 
 (define-hot (incoming-type :inline t) ((call call)) protobuf:message-type
@@ -212,19 +214,19 @@ codec. Signal MISUSE if it has none."
         (rpc-method-request-type method))))
 
 (define-hot (sends-one-p :inline t) ((call call)) boolean
-  "True if CALL's method has one message in our direction; SEND is not for that one."
+  "True if CALL's method has one message in our direction; SEND does not send it."
   (let ((kind (rpc-method-kind (the rpc-method (call-rpc-method call)))))
     (or (eq kind :unary)
         (eq kind (if (client-p call) :server-streaming :client-streaming)))))
 
 (define-hot may-send-p ((call call) (over boolean)) boolean
-  "True if a message may be sent on CALL, false if CALL has ended with :ok. Otherwise signal why
-none may be sent. OVER is true if CALL's user has said that no more messages will come."
+  "True if a message may be sent on CALL, false if CALL has ended with :ok. Otherwise signal the
+reason. OVER is true if CALL's user has closed its side by CLOSE-SEND."
   (when (sends-one-p call)
     (misuse "~A has one ~:[answer, which is returned or given to REPLY~;request, given to the ~
              stub~]." call (client-p call)))
   (when over
-    (misuse "~A was told that no more messages will be sent." call))
+    (misuse "CLOSE-SEND or FINISH has ended the messages of ~A." call))
   (case (call-status call)
     ((nil) t)
     (:ok nil)
@@ -233,7 +235,7 @@ none may be sent. OVER is true if CALL's user has said that no more messages wil
 ;;; Parking: a thread that must wait for its call sleeps at the call's gate.
 ;;;
 ;;;   the thread that waits                      the thread that rings
-;;;   1. counts itself among the sleepers        1. stores what the other waits for
+;;; 1. counts itself among the sleepers 1. stores the state that the other waits for
 ;;;   2. reads the futex                         2. changes the futex
 ;;;   3. looks whether what it waits for is so   3. if there are sleepers, wakes them
 ;;;   4. sleeps, unless the futex has changed
@@ -282,18 +284,19 @@ thread sleeps."
   nil)
 
 (defun refuse-to-wait (call)
-  "Signal that this thread, which runs a loop, cannot wait for CALL: no other is left to do so."
+  "Signal that this thread, which runs a loop, cannot wait for CALL: no other thread is left to run
+the loop."
   (error (make-rpc-error
           ;; the reserve is that of the server whose handler waits: name its call
           :resource-exhausted :call (or *call* call) :ended-by :local
           :message "no reserve thread is left to go on while this one waits")))
 
 (defun wait-for-call (call ready-p)
-  "Wait until (funcall READY-P CALL) is true or CALL has ended; return what it returned last. For a
-thread that waits for CALL's end and nothing else READY-P is CALL-STATUS. Either
-this thread drives CALL's loop meanwhile, or it parks, after handing over the loop that it runs
-itself. The wait ends with the call, which its deadline or its connection ends at the latest. Signal
-:resource-exhausted if this thread runs a loop and no other is left to do so."
+  "Wait until (funcall READY-P CALL) is true or CALL has ended; return the last value of READY-P. To
+wait only for the end of CALL, let READY-P be CALL-STATUS. While it waits, this thread drives CALL's
+loop, or it parks, after handing over the loop that it runs itself. The wait ends with the call,
+which its deadline or its connection ends at the latest. Signal :resource-exhausted if this thread
+runs a loop and no other thread is left to run it."
   (declare (type function ready-p))
   (cond ((funcall ready-p call))
         ((call-status call) nil)
@@ -307,8 +310,8 @@ itself. The wait ends with the call, which its deadline or its connection ends a
     (lambda () (ring gate))))
 
 (defun park (call ready-p &optional (leave-p (constantly nil)))
-  "Sleep at CALL's gate until (funcall READY-P CALL) is true or CALL has ended; return what READY-P
-returned last. LEAVE-P is called at each ring as well; once it is true, this returns too."
+  "Sleep at CALL's gate until (funcall READY-P CALL) is true or CALL has ended; return the last
+value of READY-P. LEAVE-P is called at each ring as well; PARK also returns once it is true."
   (declare (type function ready-p leave-p))
   (let* ((gate (ensure-gate call))
          (futex (gate-futex gate)))
@@ -324,14 +327,14 @@ returned last. LEAVE-P is called at each ring as well; once it is true, this ret
 ;;; The queue of messages that arrived
 
 (define-hot charged-arrival ((call call) item (size index)) arrival
-  "An arrival of ITEM, of SIZE octets, that CALL has been charged with. On CALL's loop."
+  "Return an arrival of ITEM, of SIZE octets, and charge CALL with it. On CALL's loop."
   (let ((total (+ size +arrival-octets+)))
     (sb-ext:atomic-incf (inlet-queued-octets (ensure-inlet call)) total)
     (make-arrival :item item :size total)))
 
 (define-hot (add-to-arrival :inline t) ((arrival arrival) (octets octets) (start index) (end index))
     boolean
-  "Put the short message in OCTETS behind those in ARRIVAL, whose item is octets, and return true;
+  "Append the short message in OCTETS to those in ARRIVAL, whose item is octets, and return true;
 return false if there is no room."
   (let ((item (arrival-item arrival))
         (at (arrival-end arrival))
@@ -352,7 +355,8 @@ return false if there is no room."
   nil)
 
 (define-hot push-incoming ((call call) item (size index)) index
-  "Queue ITEM, one message of SIZE octets. Return what it is charged with. On CALL's loop."
+  "Queue ITEM, one message of SIZE octets. Return the octets that CALL is charged with for it. On
+CALL's loop."
   (let ((arrival (charged-arrival call item size)))
     (push-arrival call arrival)
     (arrival-size arrival)))
@@ -379,24 +383,24 @@ thread."
           (setf (inlet-received inlet) oldest)))))
 
 (define-hot leave-arrival ((call call) (inlet inlet) (arrival arrival)) null
-  "The last message of ARRIVAL, the oldest, is taken."
-  (sb-sys:without-interrupts            ; what is taken is taken off every account
+  "Remove ARRIVAL, the oldest, whose last message is taken."
+  (sb-sys:without-interrupts            ; so that every account loses the octets
     (setf (inlet-received inlet) (arrival-next arrival))
     (operate taken call (uncharge inlet (arrival-size arrival))))
   nil)
 
 (define-hot (through :inline t) ((filter (or null function)) message) t
-  "What FILTER, given to FILTER-MESSAGES or nil, makes of MESSAGE."
+  "MESSAGE after FILTER, a function of FILTER-MESSAGES or nil."
   (if filter (funcall filter message) message))
 
 (define-hot (filtered :inline t) ((call call) message) t
-  "What the filter of incoming messages of CALL, if there is one, makes of MESSAGE."
+  "MESSAGE after the filter of CALL's incoming messages, if it has one."
   (let ((inlet (call-inlet call)))
     (through (and inlet (inlet-filter inlet)) message)))
 
 (define-hot put-received ((call call) message (first boolean)) null
-  "Put MESSAGE, which is not charged, to those that the receiving thread has taken out of CALL's
-queue: before all of them if FIRST is true, else behind. Only by that thread."
+  "Add MESSAGE, which is not charged, to the messages that the receiving thread has taken out of
+CALL's queue: before them if FIRST is true, else after them. Only by that thread."
   (let* ((inlet (ensure-inlet call))
          (received (inlet-received inlet))
          (arrival (make-arrival :item message)))
@@ -435,8 +439,8 @@ are not a message, signal an RPC-ERROR, which ends CALL as well. Only by the rec
 
 (defun end-call (call status &key (message "") details (ended-by :peer) cause (sent t)
                                (observer (operate observer call)))
-  "Store how CALL ended, tell OBSERVER and wake its waiters. On CALL's loop. Return false if it had
-ended already."
+  "Store the end of CALL, notify OBSERVER and wake the threads that wait for CALL. Return false if
+it had ended already. On CALL's loop."
   (unless (call-status call)
     (unless (and (eq status :ok) (null details) (zerop (length (the string message))))
       (setf (ending-outcome (ensure-ending call))
@@ -452,7 +456,7 @@ ended already."
     t))
 
 (defun call-outcome (call)
-  "The OUTCOME of CALL, or nil if it runs or ended with a mere :ok."
+  "The OUTCOME of CALL, or nil if it runs or ended with :ok and no text or details."
   (let ((ending (call-ending call)))
     (and ending (ending-outcome ending))))
 
@@ -466,8 +470,8 @@ ended already."
 
 (define-hot (final-status :inline t) ((call call))
     (values symbol string (or null octets) list)
-  "How CALL has ended: its status, the text of that, details (octets of grpc-status-details-bin or
-nil), and the trailers that a handler's sends, an alist."
+  "The end of CALL, as four values: its status, the status's text, its details (octets of
+grpc-status-details-bin or nil), and the trailers that a handler's call sends, an alist."
   (let ((ending (call-ending call)))
     (if ending
         (whole-status call ending)
@@ -483,8 +487,8 @@ before CALL ends."
   (setf (ending-trailer-fields (ensure-ending call)) fields))
 
 (defun note-failed-attempt (call number peer status message seconds)
-  "An attempt of CALL, a client's, has failed with STATUS and MESSAGE; NUMBER others came before it.
-On CALL's loop."
+  "Note that an attempt of CALL, a client's, has failed with STATUS and MESSAGE; NUMBER others came
+before it. On CALL's loop."
   (let* ((ending (ensure-ending call))
          (failed (ending-failed ending)))
     (when (< (length failed) +most-failed-attempts+)
@@ -495,16 +499,18 @@ On CALL's loop."
     (setf (ending-attempts ending) (max (1+ number) (ending-attempts ending)))))
 
 (defun failed-attempts (call)
-  "The attempts of CALL, a client's, that have failed, the oldest first, 32 at most; nil of a call
-that was tried once and not again. Each is a plist: :NUMBER, how many attempts were begun before
-it; :PEER, the server's address, or nil if there was none; :STATUS and :MESSAGE that it ended with;
-:SECONDS from the beginning of CALL to that. The last may be why CALL has failed. From any thread."
+  "Return the failed attempts of CALL, a client's, the oldest first, 32 at most; nil for a call that
+was tried only once. Each is a plist: :NUMBER, how many attempts were begun before it; :PEER, the
+server's address, or nil if it found no server; :STATUS and :MESSAGE of its end; :SECONDS from the
+beginning of CALL to that end. The last failure may be the reason why CALL has failed. From any
+thread."
   (let ((ending (call-ending call)))
     (and ending (reverse (ending-failed ending)))))
 
 (defun call-trailers (call)
-  "On a client the trailing metadata of CALL, an alist, nil before it has ended; in a handler the
-trailers it will send. SETFable in a handler. From any thread."
+  "On a client the trailing metadata of CALL, an alist, nil before CALL has ended. In a handler the
+trailers that CALL will send, SETFable; signal MISUSE for metadata that cannot be sent. From any
+thread."
   (let ((ending (call-ending call)))
     (cond ((null ending) '())
           ((plusp (length (ending-trailer-fields ending)))
@@ -515,7 +521,7 @@ trailers it will send. SETFable in a handler. From any thread."
   (setf (ending-trailers (ensure-ending call)) (check-metadata metadata)))
 
 (defun call-condition (call)
-  "Return the RPC-ERROR that stands for how CALL ended. It must have ended."
+  "Return the RPC-ERROR for the end of CALL, which must have ended."
   (let ((outcome (or (call-outcome call) (make-outcome))))
     (make-rpc-error (call-status call)
                     :message (outcome-message outcome) :details (outcome-details outcome)
@@ -523,7 +529,7 @@ trailers it will send. SETFable in a handler. From any thread."
                     :ended-by (outcome-ended-by outcome) :cause (outcome-cause outcome)
                     :sent (outcome-sent outcome))))
 
-;;; What a transport knows of its calls
+;;; ;;; Data of the transport
 
 (defun call-stage (call)
   "The stage that CALL is at, or was at when it ended: one of the keywords of CALL-STAGES, or nil if
@@ -532,12 +538,13 @@ it is not known. On its loop."
     (if outcome (outcome-stage outcome) (operate stage call))))
 
 (defun call-last-error (call)
-  "What has gone wrong with what CALL waits for, as text, or nil. On its loop."
+  "The last failure of the step that CALL waits for, such as connecting, as text, or nil. On its
+loop."
   (operate last-error call))
 
 (defun call-unsent-octets (call)
-  "How many octets that CALL's user has sent the peer has not taken, or had not when CALL ended. On
-its loop."
+  "The number of octets from CALL's user that the peer has not received, or had not when CALL ended.
+On its loop."
   (let ((outcome (call-outcome call)))
     (if outcome (outcome-unsent outcome) (operate unsent-octets call))))
 
@@ -547,7 +554,7 @@ thread."
   (operate peer call))
 
 (defun call-security (call)
-  "What TLS says of the connection of CALL: an object for SECURITY-PEER-CERTIFICATE,
-SECURITY-PROTOCOL, SECURITY-CIPHER, SECURITY-SERVER-NAME and SECURITY-RESUMED-P; nil for a
-connection without TLS, or while there is none. From any thread."
+  "The TLS data of CALL's connection: an object for SECURITY-PEER-CERTIFICATE, SECURITY-PROTOCOL,
+SECURITY-CIPHER, SECURITY-SERVER-NAME and SECURITY-RESUMED-P. Nil for a connection without TLS, or
+while CALL has no connection. From any thread."
   (operate security call))

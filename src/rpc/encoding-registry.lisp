@@ -1,7 +1,7 @@
-;;;; The encodings that messages can be compressed by (gRPC's document "Compression"): gzip and
-;;;; deflate through libz, those that users register, and zstd through libzstd if they ask for it.
-;;;; An encoding stays when it is registered again; only its functions change. So what has noted an
-;;;; encoding, such as a header field, need not be told.
+;;;; The encodings for compressed messages (gRPC's document "Compression"): gzip and deflate through
+;;;; libz, those that users register, and zstd through libzstd if they ask for it. An encoding that
+;;;; is registered again stays the same object; only its functions change. So objects that refer to
+;;;; an encoding, such as header fields, stay valid.
 
 (in-package #:clgrpc.rpc)
 
@@ -10,19 +10,19 @@
   (name :gzip :type keyword :read-only t) ; for users
   (text "" :type simple-string :read-only t) ; for peers, in headers
   (field nil)                           ; the wire's: the header grpc-encoding
-  ;; without arguments: return true if the functions below may be called, else nil and why not
+  ;; without arguments: return true if the functions below may be called, else nil and the reason
   (opener (constantly t) :type function)
   ;; (level octets start end room): the values of OS:DEFLATE-OCTETS
   (compressor #'identity :type function)
   ;; (octets start end limit): the values of OS:INFLATE-OCTETS
   (expander #'identity :type function)
-  ;; as EXPANDER, but of a result that cannot be had whole the beginning
+  ;; as EXPANDER, but return the beginning of a result that is too long or damaged
   (beginner #'identity :type function))
 
 (declaim (sb-ext:freeze-type encoding))
 
 (document-functions
-  encoding-name "The keyword that users have for ENCODING."
+  encoding-name "The keyword by which users name ENCODING."
   encoding-text "The name of ENCODING in headers."
   encoding-field "The header grpc-encoding that names ENCODING, once the wire has made it.")
 
@@ -46,7 +46,7 @@
 
 (declaim (inline encodings))
 (defun encodings ()
-  "All encodings, a list that is not changed: registration makes another. From any thread."
+  "All encodings, an immutable list: registration makes a new list. From any thread."
   **encodings**)
 
 (defun more-encodings-p ()
@@ -54,19 +54,20 @@
   (and (cddr (encodings)) t))
 
 (defun encoding-open-p (encoding)
-  "True if messages can be compressed by ENCODING; else nil and why not. From any thread."
+  "True if messages can be compressed by ENCODING; else nil and the reason as text. From any
+thread."
   (funcall (encoding-opener encoding)))
 
 (defun encoding-of-name (name)
-  "The encoding that users know by NAME, or nil."
+  "The encoding that users name NAME, or nil."
   (find name (encodings) :key #'encoding-name))
 
 (defun encoding-names ()
-  "The texts of the encodings that can be used, and identity."
+  "The texts of the usable encodings, and identity."
   (append (mapcar #'encoding-text (remove-if-not #'encoding-open-p (encodings)))
           (list "identity")))
 
-;;; Octets to octets. Whatever decompresses a message calls one of the last two.
+;;; Octets to octets. All code that decompresses messages calls one of the last two.
 
 (defun compressed-octets (encoding level octets start end room)
   "Compress the octets START to END by ENCODING. The values are those of OS:DEFLATE-OCTETS."
@@ -78,8 +79,8 @@ OS:INFLATE-OCTETS. In user code."
   (funcall (encoding-expander encoding) octets start end limit))
 
 (defun expand-beginning (encoding octets start end limit)
-  "As EXPAND-OCTETS, but whatever the outcome is, return octets of BORROW-OCTETS, or nil, and how
-many of them, LIMIT at most, are the beginning of the result."
+  "As EXPAND-OCTETS, but with every outcome return octets of BORROW-OCTETS, or nil, and the number
+of them, LIMIT at most, that are the beginning of the result."
   (funcall (encoding-beginner encoding) octets start end limit))
 
 ;;; Encodings of users
@@ -95,14 +96,14 @@ many of them, LIMIT at most, are the beginning of the result."
       (values to end))))
 
 (defstruct (bounded-output (:conc-name output-) (:copier nil))
-  "What a user's function has decompressed so far."
+  "The octets that a user's function has decompressed so far."
   (octets nil :type octets)             ; of BORROW-OCTETS
   (fill 0 :type index)                  ; how many of them are filled
-  (limit 0 :type index))                ; so many there may be
+  (limit 0 :type index))                ; the most there may be
 
 (defun add-output (output octets start end)
-  "Add OCTETS from START to END to OUTPUT. If that is too much, add those that there is room for,
-and return false."
+  "Add OCTETS from START to END to OUTPUT. If that exceeds the limit, add as many as there is room
+for and return false."
   (let* ((fill (output-fill output))
          (count (min (- end start) (- (output-limit output) fill)))
          (room (length (output-octets output))))
@@ -116,8 +117,8 @@ and return false."
     (= count (- end start))))
 
 (defun call-bounded (function octets output)
-  "Call FUNCTION, a user's, of OCTETS and a function that writes to OUTPUT. Return how that ended,
-as OS:INFLATION has it. Once OUTPUT is full FUNCTION is left."
+  "Call FUNCTION, a user's, with OCTETS and a function that writes to OUTPUT. Return the outcome, a
+keyword of OS:INFLATION. FUNCTION is left by a non-local exit once OUTPUT is full."
   (declare (type function function))
   (block nil
     (handler-case
@@ -150,10 +151,12 @@ writes."
 ;;; Registration
 
 (defconstant +encoding-characters+ 24 "The longest name of an encoding.")
-(defconstant +most-encodings+ 12 "So many encodings may there be; all are named in headers.")
+(defconstant +most-encodings+ 12 "The most encodings that can be registered; headers name all of
+them.")
 
 (defun encoding-text-for (name)
-  "The text in headers for NAME, a keyword. Signal MISUSE if that can be no encoding's name."
+  "The text in headers for NAME, a keyword. Signal MISUSE if NAME cannot be the name of an
+encoding."
   (let ((text (and (keywordp name) (coerce (string-downcase name) 'simple-string))))
     (unless (and text
                  (<= 1 (length text) +encoding-characters+)
@@ -168,7 +171,8 @@ writes."
     text))
 
 (defun put-encoding (new)
-  "Have NEW among the encodings, or give its functions to the one of its name. From any thread."
+  "Add NEW to the encodings, or give its functions to the encoding of its name, and return that.
+From any thread."
   (loop
     (let* ((old **encodings**)
            (known (find (encoding-name new) old :key #'encoding-name)))
@@ -186,8 +190,8 @@ writes."
 
 (defun register-compressor (name &key compress decompress)
   "Register the compression NAME, a keyword: from now on :COMPRESSION of channels, servers and stubs
-takes it, peers are told of it, and messages that they have compressed so are read. In headers its
-name is in lower case: \"snappy\" for :snappy. Return NAME.
+accepts it, headers offer it to peers, and messages that peers have compressed by it are read. In
+headers its name is in lower case: \"snappy\" for :snappy. Return NAME.
 COMPRESS    a function of octets, those of a message, and the option :compression-level, 1 to 9,
             that returns octets
 DECOMPRESS  a function of octets, those of a compressed message, and a function WRITE. It calls
@@ -195,9 +199,9 @@ DECOMPRESS  a function of octets, those of a compressed message, and a function 
             START and END may be left out. As soon as there are more than the limit of the call,
             :max-receive-octets, WRITE does not return, and the call ends with :resource-exhausted.
             If DECOMPRESS signals an error the message is corrupt: the call ends with :internal
-Both may be called by several threads at once, and must not change their octets. Registered again,
-NAME has the new functions. Do so before making the channels and servers that use it. Signal MISUSE
-for :identity, :gzip, :deflate, and what cannot be a name. From any thread."
+Both may be called by several threads at once, and must not change their octets. Registering NAME
+again replaces its functions. Register it before you make channels and servers that use it. Signal
+MISUSE for :identity, :gzip, :deflate, and an invalid name. From any thread."
   (let ((text (encoding-text-for name)))
     (unless (and (functionp compress) (functionp decompress))
       (misuse "The compression ~S needs two functions, :compress and :decompress." name))
@@ -207,8 +211,8 @@ for :identity, :gzip, :deflate, and what cannot be a name. From any thread."
     name))
 
 (defun register-zstd ()
-  "Register the compression :zstd (RFC 8878), by the machine's libzstd, and return :zstd; if there
-is no libzstd, nil and why, a string. The level is :compression-level. From any thread."
+  "Register the compression :zstd (RFC 8878), by the machine's libzstd, and return :zstd; without
+libzstd return nil and the reason, a string. The level is :compression-level. From any thread."
   (multiple-value-bind (open reason) (os:open-zstd)
     (cond (open
            (put-encoding (make-encoding
@@ -219,8 +223,8 @@ is no libzstd, nil and why, a string. The level is :compression-level. From any 
           (t (values nil reason)))))
 
 (defun check-compression (name)
-  "Return NAME, that of an encoding, :identity or nil, if messages can be compressed so. Signal
-MISUSE for anything else, and if the library for it is not there."
+  "Return NAME if it is the name of a usable encoding, :identity or nil. Signal MISUSE for anything
+else, and if the encoding's library is missing."
   (unless (member name '(nil :identity))
     (let ((encoding (encoding-of-name name)))
       (unless encoding

@@ -1,10 +1,10 @@
 ;;;; Errors in user code, above all in handlers: how they end the call, the log, and the debugger
-;;;; with its restarts (*DEBUG-ON-ERROR*). User code runs in WITH-USER-CODE. No error leaves that;
+;;;; with its restarts (*DEBUG-ON-ERROR*). User code runs in WITH-USER-CODE. No error leaves it;
 ;;;; only an interrupt from the keyboard does, and the end of the thread.
 ;;;;
 ;;;; The RPC-ERROR that FAIL signals ends the call with its status, message, details and trailers.
-;;;; The RPC-ERROR of another call, one that the handler made, is an error like any other: what it
-;;;; says is for this server, not for its clients. A handler that wants to pass it on uses FAIL.
+;;;; The RPC-ERROR of another call that the handler has made is an error like any other: it is for
+;;;; this server, not for its clients. A handler that wants to pass it on uses FAIL.
 
 (in-package #:clgrpc.rpc)
 
@@ -14,8 +14,8 @@ RETURN-STATUS, RETRY-HANDLER and CANCEL-CALL, while all other calls go on. If fa
 the call ends with status :internal and the backtrace goes to the log. Set it globally.")
 
 (defun debug-error (error)
-  "Enter the debugger because of ERROR. Return the RPC-ERROR that the restart chosen there stands
-for, or :RETRY."
+  "Enter the debugger because of ERROR. Return the RPC-ERROR of the restart chosen there, or
+:RETRY."
   (restart-case (invoke-debugger error)
     (return-status (status &optional (message ""))
       :report "End the call with a status."
@@ -33,35 +33,37 @@ for, or :RETRY."
 
 (defun return-status (status &optional (message ""))
   "Invoke the restart RETURN-STATUS: end the call whose handler is in the debugger with STATUS, a
-keyword, and MESSAGE. Signal a CONTROL-ERROR if there is none. See *DEBUG-ON-ERROR*."
+keyword, and MESSAGE. Signal a CONTROL-ERROR without such a restart. From the handler's thread. See
+*DEBUG-ON-ERROR*."
   (invoke-restart 'return-status status message))
 
 (defun retry-call ()
   "Invoke the restart RETRY-CALL: make the call again with the same arguments (a :timeout begins
-again); the stub returns what that call returns. A blocking stub offers this restart while it
-signals the RPC-ERROR of its call, unless the call sent what a generator function gave. Signal a
-CONTROL-ERROR if there is no such restart. The caller decides how often to repeat, and waits
-between."
+again), and let the stub return its values. A blocking stub offers this restart while it signals the
+RPC-ERROR of its call, unless the call's requests came from a generator function. Signal a
+CONTROL-ERROR without such a restart. The caller decides how often to repeat, and waits between.
+From the caller's thread."
   (invoke-restart 'retry-call))
 
 (defun cancel-call ()
   "Invoke the restart CANCEL-CALL: end the call whose handler is in the debugger with :cancelled.
-Signal a CONTROL-ERROR if there is none. See *DEBUG-ON-ERROR*."
+Signal a CONTROL-ERROR without such a restart. From the handler's thread. See *DEBUG-ON-ERROR*."
   (invoke-restart 'cancel-call))
 
 (defun retry-handler ()
   "Invoke the restart RETRY-HANDLER: run the handler that is in the debugger again, in its newest
-definition, with the same request. Signal a CONTROL-ERROR if there is none. See *DEBUG-ON-ERROR*."
+definition, with the same request. Signal a CONTROL-ERROR without such a restart. From the handler's
+thread. See *DEBUG-ON-ERROR*."
   (invoke-restart 'retry-handler))
 
 (defun same-call-p (one other)
-  "True if the calls ONE and OTHER are one, or the two ends of a call within the image."
+  "True if ONE and OTHER are the same call, or the two ends of a call within the image."
   (or (eq one other)
       (eq one (operate other-end other))))
 
 (defun of-another-call-p (error call)
   "True if ERROR, an RPC-ERROR, neither ended CALL nor was signalled by FAIL in CALL's handler: then
-another call ended with it, or a channel could not be used for one."
+another call ended with it, or a channel could not make a call."
   (let ((other (rpc-error-call error)))
     (if other
         (not (same-call-p other call))
@@ -69,7 +71,7 @@ another call ended with it, or a channel could not be used for one."
             (not (rpc-error-sent-p error))))))
 
 (defun over-p (call)
-  "True if CALL has ended or is past its deadline, and with it the calls that its handler has made."
+  "True if CALL has ended or is past its deadline, so that the calls of its handler have ended too."
   (or (call-status call) (overdue-p call)))
 
 (defun error-condition (call error)
@@ -85,17 +87,16 @@ another call ended with it, or a channel could not be used for one."
                           :cause error))))
 
 (defun restore-stack-guard (error)
-  "Restore the guard page of the stack if ERROR, the RPC-ERROR for which user code has been left,
-came of a full stack or heap. Return ERROR."
+  "Restore the guard page of the stack if a full stack or heap caused ERROR, the RPC-ERROR with
+which user code has ended. Return ERROR."
   (when (typep (rpc-error-cause error) 'storage-condition) (os:protect-stack-end))
   error)
 
 (defmacro with-user-code ((call &key on-timeout) &body body)
   "Run BODY, user code of CALL, with CALL as the current call and the baton lent. Return nil, or the
 RPC-ERROR that ends the call because of an error in BODY. BODY is run again if the restart
-RETRY-HANDLER is chosen in the debugger. ON-TIMEOUT, a lambda form, if it is given, is called with a
-timeout of SB-EXT:WITH-TIMEOUT that BODY has not handled, before that is taken for an error in
-BODY."
+RETRY-HANDLER is chosen in the debugger. ON-TIMEOUT, a lambda form, is called with a timeout of
+SB-EXT:WITH-TIMEOUT that BODY has not handled; if it returns, the timeout is an error in BODY."
   (let ((function (gensym "BODY")) (error (gensym "ERROR")) (block (gensym "BLOCK"))
         (outcome (gensym "OUTCOME")))
     `(flet ((,function () ,@body))

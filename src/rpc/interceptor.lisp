@@ -1,14 +1,14 @@
-;;;; Interceptors: functions around calls, for what methods have in common. A server's are called
+;;;; Interceptors: functions around calls, for the common tasks of methods. A server's are called
 ;;;; around its handlers, on the handlers' threads; a channel's around its stubs, on the caller's
 ;;;; thread. The first of a list is the outermost. FILTER-MESSAGES and ON-END (messaging.lisp) show
-;;;; them what they would not see otherwise: the messages of streams, and the ends of calls that
-;;;; outlive their handler or stub. CALL-VALUE (call-value.lisp) carries what they find out to
-;;;; handlers. Those of attempts are in calling/attempt-view.lisp.
+;;;; them the messages of streams, and the ends of calls that outlive their handler or stub.
+;;;; CALL-VALUE (call-value.lisp) carries their results to handlers. Those of attempts are in
+;;;; calling/attempt-view.lisp.
 ;;;;
-;;;; Interceptors for some methods only are a list in that list, behind the service or the method
-;;;; that they are for.
+;;;; Interceptors for some methods only are a list in that list; its first element is the service or
+;;;; method that they are for.
 ;;;;
-;;;; A server or channel without interceptors pays nothing for them. A route of a server has those
+;;;; A server or channel without interceptors has no cost from them. A route of a server has those
 ;;;; that are for its method. A channel with interceptors or call credentials is of a class of its
 ;;;; own, a subclass of INTERCEPTION, so that calls on other channels do not even look for them.
 
@@ -16,7 +16,8 @@
 
 (defun check-interceptors (interceptors)
   "Return INTERCEPTORS, a list of functions or their names, and of lists (WHERE . FUNCTIONS); signal
-MISUSE if it is not one. WHERE is the full name of a service, a string, or the symbol of a method."
+MISUSE for any other value. WHERE is the full name of a service, a string, or the symbol of a
+method."
   (labels ((all-p (predicate object)
              (and (listp object) (every predicate object)))
            (interceptor-p (object)
@@ -32,7 +33,7 @@ MISUSE if it is not one. WHERE is the full name of a service, a string, or the s
     interceptors))
 
 (defun for-method-p (where method)
-  "True if METHOD is, or is of, WHERE, of interceptors."
+  "True if WHERE, of a list of interceptors, names METHOD or its service."
   (if (stringp where)
       (string= where (rpc-method-service-name method))
       (eq where (rpc-method-function-name method))))

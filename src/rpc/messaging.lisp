@@ -1,12 +1,12 @@
-;;;; What users do with a call, whatever carries it: SEND, RECEIVE, metadata, cancellation, and the
-;;;; reactive style, callbacks on the call's loop. All of it goes through the call's OPERATIONS.
-;;;; Messages pass the filters of interceptors here.
+;;;; The functions of calls for users, over any transport: SEND, RECEIVE, metadata, cancellation,
+;;;; and the reactive style, callbacks on the call's loop. All of it goes through the call's
+;;;; OPERATIONS. Messages pass the filters of interceptors here.
 
 (in-package #:clgrpc.rpc)
 
 (define-hot (outgoing :inline t) ((call call) message) t
-  "What the filter of CALL makes of MESSAGE. Signal MISUSE if that is not of the type that CALL's
-method sends."
+  "MESSAGE after the filter of CALL's outgoing messages. Signal MISUSE if that is not of the type
+that CALL's method sends."
   (let* ((outlet (call-outlet call))
          (method (call-rpc-method call))
          (message (through (and outlet (outlet-filter outlet)) message)))
@@ -15,43 +15,45 @@ method sends."
         message)))
 
 (defun send (call message &key (compress :auto))
-  "Send MESSAGE on CALL; return true. Waits while more than the send budget
-(options-send-budget-octets) is unsent; on a loop's own thread, where waiting is not possible, the
-message is queued: see TRY-SEND and ON-WRITABLE. Signal the call's RPC-ERROR if it has ended badly,
-and MISUSE after CLOSE-SEND; return nil if the peer has ended it with :ok and wants nothing more.
+  "Send MESSAGE on CALL and return true. Wait while more than the send budget
+(options-send-budget-octets) is unsent. A loop's own thread cannot wait, so there the message is
+queued: see TRY-SEND and ON-WRITABLE. Return nil without sending if the peer has ended the call with
+:ok. Signal the call's RPC-ERROR if it has ended with another status, and MISUSE after CLOSE-SEND.
 COMPRESS matters if CALL has a CALL-COMPRESSION. With :auto, MESSAGE is compressed if it is long
-enough and gets shorter by it; with t, always; with nil it is sent as it is, which is right for a
-secret beside text that an attacker chose. From any thread, but CALL is not locked: several threads
-that send on one call must do so one after the other."
+enough and gets shorter by it; with t, always. With nil it is sent uncompressed, which is right for
+a secret beside text that an attacker chose. From any thread, but CALL is not locked: several
+threads that send on one call must do so one after the other."
   (operate send call (outgoing call message) t compress))
 
 (defun try-send (call message &key (compress :auto))
-  "As SEND, but return nil without sending if CALL's send budget is used up. Never waits."
+  "As SEND, but return nil without sending if CALL's send budget is used up; never wait. From any
+thread, as SEND."
   (operate send call (outgoing call message) nil compress))
 
 (defun close-send (call)
-  "Tell the peer that no more messages will be sent on CALL, a client's call; MISUSE on a handler's.
-From any thread."
+  "End our side of CALL, a client's call, so that the peer expects no more messages. Signal MISUSE
+for a handler's call. From any thread."
   (operate close-send call)
   nil)
 
 (defun receive (call)
-  "Return the next message of CALL, or nil when there are no more. Waits for one to come. On a
+  "Return the next message of CALL, or nil after the last one. Wait until a message comes. On a
 client, signal the call's RPC-ERROR once it has ended with a status other than :ok; in a handler,
 signal it once the call was cancelled or its deadline passed. Only one thread at a time may receive
 on a call. Never call it on a loop's thread with nothing to receive."
   (operate receive call))
 
 (define-hot (deliverable-p :inline t) ((call call)) boolean
-  "True if what has arrived for CALL is still worth reading: CALL runs, ended with :ok, or was ended
-by the peer itself."
+  "True if RECEIVE may return messages that have arrived for CALL: CALL runs, has ended with :ok, or
+was ended by the peer itself."
   (and (or (member (call-status call) '(nil :ok))
            (eq :peer (outcome-ended-by (the outcome (call-outcome call)))))
        t))
 
 (define-hot (receive-by :inline t) ((call call) (ready-p function) (next function)) t
   "Return (funcall NEXT CALL), waiting for it until (funcall READY-P CALL) is true. Return nil once
-CALL has ended well and NEXT returns nothing; signal CALL's RPC-ERROR if it has ended badly."
+CALL has ended with :ok and NEXT returns nil; signal CALL's RPC-ERROR if it has ended with another
+status than :ok."
   (flet ((next () (and (deliverable-p call) (values (funcall next call)))))
     (cond ((next))
           ((progn (wait-for-call call ready-p) (next)))
@@ -59,7 +61,7 @@ CALL has ended well and NEXT returns nothing; signal CALL's RPC-ERROR if it has 
           (t (error (call-condition call))))))
 
 (define-hot receive-queued ((call call)) t
-  "The operation RECEIVE of a transport that queues what arrives."
+  "The operation RECEIVE of a transport that queues the messages that arrive."
   (receive-by call #'receivable-p #'pop-incoming))
 
 ;;; A form that makes a call may be left at any instruction, if the thread is interrupted. So the
@@ -68,17 +70,17 @@ CALL has ended well and NEXT returns nothing; signal CALL's RPC-ERROR if it has 
 
 (declaim (type list *opened*))
 (defvar *opened* '()
-  "While a thread evaluates the form for the call of DO-MESSAGES or WITH-CALL: a list of the call of
-streams that it has made last, or of nil.")
+  "While a thread evaluates the form for the call of DO-MESSAGES or WITH-CALL: a list of one
+element, the last call of streams that it has made, or nil.")
 
 (define-hot (note-opened :inline t) ((call call)) null
-  "CALL, a client's, is about to begin; its caller will receive from it, or send."
+  "Note that CALL, a client's call of streams, is about to begin."
   (when *opened* (setf (first *opened*) call))
   nil)
 
 (defun call-with-opened (open function whole)
   "Call FUNCTION with the call that OPEN returns, and return its values. Then leave the call; if
-WHOLE is true, only if FUNCTION does not return."
+WHOLE is true, leave it only if FUNCTION exits non-locally."
   (declare (type function open function))
   (let ((opened (list nil)) (over nil))
     (declare (dynamic-extent opened))
@@ -89,20 +91,20 @@ WHOLE is true, only if FUNCTION does not return."
         (setf over whole)))))
 
 (defun call-with-messages (open function)
-  "Call FUNCTION with each message, as RECEIVE returns it, of the call that OPEN returns. If that is
-left early, a client's call is cancelled."
+  "Call FUNCTION with each message of the call that OPEN returns. A non-local exit cancels a
+client's call."
   (flet ((receive-all (call) (operate each call function)))
     (declare (dynamic-extent #'receive-all))
     (call-with-opened open #'receive-all t)))
 
 (define-hot receive-each ((call call) (function function)) null
-  "The operation EACH of a transport that queues what arrives."
+  "The operation EACH of a transport that queues the messages that arrive."
   (loop for message = (receive call)
         while message do (funcall function message)))
 
 (defmacro do-messages ((variable call &optional result) &body body)
   "Evaluate BODY with VARIABLE bound to each message of CALL in turn; return RESULT. Leaving BODY
-early cancels a client's call. Signals what RECEIVE signals."
+early cancels a client's call. Signal the errors of RECEIVE. From the thread that receives."
   (let ((open (gensym "OPEN")) (function (gensym "BODY")))
     `(block nil
        (flet ((,open () ,call)
@@ -119,11 +121,11 @@ early cancels a client's call. Signals what RECEIVE signals."
 
 (defun cancelled-p (call)
   "True if CALL has ended with a status other than :ok: it was cancelled, is past its deadline, or
-lost its connection. A handler that computes for long asks now and then. From any thread."
+lost its connection. A handler that computes for long calls it from time to time. From any thread."
   (not (member (operate look call) '(nil :ok))))
 
 (defun leave-call (call)
-  "The operation LEAVE: end CALL if it is a client's that runs, since its user has left it."
+  "The operation LEAVE: end CALL, whose user has left it, if it is a client's and runs."
   (when (and (client-p call) (null (call-status call)))
     (operate post call (lambda () (abort-as call :caller-lost-interest)))))
 
@@ -132,7 +134,8 @@ lost its connection. A handler that computes for long asks now and then. From an
   (call-with-opened open function nil))
 
 (defmacro with-call ((variable call) &body body)
-  "Evaluate BODY with VARIABLE bound to CALL, a client's call; on exit cancel what is left of it."
+  "Evaluate BODY with VARIABLE bound to CALL, a client's call; on exit cancel the call if it still
+runs. From any thread."
   (let ((open (gensym "OPEN")) (function (gensym "BODY")))
     `(flet ((,open () ,call)
             (,function (,variable) ,@body))
@@ -144,27 +147,29 @@ lost its connection. A handler that computes for long asks now and then. From an
   (when (client-p call) (wait-for-call call #'call-fields)))
 
 (defun call-metadata (call)
-  "The initial metadata that CALL's peer sent, an alist, decoded now. On a client it waits for the
-peer's headers; nil if the call ended without any. From any thread."
+  "Return the initial metadata that CALL's peer sent, an alist, decoded at each call. On a client,
+wait for the peer's headers; nil if the call ended without them. From any thread."
   (operate await-metadata call)
   (operate metadata call (or (call-fields call) #())))
 
 (defun send-metadata (call metadata)
-  "Send METADATA, an alist, as the initial metadata of CALL, a handler's call, now. Signal MISUSE if
-headers, or a message, were sent already. From any thread."
+  "Send METADATA, an alist, at once as the initial metadata of CALL, a handler's call. Signal MISUSE
+if headers or a message were sent already. From any thread."
   (operate send-metadata call (check-metadata metadata))
   nil)
 
 (defun time-remaining (call)
-  "The seconds until CALL's deadline as a double-float, negative if it is past; nil if it has none."
+  "The seconds until CALL's deadline as a double-float, negative after it; nil without a deadline.
+From any thread."
   (and (plusp (call-deadline call))
        (ns-seconds (- (call-deadline call) (operate now call)))))
 
 ;;; The reactive style: callbacks on the call's loop
 
 (defmacro define-callback (name slot documentation &optional late)
-  "Define the function NAME (call function). It stores FUNCTION in SLOT of the call's REACTIONS and
-schedules the callbacks that are due already. LATE is a form for a CALL whose loop has stopped."
+  "Define the function NAME (call function). The function stores FUNCTION in SLOT of the call's
+REACTIONS and schedules the callbacks that are due already. LATE is a form for a CALL whose loop has
+stopped."
   `(defun ,name (call function)
      ,(format nil "~A Runs on the call's loop, so it must not wait. Return CALL. From any thread."
               documentation)
@@ -176,23 +181,23 @@ schedules the callbacks that are due already. LATE is a form for a CALL whose lo
      call))
 
 (define-callback on-message reactions-on-message
-  "Call FUNCTION with each message of CALL that arrives, those waiting already first. In a handler
-messages wait while more than the send budget (options-send-budget-octets) of its answers is
+  "Call FUNCTION with each message of CALL that arrives, first with those that wait already. In a
+handler messages wait while more than the send budget (options-send-budget-octets) of its answers is
 queued.")
 
 (define-callback on-half-close reactions-on-half-close
-  "Call FUNCTION without arguments once the peer's last message has been taken.")
+  "Call FUNCTION without arguments after the peer's last message has been received.")
 
 (define-callback on-cancel reactions-on-cancel
-  "Call FUNCTION without arguments if CALL ends otherwise than :ok."
+  "Call FUNCTION without arguments if CALL ends with another status than :ok."
   (when (cancelled-p call) (funcall function)))
 
 (define-callback on-writable reactions-on-writable
-  "Call FUNCTION without arguments now if there is room to send, and whenever after TRY-SEND was
-refused there is room again.")
+  "Call FUNCTION without arguments now if there is room to send, and each time there is room again
+after TRY-SEND has returned nil.")
 
 (defun on-end (call function)
-  "Call FUNCTION without arguments once CALL has ended, well or badly; CALL-STATUS says how. Several
+  "Call FUNCTION without arguments once CALL has ended, with any status, see CALL-STATUS. Several
 functions are called in the order in which they were given. Runs on the call's loop, so it must not
 wait. Return CALL. From any thread."
   (unless (operate post call
@@ -201,15 +206,15 @@ wait. Return CALL. From any thread."
                        (setf (reactions-on-ended reactions)
                              (append (reactions-on-ended reactions) (list function)))
                        (operate schedule call))))
-    ;; its loop has stopped, so it has ended, and nobody else would
+    ;; its loop has stopped, so CALL has ended, and no other thread calls FUNCTION
     (funcall function))
   call)
 
 (defun filter-messages (call &key incoming outgoing)
-  "Replace each message that is received on CALL, a stream, by what INCOMING, a function of a
-message, returns, and each that is sent by what OUTGOING returns. For interceptors, before CALL is
-used. The functions of an outer interceptor see incoming messages first and outgoing ones last.
-Return CALL."
+  "Filter the messages of CALL, a call of streams: INCOMING and OUTGOING are functions of a message,
+or nil, whose value replaces each message that is received or sent. For interceptors, before CALL is
+used, on their thread. The functions of an outer interceptor see incoming messages first and
+outgoing ones last. Return CALL."
   (let ((inlet (ensure-inlet call))
         (outlet (ensure-outlet call)))
     (flet ((combined (first second)
@@ -230,21 +235,21 @@ Return CALL."
          t)))
 
 (defun after (call seconds function)
-  "Call FUNCTION without arguments on CALL's loop after SECONDS, a real, unless CALL has ended by
-then. For handlers that returned their call and hold no thread. From any thread."
+  "Call FUNCTION without arguments on CALL's loop after SECONDS, a real, unless CALL has ended
+before. For handlers that have returned their call and hold no thread. From any thread."
   (operate after call seconds function)
   nil)
 
 (defun reply (call message)
   "End CALL, a unary or client-streaming handler's, with MESSAGE as its answer. For handlers that
-returned their call. From any thread."
+have returned their call. Signal MISUSE if MESSAGE is of a wrong type. From any thread."
   (operate reply call (outgoing call message))
   nil)
 
 (defun finish (call &key (status :ok) (message "") details trailers)
   "End CALL, a handler's, with STATUS, a keyword; MESSAGE is its text, DETAILS a list of
 messages or octets for grpc-status-details-bin, TRAILERS an alist added to (call-trailers CALL). For
-handlers that returned their call. From any thread."
+handlers that have returned their call. Signal MISUSE for invalid arguments. From any thread."
   (status-code status)
   (check-metadata trailers)
   (unless (stringp message) (misuse "The message of a status is a string, not ~S." message))
@@ -254,9 +259,9 @@ handlers that returned their call. From any thread."
 ;;; Compression of messages
 
 (defun call-compression (call)
-  "How messages sent on CALL are compressed: :gzip, :deflate, a registered name, or :identity, which
-is not at all. SETFable in a handler before it has sent metadata or a message. If the client cannot
-read the new value, messages go uncompressed. From any thread."
+  "The compression of the messages sent on CALL: :gzip, :deflate, a registered name, or :identity
+for no compression. SETFable in a handler before it has sent metadata or a message; signal MISUSE
+later. If the client does not accept the new value, messages go uncompressed. From any thread."
   (operate compression call))
 
 (defun (setf call-compression) (name call)
@@ -264,6 +269,6 @@ read the new value, messages go uncompressed. From any thread."
   name)
 
 (defun received-compressed-p (call)
-  "True if the message of CALL that was decoded last came compressed: the request of a handler, or
-the last that RECEIVE returned. By the thread that receives."
+  "True if the last decoded message of CALL came compressed: the request of a handler, or the last
+message that RECEIVE returned. From the thread that receives."
   (operate received-compressed call))

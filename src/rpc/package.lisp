@@ -1,4 +1,4 @@
-;;;; What both ends of a call share.
+;;;; The common code of both ends of a call.
 
 (defpackage #:clgrpc.rpc
   (:use #:cl #:clgrpc.base #:clgrpc.option)

@@ -1,16 +1,17 @@
 ;;;; The parts of a call that only some calls need, by subject. Each is made when it is first
-;;;; needed: the messages that come in (INLET), those that go out (OUTLET), the callbacks of its
-;;;; user (REACTIONS), how it ended (ENDING), what its user asked for (INTENT). A transport may keep
-;;;; more in PARTS, INLET and OUTLET: it includes them in structures of its own, which the
-;;;; operations NEW-PARTS, NEW-INLET and NEW-OUTLET make.
+;;;; needed: its incoming messages (INLET), its outgoing ones (OUTLET), the callbacks of its user
+;;;; (REACTIONS), its end (ENDING), the settings of its user (INTENT). A transport may add slots to
+;;;; PARTS, INLET and OUTLET: it includes them in structures of its own, which the operations
+;;;; NEW-PARTS, NEW-INLET and NEW-OUTLET make.
 
 (in-package #:clgrpc.rpc)
 
 (defconstant +arrival-octets+ 64
-  "What an ARRIVAL costs besides its octets, so that empty ones cannot pile up for nothing.")
+  "The octets that an ARRIVAL is charged besides its own, so that the number of empty messages is
+limited too.")
 
 (defstruct (arrival (:copier nil))
-  "What arrived together."
+  "Messages that arrived together, or one message."
   (next nil :type (or null arrival))    ; older in a stack, newer in a queue
   (item nil)                            ; octets with short messages, each behind four octets of
                                         ; its length, or one message, as the operation DECODE has it
@@ -25,23 +26,23 @@
     (format stream "~D octets charged" (arrival-size arrival))))
 
 (defstruct (gate (:copier nil))
-  "Where threads sleep that wait for a call."
-  (ringing nil :type boolean)           ; the loop's: the sleepers are woken when the turn ends
+  "The place where threads sleep that wait for a call."
+  (ringing nil :type boolean)           ; the loop's: the sleepers wake when the turn ends
   (sleepers 0 :type sb-ext:word)        ; threads that sleep here or are about to; atomic
-  (futex (os:make-futex) :type os:futex)) ; that they sleep on
+  (futex (os:make-futex) :type os:futex)) ; on which they sleep
 
 (declaim (sb-ext:freeze-type gate))
 
 (defstruct (outcome (:copier nil))
-  "How a call ended. A call that ended with :ok and nothing else to say has none."
+  "The end of a call. A call that ended with :ok and without text or details has no outcome."
   (message "" :type string)             ; the text of the status
   (details nil :type (or null octets))  ; of grpc-status-details-bin
   (ended-by :peer :type symbol)         ; as RPC-ERROR-ENDED-BY has it
-  (cause nil)                           ; the frame, code or errno behind it, or nil
-  (sent t)                              ; false if the request certainly never got there
-  (stage nil :type symbol)              ; what the call was at, as CALL-STAGE has it
-  (last-error nil :type (or null string)) ; what had gone wrong with that before
-  (unsent 0 :type index))               ; octets that the peer had not taken
+  (cause nil)                           ; the frame, code or errno that caused the end, or nil
+  (sent t)                              ; false if the request certainly never reached the peer
+  (stage nil :type symbol)              ; of the call when it ended, see CALL-STAGE
+  (last-error nil :type (or null string)) ; the last failure in that stage
+  (unsent 0 :type index))               ; octets that the peer had not received
 
 (declaim (sb-ext:freeze-type outcome))
 
@@ -51,21 +52,21 @@
     (format stream ", ended by ~(~A~)" (outcome-ended-by outcome))))
 
 (defstruct (inlet (:copier nil))
-  "What comes in: the queue of the messages that arrived."
+  "The incoming side of a call: the queue of the messages that arrived."
   (incoming nil :type (or null arrival)) ; a stack: the owner's to push on, the receiver's to take
   (received nil :type (or null arrival)) ; the receiving thread's: oldest first
-  (queued-octets 0 :type sb-ext:word)   ; what is charged for all that waits here; atomic
+  (queued-octets 0 :type sb-ext:word)   ; the charge of all arrivals in the queue; atomic
   (arrived 0 :type index)               ; how many messages of a stream have come
   (filter nil :type (or null function))) ; of interceptors: see FILTER-MESSAGES
 
 (defstruct (outlet (:copier nil))
-  "What goes out."
+  "The outgoing side of a call."
   (unsent-octets 0 :type sb-ext:word)   ; posted to the loop and not yet on their way; atomic
   (writable-wanted t :type boolean)     ; ON-WRITABLE is to be called when there is room
   (filter nil :type (or null function))) ; of interceptors: see FILTER-MESSAGES
 
 (defstruct (reactions (:copier nil))
-  "What the user of a call wants to be called for, on its loop."
+  "The callbacks of a call's user, which run on its loop."
   (on-message nil :type (or null function)) ; see ON-MESSAGE
   (on-half-close nil :type (or null function)) ; see ON-HALF-CLOSE
   (on-cancel nil :type (or null function)) ; see ON-CANCEL
@@ -79,15 +80,15 @@
   (due '() :type list))                 ; the loop's: functions of AFTER whose time has come
 
 (defconstant +most-failed-attempts+ 32
-  "How many of a call's attempts that have failed are remembered.")
+  "The most failed attempts of a call that are remembered.")
 
 (defstruct (ending (:copier nil))
   "How a call ended, or is to."
-  (attempts 0 :type index)              ; of a client's call that is made again: how many have begun
+  (attempts 0 :type index)              ; of a client's call that is retried: how many have begun
   (failed '() :type list)               ; as FAILED-ATTEMPTS has them, the newest first
-  (outcome nil :type (or null outcome)) ; nil if it is :ok and no more than that
+  (outcome nil :type (or null outcome)) ; nil for :ok without text and details
   (trailers '() :type list)             ; a handler's: to be sent, an alist
-  (trailer-fields #() :type simple-vector)) ; that came, in the form of the transport
+  (trailer-fields #() :type simple-vector)) ; from the peer, in the form of the transport
 
 (defstruct (intent (:copier nil))
   "What the user of a call has asked for."
@@ -101,27 +102,27 @@
 
 (defstruct (parts (:copier nil))
   "The parts of a call, each nil until it is needed."
-  (gate nil :type (or null gate))       ; where threads sleep that wait for the call
+  (gate nil :type (or null gate))       ; for threads that wait for the call
   (inlet nil :type (or null inlet))     ; what comes in
   (outlet nil :type (or null outlet))   ; what goes out
-  (reactions nil :type (or null reactions)) ; what the user wants to be called for
-  (ending nil :type (or null ending))   ; how it ended, or is to
-  (intent nil :type (or null intent))   ; what the user has asked for
+  (reactions nil :type (or null reactions)) ; the callbacks of the user
+  (ending nil :type (or null ending))   ; the end of the call
+  (intent nil :type (or null intent))   ; the settings of the user
   (values '() :type list))              ; an alist, see call-value.lisp
 
 (declaim (sb-ext:freeze-type reactions ending intent))
 
 (defun new-parts (call)
-  "The operation NEW-PARTS of a transport that keeps no more."
+  "The operation NEW-PARTS of a transport that adds no slots."
   (declare (ignore call))
   (make-parts))
 
 (defun new-inlet (call)
-  "The operation NEW-INLET of a transport that keeps no more."
+  "The operation NEW-INLET of a transport that adds no slots."
   (declare (ignore call))
   (make-inlet))
 
 (defun new-outlet (call)
-  "The operation NEW-OUTLET of a transport that keeps no more."
+  "The operation NEW-OUTLET of a transport that adds no slots."
   (declare (ignore call))
   (make-outlet))

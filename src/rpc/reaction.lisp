@@ -1,4 +1,5 @@
-;;;; Which callback of a call is due. The transport decides when and where callbacks run.
+;;;; The choice of the callback of a call that is due. The transport decides when and where
+;;;; callbacks run.
 
 (in-package #:clgrpc.rpc)
 
@@ -8,12 +9,13 @@
 
 (define-hot answers-leave-p ((call call)) boolean
   "False if CALL, a handler's, has more answers queued than its send budget, since its peer does not
-take them: more messages would only make more answers. The transport says when to go on."
+receive them: more messages would only make more answers. The transport schedules the callbacks
+again when there is room."
   (or (client-p call)
       (room-p call)))
 
 (define-hot message-due-p ((call call) (reactions reactions)) boolean
-  "True if a message of CALL is to be given to its callback."
+  "True if the callback for messages of CALL is to get a message."
   (and (reactions-on-message reactions)
        (or (call-received call) (call-incoming call))
        (answers-leave-p call)
@@ -32,7 +34,7 @@ take them: more messages would only make more answers. The transport says when t
         ((due-on-writable call reactions))))
 
 (define-hot due-on-writable ((call call) (reactions reactions)) (or null function)
-  "The callback of CALL for room to send, if it is wanted and there is room."
+  "The callback of CALL for room to send, if the user waits for room and there is some."
   (when (and (reactions-on-writable reactions) (not (call-status call)))
     (let ((outlet (ensure-outlet call)))
       (when (and (outlet-writable-wanted outlet) (room-p call))
@@ -40,7 +42,7 @@ take them: more messages would only make more answers. The transport says when t
         (reactions-on-writable reactions)))))
 
 (define-hot all-received-p ((call call)) boolean
-  "True if the peer has ended its side well and its last message has been taken."
+  "True if the peer has ended its side in order and its last message has been received."
   (and (null (call-incoming call))
        (null (call-received call))
        (if (client-p call)

@@ -1,21 +1,22 @@
-;;;; Room for long messages. A thread that is about to encode one has its octets of the heap
-;;;; promised first (base/memory/heap.lisp). A thread that gets no promise waits, for as long as the
-;;;; option room-wait-seconds says; then the call ends with :resource-exhausted.
+;;;; Room for long messages. Before a thread encodes a long message it gets a promise for the octets
+;;;; of the heap (base/memory/heap.lisp). Without a promise it waits, at most for the option
+;;;; room-wait-seconds; then the call ends with :resource-exhausted.
 ;;;;
 ;;;; One of the threads that wait has the turn, **ROOM-TURN**. It looks for room again and again,
-;;;; and collects garbage when there is none; the others wait for the turn. Where there is room at
-;;;; once no thread takes a lock.
+;;;; and collects garbage when there is none; the others wait for the turn. If there is room at once
+;;;; no thread takes a lock.
 ;;;;
-;;;; Part of the heap is reserved for peers that take their answers: a call whose connection already
-;;;; has answers waiting gets a promise only while two fifths are free, other calls while one is.
+;;;; Part of the heap is reserved for peers that receive their answers: a call whose connection
+;;;; already has answers waiting gets a promise only while two fifths are free, other calls while
+;;;; one fifth is.
 
 (in-package #:clgrpc.rpc)
 
 (defconstant +long-octets+ 65536
-  "Longer messages have their room promised. Shorter ones are bounded by the number of calls.")
+  "Longer messages need a promise of room. Shorter ones are bounded by the number of calls.")
 
 (defconstant +room-look-ns+ 4000000
-  "How often the thread that has the turn looks for room.")
+  "The interval, in nanoseconds, at which the thread that has the turn looks for room.")
 
 (defglobal **room-turn** (sb-thread:make-mutex :name "clgrpc room"))
 
@@ -50,9 +51,9 @@ sleep: call it in user code."
         (when turn (sb-thread:release-mutex **room-turn**))))))
 
 (defun call-with-room (call octets options function &key (long octets))
-  "Wait for room, for as long as OPTIONS say; then call FUNCTION, which takes OCTETS of the heap to
-make a message of CALL: one that counts as LONG octets for the calls of its method to come, unless
-that is nil."
+  "Wait for room, at most as long as OPTIONS say; then call FUNCTION, which uses OCTETS of the heap
+to make a message of CALL. LONG, octets or nil, is its length as a hint for later calls of the
+method."
   (declare (type function function))
   (when long (operate note-long-message call long))
   (let ((promised nil))

@@ -33,22 +33,22 @@
     (intern (format nil "OPERATIONS-~A" name) '#:clgrpc.rpc)))
 
 (defun not-for-clients (call &rest arguments)
-  "What a client's call does for an operation that only handlers' calls have."
+  "The function of clients' calls for operations that only handlers' calls have."
   (declare (ignore arguments))
   (misuse "This is for handlers; ~A, a client's, cannot do it." call))
 
 (defun not-for-handlers (call &rest arguments)
-  "What a handler's call does for an operation that only clients' calls have."
+  "The function of handlers' calls for operations that only clients' calls have."
   (declare (ignore arguments))
   (misuse "This is for clients; ~A, a handler's, cannot do it." call))
 
 (defun not-carried (call &rest arguments)
-  "What a call does for an operation that its transport does not give."
+  "The function of an operation that a transport lacks."
   (declare (ignore arguments))
   (misuse "The transport of ~A cannot do this." call))
 
 (defun nothing (call &rest arguments)
-  "The operation that does nothing and knows nothing."
+  "The function of an operation that does nothing and returns nil."
   (declare (ignore call arguments))
   nil)
 
@@ -74,7 +74,7 @@
   :identity)
 
 (defun decoded-item (call item start end)
-  "The operation DECODE of a transport that queues nothing but messages."
+  "The operation DECODE of a transport that queues only decoded messages."
   (declare (ignore call start end))
   item)
 
@@ -99,21 +99,23 @@ has the operation, DEFAULT a form for the function of transports that give none.
                  collect (contract-row-text row))))))
 
 (define-operations
-    "What one end of a transport does for its calls: a function for each row of the contract."
-  ;; what users ask for
+    "The operations of one end of a transport for its calls: a function for each row of the
+contract."
+  ;; ;; for users
   (send (call message wait-p compress) ()
-    "Send MESSAGE, compressed as SEND says of COMPRESS; true if that was accepted. If there is no
-room, wait for it if WAIT-P is true, else return false.")
+    "Send MESSAGE, with COMPRESS as in SEND; return true if it was accepted. Without room, wait for
+it if WAIT-P is true, else return false.")
   (close-send (call) (:end :client)
-    "Nothing more will be sent: half-close.")
+    "Half-close: no more messages follow.")
   (send-metadata (call metadata) (:end :server)
     "Send METADATA, an alist, as the headers of the answer.")
   (receive (call) (:thread :receiver :default #'receive-queued)
-    "The next message, waiting for it; nil after the last. See RECEIVE.")
+    "Wait for the next message and return it; nil after the last. See RECEIVE.")
   (each (call function) (:thread :receiver :default #'receive-each)
     "Call FUNCTION with each message until the last. See CALL-WITH-MESSAGES.")
   (look (call) (:default #'call-status)
-    "The status of the call, which this look may have found to have ended; nil while it runs.")
+    "The status of the call, nil while it runs. The operation may itself find that the call has
+ended.")
   (reply (call message) (:end :server)
     "Send MESSAGE, the only answer, and end the call with :ok.")
   (finish (call status message details trailers) (:end :server)
@@ -124,20 +126,21 @@ room, wait for it if WAIT-P is true, else return false.")
     "Compress messages sent from now on by NAME, a value of CALL-COMPRESSION, if the peer accepts
 it. Signal MISUSE if it is too late.")
   (leave (call) (:default #'leave-call)
-    "The call's user will receive no more: end the call if it runs.")
+    "The call's user has left it: end the call if it runs.")
   (await-metadata (call) (:default #'await-fields)
-    "Wait until the peer's headers are there.")
+    "Wait until the peer's headers have come.")
   (metadata (call fields) ()
     "The alist of FIELDS, a vector of the peer's metadata in the form of the transport.")
   (compression (call) (:default #'no-compression)
-    "How messages that are sent are compressed, a keyword of CALL-COMPRESSION.")
+    "The compression of messages that are sent, a keyword of CALL-COMPRESSION.")
   (received-compressed (call) (:default #'nothing)
-    "True if the message that was decoded last came compressed.")
-  ;; what the call's loop does
+    "True if the last decoded message came compressed.")
+  ;; ;; on the call's loop
   (abort (call status text ended-by) (:thread :loop)
     "End the call from this side at once, with STATUS and TEXT; ENDED-BY as in RPC-ERROR-ENDED-BY.")
   (post (call function) ()
-    "Run FUNCTION on the call's loop, at once if this thread runs that. False if it has stopped.")
+    "Run FUNCTION on the call's loop, at once if this thread runs the loop. Return false if the loop
+has stopped.")
   (schedule (call) (:thread :loop)
     "Run the callbacks that are due, soon.")
   (callback-returned (call) (:default #'nothing)
@@ -151,13 +154,13 @@ it. Signal MISUSE if it is too late.")
   (half-close (call) (:thread :loop :default #'nothing)
     "The peer's last message has been delivered.")
   (decode (call item start end) (:thread :receiver :default #'decoded-item)
-    "The message that ITEM of the queue stands for: octets from START to END, or an object of the
-transport's own.")
+    "The message in ITEM of the queue: octets from START to END, or an object of the transport's
+own.")
   (taken (call octets) (:thread :receiver)
     "The user has taken messages that were charged with OCTETS.")
   (note-long-message (call octets) (:default #'nothing)
     "A long message, of OCTETS, is about to be encoded.")
-  ;; what is made when it is first needed
+  ;; ;; parts that are made when they are first needed
   (new-parts (call) (:default #'new-parts)
     "New PARTS, of the transport's own kind.")
   (new-inlet (call) (:default #'new-inlet)
@@ -167,57 +170,56 @@ transport's own.")
   ;; how a thread waits
   (drive (call ready-p) (:default #'nothing)
     "Run the loop, if this thread may, until (READY-P CALL) is true or the call has ended. Return
-true if either came; false if this thread may not run the loop, or not until then.")
+true then; false if this thread may not run the loop, or only for a part of that time.")
   (park (call ready-p) (:default #'park)
     "Sleep until (READY-P CALL) is true or the call has ended; return the last value of READY-P.")
-  ;; what is known of the call
+  ;; ;; data of the call
   (now (call) ()
     "The time now, in nanoseconds, by the clock of the call's deadline.")
   (peer (call) ()
-    "The peer's address, a string, or nil before there is one.")
+    "The peer's address, a string, or nil before the call has a peer.")
   (security (call) (:default #'nothing)
-    "What TLS says of the connection, or nil.")
+    "The TLS data of the connection, or nil.")
   (observer (call) (:default #'nothing)
     "The OBSERVER of the call's channel or server, or nil.")
   (traffic (call) (:thread :loop :default #'no-traffic)
-    "How many octets of messages the call has sent and received, two values, as the observer that it
-has was told; of a client's call on the wire in its attempt under way. A third value is when it
-began, of a call on the wire by its loop's clock.")
+    "Return the octets of messages that the call has sent and received, as its observer has got
+them; for a client's call on the wire, in its attempt under way. A third value is the time when it
+began, for a call on the wire by its loop's clock.")
   (told-size (call) (:thread :loop :default #'nothing)
-    "How many octets the message that observers are being told of has if it is compressed on the
-wire, t if that is not known yet; nil if it is not compressed.")
+    "During a call of an observer for a message: the octets of the message if it is compressed on
+the wire, t if that number is not known yet; nil if the message is not compressed.")
   (receive-limit (call) (:default #'no-limit)
     "The most octets that a message for the call may have.")
   (repeats (call) (:thread :loop :end :client :default #'no-repeats)
     "Of a call that has just ended, four values: how many of its attempts were retries, hedges, and
 made again since their server had not seen them; and the nanoseconds in which none was under way.")
   (elapsed-ns (call) (:thread :loop :default #'no-octets)
-    "How long the call, which has just ended and has an observer, has taken.")
+    "The duration, in nanoseconds, of the call, which has just ended and has an observer.")
   (protocol (call) (:end :server :default #'nothing)
     "The protocol by which the call has come over the network, a keyword such as :grpc or :connect;
 nil within the image and of a plain request.")
   (particulars (call) (:default #'nothing)
-    "A plist of what tracers tell of the call when it begins, beside its method.")
+    "A plist for the trace of the beginning of the call, besides its method.")
   (stage (call) (:thread :loop :default #'nothing)
     "The stage that the call, which runs, is at: one of the keywords of CALL-STAGES, or nil.")
   (stages (call) (:default #'nothing)
     "The plist of CALL-STAGES.")
   (last-error (call) (:thread :loop :default #'nothing)
-    "Why what the call waits for has failed so far, such as a connection, as text, or nil.")
+    "The last failure of the step that the call waits for, such as connecting, as text, or nil.")
   (unsent-octets (call) (:thread :loop :default #'no-octets)
-    "How many of the octets that the user has sent the peer has not taken.")
+    "The octets from the user that the peer has not received.")
   (crowded (call) (:default #'nothing)
-    "True if the call's connection has octets waiting for its peer to take them.")
+    "True if octets of the call's connection wait for its peer to receive them.")
   (other-end (call) (:default #'nothing)
     "The call at the other end, if that is in this image.")
   ;; futures, which CALL-ASYNC returns
   (future-p (call) (:end :client)
     "True if the call is its own future.")
   (reply-of-future (call) (:end :client)
-    "The reply of a future that has ended with :ok, or the RPC-ERROR that says what is wrong with
-it.")
+    "The reply of a future that has ended with :ok, or the RPC-ERROR if the reply is invalid.")
   (reserve-of-future (call) (:end :client)
-    "The reserve whose threads run the future's completions, or nil if there is none any more."))
+    "The reserve whose threads run the future's completions, or nil if it is closed."))
 
 (document-functions
   operations-client-p "True of the operations of clients' calls.")
@@ -236,7 +238,8 @@ it.")
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun end-operations (name end given)
-    "What MAKE-OPERATIONS gets for NAME, an END of a transport that gives the plist GIVEN."
+    "The arguments of MAKE-OPERATIONS for NAME, an END of a transport with the operations GIVEN, a
+plist."
     (loop for (key) on given by #'cddr
           do (find-contract-row key))
     (list* :client-p (eq end :client)
@@ -257,7 +260,7 @@ it.")
                               (function (list key function)))))))
 
 (defun takes-p (function count)
-  "True if FUNCTION may be called with COUNT arguments, or does not say."
+  "True if FUNCTION accepts COUNT arguments, or its lambda list is not known."
   (let ((lambda-list (sb-kernel:%fun-lambda-list function)))
     (multiple-value-bind (keywords required optional rest)
         (sb-int:parse-lambda-list (if (listp lambda-list) lambda-list '(&rest unknown))
@@ -267,7 +270,7 @@ it.")
            (or rest (<= count (+ (length required) (length optional))))))))
 
 (defun checked-operations (operations)
-  "OPERATIONS, each of whose functions takes what the contract says."
+  "Return OPERATIONS. Signal an error unless each function accepts the arguments in the contract."
   (dolist (row *contract* operations)
     (let ((function (funcall (operation-reader (contract-row-name row)) operations)))
       (unless (takes-p function (length (contract-row-lambda-list row)))
@@ -276,7 +279,7 @@ it.")
 
 (defmacro define-shared-operations (name documentation &body operations)
   "Define the global NAME: OPERATIONS, a plist as DEFINE-TRANSPORT-END takes it, for :LIKE NAME of
-the ends of a transport that have them in common."
+the ends of a transport that share them."
   `(progn
      (eval-when (:compile-toplevel :load-toplevel :execute)
        (setf (get ',name 'operations) ',operations))
@@ -284,8 +287,8 @@ the ends of a transport that have them in common."
 
 (defmacro define-transport-end (name (end &key like) &body operations)
   "Define the global NAME: the OPERATIONS of the END, :client or :server, of a transport's calls.
-OPERATIONS is a plist from operation to a form for its function. An operation that it lacks is as in
-LIKE, the name of another end or of shared operations, or else by default. Signal an error at
+OPERATIONS is a plist from operation to a form for its function. A missing operation is that of
+LIKE, the name of another end or of shared operations, or else the default. Signal an error at
 compile time for an operation that the contract does not have, and for one that is not given and has
 no default; signal one at load time if a function does not take the arguments of its operation."
   (let ((all (append operations (and like (get like 'operations)))))

@@ -1,8 +1,8 @@
-;;;; Why this side ends a call when its user has not asked for that. Each reason is a VERDICT: a
-;;;; name with the status and the text that both ends of every transport give. Some rules are the
-;;;; same on all transports and are here as well: when a deadline has passed (OVERDUE-P), what is
-;;;; wrong with the messages of a peer that has ended its side (FLAW), which trailers an answer has
-;;;; (ADD-TRAILERS).
+;;;; The reasons why this side ends a call without a request of its user. Each reason is a VERDICT:
+;;;; a name with the status and the text that both ends of every transport use. Rules that are the
+;;;; same on all transports are here as well: whether a deadline has passed (OVERDUE-P), the error
+;;;; of a peer that has ended its side after a wrong number of messages (FLAW), the trailers of an
+;;;; answer (ADD-TRAILERS).
 
 (in-package #:clgrpc.rpc)
 
@@ -21,7 +21,7 @@
                          collect `(make-verdict-row :name ,name :status ,status :text ,text)))))
 
 (define-verdicts
-  ;; time, and who loses interest
+  ;; ;; time, and callers that leave
   (:deadline-passed :deadline-exceeded "the deadline passed")
   (:came-too-late :deadline-exceeded "the deadline passed before the call came")
   (:caller-lost-interest :cancelled "the caller has lost interest")
@@ -29,7 +29,7 @@
   (:caller-gone :cancelled "the caller has cancelled or gone")
   (:channel-closed :cancelled "the channel was closed")
   (:server-stopping :unavailable "the server is stopping")
-  ;; a request or a response that is none
+  ;; ;; invalid requests and responses
   (:unknown-method :unimplemented "unknown service or method ~A")
   (:no-request :unimplemented "no request message")
   (:second-request :unimplemented "more than one request message")
@@ -52,8 +52,8 @@
   (:all-hold-too-much :resource-exhausted
    "all connections hold too much memory (max-total-held-octets)")
   (:waits-for-its-caller :resource-exhausted
-   "the handler would wait for its own caller, who does not wait for it")
-  (:no-room-for-calls :resource-exhausted "the server's heap is nearly full of what it needs")
+   "the handler would wait for its own caller, which does not wait for it")
+  (:no-room-for-calls :resource-exhausted "live objects nearly fill the server's heap")
   (:too-many-calls :resource-exhausted "the server has too many calls (max-calls)")
   (:too-many-handlers :resource-exhausted
    "the connection has too many handlers (max-running-handlers)")
@@ -67,9 +67,9 @@
 
 (defun verdict (name &rest arguments)
   "The status and the text of the verdict NAME, a keyword. ARGUMENTS are those of its text, a format
-control. A stranger may have written a string among them, so 200 characters of it are shown."
+control. A string among them may come from a peer, so only its first 200 characters are shown."
   (let ((row (or (find name (the simple-vector **verdicts**) :key #'verdict-row-name)
-                 (misuse "~S is no verdict." name))))
+                 (misuse "~S is not a verdict." name))))
     (values (verdict-row-status row)
             (if arguments
                 (apply #'format nil (verdict-row-text row)
@@ -80,8 +80,8 @@ control. A stranger may have written a string among them, so 200 characters of i
                 (verdict-row-text row)))))
 
 (defun abort-as (call reason &rest arguments)
-  "End CALL from this side at once: as the verdict REASON, a name, with ARGUMENTS says, or as
-REASON, an RPC-ERROR of its user's code, does. On its loop."
+  "End CALL from this side at once with REASON: the name of a verdict, with ARGUMENTS, or an
+RPC-ERROR of its user's code. On its loop."
   (multiple-value-bind (status text)
       (if (typep reason 'rpc-error)
           (values (rpc-error-status reason) (rpc-error-message reason))
@@ -89,15 +89,15 @@ REASON, an RPC-ERROR of its user's code, does. On its loop."
     (operate abort call status text :local)))
 
 (defun verdict-error (name arguments &rest initargs)
-  "The RPC-ERROR for what ends a call from this side as the verdict NAME with ARGUMENTS says;
-INITARGS as for MAKE-RPC-ERROR."
+  "The RPC-ERROR of a call that this side ends by the verdict NAME with ARGUMENTS; INITARGS as for
+MAKE-RPC-ERROR."
   (multiple-value-bind (status text) (apply #'verdict name arguments)
     (apply #'make-rpc-error status :message text :ended-by :local initargs)))
 
 ;;; Rules
 
 (define-hot (overdue-p :inline t) ((call call)) boolean
-  "True if the deadline of CALL has passed, though no timer may have run yet. From any thread."
+  "True if the deadline of CALL has passed, even if its timer has not run yet. From any thread."
   (let ((deadline (call-deadline call)))
     (and (plusp deadline)
          (<= deadline (the nanoseconds (operate now call))))))
@@ -115,8 +115,8 @@ INITARGS as for MAKE-RPC-ERROR."
        t))
 
 (define-hot (flaw :inline t) ((call call) (count index) unfinished) symbol
-  "The peer of CALL has ended its side after COUNT messages; UNFINISHED is true if another had
-begun. Return the verdict on that, or nil if the number of messages is right."
+  "Return the verdict on the messages of CALL's peer, which has ended its side after COUNT messages,
+or nil if the number is right. UNFINISHED is true if another message had begun."
   (let ((client-p (client-p call)))
     (cond (unfinished (if client-p :unfinished-response :unfinished-request))
           ((not (if client-p (answers-once-p call) (takes-one-p call))) nil)
@@ -124,7 +124,7 @@ begun. Return the verdict on that, or nil if the number of messages is right."
           ((< 1 count) (if client-p :second-response :second-request)))))
 
 (defun add-trailers (call trailers)
-  "Add TRAILERS to those that CALL, a running handler's, will send, behind what the handler gave."
+  "Add TRAILERS to those that CALL, a running handler's, will send, after the handler's own."
   (when trailers
     (let ((ending (ensure-ending call)))
       (setf (ending-trailers ending) (append (ending-trailers ending) trailers)))))

@@ -1,18 +1,18 @@
-;;;; Attempts, as interceptors of them see them. Interceptors of a channel go around a call, however
-;;;; often it is tried (gRFC A6). Those of attempts are called before each attempt goes to its
-;;;; server, the first, hedges and transparent retries, too: they may change its metadata, or have
-;;;; it fail, which the policy of the call's method then judges as any failure of an attempt. What
-;;;; they want to know of its end they ask for by ON-ATTEMPT-END.
+;;;; Attempts for their interceptors. Interceptors of a channel go around a call, with all its
+;;;; attempts (gRFC A6). Interceptors of attempts are called before each attempt goes to its server,
+;;;; also the first, hedges and transparent retries. They may change its metadata or make it fail;
+;;;; the policy of the call's method judges that as any failure of an attempt. ON-ATTEMPT-END gives
+;;;; them its end.
 ;;;;
-;;;; An attempt that finds no server is none: nobody is told of it. A transport has one place where
-;;;; its attempts begin, which calls VIEW-ATTEMPT, and one where they are over, which calls
-;;;; CLOSE-ATTEMPT. A channel without such interceptors makes no ATTEMPT.
+;;;; Interceptors do not see an attempt that finds no server. A transport calls VIEW-ATTEMPT at the
+;;;; one place where its attempts begin, and CLOSE-ATTEMPT at the one place where they are over. A
+;;;; channel without such interceptors makes no ATTEMPT.
 
 (in-package #:clgrpc.calling)
 
 (defstruct (attempt (:constructor make-attempt (call number kind peer headers)) (:copier nil))
   "One try of a client's call, for the interceptors of attempts."
-  (call nil :type call :read-only t)    ; that it is one try of
+  (call nil :type call :read-only t)    ; that it is part of
   (number 0 :type index :read-only t)   ; how many attempts came before it
   (kind :first :type (member :first :retry :hedge :transparent) :read-only t) ; why it is made
   (peer nil :type (or null string) :read-only t) ; the server's address
@@ -29,14 +29,14 @@
 (document-functions
   attempt-call "The call that ATTEMPT is one try of. Its values (CALL-VALUE) are for interceptors,
 too. From any thread."
-  attempt-number "How many attempts of its call came before ATTEMPT, as grpc-previous-rpc-attempts
-tells the server: a transparent retry has the number of the attempt that it repeats. From any
-thread."
-  attempt-kind "Why ATTEMPT is made: :first, :retry or :hedge, as the policy of the method says, or
-:transparent, since a server has not seen the attempt before it. From any thread."
+  attempt-number "The number of attempts of its call before ATTEMPT, as in
+grpc-previous-rpc-attempts: a transparent retry has the number of the attempt that it repeats. From
+any thread."
+  attempt-kind "The reason why ATTEMPT is made: :first, :retry or :hedge, by the policy of the
+method, or :transparent, if the server did not see the attempt before it. From any thread."
   attempt-peer "The address of the server that ATTEMPT goes to, a string. From any thread."
-  attempt-status "The status that ATTEMPT has ended with, a keyword, :cancelled if another attempt
-has the call; nil while it runs. From any thread."
+  attempt-status "The status that ATTEMPT has ended with, a keyword; :cancelled if the call went on
+with another attempt; nil while ATTEMPT runs. From any thread."
   attempt-message "The text of the status that ATTEMPT has ended with; empty while it runs. From any
 thread.")
 
@@ -47,8 +47,9 @@ thread.")
             (attempt-peer attempt) (attempt-status attempt))))
 
 (defun attempt-request-metadata (attempt)
-  "The metadata that ATTEMPT sends, an alist, at first what its call's user gave. SETFable by an
-interceptor, which MISUSE tells of an alist that cannot be sent, or once it is too late."
+  "The metadata that ATTEMPT sends, an alist; at first those of the call's user. SETFable by an
+interceptor; signal MISUSE for an alist that cannot be sent, or if they are sent already. From the
+interceptor's thread."
   (attempt-headers attempt))
 
 (defun (setf attempt-request-metadata) (metadata attempt)
@@ -56,43 +57,44 @@ interceptor, which MISUSE tells of an alist that cannot be sent, or once it is t
   (setf (attempt-headers attempt) (check-metadata metadata)))
 
 (defun put-attempt-metadata (attempt metadata)
-  "As (SETF ATTEMPT-REQUEST-METADATA), for an interceptor of ours, which may use names that belong
-to gRPC."
+  "As (SETF ATTEMPT-REQUEST-METADATA), for an interceptor of the library, which may use names
+reserved for gRPC."
   (setf (attempt-headers attempt) metadata))
 
 (defun attempt-metadata (attempt)
-  "The initial metadata that ATTEMPT, which has ended, got from its server, an alist; nil if no
+  "The initial metadata that ATTEMPT, which has ended, received from its server, an alist; nil if no
 answer had begun. From any thread."
   (let ((call (attempt-call attempt)))
     (operate metadata call (attempt-fields attempt))))
 
 (defun attempt-trailers (attempt)
-  "The trailing metadata that ATTEMPT, which has ended, got from its server, an alist. From any
+  "The trailing metadata that ATTEMPT, which has ended, received from its server, an alist. From any
 thread."
   (let ((call (attempt-call attempt)))
     (operate metadata call (attempt-trailer-fields attempt))))
 
 (defun on-attempt-end (attempt function)
-  "Call FUNCTION without arguments once ATTEMPT has ended, however it does: ATTEMPT-STATUS,
-ATTEMPT-METADATA and ATTEMPT-TRAILERS say what came of it. Several functions are called in the order
-in which they were given, where attempts are intercepted: they must not wait. Return ATTEMPT. For
-interceptors, before ATTEMPT goes to its server."
+  "Call FUNCTION without arguments once ATTEMPT has ended, with any status. It finds the result in
+ATTEMPT-STATUS, ATTEMPT-METADATA and ATTEMPT-TRAILERS. Several functions are called in the order in
+which they were given, on the thread that intercepts attempts; they must not wait. Return ATTEMPT.
+Only for interceptors, before ATTEMPT goes to its server."
   (push function (attempt-functions attempt))
   attempt)
 
-;;; Where attempts begin and are over
+;;; ;;; The beginning and end of attempts
 
 (defmacro guarding-attempt ((attempt) &body body)
-  "Do BODY, functions of users, with ATTEMPT's call as the current call; an error in it goes to the
-log."
+  "Evaluate BODY, which calls functions of users, with ATTEMPT's call as the current call. An error
+in BODY goes to the log."
   `(let ((*call* (attempt-call ,attempt)))
      (loop:guarding (:attempt-interceptor-error :method (call-path *call*))
        ,@body)))
 
 (defun intercept-attempt (attempt interceptors)
   "Call INTERCEPTORS, functions, with ATTEMPT, which is about to go to its server. Return nil, or
-the RPC-ERROR that it fails with: what one of them has signalled, or what stands for an error in
-one. Where the transport begins attempts: the loop, or in process a thread."
+the RPC-ERROR that ATTEMPT fails with: one that an interceptor has signalled, or the one for another
+error in it. On the thread where the transport begins attempts: the loop, or in process the
+caller's."
   (block intercepting
     (guarding-attempt (attempt)
       (handler-bind ((rpc-error (lambda (error)
@@ -104,8 +106,8 @@ one. Where the transport begins attempts: the loop, or in process a thread."
     (verdict-error :interceptor-error '())))
 
 (defun kind-of-attempt (call number retries)
-  "Why the attempt of CALL that NUMBER others came before is made, as ATTEMPT-KIND has it. RETRIES
-are those of CALL, or nil."
+  "The ATTEMPT-KIND of the attempt of CALL with NUMBER others before it. RETRIES are those of CALL,
+or nil."
   (cond ((find number (failed-attempts call) :key (lambda (plist) (getf plist :number)))
          :transparent)
         ((zerop number) :first)
@@ -113,9 +115,9 @@ are those of CALL, or nil."
         (t :retry)))
 
 (defun view-attempt (call number retries peer metadata interceptors)
-  "Call those of INTERCEPTORS that are for its method for the attempt of CALL, with RETRIES or nil,
-that NUMBER others came before. It goes to PEER with METADATA. Return what they know of it, nil if
-there are none, and the RPC-ERROR that it fails with if they have it fail, else nil."
+  "Call INTERCEPTORS, those for CALL's method, for an attempt of CALL, with RETRIES or nil. NUMBER
+others came before it; it goes to PEER with METADATA. Return the ATTEMPT that the interceptors see,
+or nil without interceptors; and nil, or the RPC-ERROR by which they make it fail."
   (let ((own (interceptors-for interceptors (call-rpc-method call))))
     (if own
         (let ((view (make-attempt call number (kind-of-attempt call number retries) peer metadata)))
@@ -123,9 +125,9 @@ there are none, and the RPC-ERROR that it fails with if they have it fail, else 
         (values nil nil))))
 
 (defun close-attempt (attempt status &key call (message "") (trailer-fields #()))
-  "ATTEMPT is over with STATUS: with the text MESSAGE and the metadata TRAILER-FIELDS, in the form
-of its transport; or if CALL is given, whose own attempt it was, with what CALL has got. Tell who
-wanted to know. Where attempts are intercepted."
+  "End ATTEMPT with STATUS and call its functions of ON-ATTEMPT-END. Its text and trailing metadata
+are MESSAGE and TRAILER-FIELDS, in the form of its transport; or those of CALL, if CALL is given and
+ATTEMPT was its own attempt. On the thread that intercepts attempts."
   (setf (attempt-begun attempt) t
         (attempt-message attempt) (if call (nth-value 1 (final-status call)) message)
         (attempt-fields attempt) (or (and call (call-fields call)) #())

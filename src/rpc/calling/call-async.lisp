@@ -1,6 +1,6 @@
 ;;;; Calls without waiting: CALL-ASYNC returns a future (loop/future.lisp). The future is the call
 ;;;; itself, and its value is the call's reply. Completions never run on the loop or under a lock: a
-;;;; reserve thread runs them. Each transport says where it keeps them, by LOOP:DEFINE-COMPLETIONS
+;;;; reserve thread runs them. Each transport declares the slot for them, by LOOP:DEFINE-COMPLETIONS
 ;;;; for its class of calls.
 
 (in-package #:clgrpc.calling)
@@ -20,9 +20,9 @@
       (call-next-method)))
 
 (defun call-async (function channel request &rest options)
-  "Make the call (FUNCTION CHANNEL REQUEST . OPTIONS) without waiting; FUNCTION is a unary stub, or
-a client-streaming one with a sequence or generator for REQUEST. Return a future, which is the call.
-From any thread."
+  "Make the call (FUNCTION CHANNEL REQUEST . OPTIONS) without waiting, and return its future, which
+is the call itself. FUNCTION is a unary stub, or a client-streaming one with a sequence or generator
+for REQUEST. Signal MISUSE for other stubs. From any thread."
   (let ((method (stub-method function)))
     (when (and method
                (or (eq :open request)

@@ -1,5 +1,5 @@
-;;;; Call credentials: metadata that say who calls, asked for before each attempt of a call (gRPC's
-;;;; "authentication" guide; gRFC A54 for the statuses of what fails).
+;;;; Call credentials: metadata that identify the caller, obtained before each attempt of a call
+;;;; (gRPC's "authentication" guide; gRFC A54 for the statuses of failures).
 ;;;;
 ;;;; Call credentials are one of:
 ;;;;
@@ -10,23 +10,24 @@
 ;;;;                                    begins, on the channel's loop
 ;;;;
 ;;;; ASK-CREDENTIALS asks either kind without waiting; CREDENTIALS-METADATA asks and waits.
-;;;; Whatever goes wrong becomes one RPC-ERROR, never a condition out of the loop. Credentials go
-;;;; only where nobody on the way can read them, unless the channel's user allows more.
+;;;; Every failure becomes one RPC-ERROR, never a condition that leaves the loop. Credentials go
+;;;; only over secure channels, unless the channel's user allows more.
 
 (in-package #:clgrpc.calling)
 
 (defclass call-credentials ()
   ()
-  (:documentation "What says who calls: instances of its subclasses are :call-credentials of a
-channel or a stub. BEARER-TOKEN, COMPOSE-CREDENTIALS, TOKEN-FILE, SELF-SIGNED-TOKEN, CLIENT-TOKEN
-and EXCHANGED-TOKEN return such. A subclass of one's own has a method of GET-REQUEST-METADATA."))
+  (:documentation "Metadata that identify the caller. Instances of subclasses are the
+:call-credentials of a channel or a stub; BEARER-TOKEN, COMPOSE-CREDENTIALS, TOKEN-FILE,
+SELF-SIGNED-TOKEN, CLIENT-TOKEN and EXCHANGED-TOKEN return some. For a subclass of your own, define
+a method of GET-REQUEST-METADATA."))
 
 (defstruct (credentials-request (:constructor make-credentials-request (path authority secure))
                                 (:copier nil))
-  "What call credentials are asked for; see GET-REQUEST-METADATA."
+  "The call that call credentials give metadata for; see GET-REQUEST-METADATA."
   (path "" :type string :read-only t)   ; of the method
   (authority "" :type string :read-only t) ; of the call, HOST or HOST:PORT
-  (secure nil :type boolean :read-only t)) ; nobody on the way reads what is sent
+  (secure nil :type boolean :read-only t)) ; the channel is secure
 
 (document-functions
   credentials-request-path "The path of the method that is called, \"/package.Service/Method\". From
@@ -35,8 +36,8 @@ any thread."
 image the channel's target. From any thread.")
 
 (defun credentials-request-secure-p (request)
-  "True if the metadata are sent over TLS to a server that has proved its name, or stay in the
-image; false if the channel's user allows more. From any thread."
+  "True if the metadata go over TLS to a server that has proved its name, or stay in the image.
+False if they do not, which the channel's user has allowed. From any thread."
   (credentials-request-secure request))
 
 (defmethod print-object ((request credentials-request) stream)
@@ -45,8 +46,8 @@ image; false if the channel's user allows more. From any thread."
             (credentials-request-authority request))))
 
 (defun credentials-request-audience (request)
-  "The URL of the service that is called, \"https://HOST/package.Service\", for which a token can be
-made: a string, with the port unless that is 443. From any thread."
+  "The URL of the called service, \"https://HOST/package.Service\", as the audience of a token: a
+string, with the port unless that is 443. From any thread."
   (let* ((path (credentials-request-path request))
          (authority (credentials-request-authority request))
          (port (search ":443" authority :start2 (max 0 (- (length authority) 4))))
@@ -54,13 +55,13 @@ made: a string, with the port unless that is 443. From any thread."
     (format nil "https://~A~A" host (subseq path 0 (position #\/ path :from-end t)))))
 
 (defgeneric get-request-metadata (credentials request)
-  (:documentation "Return the metadata that say who makes REQUEST, a CREDENTIALS-REQUEST: an alist
-as :metadata of a stub, or a future of one (MAKE-FUTURE), for what must be fetched first. Called
-before each attempt of a call, each retry and each hedge, and for the channel's own health checks,
-on the channel's loop or, for calls within the image, in the caller's thread: it must not wait. An
-RPC-ERROR that is signalled, or that the future is rejected with, is how the attempt fails, which
-the method's retry policy judges; with a status that is for applications to give it is :internal
-(gRFC A54). Any other error makes that :unauthenticated."))
+  (:documentation "Return the metadata that identify the caller of REQUEST, a CREDENTIALS-REQUEST:
+an alist as :metadata of a stub, or a future of one (MAKE-FUTURE) if it must be fetched first.
+Called before each attempt of a call, each retry and each hedge, and for the channel's own health
+checks. Called on the channel's loop or, for calls within the image, in the caller's thread, so it
+must not wait. If it signals an RPC-ERROR, or the future is rejected with one, the attempt fails
+with that, and the method's retry policy applies. A status that only applications may give becomes
+:internal (gRFC A54). Any other error becomes :unauthenticated."))
 
 ;;; Kinds
 
@@ -82,9 +83,9 @@ the method's retry policy judges; with a status that is for applications to give
 
 (defun bearer-token (token)
   "Return call credentials, for :call-credentials of a channel or stub, that send `authorization:
-Bearer TOKEN`. TOKEN is a string, or a function without arguments that returns one, which may wait:
-it is called for each attempt of a call, for the first in the caller's thread. Signal MISUSE if it
-is neither. From any thread."
+Bearer TOKEN`. TOKEN is a string, or a function without arguments that returns one. The function is
+called for each attempt of a call, and may wait; for the first attempt it runs in the caller's
+thread. Signal MISUSE if it is neither. From any thread."
   (etypecase token
     (string (make-instance 'fixed-credentials :metadata (token-metadata token)))
     (function (lambda (path)
@@ -97,7 +98,8 @@ is neither. From any thread."
 
 (defun check-credentials (credentials &optional channel)
   "Return CREDENTIALS, and whether functions that may wait are among them. Signal MISUSE if they are
-no call credentials, :unauthenticated if they must not be sent on CHANNEL, or a core."
+not call credentials, and :unauthenticated if they must not be sent on CHANNEL, a channel or core or
+nil."
   (unless (or (null channel) (some #'identity (multiple-value-list (channel-secure-p channel))))
     (error (make-rpc-error
             :unauthenticated :ended-by :local :sent nil
@@ -105,14 +107,15 @@ no call credentials, :unauthenticated if they must not be sent on CHANNEL, or a 
                                   :plaintext-credentials t of its channel allows that"
                              (channel-target channel)))))
   (unless (typep credentials '(or call-credentials function (and symbol (not null))))
-    (misuse "Call credentials are what BEARER-TOKEN, for example, returns, an instance of a ~
+    (misuse "Call credentials are a value of BEARER-TOKEN, for example, an instance of a ~
              subclass of CALL-CREDENTIALS, or a function of a method's path, not ~S."
             credentials))
   (values credentials (waiting-credentials-p credentials)))
 
 (defun compose-credentials (&rest credentials)
-  "Return call credentials that send what all CREDENTIALS give, in this order. If one of them fails
-the attempt fails so. Signal MISUSE if something in it is no call credentials. From any thread."
+  "Return call credentials that send the metadata of all CREDENTIALS, in this order. If one of them
+fails the attempt fails with its error. Signal MISUSE if an argument is not call credentials. From
+any thread."
   (mapc #'check-credentials credentials)
   (if (= 1 (length credentials))
       (first credentials)
@@ -136,12 +139,12 @@ the attempt fails so. Signal MISUSE if something in it is no call credentials. F
   (refusal-error cause :unauthenticated "the call credentials have failed"))
 
 (defun fit-metadata (metadata)
-  "METADATA, what call credentials have given, and nil; or nil and the RPC-ERROR that says why they
-cannot be sent."
+  "Return METADATA, from call credentials, and nil; or nil and the RPC-ERROR with the reason why
+they cannot be sent."
   (handler-case (values (check-metadata metadata) nil)
     (error (error)
       (values nil (refusal-error error :internal
-                                 "what the call credentials gave cannot be sent")))))
+                                 "the metadata of the call credentials cannot be sent")))))
 
 (defun ask-object (credentials request deliver)
   "As ASK-CREDENTIALS, of an instance of CALL-CREDENTIALS."
@@ -188,17 +191,17 @@ cannot be sent."
 
 (defun ask-credentials (credentials channel method authority run deliver)
   "Ask CREDENTIALS for the metadata of a call of METHOD on CHANNEL, or a core, with AUTHORITY, its
-:authority. Call (DELIVER metadata error) once, now or later, on whatever thread has them: ERROR is
-nil, or the RPC-ERROR that says why there are no metadata; METADATA is nil then. RUN is called with
-a function that may wait, to call it on a thread where that may be; it returns false if there is
-none any more."
+:authority. Call (DELIVER metadata error) once, now or later, on any thread. ERROR is nil, or the
+RPC-ERROR of a failure; METADATA is nil then. RUN is called with a function that may wait. It calls
+that function on a thread that may wait and returns true, or returns false if the channel has no
+such thread any more."
   (ask credentials
        (make-credentials-request (rpc-method-path method) authority
                                  (and (channel-secure-p channel) t))
        run deliver))
 
 (defun ask (credentials request run deliver)
-  "As ASK-CREDENTIALS, with what the kinds of credentials are asked."
+  "As ASK-CREDENTIALS, for REQUEST, a CREDENTIALS-REQUEST."
   (declare (type function run deliver))
   (typecase credentials
     (composite-credentials
@@ -210,10 +213,11 @@ none any more."
   nil)
 
 (defun credentials-metadata (channel credentials method &optional authority)
-  "The metadata that CREDENTIALS give for a call of METHOD on CHANNEL, with AUTHORITY, its
-:authority, or nil for what the channel's target says. Wait for them. Signal MISUSE if they are
-none, :unauthenticated if anybody on the way could read them, or an RPC-ERROR if they fail: with the
-status of theirs, or :internal for one that only applications give."
+  "Return the metadata that CREDENTIALS give for a call of METHOD on CHANNEL, and wait for them.
+AUTHORITY is the :authority of the call, or nil for the channel's target. Signal MISUSE if
+CREDENTIALS are not call credentials, and :unauthenticated if CHANNEL is not secure. Signal an
+RPC-ERROR if they fail: with their status, or :internal for a status that only applications may
+give."
   (check-credentials credentials channel)
   (let ((future (loop:make-future)))
     (ask-credentials credentials channel method (or authority (channel-target channel))

@@ -1,5 +1,5 @@
-;;;; Channels: what stubs are called on, whatever transport carries their calls. A channel may be
-;;;; used from any thread.
+;;;; Channels, the objects on which stubs are called, over any transport. A channel may be used from
+;;;; any thread.
 (in-package #:clgrpc.calling)
 
 (defgeneric channel-target (channel)
@@ -10,11 +10,11 @@
 :shutdown. From any thread."))
 
 (defgeneric on-state-change (channel function)
-  (:documentation "Call FUNCTION, of one argument, with the state of CHANNEL, as CHANNEL-STATE has
-it, now and with each that it comes to, in their order, until :shutdown, which is the last. It runs
-on CHANNEL's loop, or, for a channel within the image, in the thread that calls this or closes
-CHANNEL: it must not wait. An error in it is logged. A FUNCTION that refers to CHANNEL keeps it from
-being closed for having been dropped. Return CHANNEL. From any thread."))
+  (:documentation "Call FUNCTION, of one argument, with the state of CHANNEL, a keyword of
+CHANNEL-STATE: now, and after each change, in order; :shutdown is the last. FUNCTION runs on
+CHANNEL's loop, or, for a channel within the image, in the thread that calls this or closes CHANNEL,
+so it must not wait. An error in it is logged. While FUNCTION refers to CHANNEL, CHANNEL does not
+count as dropped and is not closed for that. Return CHANNEL. From any thread."))
 
 (defun tell-state (function state)
   "Call FUNCTION, of ON-STATE-CHANGE, with STATE."
@@ -22,58 +22,59 @@ being closed for having been dropped. Return CHANNEL. From any thread."))
     (funcall (the function function) state)))
 
 (defgeneric channel-addresses (channel)
-  (:documentation "What CHANNEL knows of its servers now: a list of plists, one for each, with
-:ADDRESS, text, of several addresses of one server with commas between; :STATE, as CHANNEL-STATE;
-:CONNECTIONS, how many are ready; :CALLS, how many attempts of calls are under way; :PICKS, how
-many attempts it was picked for; :FAILURES, how many of them ended with another status than :ok and
-:cancelled; :FAILED-CONNECTS, how often no connection came about. Where there are any, these
-follow: :LAST-ERROR, a text that says why it is not ready, :NEXT-ATTEMPT, the seconds until the next
-attempt to connect, :SHARED-BY, how many channels use its connections if this one shares them (calls
-and picks are its own), :ATTRIBUTES, what a resolver says of it, and what the policy adds. The
-second value is a plist of the channel: :TARGET, :STATE, :POLICY, its name as in a service config,
-:PICKER, a text that says which servers get calls, :RETRY-TOKENS, how many a retryThrottling has
-left once an attempt has failed, :WAITING, how many calls wait for a connection or a stream, and
-what the policy adds; :CHILDREN, such plists of the policies below it. A channel within the image
-has no addresses. The values are for people, and more of them may be added. From any thread.")
+  (:documentation "Return the present state of CHANNEL's servers: a list of plists, one for each,
+with :ADDRESS, text, several addresses of one server with commas between; :STATE, as CHANNEL-STATE;
+:CONNECTIONS, how many are ready; :CALLS, how many attempts of calls are under way; :PICKS, how many
+attempts it was picked for; :FAILURES, how many of them ended with another status than :ok and
+:cancelled; :FAILED-CONNECTS, how many attempts to connect have failed. These follow if they exist:
+:LAST-ERROR, a text with the reason why it is not ready; :NEXT-ATTEMPT, the seconds until the next
+attempt to connect; :SHARED-BY, how many channels use its connections, if this one shares them
+(calls and picks are this channel's own); :ATTRIBUTES, from the resolver; and entries of the policy.
+The second value is a plist of the channel: :TARGET; :STATE; :POLICY, its name as in a service
+config; :PICKER, a text that describes which servers get calls; :RETRY-TOKENS, how many tokens a
+retryThrottling has left once an attempt has failed; :WAITING, how many calls wait for a connection
+or a stream; entries of the policy; and :CHILDREN, such plists of the policies below it. A channel
+within the image has no addresses. The values are for people, and more of them may be added. From
+any thread.")
   (:method ((channel channel))
     (values '() (list :target (channel-target channel) :state (channel-state channel)))))
 
 (defgeneric close-channel (channel)
   (:documentation "End CHANNEL: its open calls end with :cancelled, its connection is closed in
-order. Closing again does nothing. Saving the image closes all channels. A channel that its user has
-dropped without closing it is closed, with a warning in the log, some time after a garbage
-collection has found it and its calls have ended. From any thread, but not from a callback."))
+order. Closing again does nothing. Saving the image closes all channels. If its user drops a channel
+without closing it, it is closed, with a warning in the log, some time after its calls have ended
+and a garbage collection has found it. From any thread, but not from a callback."))
 
 (defgeneric ensure-connected (channel &key timeout)
-  (:documentation "Connect CHANNEL if it is not, and wait until it is ready, TIMEOUT seconds, 10 by
-default, at most. Return CHANNEL. Signal :unavailable with the reason if an attempt fails,
-:deadline-exceeded if the time is up. While CHANNEL is in :transient-failure the next attempt is
-waited for, which begins when its back-off ends. From any thread but a loop's."))
+  (:documentation "Connect CHANNEL if it is not connected, and wait until it is ready, at most
+TIMEOUT seconds, 10 by default. Return CHANNEL. Signal :unavailable with the reason if an attempt
+fails, :deadline-exceeded if the time is up. While CHANNEL is in :transient-failure, wait for the
+next attempt, which begins when its back-off ends. From any thread but a loop's."))
 
 (defgeneric wait-for-state-change (channel state &key timeout)
-  (:documentation "Wait until the state of CHANNEL is not STATE, TIMEOUT seconds, 10 by default, at
-most. Return the new state, or NIL if it still is STATE. The state may have changed more than once.
-From any thread but a loop's."))
+  (:documentation "Wait until the state of CHANNEL is not STATE, at most TIMEOUT seconds, 10 by
+default. Return the new state, or NIL if it still is STATE. The state may have changed more than
+once. From any thread but a loop's."))
 
 (defgeneric reset-back-off (channel)
-  (:documentation "Have CHANNEL try at once what it waits to try again, to resolve its target and to
-connect to its servers, and wait after failures as after the first from now on: the network may have
-come back. Return CHANNEL. From any thread."))
+  (:documentation "End the back-off of CHANNEL: resolve its target and connect to its servers at
+once, and begin later back-offs with the shortest wait. Use it when the network has come back.
+Return CHANNEL. From any thread."))
 
 (defgeneric limit-silence (channel seconds)
-  (:documentation "Have CHANNEL ask, while calls are under way, whether a server is there that has
-been silent for SECONDS, and give up its connection if it is silent for as long again, even if
-:keepalive-seconds and :keepalive-timeout-seconds are longer: the calls there end with :unavailable,
-and the next go to other servers. It is for services whose servers bear that, see
-MIN-PING-SECONDS; a channel whose server has complained of PINGs goes on as it did. Return
-CHANNEL. From any thread.")
+  (:documentation "Bound the silence of CHANNEL's servers while calls are under way, even if
+:keepalive-seconds and :keepalive-timeout-seconds are longer. After a silence of SECONDS the server
+gets a PING; if it stays silent for as long again, its connection ends. The calls there end with
+:unavailable, and the next ones go to other servers. This is for services whose servers allow such
+PINGs, see MIN-PING-SECONDS. It changes nothing on a channel whose server has complained of PINGs.
+Return CHANNEL. From any thread.")
   (:method ((channel t) seconds) (declare (ignore seconds)) channel))
 
-;;; What call credentials are sent on
+;;; ;;; Security of channels
 
 (defgeneric channel-secure-p (channel)
-  (:documentation "True if nobody on the way can read what CHANNEL sends. The second value is true
-if it sends call credentials though somebody might.")
+  (:documentation "True if CHANNEL is secure: third parties cannot read the data it sends. The
+second value is true if it sends call credentials even if it is not secure.")
   (:method ((channel channel)) nil))
 
 ;;; Channels
@@ -82,7 +83,7 @@ if it sends call credentials though somebody might.")
   ((interceptors :initarg :interceptors :reader channel-interceptors) ; the outermost first
    ;; see call-credentials.lisp, or nil
    (call-credentials :initarg :call-credentials :reader channel-call-credentials))
-  (:documentation "What a channel with interceptors or call credentials is besides its own kind."))
+  (:documentation "A mixin for channels of all kinds with interceptors or call credentials."))
 
 (defun invoke-intercepted (interceptors method request options invoker)
   "Call INVOKER, a function of a request and a plist of options, through INTERCEPTORS, functions,

@@ -1,13 +1,13 @@
 ;;;; The loops of all channels of a world. Callers drive them by turns (loop/threads/driving.lisp),
-;;;; each caller the loop of its own call; threads of one reserve run them when no caller does, and
-;;;; run what callers leave behind, such as completions.
+;;;; each caller the loop of its own call. Threads of one reserve run them when no caller does, and
+;;;; run the tasks that callers leave, such as completions.
 ;;;;
 ;;;; A caller may drive a loop while its call is the only one there. So channels have loops of their
-;;;; own as far as the option MAX-CLIENT-LOOPS allows: a new channel gets a new loop while each
-;;;; loop has a channel already, and beyond the limit the loop that has the fewest. It stays
-;;;; there for life. Callers who block on channels with loops of their own do not wake one another,
-;;;; and calls that nobody waits for use as many processors as there are loops. Channels that share
-;;;; connections share a loop for that, however many there may be.
+;;;; own as far as the option MAX-CLIENT-LOOPS allows. A new channel gets a new loop if each loop
+;;;; has a channel already; beyond the limit it gets the loop with the fewest channels. A channel
+;;;; never changes its loop. Callers that block on channels with loops of their own do not wake one
+;;;; another. Calls that no thread waits for use as many processors as there are loops. Channels
+;;;; that share connections share a loop too, in any number.
 ;;;;
 ;;;; A loop ends with its last channel, the reserve with the last loop: an image without channels
 ;;;; has no thread of ours.
@@ -15,7 +15,7 @@
 (in-package #:clgrpc.calling)
 
 (defconstant +least-client-loops+ 4
-  "The default of MAX-CLIENT-LOOPS on a machine with few processors: a caller who drives a loop of
+  "The default of MAX-CLIENT-LOOPS on a machine with few processors: a caller that drives a loop of
 its own saves two changes of threads per call, on one processor as well.")
 
 (defconstant +most-client-loops+ 16
@@ -24,8 +24,8 @@ each garbage collection 30 µs longer.")
 
 (defstruct (group (:constructor make-group (key pool)) (:copier nil))
   "The channels of one KEY, which are on one loop."
-  (key '() :type list :read-only t)     ; what these channels have EQUAL
-  (pool nil :read-only t)               ; what they share
+  (key '() :type list :read-only t)     ; EQUAL for these channels
+  (pool nil :read-only t)               ; the data they share
   (channels 0 :type fixnum))            ; how many there are
 
 (defmethod print-object ((group group) stream)
@@ -35,7 +35,7 @@ each garbage collection 30 µs longer.")
 (defstruct (client-loop (:constructor make-client-loop (loop reserve)) (:copier nil))
   "A loop that channels use."
   (loop nil :type loop:event-loop :read-only t) ; that runs
-  (reserve nil :type loop:reserve :read-only t) ; the one of all client loops
+  (reserve nil :type loop:reserve :read-only t) ; shared by all client loops
   (channels 0 :type fixnum)             ; how many channels are on LOOP
   (timers 0 :type fixnum)               ; how many channels within the image have timers on LOOP
   (groups '() :type list))              ; of channels on LOOP that share something
@@ -52,7 +52,7 @@ each garbage collection 30 µs longer.")
 (defglobal **client-loops-lock** (sb-thread:make-mutex :name "clgrpc client loops"))
 
 (defun client-loop-limit (options)
-  "How many client loops there may be, as OPTIONS of a channel say."
+  "The most client loops that OPTIONS of a channel allow."
   (let ((limit (options-max-client-loops options)))
     (if (zerop limit)
         (max +least-client-loops+
@@ -87,7 +87,8 @@ each garbage collection 30 µs longer.")
   (find pool-key (client-loop-groups client-loop) :key #'group-key :test #'equal))
 
 (defun join-group (client-loop pool-key make-pool)
-  "One more channel of POOL-KEY is on CLIENT-LOOP: what its group shares. The lock is held."
+  "Count one more channel of POOL-KEY on CLIENT-LOOP and return the pool that its group shares. The
+lock is held."
   (let ((group (or (find-group client-loop pool-key)
                    (first (push (make-group pool-key (funcall (the function make-pool) pool-key))
                                 (client-loop-groups client-loop))))))
@@ -96,9 +97,9 @@ each garbage collection 30 µs longer.")
 
 (defun acquire-client-loop (options &optional pool-key make-pool)
   "Return the client loop for a new channel that has OPTIONS, until RELEASE-CLIENT-LOOP. POOL-KEY, a
-list, is given if the channel shares with others: all that give one which is EQUAL have the same
-loop. What they share is the second value, which MAKE-POOL has made of the first one's POOL-KEY. If
-OPTIONS is :TIMERS it is for the timers of a channel within the image."
+list, is for a channel that shares connections: channels with EQUAL keys have the same loop. The
+second value is the pool that they share, which MAKE-POOL has made of the first one's POOL-KEY. If
+OPTIONS is :TIMERS the loop is for the timers of a channel within the image."
   (read-environment)
   (sb-thread:with-mutex (**client-loops-lock**)
     (if (eq :timers options)
@@ -144,8 +145,9 @@ OPTIONS is :TIMERS it is for the timers of a channel within the image."
 ;;; Driving
 
 (defun drive-for (loop call ready-p)
-  "Drive LOOP until (funcall READY-P CALL) is true or CALL has ended. Return true if either came. A
-thread inside a handler never drives, since code that it would run might wait for that handler."
+  "Drive LOOP until (funcall READY-P CALL) is true or CALL has ended. Return true in both cases,
+false if this thread does not drive LOOP. A thread inside a handler never drives, since the code
+that it would run might wait for that handler."
   (declare (type function ready-p))
   (flet ((done-p (call) (or (call-status call) (funcall ready-p call))))
     (declare (dynamic-extent #'done-p))

@@ -8,8 +8,8 @@
 (defglobal **endings** (list '()))      ; its car: functions, newest first; atomic
 
 (defun end-elsewhere (function)
-  "Call FUNCTION, which ends something, on a thread for that. From anywhere, also from finalizers
-and loops."
+  "Call FUNCTION, which closes a dropped object, on a thread for such functions. From anywhere, also
+from finalizers and loops."
   (unless (cdr (sb-ext:atomic-push function (car **endings**)))
     (handler-case (sb-thread:make-thread #'run-endings :name "clgrpc closer")
       (error (error)
@@ -25,7 +25,8 @@ and loops."
 
 (defun when-dropped (channel target function)
   "Call FUNCTION once the collector has found that nothing refers to CHANNEL, an object to TARGET.
-FUNCTION must not refer to it, and returns true if it was to be closed: the log hears of that."
+FUNCTION must not refer to CHANNEL. If it returns true, the log gets a warning that CHANNEL was not
+closed."
   (declare (type function function))
   (flet ((end ()
            (when (funcall function)

@@ -1,4 +1,4 @@
-;;;; What channels of all transports share: stubs, futures, interceptors, client loops.
+;;;; The common code of channels of all transports: stubs, futures, interceptors, client loops.
 
 (defpackage #:clgrpc.calling
   (:use #:cl #:clgrpc.base #:clgrpc.option)

@@ -1,15 +1,16 @@
-;;;; What a service config says of retries and hedging (gRFC A6): the policy of a method, the
-;;;; statuses that it takes, back-off, a server's pushback, and throttling. Pure, but for the tokens
-;;;; of a throttle, which threads may share. What a call does by it is in retry.lisp.
+;;;; Retries and hedging in a service config (gRFC A6): the policy of a method, the statuses after
+;;;; which it makes another attempt, back-off, a server's pushback, and throttling. Pure, except for
+;;;; the tokens of a throttle, which threads may share. The course of a call under a policy is in
+;;;; retry.lisp.
 
 (in-package #:clgrpc.calling)
 
 (deftype policy ()
-  "What a method config says of further attempts."
+  "The policy for further attempts in a method config."
   '(or config:retry-policy config:hedging-policy))
 
 (defun policy-limit (policy options)
-  "How many attempts POLICY allows, of a channel with OPTIONS."
+  "The number of attempts that POLICY allows on a channel with OPTIONS."
   (min (etypecase policy
          (config:retry-policy (config:retry-policy-max-attempts policy))
          (config:hedging-policy (config:hedging-policy-max-attempts policy)))
@@ -17,7 +18,7 @@
 
 (defun find-retry-policy (config options)
   "The retry or hedging policy of CONFIG, a METHOD-CONFIG or nil, and how many attempts it allows;
-nil if it has none or OPTIONS, a channel's, say that calls are not to be retried."
+nil if CONFIG has no policy or OPTIONS, a channel's, turn retries off."
   (let ((policy (and config
                      (options-retry options)
                      (or (config:method-config-hedging config)
@@ -37,23 +38,23 @@ nil if it has none or OPTIONS, a channel's, say that calls are not to be retried
   (typep policy 'config:hedging-policy))
 
 (defun hedging-delay-ns (policy)
-  "How long after one attempt the hedging POLICY has the next begin."
+  "The time from one attempt to the next under the hedging POLICY, in nanoseconds."
   (config:hedging-policy-delay-ns policy))
 
 ;;; Back-off
 
 (defconstant +longest-wait-ns+ (* 1000000000 +ns-per-second+)
-  "No wait for an attempt is longer, whatever a policy or a server says.")
+  "The longest wait for an attempt, in nanoseconds, whatever a policy or a server says.")
 
 (defun retry-delay-ns (policy count random-state)
-  "How long to wait before the next attempt, if there were COUNT such waits since the first attempt,
-or since a server said how long to wait. With 0.1 s, a factor of 2 and 0.3 s at most these are 0.1,
-0.2, 0.3, 0.3 s, each 20 % more or less."
+  "The nanoseconds to wait before the next attempt under POLICY, after COUNT such waits since the
+first attempt or since the last pushback of a server. With an initial 0.1 s, a factor of 2 and a
+maximum of 0.3 s, the waits are 0.1, 0.2, 0.3, 0.3 s, each with up to 20 % more or less."
   (let ((maximum (config:retry-policy-maximum-ns policy))
         (wait (float (config:retry-policy-initial-ns policy) 1d0))
         (factor (config:retry-policy-multiplier policy)))
     (loop repeat count
-          ;; beyond either it goes no further
+          ;; beyond these bounds the wait stays the same
           while (and (< 1d0 wait) (or (< wait maximum) (< factor 1)))
           do (setf wait (* wait factor)))
     (min +longest-wait-ns+
@@ -62,8 +63,8 @@ or since a server said how long to wait. With 0.1 s, a factor of 2 and 0.3 s at 
 ;;; Pushback
 
 (defun parse-pushback (text)
-  "What the value TEXT of grpc-retry-pushback-ms asks for: the nanoseconds to wait, or :NEVER if it
-is negative or no 32-bit integer without leading zeros."
+  "The meaning of the value TEXT of grpc-retry-pushback-ms: the nanoseconds to wait, or :NEVER if it
+is negative or not a 32-bit integer without leading zeros."
   (let ((number (and (plusp (length text))
                      (<= (length text) 11)
                      (every #'digit-char-p (string-left-trim "-" text))
@@ -75,15 +76,15 @@ is negative or no 32-bit integer without leading zeros."
         :never)))
 
 (defun metadata-pushback (trailers)
-  "What TRAILERS, the alist that an attempt has ended with, ask for, as PARSE-PUSHBACK has it, or
-nil."
+  "The pushback in TRAILERS, the alist that an attempt has ended with, as PARSE-PUSHBACK returns it,
+or nil."
   (let ((field (assoc "grpc-retry-pushback-ms" trailers :test #'string=)))
     (and field (parse-pushback (cdr field)))))
 
 ;;; Throttling
 
 (defstruct (throttle (:constructor %make-throttle (throttling tokens)) (:copier nil))
-  "What is left of the tokens that further attempts to a server take, in thousandths of one."
+  "The remaining tokens for further attempts to a server, in thousandths of a token."
   (throttling nil :type config:throttling :read-only t) ; of the service config
   (tokens 0 :type sb-ext:word))         ; in thousandths; atomic
 
@@ -93,8 +94,8 @@ nil."
             (/ (config:throttling-max-tokens (throttle-throttling throttle)) 1000))))
 
 (defun current-throttle (throttle config)
-  "The throttle for CONFIG, a SERVICE-CONFIG or nil: THROTTLE, or nil, if that is still as CONFIG
-says; else a full one, or nil."
+  "The throttle for CONFIG, a SERVICE-CONFIG or nil. It is THROTTLE, a throttle or nil, if that has
+the limits of CONFIG; else a full one; nil if CONFIG has no throttling."
   (let ((throttling (and config (config:service-config-throttling config))))
     (cond ((null throttling) nil)
           ((and throttle (equalp throttling (throttle-throttling throttle))) throttle)
@@ -107,21 +108,21 @@ says; else a full one, or nil."
                           (lambda (tokens) (max 0 (min limit (+ tokens change)))))))
 
 (defun count-success (throttle)
-  "A call that THROTTLE counts has ended with :ok."
+  "Count in THROTTLE a call that has ended with :ok."
   (change-tokens throttle (config:throttling-token-ratio (throttle-throttling throttle))))
 
 (defun count-failure (throttle policy status pushback)
-  "An attempt under POLICY, or nil, has ended with STATUS and PUSHBACK, as PARSE-PUSHBACK has it, or
-nil. THROTTLE, or nil, counts it if it may be tried again, or its server has said that it should
-not be."
+  "Count in THROTTLE, or nil, an attempt under POLICY, or nil, that has ended with STATUS and
+PUSHBACK, a value of PARSE-PUSHBACK or nil. It counts if STATUS allows another attempt, or if
+PUSHBACK is :NEVER."
   (when (and throttle
              (or (goes-on-after-p policy status)
                  (eq :never pushback)))
     (change-tokens throttle -1000)))
 
 (defun throttled-p (throttle)
-  "True if THROTTLE, or nil, has too few tokens left for another attempt: half or less; and how many
-it has."
+  "True if THROTTLE, or nil, has too few tokens left for another attempt: half or less. The second
+value is the number of its tokens."
   (when throttle
     (let ((tokens (throttle-tokens throttle)))
       (values (<= (* 2 tokens) (config:throttling-max-tokens (throttle-throttling throttle)))

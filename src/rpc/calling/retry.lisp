@@ -1,7 +1,8 @@
-;;;; Retries and hedging (gRFC A6) as a pure machine: what becomes of a call whose attempts fail. It
-;;;; knows no transport, no thread and no clock. Attempts are objects of the transport; the machine
-;;;; only keeps a list of those under way. A transport gives it RETRY-OPERATIONS and tells it of
-;;;; each event; CARRY-OUT performs by these what is decided then.
+;;;; Retries and hedging (gRFC A6) as a pure machine: it decides the next step of a call whose
+;;;; attempts fail. It knows no transport, no thread and no clock. Attempts are objects of the
+;;;; transport; the machine only keeps a list of those under way. A transport gives it
+;;;; RETRY-OPERATIONS and reports each event; CARRY-OUT performs the machine's decision by these
+;;;; operations.
 ;;;;
 ;;;;   event            function                     decision
 ;;;;   the first begins TELL-BEGUN, FIRST-BEGUN      :await or nil: only a hedging policy says
@@ -20,15 +21,15 @@
 ;;;;   :resend NIL      begins another attempt as soon as the stream of the failed one is closed
 ;;;;   :fail FAILURE    ends the call as FAILURE, an ATTEMPT-FAILURE, says
 ;;;;
-;;;; Only one time is awaited: RETRIES-AWAITED says for what, nil for none. What follows the failure
-;;;; of an attempt, by the first row that fits:
+;;;; At most one time is awaited; RETRIES-AWAITED is its purpose, or nil. The decision after the
+;;;; failure of an attempt is in the first row that fits:
 ;;;;
 ;;;;   policy   failure                               state of the call          decision
-;;;;   any      its server has not seen it (1)        all it sent can be resent  :resend
+;;;;   any      its server has not seen it (1)        its messages can be resent :resend
 ;;;;   any      a balancer has dropped it                                        :fail
 ;;;;   hedging  a status that is fatal                                           :fail
 ;;;;   hedging  the server says: never again          others are under way       nil, no more hedges
-;;;;                                                  none is                    :fail
+;;;;                                                  none under way             :fail
 ;;;;   hedging  any other                             no more allowed, others    nil
 ;;;;                                                  no more allowed, none      :fail
 ;;;;   hedging  the server says: after NS             more allowed               :await NS
@@ -41,28 +42,30 @@
 ;;;;   none     any                                                              :fail
 ;;;;
 ;;;; (1) REFUSED_STREAM, or a stream above the last one of a GOAWAY. Such an attempt is made again
-;;;;     at once, but once only, since a server that refuses again has a reason. An attempt on a
-;;;;     connection from before the first refusal, which has said GOAWAY meanwhile, is excepted: it
+;;;;     at once, but only once, since a server that refuses again has a reason. The exception is an
+;;;;     attempt on a connection that is older than the first refusal and has got a GOAWAY since: it
 ;;;;     may have been under way, as when several servers end old connections at a time (A9). Each
-;;;;     connection says that once. None of this counts as an attempt, nor for the throttle.
-;;;; (2) Attempts are left, the throttle has more than half of its tokens, and all that was sent is
+;;;;     connection gets that GOAWAY once. None of this counts as an attempt, nor for the throttle.
+;;;; (2) Attempts are left, the throttle has more than half of its tokens, and all messages sent are
 ;;;;     kept.
 ;;;;
-;;;; A throttle loses a token by a failure that its policy takes, and by each "never again".
+;;;; A throttle loses a token by a failure after which the policy makes another attempt, and by each
+;;;; "never again".
 
 (in-package #:clgrpc.calling)
 
 (defstruct (attempt-failure (:constructor make-attempt-failure
                                 (status message &key (reach :handler) pushback))
                             (:copier nil))
-  "How an attempt of a call failed, before its answer began. A transport that knows more of it
-includes this."
-  (status :unknown :type symbol :read-only t) ; that the call ends with, if it does
+  "The failure of an attempt of a call, before its answer began. A transport may include this
+structure."
+  (status :unknown :type symbol :read-only t) ; of the call, if it ends by this
   (message "" :type string :read-only t) ; the text of that
-  ;; how far it got: :NOWHERE, no stream was begun; :DROPPED, likewise, since the balancer wants the
-  ;; call to fail; :SERVER, which says that its application has not seen it; or :HANDLER, perhaps
+  ;; how far the attempt got: :NOWHERE, no stream was begun; :DROPPED, no stream was begun, since
+  ;; the balancer makes the call fail; :SERVER, whose application has not seen it, as the server
+  ;; says; or :HANDLER, perhaps
   (reach :handler :type (member :nowhere :dropped :server :handler) :read-only t)
-  ;; what the server asked for: the nanoseconds to wait, :NEVER, or nil
+  ;; the server's pushback: the nanoseconds to wait, :NEVER, or nil
   (pushback nil :type (or null (eql :never) (integer 0)) :read-only t))
 
 (defmethod print-object ((failure attempt-failure) stream)
@@ -71,20 +74,21 @@ includes this."
             (attempt-failure-message failure))))
 
 (defstruct (retries (:constructor make-retries (policy limit &optional running)) (:copier nil))
-  "What is known of a call that is tried more than once, or may be. A transport may include this."
+  "The state of a call that is tried more than once, or may be. A transport may include this
+structure."
   (policy nil :type (or null policy) :read-only t) ; of the call's method
   (limit 1 :type index :read-only t)    ; how many attempts that allows
   (running '() :type list)              ; the attempts under way, oldest first
-  (pending '() :type list)              ; the numbers of those that are to begin as soon as they can
+  (pending '() :type list)              ; the numbers of those that begin as soon as they can
   (issued 1 :type index)                ; how many count so far, those of PENDING included
   (awaited nil :type (member nil :retry :hedge)) ; what ATTEMPT-DUE will begin
   (over nil :type boolean)              ; no further attempt is to begin
   (waits 0 :type index)                 ; back-offs since a server said how long to wait
   (resent 0 :type index)                ; how often a server had not seen the call
-  (resent-ns nil :type (or null nanoseconds)) ; and when that was first
+  (resent-ns nil :type (or null nanoseconds)) ; when that was first
   (last nil :type (or null attempt-failure)) ; of the attempt that failed last
-  (since-ns 0 :type nanoseconds)        ; since when there is no attempt, or was last
-  (idle-ns 0 :type nanoseconds))        ; how long there was none while a time was awaited
+  (since-ns 0 :type nanoseconds)        ; since when no attempt runs, or last was so
+  (idle-ns 0 :type nanoseconds))        ; how long no attempt ran while a time was awaited
 
 (defmethod print-object ((retries retries) stream)
   (print-unreadable-object (retries stream :type t)
@@ -96,9 +100,9 @@ includes this."
   (hedging-policy-p (retries-policy retries)))
 
 (defun count-repeats (retries now)
-  "As the operation REPEATS has it of the call of RETRIES, which ends at NOW: how many of the
-attempts were retries, hedges, and made again since their server had not seen them; and for how long
-none was under way."
+  "The values of the operation REPEATS for the call of RETRIES, which ends at NOW: the numbers of
+retries, of hedges, and of attempts made again since their server had not seen them; and the
+nanoseconds in which no attempt was under way."
   (let ((more (1- (retries-issued retries)))
         (hedged (retries-hedged-p retries)))
     (values (if hedged 0 more)
@@ -107,8 +111,8 @@ none was under way."
             (idle-until retries now))))
 
 (defun idle-until (retries now)
-  "How long the call of RETRIES has waited at NOW for the time of another attempt, with none under
-way."
+  "How long, in nanoseconds, the call of RETRIES has waited until NOW for the time of another
+attempt, without one under way."
   (+ (retries-idle-ns retries)
      (if (and (retries-awaited retries) (null (retries-running retries)))
          (max 0 (- now (retries-since-ns retries)))
@@ -122,50 +126,52 @@ way."
        (< (retries-issued retries) (retries-limit retries))))
 
 (defun under-way-p (retries)
-  "True if RETRIES have an attempt that runs, or is about to."
+  "True if RETRIES have an attempt that runs, or is about to begin."
   (and (or (retries-running retries)
            (and (not (retries-over retries)) (retries-pending retries)))
        t))
 
 (defun issue (retries)
-  "Another attempt of RETRIES, which counts, is to begin as soon as it can."
+  "Note that another attempt of RETRIES, which counts, is to begin as soon as it can."
   (setf (retries-pending retries)
         (append (retries-pending retries) (list (retries-issued retries))))
   (incf (retries-issued retries)))
 
 (defun take-number (retries)
-  "How many attempts came before the one of RETRIES that begins now, or fails before it could."
+  "Return the number of attempts before the one of RETRIES that begins now, or fails before it could
+begin."
   (or (pop (retries-pending retries)) 0))
 
 (defun add-attempt (retries attempt)
-  "ATTEMPT of RETRIES is under way."
+  "Note that ATTEMPT of RETRIES is under way."
   (setf (retries-running retries) (append (retries-running retries) (list attempt))))
 
 (defun forget-attempt (retries attempt)
-  "ATTEMPT of RETRIES is under way no more."
+  "Note that ATTEMPT of RETRIES is under way no more."
   (setf (retries-running retries) (remove attempt (retries-running retries))))
 
 (defun await-attempt (retries kind delay-ns)
-  "Decide that ATTEMPT-DUE is called after DELAY-NS, for an attempt of KIND."
+  "Decide to call ATTEMPT-DUE after DELAY-NS, for an attempt of KIND."
   (setf (retries-awaited retries) kind)
   (values :await delay-ns))
 
 (defun first-begun (retries kept)
-  "The first attempt of RETRIES begins, and nothing has been sent. KEPT is true if what will be sent
-can be sent again. Return a decision."
+  "Return the decision when the first attempt of RETRIES begins, before anything is sent. KEPT is
+true if the messages of the call are kept, to be sent again."
   (if (and (retries-hedged-p retries) kept (more-p retries))
       (await-attempt retries :hedge (hedging-delay-ns (retries-policy retries)))
       (values nil nil)))
 
 (defun go-on-idly (retries now)
-  "The time that RETRIES awaited has come."
+  "Note at NOW that the time that RETRIES awaited has come. Return its purpose."
   (unless (retries-running retries)
     (setf (retries-idle-ns retries) (idle-until retries now)
           (retries-since-ns retries) now))
   (shiftf (retries-awaited retries) nil))
 
 (defun stop-hedging (retries)
-  "Decide that RETRIES have no more attempts. Without one the call ends as the last did."
+  "Decide that RETRIES begin no more attempts. If no attempt runs, the call ends with the last
+failure."
   (setf (retries-over retries) t
         (retries-awaited retries) nil)
   (if (retries-running retries)
@@ -173,8 +179,8 @@ can be sent again. Return a decision."
       (values :fail (retries-last retries))))
 
 (defun hedge (retries throttle)
-  "Decide that another attempt of RETRIES begins, unless THROTTLE, or nil, forbids that, and when
-the one after that does."
+  "Decide that another attempt of RETRIES begins, unless THROTTLE, or nil, forbids it, and after
+what time the next one follows."
   (cond ((throttled-p throttle) (stop-hedging retries))
         (t (issue retries)
            (cond ((more-p retries)
@@ -184,8 +190,8 @@ the one after that does."
                     (values :begin nil))))))
 
 (defun attempt-due (retries now &key throttle (sendable t))
-  "The time NOW is the one that RETRIES have awaited. THROTTLE is the channel's, or nil. SENDABLE is
-true if all that the call has sent can be sent again. Return a decision."
+  "Return the decision when the time that RETRIES have awaited comes, at NOW. THROTTLE is the
+channel's, or nil. SENDABLE is true if all messages that the call has sent can be sent again."
   (ecase (go-on-idly retries now)
     ((nil) (values nil nil))            ; it is not awaited any more
     (:retry (issue retries) (values :begin nil))
@@ -196,8 +202,9 @@ true if all that the call has sent can be sent again. Return a decision."
 ;;; Attempts fail
 
 (defun unseen-p (retries failure going-ns)
-  "True if an attempt of RETRIES is to be made again as it was, since its server has not seen it, as
-FAILURE says. GOING-NS is when its connection began, if that has said GOAWAY, else nil."
+  "True if an attempt of RETRIES is to be made again unchanged, since its server has not seen it,
+according to FAILURE. GOING-NS is the time when its connection began, if a GOAWAY came on it, else
+nil."
   (let ((first-ns (retries-resent-ns retries)))
     (and (eq :server (attempt-failure-reach failure))
          (or (null first-ns)
@@ -211,7 +218,7 @@ FAILURE says. GOING-NS is when its connection began, if that has said GOAWAY, el
   (values :resend nil))
 
 (defun hedge-failed (retries failure throttle sendable)
-  "Decide what follows FAILURE of an attempt of RETRIES that is hedged."
+  "Return the decision after FAILURE of an attempt of RETRIES, which are hedged."
   (let ((pushback (attempt-failure-pushback failure)))
     (cond ((not (goes-on-after-p (retries-policy retries) (attempt-failure-status failure)))
            (values :fail failure))
@@ -224,14 +231,14 @@ FAILURE says. GOING-NS is when its connection began, if that has said GOAWAY, el
           (t (hedge retries throttle)))))
 
 (defun retry-p (retries failure throttle)
-  "True if the retry policy of RETRIES has another attempt follow FAILURE of one."
+  "True if the retry policy of RETRIES allows another attempt after FAILURE."
   (and (goes-on-after-p (retries-policy retries) (attempt-failure-status failure))
        (not (eq :never (attempt-failure-pushback failure)))
        (more-p retries)
        (not (throttled-p throttle))))
 
 (defun next-wait-ns (retries failure chance)
-  "How long RETRIES wait before the attempt that follows FAILURE of one."
+  "How long, in nanoseconds, RETRIES wait before the attempt after FAILURE."
   (cond ((attempt-failure-pushback failure)
          (setf (retries-waits retries) 0)
          (attempt-failure-pushback failure))
@@ -241,10 +248,10 @@ FAILURE says. GOING-NS is when its connection began, if that has said GOAWAY, el
 
 (defun attempt-failed (retries attempt number failure now chance
                        &key throttle going-ns (sendable t) (keep (constantly t)))
-  "ATTEMPT of RETRIES, or one that could not begin if that is nil, has failed with FAILURE at NOW.
-NUMBER came before it. CHANCE is a function that returns a random state; THROTTLE and SENDABLE are
-as for ATTEMPT-DUE, GOING-NS as for UNSEEN-P. KEEP is a function that returns true if what was sent
-is kept for a retry; it is asked last. Return a decision."
+  "Return the decision after ATTEMPT of RETRIES has failed with FAILURE at NOW. ATTEMPT is nil if
+the attempt could not begin. NUMBER attempts came before it. CHANCE is a function that returns a
+random state; THROTTLE and SENDABLE are as for ATTEMPT-DUE, GOING-NS as for UNSEEN-P. KEEP is a
+function that returns true if the sent messages are kept for a retry; it is called last."
   (declare (type function keep))
   (when attempt (forget-attempt retries attempt))
   (unless (retries-running retries) (setf (retries-since-ns retries) now))
@@ -260,38 +267,38 @@ is kept for a retry; it is asked last. Return a decision."
                   (await-attempt retries :retry (next-wait-ns retries failure chance)))
                  (t (values :fail failure))))))
 
-;;; An attempt has the call
+;;; ;;; The call goes on with one attempt
 
 (defun commit (retries attempt)
-  "The call of RETRIES goes on with ATTEMPT alone, or has ended if that is nil: no further attempt
-begins. Return the others under way."
+  "Let the call of RETRIES go on with ATTEMPT alone; nil if the call has ended. No further attempt
+begins. Return the other attempts under way."
   (setf (retries-over retries) t
         (retries-awaited retries) nil
         (retries-last retries) nil)
   (remove attempt (shiftf (retries-running retries) (and attempt (list attempt)))))
 
-;;; What is decided is carried out
+;;; ;;; Performing decisions
 
 (defstruct (retry-operations (:conc-name operation-) (:copier nil))
-  "What the machine asks of a transport: functions of CALL, which is whatever the transport has for
+  "The operations of a transport for the machine: functions of CALL, the transport's own object for
 a call that may be tried more than once."
-  ;; what it asks for
+  ;; ;; the machine's questions
   (retries nil :type function :read-only t) ; (call): its RETRIES
   (throttle nil :type function :read-only t) ; (call): that of its channel, or nil
   (now nil :type function :read-only t) ; (call): the time
   (chance nil :type function :read-only t) ; (call): a random state
-  (sendable nil :type function :read-only t) ; (call): true if all it has sent can be sent again
-  (keep nil :type function :read-only t) ; (call): likewise, for a retry; what is not kept is now
-  ;; what it has the transport do
+  (sendable nil :type function :read-only t) ; (call): true if all its messages can be resent
+  (keep nil :type function :read-only t) ; (call): likewise, for a retry; begin to keep them
+  ;; ;; the machine's actions
   (go-on #'identity :type function :read-only t) ; (call): it goes on, perhaps without an attempt
   (await nil :type function :read-only t) ; (call ns): call TELL-DUE in NS, and not before
   (cancel nil :type function :read-only t) ; (call): no time is awaited any more
   (begin nil :type function :read-only t) ; (call): begin another attempt
-  (resend nil :type function :read-only t) ; (call): when the stream of the last is closed
+  (resend nil :type function :read-only t) ; (call): begin one when the last stream is closed
   (fail nil :type function :read-only t)) ; (call failure): end CALL
 
 (defun carry-out (operations call decision argument)
-  "Do for CALL, which runs, what DECISION with ARGUMENT says."
+  "Perform DECISION with ARGUMENT for CALL, which runs."
   (flet ((set-time ()
            (funcall (operation-await operations) call argument)))
     (unless (retries-awaited (funcall (operation-retries operations) call))
@@ -307,16 +314,16 @@ a call that may be tried more than once."
   nil)
 
 (defun tell-begun (operations call)
-  "The first attempt of CALL begins, and nothing has been sent."
+  "Report to the machine that the first attempt of CALL begins, before anything is sent."
   (let ((retries (funcall (operation-retries operations) call)))
     (multiple-value-call #'carry-out operations call
       (first-begun retries (and (retries-hedged-p retries)
                                 (funcall (operation-keep operations) call))))))
 
 (defun tell-failed (operations call attempt number failure &optional going-ns)
-  "ATTEMPT of CALL, which runs, or one that could not begin if that is nil, has failed with FAILURE.
-NUMBER others came before it. GOING-NS is when its connection began, if that has said GOAWAY, else
-nil."
+  "Report to the machine that ATTEMPT of CALL, which runs, has failed with FAILURE. ATTEMPT is nil
+if the attempt could not begin. NUMBER others came before it. GOING-NS is the time when its
+connection began, if a GOAWAY came on it, else nil."
   (multiple-value-call #'carry-out operations call
     (attempt-failed (funcall (operation-retries operations) call) attempt number failure
                     (funcall (operation-now operations) call)
@@ -327,7 +334,7 @@ nil."
                     :keep (lambda () (funcall (operation-keep operations) call)))))
 
 (defun tell-due (operations call)
-  "The time that was awaited for CALL, which runs, has come."
+  "Report to the machine that the time awaited for CALL, which runs, has come."
   (multiple-value-call #'carry-out operations call
     (attempt-due (funcall (operation-retries operations) call)
                  (funcall (operation-now operations) call)
@@ -335,8 +342,8 @@ nil."
                  :sendable (funcall (operation-sendable operations) call))))
 
 (defun tell-failed-late (operations call failure)
-  "The answer to an attempt of CALL had begun when it failed with FAILURE: the throttle counts that,
-and nothing follows."
+  "Count in the throttle that an attempt of CALL failed with FAILURE after its answer had begun. No
+further attempt follows."
   (count-failure (funcall (operation-throttle operations) call)
                  (retries-policy (funcall (operation-retries operations) call))
                  (attempt-failure-status failure) (attempt-failure-pushback failure)))

@@ -1,13 +1,13 @@
-;;;; What the stubs of all channels share: the options of a call, its requests, and its error, with
-;;;; the restart that makes the call again.
+;;;; The common code of the stubs of all channels: the options of a call, its requests, and its
+;;;; error, with the restart that makes the call again.
 ;;;;
-;;;; A stream of requests is sent by the thread that has called the stub, or by the loop as the peer
-;;;; takes it, while that thread receives.
+;;;; The thread that has called the stub sends a stream of requests; or the loop sends it as the
+;;;; peer accepts it, while that thread receives.
 
 (in-package #:clgrpc.calling)
 
 (define-hot check-call-options ((options list)) null
-  "Signal MISUSE if the plist OPTIONS has a keyword that stubs do not take."
+  "Signal MISUSE if the plist OPTIONS has a keyword that stubs do not accept."
   (let ((known '(:timeout :deadline :metadata :wait-for-ready :call-credentials :compression
                  :authority :max-send-octets :max-receive-octets :values)))
     (loop for name in options by #'cddr
@@ -17,16 +17,16 @@
   nil)
 
 (defun begin-values (call plist)
-  "Give CALL, a new one, the values of PLIST, which its stub has got by :values."
+  "Give CALL, a new one, the values of PLIST, the :values of its stub."
   (unless (and (listp plist) (evenp (length plist)))
     (misuse ":values is a list of symbols and values by turns, not ~S." plist))
-  ;; of a key that is there twice the first counts
+  ;; of a repeated key the first value counts
   (loop for (value key) on (reverse plist) by #'cddr
         do (setf (call-value call key) value)))
 
 (defconstant +least-deadline-ns+ (* 10 +ns-per-second+)
-  "A smaller number, less than ten seconds after the machine's start, is not a deadline: it is a
-time in seconds, since 1900 or 1970, given by mistake.")
+  "The least deadline, in nanoseconds: ten seconds after the machine's start. A smaller number is a
+time in seconds since 1900 or 1970, given by mistake.")
 
 (defun absolute-deadline (timeout deadline now)
   "The deadline of a new call: the earliest of TIMEOUT, seconds from NOW or nil, of DEADLINE,
@@ -45,7 +45,7 @@ absolute nanoseconds or nil, and of the current call's. NOW matters only if one 
 
 (defun fail-or-retry (call channel method request options)
   "Signal the RPC-ERROR of CALL, which was made with these arguments of INVOKE. If the restart
-RETRY-CALL is chosen, make another call with them and return what that returns."
+RETRY-CALL is chosen, make another call with them and return its values."
   (restart-case (error (call-condition call))
     (retry-call ()
       :report "Make the call again."
@@ -65,7 +65,8 @@ RETRY-CALL is chosen, make another call with them and return what that returns."
                request))))
 
 (defun send-from-here (call generator)
-  "See SEND-REQUESTS: this thread sends them, and waits while the peer does not take them."
+  "See SEND-REQUESTS: this thread sends the messages, and waits while the peer does not accept
+them."
   (declare (type function generator))
   (let ((done nil))
     (with-undoing (nil (unless done (operate leave call)))
@@ -73,12 +74,12 @@ RETRY-CALL is chosen, make another call with them and return what that returns."
           (loop for message = (funcall generator)
                 while (and message (send call message))
                 finally (setf done t))
-        ;; the stub signals how the call ended
+        ;; the stub signals the error of the call
         (rpc-error (error) (if (call-status call) (setf done t) (error error))))))
   (close-send call))
 
 (defun send-from-loop (call generator)
-  "See SEND-REQUESTS: CALL's loop sends them, as the peer takes them."
+  "See SEND-REQUESTS: CALL's loop sends the messages as the peer accepts them."
   (declare (type function generator))
   (let ((next nil))
     (labels ((pump ()
@@ -91,9 +92,9 @@ RETRY-CALL is chosen, make another call with them and return what that returns."
       (on-writable call #'pump))))
 
 (defun send-requests (call generator &key on-loop)
-  "Send the messages that GENERATOR gives; then close our side. Stops if CALL ends. This thread
-sends them, and waits while the peer does not take them; an error in GENERATOR cancels CALL. If
-ON-LOOP is true CALL's loop sends them, as the peer takes them, and this returns at once."
+  "Send the messages of GENERATOR; then close our side. Stop if CALL ends. This thread sends them,
+and waits while the peer does not accept them; an error in GENERATOR cancels CALL. If ON-LOOP is
+true CALL's loop sends them as the peer accepts them, and this function returns at once."
   (if on-loop
       (send-from-loop call generator)
       (send-from-here call generator)))

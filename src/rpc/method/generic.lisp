@@ -1,21 +1,22 @@
-;;;; Methods and services that no code was made for: a method by its name and types, a service whose
-;;;; handler is one function. Where no type is known messages are raw, the octets that came.
+;;;; Methods and services without generated code: a method by its name and types, a service whose
+;;;; handler is one function. Without a known type messages are raw, the octets that came.
 
 (in-package #:clgrpc.method)
 
 (defun type-or-raw (type)
-  "The message type that TYPE means: what FIND-MESSAGE-TYPE takes, or nil for raw messages."
+  "The message type of TYPE, an argument of FIND-MESSAGE-TYPE, or nil for raw messages. Signal
+MISUSE if it is unknown."
   (if type
       (or (protobuf:find-message-type type) (misuse "There is no message type ~S." type))
       protobuf:**raw-type**))
 
 (defun generic-method (name &key (kind :unary) request-type response-type codec)
-  "Return the method NAME, such as \"helloworld.Greeter/SayHello\", to INVOKE on a channel though no
-code was made for it. KIND says which side streams: :unary, :client-streaming, :server-streaming or
+  "Return the method NAME, such as \"helloworld.Greeter/SayHello\", to INVOKE on a channel without
+generated code. KIND is the kind of the method: :unary, :client-streaming, :server-streaming or
 :bidi. REQUEST-TYPE and RESPONSE-TYPE are message types, their full names or symbols; without them
-messages are raw ones, see RAW-MESSAGE. With CODEC, the name of one of REGISTER-CODEC, messages are
-what that makes of them. Signal MISUSE if NAME is no service and method, or a type or CODEC is not
-known. From any thread."
+messages are raw, see RAW-MESSAGE. With CODEC, a name of REGISTER-CODEC, that codec encodes and
+decodes the messages. Signal MISUSE if NAME does not consist of a service and a method, or a type or
+CODEC is not known. From any thread."
   (let* ((path (string-left-trim "/" name))
          (slash (position #\/ path :from-end t)))
     (unless (member kind '(:unary :client-streaming :server-streaming :bidi))
@@ -34,8 +35,8 @@ known. From any thread."
 (defun pool-method (pool name &key raw)
   "Return the method NAME, such as \"helloworld.Greeter/SayHello\", whose service is in POOL, a type
 pool, to INVOKE on a channel or to serve by a generic service; nil if POOL has no such method. Its
-messages are those of POOL; with RAW they are raw messages, see RAW-MESSAGE, of which JSON can be
-made. From any thread."
+messages have the types of POOL. With RAW they are raw messages, see RAW-MESSAGE, which can be
+converted to JSON. Signal MISUSE if POOL lacks a type. From any thread."
   (let* ((slash (position #\/ name :from-end t))
          (service (and slash (find (subseq name 0 slash)
                                    (loop for file in (protobuf:type-pool-files pool)
@@ -78,8 +79,8 @@ made. From any thread."
 
 (defclass generic-service (service)
   ((handler :initarg :handler :reader generic-service-handler) ; (method request call)
-   (methods :initarg :methods :reader generic-service-methods) ; that it has
-   ;; whether it also takes methods that no service has
+   (methods :initarg :methods :reader generic-service-methods) ; of the service
+   ;; true if it also takes calls of methods that no service has
    (unknown :initarg :unknown :reader generic-service-unknown))
   (:documentation "A service whose handler is one function; see MAKE-GENERIC-SERVICE."))
 
@@ -88,8 +89,8 @@ made. From any thread."
 their routes at once; calls under way go on. From any thread.")
 
 (defun make-generic-service (handler &key methods (unknown (null methods)))
-  "Return a service, for START-SERVER, whose handler is the function HANDLER. It is called with the
-RPC-METHOD, the request and the call, and does what a handler of a method of that kind does. METHODS
+  "Return a service, for START-SERVER, whose handler is the function HANDLER. HANDLER is called with
+the RPC-METHOD, the request and the call, and behaves as a handler of a method of that kind. METHODS
 is a list of methods, of GENERIC-METHOD or POOL-METHOD. With UNKNOWN it also takes calls of methods
 that no service of the server has; these are served as if both sides streamed, with raw messages,
 see RAW-MESSAGE, but not on in-process channels. From any thread."
@@ -111,7 +112,8 @@ see RAW-MESSAGE, but not on in-process channels. From any thread."
                               (funcall handler method request call)))))
 
 (defgeneric unknown-method (service path)
-  (:documentation "Return the RPC-METHOD that PATH, which no service has, is of SERVICE's, or nil.")
+  (:documentation "Return the RPC-METHOD by which SERVICE takes calls of PATH, which no service has,
+or nil.")
   (:method (service path)
     (declare (ignore service path))
     nil)

@@ -1,13 +1,13 @@
-;;;; Codecs: how the messages of calls are octets, other than Protocol Buffers. The name of one is
-;;;; the content subtype of gRPC over HTTP/2: application/grpc+NAME. A codec belongs to a method,
-;;;; by GENERIC-METHOD, or to a channel; a server takes the one that a request names. Each way it
-;;;; comes to the same: a METHOD-IN-CODEC, like the method in all but its message types, which are
-;;;; coded ones (protobuf/types/raw-message.lisp).
+;;;; Codecs: encodings of messages other than Protocol Buffers. The name of a codec is the content
+;;;; subtype of gRPC over HTTP/2: application/grpc+NAME. A codec belongs to a method, by
+;;;; GENERIC-METHOD, or to a channel; a server uses the codec that a request names. All these make a
+;;;; METHOD-IN-CODEC, which is like the method except for its message types: they are coded types
+;;;; (protobuf/types/raw-message.lisp).
 
 (in-package #:clgrpc.method)
 
 (defstruct (message-codec (:conc-name codec-) (:copier nil))
-  "How messages are octets."
+  "An encoding of messages as octets."
   (name "" :type simple-string :read-only t) ; the content subtype
   (serialize nil :type function)        ; (message type) → octets
   (deserialize nil :type function)      ; (octets type) → message
@@ -16,7 +16,7 @@
 (declaim (sb-ext:freeze-type message-codec))
 
 (document-functions
-  codec-name "The content subtype that CODEC stands for."
+  codec-name "The content subtype of CODEC, a string."
   codec-field "The header content-type of CODEC, once the wire has made it.")
 
 (defmethod print-object ((codec message-codec) stream)
@@ -28,7 +28,7 @@
 (defconstant +codec-characters+ 32 "The longest name of a codec.")
 
 (defun check-codec-name (name)
-  "Return NAME if a codec can be called so; otherwise signal MISUSE."
+  "Return NAME if it is a valid name of a codec; otherwise signal MISUSE."
   (unless (and (stringp name)
                (<= 1 (length name) +codec-characters+)
                (every (lambda (character)
@@ -42,17 +42,18 @@
 
 (defun register-codec (name &key serialize deserialize)
   "Register the codec NAME, a content subtype in small letters such as \"json\": from now on
-GENERIC-METHOD and :CODEC of channels take it, and servers serve requests with the content type
-application/grpc+NAME, so that messages are other than Protocol Buffers. Return NAME.
+GENERIC-METHOD and :CODEC of channels accept it, and servers serve requests with the content type
+application/grpc+NAME. Its messages are encoded by the codec instead of Protocol Buffers. Return
+NAME.
 SERIALIZE    a function of a message and its type that returns octets
 DESERIALIZE  a function of octets and a type that returns a message, which must not be nil; if it
              signals an error the call ends with :internal
 The type is a symbol such as HELLOWORLD:HELLO-REQUEST, or a message type; nil for a method without
-types, whose messages may be any objects. The octets are those of a whole message, as long as
-:max-receive-octets at most; how much memory DESERIALIZE makes of them is up to it. Both are called
-on the threads of handlers and callers, several at once. Registered again, NAME has the new
-functions. Not for channels within the image. Signal MISUSE for what cannot be a name, and for
-\"proto\". From any thread."
+types, whose messages may be any objects. The octets are those of a whole message, at most
+:max-receive-octets; no option limits the memory that DESERIALIZE uses for them. Both are called on
+the threads of handlers and callers, several at once. Registering NAME again replaces its functions.
+Not for channels within the image. Signal MISUSE for an invalid name, and for \"proto\". From any
+thread."
   (let ((name (check-codec-name name)))
     (unless (and (functionp serialize) (functionp deserialize))
       (misuse "The codec ~S needs two functions, :serialize and :deserialize." name))
@@ -70,8 +71,8 @@ functions. Not for channels within the image. Signal MISUSE for what cannot be a
   (values (gethash name **codecs**)))
 
 (defun codec-of-name (name)
-  "The codec that is registered as NAME; nil for nil and for \"proto\". Signal MISUSE if there is
-none."
+  "The codec that is registered as NAME; nil for nil and for \"proto\". Signal MISUSE for an unknown
+name."
   (cond ((or (null name) (equal "proto" name)) nil)
         ((and (stringp name) (find-codec name)))
         (t (misuse "There is no codec ~S; REGISTER-CODEC makes one." name))))
@@ -87,8 +88,8 @@ none."
      (lambda (octets) (funcall (codec-deserialize codec) octets designator)))))
 
 (defun method-in-codec (method codec)
-  "METHOD with its messages in CODEC; METHOD itself if they are, and if CODEC is nil. The same each
-time, unless threads ask at once."
+  "METHOD with its messages in CODEC; METHOD itself if they already are, or if CODEC is nil. Each
+call returns the same object, unless threads call it at once."
   (cond ((or (null codec) (eq codec (rpc-method-codec method))) method)
         ((cdr (assoc codec (rpc-method-coded method))))
         (t (let ((coded (copy-structure method)))

@@ -11,23 +11,23 @@
 (in-package #:clgrpc.method)
 
 (defstruct (rpc-method (:copier nil))
-  "What both ends know of a method: its names, its KIND (:unary, :client-streaming,
-:server-streaming or :bidi), the message types, and the symbol of its generic function."
+  "A method, as both ends have it: its names, its KIND (:unary, :client-streaming, :server-streaming
+or :bidi), the message types, and the symbol of its generic function."
   (name "" :type simple-string)         ; within its service
   (service-name "" :type simple-string) ; the full name
   (path "" :type simple-string :read-only t) ; "/package.Service/Method"
   (path-field nil)                      ; the wire's: the header field of PATH, once it was made
-  (route nil)                           ; what the path led to within the image last time
+  (route nil)                           ; the last route of PATH within the image
   (kind :unary :type (member :unary :client-streaming :server-streaming :bidi)) ; which side streams
-  ;; nil if gRPC does not define it
+  ;; nil for a request that is not gRPC's
   (descriptor nil)                      ; its descriptor, if the image has none of its name
   (request-type nil :type (or null protobuf:message-type)) ; of the messages to the handler
   (response-type nil :type (or null protobuf:message-type)) ; of those to the client
   (function-name nil :type symbol)      ; of the generic function
-  (codec nil)                           ; its messages are in that one; nil for Protocol Buffers
+  (codec nil)                           ; of its messages; nil for Protocol Buffers
   (coded '() :type list)                ; an alist from codecs to METHOD-IN-CODEC of this one
-  (quiet nil :type boolean)             ; logs and traces leave out calls that end well
-  (number 0 :type (unsigned-byte 16)))  ; of PATH, see NUMBER-OF-PATH; 0 if no code was made for it
+  (quiet nil :type boolean)             ; logs and traces leave out calls that end with :ok
+  (number 0 :type (unsigned-byte 16)))  ; of PATH, see NUMBER-OF-PATH; 0 without code
 
 (declaim (sb-ext:freeze-type rpc-method))
 
@@ -35,7 +35,7 @@
   rpc-method-path "The :path of METHOD, \"/package.Service/Method\"."
   rpc-method-name "The name of METHOD within its service, such as \"SayHello\"."
   rpc-method-service-name "The full name of METHOD's service, such as \"helloworld.Greeter\"."
-  rpc-method-quiet "True if logs and traces leave METHOD's calls out that end well."
+  rpc-method-quiet "True if logs and traces leave out METHOD's calls that end with :ok."
   rpc-method-kind "The kind of METHOD: :unary, :client-streaming, :server-streaming or :bidi.")
 
 (defmethod print-object ((method rpc-method) stream)
@@ -43,21 +43,21 @@
     (format stream "~A ~(~A~)" (rpc-method-path method) (rpc-method-kind method))))
 
 (defclass service ()
-  ((direct-channel :initform nil :accessor direct-channel)) ; by which it is called without server
+  ((direct-channel :initform nil :accessor direct-channel)) ; by which it is called without a server
   (:documentation "The root of all service classes. define-proto makes one for each service of a
-file; a server is given instances of its subclasses, whose methods are the handlers."))
+file. START-SERVER takes instances of subclasses, whose methods are the handlers."))
 
 (document-functions
-  direct-channel "The channel by which the service object given is called directly, once it was, or
-nil.")
+  direct-channel "The channel by which stubs on the service object given call it directly; nil
+before the first such call.")
 
 (defclass channel () ()
-  (:documentation "What stubs are called on. The client's and the in-process channel are its
-subclasses; all may be used from any thread."))
+  (:documentation "The class of objects on which stubs are called. The client's and the in-process
+channels are its subclasses. From any thread."))
 
 (defgeneric invoke (channel method request &key timeout deadline metadata &allow-other-keys)
-  (:documentation "Make the call that a stub stands for. METHOD is an RPC-METHOD; REQUEST and the
-values depend on its kind as `DESIGN` lays down: see the documentation of stubs."))
+  (:documentation "Make a call of METHOD, an RPC-METHOD, on CHANNEL, as its stub does. REQUEST and
+the values depend on the kind of METHOD; see the documentation of stubs."))
 
 (defgeneric service-methods (service)
   (:documentation "The list of the RPC-METHODs of SERVICE, a service object.")
@@ -68,17 +68,18 @@ values depend on its kind as `DESIGN` lays down: see the documentation of stubs.
 ;;; Method functions
 
 (defvar *call* nil
-  "The call whose handler this thread runs, or nil. Nested calls inherit its deadline.")
+  "The call whose handler this thread runs, or nil. Calls that the handler makes inherit its
+deadline.")
 
 (defun current-call ()
-  "The call whose handler, interceptor or callback runs on this thread, or nil. Calls that are made
-meanwhile inherit its deadline."
+  "The call whose handler, interceptor or callback runs on this thread, or nil. Calls that it makes
+inherit its deadline. From any thread."
   *call*)
 
 (defgeneric service-target (service)
-  (:documentation "What to call a stub on instead of SERVICE, a service object, outside of any
-handler: a channel that leads to SERVICE, or SERVICE itself if there is none. The in-process channel
-has a method. From any thread.")
+  (:documentation "The object on which a stub makes its call when it is called with SERVICE, a
+service object, outside of any handler: a channel that leads to SERVICE, or SERVICE itself without
+such a channel. The in-process channel has a method. From any thread.")
   (:method (service) service))
 
 (defstruct (binding (:copier nil))
@@ -89,15 +90,15 @@ has a method. From any thread.")
 (declaim (sb-ext:freeze-type binding))
 
 (defclass method-function (standard-generic-function)
-  (;; that it stands for
+  (;; the RPC method of the generic function
    (rpc-method :initarg :rpc-method :initform nil :accessor method-function-rpc-method)
-   (bindings :initform '() :accessor method-function-bindings) ; of the classes that were asked for
-   (stubs :initform '() :accessor method-function-stubs)) ; the methods that define-proto made
+   (bindings :initform '() :accessor method-function-bindings) ; of the service classes in use
+   (stubs :initform '() :accessor method-function-stubs)) ; the methods made by define-proto
   (:metaclass sb-mop:funcallable-standard-class)
-  (:documentation "The class of the generic functions that stand for RPC methods."))
+  (:documentation "The class of the generic functions of RPC methods."))
 
 (defun stub-method (function)
-  "The RPC-METHOD that FUNCTION, a stub or its name, stands for; nil if it is something else."
+  "The RPC-METHOD of FUNCTION, a stub or its name; nil for any other object."
   (let ((function (if (and (symbolp function) (fboundp function))
                       (fdefinition function)
                       function)))
@@ -105,8 +106,8 @@ has a method. From any thread.")
 
 (defmacro with-bindings-lock (() &body body)
   "Evaluate BODY while no other thread changes bindings. The lock is the one that the compiler, the
-loader and CLOS hold while they define things: since they call us with it held, a second lock could
-be taken in the wrong order."
+loader and CLOS hold during definitions. They call this code with it held, so a second lock could be
+taken in the wrong order."
   `(sb-c::with-world-lock () ,@body))
 
 (defmethod sb-mop:compute-discriminating-function ((function method-function))
@@ -126,8 +127,7 @@ be taken in the wrong order."
           (rpc-method-function-name (method-function-rpc-method function)) (first arguments)))
 
 (defvar *publishing* nil
-  "True inside ADD-METHOD. The removal of the old method, which that implies, then publishes
-nothing.")
+  "True inside ADD-METHOD, so that the removal of the old method, a part of it, publishes nothing.")
 
 (defun applicable-methods (function class)
   (let* ((method (method-function-rpc-method function))
@@ -139,8 +139,8 @@ nothing.")
      function (list class (or (find-class request nil) (find-class 't))))))
 
 (defun effective-function (function class)
-  "Return what FUNCTION does for instances of CLASS, as a function (service request call) that later
-changes of FUNCTION's methods do not touch."
+  "Return the effective function of FUNCTION for instances of CLASS, a function (service request
+call) that later changes of FUNCTION's methods do not affect."
   (multiple-value-bind (methods definitive) (applicable-methods function class)
     (let ((effective (and definitive methods
                           (sb-pcl::get-effective-method-function function methods))))
@@ -160,7 +160,8 @@ changes of FUNCTION's methods do not touch."
       (setf (binding-function binding) (effective-function function (binding-class binding))))))
 
 (defun follow-class (function class)
-  "Arrange for FUNCTION to be told when CLASS, or a class that it inherits from, is defined again."
+  "Make CLOS call UPDATE-DEPENDENT for FUNCTION when CLASS, or a class that it inherits from, is
+redefined."
   (dolist (class (sb-mop:class-precedence-list class))
     (when (typep class 'standard-class) (sb-mop:add-dependent class function))))
 
@@ -191,7 +192,7 @@ one of its methods.")
     (misuse "A handler of ~S has &key at the end of its lambda list, (service request &key), not ~
              ~(~S~)." (rpc-method-function-name (method-function-rpc-method function))
             (sb-mop:method-lambda-list method)))
-  ;; to replace a method is to remove it first: no binding may be made in between
+  ;; replacing a method removes it first: no binding may be made in between
   (with-bindings-lock ()
     (multiple-value-prog1 (let ((*publishing* t)) (call-next-method))
       (publish function))))
@@ -204,13 +205,13 @@ one of its methods.")
 ;;; Definition
 
 (defconstant +most-numbers+ 10000
-  "So many paths get a number of their own.")
+  "The most paths that get a number of their own.")
 
 (defglobal **numbers** (make-hash-table :test 'equal :synchronized t)) ; of paths
 
 (defun number-of-path (path)
-  "A small number above 0 that stands for PATH, that of a method that code is made for, in this
-process; 0 if there are too many. It stays when the method is defined again."
+  "A small number above 0 that identifies PATH, of a method with generated code, in this process; 0
+beyond +MOST-NUMBERS+ paths. It stays the same when the method is redefined."
   (sb-ext:with-locked-hash-table (**numbers**)
     (or (gethash path **numbers**)
         (if (< (hash-table-count **numbers**) +most-numbers+)
@@ -234,9 +235,9 @@ process; 0 if there are too many. It stays when the method is defined again."
       (protobuf:defined-as function))))
 
 (defun shown-lambda-list (look function)
-  "The lambda list of FUNCTION, as LOOK, FUNCTION-LAMBDA-LIST, says; for a stub, with the keywords
-that channels take. The generic function cannot name these itself, since then all handlers would
-have to take them."
+  "The lambda list of FUNCTION, from LOOK, the function FUNCTION-LAMBDA-LIST; for a stub, one with
+the keywords that channels accept. The generic function cannot name these itself, since then all
+handlers would have to accept them."
   (if (typep function 'method-function)
       '(target request &key timeout deadline metadata wait-for-ready call-credentials compression
         authority max-send-octets max-receive-octets values)
@@ -275,8 +276,8 @@ the form (function-symbol \"Name\" kind \"request.Type\" \"response.Type\" [docu
 (defglobal **service-watchers** '())    ; functions without arguments
 
 (defun watch-services (function)
-  "Arrange for FUNCTION to be called, without arguments, whenever a service is defined. Return a
-function that undoes this. From any thread."
+  "Call FUNCTION, without arguments, whenever a service is defined. Return a function that ends
+this. From any thread."
   (sb-ext:atomic-push function **service-watchers**)
   (lambda ()
     (loop for old = **service-watchers**
@@ -288,7 +289,7 @@ function that undoes this. From any thread."
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun usage (kind)
-    "How a method of KIND is called and implemented, as text."
+    "A text that describes how to call and implement a method of KIND."
     (format nil "With a channel: ~A.~%The keywords are :timeout (seconds), :deadline, :metadata, ~
                  :wait-for-ready, :call-credentials,~%:compression, :authority, :max-send-octets, ~
                  :max-receive-octets and :values.~2%A handler ~A."
@@ -324,7 +325,7 @@ returns a call, to RECEIVE from and, if :open, to SEND on"))
                      :request-type (protobuf:intern-message-type ,request)
                      :response-type (protobuf:intern-message-type ,response)
                      :function-name ',function)
-      ;; not again when the file is: to redefine a method is to remove it for a moment
+      ;; not again when the file is loaded again: redefining a method removes it for a moment
       (unless (method-for-p #',function 'channel)
         (note-stub
          #',function
@@ -339,7 +340,7 @@ returns a call, to RECEIVE from and, if :open, to SEND on"))
                                         (class-name (class-of target)) ,name))))))))
 
 (defun expand-service (service)
-  "The form that define-proto's expansion has for SERVICE, a protobuf service descriptor."
+  "The form in define-proto's expansion for SERVICE, a protobuf service descriptor."
   `(define-service ,(protobuf:service-descriptor-symbol service)
        ,(protobuf:descriptor-full-name service)
        (:documentation ,(protobuf:descriptor-comment service))

@@ -1,4 +1,4 @@
-;;;; Methods and services, and what stubs are called on.
+;;;; Methods, services, and the class of channels.
 
 (defpackage #:clgrpc.method
   (:use #:cl #:clgrpc.base)

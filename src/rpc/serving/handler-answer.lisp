@@ -1,10 +1,9 @@
-;;;; How handlers are called, and what their clients are told if a call ends badly or an answer
-;;;; cannot be sent.
+;;;; Calling handlers, and the status for their clients if a call fails or an answer cannot be sent.
 
 (in-package #:clgrpc.serving)
 
 (define-hot (call-handler :inline t) ((route route) request (call call)) t
-  "What the handler of ROUTE returns."
+  "The value of the handler of ROUTE."
   (funcall (binding-function (route-binding route)) (route-service route) request call))
 
 (defun call-intercepted (interceptors call request handler)
@@ -16,18 +15,19 @@
       (funcall handler request)))
 
 (defun call-handler-intercepted (route request call)
-  "What the handler of ROUTE, and the interceptors around it, return."
+  "The value of the handler of ROUTE, called through its interceptors."
   (call-intercepted (route-interceptors route) call request
                     (lambda (request) (call-handler route request call))))
 
 (define-hot (answer-of :inline t) ((route route) request (call call)) t
-  "What the handler of ROUTE, and the interceptors around it if there are any, return."
+  "The value of the handler of ROUTE, called through its interceptors if it has any."
   (if (route-interceptors route)
       (call-handler-intercepted route request call)
       (call-handler route request call)))
 
 (defun bad-answer-condition (call message error)
-  "The condition that ends CALL because its handler's answer MESSAGE cannot be sent, for ERROR."
+  "The condition that ends CALL since its handler's answer MESSAGE cannot be sent, because of
+ERROR."
   (if (or (typep error 'rpc-error) (typep error 'storage-condition))
       (error-condition call error)
       (error-condition
@@ -40,7 +40,7 @@
 
 (defun sendable-end (call condition)
   "The status, message, details and trailers with which CONDITION ends CALL, as far as they can be
-sent: a handler may signal anything in its slots."
+sent: a handler may put any objects into its slots."
   (let ((status (rpc-error-status condition))
         (message (rpc-error-message condition)))
     (values (if (eq :ok status) :internal status)

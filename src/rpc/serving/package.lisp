@@ -1,4 +1,4 @@
-;;;; What servers of all transports share: services, routes, acceptors, how handlers are called.
+;;;; The common code of servers of all transports: services, routes, acceptors, calling handlers.
 
 (defpackage #:clgrpc.serving
   (:use #:cl #:clgrpc.base #:clgrpc.option)

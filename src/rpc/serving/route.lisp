@@ -1,20 +1,20 @@
-;;;; Routes: which handler a method leads to. A server, or an object that stands for one within the
-;;;; image, makes a table of routes for its services. The handler is reached through the method's
-;;;; BINDING, which redefinition swaps. A transport that notes more of its routes includes the
-;;;; structure in one of its own.
+;;;; Routes from methods to handlers. A server, or an object that stands for one within the image,
+;;;; makes a table of routes for its services. A route reaches the handler through the method's
+;;;; BINDING, which redefinition swaps. A transport that needs more slots includes the structure in
+;;;; one of its own.
 
 (in-package #:clgrpc.serving)
 
 (defstruct (route (:copier nil))
-  "Where a path leads."
+  "The route of a path."
   (server nil)                          ; who serves
   (epoch 0 :type fixnum)                ; that of the table it is from
   (method nil :type (or null rpc-method)) ; nil for a path that leads nowhere
   (service nil)                         ; the object whose handler it is
-  (binding nil :type (or null binding)) ; that handler
+  (binding nil :type (or null binding)) ; of the handler
   (interceptors '() :type list)         ; around it, the outermost first
-  (execution :auto :type (member :inline :blocking :auto)) ; where it runs, as START-SERVER was told
-  (long-octets 0 :type index))          ; how long its answers have been lately; 0 if none was long
+  (execution :auto :type (member :inline :blocking :auto)) ; where it runs, see START-SERVER
+  (long-octets 0 :type index))          ; of its recent answers, 0 if all were short
 
 (defmethod print-object ((route route) stream)
   (print-unreadable-object (route stream :type t)
@@ -23,8 +23,8 @@
 ;;; Which methods give long answers, see room.lisp: a hint that several threads set without a lock
 
 (defun note-answer (route &optional (octets 0))
-  "A handler of ROUTE has a long message to send, of OCTETS; without them it has given a short
-answer where there were long ones before."
+  "Note in ROUTE that a handler has a long message of OCTETS to send; with OCTETS 0, that it has
+given a short answer after long ones."
   (let ((less (floor (* 3 (route-long-octets route)) 4)))
     (setf (route-long-octets route)
           (cond ((plusp octets) (max octets less))
@@ -34,8 +34,8 @@ answer where there were long ones before."
 ;;; Tables
 
 (defstruct (route-table (:copier nil))
-  "The routes of a server, or of an object that stands for one. A table is not changed once it is
-made; when a service is defined again, a new table takes its place."
+  "The routes of a server, or of an object that stands for one. A table is immutable; when a service
+is redefined, a new table takes its place."
   (server nil)                          ; who serves
   (epoch 0 :type fixnum)                ; one more than that of the table before
   (routes (make-hash-table :test 'equal) :type hash-table) ; by path
@@ -43,19 +43,21 @@ made; when a service is defined again, a new table takes its place."
   (unknown nil :type (or null function)))
 
 (defun execution-of (execution function-name)
-  "What EXECUTION, the argument of start-server, says of the method named FUNCTION-NAME."
+  "The execution of the method named FUNCTION-NAME under EXECUTION, the argument of START-SERVER:
+:INLINE, :BLOCKING or :AUTO."
   (let ((chosen (if (listp execution)
                     (or (cdr (assoc function-name execution)) :auto)
                     execution)))
     (unless (member chosen '(:inline :blocking :auto))
-      (misuse "~S is no execution: :inline, :blocking, :auto, or an alist from method to one."
+      (misuse "~S is not valid for :execution: give :inline, :blocking, :auto, or an alist from
+methods to these."
               chosen))
     ;; no thread can take over the loop of a simulated world
     (if (and (eq :auto chosen) (loop:simulated-p)) :blocking chosen)))
 
 (defun make-routes (server services execution make-route &key (epoch 1) interceptors)
   "Return the ROUTE-TABLE of SERVER for SERVICES, a list of service objects, with INTERCEPTORS,
-as CHECK-INTERCEPTORS takes it. MAKE-ROUTE makes a ROUTE of the keywords that are the slots of one."
+as CHECK-INTERCEPTORS takes it. MAKE-ROUTE makes a ROUTE from the keywords of its slots."
   (let ((table (make-route-table :server server :epoch epoch)))
     (dolist (service services table)
       (dolist (method (service-methods service))
@@ -70,7 +72,8 @@ as CHECK-INTERCEPTORS takes it. MAKE-ROUTE makes a ROUTE of the keywords that ar
                               interceptors))))))
 
 (defun unknown-router (table make-route service execution interceptors)
-  "A function for the slot UNKNOWN of TABLE: SERVICE takes what no service has."
+  "A function for the slot UNKNOWN of TABLE, by which SERVICE takes calls of methods that no service
+has."
   (lambda (path)
     (let ((method (unknown-method service path)))
       (and method
@@ -78,7 +81,8 @@ as CHECK-INTERCEPTORS takes it. MAKE-ROUTE makes a ROUTE of the keywords that ar
                       (interceptors-for interceptors method))))))
 
 (defun find-unknown-route (table path)
-  "The route of TABLE to PATH, which none of its methods has, or nil. Nothing remembers it."
+  "A new route of TABLE for PATH, which none of its methods has, or nil. The table does not keep
+it."
   (let ((unknown (route-table-unknown table)))
     (and unknown (funcall unknown path))))
 

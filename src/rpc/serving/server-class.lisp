@@ -1,8 +1,8 @@
-;;;; What a server is, whatever transport carries its calls: services, the interceptors around their
-;;;; handlers, and threads.
+;;;; The class of servers for all transports: services, the interceptors around their handlers, and
+;;;; threads.
 ;;;;
 ;;;; An ACCEPTOR is a way into a server besides its listeners, such as the in-process one. A server
-;;;; tells its acceptors when it stops, and waits for them as for its connections.
+;;;; that stops closes its acceptors, and waits for them as for its connections.
 
 (in-package #:clgrpc.serving)
 
@@ -11,7 +11,7 @@
    (options :initarg :options :reader server-options) ; rows of the options table
    ;; functions around the handlers, the outermost first
    (interceptors :initarg :interceptors :initform '() :reader server-interceptors)
-   (observer :initarg :observer :initform nil :reader server-observer) ; of what it does, or nil
+   (observer :initarg :observer :initform nil :reader server-observer) ; of its events, or nil
    (reserve :initarg :reserve :reader server-reserve) ; of threads, for handlers that block
    (acceptors :initform '() :accessor server-acceptors) ; by which calls within the image come
    ;; of the acceptors and the end
@@ -32,16 +32,17 @@
   server-emptied "The queue on which threads wait for NOTE-EMPTIED.")
 
 (defgeneric acceptor-state (acceptor)
-  (:documentation "Three values: the address that clients of ACCEPTOR give, a string, or nil if it
-has none; true if calls that came by it are under way; and how many have ended. When the last of
-those under way ends after CLOSE-ACCEPTOR, NOTE-EMPTIED is called."))
+  (:documentation "Three values: the address for clients of ACCEPTOR, a string, or nil; true if
+calls that came by it are under way; and the number of those that have ended. When the last of those
+under way ends after CLOSE-ACCEPTOR, NOTE-EMPTIED is called."))
 
 (defgeneric close-acceptor (acceptor &optional status text)
-  (:documentation "Have ACCEPTOR begin no more calls; with STATUS and TEXT, end those that came by
-it so."))
+  (:documentation "Make ACCEPTOR refuse new calls; with STATUS and TEXT, end those that came by it
+with them."))
 
 (defun ensure-acceptor (server predicate make)
-  "The acceptor of SERVER for which PREDICATE is true; if there is none, what MAKE returns."
+  "The acceptor of SERVER for which PREDICATE is true; if it has none, add and return the value of
+MAKE."
   (flet ((find-acceptor () (find-if predicate (server-acceptors server))))
     (or (find-acceptor)
         (sb-thread:with-mutex ((server-lock server))
@@ -49,12 +50,13 @@ it so."))
               (first (push (funcall make) (server-acceptors server))))))))
 
 (defun note-emptied (server)
-  "Calls or connections of SERVER, which stops, have ended."
+  "Wake the threads of AWAIT-EMPTIED, since calls or connections of SERVER, which stops, have
+ended."
   (sb-thread:with-mutex ((server-lock server))
     (sb-thread:condition-broadcast (server-emptied server))))
 
 (defun await-emptied (server seconds function)
-  "Wait until FUNCTION, which is asked again after each NOTE-EMPTIED of SERVER, returns true,
-SECONDS at most. Return what it has returned last."
+  "Wait, at most SECONDS, until FUNCTION returns true; it is called again after each NOTE-EMPTIED of
+SERVER. Return its last value."
   (loop:await-until (server-emptied server) (server-lock server) (loop:notice-end seconds)
                     function))

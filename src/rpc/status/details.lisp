@@ -3,7 +3,7 @@
 ;;;; errors).
 ;;;;
 ;;;; In an RPC-ERROR the details are messages, or the octets as they came. The functions that read
-;;;; them signal nothing, whatever a peer has sent.
+;;;; them signal no errors for any octets of a peer.
 
 (in-package #:clgrpc.status)
 
@@ -22,8 +22,7 @@ which are sent as they are; or nil. Signal MISUSE if they are neither."
     (t (misuse "Details are a list of messages, or octets, not ~S." details))))
 
 (defun coded-details (code message details)
-  "The octets of details that say that a status has CODE, which has no keyword; otherwise as
-DETAILS-OCTETS."
+  "As DETAILS-OCTETS, for a status with CODE, a number without a keyword."
   (if (typep details 'octets)
       details
       (protobuf:serialize
@@ -54,8 +53,8 @@ loaded, or it is broken or takes more."
         any)))
 
 (defun octets-details (octets)
-  "The messages that the serialized google.rpc.Status OCTETS holds, as RPC-ERROR-DETAILS has them;
-nil if it is no such message. They share what one message may take."
+  "The messages in OCTETS, a serialized google.rpc.Status, as RPC-ERROR-DETAILS returns them; nil if
+OCTETS are not such a message. Together they may use the memory allowed for one message."
   (handler-case
       (let* ((anys (google.rpc:status-details (protobuf:parse-message 'google.rpc:status octets)))
              (share (floor (option-default :max-decoded-octets) (max 1 (length anys)))))
@@ -63,9 +62,9 @@ nil if it is no such message. They share what one message may take."
     (protobuf:protobuf-error () '())))
 
 (defun rpc-error-details (error)
-  "The details of ERROR, a list of messages, such as GOOGLE.RPC:BAD-REQUEST; nil if there are none,
-or if they cannot be read. A detail is a GOOGLE.PROTOBUF:ANY if its type is not loaded, if it is
-broken, or if it takes more than its share of the memory that one message may. From any thread."
+  "The details of ERROR, a list of messages, such as GOOGLE.RPC:BAD-REQUEST; nil without details, or
+if they cannot be read. A detail is a GOOGLE.PROTOBUF:ANY if its type is not loaded, if it is
+damaged, or if it uses more than its share of the memory allowed for one message. From any thread."
   (let ((details (rpc-error-raw-details error)))
     (if (listp details) details (octets-details details))))
 

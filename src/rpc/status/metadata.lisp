@@ -1,7 +1,7 @@
 ;;;; Metadata: an alist of lower-case strings to strings, or to octets where the name ends in "-bin"
-;;;; (gRPC over HTTP/2, "Custom-Metadata"). Names that gRPC keeps for itself are refused. A call
-;;;; keeps the metadata of its peer as a vector in its transport's own form; the operation METADATA
-;;;; makes the alist on demand.
+;;;; (gRPC over HTTP/2, "Custom-Metadata"). Names that gRPC reserves are refused. A call keeps the
+;;;; metadata of its peer as a vector in its transport's own form; the operation METADATA makes the
+;;;; alist on demand.
 
 (in-package #:clgrpc.status)
 
@@ -18,19 +18,21 @@
 
 (defun reserved-name-p (name)
   (or (and (> (length name) 5) (string= "grpc-" name :end2 5)
-           ;; which a handler may ask for (gRFC A6)
+           ;; a handler may set this one (gRFC A6)
            (string/= "grpc-retry-pushback-ms" name))
       (member name '("content-type" "te" "host" "connection" "transfer-encoding" "keep-alive"
                      "proxy-connection" "upgrade" "content-length" "user-agent")
               :test #'string=)))
 
 (defun check-metadata (metadata)
-  "Return METADATA if it is an alist that may be sent; else signal MISUSE naming the entry."
+  "Return METADATA if it is an alist that may be sent; else signal MISUSE, which names the entry."
   (loop for entry in metadata
-        do (unless (consp entry) (misuse "Metadata is an alist; ~S is no pair." entry))
+        do (unless (consp entry) (misuse "Metadata are an alist; its element ~S is not a
+pair." entry))
            (destructuring-bind (name . value) entry
              (unless (valid-name-p name)
-               (misuse "~S is no metadata name: lower-case letters, digits, and _ - . only." name))
+               (misuse "~S is not a valid name of metadata, which has only lower-case letters,
+digits, and _ - ." name))
              (when (reserved-name-p name) (misuse "The metadata name ~S belongs to gRPC." name))
              (cond ((binary-name-p name)
                     (unless (typep value '(vector octet))
@@ -41,8 +43,8 @@
   metadata)
 
 (defun sendable-metadata (metadata)
-  "Those entries of METADATA, an alist that a peer has sent, that may be sent on: none that belongs
-to gRPC or to a connection."
+  "The entries of METADATA, an alist from a peer, that may be sent on: all except those of gRPC
+itself and of a connection."
   (remove-if-not (lambda (entry)
                    (and (valid-name-p (car entry))
                         (not (reserved-name-p (car entry)))

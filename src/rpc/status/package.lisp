@@ -1,5 +1,4 @@
-;;;; Statuses, errors of calls, metadata and time-outs: the terms of every call, whatever transport
-;;;; carries it.
+;;;; Statuses, errors of calls, metadata and time-outs: the data of calls over every transport.
 
 (defpackage #:clgrpc.status
   (:use #:cl #:clgrpc.base #:clgrpc.option)

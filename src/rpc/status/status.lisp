@@ -1,6 +1,6 @@
 ;;;; Status codes (gRPC "Status codes and their use"), declared once: the table below gives each
-;;;; code its keyword, number, condition class and meaning. RPC-ERROR is the root of what ends a
-;;;; call badly; handler code ends its call with FAIL. The status message travels percent-encoded
+;;;; code its keyword, number, condition class and meaning. RPC-ERROR is the root of the errors that
+;;;; end calls; handler code ends its call with FAIL. The status message travels percent-encoded
 ;;;; (gRPC over HTTP/2, "Status-Message").
 
 (in-package #:clgrpc.status)
@@ -18,38 +18,39 @@
    ;; :peer, :local or :transport
    (ended-by :initarg :ended-by :initform :peer :reader rpc-error-ended-by)
    (cause :initarg :cause :initform nil :reader rpc-error-cause) ; the frame, code or errno, or nil
-   (sent :initarg :sent :initform t :reader rpc-error-sent-p)) ; nil if it certainly never got there
+   (sent :initarg :sent :initform t :reader rpc-error-sent-p)) ; nil if it never reached the peer
   (:report report-rpc-error)
   (:documentation "A call ended with a status other than :ok. STATUS is a keyword, MESSAGE the text
 that came with it, DETAILS a list of messages or the octets of grpc-status-details-bin, TRAILERS an
-alist, CALL the call. ENDED-BY says who ended it: :peer (its status), :local (deadline,
-cancellation, limits) or :transport; CAUSE is the frame, code or errno behind it as text, or nil.
-SENT is nil if the request certainly never reached the peer's application, so that repeating it is
-safe."))
+alist, CALL the call. ENDED-BY is the origin of the end: :peer (its status), :local (deadline,
+cancellation, limits) or :transport. CAUSE is the frame, code or errno that caused it, as text, or
+nil. SENT is nil if the request certainly never reached the peer's application, so it is safe to
+repeat the call."))
 
 (define-hot (failure-p :inline t) (object) boolean
-  "True if OBJECT is an RPC-ERROR and not a message. It is tested first whether OBJECT is a message,
-since that test is quick and the one for a condition is not."
+  "True if OBJECT is an RPC-ERROR and not a message. The test for a message comes first, since it is
+quicker than the one for a condition."
   (and (not (protobuf:message-p object))
        (typep object 'rpc-error)))
 
 (document-functions
-  rpc-error-status "The status of the call that ended badly, a keyword such as :not-found."
+  rpc-error-status "The status of the call that failed, a keyword such as :not-found."
   rpc-error-message "The text that came with the status, maybe empty."
   rpc-error-trailers "The trailing metadata of the call, an alist."
   rpc-error-call "The call that ended, or nil."
-  rpc-error-peer "The address of the peer, \"127.0.0.1:50051\", or nil if there was none yet."
-  rpc-error-ended-by "Who ended the call: :peer (its status), :local (deadline, cancellation, a
-limit) or :transport (the connection)."
-  rpc-error-cause "The frame, code or errno behind the error, as text, or nil."
+  rpc-error-peer "The address of the peer, \"127.0.0.1:50051\", or nil if the call had no peer yet."
+  rpc-error-ended-by "The origin of the call's end: :peer (its status), :local (deadline,
+cancellation, a limit) or :transport (the connection)."
+  rpc-error-cause "The frame, code or errno that caused the error, as text, or nil."
   rpc-error-sent-p "True if the request may have reached the peer's application; if false, it is
 safe to repeat the call.")
 
 (defconstant +reported-characters+ 4000
-  "How much of a peer's text an error's report shows: all that a server of ours may send.")
+  "The most characters of a peer's text in the report of an error: the longest text that this
+library's servers send.")
 
 (defun report-rpc-error (condition stream)
-  "Print CONDITION as one line, whatever the peer has written into its message."
+  "Print CONDITION as one line, with any text of the peer in its message."
   (with-slots (status message peer ended-by cause sent) condition
     (flet ((visible (text)
              (and text
@@ -63,17 +64,17 @@ safe to repeat the call.")
               (rpc-error-reason condition)))))
 
 (defgeneric end-reason (call)
-  (:documentation "What became of CALL as a line of text, or nil if that is not known."))
+  (:documentation "The course of CALL as one line of text, or nil if it is not known."))
 
 (defun rpc-error-reason (error)
-  "What became of the call that ERROR, an RPC-ERROR, is about, as a line of text: how long it took,
-what it waited for, why that had failed so far, and where the time went. Nil if ERROR has no call.
+  "Return one line of text about the call of ERROR, an RPC-ERROR: its duration, the step it waited
+for, the failures of that step so far, and the times of its stages. Nil if ERROR has no call.
 ERROR's report ends with this line. From any thread."
   (and (rpc-error-call error) (end-reason (rpc-error-call error))))
 
 (defstruct (status-row (:copier nil))
   "A row of the status table."
-  (keyword :ok :type keyword)           ; by which code knows it
+  (keyword :ok :type keyword)           ; its name in code
   (code 0 :type (integer 0 16))         ; its number on the wire
   (condition nil :type symbol)          ; the class of the error, or nil for :ok
   (meaning "" :type string))            ; its documentation
@@ -97,17 +98,17 @@ meaning)."
 (define-statuses
   (:ok 0 nil "The call succeeded.")
   (:cancelled 1 cancelled "The call was cancelled, usually by the caller.")
-  (:unknown 2 unknown "An error of which nothing more is known.")
-  (:invalid-argument 3 invalid-argument "The request is wrong whatever the state of the system.")
+  (:unknown 2 unknown "An error without further information.")
+  (:invalid-argument 3 invalid-argument "The request is wrong in any state of the system.")
   (:deadline-exceeded 4 deadline-exceeded "The deadline passed before the call was done.")
-  (:not-found 5 not-found "Something that was asked for does not exist.")
-  (:already-exists 6 already-exists "What was to be made exists already.")
+  (:not-found 5 not-found "A requested object does not exist.")
+  (:already-exists 6 already-exists "The object to be created exists already.")
   (:permission-denied 7 permission-denied "The caller may not do this.")
   (:resource-exhausted 8 resource-exhausted "A quota, limit or store is used up.")
   (:failed-precondition 9 failed-precondition "The system is not in the state this call needs.")
   (:aborted 10 aborted "A conflict such as a lost transaction; repeat at a higher level.")
   (:out-of-range 11 out-of-range "The request went past the valid range.")
-  (:unimplemented 12 unimplemented "The method is not there or not supported.")
+  (:unimplemented 12 unimplemented "The method does not exist or is not supported.")
   (:internal 13 internal "An invariant of the system is broken.")
   (:unavailable 14 unavailable "The service cannot be reached now; try again with a back-off.")
   (:data-loss 15 data-loss "Data is lost or damaged beyond repair.")
@@ -119,7 +120,8 @@ meaning)."
               (map 'list #'status-row-keyword **statuses**))))
 
 (defun status-code (status)
-  "Return the number, 0 to 16, of the keyword STATUS. Signal MISUSE if it is not one."
+  "Return the number, 0 to 16, of the keyword STATUS. Signal MISUSE if STATUS is not a status. From
+any thread."
   (status-row-code (status-row status)))
 
 (defun code-status (code)
@@ -134,24 +136,24 @@ meaning)."
   "The statuses that only applications give to calls.")
 
 (defun control-status (status text)
-  "The status and the text for a call that is to end with STATUS and TEXT as something says that is
-between its user and its server, such as a balancer or call credentials: these, but :internal if
-STATUS is one that only applications give, so that nobody takes it for the server's (gRFC A54).
-Signal MISUSE if STATUS is none."
+  "The status and the text for a call that a component between its user and its server, such as a
+balancer or call credentials, ends with STATUS and TEXT. These are STATUS and TEXT themselves; but
+:internal if only applications may give STATUS, since it would look like the server's (gRFC A54).
+Signal MISUSE if STATUS is not a status."
   (if (member (status-row-keyword (status-row status)) *application-statuses*)
       (values :internal (format nil "~A: a bug, since ~A is for applications to give" text
                                 (substitute #\_ #\- (string status))))
       (values status text)))
 
 (defun make-rpc-error (status &rest initargs &key &allow-other-keys)
-  "Return a condition of the class that belongs to STATUS; INITARGS as the slots of RPC-ERROR."
+  "Return a condition of the class for STATUS. INITARGS are the slots of RPC-ERROR."
   (apply #'make-condition (or (status-row-condition (status-row status)) 'rpc-error)
          :status status initargs))
 
 (defun refusal-error (cause status text)
-  "The RPC-ERROR of a call that is never sent since something between its user and its server, which
-TEXT tells of, has signalled CAUSE: with its status, as CONTROL-STATUS has it, or STATUS if it has
-none."
+  "The RPC-ERROR of a call that is never sent since a component between its user and its server,
+which TEXT describes, has signalled CAUSE. Its status is that of CAUSE, after CONTROL-STATUS, or
+STATUS if CAUSE is not an RPC-ERROR."
   (multiple-value-bind (status said)
       (if (typep cause 'rpc-error)
           (control-status (rpc-error-status cause) (rpc-error-message cause))
@@ -164,11 +166,11 @@ none."
   '(integer 17 #x7FFFFFFF))
 
 (defun fail (status message &key details trailers)
-  "End the running handler's call with STATUS, a keyword other than :ok, or a number above 16, which
-has no keyword and so is :unknown to most, and MESSAGE, a string for developers, or nil. DETAILS is
-a list of messages that say more, such as those of the package GOOGLE.RPC, or octets for
-grpc-status-details-bin; TRAILERS an alist added to the trailing metadata. Signal MISUSE for what is
-none of these."
+  "End the running handler's call with STATUS and MESSAGE, a string for developers or nil. STATUS is
+a keyword other than :ok, or a number above 16, which most clients report as :unknown. DETAILS is a
+list of messages with more data, such as those of the package GOOGLE.RPC, or octets for
+grpc-status-details-bin. TRAILERS is an alist added to the trailing metadata. Signal MISUSE for
+other arguments. From the handler's thread."
   (when (eq :ok status)
     (misuse "A handler that succeeds returns; it does not fail with :ok."))
   (unless (typep message '(or null string))

@@ -11,7 +11,8 @@
 (defconstant +latest-deadline+ (1- (ash 1 61)) "A deadline that never passes: 73 years.")
 
 (define-hot deadline-in ((ns (unsigned-byte 62)) (now (unsigned-byte 62))) deadline
-  "The deadline NS nanoseconds after NOW, or the latest there is: peers may ask for 11,000 years."
+  "The deadline NS nanoseconds after NOW, at most +LATEST-DEADLINE+, since peers may send time-outs
+of 11,000 years."
   (min (+ now ns) +latest-deadline+))
 
 (defun timeout-unit-ns (octet)
@@ -19,7 +20,7 @@
     (#\n 1) (#\u 1000) (#\m 1000000) (#\S 1000000000) (#\M 60000000000) (#\H 3600000000000)))
 
 (define-hot parse-timeout ((octets octets)) (or null (unsigned-byte 62))
-  "Return the nanoseconds that the grpc-timeout value OCTETS stands for, or nil if it is malformed."
+  "Return the nanoseconds of the grpc-timeout value OCTETS, or nil if it is malformed."
   (let* ((digits (1- (length octets)))
          (unit (and (<= 1 digits 8) (timeout-unit-ns (aref octets digits))))
          (value 0))

@@ -1,4 +1,4 @@
-;;;; Topics: what one sends, many streams have. Streams that resume.
+;;;; Topics, which send each message to many streams; and streams that resume.
 
 (defpackage #:clgrpc.topic
   (:use #:cl #:clgrpc.base)

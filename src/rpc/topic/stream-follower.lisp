@@ -1,25 +1,25 @@
-;;;; Streams that go on where they have broken off, for clients of servers whose messages have
-;;;; positions: topics, logs, changes of a store. The stream is asked for again from the position
-;;;; behind the last message, with pauses that grow, until it ends well, fails for good, or nobody
-;;;; has answered for long.
+;;;; Streams that resume where they broke off, for clients of servers whose messages have positions:
+;;;; topics, logs, changes of a store. The stream is requested again from the position after the
+;;;; last message, with growing pauses, until it ends with :ok, fails permanently, or no server has
+;;;; answered for long.
 
 (in-package #:clgrpc.topic)
 
-(defconstant +first-pause-seconds+ 1/4 "How long a follower waits after one failure.")
-(defconstant +most-pause-seconds+ 5 "How long it waits after many.")
+(defconstant +first-pause-seconds+ 1/4 "How long a follower waits after one failure, in seconds.")
+(defconstant +most-pause-seconds+ 5 "The longest wait, after many failures, in seconds.")
 
 (defparameter *passing-statuses* '(:unavailable :cancelled :resource-exhausted)
-  "Statuses with which a stream ends that may be asked for again: the server has gone, or drains, or
-has ended a reader that was too slow.")
+  "Statuses after which a stream may be requested again: the server is gone, or drains, or has ended
+a reader that was too slow.")
 
 (defun follow-once (call function position position-of note)
-  "Call FUNCTION with each message of CALL, a stream, and NOTE with its position, as POSITION-OF has
-it. Return the last position, POSITION if there was no message."
+  "Call FUNCTION with each message of CALL, a stream, and NOTE with its position, from POSITION-OF.
+Return the last position; POSITION if no message came."
   (declare (type function function position-of note))
   (loop for message = (rpc:receive call)
         while message
         do (let ((message message))
-             ;; what FUNCTION's own calls signal is not of CALL
+             ;; errors of FUNCTION's own calls are not CALL's
              (with-function-failed (status:rpc-error)
                (funcall function message))
              (setf position (funcall position-of message))
@@ -28,27 +28,26 @@ it. Return the last position, POSITION if there was no message."
 
 (defun follow-stream (begin function &key position position-of lost (patience-seconds 60)
                                        (retry *passing-statuses*))
-  "Call FUNCTION with each message of a stream that is asked for again, from where it was, when it
-breaks: each once and in order, as far as its server goes by positions. In this thread. Return the
-last position once the stream has ended with :ok.
-BEGIN             a function of a position that returns a call, of which messages are received: what
-                  a stub of a method with a stream of answers returns. It gets POSITION first, then
-                  that of the last message
+  "Call FUNCTION, in this thread, with each message of a stream, and request the stream again from
+the last position when it breaks. FUNCTION gets each message once and in order, if the server
+honours positions. Return the last position once the stream has ended with :ok.
+BEGIN             a function of a position that returns a call to receive from: the value of a stub
+                  of a method with a stream of answers. It gets POSITION first, later the position
+                  of the last message
 FUNCTION          a function of a message. An error that it signals, or another non-local exit, ends
-                  this, and the call
-POSITION          where to begin, nil by default
-POSITION-OF       a function of a message that returns what BEGIN is to get if the stream breaks
-                  behind it
+                  FOLLOW-STREAM and the call
+POSITION          the position at which to begin, nil by default
+POSITION-OF       a function of a message that returns its position, the argument of BEGIN if the
+                  stream breaks after this message
 LOST              a function without arguments, called if a stream ends with :out-of-range, since
-                  what is to follow is kept no more: it returns the position from which to go on,
-                  mostly nil, once it has seen to what was missed. Without it the error is signalled
-PATIENCE-SECONDS  a real: how long no message may come, since the stream first broke, before the
-last
-                  error is signalled; 60 by default
-RETRY             a list of statuses after which the stream is asked for again, after 1/4 to 5 s:
+                  the server does not keep the next messages any more. It deals with the missed
+                  messages and returns the position from which to go on, mostly nil. Without it the
+                  error is signalled
+PATIENCE-SECONDS  a real: the longest time without a message, since the stream first broke, before
+                  the last error is signalled; 60 by default
+RETRY             a list of statuses after which the stream is requested again, after 1/4 to 5 s:
                   (:unavailable :cancelled :resource-exhausted) by default; others are signalled
-A server that hangs is found by :keepalive-seconds of its channel only. From any thread but a
-loop's."
+Only :keepalive-seconds of the channel detects a server that hangs. From any thread but a loop's."
   (unless (typep position-of '(and (not null) (or function symbol)))
     (misuse ":POSITION-OF is a function of a message, not ~S." position-of))
   (let ((end nil)                       ; when patience ends; nil while messages come

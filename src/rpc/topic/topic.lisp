@@ -1,29 +1,29 @@
 ;;;; Topics. A message that is broadcast to a topic goes to every call that subscribes to it, in the
-;;;; same order to each. The calls are handlers' streams, on any loop and over any protocol, which
-;;;; their handlers have returned, so that none has a thread.
+;;;; same order to each. The calls are handlers' streams, on any loop and over any protocol. Their
+;;;; handlers have returned them, so no call holds a thread.
 ;;;;
-;;;; Every subscription has a queue of its own, so one that is slow holds up no other, and no
-;;;; sender. A message is sent at once while its call takes it (TRY-SEND), else when there is room
-;;;; (ON-WRITABLE). What becomes of a queue that is full is the topic's SLOW:
+;;;; Every subscription has a queue of its own, so a slow one delays no other, and no sender. A
+;;;; message is sent at once while its call has room (TRY-SEND), else when there is room again
+;;;; (ON-WRITABLE). The topic's SLOW is the rule for a full queue:
 ;;;;
 ;;;;   :end          the call ends with :resource-exhausted; it may subscribe again
-;;;;   :drop-oldest  the oldest message in the queue goes; with :queue 1 the newest is what counts
+;;;;   :drop-oldest  the oldest message in the queue is dropped; with :queue 1 only the newest stays
 ;;;;   :drop-newest  the new message does not come into the queue
 ;;;;
 ;;;; A call is used by one thread at a time, so one thread at a time pumps a subscription:
 ;;;;
-;;;;   1. PUMPING is set by the first that comes; another sets AGAIN, and leaves.
-;;;;   2. The pump takes messages out of the queue and sends them, until there is none, or one is
-;;;;      refused, which it puts back.
+;;;; 1. The first thread that comes sets PUMPING; another one sets AGAIN, and leaves.
+;;;;   2. The pump takes messages out of the queue and sends them, until the queue is empty, or the
+;;;;      call refuses a message, which the pump puts back.
 ;;;;   3. It leaves unless AGAIN is set; then it goes on at 2.
 ;;;;
-;;;; Locks are taken in this order: the topic's, a subscription's. Nothing of a call is done, and no
-;;;; function of users runs, while one is held.
+;;;; Locks are taken in this order: the topic's, a subscription's. While a lock is held no operation
+;;;; of a call and no function of users runs.
 
 (in-package #:clgrpc.topic)
 
 (defstruct (topic (:constructor %make-topic (slow queue-limit past-limit)) (:copier nil))
-  "What one sends and many hear; see MAKE-TOPIC."
+  "A stream of messages with one sender and many receivers; see MAKE-TOPIC."
   (slow :end :type (member :end :drop-oldest :drop-newest) :read-only t) ; of full queues
   (queue-limit 0 :type index :read-only t) ; how many messages a subscription may have waiting
   (past-limit 0 :type index :read-only t) ; how many of the last messages are kept
@@ -33,17 +33,17 @@
   (past (make-fifo) :type fifo :read-only t) ; the last messages
   (past-count 0 :type index)            ; how many those are
   (dropped 0 :type index)               ; messages that a full queue has lost
-  (ended 0 :type index)                 ; calls that were ended for being slow
+  (ended 0 :type index)                 ; calls that were ended since they were slow
   (closing nil :type list))             ; once it is closed: the arguments of FINISH
 
 (defstruct (subscription (:constructor make-subscription (call)) (:copier nil))
-  "A call that hears a topic."
+  "A call that receives the messages of a topic."
   (call nil :read-only t)               ; a handler's
   (lock (sb-thread:make-mutex :name "clgrpc subscription") :read-only t) ; of all that follows
   (queue (make-fifo) :type fifo :read-only t) ; messages to be sent
   (count 0 :type index)                 ; how many those are
   (pumping nil :type boolean)           ; a thread sends them
-  (again nil :type boolean)             ; and is to look again before it leaves
+  (again nil :type boolean)             ; and must look again before it leaves
   (closing nil :type list))             ; the arguments of FINISH, to be called once QUEUE is empty
 
 (declaim (sb-ext:freeze-type topic subscription))
@@ -64,12 +64,12 @@ first. From any thread.")
             (subscription-count subscription))))
 
 (defun make-topic (&key (slow :end) (queue 100) (past 0))
-  "Return a topic, to which BROADCAST sends messages that all calls that SUBSCRIBE have.
-SLOW   what becomes of a call that does not take its messages, once QUEUE of them wait: :end, the
-       default, ends it with :resource-exhausted; :drop-oldest and :drop-newest leave out messages
-QUEUE  an integer, 1 or more: how many messages may wait for each call, besides what
-       :send-budget-octets allows on their way; 100 by default
-PAST   an integer, 0 or more: how many of the last messages are kept for those who subscribe with
+  "Return a topic: BROADCAST sends messages to it, and all calls that SUBSCRIBE receive them.
+SLOW   the rule for a call that is too slow, once QUEUE messages wait for it: :end, the default,
+       ends it with :resource-exhausted; :drop-oldest and :drop-newest drop messages
+QUEUE  an integer, 1 or more: how many messages may wait for each call, besides those on their way,
+       which :send-budget-octets limits; 100 by default
+PAST   an integer, 0 or more: how many of the last messages are kept for calls that subscribe with
        :from; 0 by default
 Signal MISUSE for a wrong argument. From any thread."
   (unless (member slow '(:end :drop-oldest :drop-newest))
@@ -83,26 +83,28 @@ Signal MISUSE for a wrong argument. From any thread."
 ;;; Sending
 
 (defun next-waiting (subscription)
-  "Take the oldest message out of the queue of SUBSCRIPTION, and return it; nil if there is none."
+  "Take the oldest message out of the queue of SUBSCRIPTION, and return it; nil if the queue is
+empty."
   (sb-thread:with-mutex ((subscription-lock subscription))
     (let ((message (dequeue (subscription-queue subscription))))
       (when message (decf (subscription-count subscription)))
       message)))
 
 (defun put-back (subscription message)
-  "MESSAGE, which its call has refused, is the next to be sent on SUBSCRIPTION's again."
+  "Put MESSAGE, which SUBSCRIPTION's call has refused, back to the head of the queue."
   (sb-thread:with-mutex ((subscription-lock subscription))
     (enqueue-first message (subscription-queue subscription))
     (incf (subscription-count subscription))))
 
 (defun send-next (subscription)
-  "Send the next message of SUBSCRIPTION; return true if there may be more to do at once."
+  "Send the next message of SUBSCRIPTION; return true if there may be more messages to send at
+once."
   (let ((message (next-waiting subscription))
         (call (subscription-call subscription)))
     (cond (message
            (handler-case (or (rpc:try-send call message)
                              (progn (put-back subscription message) nil))
-             ;; it has ended, and nobody takes what is left; or the message is too long for it
+             ;; the call has ended, and the rest is not sent; or the message is too long for it
              (status:rpc-error () (null (rpc:call-status call)))))
           (t (let ((closing (sb-thread:with-mutex ((subscription-lock subscription))
                               (shiftf (subscription-closing subscription) '()))))
@@ -112,7 +114,8 @@ Signal MISUSE for a wrong argument. From any thread."
                nil)))))
 
 (defun leave-p (subscription)
-  "True if the thread that pumps SUBSCRIPTION leaves; else somebody has come meanwhile."
+  "True if the thread that pumps SUBSCRIPTION may leave; false if another thread has come
+meanwhile."
   (sb-thread:with-mutex ((subscription-lock subscription))
     (if (shiftf (subscription-again subscription) nil)
         nil
@@ -120,7 +123,7 @@ Signal MISUSE for a wrong argument. From any thread."
                t))))
 
 (defun pump (subscription)
-  "Send what waits in the queue of SUBSCRIPTION, as far as its call takes it."
+  "Send the messages in the queue of SUBSCRIPTION, as far as its call has room."
   (when (sb-thread:with-mutex ((subscription-lock subscription))
           (if (subscription-pumping subscription)
               (progn (setf (subscription-again subscription) t)
@@ -137,7 +140,7 @@ Signal MISUSE for a wrong argument. From any thread."
             (setf (subscription-pumping subscription) nil)))))))
 
 (defun put-in-queue (topic subscription message)
-  "Add MESSAGE to the queue of SUBSCRIPTION, to TOPIC. Return how many messages are lost for that,
+  "Add MESSAGE to the queue of SUBSCRIPTION, to TOPIC. Return how many messages are dropped for it,
 or :slow if there is no room. TOPIC's lock is held."
   (sb-thread:with-mutex ((subscription-lock subscription))
     (let ((queue (subscription-queue subscription))
@@ -171,16 +174,16 @@ or :slow if there is no room. TOPIC's lock is held."
 
 (defun check-fit (topic message)
   "Signal MISUSE if MESSAGE is not of the type that all calls of TOPIC send. TOPIC's lock is held. A
-thread that finds the message in a queue later could tell its sender nothing."
+thread that sends the message later, from a queue, could not report the error to its sender."
   (loop for call being the hash-keys of (topic-subscriptions topic)
         for method = (rpc:call-rpc-method call)
         do (when method (rpc:check-message method (rpc:outgoing-type call) message))))
 
 (defun broadcast (topic message)
-  "Send MESSAGE, one of the type that the calls which subscribe to TOPIC answer with, to all of
-them, in the order of broadcasts to each. Return its number, see TOPIC-POSITION. MESSAGE is not to
-be changed afterwards. Never waits for a call. Signal MISUSE if TOPIC is closed, or MESSAGE is of a
-type that a call does not send; then no call gets it. From any thread."
+  "Send MESSAGE to all calls that subscribe to TOPIC; each gets messages in the order of the
+broadcasts. Return the number of MESSAGE, see TOPIC-POSITION. MESSAGE must not be changed
+afterwards. Never wait for a call. Signal MISUSE if TOPIC is closed, or MESSAGE is not of the
+response type of all these calls; then no call gets it. From any thread."
   (let ((heard '()) (slow '()) (number 0))
     (sb-thread:with-mutex ((topic-lock topic))
       (when (topic-closing topic) (misuse "~A is closed." topic))
@@ -202,25 +205,27 @@ type that a call does not send; then no call gets it. From any thread."
 ;;; Subscribing
 
 (defun past-from (topic from)
-  "The messages of TOPIC behind the one with the number FROM, or with :past all that are kept.
-Signal :out-of-range if one of them is kept no more, or FROM is still to come. The lock is held."
+  "The messages of TOPIC after the one with the number FROM, or with :past all that are kept. Signal
+:out-of-range if one of them is kept no more, or no message has the number FROM yet. The lock is
+held."
   (let* ((kept (fifo-items (topic-past topic)))
          (before (- (topic-position topic) (topic-past-count topic))))
     (cond ((eq :past from) (copy-list kept))
           ((<= before from (topic-position topic)) (copy-list (nthcdr (- from before) kept)))
           (t (status:fail :out-of-range
-                          (format nil "messages after ~D to ~D can be had, not those after ~D"
+                          (format nil "the messages from after ~D to ~D are kept, not from after ~D"
                                   before (topic-position topic) from))))))
 
 (defun subscribe (topic call &key from)
-  "Have CALL, a handler's stream of answers, get what is broadcast to TOPIC until it ends, or
-UNSUBSCRIBE. Return CALL, for the handler to return: it needs no thread.
-FROM  where CALL begins: nil, the default, with the next message that is broadcast; :past with those
-      that are kept; an integer with those behind the one that has this number (TOPIC-POSITION),
-      for a client that goes on where it has left off
-Signal :out-of-range, for CALL to end so, if some of these are kept no more, or FROM is greater than
-the number of the last; MISUSE for a wrong argument. If TOPIC is closed CALL ends as its other calls
-did. Nothing else may be sent on CALL meanwhile, nor is ON-WRITABLE of it free. From any thread."
+  "Send each message that is broadcast to TOPIC on CALL, a handler's stream of answers, until CALL
+ends, or UNSUBSCRIBE. Return CALL, as the value for the handler to return; CALL needs no thread.
+FROM  the first message for CALL: nil, the default, for the next one that is broadcast; :past for
+      the oldest that is kept; an integer for the one after the message with this number
+      (TOPIC-POSITION), for a client that resumes
+Signal :out-of-range, which ends CALL, if some of these messages are kept no more, or FROM is
+greater than the number of the last; MISUSE for a wrong argument. If TOPIC is closed CALL ends as
+its other calls did. Until then only the topic may send on CALL and set its ON-WRITABLE. From any
+thread."
   (unless (typep from '(or null (eql :past) index))
     (misuse ":FROM is nil, :past or the number of a message, not ~S." from))
   (let ((subscription (make-subscription call)))
@@ -240,8 +245,8 @@ did. Nothing else may be sent on CALL meanwhile, nor is ON-WRITABLE of it free. 
   call)
 
 (defun unsubscribe (topic call)
-  "CALL gets nothing more that is broadcast to TOPIC, but for what has begun; it does not end by
-that. Return true if it subscribed. From any thread."
+  "Send CALL no more messages of TOPIC, except one whose sending has begun. CALL does not end by
+this. Return true if CALL had subscribed. From any thread."
   (let ((subscription (sb-thread:with-mutex ((topic-lock topic))
                         (let ((subscription (gethash call (topic-subscriptions topic))))
                           (remhash call (topic-subscriptions topic))
@@ -253,9 +258,9 @@ that. Return true if it subscribed. From any thread."
       t)))
 
 (defun close-topic (topic &key (status :ok) (message ""))
-  "End all calls that subscribe to TOPIC with STATUS, a keyword, and its text MESSAGE, each once it
-has got what was broadcast before; later ones end so at once. Return true unless TOPIC was closed
-already. Signal MISUSE if STATUS is none. From any thread."
+  "End all calls that subscribe to TOPIC with STATUS, a keyword, and its text MESSAGE, each after
+the messages broadcast before. Calls that subscribe later end so at once. Return true unless TOPIC
+was closed already. Signal MISUSE if STATUS is not a status. From any thread."
   (status:status-code status)
   (let ((subscriptions
           (sb-thread:with-mutex ((topic-lock topic))
@@ -269,10 +274,9 @@ already. Signal MISUSE if STATUS is none. From any thread."
   t)
 
 (defun topic-statistics (topic)
-  "Return a plist of what TOPIC has come to: :SUBSCRIBERS, how many calls subscribe; :MESSAGES, how
-many were broadcast; :WAITING, how many messages wait in queues; :DROPPED, how many messages calls
-have not got since their queues were full; :ENDED, how many calls were ended for that. From any
-thread."
+  "Return a plist of counts of TOPIC: :SUBSCRIBERS, the calls that subscribe; :MESSAGES, the
+messages broadcast; :WAITING, the messages that wait in queues; :DROPPED, the messages dropped since
+queues were full; :ENDED, the calls ended for that reason. From any thread."
   (sb-thread:with-mutex ((topic-lock topic))
     (list :subscribers (hash-table-count (topic-subscriptions topic))
           :messages (topic-position topic)

@@ -65,5 +65,5 @@ those that they give nil are left out."
   (let ((table (rpc::contract-table)))
     (is (= (length table) (length rpc::*contract*)))
     (is (equal '("`(peer call)`" "any" "both" "none"
-                 "The peer's address, a string, or nil before there is one.")
+                 "The peer's address, a string, or nil before the call has a peer.")
                (find "`(peer call)`" table :key #'first :test #'string=)))))
