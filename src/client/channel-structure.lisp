@@ -28,7 +28,7 @@
 
 (defstruct (subchannel-pool (:constructor make-subchannel-pool (key)) (:copier nil))
   "What channels that are alike share on their loop; see connection-set.lisp."
-  (key '() :type list :read-only t)      ; what these channels have EQUAL
+  (key '() :type list :read-only t)      ; EQUAL for these channels
   (waiting-count 0 :type index)         ; how many calls of all of them wait for a stream
   ;; from lists of addresses, text, to the connection sets for them
   (connection-sets (make-hash-table :test #'equal) :type hash-table :read-only t))
@@ -421,7 +421,7 @@ several that are under way the oldest."
 used again with that."
   (stream nil :type http2:stream :read-only t) ; whose user it is
   (subchannel nil :type (or null subchannel)) ; that STREAM was opened for, until it is closed
-  (call nil :type (or null client-call)) ; that it is one try of, until its stream is closed
+  (call nil :type (or null client-call)) ; that it is part of, until its stream is closed
   (number 0 :type index)                ; how many attempts of CALL came before it
   (began-ns 0 :type nanoseconds)        ; when it did
   (cause nil :type (or null client-failure)) ; once it has failed, and CALL goes on without it

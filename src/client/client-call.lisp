@@ -48,8 +48,8 @@
     (list :target (core-name core)
           :authority (hpack:field-value-string (authority-field call)))))
 
-;;; Where the time of a call went: the operations STAGE and STAGES, computed on demand from its
-;;; marks (wire/stage.lisp) and from what it has waited for (wait-clock.lisp)
+;;; ;;; The stages of a call: the operations STAGE and STAGES, computed on demand from its marks
+;;; (wire/stage.lisp) and from what it has waited for (wait-clock.lisp)
 
 (defun call-waits (call)
   "What CALL, a client's, waited for before it had a stream. The values are totals as in a

@@ -1,19 +1,20 @@
-;;;; Attempts of a call, the first and those that follow it or run beside it: how one begins on a
-;;;; stream, is answered or fails, and is over. What follows from that is decided by
-;;;; calling/retry.lisp, which has it done by **RETRY-OPERATIONS**.
+;;;; The attempts of a call, the first and those that follow it or run beside it: an attempt begins
+;;;; on a stream, is answered or fails, and is over. The machine of calling/retry.lisp decides the
+;;;; next step, and performs it by **RETRY-OPERATIONS**.
 ;;;;
-;;;; 1. SUBMIT finds a stream, or has the call wait for one (core.lisp). The attempt that it begins
+;;;; 1. SUBMIT finds a stream, or makes the call wait for one (core.lisp). The attempt that it
+;;;; begins
 ;;;;    is the user of the stream. The call goes on with the oldest attempt under way: the stream of
 ;;;;    that is the call's.
 ;;;; 2. The first attempt whose answer begins commits the call: its stream is the call's from then
 ;;;;    on, and those of the others are reset.
-;;;; 3. An attempt that fails before that is left, and what is decided then is carried out: the call
-;;;;    goes on with another attempt, now or later, or ends. All of it within its one deadline.
-;;;; 4. When a stream is closed its attempt is over, and everybody is told.
+;;;; 3. If an attempt fails before that, the machine decides: the call goes on with another attempt,
+;;;;    now or later, or ends, within its one deadline.
+;;;; 4. When a stream is closed its attempt is over, and observers and interceptors get its end.
 ;;;;
-;;;; A call without policy has no RETRIES until an attempt of it has failed, so it costs nothing
-;;;; that it might be tried again. The channel's own calls (internal-call.lisp) are neither made
-;;;; again nor intercepted. All of it on the call's loop.
+;;;; A call without a policy has no RETRIES until an attempt of it has failed, so the possibility of
+;;;; a retry costs nothing. The channel's own calls (internal-call.lisp) are neither retried nor
+;;;; intercepted. All of this is on the call's loop.
 
 (in-package #:clgrpc.client)
 
@@ -24,7 +25,7 @@ it allows; or nil."
        (find-retry-policy (method-config-of call) (wire-call-options call))))
 
 (defun ensure-retries (call)
-  "The RETRIES of CALL, made now if there are none."
+  "The RETRIES of CALL, made now if needed."
   (or (call-retries call)
       (multiple-value-bind (policy limit) (find-policy-of call)
         (let ((stream (client-call-stream call)))
@@ -33,7 +34,7 @@ it allows; or nil."
                                      (and stream (list (http2:stream-user stream)))))))))
 
 (defun throttle-of (call)
-  "The throttle of CALL's channel, as the service config in force has it, or nil."
+  "The throttle of CALL's channel under the service config in force, or nil."
   (let ((core (client-call-core call)))
     (setf (core-throttle core)
           (current-throttle (core-throttle core) (core-config core)))))
@@ -43,14 +44,14 @@ it allows; or nil."
   (and (null (call-retries call))
        (null (core-methods (client-call-core call)))))
 
-;;; What is decided is carried out: see calling/retry.lisp
+;;; ;;; Performing decisions, see calling/retry.lisp
 
 (defun resend-after (call)
   "Begin another attempt of CALL as soon as the stream of the one that has failed is closed."
   (loop:defer (wire-call-loop call) #'submit-again call))
 
 (defun ensure-anew (call)
-  "CALL, which goes on, is as if it had had no stream if it has none now."
+  "Reset the times of CALL, which goes on, if it has no stream now."
   (unless (client-call-stream call)
     (setf (client-parts-wait (ensure-client-parts call)) nil)
     (wire:reset-marks call)))
@@ -60,7 +61,7 @@ it allows; or nil."
     (guarding-call (call) (submit call nil))))
 
 (defun await-attempt (call delay-ns)
-  "The time of the next attempt of CALL comes after DELAY-NS, unless CALL has ended by then."
+  "Wait DELAY-NS for the next attempt of CALL, unless CALL ends before."
   (cancel-retry call)
   (if (zerop delay-ns)
       (loop:defer (wire-call-loop call) #'begin-undelayed call)
@@ -72,7 +73,7 @@ it allows; or nil."
                         (time-after delay-ns (core-now core))))))
 
 (defun begin-undelayed (call)
-  "As BEGIN-DUE, unless a later time is awaited by now."
+  "As BEGIN-DUE, unless CALL awaits a later time now."
   (unless (client-retries-timer (call-retries call)) (begin-due call)))
 
 (define-load-time-global **retry-operations**
@@ -85,16 +86,16 @@ it allows; or nil."
      :begin (lambda (call) (submit call nil)) :resend #'resend-after :fail #'end-with-failure))
 
 (defun begin-due (call)
-  "The time of the next attempt of CALL has come."
+  "Report to the machine that the time of the next attempt of CALL has come."
   (cancel-retry call)
   (unless (call-status call)
     (guarding-call (call)
       (calling:tell-due **retry-operations** call))))
 
-;;; What interceptors of attempts (calling/attempt-view.lisp) know of one: its view
+;;; The view of an attempt for its interceptors (calling/attempt-view.lisp)
 
 (defun interceptor-failure (call error)
-  "How an attempt of CALL fails since an interceptor has signalled ERROR."
+  "The failure of an attempt of CALL, in which an interceptor has signalled ERROR."
   (let ((trailers (status:rpc-error-trailers error)))
     (make-client-failure (status:rpc-error-status error) (or (rpc-error-message error) "")
                          :how (list :details (status:rpc-error-details-octets error)
@@ -103,8 +104,8 @@ it allows; or nil."
                          :trailers (metadata-fields trailers))))
 
 (defun intercept (attempt link)
-  "Call the interceptors, if there are some, for ATTEMPT on LINK. Return how it fails if they have
-it fail, or if it cannot have its headers."
+  "Call the interceptors, if there are some, for ATTEMPT on LINK. Return its failure if they make it
+fail, or if its headers cannot be sent."
   (let ((call (attempt-call attempt))
         (number (attempt-number attempt)))
     (multiple-value-bind (view error)
@@ -126,7 +127,8 @@ it fail, or if it cannot have its headers."
         (rpc:outgoing-metadata (attempt-call attempt)))))
 
 (defun end-view (attempt call own status)
-  "ATTEMPT of CALL is over with STATUS; OWN is true if that is how CALL went on. Tell interceptors."
+  "Report to interceptors that ATTEMPT of CALL is over with STATUS. OWN is true if CALL went on with
+ATTEMPT."
   (let ((view (shiftf (attempt-view attempt) nil))
         (cause (attempt-cause attempt)))
     (cond ((null view))
@@ -140,13 +142,13 @@ it fail, or if it cannot have its headers."
 
 (define-hot (tell-attempt-begun :inline t) ((call client-call) (link link) (stream http2:stream))
     null
-  "An attempt of CALL has STREAM of LINK."
+  "Report to the observer that an attempt of CALL has STREAM of LINK."
   (rpc:observe attempt-begun (client-observer call)
                call (wire:link-peer link) (http2:stream-id stream))
   nil)
 
 (define-hot (go-on-with :inline t) ((call client-call) (link link) (stream http2:stream)) null
-  "CALL goes on with the attempt on STREAM of LINK."
+  "Let CALL go on with the attempt on STREAM of LINK."
   (setf (client-call-link call) link
         (client-call-stream call) stream)
   nil)
@@ -165,8 +167,8 @@ it fail, or if it cannot have its headers."
     attempt))
 
 (define-hot begin-attempt ((call client-call) (link link) (stream http2:stream) request) null
-  "An attempt of CALL begins on STREAM of LINK: it sends its headers and its only REQUEST, or if
-that is nil what CALL has sent before, and what has waited for a stream."
+  "Begin an attempt of CALL on STREAM of LINK. Send its headers and its only REQUEST; if that is
+nil, the messages that CALL has sent before, and those that wait for a stream."
   (let ((own (null (client-call-stream call)))
         (core (client-call-core call))
         (attempt (new-attempt call stream)))
@@ -174,7 +176,7 @@ that is nil what CALL has sent before, and what has waited for a stream."
     (wire:begin-on-link link)
     (tell-attempt-begun call link stream)
     (when request (setf (client-call-request call) request))
-    ;; what interceptors send on CALL, or that they end it, finds no stream yet
+    ;; if interceptors send on CALL or end it, CALL has no stream yet
     (let ((failure (if (core-attempt-interceptors core)
                        (intercept attempt link)
                        (unfit-headers call link (attempt-number attempt)
@@ -188,7 +190,8 @@ that is nil what CALL has sent before, and what has waited for a stream."
   nil)
 
 (define-hot write-attempt ((attempt attempt) (own boolean)) null
-  "Send the headers of ATTEMPT and what its call has to send; OWN if the call goes on with it."
+  "Send the headers of ATTEMPT and the messages of its call. OWN is true if the call goes on with
+it."
   (let ((call (the client-call (attempt-call attempt)))
         (stream (attempt-stream attempt)))
     (when own (wire:mark-call call :headers))
@@ -204,8 +207,9 @@ that is nil what CALL has sent before, and what has waited for a stream."
   nil)
 
 (defun follow-policy (call)
-  "The first attempt of CALL, whose channel's service config says something of methods, has a
-stream; nothing has been sent on it."
+  "Begin to keep messages, and to hedge, under CALL's policy, if it has one. The first attempt of
+CALL has a stream, on which nothing has been sent, and the channel's service config has method
+configs."
   (let ((policy (and (null (call-retries call)) (find-policy-of call))))
     (when policy
       (unless (client-call-request call)
@@ -215,7 +219,7 @@ stream; nothing has been sent on it."
 
 (define-hot submit ((call client-call) request) t
   "Begin an attempt of CALL, with its only REQUEST unless that is nil, once its credentials have
-said who calls, and there is a stream."
+given metadata and it has a stream."
   (let* ((parts (call-client-parts call))
          (identity (and parts (client-parts-identity parts))))
     (if (and identity (not (shiftf (caller-identity-asked identity) nil)))
@@ -223,9 +227,9 @@ said who calls, and there is a stream."
         (submit-now call request))))
 
 (defun submit-identified (call request error)
-  "The credentials of CALL, which runs, have answered: its attempt goes on, with its only REQUEST
-unless that is nil, or fails with ERROR, an RPC-ERROR: once it has a stream if no service config is
-in force yet, since that may say what follows."
+  "Go on with the attempt of CALL, which runs, after its credentials have answered, with its only
+REQUEST unless that is nil. With ERROR, an RPC-ERROR, the attempt fails. It fails only when it has a
+stream if no service config is in force yet, since the config may have the policy for that."
   (cond ((null error) (submit-now call request))
         ((core-config (client-call-core call))
          (fail-unbegun call (interceptor-failure call error)))
@@ -235,7 +239,7 @@ in force yet, since that may say what follows."
            (submit-now call request))))
 
 (define-hot submit-now ((call client-call) request) t
-  "Begin an attempt of CALL, with its only REQUEST unless that is nil, once there is a stream."
+  "Begin an attempt of CALL, with its only REQUEST unless that is nil, as soon as it has a stream."
   (multiple-value-bind (stream link picked) (find-stream (client-call-core call) call)
     (cond (stream (begin-attempt call link stream request))
           (t (when request
@@ -243,7 +247,8 @@ in force yet, since that may say what follows."
              (wait-for-stream (client-call-core call) call picked #'take-stream)))))
 
 (defun take-stream (call stream link failure)
-  "CALL, which has waited for it, has STREAM of LINK; or none, because of FAILURE."
+  "Begin the attempt of CALL on STREAM of LINK, for which it has waited; if STREAM is nil, the
+attempt fails with FAILURE."
   (if stream
       (begin-attempt call link stream nil)
       (fail-unbegun call failure)))
@@ -251,23 +256,23 @@ in force yet, since that may say what follows."
 ;;; An attempt fails
 
 (defun record-failure (call number link failure)
-  "CALL's user can ask later how the attempt has failed that NUMBER others came before, on LINK, or
-without a stream if that is nil."
+  "Record FAILURE of an attempt of CALL for FAILED-ATTEMPTS. NUMBER others came before it. It was on
+LINK, or had no stream if that is nil."
   (rpc:note-failed-attempt call number (and link (wire:link-peer link))
                            (client-failure-status failure) (client-failure-message failure)
                            (ns-seconds (since call (client-call-born-ns call)))))
 
 (defun follow-failure (call attempt number link failure)
-  "ATTEMPT of CALL, which runs, on LINK, or both nil of one without a stream, has failed with
-FAILURE. NUMBER others came before it. It is left already."
+  "Perform the decision after FAILURE of ATTEMPT of CALL, which runs, on LINK; both are nil if it
+had no stream. NUMBER others came before it. CALL does not use ATTEMPT any more."
   (guarding-call (call)
     (record-failure call number link failure)
     (calling:tell-failed **retry-operations** call attempt number failure
                          (and link (client-link-draining link) (client-link-born-ns link)))))
 
 (defun fail-attempt (attempt failure)
-  "ATTEMPT, whose call runs and is not committed, has failed with FAILURE: the call goes on without
-it."
+  "Let the call of ATTEMPT, which runs and is not committed, go on without ATTEMPT, which has failed
+with FAILURE."
   (let* ((call (attempt-call attempt))
          (link (stream-link (attempt-stream attempt)))
          (number (attempt-number attempt))
@@ -283,7 +288,7 @@ it."
     (unless (call-status call) (follow-failure call attempt number link failure))))
 
 (defun fail-unbegun (call failure)
-  "An attempt of CALL, which runs, has failed with FAILURE: it gets no stream."
+  "Handle FAILURE of an attempt of CALL, which runs, that gets no stream."
   (if (plain-p call)
       (end-with-failure call failure)
       (let* ((retries (call-retries call))
@@ -296,13 +301,13 @@ it."
 ;;; An attempt is answered
 
 (defun tell-overtaken (call attempt)
-  "ATTEMPT of CALL is answered first: tell of those that began before."
+  "Note the attempts of CALL that began before ATTEMPT, which is answered first."
   (dolist (other (client-retries-running (call-retries call)))
     (when (< (attempt-began-ns other) (attempt-began-ns attempt))
       (note-overtaken call (attempt-subchannel other)))))
 
 (defun commit (call attempt)
-  "The answer to ATTEMPT of CALL, which has RETRIES, begins: CALL goes on with it alone."
+  "Let CALL, which has RETRIES, go on with ATTEMPT alone, since its answer begins."
   (let ((stream (attempt-stream attempt)))
     (tell-overtaken call attempt)
     (unless (eq stream (client-call-stream call))
@@ -314,8 +319,8 @@ it."
     (mapc #'reset-attempt (calling:commit (call-retries call) attempt))))
 
 (define-hot committed-call ((stream http2:stream)) (or null client-call)
-  "The call that an answer which begins on STREAM is for, from now on its only attempt; nil if
-nobody waits for it."
+  "The call for which an answer begins on STREAM; the attempt on STREAM is its only one from now on.
+Nil if no call waits for it."
   (let* ((attempt (the (or null attempt) (http2:stream-user stream)))
          (call (and attempt (attempt-call attempt)))
          (retries (and call (call-retries call))))
@@ -329,7 +334,8 @@ nobody waits for it."
 (define-hot tell-attempt-ended ((attempt attempt) (call client-call) (own boolean)
                                 (status symbol))
     null
-  "ATTEMPT of CALL is over with STATUS; OWN is true if that is how CALL went on."
+  "Report to observer and listener that ATTEMPT of CALL is over with STATUS. OWN is true if CALL
+went on with ATTEMPT."
   (let* ((stream (attempt-stream attempt))
          (link (stream-link stream)))
     (rpc:observe attempt-ended (client-observer call)
@@ -352,8 +358,8 @@ nobody waits for it."
   nil)
 
 (defun leave-stream (stream)
-  "STREAM, which is closed, is not a call's any more. Return the link it was on, or nil if it was
-for no call."
+  "Detach STREAM, which is closed, from its call. Return the link it was on, or nil if it had no
+call."
   (let* ((attempt (http2:stream-user stream))
          (call (and attempt (attempt-call attempt)))
          (own (and call (eq stream (client-call-stream call)))))

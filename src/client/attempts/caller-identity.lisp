@@ -1,6 +1,6 @@
-;;;; Who makes a call, as its attempts say: its call credentials (calling/call-credentials.lisp) are
-;;;; asked before each attempt, the first, retries, hedges and transparent retries, so that a token
-;;;; that has expired meanwhile is not sent again.
+;;;; The caller's identity: the call credentials of a call (calling/call-credentials.lisp) are asked
+;;;; before each of its attempts, also the first, retries, hedges and transparent retries, so that
+;;;; an expired token is not sent again.
 ;;;;
 ;;;;   credentials that never wait     SUBMIT asks them on the loop. Mostly they answer at once, and
 ;;;;                                   the attempt begins in the same turn; otherwise it begins when
@@ -8,10 +8,10 @@
 ;;;;   functions, which may wait       the stub asks them in its caller's thread for the first
 ;;;;                                   attempt, a thread of the reserve for each further one
 ;;;;
-;;;; An attempt sends the newest metadata that the credentials have given for its call. One for
-;;;; which they fail is an attempt that finds no server: the policy of its method decides what
-;;;; follows. A call whose attempt waits for credentials is in the table ASKING of its core; it ends
-;;;; by its deadline, or with its channel. All but BEGIN-IDENTITY is on the loop.
+;;;; An attempt sends the newest metadata that the credentials have given for its call. If they
+;;;; fail, the attempt counts as one that finds no server, and the policy of its method decides the
+;;;; next step. A call whose attempt waits for credentials is in the table ASKING of its core; it
+;;;; ends by its deadline, or with its channel. All but BEGIN-IDENTITY is on the loop.
 
 (in-package #:clgrpc.client)
 
@@ -26,15 +26,15 @@
                              deliver)))
 
 (defun take-identity (call identity metadata)
-  "METADATA is what CALL's credentials have given last."
+  "Store METADATA, the last answer of CALL's credentials."
   (setf (caller-identity-awaited identity) nil
         (rpc:outgoing-metadata call)
         (append (caller-identity-metadata identity) metadata)))
 
 (defun begin-identity (call channel credentials)
-  "The attempts of CALL, a new one on CHANNEL, are to say what CREDENTIALS give. Signal
-:unauthenticated if they must not go there, or whatever functions among them fail with. In the
-caller's thread."
+  "Give the attempts of CALL, a new call on CHANNEL, the metadata of CREDENTIALS. Signal
+:unauthenticated if these must not be sent on CHANNEL, or the error of a function among CREDENTIALS.
+In the caller's thread."
   (let ((waiting (nth-value 1 (calling:check-credentials credentials channel)))
         (identity (make-caller-identity credentials (rpc:outgoing-metadata call))))
     (when waiting
@@ -47,7 +47,7 @@ caller's thread."
 ;;; Waiting for an answer
 
 (defun count-asking (call change)
-  "CHANGE more attempts of CALL wait for its credentials."
+  "Change the number of attempts of CALL that wait for its credentials by CHANGE."
   (let* ((asking (core-asking (client-call-core call)))
          (count (+ change (gethash call asking 0))))
     (if (plusp count)
@@ -55,7 +55,7 @@ caller's thread."
         (remhash call asking))))
 
 (defun go-on-later (call identity metadata error taker)
-  "An attempt of CALL has waited: as ASK-IDENTITY has it. The service config may have come
+  "Go on with an attempt of CALL that has waited, as ASK-IDENTITY. The service config may have come
 meanwhile."
   (declare (type function taker))
   (count-asking call -1)
@@ -67,9 +67,9 @@ meanwhile."
       (funcall taker call nil error))))
 
 (defun ask-identity (call identity request taker)
-  "Ask the credentials of CALL, which has IDENTITY. When they have answered, and CALL runs still,
-call TAKER with CALL, its only REQUEST, or nil if there is none or it is kept by then, and nil or
-the RPC-ERROR that they fail with. They may answer while they are asked, or later on any thread."
+  "Ask the credentials of CALL, which has IDENTITY. When they have answered, and CALL still runs,
+call TAKER with CALL, its only REQUEST, and nil or the RPC-ERROR of the credentials. REQUEST is nil
+for a stream, or if it is kept by then. Credentials may answer at once, or later on any thread."
   (declare (type function taker))
   (let ((stage (list :asking)) (answered-metadata '()) (answered-error nil)
         (core (client-call-core call)))

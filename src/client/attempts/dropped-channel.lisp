@@ -1,15 +1,15 @@
-;;;; Channels that their users drop without closing them (rpc/calling/dropped.lisp). Nothing on a
-;;;; loop refers to a channel, only to what it is there, its core; so the collector finds one that
-;;;; nobody has any more.
+;;;; Channels that their users drop without closing them (rpc/calling/dropped.lisp). Objects on a
+;;;; loop refer only to the core of a channel, not to the channel itself; so the collector finds a
+;;;; channel that its user has dropped.
 ;;;;
-;;;; A call may outlive the channel it was made on: its user still has the one and not the other. So
-;;;; a dropped channel takes its links out of use, as before a server's end, and is closed when the
-;;;; last call is over.
+;;;; A call may outlive the channel it was made on, if its user still has the call but not the
+;;;; channel. So a dropped channel takes its links out of use, as before a server's end, and is
+;;;; closed when its last call is over.
 
 (in-package #:clgrpc.client)
 
 (defun drop-core (core)
-  "Nobody has the channel of CORE any more: close it when its calls have ended."
+  "Close the channel of CORE, which its user has dropped, when its calls have ended."
   (loop:run-or-post (core-loop core)
                     (lambda ()
                       (unless (eq :shutdown (core-state core))
@@ -21,6 +21,6 @@
                         (end-if-unused core)))))
 
 (defun end-if-unused (core)
-  "CORE, which is dropped, may have no calls any more. On its loop."
+  "Close CORE, which is dropped, if it has no calls any more. On its loop."
   (unless (or (eq :shutdown (core-state core)) (busy-p core))
     (end-elsewhere (lambda () (close-core core)))))

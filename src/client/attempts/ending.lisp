@@ -1,5 +1,5 @@
-;;;; How a call ends on the client, for whatever reason: its callers wake, its stream and its other
-;;;; attempts are reset, and what it has kept is given back.
+;;;; The end of a call on the client, for any reason: its callers wake, its stream and its other
+;;;; attempts are reset, and its kept messages are released.
 
 (in-package #:clgrpc.client)
 
@@ -14,7 +14,7 @@
     (and observer (not (internal-call-p call)) observer)))
 
 (define-hot since ((call client-call) (ns nanoseconds)) nanoseconds
-  "How much later than NS the turn under way on CALL's loop is."
+  "The nanoseconds from NS to the turn under way on CALL's loop."
   (max 0 (- (loop:event-loop-now (wire-call-loop call)) ns)))
 
 (define-hot client-elapsed-ns ((call client-call)) nanoseconds
@@ -34,17 +34,17 @@
     (and parts (client-parts-wait parts) t)))
 
 (defun stop-waiting (call)
-  "CALL has a stream, or has ended."
+  "End the wait of CALL, which has a stream or has ended."
   (let* ((parts (call-client-parts call))
          (wait (and parts (client-parts-wait parts)))
          (core (client-call-core call)))
     (when wait
       (stop-clock (core-clock core) wait (core-now core)))))
 
-;;; Errors of our own, or of a balancer or policy, in what is done for a call
+;;; Errors of the library, of a balancer or of a policy in the code for a call
 
 (defmacro guarding-call ((call) &body body)
-  "Do BODY, what is due for CALL. An error in it is logged, and CALL ends with :internal."
+  "Evaluate BODY, which works for CALL. An error in it is logged, and CALL ends with :internal."
   `(end-if-failed ,call (nth-value 1 (loop:guarding (:call-failed :method (rpc:call-path ,call))
                                        ,@body))))
 
@@ -57,7 +57,7 @@
 ;;; Its attempts
 
 (defun cancel-retry (call)
-  "The time of the next attempt of CALL is not awaited any more."
+  "Stop waiting for the time of the next attempt of CALL."
   (let* ((retries (call-retries call))
          (timer (and retries (shiftf (client-retries-timer retries) nil)))
          (core (client-call-core call)))
@@ -66,8 +66,8 @@
       (remhash call (core-retrying core)))))
 
 (defun reset-attempt (attempt)
-  "Nobody waits for ATTEMPT any more. A peer that has ended its side early is told that all is well
-(gRPC over HTTP/2, \"Early Server Closure\")."
+  "Reset the stream of ATTEMPT, which no call needs any more. A peer that has ended its side early
+gets the code NO_ERROR (gRPC over HTTP/2, \"Early Server Closure\")."
   (let ((stream (attempt-stream attempt)))
     (when (http2:stream-open-p stream)
       (http2:reset-stream stream (if (http2:stream-receivable-p stream)
@@ -75,30 +75,31 @@
                                      http2:+no-error+)))))
 
 (defun drop-replay (call)
-  "Forget what is kept of what CALL has sent. The collector frees the octets, since some may be
-queued still."
+  "Release the kept messages of CALL. The collector frees the octets, since some may still be
+queued."
   (let ((replay (call-replay call)))
     (when replay
       (release-replay replay)
       (setf (client-parts-replay (ensure-client-parts call)) nil))))
 
 (defun end-attempts (call)
-  "CALL, which has RETRIES, has ended: reset its attempts."
+  "Reset the attempts of CALL, which has RETRIES and has ended."
   (cancel-retry call)
   (mapc #'reset-attempt (calling:commit (call-retries call) nil)))
 
 ;;; The end of a call
 
 (defun tell-lost-attempt (call status began-ns)
-  "An attempt of CALL, which began at BEGAN-NS, has ended with STATUS and had no stream."
+  "Report to the observer an attempt of CALL without a stream, which began at BEGAN-NS and has ended
+with STATUS."
   (let ((observer (client-observer call)))
     (rpc:observe attempt-begun observer call nil nil)
     (rpc:observe attempt-ended observer call nil status nil 0 0
                  (since call began-ns))))
 
 (defun tell-lost-attempts (call status)
-  "CALL is about to end with STATUS: tell of its attempts that wait for a stream. While the names of
-servers are not known there are none (gRFC A66)."
+  "Report the attempts of CALL that wait for a stream, since CALL is about to end with STATUS. While
+the addresses of servers are not known no attempt counts (gRFC A66)."
   (let ((core (client-call-core call))
         (retries (call-retries call)))
     (when (or (resolved-p core) (eq :transient-failure (core-state core)))
@@ -112,12 +113,12 @@ servers are not known there are none (gRFC A66)."
                                   (client-retries-since-ns retries))))))))
 
 (defun end-client-call (call status message &rest how &key details (ended-by :peer) cause (sent t))
-  "End CALL, and its stream if that still lives. HOW as for END-CALL. An error that comes after the
-deadline is that of the deadline, and what was said of it its cause."
+  "End CALL, and its stream if that is still open. HOW as for END-CALL. An error that comes after
+the deadline is replaced by :deadline-exceeded, with the error as its cause."
   (declare (ignore details sent))
   (unless (call-status call)
-    ;; what the server, or the connection, says of the end of a call may come before our own timer
-    ;; has run: a poller waits in whole milliseconds, and reads first
+    ;; the end of a call by the server or the connection may come before our own timer has run: a
+    ;; poller waits in whole milliseconds, and reads first
     (unless (or (eq :ok status) (eq :local ended-by) (not (rpc:overdue-p call)))
       (setf how (list :ended-by :local
                       :cause (or cause (format nil "~:@(~A~) from the server~@[: ~A~]"
@@ -161,7 +162,7 @@ deadline is that of the deadline, and what was said of it its cause."
                                                t)))
 
 (defun end-with-failure (call failure)
-  "FAILURE, of an attempt of CALL, is how CALL ends."
+  "End CALL with FAILURE of its attempt."
   (when (plusp (length (client-failure-trailers failure)))
     (setf (rpc:trailer-fields call) (client-failure-trailers failure)))
   (apply #'end-client-call call (client-failure-status failure) (client-failure-message failure)

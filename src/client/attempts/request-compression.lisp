@@ -1,12 +1,12 @@
-;;;; Compression as the client has it (gRPC's document "Compression"): requests go compressed as
-;;;; channel or call ask for. A server that has said that it does not accept that gets them
-;;;; uncompressed (FITTING); if all servers that have said something do not, no request is
-;;;; compressed. What we accept goes with every request.
+;;;; Compression at the client (gRPC's document "Compression"): requests are compressed as the
+;;;; channel or call says. A server that does not accept the encoding, by its headers, gets them
+;;;; uncompressed (FITTING). If none of the servers with such headers accepts it, no request is
+;;;; compressed. Every request lists the encodings that we accept.
 
 (in-package #:clgrpc.client)
 
 (defun begin-compression (call encoding)
-  "Have CALL, which has not begun, compress with ENCODING if some server of its channel may accept
+  "Let CALL, which has not begun, compress with ENCODING if a server of its channel may accept
 that."
   (unless (member encoding (core-refused (client-call-core call)))
     (setf (wire:outgoing-encoding call) encoding)))
@@ -17,7 +17,7 @@ that."
   (misuse "~A has begun; its stub takes :compression." call))
 
 (defun review-refused (core)
-  "A server of CORE has said what it accepts, which is news."
+  "Update the encodings that no server of CORE accepts, after new headers of a server."
   (let ((known (loop for subchannel in (core-subchannels core)
                      append (loop for link in (connection-set-links
                                                (subchannel-connection-set subchannel))
@@ -30,7 +30,7 @@ that."
                           (remove-if-not #'rpc:encoding-open-p (rpc:encodings)))))))
 
 (defun note-accepted-encodings (link list)
-  "Remember what LINK's server accepts, if the header LIST says."
+  "Remember the encodings that LINK's server accepts, if the header LIST has them."
   (let* ((field (hpack:find-field list "grpc-accept-encoding"))
          (accepted (and field (wire:accepted-encodings field))))
     (when (and field (not (equal accepted (client-link-accepted link))))
@@ -39,29 +39,29 @@ that."
         (review-refused (subchannel-core owner))))))
 
 (defun response-encoding (list)
-  "The encoding of the response that begins with the header LIST, nil or :unknown; and what to say
-of that."
+  "The encoding of the response that begins with the header LIST, nil, or :unknown and a text for
+the error."
   (let ((field (hpack:find-field list "grpc-encoding")))
     (if field (wire:parse-encoding (hpack:field-value field)) nil)))
 
 (defun encoding-problem (list)
-  "Nil if we can read the encoding that the header LIST says, else (status text)."
+  "Nil if we can read the encoding that the header LIST names, else (status text)."
   (multiple-value-bind (encoding text) (response-encoding list)
     (when (eq :unknown encoding) (list :internal text))))
 
 (defun note-encodings (call list)
-  "Note what the header LIST of CALL's good response says of compression. Return true if its
-messages may be compressed."
+  "Note the encodings in the header LIST of CALL's valid response. Return true if its messages may
+be compressed."
   (note-accepted-encodings (client-call-link call) list)
   (let ((encoding (response-encoding list)))
     (when encoding
       (setf (wire:incoming-encoding call) encoding)
       t)))
 
-;;; As the peer of a stream can read it
+;;; Messages that the peer of a stream can read
 
 (defun reads-compressed-p (stream call)
-  "True if the peer of STREAM can read what CALL compresses, as far as is known."
+  "True if the peer of STREAM can read the compressed messages of CALL, as far as is known."
   (let ((encoding (wire:outgoing-encoding call))
         (accepted (client-link-accepted (stream-link stream))))
     (or (null encoding)
@@ -70,8 +70,8 @@ messages may be compressed."
 
 (define-hot fitting ((call client-call) (stream http2:stream) (encoded (or octets wire:parcel)))
     (or null octets wire:parcel)
-  "ENCODED, of ENCODE-MESSAGE for CALL, as the peer of STREAM can read it; nil if CALL has ended
-since there is no memory for that."
+  "ENCODED, a value of ENCODE-MESSAGE for CALL, in a form that the peer of STREAM can read; nil if
+CALL has ended since there is no memory for that."
   (if (or (null (wire:outgoing-encoding call)) (reads-compressed-p stream call))
       encoded
       (wire:uncompressed call encoded)))

@@ -14,7 +14,7 @@
   (format nil "grpc-lisp-clgrpc/~A" **version**))
 
 (defun user-agent-field (prefix)
-  "The field user-agent of a channel whose user has said PREFIX, a string."
+  "The field user-agent of a channel with PREFIX, a string of its user."
   (hpack:string-field "user-agent"
                       (format nil "~A ~A" prefix (hpack:field-value-string **user-agent**))))
 
@@ -56,8 +56,8 @@
             (hpack:string-field ":path" (method:rpc-method-path method)))))
 
 (defun write-head (call stream number metadata)
-  "Write the header block on STREAM of the attempt of CALL that NUMBER others came before, with
-METADATA, an alist."
+  "Write the header block of an attempt of CALL on STREAM, with METADATA, an alist. NUMBER attempts
+came before it."
   (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
     (hpack:encode-field encoder buffer **post** :index)
     (hpack:encode-field encoder buffer
@@ -84,8 +84,8 @@ METADATA, an alist."
     (http2:end-headers stream nil)))
 
 (defun request-list-octets (call number metadata)
-  "How large the header list of the attempt of CALL that NUMBER others came before, with METADATA,
-is at most, as RFC 9113 section 6.5.2 counts."
+  "The most octets of the header list of an attempt of CALL with METADATA, as RFC 9113 section 6.5.2
+counts. NUMBER attempts came before it."
   (+ (loop for field in (list **post** **https** **te-trailers** (content-type-field call)
                               (or (core-user-agent (client-call-core call)) **user-agent**)
                               (method-path-field (call-rpc-method call))
@@ -97,16 +97,16 @@ is at most, as RFC 9113 section 6.5.2 counts."
      (wire:metadata-octets metadata)))
 
 (defconstant +constant-octets+ 16384
-  "A server that takes longer header lists takes all that has no metadata.")
+  "A server with a higher limit of header lists accepts every list without metadata.")
 
 (defun large-headers (call link number metadata)
-  "How the attempt of CALL on LINK that NUMBER others came before, with METADATA, fails, if LINK's
-server does not take as large a header list; else nil."
+  "The failure of an attempt of CALL on LINK with METADATA, if its header list is larger than LINK's
+server accepts; else nil. NUMBER attempts came before it."
   (let ((limit (http2:connection-peer-max-header-list (client-link-http2 link)))
         (size (request-list-octets call number metadata)))
     (when (> size limit)
       (make-client-failure :resource-exhausted
-                    (format nil "the request's header list has ~D octets, the server takes ~D"
+                    (format nil "the request's header list has ~D octets, the server accepts ~D"
                             size limit)
                     :how '(:ended-by :local :sent nil)))))
 
@@ -119,7 +119,7 @@ server does not take as large a header list; else nil."
         (subseq authority 0 (position #\: authority)))))
 
 (defconstant +remembered-authorities+ 16
-  "So many names that its server has proved a link remembers; others are looked up each time.")
+  "The most names that a link remembers as proved by its server; others are checked each time.")
 
 (defun proves-p (link authority)
   "True if the certificate of LINK's server is for the host that AUTHORITY names."
@@ -132,8 +132,8 @@ server does not take as large a header list; else nil."
           t))))
 
 (defun false-authority (call link)
-  "How an attempt of CALL on LINK fails if CALL has an :authority of its own for which LINK's
-server, which is to prove its name, has no certificate; else nil."
+  "The failure of an attempt of CALL on LINK if CALL has an :authority of its own, and the verified
+certificate of LINK's server is not for it; else nil."
   (let* ((authority (rpc:own-authority call))
          (credentials (core-credentials (client-call-core call))))
     (unless (or (null authority)
@@ -146,14 +146,14 @@ server, which is to prove its name, has no certificate; else nil."
                            :how '(:ended-by :local :sent nil)))))
 
 (defun identity-failure (call)
-  "How the attempt of CALL that begins fails since its credentials have failed, or nil."
+  "The failure of the attempt of CALL that begins, if its credentials have failed, or nil."
   (let ((identity (client-parts-identity (ensure-client-parts call))))
     (and identity (shiftf (caller-identity-failure identity) nil))))
 
 (define-hot unfit-headers ((call client-call) (link link) (number index) (metadata list))
     (or null client-failure)
-  "How the attempt of CALL on LINK that NUMBER others came before, with METADATA, fails, if it
-cannot have its headers; else nil."
+  "The failure of an attempt of CALL on LINK with METADATA, if its headers cannot be sent; else nil.
+NUMBER attempts came before it."
   (or (and (rpc:call-intent call)
            (or (identity-failure call) (false-authority call link)))
       (and (or (< (http2:connection-peer-max-header-list (client-link-http2 link))
@@ -163,7 +163,7 @@ cannot have its headers; else nil."
            (large-headers call link number metadata))))
 
 (defun metadata-fields (metadata)
-  "METADATA, an alist that CHECK-METADATA has passed, as fields that might have come from a peer."
+  "METADATA, an alist that CHECK-METADATA has passed, as fields in the form of a peer's."
   (flet ((field (entry)
            (destructuring-bind (name . value) entry
              (hpack:string-field name (if (stringp value)

@@ -1,15 +1,15 @@
-;;;; What a call sends, on whichever streams its attempts have. Until it has one, what it sends
-;;;; waits in its outbox. A caller that may run the channel's loop writes its only request straight
-;;;; into the output; others encode it and post the call.
+;;;; The messages that a call sends, on the streams of its attempts. Until it has a stream its
+;;;; messages wait in its outbox. A caller that may run the channel's loop writes its only request
+;;;; directly into the output; others encode it and post the call.
 ;;;;
-;;;; What was sent is kept until the response begins, so that the call can be tried again, or on
-;;;; another stream beside. The only request is kept apart from the reply: as it is while its caller
-;;;; waits in the stub, else encoded. Of the messages of a stream all are kept if the method has a
-;;;; policy for further attempts, else the first few, for a server that has not seen the call
-;;;; (resend-octets and resend-messages); and only while there is room for them (base/replay.lisp).
-;;;; A single request is charged to that room once it is kept for the sake of a policy.
+;;;; Sent messages are kept until the response begins, so that the call can be tried again, or on a
+;;;; second stream. The only request is kept as the message itself while its caller waits in the
+;;;; stub, else encoded. The messages of a stream are all kept if the method has a policy for
+;;;; further attempts; else the first few, for a server that has not seen the call (resend-octets
+;;;; and resend-messages). They are kept only while there is room for them (base/replay.lisp). A
+;;;; single request is charged to that room once it is kept for the sake of a policy.
 ;;;;
-;;;; Everything here runs on the call's loop, unless something else is said.
+;;;; Everything here runs on the call's loop, except functions whose docstrings name another thread.
 
 (in-package #:clgrpc.client)
 
@@ -24,19 +24,19 @@
     (and retries (remove (client-call-stream call) (client-retries-running retries)
                          :key #'attempt-stream))))
 
-;;; What is kept
+;;; ;;; Kept messages
 
 (defun begin-replay (call limit &optional (messages most-positive-fixnum))
-  "Keep what CALL, which has sent nothing so far, will send, up to LIMIT octets and MESSAGES,
-whatever it was told before."
+  "Keep the messages of CALL, which has sent nothing so far, up to LIMIT octets and MESSAGES, in
+place of earlier limits."
   (cond ((plusp limit)
          (setf (client-parts-replay (ensure-client-parts call))
                (make-replay (core-replays (client-call-core call)) limit messages)))
         (t (drop-replay call))))
 
 (defun keep-for-replay (call encoded)
-  "Keep ENCODED, which CALL sends, and return true. If there is no room for it, or nothing is kept
-of CALL, keep nothing of CALL any more and return false."
+  "Keep ENCODED, which CALL sends, and return true. If there is no room for it, or CALL's messages
+are not kept, keep no message of CALL any more and return false."
   (let ((replay (call-replay call)))
     (or (and replay
              (keep-message replay encoded (wire:encoded-length encoded)
@@ -44,7 +44,7 @@ of CALL, keep nothing of CALL any more and return false."
         (progn (drop-replay call) nil))))
 
 (defun repeatable-p (call)
-  "True if all that CALL has sent can be sent again."
+  "True if all messages that CALL has sent can be sent again."
   (let ((outlet (call-client-outlet call)))
     (or (and (client-call-request call) t)
         (null outlet)
@@ -59,15 +59,15 @@ of CALL, keep nothing of CALL any more and return false."
         (setf (client-call-request call) (wire:encode-message call request nil)))))
 
 (defun keep-request (call)
-  "Have the only request of CALL, or what it sends, be kept for further attempts. Return true if all
-of it is."
+  "Keep the only request of CALL, or its messages, for further attempts. Return true if all are
+kept."
   (cond ((not (repeatable-p call)) nil)
         ((or (null (client-call-request call)) (call-replay call)) t)
         (t (begin-replay call (options-replay-octets (wire-call-options call)))
            (keep-for-replay call (encoded-request call)))))
 
 (define-hot forget-request ((call client-call)) null
-  "The response to CALL begins: what it has sent will not be needed again."
+  "Release the kept messages of CALL, since its response begins."
   (when (call-replay call) (drop-replay call))
   (let ((request (shiftf (client-call-request call) nil))
         (stream (client-call-stream call)))
@@ -81,7 +81,8 @@ of it is."
 ;;; Sending
 
 (define-hot write-kept ((stream http2:stream) (encoded (or octets wire:parcel)) (last boolean)) null
-  "Send ENCODED, of ENCODE-MESSAGE, on STREAM; it stays the call's and is not given to the store."
+  "Send ENCODED, a value of ENCODE-MESSAGE, on STREAM. The call keeps it; it is not given back to
+the store of octets."
   (http2:send-data stream (wire:encoded-octets encoded) 0 (wire:encoded-length encoded) last)
   nil)
 
@@ -94,15 +95,15 @@ of it is."
       (write-kept stream fitting last))))
 
 (defun write-again (call stream encoded last)
-  "Send ENCODED, of ENCODE-MESSAGE, on STREAM, which is not the first to have it, or not the one
-that CALL goes on with."
+  "Send ENCODED, of ENCODE-MESSAGE, on STREAM, if another stream had it before, or CALL does not go
+on with STREAM."
   (let ((fitting (fitting call stream encoded)))
     (when fitting
       (wire:note-sent call fitting stream)
       (write-kept stream fitting last))))
 
 (define-hot write-request ((call client-call)) null
-  "Send the only request of CALL, which goes on to have it."
+  "Send the only request of CALL, which keeps it."
   (let ((request (client-call-request call)))
     (if (typep request '(or octets wire:parcel))
         (write-first call request t)
@@ -118,14 +119,16 @@ that CALL goes on with."
             do (write-again call stream kept nil)))))
 
 (defun keep-to-one (call)
-  "CALL goes on with the attempt that it has, since it sends too much to be kept for others."
+  "Let CALL go on with its present attempt only, since its messages are too many to be kept for
+others."
   (let ((retries (call-retries call)))
     (when retries
       (mapc #'reset-attempt
             (calling:commit retries (http2:stream-user (client-call-stream call)))))))
 
 (defun write-on-attempts (call encoded last)
-  "Send ENCODED, of ENCODE-MESSAGE, on all streams of CALL, and keep it if CALL's messages are."
+  "Send ENCODED, of ENCODE-MESSAGE, on all streams of CALL, and keep it if CALL's messages are
+kept."
   (cond ((keep-for-replay call encoded)
          (write-first call encoded last)
          (loop for attempt in (other-attempts call)
@@ -136,15 +139,16 @@ that CALL goes on with."
              (when fitting (wire:write-encoded call fitting last))))))
 
 (defun send-on-attempts (call encoded)
-  "Send ENCODED, of ENCODE-MESSAGE, on all streams of CALL, or keep it until there is one."
+  "Send ENCODED, of ENCODE-MESSAGE, on all streams of CALL; without a stream put it into the
+outbox."
   (cond ((client-call-stream call) (write-on-attempts call encoded nil))
         (t (let ((outlet (ensure-client-outlet call)))
              (incf (client-outlet-outbox-octets outlet) (wire:encoded-length encoded))
              (push encoded (client-outlet-outbox outlet))))))
 
 (defun longest-outgoing (call request)
-  "The octets of REQUEST, a message of CALL or what ENCODE-MESSAGE made of it; or if that is nil, of
-the longest message that waits in CALL's outbox, 0 if none does."
+  "The octets of REQUEST, a message of CALL or its value of ENCODE-MESSAGE. If that is nil, the
+octets of the longest message in CALL's outbox, 0 if that is empty."
   (flet ((length-of (encoded) (- (wire:encoded-length encoded) wire:+prefix-octets+)))
     (typecase request
       (null (let ((outlet (call-client-outlet call)))
@@ -153,7 +157,7 @@ the longest message that waits in CALL's outbox, 0 if none does."
       ((or octets wire:parcel) (length-of request))
       (t (protobuf:measure (rpc:outgoing-type call) request)))))
 
-;;; The end of what is sent
+;;; ;;; The end of our side
 
 (defun end-side (stream)
   "End our side of STREAM by an empty DATA frame (RFC 9113 section 8.1)."
@@ -166,7 +170,7 @@ the longest message that waits in CALL's outbox, 0 if none does."
   (dolist (attempt (other-attempts call)) (end-side (attempt-stream attempt))))
 
 (defun write-outbox (call)
-  "Send what has waited for CALL's stream, and the half-close if that waits too."
+  "Send the messages in CALL's outbox, and the half-close if that waits too."
   (let* ((outlet (call-client-outlet call))
          (waiting (and outlet (nreverse (shiftf (client-outlet-outbox outlet) '())))))
     (when waiting (setf (client-outlet-outbox-octets outlet) 0))
