@@ -1,5 +1,5 @@
-;;;; What is asked of a call on the client by those who wait for it or look at it: how they wait,
-;;;; what it waits for, and its reply if it is its own future.
+;;;; Operations of a call on the client for threads that wait for it or inspect it: waiting, the
+;;;; stages of its own waits, and its reply if it is its own future.
 
 (in-package #:clgrpc.client)
 
@@ -11,7 +11,7 @@
       (:queue (full-text core)))))
 
 (defun full-text (core)
-  "That all streams are open that CORE's servers allow, or nil if none is connected."
+  "A text that all streams that CORE's servers allow are open, or nil if no server is connected."
   (let* ((links (loop for subchannel in (core-subchannels core)
                       append (connection-set-links (subchannel-connection-set subchannel))))
          (limit (loop for link in links
@@ -52,8 +52,8 @@
 ;;; (wire/stage.lisp) and from what it has waited for (wait-clock.lisp)
 
 (defun call-waits (call)
-  "What CALL, a client's, waited for before it had a stream. The values are totals as in a
-WAIT-CLOCK and the number of attempts to connect; nil if it has not waited."
+  "The waits of CALL, a client's, before it had a stream. The values are totals as in a WAIT-CLOCK
+and the number of attempts to connect; nil if it has not waited."
   (let* ((parts (call-client-parts call))
          (wait (and parts (client-parts-wait parts))))
     (cond ((null wait) nil)
@@ -69,7 +69,7 @@ WAIT-CLOCK and the number of attempts to connect; nil if it has not waited."
        (null (call-waits call))))
 
 (defun awaits-credentials-p (call)
-  "True if CALL's credentials were asked last and have not answered, or have failed."
+  "True if CALL's last wait is for its credentials, which have not answered or have failed."
   (let* ((parts (call-client-parts call))
          (identity (and parts (client-parts-identity parts))))
     (and identity
@@ -113,7 +113,7 @@ first."
 ;;; Futures: the call is its own, see future.lisp
 
 (defstruct (undecoded (:constructor make-undecoded (reply)) (:copier nil))
-  "A long REPLY that several threads may ask for at once; the thread that holds LOCK decodes it."
+  "A long REPLY that several threads may request at once; the thread that holds LOCK decodes it."
   (reply nil)                           ; as it came
   (lock (sb-thread:make-mutex :name "clgrpc reply") :read-only t)) ; of the thread that decodes it
 
@@ -121,8 +121,8 @@ first."
   (print-unreadable-object (undecoded stream :type t)))
 
 (defun decode-reply (call)
-  "Decode the reply of CALL, a long one, unless another thread has: in its place comes the message,
-or the RPC-ERROR that says what is wrong with it, which is returned."
+  "Decode the long reply of CALL, unless another thread has done so. Store in its place, and return,
+the message, or the RPC-ERROR if it is invalid."
   (let ((item (client-call-reply call)))
     (when (encoded-p item)
       (let ((new (make-undecoded item)))

@@ -1,16 +1,15 @@
-;;;; After how long a silence a channel's links ask whether their server is there, and how long they
-;;;; wait for its answer (gRFC A8): what the options say, more once a server has complained, less
-;;;; where somebody has to know sooner. The asking itself is wire's (link-keepalive.lisp).
+;;;; Keepalive of a channel's links: the silence after which they send a PING, and the wait for its
+;;;; answer (gRFC A8). The options give both; a server's complaint makes the first longer,
+;;;; LIMIT-SILENCE makes them shorter. The PINGs themselves are wire's (link-keepalive.lisp).
 
 (in-package #:clgrpc.client)
 
 (defconstant +longest-keepalive-ns+ (* 2 60 60 +ns-per-second+)
-  "No server has links wait longer, also those to other servers: it is what servers themselves wait
-unless they are told otherwise (gRFC A8).")
+  "The longest silence before a PING, in nanoseconds, that complaints of servers lead to: the
+default of servers themselves (gRFC A8).")
 
 (defun keepalive-ns (core)
-  "After how long a silence new links of CORE's channel ask whether their server is there; 0 is
-never."
+  "The silence, in nanoseconds, after which new links of CORE's channel send a PING; 0 for never."
   (or (core-keepalive-ns core)
       (let ((seconds (options-keepalive-seconds (core-options core)))
             (limit (core-silence-ns core)))
@@ -21,23 +20,22 @@ never."
               (if limit (min ns limit) ns))))))
 
 (defun patience-ns (core)
-  "How long a server may be silent after new links of CORE's channel have asked whether it is
-there."
+  "How long, in nanoseconds, a server may stay silent after a PING of new links of CORE's channel."
   (let ((ns (seconds-ns (options-keepalive-timeout-seconds (core-options core)))))
     (if (core-silence-ns core)
         (min ns (core-silence-ns core))
         ns)))
 
 (defun limit-silence (core byte-channel)
-  "Where links of CORE ask whether their server is there, have BYTE-CHANNEL fail as well if it does
-not acknowledge what we send in the time that it has for an answer (gRFC A18)."
+  "If links of CORE send PINGs, make BYTE-CHANNEL fail as well if its server does not acknowledge
+data in the time for an answer (gRFC A18)."
   (when (plusp (keepalive-ns core))
     (loop:limit-silence (core-loop core) byte-channel
                         (options-keepalive-timeout-seconds (core-options core)))))
 
 (defun ping-less (connection-set link)
-  "The server of LINK finds that it asks too often whether it is alive: new links of the channels
-that use CONNECTION-SET wait twice as long (gRFC A8)."
+  "Double the silence before PINGs of new links of the channels that use CONNECTION-SET, since the
+server of LINK has complained of too many PINGs (gRFC A8)."
   (flet ((wait-longer (core)
            (setf (core-keepalive-ns core)
                  (max (keepalive-ns core)
@@ -46,8 +44,8 @@ that use CONNECTION-SET wait twice as long (gRFC A8)."
     (map-cores #'wait-longer connection-set)))
 
 (defun limit-links-silence (core)
-  "The links that CORE's channel has keep its limit of silence, and those of connections that it
-shares will. A server that has complained of PINGs is not asked more often."
+  "Apply the limit of silence of CORE's channel to its links, and to later links of connections that
+it shares. A server that has complained of PINGs does not get more of them."
   (unless (core-keepalive-ns core)
     (dolist (subchannel (core-subchannels core))
       (let* ((connection-set (subchannel-connection-set subchannel))

@@ -1,4 +1,5 @@
-;;;; What HTTP/2 does for clients' calls: their end of the contract of rpc/transport.lisp.
+;;;; The operations of clients' calls over HTTP/2: the client's end of the contract of
+;;;; rpc/transport.lisp.
 
 (in-package #:clgrpc.client)
 

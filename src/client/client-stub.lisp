@@ -1,4 +1,4 @@
-;;;; What a stub does: INVOKE on a channel, by the kind of its method.
+;;;; Stubs: INVOKE on a channel, by the kind of the method.
 ;;;;
 ;;;;   unary             returns the reply and the call
 ;;;;   server streaming  returns the call, to RECEIVE from
@@ -78,8 +78,8 @@
   (loop:read-clock (core-loop (channel-core channel))))
 
 (defun make-call (channel method deadline unattended now)
-  "A call of METHOD on CHANNEL, its own future if it is UNATTENDED. It begins NOW, or if that is 0
-when its loop begins it."
+  "A new call of METHOD on CHANNEL, its own future if UNATTENDED is true. It begins NOW, or if NOW
+is 0 when its loop begins it."
   (unless (channel-open-p channel) (misuse "~A is closed." channel))
   (let ((call (make-client-call
                :rpc-method method :endpoint (channel-core channel) :deadline deadline :born-ns now
@@ -90,9 +90,9 @@ when its loop begins it."
     call))
 
 (define-hot submit-call ((call client-call) request) null
-  "Hand CALL to its loop with its only REQUEST, or nil: written straight into the output if this
-thread may run the loop for that, else encoded by this thread, which the user may go on with. If the
-loop has just stopped, since the channel was closed, end CALL."
+  "Hand CALL to its loop with its only REQUEST, or nil. The request is written directly into the
+output if this thread may run the loop for that; else this thread encodes it. If the loop has just
+stopped, since the channel was closed, end CALL."
   (let ((loop (wire-call-loop call))
         (encoded (and request
                       (if (waited-for-p call)
@@ -103,7 +103,7 @@ loop has just stopped, since the channel was closed, end CALL."
       (declare (dynamic-extent #'begin-here))
       (when request (wire:mark-call call :closed))
       (setf (client-call-request call) encoded)
-      (sb-sys:without-interrupts        ; what is counted can be left
+      (sb-sys:without-interrupts        ; a call that is counted must be left
         (loop:enter-call loop (unattended-p call))
         (unless (unattended-p call) (rpc:note-opened call))
         (unwind-protect
@@ -114,7 +114,7 @@ loop has just stopped, since the channel was closed, end CALL."
   nil)
 
 (define-hot post-call ((call client-call) request) (eql t)
-  "Have the loop start CALL with its only REQUEST, or nil."
+  "Post CALL to its loop, which starts it with its only REQUEST, or nil."
   (when request
     (setf (client-call-request call) (wire:encode-message call request nil)))
   (unless (loop:post (wire-call-loop call) call)
@@ -122,7 +122,7 @@ loop has just stopped, since the channel was closed, end CALL."
   t)
 
 (define-hot begin-call ((call client-call) request) null
-  "Start CALL, unless it has ended, as soon as there is a stream. On its loop."
+  "Start CALL, unless it has ended; it begins an attempt as soon as it has a stream. On its loop."
   (note-call-begun (client-call-core call))
   (unless (call-status call)
     (when (zerop (client-call-born-ns call))
@@ -139,8 +139,8 @@ loop has just stopped, since the channel was closed, end CALL."
   (guarding-call (call) (begin-call call nil)))
 
 (defun submit-and-wait (call request generator at-once)
-  "Submit CALL, send what GENERATOR gives if there is one, by SENDING-AT-ONCE if AT-ONCE is true,
-and wait for the end of CALL. If this is left otherwise, at whatever moment, cancel CALL."
+  "Submit CALL, send the messages of GENERATOR if it is not nil, by SENDING-AT-ONCE if AT-ONCE is
+true, and wait for the end of CALL. A non-local exit at any moment cancels CALL."
   (sb-sys:without-interrupts
     (submit-call call request)
     (unwind-protect
@@ -151,7 +151,8 @@ and wait for the end of CALL. If this is left otherwise, at whatever moment, can
       (unless (call-status call) (operate leave call)))))
 
 (defun reply-of (call)
-  "Return the reply of CALL, which answers once and has ended, and CALL, or signal its RPC-ERROR."
+  "Return the reply of CALL, which has one response and has ended, and CALL; or signal its
+RPC-ERROR."
   (unless (eq :ok (call-status call)) (error (rpc:call-condition call)))
   (values (let ((reply (shiftf (client-call-reply call) nil)))
             (cond ((null reply) (rpc:pop-incoming call))
@@ -162,14 +163,15 @@ and wait for the end of CALL. If this is left otherwise, at whatever moment, can
 ;;; Streams of requests
 
 (defun sending-at-once (call generator)
-  "A generator for SEND-REQUESTS of those messages that GENERATOR, which never waits, gives and for
-which there is no room, or which are long: those before them it sends on the loop, all in one write.
-If somebody else runs the loop he gathers what is sent, and this gives every message."
+  "A generator for SEND-REQUESTS of the messages of GENERATOR, which never waits. It sends messages
+itself on the loop, many in one write, and returns only those that are long or for which there is no
+room. If another thread runs the loop, that thread combines the writes, and this generator returns
+every message."
   (declare (type function generator))
   (let ((next nil))
     (flet ((send-those-there-is-room-for ()
              (loop while (and (setf next (funcall generator))
-                              (protobuf:message-p next) ; else SEND says what is wrong
+                              (protobuf:message-p next) ; else SEND signals the error
                               (<= (protobuf:serialized-size next) wire:+parcel-octets+)
                               (rpc:try-send call next)))))
       (lambda ()

@@ -1,21 +1,22 @@
 ;;;; Connecting: a connect round tries the addresses of a connection set, several at once if they
-;;;; are slow. A byte channel that comes about is a candidate with a link on it, with TLS if the
-;;;; channel has credentials; the first link whose peer's SETTINGS come is the connection set's, the
-;;;; others are given up. If all fail the connection set waits (back-off), and is idle after that.
-;;;; Everything here runs on the channel's loop.
+;;;; are slow. A new byte channel is a candidate with a link on it, with TLS if the channel has
+;;;; credentials. The first link whose peer's SETTINGS come becomes the connection set's; the others
+;;;; are closed. If all fail the connection set waits (back-off), and is idle after that. Everything
+;;;; here runs on the channel's loop.
 
 (in-package #:clgrpc.client)
 
 (defun widen (connection-set count)
-  "Begin to connect CONNECTION-SET, which is ready, so often that it has COUNT links. A link that
-does not come about is not tried for again."
+  "Begin as many connect rounds of CONNECTION-SET, which is ready, as it needs for COUNT links. A
+round that fails is not repeated."
   (when (eq :ready (connection-set-link-state connection-set))
     (loop repeat (- count (+ (length (connection-set-links connection-set))
                              (length (connection-set-connect-rounds connection-set))))
           do (begin-connect-round connection-set))))
 
 (defun keep-links (connection-set)
-  "Begin what links CONNECTION-SET, if it is ready, lacks of those it is to keep."
+  "Begin the links that CONNECTION-SET, if it is ready, lacks to the number of
+connections-per-subchannel."
   (when (null (back-off-timer (connection-set-back-off connection-set)))
     (widen connection-set
            (options-connections-per-subchannel (connection-set-options connection-set)))))
@@ -46,7 +47,7 @@ does not come about is not tried for again."
                           (connect-progress connection-set event plist))))))
 
 (defun connect-progress (connection-set event plist)
-  "What CONNECT-ADDRESSES says on its way: EVENT is :attempt or :attempt-failed."
+  "Report an EVENT of CONNECT-ADDRESSES, :attempt or :attempt-failed."
   (when (tracing-p :subchannel)
     (apply #'log-event :trace event :tracer :subchannel
            :target (core-name (connection-set-core connection-set)) plist))
@@ -58,12 +59,12 @@ does not come about is not tried for again."
     (note-failure connection-set (getf plist :reason))))
 
 (defun find-address (addresses peer)
-  "The one of ADDRESSES, the kernel's, that PEER, text, is; nil if there is none."
+  "The address among ADDRESSES, the kernel's, whose text is PEER, or nil."
   (find peer addresses :key #'os:address-text :test #'string=))
 
 (defun begin-link (connect-round byte-channel)
-  "CONNECT-ROUND has BYTE-CHANNEL, a connected one. It has led to something when the peer's SETTINGS
-come."
+  "Make a link on BYTE-CHANNEL, a connected one, as a candidate of CONNECT-ROUND. The round succeeds
+when a peer's SETTINGS come."
   (let* ((connection-set (connect-round-connection-set connect-round))
          (core (connection-set-core connection-set)))
     (setf (connect-round-met connect-round) t)
@@ -90,7 +91,7 @@ come."
                                (string-right-trim "." (princ-to-string error)))))))
 
 (defun tunnelled-byte-channel (core byte-channel)
-  "BYTE-CHANNEL, one of CORE's, by CORE's proxy if there is one."
+  "BYTE-CHANNEL, one of CORE's, through CORE's proxy if it has one."
   (let ((proxy (resolver-proxy (resolution-resolver (core-resolution core)))))
     (if proxy
         (proxy:make-tunnel-byte-channel byte-channel proxy)
@@ -109,8 +110,8 @@ come."
 
 (defun server-name (connection-set peer)
   "The name that the certificate of CONNECTION-SET's server at PEER, an address as text, must have,
-unless credentials say: the host of the channel's own :authority, what a resolver says of this
-server as :server-name, or the host of the target."
+unless credentials name it: the host of the channel's own :authority, the attribute :server-name of
+this server from the resolver, or the host of the target."
   (let ((address (find-address (connection-set-addresses connection-set) peer))
         (owner (first (connection-set-owners connection-set)))
         (core (connection-set-core connection-set)))
@@ -122,12 +123,12 @@ server as :server-name, or the host of the target."
         (certificate-name (resolution-resolver (core-resolution core)) address))))
 
 (defun connect-round-of (connection-set link)
-  "The connect round of CONNECTION-SET's that LINK is a candidate of, or nil."
+  "The connect round of CONNECTION-SET that has LINK as a candidate, or nil."
   (find-if (lambda (connect-round) (member link (connect-round-links connect-round)))
            (connection-set-connect-rounds connection-set)))
 
 (defun end-connect-round (connect-round text)
-  "CONNECT-ROUND is over: its candidates are given up because of TEXT."
+  "End CONNECT-ROUND, and close its candidates because of TEXT."
   (let ((connection-set (connect-round-connection-set connect-round)))
     (setf (connection-set-connect-rounds connection-set)
           (remove connect-round (connection-set-connect-rounds connection-set)))
@@ -140,8 +141,8 @@ server as :server-name, or the host of the target."
           (end-connect-round connect-round text)))
 
 (defun greeted (connection-set link)
-  "The peer's SETTINGS have come over LINK; with the first of them we are connected and know how
-many streams it allows."
+  "Handle SETTINGS of LINK's peer. With the first ones, if LINK is a candidate, CONNECTION-SET is
+connected and knows the peer's limit of streams."
   (let ((connect-round (connect-round-of connection-set link)))
     (when connect-round
       (setf (connect-round-links connect-round) (remove link (connect-round-links connect-round)))
@@ -166,23 +167,24 @@ many streams it allows."
       (keep-links connection-set))))
 
 (defun greeting-failed (connect-round link text)
-  "LINK, a candidate of CONNECT-ROUND's, has ended because of TEXT before the peer's SETTINGS came."
+  "Handle the end of LINK, a candidate of CONNECT-ROUND, because of TEXT before its peer's SETTINGS
+came."
   (let ((core (connection-set-core (connect-round-connection-set connect-round))))
     (setf (connect-round-links connect-round) (remove link (connect-round-links connect-round)))
     (loop:candidate-failed (connect-round-connector connect-round) (wire:link-peer link)
                            (format nil "~A~:[ (perhaps it wants TLS)~;~]"
                                    (string-right-trim "." text)
                                    (or (core-credentials core)
-                                       ;; what it speaks is known
+                                       ;; the peer's protocol is known
                                        (search "the peer speaks" text)
                                        (search "the proxy" text))))))
 
 (defun connect-round-failed (connect-round condition)
-  "All addresses were tried in vain: if nothing else may come of what is under way, the connection
-set waits. If the connection before it worked and a peer has taken one of CONNECT-ROUND's, that is
-what a restart looks like: a server that closes its listener leaves those to be reset whom the
-kernel had accepted, while its successor listens. So another attempt is made at once if calls would
-fail for it; others wait as long as gRPC's document on connection back-off says."
+  "Handle the end of CONNECT-ROUND, in which all addresses have failed. If no other round is under
+way the connection set waits, as gRPC's document on connection back-off says. The exception is a
+server that restarts: when it closes its listener, connections that the kernel had accepted are
+reset, while its successor listens. So if the last connection worked and a peer has accepted one of
+CONNECT-ROUND, another round begins at once if calls would fail otherwise."
   (let* ((connection-set (connect-round-connection-set connect-round))
          (text (string-right-trim "." (princ-to-string condition))))
     (end-connect-round connect-round text)
@@ -198,8 +200,8 @@ fail for it; others wait as long as gRPC's document on connection back-off says.
           (t (wait-for-better-times connection-set text (connect-round-began-ns connect-round))))))
 
 (defun pause-widening (connection-set text)
-  "CONNECTION-SET, which is ready, has got no further link because of TEXT. It begins none for a
-while."
+  "Let CONNECTION-SET, which is ready, begin no further link until a back-off ends, since one has
+failed because of TEXT."
   (incf (connection-set-failed-connects connection-set))
   (let ((core (connection-set-core connection-set)))
     (trace-event :subchannel :no-further-connection :target (core-name core) :reason text)
@@ -212,8 +214,8 @@ while."
 
 (defun wait-for-better-times (connection-set text
                               &optional (since-ns (core-now (connection-set-core connection-set))))
-  "CONNECTION-SET, which has no connection because of TEXT, is to make its next attempt a while
-after SINCE-NS, when the last began. Its addresses may have changed."
+  "Begin the back-off of CONNECTION-SET, which has no connection because of TEXT, and ask for new
+addresses. The wait counts from SINCE-NS, when the last attempt began."
   (let ((core (connection-set-core connection-set)))
     (note-failure connection-set text)
     (map-cores #'tell-failed-attempt connection-set)

@@ -1,21 +1,20 @@
-;;;; Connection sets: what subchannels have their connections of. Each has one, of its own unless
-;;;; its channel shares connections (the option :share-connections). Then those of all alike
-;;;; channels on one loop that are for the same addresses have the same, as in gRPC core's
-;;;; subchannel pool. Channels are alike if they have the same credentials, authority, observer and
-;;;; options; their service configs, policies and interceptors may differ.
+;;;; Connection sets, which hold the connections of subchannels. Each subchannel has one, its own
+;;;; unless its channel shares connections (the option :share-connections). Then the subchannels of
+;;;; all alike channels on one loop with the same addresses share one, as in gRPC core's subchannel
+;;;; pool. Channels are alike if they have the same credentials, authority, observer and options;
+;;;; their service configs, policies and interceptors may differ.
 ;;;;
-;;;; 1. Links, connect rounds to connect and back-off are the connection set's, all else is the
-;;;;    subchannel's: vetoes, listeners, breakers, internal calls, counts of calls.
-;;;; 2. A subchannel is idle until it is told to connect, whatever its connection set is. From then
-;;;;    on its LINK-STATE follows the connection set's, until that is idle; then it has to ask
-;;;;    again.
-;;;; 3. An attempt knows the subchannel that was picked for it: the end of its stream is told to
-;;;;    that, even if it uses the connection set no more.
-;;;; 4. A subchannel that is closed leaves its connection set; when the last has left that, its
-;;;;    links end with their last calls.
-;;;; 5. A subchannel whose addresses change takes its connection set along if nobody else uses that
-;;;;    or has one for them. Else it goes to the one for those; but if it is connected to one of
-;;;;    them it is misplaced, and goes when that connection has ended.
+;;;; 1. Links, connect rounds and back-off belong to the connection set. All else belongs to the
+;;;;    subchannel: vetoes, listeners, breakers, internal calls, counts of calls.
+;;;; 2. A subchannel is idle until CONNECT, in any state of its connection set. From then on its
+;;;;    LINK-STATE follows the connection set's, until that is idle; then CONNECT is needed again.
+;;;; 3. An attempt refers to the subchannel that was picked for it. That gets the end of the
+;;;;    stream, even if it does not use the connection set any more.
+;;;; 4. A subchannel that is closed leaves its connection set; when the last has left it, its links
+;;;;    end with their last calls.
+;;;; 5. A subchannel whose addresses change keeps its connection set if no other subchannel uses it
+;;;;    and the pool has none for the new addresses. Else it moves to the one for those. If it is
+;;;;    connected to one of them it is misplaced, and moves when that connection has ended.
 
 (in-package #:clgrpc.client)
 
@@ -26,29 +25,29 @@
   (core-options (connection-set-core connection-set)))
 
 (defun all-links (connection-set)
-  "The links of CONNECTION-SET, with those that take no more calls. On its loop."
+  "The links of CONNECTION-SET, with those that get no more calls. On its loop."
   (append (connection-set-links connection-set) (connection-set-leaving connection-set)))
 
-;;; Which channels share
+;;; ;;; Sharing between channels
 
 (defun pool-key (options credentials resolver authority observer)
-  "What channels must have EQUAL to share connections: OPTIONS, CREDENTIALS, the host of RESOLVER,
-whose certificate they want, and its proxy, AUTHORITY, text, and OBSERVER."
+  "The key by which channels share connections, compared by EQUAL: OPTIONS, CREDENTIALS, the host of
+RESOLVER, for the certificate, and its proxy, AUTHORITY, a text, and OBSERVER."
   (list* credentials (and credentials (resolver-host resolver)) authority observer
          (and (resolver-proxy resolver) (proxy:proxy-key (resolver-proxy resolver)))
          (mapcar #'rest (option-values options))))
 
 (defun connection-set-key (addresses)
-  "What the connection set for ADDRESSES, the kernel's, is found by."
+  "The key of the connection set for ADDRESSES, the kernel's."
   (mapcar #'os:address-text addresses))
 
 (defun find-connection-set (pool addresses)
-  "The connection set for ADDRESSES of those that POOL's channels share, or nil."
+  "The connection set for ADDRESSES in POOL, or nil."
   (and pool
        (values (gethash (connection-set-key addresses) (subchannel-pool-connection-sets pool)))))
 
 (defun register-connection-set (connection-set)
-  "CONNECTION-SET, if it may be shared, is found by its addresses from now on."
+  "Enter CONNECTION-SET, if it may be shared, into its pool by its addresses."
   (let ((pool (connection-set-pool connection-set)))
     (when pool
       (setf (gethash (connection-set-key (connection-set-addresses connection-set))
@@ -56,7 +55,7 @@ whose certificate they want, and its proxy, AUTHORITY, text, and OBSERVER."
             connection-set))))
 
 (defun forget-connection-set (connection-set)
-  "Nobody finds CONNECTION-SET by its addresses any more."
+  "Remove CONNECTION-SET from its pool."
   (let ((pool (connection-set-pool connection-set)))
     (when pool
       (remhash (connection-set-key (connection-set-addresses connection-set))
@@ -78,7 +77,7 @@ whose certificate they want, and its proxy, AUTHORITY, text, and OBSERVER."
   (not (equalp (subchannel-addresses subchannel)
                (connection-set-addresses (subchannel-connection-set subchannel)))))
 
-;;; What owners are told
+;;; ;;; Events for owners
 
 (defun engaged-owners (connection-set)
   "The subchannels that use CONNECTION-SET and have asked it to connect."
@@ -86,22 +85,21 @@ whose certificate they want, and its proxy, AUTHORITY, text, and OBSERVER."
              (connection-set-owners connection-set)))
 
 (defun change-link-states (subchannels state)
-  "The links of SUBCHANNELS, all of one connection set, come to STATE. Their watchers hear of that,
-then, if their own state is another now, their balancers. What those do comes after all have the new
-state."
+  "Change the link state of SUBCHANNELS, all of one connection set, to STATE. Then, when all have
+the new state, call their watchers and, for each whose own state has changed, its balancer."
   (dolist (subchannel subchannels) (setf (subchannel-link-state subchannel) state))
   (dolist (subchannel subchannels)
     (tell-watchers subchannel)
     (review-state subchannel)))
 
 (defun tell-watchers (subchannel)
-  "The state of SUBCHANNEL's links is another."
+  "Call the watchers of SUBCHANNEL after a change of its link state."
   (dolist (watcher (subchannel-watchers subchannel))
     (loop:guarding (:balancer-failed :balancer (subchannel-balancer subchannel))
       (funcall (the function watcher) subchannel))))
 
 (defun change-state (connection-set state)
-  "The links of CONNECTION-SET come to STATE."
+  "Change the link state of CONNECTION-SET to STATE, and notify its owners."
   (let ((concerned (engaged-owners connection-set)))
     (setf (connection-set-link-state connection-set) state)
     (change-link-states concerned state)))
@@ -118,24 +116,23 @@ subchannels."
   (map-cores (lambda (core) (setf (core-last-error core) text)) connection-set))
 
 (defun note-connection-set-event (connection-set severity text &rest arguments)
-  "As NOTE-SUBCHANNEL-EVENT, of those that use CONNECTION-SET."
+  "As NOTE-SUBCHANNEL-EVENT, for all subchannels that use CONNECTION-SET."
   (dolist (owner (connection-set-owners connection-set))
     (apply #'note-subchannel-event owner severity text arguments)))
 
 (defun enter-stages (connection-set stage)
-  "The channels that wait for CONNECTION-SET have come to STAGE of getting a connection, see
-ENTER-STAGE."
+  "Note that the channels that wait for CONNECTION-SET have entered STAGE, see ENTER-STAGE."
   (dolist (owner (engaged-owners connection-set)) (enter-stage (subchannel-core owner) stage)))
 
 (defun resolving-wanted-for-p (subchannel)
-  "True if no balancer above that of SUBCHANNEL minds that addresses are resolved again."
+  "True if no balancer above that of SUBCHANNEL forbids to resolve addresses again."
   (loop for child = (subchannel-balancer subchannel) then parent
         for parent = (balancer-parent child)
         while (typep parent 'balancer)
         always (resolving-wanted-p parent child)))
 
 (defun ask-resolvers (connection-set)
-  "The server of CONNECTION-SET has gone or cannot be reached: have other addresses asked for."
+  "Ask for other addresses, since the server of CONNECTION-SET is gone or cannot be reached."
   (dolist (owner (connection-set-owners connection-set))
     (when (resolving-wanted-for-p owner) (ask-resolver (subchannel-core owner)))))
 
@@ -147,13 +144,13 @@ ENTER-STAGE."
         (connection-set-links (subchannel-connection-set subchannel))))
 
 (defun serve-owner (subchannel)
-  "A stream of SUBCHANNEL may be free: calls of its channel that wait for one may get it."
+  "Serve calls that wait in SUBCHANNEL's channel, since a stream of SUBCHANNEL may be free."
   (let ((core (subchannel-core subchannel)))
     (when (waiting-p core) (funcall (the function (core-on-stream core)) core subchannel))))
 
 (defun serve-owners (connection-set)
-  "A stream of CONNECTION-SET may be free: calls that wait for one may get it, those of each channel
-that shares CONNECTION-SET first at times."
+  "Serve calls that wait, since a stream of CONNECTION-SET may be free. The channels that share
+CONNECTION-SET come first in turn."
   (let ((owners (connection-set-owners connection-set))
         (pool (connection-set-pool connection-set)))
     (cond ((null owners))
@@ -166,15 +163,15 @@ that shares CONNECTION-SET first at times."
                  while (room-p owner))))))
 
 (defun impatient-calls-p (connection-set)
-  "True if calls wait for CONNECTION-SET to be connected that do not wait for ready."
+  "True if calls without wait-for-ready wait for a connection of CONNECTION-SET."
   (some (lambda (owner)
           (notevery #'client-call-wait-for-ready (waiting-calls (subchannel-core owner))))
         (connection-set-owners connection-set)))
 
-;;; Whose streams are whose
+;;; ;;; The streams of a subchannel
 
 (define-hot note-stream-opened ((subchannel subchannel) (stream http2:stream)) null
-  "STREAM was opened for SUBCHANNEL: it has an attempt, which knows that."
+  "Note SUBCHANNEL in the attempt of STREAM, which was opened for it."
   (let ((attempt (or (the (or null attempt) (http2:stream-user stream))
                      (setf (http2:stream-user stream) (make-attempt stream)))))
     (setf (attempt-subchannel attempt) subchannel))

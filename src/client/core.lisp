@@ -1,14 +1,14 @@
-;;;; What a channel does on its loop: it has its servers resolved and balanced, has each call picked
-;;;; a subchannel and started on a stream of it, and keeps the calls that wait, for a connection or,
-;;;; past the limits of the servers, for a stream.
+;;;; The core of a channel on its loop: it resolves and balances its servers, picks a subchannel for
+;;;; each call and starts it on a stream, and keeps the calls that wait for a connection or, past
+;;;; the limits of the servers, for a stream.
 ;;;;
 ;;;; 1. A call that needs a connection wakes an idle channel. Its resolver begins, or is asked
-;;;; again; an answer that is certain to come soon is waited for (ANSWERS-P).
-;;;; 2. The resolver tells of backends, then and whenever they change; the balancer hears of them.
+;;;; again; the channel waits for an answer that is certain to come soon (ANSWERS-P).
+;;;; 2. The resolver publishes backends, then and whenever they change; the balancer gets them.
 ;;;; 3. The balancer publishes a state and a picker, and the calls that wait are picked for.
 ;;;; 4. A call that finds no stream waits (stream-queue.lisp), until a stream ends, a server allows
-;;;;    more, or another picker is published. What takes its stream then, or hears that there will
-;;;;    be none, is a function that it came with: attempts are not known here (attempt.lisp).
+;;;; more, or another picker is published. A function that came with the call gets the stream, or
+;;;; the failure: this file does not know attempts (attempt.lisp).
 ;;;;
 ;;;; Everything here runs on the channel's loop, unless something else is said.
 
@@ -17,43 +17,43 @@
 ;;; Picking
 
 (define-hot (pick :inline t) ((core core) (call client-call)) t
-  "What the picker of CORE gives for CALL: a subchannel, a FAILURE or nil."
+  "The pick of CORE's picker for CALL: a subchannel, a FAILURE or nil."
   (let ((picker (core-picker core)))
     (if (picker-p picker)
         (funcall (picker-function picker) call)
         picker)))
 
 (defun pick-again (core call subchannel)
-  "What the picker of CORE gives for CALL, which waits for a stream of SUBCHANNEL: that, or a
+  "The pick of CORE's picker for CALL, which waits for a stream of SUBCHANNEL: SUBCHANNEL, or a
 FAILURE."
   (let* ((picker (core-picker core))
          (again (and (picker-p picker) (picker-again picker))))
     (if again (funcall again subchannel call) subchannel)))
 
 (defun waiting-refusal (core queued-attempt)
-  "The FAILURE with which the picker of CORE refuses to have QUEUED-ATTEMPT wait, or nil."
+  "The FAILURE with which CORE's picker refuses to let QUEUED-ATTEMPT wait, or nil."
   (let* ((picker (core-picker core))
          (waiting (and (picker-p picker) (picker-waiting picker))))
     (and waiting (funcall waiting queued-attempt))))
 
 (define-hot (find-stream :inline t) ((core core) (call client-call))
     (values (or null http2:stream) (or null link) t)
-  "A stream for CALL and its link; or nil twice if there is none now. The third value is what was
-picked for CALL, nil if nothing was."
+  "A stream for CALL and its link; or nil twice if no stream is free now. The third value is the
+pick for CALL, or nil."
   (let ((picked (if (and (waiting-p core) (not (eager-p core))) nil (pick core call))))
     (multiple-value-bind (stream link)
         (if (subchannel-p picked) (free-stream picked) (values nil nil))
       (values stream link picked))))
 
 (defun begin-waiting (core call)
-  "CALL waits from now on for CORE to have a connection, or a stream on one."
+  "Note that CALL begins to wait for a connection of CORE, or a stream on one."
   (let ((parts (ensure-client-parts call)))
     (unless (client-parts-wait parts)
       (setf (client-parts-wait parts)
             (read-clock-for-call (core-clock core) (core-now core))))))
 
 (defun begin-place (core call picked taker)
-  "CALL waits for what PICKED, for it, makes it wait for, with TAKER; return its place."
+  "Queue CALL, for which PICKED was picked, with TAKER; return its place."
   (begin-waiting core call)
   (trace-event :channel :call-waits :target (core-name core)
                :method (rpc:call-path call) :state (core-state core)
@@ -61,7 +61,7 @@ picked for CALL, nil if nothing was."
   (add-queued-attempt call picked taker))
 
 (defun deny (call taker failure)
-  "CALL gets no stream, since FAILURE was picked for it."
+  "Report to TAKER that CALL gets no stream, since FAILURE was picked for it."
   (declare (type function taker))
   (funcall taker call nil nil
            (make-client-failure (failure-status failure) (failure-text failure)
@@ -69,9 +69,9 @@ picked for CALL, nil if nothing was."
                                 :reach (if (failure-drop failure) :dropped :nowhere))))
 
 (defun wait-for-stream (core call picked taker)
-  "CALL, for which FIND-STREAM has found no stream and PICKED was picked, waits for one. Once there
-is one, or will be none, TAKER is called: with CALL, a stream and its link, and nil; or with CALL,
-nil twice, and an ATTEMPT-FAILURE."
+  "Let CALL wait for a stream: FIND-STREAM has found no stream for it, and has picked PICKED. TAKER
+is called once the wait ends: with CALL, a stream and its link, and nil; or with CALL, nil twice,
+and an ATTEMPT-FAILURE."
   (if (and (failure-p picked) (ends-p call picked))
       (deny call taker picked)
       (ecase (core-state core)
@@ -99,17 +99,18 @@ nil twice, and an ATTEMPT-FAILURE."
                 (client-retries-over (call-retries call))))))
 
 (defun ends-p (call failure)
-  "True if CALL, which FAILURE was picked for, ends with it."
+  "True if CALL, for which FAILURE was picked, ends with it."
   (or (failure-drop failure)
       (not (client-call-wait-for-ready call))))
 
 (defconstant +picks-for-links+ 16
-  "So many more servers are picked at most for a call that waits, to find one that may have another
+  "The most further picks for a call that waits, to find a server that may have another
 connection.")
 
 (defun ask-for-some-link (core call picked)
-  "CALL finds no stream of PICKED: that is to get another link. If it has as many as it may, another
-that is picked for CALL is, as CALL starts on whichever has a stream first (gRFC A105)."
+  "Ask for another link of PICKED, on which CALL finds no stream. If it has as many links as it may,
+ask another server that is picked for CALL, since CALL starts on the first with a free stream (gRFC
+A105)."
   (unless (or (ask-for-link picked)
               (choosy-p core)
               (= 1 (most-links picked)))
@@ -120,9 +121,9 @@ that is picked for CALL is, as CALL starts on whichever has a stream first (gRFC
           until (ask-for-link other))))
 
 (defun start-at (core queued-attempt picked)
-  "Start the call of QUEUED-ATTEMPT, which is queued and for which PICKED was picked, if that is a
-server that has a stream; end it if PICKED is a failure that it does not outlast. Return true if it
-waits there no more."
+  "Start the call of QUEUED-ATTEMPT on PICKED, its pick, if that is a server with a free stream.
+Deny it a stream if PICKED is a failure that it does not outlast. Return true if QUEUED-ATTEMPT left
+the queue."
   (let ((call (queued-attempt-call queued-attempt)))
     (typecase picked
       (null nil)
@@ -142,8 +143,8 @@ waits there no more."
              t))))))
 
 (defun start-first (core)
-  "Pick for the calls that wait for any stream, the oldest first, until one finds none. Those that
-outlast a failure that is picked for them wait for another picker."
+  "Pick for the calls that wait for any stream, the oldest first, until one finds no stream. Calls
+that outlast a failure wait for another picker."
   (loop for queued-attempt = (ring-first (stream-queue-waiting (core-stream-queue core)))
         for wanted = (and queued-attempt (wanted-p (queued-attempt-call queued-attempt)))
         for picked = (and wanted (pick core (queued-attempt-call queued-attempt)))
@@ -157,8 +158,8 @@ outlast a failure that is picked for them wait for another picker."
                     (unless (failure-p picked) (return))))))
 
 (defun start-those-of (core subchannel)
-  "Start the calls that a choosy picker has picked SUBCHANNEL for, the oldest first, until there is
-no stream."
+  "Start the calls for which a choosy picker has picked SUBCHANNEL, the oldest first, until no
+stream is free."
   (loop for queued-attempt = (ring-first (subchannel-waiting subchannel))
         for wanted = (and queued-attempt (wanted-p (queued-attempt-call queued-attempt)))
         while queued-attempt
@@ -170,14 +171,14 @@ no stream."
   (leave-full-links (subchannel-connection-set subchannel)))
 
 (defun serve-waiting (core subchannel)
-  "A stream of SUBCHANNEL, one of CORE's, may be free: calls that wait for one may get it, or have a
-connection made for them."
+  "Serve the calls that wait in CORE, since a stream of SUBCHANNEL may be free; ask for connections
+for the others."
   (if (choosy-p core)
       (start-those-of core subchannel)
       (start-first core)))
 
 (defun place-by-itself (core queued-attempt)
-  "Pick for the call of QUEUED-ATTEMPT, which waits for any stream, whatever others wait."
+  "Pick for the call of QUEUED-ATTEMPT, which waits for any stream, without regard to others."
   (let* ((call (queued-attempt-call queued-attempt))
          (wanted (wanted-p call))
          (picked (and wanted (pick core call))))
@@ -187,17 +188,18 @@ connection made for them."
              (when (subchannel-p picked) (ask-for-some-link core call picked))))))
 
 (defun serve-all (core)
-  "Each server of CORE may have a stream, or another connection."
+  "Serve the calls that wait in CORE, since each server may have a free stream, or another
+connection."
   (when (and (waiting-p core) (core-picker core)) (place-anew core)))
 
 (defun place-anew (core)
-  "CORE has another picker: all of its calls that wait are picked for by that, the oldest first; or
-if they hold up others only until one finds no stream."
+  "Pick for the calls that wait by CORE's new picker, the oldest first: for all of them, or, if
+calls of CORE wait in line, until one finds no stream."
   (gather-places core)
   (if (eager-p core)
       (loop with picker = (core-picker core)
             for queued-attempt in (waiting-places core)
-            ;; what comes of one may be the end of others, or yet another picker
+            ;; one of them may end others, or lead to another picker
             while (eq picker (core-picker core))
             do (when (queued-p queued-attempt) (place-by-itself core queued-attempt)))
       (start-first core))
@@ -220,13 +222,13 @@ if they hold up others only until one finds no stream."
   (when (core-dropped core) (funcall (core-dropped core))))
 
 (defun watch-state (core function)
-  "FUNCTION hears of the state of CORE, now and until the last."
+  "Call FUNCTION with the state of CORE, now and after each change."
   (calling:tell-state function (core-state core))
   (unless (eq :shutdown (core-state core))
     (setf (core-state-functions core) (append (core-state-functions core) (list function)))))
 
 (defun change-picker (core state picker)
-  "CORE's channel is in STATE, and its calls are picked for by PICKER from now on."
+  "Change the state of CORE's channel to STATE, and its picker to PICKER."
   (unless (eq :shutdown (core-state core))
     (setf (core-picker core) (funcall (core-picker-wrapper core) picker))
     (unless (eq state (core-state core)) (change-core-state core state))
@@ -242,13 +244,13 @@ if they hold up others only until one finds no stream."
   (change-picker parent state picker))
 
 (defun wake (core)
-  "The channel is to connect, if it is idle."
+  "Connect the channel of CORE if it is idle."
   (cond ((not (eq :idle (core-state core))))
         ((core-picker core) (exit-idle (core-balancer core))) ; which decides call by call
         (t (leave-idle core))))
 
 (defun leave-idle (core)
-  "CORE, which is idle, has its servers resolved, again if need be, and connected to."
+  "Resolve the servers of CORE, which is idle, again if needed, and connect to them."
   (dolist (call (waiting-calls core)) (begin-waiting core call))
   (begin-idle-watch core)
   (change-picker core :connecting nil)
@@ -268,23 +270,23 @@ if they hold up others only until one finds no stream."
              (unless (resolution-awaited resolution) (exit-idle (core-balancer core)))))))
 
 (defun awaited-p (core)
-  "True, once, if the answer of CORE's resolver that has come is to be connected to."
+  "True, once, if CORE waits for the resolver's answer in order to connect."
   (shiftf (resolution-awaited (core-resolution core)) nil))
 
 (defun end-resolver-wait (core)
-  "The resolver of CORE waits no more to be asked again; if it was to, return true."
+  "End the back-off of CORE's resolver; return true if it was waiting."
   (let ((back-off (resolution-back-off (core-resolution core))))
     (prog1 (back-off-timer back-off)
       (stop-back-off back-off (core-loop core))
       (forget-failures back-off))))
 
-;;; What the resolver says
+;;; ;;; Answers of the resolver
 
 (defconstant +told-backends+ 8
-  "An event of a channel names so many of its servers at most.")
+  "The most servers that an event of a channel names.")
 
 (defun usable-backends (core backends)
-  "Those of BACKENDS that CORE's channel uses: the first, with as many addresses as it may have."
+  "The BACKENDS that CORE's channel uses: the first ones, with no more addresses than it may have."
   (let ((most (min (options-max-addresses (core-options core))
                    (options-max-subchannels (core-options core)))))
     (loop for rest on backends
@@ -293,11 +295,11 @@ if they hold up others only until one finds no stream."
           finally (return backends))))
 
 (defun note-backends (core backends)
-  "The resolver of CORE has told of BACKENDS: note that if they are others than before."
+  "Add an event to CORE's trace if BACKENDS, from its resolver, differ from those before."
   (let ((keys (sort (mapcar #'backend-key backends) #'string<)))
     (unless (equal keys (resolution-keys (core-resolution core)))
       (let ((more (- (length keys) +told-backends+)))
-        (note-core-event core :info "the resolver tells of ~[no servers~:;~:*~D server~:P: ~
+        (note-core-event core :info "the resolver has found ~[no servers~:;~:*~D server~:P: ~
                                      ~{~A~^, ~}~@[ and ~D more~]~]"
                          (length keys) (subseq keys 0 (min +told-backends+ (length keys)))
                          (and (plusp more) more)))
@@ -309,8 +311,8 @@ if they hold up others only until one finds no stream."
       (setf (resolution-keys (core-resolution core)) keys))))
 
 (defun receive-backends (core backends pushed)
-  "The resolver of CORE has told of BACKENDS, and has PUSHED a service config, as SELECTED-CONFIG
-takes it."
+  "Use BACKENDS, from CORE's resolver, and the service config that it has PUSHED, an argument of
+SELECTED-CONFIG."
   (trace-event :channel :backends :target (core-name core)
                                   :backends (mapcar #'backend-key backends))
   (note-backends core backends)
@@ -322,7 +324,7 @@ takes it."
           (t (receive-failure core (princ-to-string pushed))))))
 
 (defun use-backends (core backends)
-  "CORE's servers are BACKENDS from now on."
+  "Make BACKENDS the servers of CORE."
   (when backends (end-resolver-wait core))
   (setf (resolution-done (core-resolution core)) (and backends t)
         (resolution-backends (core-resolution core)) backends)
@@ -336,7 +338,7 @@ takes it."
   (when (eq :ready (core-state core)) (serve-all core))) ; they may have more connections
 
 (defun receive-failure (core text)
-  "The resolver of CORE has no backends because of TEXT. Those that there are stay in use."
+  "Handle the failure of CORE's resolver because of TEXT. The present backends stay in use."
   (log-event :info :resolving-failed :target (core-name core) :reason text)
   (note-core-event core :warning "resolving failed: ~A" text)
   (cond ((not (resolved-p core)) (fail-resolving core text))
@@ -344,14 +346,14 @@ takes it."
   (await-resolver core))
 
 (defun fail-resolving (core text)
-  "CORE has no backends because of TEXT."
+  "Let CORE, which has no backends because of TEXT, fail."
   (setf (core-last-error core) text
         (resolution-awaited (core-resolution core)) nil)
   (tell-failed-attempt core)
   (change-picker core :transient-failure (make-failure text)))
 
 (defun await-resolver (core)
-  "Ask CORE's resolver, which has failed or has told of no server, again after a while."
+  "Ask CORE's resolver, which has failed or has published no server, again after a back-off."
   (unless (resolved-p core) (enter-stage core :back-off))
   (let* ((resolution (core-resolution core)) (back-off (resolution-back-off resolution)))
     (stop-back-off back-off (core-loop core))
@@ -360,8 +362,8 @@ takes it."
                       (unless (resolution-done resolution) (enter-stage core :resolve))
                       (resolve-again (resolution-resolver resolution))))))
 
-;;; Idleness. A timer looks from time to time whether the channel has calls, or has had some since
-;;; it looked last; calls pay nothing for it.
+;;; Idleness. A timer checks from time to time whether the channel has calls, or has had some since
+;;; the last check; this costs calls nothing.
 
 (defun used-p (core)
   "True if calls of CORE's user are under way."
@@ -379,12 +381,13 @@ takes it."
   (reduce #'+ (core-subchannels core) :key #'subchannel-picks))
 
 (defun idle-limit-ns (core)
-  "After how long without calls CORE is to go idle; 0 is never."
+  "The time without calls, in nanoseconds, after which CORE goes idle; 0 for never."
   (let ((seconds (options-idle-seconds (core-options core))))
     (if (plusp seconds) (seconds-ns (max 1 seconds)) 0)))
 
 (defun begin-idle-watch (core)
-  "CORE leaves its idle state; have it go back there when it has had no calls for long enough."
+  "Begin to watch CORE, which leaves its idle state, to go back there when it has had no calls for
+long enough."
   (let ((watch (core-idle-watch core)))
     (when (and (plusp (idle-limit-ns core)) (null (idle-watch-timer watch)))
       (setf (idle-watch-timer watch)
@@ -393,8 +396,8 @@ takes it."
       (watch-idleness core))))
 
 (defun watch-idleness (core)
-  "Look whether CORE has been without calls for long enough, now or else later; or, if not all of
-it, which of its connections beyond the first to a server have."
+  "Make CORE idle if it has been without calls for long enough, else check again later. Close
+connections beyond the first to a server that have had no calls for as long."
   (let ((watch (core-idle-watch core))
         (now (core-now core))
         (limit (idle-limit-ns core))
@@ -432,8 +435,8 @@ it, which of its connections beyond the first to a server have."
   (change-picker core :idle nil))
 
 (defun end-back-off (core)
-  "Have what CORE waits to try again, its resolver and its servers, be tried now, and later waits be
-as after the first failure."
+  "End the back-offs of CORE's resolver and servers: try them now, and begin later back-offs with
+the shortest wait."
   (when (end-resolver-wait core) (resolve-again (resolution-resolver (core-resolution core))))
   (dolist (subchannel (copy-list (core-subchannels core)))
     (let ((back-off (connection-set-back-off (subchannel-connection-set subchannel))))

@@ -1,19 +1,19 @@
-;;;; A channel described: what DESCRIBE prints for people, and CHANNEL-ADDRESSES returns as plists.
-;;;; It is read on the channel's loop, so that it is of one moment. Nothing is counted for it that
-;;;; calls would pay for: how often a server was picked is how many streams its connections had.
+;;;; The description of a channel, which DESCRIBE prints for people and CHANNEL-ADDRESSES returns as
+;;;; plists. It is read on the channel's loop, so that it is of one moment. It needs no counters
+;;;; that cost calls time: the number of picks of a server is the number of its streams.
 
 (in-package #:clgrpc.client)
 
-;;; What balancers say
+;;; ;;; Facts of balancers
 
 (defgeneric balancer-facts (balancer)
-  (:documentation "A plist of what BALANCER tells people, of values that print well; its children,
-if it has some, under :CHILDREN, a list of such plists. On its channel's loop.")
+  (:documentation "A plist that describes BALANCER for people, with values that print well;
+:CHILDREN is a list of such plists of its children, if it has some. On its channel's loop.")
   (:method ((balancer balancer)) '()))
 
 (defgeneric subchannel-facts (balancer subchannel)
-  (:documentation "A plist of what BALANCER knows of SUBCHANNEL, one of its own or of its
-children's, such as a weight, for people. On its channel's loop.")
+  (:documentation "A plist of BALANCER's data about SUBCHANNEL, such as a weight, for people.
+SUBCHANNEL is its own or its children's. On its channel's loop.")
   (:method (balancer subchannel)
     (declare (ignore balancer subchannel))
     '()))
@@ -30,7 +30,7 @@ children's, such as a weight, for people. On its channel's loop.")
 ;;; Addresses
 
 (defun seconds-to-attempt (subchannel)
-  "How long SUBCHANNEL waits until its next attempt to connect, or nil if it does not."
+  "The seconds until SUBCHANNEL's next attempt to connect, or nil if it does not wait for one."
   (let* ((connection-set (subchannel-connection-set subchannel))
          (timer (back-off-timer (connection-set-back-off connection-set))))
     (and timer
@@ -76,7 +76,7 @@ children's, such as a weight, for people. On its channel's loop.")
 ;;; Channels
 
 (defun describe-core (core)
-  "A plist of what CORE's channel is, besides its addresses."
+  "A plist that describes CORE's channel, without its addresses."
   (append (list :target (core-name core) :state (core-state core))
           (balancer-facts (core-balancer core))
           (let ((picker (core-picker core)))
@@ -88,7 +88,7 @@ children's, such as a weight, for people. On its channel's loop.")
           (list :waiting (stream-queue-count (core-stream-queue core)))))
 
 (defun look-at (core function)
-  "What FUNCTION returns, called on the loop of CORE; here, if that has stopped."
+  "The value of FUNCTION, called on the loop of CORE; or on this thread, if the loop has stopped."
   (declare (type function function))
   (let ((value nil) (done (sb-thread:make-semaphore)))
     (flet ((look ()
@@ -125,7 +125,7 @@ children's, such as a weight, for people. On its channel's loop.")
                     unless (member name known) append (list name value))))))
 
 (defun write-policy (facts stream indentation)
-  "Write of FACTS, a plist that BALANCER-FACTS returns, what is of the policy and its children."
+  "Write the entries of FACTS, a plist of BALANCER-FACTS, for the policy and its children."
   (format stream "~&~vT~A~@[ ~S~]~%" indentation (getf facts :policy)
           (alexandria:remove-from-plist facts :policy :children :next))
   (dolist (child (getf facts :children)) (write-policy child stream (+ indentation 2)))

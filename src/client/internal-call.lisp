@@ -1,12 +1,12 @@
-;;;; Side calls: streams of responses that the channel itself asks one server for, on a link of the
-;;;; subchannel that is given: health (gRFC A17), load reports (gRFC A51). No picker has a say in
-;;;; them, they are not made again, no method's config is theirs, and they do not count as calls of
-;;;; the channel's users: observers are not told of them, nor do they make a connection a useful
-;;;; one. When its link is left an internal call ends, so that it holds up nobody's end.
+;;;; Internal calls: streams of responses that the channel itself requests from one server, on a
+;;;; link of a given subchannel: health (gRFC A17), load reports (gRFC A51). They bypass the picker,
+;;;; are not retried, and have no method config. They do not count as calls of the channel's users:
+;;;; observers do not see them, and they do not make a connection useful. An internal call ends when
+;;;; its link is left, so that it does not delay the end of the link.
 ;;;;
-;;;; They carry the channel's call credentials, as gRFC A17 asks. Those may have to be fetched, or
-;;;; be a user's function, which may wait, so a thread of the reserve calls it; the call begins
-;;;; after that.
+;;;; They carry the channel's call credentials, as gRFC A17 asks. These may have to be fetched. A
+;;;; user's function among them may wait, so a thread of the reserve calls it. The call begins after
+;;;; that.
 
 (in-package #:clgrpc.client)
 
@@ -31,7 +31,7 @@
     call))
 
 (defun start-internal-call (call subchannel request)
-  "Start CALL with REQUEST on a link of SUBCHANNEL; return nil if none has a stream now."
+  "Start CALL with REQUEST on a link of SUBCHANNEL; return nil if no stream is free now."
   (multiple-value-bind (stream link) (free-stream subchannel)
     (when stream
       (incf (client-link-side-streams link))
@@ -44,13 +44,13 @@
 ;;; With call credentials
 
 (defun end-refused (call error)
-  "CALL, an internal call that has not begun, ends with ERROR, an RPC-ERROR."
+  "End CALL, an internal call that has not begun, with ERROR, an RPC-ERROR."
   (end-client-call call (status:rpc-error-status error) (rpc-error-message error)
                    :ended-by :local :cause error :sent nil))
 
 (defun start-with-metadata (call subchannel request metadata error)
-  "The call credentials for CALL are METADATA, unless there is ERROR, an RPC-ERROR: start CALL, if
-it has not ended meanwhile."
+  "Start CALL with METADATA of the call credentials, if it has not ended meanwhile; or end it with
+ERROR, an RPC-ERROR or nil."
   (unless (call-status call)
     (cond (error (end-refused call error))
           (t (setf (rpc:outgoing-metadata call) metadata)
@@ -59,7 +59,7 @@ it has not ended meanwhile."
                                 :ended-by :local :sent nil))))))
 
 (defun start-with-credentials (call subchannel request)
-  "Start CALL once the channel's call credentials have been asked for it."
+  "Start CALL once the channel's call credentials have given metadata for it."
   (let ((core (subchannel-core subchannel)))
     (handler-case (calling:check-credentials (core-call-credentials core) core)
       (status:rpc-error (error) (end-refused call error))
@@ -72,7 +72,7 @@ it has not ended meanwhile."
                                (start-with-metadata call subchannel request metadata
                                                     error)))))))))
 
-;;; Both
+;;; Opening and closing
 
 (defun open-internal-call (subchannel method request &key on-message on-end)
   "Call METHOD, one that streams responses, with REQUEST on a link of SUBCHANNEL, which is ready.
@@ -85,6 +85,6 @@ or nil if no link has a stream now."
           (t (start-internal-call call subchannel request)))))
 
 (defun close-internal-call (call)
-  "End CALL, an internal call; nothing more comes of it but its end."
+  "End CALL, an internal call; the only later event is its end."
   (unless (call-status call)
     (client-abort call :cancelled "it is not needed any more" :local)))

@@ -6,7 +6,7 @@
 (defclass wire-channel (method:channel)
   ((target :initarg :target :reader channel-target) ; as it was given
    (core :initarg :core :reader channel-core
-         :documentation "What the channel is on its loop."))
+         :documentation "The state of the channel on its loop."))
   (:documentation "A channel over the network; made by MAKE-CHANNEL, ended by CLOSE-CHANNEL."))
 
 (defclass intercepted-channel (interception wire-channel) ()
@@ -20,7 +20,7 @@
 
 (defmethod channel-secure-p ((channel core))
   (let ((credentials (core-credentials channel)))
-    ;; a server that does not prove its name may be anybody
+    ;; a server that does not prove its name is not trusted
     (values (and credentials (loop:tls-credentials-verify credentials))
             (core-plaintext-credentials channel))))
 
@@ -36,57 +36,57 @@
                                              (proxy :environment) authority user-agent codec
                                              resolvers
                      &allow-other-keys)
-  "Return a channel to TARGET, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\" or any other form that
-doc/addresses.md has. It connects nothing yet; end it with CLOSE-CHANNEL, or use WITH-CHANNEL.
-CREDENTIALS            what TLS-CREDENTIALS returns has it speak TLS; nil, the default, is plaintext
+  "Return a channel to TARGET, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\" or any other form in
+doc/addresses.md. It does not connect yet. End it with CLOSE-CHANNEL, or use WITH-CHANNEL.
+CREDENTIALS            a value of TLS-CREDENTIALS, for TLS; nil, the default, is plaintext
 COMPRESSION            :gzip, :deflate, a name of REGISTER-COMPRESSOR, or :identity, the default:
-                       how requests are compressed unless a stub's :compression says otherwise or
+                       the compression of requests, unless a stub's :compression sets another or
                        the server does not accept it
 INTERCEPTORS           a list of functions (method request options next), the first the outermost,
                        each called around every stub, in the caller's thread. METHOD is an
-                       RPC-METHOD, OPTIONS a plist of the stub's keywords; what it returns is what
-                       the stub returns, which (funcall next request options) gives
-CALL-CREDENTIALS       what says who calls, asked before each attempt of a call: what BEARER-TOKEN,
-                       TOKEN-FILE, SELF-SIGNED-TOKEN, CLIENT-TOKEN, EXCHANGED-TOKEN or
-                       COMPOSE-CREDENTIALS returns, an instance of a subclass of CALL-CREDENTIALS,
-                       or a function of a method's path that returns metadata, and may wait: it is
-                       called in the caller's thread for the first attempt, on another for further
-                       ones. Stubs take :call-credentials as well, which are sent besides. They are
-                       refused with :unauthenticated on a channel without TLS, or with TLS that
-                       verifies nothing
-PLAINTEXT-CREDENTIALS  true has them sent there all the same
-BALANCE                which of TARGET's addresses have the calls, whatever a service config says of
-                       it: :pick-first, the default, the one that the channel is connected to;
-                       :round-robin all that can be reached, by turns; doc/fleets.md has the others
-SERVICE-CONFIG         how calls are made if the resolver does not say: a text in JSON as gRPC's
-                       service_config.proto has it, or the same as a plist; see doc/fleets.md
-PROXY                  the URL of the proxy by which to connect, http://[USER:PASSWORD@]HOST:PORT or
-                       socks5://…; :environment, the default, is the one of the environment
-                       variables grpc_proxy, https_proxy or http_proxy unless no_proxy excepts the
-                       target's host; nil means no proxy. See doc/addresses.md
+                       RPC-METHOD, OPTIONS a plist of the stub's keywords. (funcall next request
+                       options) makes the call; the interceptor's values are those of the stub
+CALL-CREDENTIALS       metadata that identify the caller, asked for before each attempt of a call:
+                       a value of BEARER-TOKEN, TOKEN-FILE, SELF-SIGNED-TOKEN, CLIENT-TOKEN,
+                       EXCHANGED-TOKEN or COMPOSE-CREDENTIALS, an instance of a subclass of
+                       CALL-CREDENTIALS, or a function of a method's path that returns metadata.
+                       The function may wait: it is called in the caller's thread for the first
+                       attempt, on another for further ones. The :call-credentials of a stub are
+                       sent besides. On a channel without TLS, or with TLS that verifies nothing,
+                       calls with credentials are refused with :unauthenticated
+PLAINTEXT-CREDENTIALS  true to send call credentials on such a channel too
+BALANCE                the balancing policy, in place of a service config's: :pick-first, the
+                       default, uses the address to which the channel is connected; :round-robin
+                       uses all that can be reached, in turn; doc/fleets.md has the others
+SERVICE-CONFIG         the service config if the resolver has none: a text in JSON of gRPC's
+                       service_config.proto, or the same as a plist; see doc/fleets.md
+PROXY                  the URL of a proxy, http://[USER:PASSWORD@]HOST:PORT or socks5://…;
+                       :environment, the default, takes it from the environment variables
+                       grpc_proxy, https_proxy or http_proxy unless no_proxy excepts the target's
+                       host; nil means no proxy. See doc/addresses.md
 AUTHORITY              a string, the :authority of all calls, by which proxies and meshes route, in
                        place of the target's host and port. With TLS its host is also the name that
                        the server must prove, unless CREDENTIALS have a :server-name. Stubs take
                        :authority as well
 RESOLVERS              an alist from schemes, strings, to names of classes that DEFINE-RESOLVER has
-                       defined: a TARGET of such a scheme has that resolver, whatever the image has
+                       defined: a TARGET of such a scheme has that resolver, in place of the image's
 USER-AGENT             a string, the application's name and version, that stands before this
                        library's in the header user-agent: \"shop/1.2 grpc-lisp-clgrpc/…\"
-CODEC                  the name of a codec, see REGISTER-CODEC: messages of all calls are in that,
+CODEC                  the name of a codec, see REGISTER-CODEC, for the messages of all calls,
                        unless their method has one of its own, or raw messages; nil, the default,
                        and \"proto\" are Protocol Buffers
-OBSERVER               what MAKE-OBSERVER, MAKE-METRICS, MAKE-TRACING, MAKE-ACCESS-LOG or
-                       MAKE-CONSOLE returns, or a list of such, is told of the channel's calls,
-                       messages and connections
+OBSERVER               a value of MAKE-OBSERVER, MAKE-METRICS, MAKE-TRACING, MAKE-ACCESS-LOG or
+                       MAKE-CONSOLE, or a list of these, which receives the events of the channel's
+                       calls, messages and connections
 ATTEMPT-INTERCEPTORS   a list of functions of an ATTEMPT, called in order before each attempt of a
                        call goes to its server, on the loop, so they must not wait. They may change
-                       its metadata (ATTEMPT-REQUEST-METADATA), have it fail (FAIL), and ask to be
-                       told of its end (ON-ATTEMPT-END); with another error in one it fails with
+                       its metadata (ATTEMPT-REQUEST-METADATA), make it fail (FAIL), and get its
+                       end (ON-ATTEMPT-END). After another error in one the attempt fails with
                        :internal
-A list (WHERE . functions) among either kind of interceptors is for some methods only: those of the
-service whose full name WHERE is, a string, or the one whose symbol it is. All other keywords are
-rows of the options table, see OPTION-TABLE. Signal MISUSE for a wrong target or option, TLS-ERROR
-if CREDENTIALS cannot be used. From any thread."
+An element (WHERE . functions) of either list of interceptors is for some methods only: WHERE is the
+full name of a service, a string, or the symbol of one method. All other keywords are rows of the
+options table, see OPTION-TABLE. Signal MISUSE for a wrong target or option, TLS-ERROR if
+CREDENTIALS cannot be used. From any thread."
   (declare (ignore observer attempt-interceptors authority user-agent codec))
   (let ((scheme (and (null (own-resolver target (check-resolvers resolvers)))
                      (loop:find-scheme target))))
@@ -97,7 +97,7 @@ if CREDENTIALS cannot be used. From any thread."
 
 (defun make-wire-channel (target arguments credentials compression interceptors call-credentials
                           plaintext-credentials balance service-config proxy)
-  "See MAKE-CHANNEL."
+  "As MAKE-CHANNEL, for a channel over the network."
   (when credentials (loop:check-credentials credentials :client))
   (let* ((options (apply #'make-channel-options
                          (alexandria:remove-from-plist
@@ -154,7 +154,7 @@ if CREDENTIALS cannot be used. From any thread."
     (trace-event :channel :channel-made :target target)
     (note-channel-event (core-channel-trace core) (channel-trace-born-ns (core-channel-trace core))
                         "channel created")
-    (unless (loop:simulated-p) (enter-registry core **cores**)) ; its loop answers nobody else
+    (unless (loop:simulated-p) (enter-registry core **cores**)) ; only its own loop answers
     (loop:end-before-save core #'close-core)
     (let ((channel (apply #'make-instance
                           (if (or interceptors call-credentials)
@@ -168,12 +168,12 @@ if CREDENTIALS cannot be used. From any thread."
       channel)))
 
 (defun canonical-target (target)
-  "TARGET with the scheme that it has if it names none (gRPC's naming document)."
+  "TARGET, with the default scheme if it has none (gRPC's naming document)."
   (if (loop:find-scheme target) target (format nil "dns:///~A" target)))
 
 (defun channel-authority (resolver credentials own)
-  "The field :authority of the calls to the servers of RESOLVER with CREDENTIALS or NIL; OWN is what
-the user says of it, or nil. Then the servers must prove its host. Signal MISUSE as CHECK-AUTHORITY
+  "The field :authority of the calls to the servers of RESOLVER with CREDENTIALS or NIL; OWN is the
+user's :authority, whose host the servers must prove, or nil. Signal MISUSE as CHECK-AUTHORITY
 does."
   (when own
     (setf (resolver-own-host resolver) (authority-host (rpc:check-authority own))))
@@ -184,8 +184,8 @@ does."
                            (resolver-authority resolver)))))
 
 (defun check-user-agent (prefix)
-  "Return PREFIX, what a user wants the header user-agent to begin with. Signal MISUSE if it cannot
-stand in a header."
+  "Return PREFIX, the user's beginning of the header user-agent. Signal MISUSE if it is not valid in
+a header."
   (unless (and (stringp prefix)
                (plusp (length prefix))
                (every (lambda (character) (char<= #\Space character #\~)) prefix))
@@ -227,7 +227,7 @@ that, or NIL after TIMEOUT seconds."
 
 (defmethod ensure-connected ((channel wire-channel) &key (timeout 10))
   (let* ((core (channel-core channel))
-         ;; how often attempts have failed, if it is their failure that the state tells of
+         ;; the count of failed attempts, if the state is the result of one
          (known (and (eq :transient-failure (channel-state channel))
                      (core-failed-attempts core))))
     (loop:post (core-loop core) (lambda () (wake core)))
@@ -263,7 +263,7 @@ that, or NIL after TIMEOUT seconds."
   channel)
 
 (defun not-connected-text (core seconds)
-  "What to say of CORE that is not connected after SECONDS."
+  "A text for CORE, which is not connected after SECONDS."
   (format nil "not connected to ~A within ~A s, but ~A~@[; ~A~]" (core-name core) seconds
           (rpc:stage-text :client (wait-clock-stage (core-clock core)))
           (core-last-error core)))

@@ -1,8 +1,8 @@
-;;;; A subchannel: what connects to one server, as its balancer sees it. It knows addresses that are
-;;;; taken for one server's and has a connection set for them (connection-set.lisp), which has a
-;;;; link to one of them, or several links when it is told to (WIDEN). That connects when the
-;;;; balancer says so (connect-round.lisp), and waits between failed attempts; the balancer hears of
-;;;; its states. Everything here runs on the channel's loop.
+;;;; Subchannels: a subchannel connects to one server for a balancer. It has addresses that count as
+;;;; one server's, and a connection set for them (connection-set.lisp), which has a link to one of
+;;;; them, or several links (WIDEN). The connection set connects when the balancer calls CONNECT
+;;;; (connect-round.lisp), and waits between failed attempts; the balancer gets the subchannel's
+;;;; states. Everything here runs on the channel's loop.
 ;;;;
 ;;;; States, as in gRPC's connectivity document: :idle → :connecting → :ready → :idle when the last
 ;;;; link ends; :connecting → :transient-failure → (back-off) → :idle; :shutdown for good, when the
@@ -11,7 +11,7 @@
 (in-package #:clgrpc.client)
 
 (defun room-for-subchannel-p (core)
-  "True if CORE's channel may have another subchannel; if not it warns of that, once for an update."
+  "True if CORE's channel may have another subchannel; else log a warning, once for an update."
   (let ((most (options-max-subchannels (core-options core))))
     (cond ((< (core-subchannel-count core) most))
           ((not (shiftf (core-crowded core) t))
@@ -53,12 +53,11 @@ channel has as many as it may. On the channel's loop."
                           (null (connection-set-connect-rounds connection-set)))
                  (begin-connect-round connection-set)))
         (:connecting (enter-stage (subchannel-core subchannel) :connect))
-        ;; a balancer that has a subchannel connect does not expect it to be ready at once
+        ;; a balancer that calls CONNECT does not expect the subchannel to be ready at once
         (t (loop:defer (connection-set-loop connection-set) #'catch-up subchannel))))))
 
 (defun catch-up (subchannel)
-  "SUBCHANNEL has asked its connection set to connect, which had others ask before: it hears of its
-state."
+  "Give SUBCHANNEL the state of its connection set, which other subchannels had connected before."
   (let ((state (connection-set-link-state (subchannel-connection-set subchannel))))
     (when (and (eq :connecting (subchannel-link-state subchannel))
                (member state '(:ready :transient-failure)))
@@ -74,8 +73,9 @@ state."
          (min (or wanted 1) (options-max-connections-per-subchannel options)))))
 
 (defun ask-for-link (subchannel)
-  "A call finds no stream of SUBCHANNEL: begin another link, unless it has as many as it may, one is
-under way, or the last attempt has failed a short while ago. Return true if one is under way now."
+  "Begin another link of SUBCHANNEL, on which a call finds no stream, unless it has as many as it
+may, one is under way, or the last attempt has failed a short while ago. Return true if one is under
+way now."
   (let* ((connection-set (subchannel-connection-set subchannel))
          (count (length (connection-set-links connection-set))))
     (when (and (< count (most-links subchannel))
@@ -89,8 +89,8 @@ under way, or the last attempt has failed a short while ago. Return true if one 
        (< (http2:connection-last-receive-ns (client-link-http2 link)) since-ns)))
 
 (defun leave-spare-links (connection-set since-ns)
-  "Use those links of CONNECTION-SET no more, beyond those that it is to keep, that have been quiet
-since SINCE-NS, the newest first."
+  "Leave links of CONNECTION-SET that have been quiet since SINCE-NS, the newest first, except as
+many as it always keeps."
   (let ((kept (options-connections-per-subchannel (connection-set-options connection-set))))
     (dolist (link (reverse (nthcdr kept (connection-set-links connection-set))))
       (when (quiet-p link since-ns)
@@ -98,21 +98,21 @@ since SINCE-NS, the newest first."
         (leave-link connection-set link "no calls for a while")))))
 
 (defun addresses-beyond (addresses others)
-  "Those of ADDRESSES that are not among OTHERS."
+  "The ADDRESSES that are not among OTHERS."
   (let ((table (make-hash-table :test #'equalp :size (max 1 (length others)))))
     (dolist (address others) (setf (gethash address table) t))
     (remove-if (lambda (address) (gethash address table)) addresses)))
 
 (defun change-addresses (subchannel addresses)
-  "SUBCHANNEL's addresses are ADDRESSES from now on. Connections to those that stay are kept. If
-none is left, or none has come about yet and there are other addresses, an attempt begins at once;
-another order is for the next one."
+  "Change SUBCHANNEL's addresses to ADDRESSES. Connections to addresses that stay are kept. If no
+connection is left, or none is made yet and the addresses differ, an attempt begins at once; a new
+order applies to the next attempt."
   (unless (equalp addresses (subchannel-addresses subchannel))
     (setf (subchannel-addresses subchannel) addresses)
     (change-connection-set subchannel (subchannel-connection-set subchannel))))
 
 (defun follow-addresses (connection-set old)
-  "CONNECTION-SET's addresses are others than before, when they were OLD."
+  "Adapt CONNECTION-SET to its new addresses, in place of OLD."
   (let* ((addresses (connection-set-addresses connection-set))
          (new (addresses-beyond addresses old)))
     (ecase (connection-set-link-state connection-set)
@@ -125,8 +125,9 @@ another order is for the next one."
       (:transient-failure (when new (end-wait connection-set))))))
 
 (defun change-connection-set (subchannel connection-set)
-  "SUBCHANNEL, which uses CONNECTION-SET, has got other addresses. CONNECTION-SET has them as well
-if it is nobody else's. If it is connected to one of them SUBCHANNEL stays, until that is over."
+  "Adapt SUBCHANNEL, which uses CONNECTION-SET, to its new addresses. CONNECTION-SET gets them as
+well if no other subchannel uses it and the pool has none for them. If it is connected to one of
+them SUBCHANNEL stays until that connection ends. Else SUBCHANNEL moves to another connection set."
   (let* ((addresses (subchannel-addresses subchannel))
          (found (find-connection-set (connection-set-pool connection-set) addresses)))
     (cond ((eq connection-set found))
@@ -145,23 +146,21 @@ if it is nobody else's. If it is connected to one of them SUBCHANNEL stays, unti
                (connect subchannel)))))))
 
 (defun move-to-connection-set (subchannel)
-  "SUBCHANNEL has the connection set for its addresses from now on; what it has on the one before
-goes on."
+  "Move SUBCHANNEL to the connection set for its addresses; its calls on the old one go on."
   (when (plusp (subchannel-open-calls subchannel))
     (pushnew (subchannel-connection-set subchannel) (subchannel-former-sets subchannel)))
   (leave-connection-set subchannel "its address is the server's no more")
   (join-connection-set subchannel))
 
 (defun send-misplaceds-away (connection-set)
-  "CONNECTION-SET has lost its connection: those that used it only for that go to others."
+  "Move the misplaced subchannels of CONNECTION-SET, which has lost its connection, to others."
   (let ((misplaceds (remove-if-not #'misplaced-p (engaged-owners connection-set))))
     (mapc #'move-to-connection-set
           (remove-if-not #'misplaced-p (connection-set-owners connection-set)))
     (change-link-states misplaceds :idle)))
 
 (defun leave-addresses (connection-set)
-  "Use the links of CONNECTION-SET, which is ready, no more that are to other addresses than its
-own."
+  "Leave the links of CONNECTION-SET, which is ready, to other addresses than its own."
   (dolist (link (connection-set-links connection-set))
     (unless (find-address (connection-set-addresses connection-set) (wire:link-peer link))
       (setf (client-link-draining link) t
@@ -172,8 +171,8 @@ own."
 ;;; Streams
 
 (defun next-stream (link)
-  "A new stream of LINK, or nil if it has none now; if it has used up its identifiers, mark it so
-that it is left."
+  "A new stream of LINK, or nil if no stream is free now. If LINK has used up its identifiers, mark
+it as draining."
   (let ((http2 (client-link-http2 link)))
     (or (let ((stream (http2:open-stream http2)))
           (when stream
@@ -187,7 +186,7 @@ that it is left."
           nil))))
 
 (define-hot free-stream ((subchannel subchannel)) (values (or null http2:stream) (or null link))
-  "A new stream of the first link of SUBCHANNEL that has one, and the link; or nil."
+  "A new stream of the first link of SUBCHANNEL with a free one, and the link; or nil."
   (dolist (link (connection-set-links (the connection-set (subchannel-connection-set subchannel)))
                 (values nil nil))
     (let ((stream (next-stream link)))
@@ -196,20 +195,20 @@ that it is left."
         (return (values stream (the link link)))))))
 
 (defun subchannel-calls (subchannel)
-  "How many attempts of calls of its channel's users are under way that SUBCHANNEL was picked for."
+  "How many attempts of users' calls are under way for which SUBCHANNEL was picked."
   (- (subchannel-open-calls subchannel)
      (count-if (lambda (call) (and (client-call-stream call) (null (call-status call))))
                (subchannel-internal-calls subchannel))))
 
 (defun leave-full-links (connection-set)
-  "Use those links of CONNECTION-SET no more that have used up their streams' identifiers."
+  "Leave the links of CONNECTION-SET that have used up their streams' identifiers."
   (dolist (link (connection-set-links connection-set))
     (when (client-link-draining link) (leave-link connection-set link))))
 
 ;;; Links that go
 
 (defun leave-link (connection-set link &optional (text "the server is going away"))
-  "Use LINK, which its peer, or we, are about to close because of TEXT, for no more calls."
+  "Begin no more calls on LINK, which its peer or we are about to close because of TEXT."
   (trace-event :subchannel :connection-left :target (core-name (connection-set-core connection-set))
                                             :peer (wire:link-peer link) :reason text)
   (let ((connect-round (connect-round-of connection-set link)))
@@ -238,8 +237,8 @@ that it is left."
      (client-link-side-streams link)))
 
 (defun useful-p (connection-set link)
-  "True if LINK, which has worked, had a call of a user's, other than such as the peer's GOAWAY says
-it has not seen, or lasted as long as the first wait between attempts."
+  "True if LINK, which has worked, had a user's call that its peer has seen, according to its
+GOAWAY, or lasted as long as the first wait between attempts."
   (let ((http2 (client-link-http2 link)))
     (or (and (plusp (link-streams link)) (/= 0 (http2:connection-goaway-received http2)))
         (>= (- (core-now (connection-set-core connection-set)) (client-link-born-ns link))
@@ -247,9 +246,9 @@ it has not seen, or lasted as long as the first wait between attempts."
              (options-backoff-initial-seconds (connection-set-options connection-set)))))))
 
 (defun go-on-without (connection-set link text)
-  "CONNECTION-SET was connected by LINK, and is not any more because of TEXT. A server that greets
-and goes, again and again, before any call has begun is no better than one that does not listen:
-from the second time in a row the next attempt waits."
+  "Change the state of CONNECTION-SET, whose last link was LINK, which is lost because of TEXT. If a
+server ends connections before any call has begun twice in a row, the next attempt waits, as if the
+server did not listen."
   (cond ((useful-p connection-set link)
          (forget-failures (connection-set-back-off connection-set))
          (setf (connection-set-useless connection-set) 0
@@ -258,20 +257,20 @@ from the second time in a row the next attempt waits."
                  (min 2 (1+ (connection-set-useless connection-set))))))
   (ask-resolvers connection-set)
   (send-misplaceds-away connection-set)
-  (cond ((eq :shutdown (connection-set-link-state connection-set))) ; all were misplaced
+  (cond ((eq :shutdown (connection-set-link-state connection-set))) ; all owners were misplaced
         ((< (connection-set-useless connection-set) 2)
          (change-state connection-set
-                       ;; a further link that was asked for may still come about, or have failed
+                       ;; another link that was requested may still be made, or have failed
                        (cond ((connection-set-connect-rounds connection-set) :connecting)
                              ((back-off-timer (connection-set-back-off connection-set))
                               :transient-failure)
                              (t :idle))))
         (t (wait-for-better-times connection-set
-                                  (format nil "~A takes connections and ends them: ~A"
+                                  (format nil "~A accepts connections and ends them: ~A"
                                           (core-name (connection-set-core connection-set)) text)))))
 
 (defun abandon-link (link status text)
-  "End every call that goes on with a stream of LINK with STATUS and TEXT, and LINK in order."
+  "End every call whose stream is on LINK with STATUS and TEXT, and LINK in order."
   (http2:map-streams (lambda (stream)
                        (let ((call (stream-call stream)))
                          (when call (client-abort call status text :local))))
@@ -279,7 +278,7 @@ from the second time in a row the next attempt waits."
   (wire:close-link link text))
 
 (defun link-due (connection-set link event)
-  "LINK of CONNECTION-SET should end, as EVENT of WIRE:LINK-EVENT says."
+  "Leave LINK of CONNECTION-SET, or end it, after EVENT of WIRE:LINK-EVENT."
   (setf (client-link-draining link) t
         (connection-set-useless connection-set) 0) ; the server is not to blame
   (ecase event
@@ -288,7 +287,8 @@ from the second time in a row the next attempt waits."
     (:grace (abandon-link link :unavailable "the connection is too old"))))
 
 (defun disconnect-error (connection-set link)
-  "Why LINK of CONNECTION-SET has ended, as gRFC A94 names it: what was seen of that first."
+  "The reason, in the terms of gRFC A94, why LINK of CONNECTION-SET has ended; of several the first
+that was seen."
   (let ((text (or (client-link-failure link) "")))
     (flet ((mentions (word) (search word text :test #'char-equal)))
       (cond ((client-link-farewell link) (format nil "GOAWAY ~A" (client-link-farewell link)))
@@ -302,7 +302,7 @@ from the second time in a row the next attempt waits."
             (t "unknown")))))
 
 (defun link-ended (connection-set link)
-  "LINK of CONNECTION-SET has ended."
+  "Forget LINK of CONNECTION-SET, which has ended."
   (let ((connect-round (connect-round-of connection-set link))
         (used (member link (connection-set-links connection-set))))
     (trace-event
@@ -334,19 +334,20 @@ from the second time in a row the next attempt waits."
 ;;; The end
 
 (defun ended-p (subchannel)
-  "True if SUBCHANNEL is in use no more and has no calls."
+  "True if SUBCHANNEL is closed and has no calls."
   (and (eq :shutdown (subchannel-link-state subchannel))
        (zerop (subchannel-open-calls subchannel))))
 
 (defun use-room (core)
-  "CORE's channel, which has had no room for all subchannels, may have some now."
+  "Update the balancer of CORE, which has had no room for all subchannels, since it may have room
+now."
   (when (and (shiftf (core-crowded core) nil) (resolved-p core)
              (not (eq :shutdown (core-state core))))
     (update-backends (core-balancer core) (resolution-backends (core-resolution core))
                      (core-policy core))))
 
 (defun keep-subchannels (core kept-p)
-  "Of CORE's subchannels those for which the function KEPT-P is false are its no more."
+  "Remove the subchannels of CORE for which the function KEPT-P is false."
   (let ((kept (remove-if-not kept-p (core-subchannels core)))
         (before (core-subchannel-count core)))
     (setf (core-subchannels core) kept
@@ -355,31 +356,31 @@ from the second time in a row the next attempt waits."
       (loop:defer (core-loop core) #'use-room core))))
 
 (defun forget-if-ended (subchannel)
-  "SUBCHANNEL, if it has ended, is its channel's no more."
+  "Remove SUBCHANNEL from its channel if it has ended."
   (when (ended-p subchannel)
     (keep-subchannels (subchannel-core subchannel) (lambda (other) (not (eq other subchannel))))))
 
 (defun look-after-last (subchannel)
-  "The last call of SUBCHANNEL has ended, for now."
+  "Clean up after the last call of SUBCHANNEL, which has ended."
   (let ((core (subchannel-core subchannel)))
     (setf (subchannel-former-sets subchannel) '())
     (forget-if-ended subchannel)
     (when (core-dropped core) (funcall (core-dropped core)))))
 
 (defun end-connection-set (connection-set text)
-  "CONNECTION-SET is used by nobody any more, because of TEXT: nothing more is tried."
+  "Stop all attempts of CONNECTION-SET, which no subchannel uses any more, because of TEXT."
   (setf (connection-set-link-state connection-set) :shutdown)
   (end-connect-rounds connection-set text)
   (stop-back-off (connection-set-back-off connection-set) (connection-set-loop connection-set)))
 
 (defun leave-links (connection-set text)
-  "Use the links of CONNECTION-SET no more, because of TEXT."
+  "Leave the links of CONNECTION-SET, because of TEXT."
   (dolist (link (connection-set-links connection-set))
     (setf (client-link-draining link) t)
     (leave-link connection-set link text)))
 
 (defun leave-connection-set (subchannel text)
-  "SUBCHANNEL uses its connection set no more, because of TEXT; its calls there go on."
+  "Let SUBCHANNEL leave its connection set, because of TEXT; its calls there go on."
   (let ((connection-set (subchannel-connection-set subchannel)))
     (when (member subchannel (connection-set-owners connection-set))
       (setf (connection-set-owners connection-set)
@@ -392,7 +393,7 @@ from the second time in a row the next attempt waits."
         (leave-links connection-set text)))))
 
 (defun stop-connecting (subchannel text)
-  "SUBCHANNEL is in use no more, because of TEXT; its balancer knows."
+  "Change the state of SUBCHANNEL to :shutdown, because of TEXT, without a call of its balancer."
   (setf (subchannel-link-state subchannel) :shutdown)
   (release-places subchannel)
   (note-subchannel-event subchannel :info "shut down: ~A" text)
@@ -400,27 +401,27 @@ from the second time in a row the next attempt waits."
   (tell-watchers subchannel))
 
 (defun give-up (subchannel text)
-  "SUBCHANNEL has no more calls, because of TEXT."
+  "Close SUBCHANNEL, because of TEXT; calls under way go on."
   (map-ancestors (lambda (ancestor) (subchannel-closed ancestor subchannel))
                  (subchannel-balancer subchannel))
   (note-child-event subchannel (format nil "subchannel removed: ~A" text))
   (stop-connecting subchannel text)
   (leave-connection-set subchannel text))
 
-(defun close-subchannel (subchannel &optional (text "its balancer gives it up"))
-  "Give SUBCHANNEL up because of TEXT: it has no more calls, those that it has go on. On the
+(defun close-subchannel (subchannel &optional (text "its balancer closes it"))
+  "Close SUBCHANNEL because of TEXT: it gets no more calls, and those under way go on. On the
 channel's loop."
   (give-up subchannel text)
   (forget-if-ended subchannel))
 
 (defun close-several (balancer subchannels text)
-  "Give up SUBCHANNELS of BALANCER, a list, because of TEXT; together, since there may be many."
+  "Close SUBCHANNELS of BALANCER, a list, because of TEXT; together, since they may be many."
   (let ((core (balancer-core balancer)))
     (dolist (subchannel subchannels) (give-up subchannel text))
     (keep-subchannels core (complement #'ended-p))))
 
 (defun close-subchannels (balancer text)
-  "Give up all subchannels of BALANCER because of TEXT."
+  "Close all subchannels of BALANCER because of TEXT."
   (close-several balancer
                  (remove-if-not (lambda (subchannel)
                                   (and (eq balancer (subchannel-balancer subchannel))
@@ -429,7 +430,7 @@ channel's loop."
                  text))
 
 (defun abandon-calls (subchannel)
-  "End every call of SUBCHANNEL: the channel is closed."
+  "End every call of SUBCHANNEL, since the channel is closed."
   (multiple-value-bind (status text) (rpc:verdict :channel-closed)
     (map-own-streams (lambda (stream)
                        (let ((call (stream-call stream)))
@@ -437,7 +438,7 @@ channel's loop."
                      subchannel)))
 
 (defun abandon-subchannel (subchannel)
-  "End SUBCHANNEL and every call on it: the channel is closed."
+  "End SUBCHANNEL and every call on it, since the channel is closed."
   (stop-connecting subchannel "the channel is closed")
   (abandon-calls subchannel)
   (leave-connection-set subchannel "the channel is closed")

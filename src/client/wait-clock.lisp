@@ -1,26 +1,26 @@
-;;;; What a client's call waits for before it has a stream. Its channel keeps a WAIT-CLOCK: how long
-;;;; it has been in each stage of getting a connection, in all. A call that begins to wait notes
-;;;; what the clock shows then; what the clock shows at the end, less that, is what the call has
-;;;; waited for. What people are told of this is in client-call.lisp.
+;;;; The waits of a client's call before it has a stream. Its channel keeps a WAIT-CLOCK: the total
+;;;; time it has been in each stage of getting a connection. A call that begins to wait stores the
+;;;; totals of the clock; the totals at the end, less these, are the waits of the call. The report
+;;;; for people is in client-call.lisp.
 
 (in-package #:clgrpc.client)
 
 (defparameter *waiting-stages* '(:resolve :connect :handshake :back-off :queue)
-  "What a client's call may wait for before it has a stream: its server's name to be looked up, a
-connection, the handshakes of TLS and HTTP/2, the time for the next attempt, and, with a connection,
-a stream of it.")
+  "The stages in which a client's call may wait before it has a stream: the look-up of its server's
+name, a connection, the handshakes of TLS and HTTP/2, the time of the next attempt, and, with a
+connection, a stream of it.")
 
 (defstruct (wait-clock (:copier nil))
   "How long a channel has been in each of *WAITING-STAGES*, and how often it has tried to connect. A
-call that waits has one of its own, of which only TOTALS, ATTEMPTS and DONE count: what the
-channel's clock showed when the call began to wait and, once DONE is true, what was added to that
-while it waited."
+call that waits has a clock of its own, with only TOTALS, ATTEMPTS and DONE. These are the values of
+the channel's clock when the call began to wait; once DONE is true, the difference to those at the
+end of the wait."
   (stage :queue :type symbol)           ; of *WAITING-STAGES*
   (since-ns 0 :type nanoseconds)        ; when it came to STAGE
   ;; nanoseconds in each stage until then
   (totals (make-array 5 :initial-element 0) :type (simple-vector 5))
   (attempts 0 :type (unsigned-byte 62)) ; to connect
-  (done nil :type boolean))             ; what it shows is a difference
+  (done nil :type boolean))             ; TOTALS and ATTEMPTS are differences
 
 (declaim (sb-ext:freeze-type wait-clock))
 
@@ -36,15 +36,15 @@ while it waited."
     totals))
 
 (defun enter-clock-stage (clock stage now)
-  "CLOCK is in STAGE from NOW on."
+  "Let CLOCK enter STAGE at NOW."
   (setf (wait-clock-totals clock) (clock-totals clock now)
         (wait-clock-stage clock) stage
         (wait-clock-since-ns clock) now)
   (when (eq stage :resolve) (incf (wait-clock-attempts clock))))
 
 (defun read-clock-for-call (clock now)
-  "The wait clock for a call that begins to wait at NOW: what CLOCK, the channel's, shows. An
-attempt to connect that is under way is left out, since the call will wait for it."
+  "The wait clock for a call that begins to wait at NOW, with the values of CLOCK, the channel's. An
+attempt to connect that is under way is not included, since the call will wait for it."
   (make-wait-clock :totals (clock-totals clock now)
                    :attempts (- (wait-clock-attempts clock)
                                 (ecase (wait-clock-stage clock)
@@ -57,7 +57,7 @@ attempt to connect that is under way is left out, since the call will wait for i
           (- (wait-clock-attempts clock) (wait-clock-attempts before))))
 
 (defun stop-clock (clock before now)
-  "The call whose clock is BEFORE waits no longer: note in BEFORE what it has waited for."
+  "Store in BEFORE, a call's clock, the waits of its call, which end at NOW."
   (unless (wait-clock-done before)
     (multiple-value-bind (totals attempts) (clock-difference clock before now)
       (setf (wait-clock-totals before) totals

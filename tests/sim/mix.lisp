@@ -534,7 +534,7 @@ client waits then before it connects again."
   (and (connections-end-p mix)
        (zerop (job-begins job))
        (not (job-wait-for-ready job))
-       (search "takes connections and ends them" (job-reason job))))
+       (search "accepts connections and ends them" (job-reason job))))
 
 (defun only-drains-p (mix)
   "True if all that went wrong was servers that drained, with time enough."

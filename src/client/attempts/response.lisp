@@ -1,7 +1,7 @@
-;;;; What comes back for a call (gRPC over HTTP/2, "Responses"; status mapping of the gRPC
-;;;; documents): the functions that a link calls with what its streams bring. A single reply is
-;;;; decoded where it arrived, unless it is long; others, and those of streams, by the thread that
-;;;; asked for them.
+;;;; The responses to a call (gRPC over HTTP/2, "Responses"; status mapping of the gRPC documents):
+;;;; the functions that a link calls for the frames of its streams. A single reply is decoded on the
+;;;; thread where it arrived, unless it is long. Long replies, and messages of streams, are decoded
+;;;; by the thread that receives them.
 
 (in-package #:clgrpc.client)
 
@@ -9,7 +9,7 @@
     "the server's metadata has a name that ends in -bin and a value that is not base64")
 
 (defun client-headers (stream list ended)
-  "The sink's on-headers. A block that the server repeats remembers the metadata of a good
+  "The sink's on-headers. A block that the server repeats remembers the metadata of a valid
 response."
   (let ((memo (hpack:field-list-memo list)))
     (if (and (simple-vector-p memo) (not ended))
@@ -22,7 +22,7 @@ response."
                 (t (begin-answer stream list nil)))))))
 
 (defun begin-answer (stream list memo)
-  "The answer on STREAM begins with LIST, the headers of a good response, whose metadata is MEMO if
+  "Begin the answer on STREAM with LIST, the headers of a valid response. Its metadata is MEMO if
 that is not nil."
   (let ((call (committed-call stream)))
     (when (and call (not (call-status call)))
@@ -35,13 +35,13 @@ that is not nil."
           (client-abort call :internal **unsound-metadata** :peer)))))
 
 (defun tried-call (stream)
-  "The call that STREAM is an attempt of, if it runs, or nil."
+  "The call whose attempt is on STREAM, if the call runs, or nil."
   (let* ((attempt (http2:stream-user stream))
          (call (and attempt (attempt-call attempt))))
     (and call (not (call-status call)) call)))
 
 (defun fail-stream (stream failure)
-  "STREAM of a call that runs has failed with FAILURE, before anything but trailers has come on it."
+  "Handle FAILURE of STREAM, of a call that runs, before any frame except trailers has come on it."
   (let ((call (stream-call stream)))
     (cond ((and call (plain-p call) (not (eq :server (client-failure-reach failure))))
            (forget-request call)
@@ -49,7 +49,8 @@ that is not nil."
           (t (fail-attempt (http2:stream-user stream) failure)))))
 
 (defun refuse-answer (stream list status text)
-  "What STREAM brings, LIST, is not a response: that is STATUS and TEXT."
+  "Let the attempt on STREAM fail with STATUS and TEXT, since the header LIST does not begin a
+response."
   (let ((call (tried-call stream)))
     (when call
       (rpc:observe headers-received (core-observer (client-call-core call)) call)
@@ -57,7 +58,7 @@ that is not nil."
                                                     :pushback (list-pushback list))))))
 
 (defun take-only-trailers (stream list)
-  "All that STREAM brings is LIST: trailers."
+  "End the attempt on STREAM, on which only the trailers LIST have come."
   (let ((call (tried-call stream)))
     (when call
       (rpc:observe headers-received (core-observer (client-call-core call)) call)
@@ -70,7 +71,7 @@ that is not nil."
                (end-with-trailers call list)))))))
 
 (defun response-fields (call list)
-  "The metadata of the good response that begins with LIST."
+  "The metadata of the valid response that begins with LIST."
   (let ((fields (values (wire:link-fields (client-call-link call) list))))
     (unless (or (note-encodings call list) (not (wire:sound-metadata-p fields)))
       (setf (hpack:field-list-memo list) fields))
@@ -108,8 +109,7 @@ that is not nil."
     nil))
 
 (define-hot deliver-response ((call client-call) (octets octets) (start index) (end index)) null
-  "The operation DELIVER of methods that answer once. A long reply is left to the thread that
-asked."
+  "The operation DELIVER of methods with one response. The caller's thread decodes a long reply."
   (cond ((client-call-reply call)
          (rpc:abort-as call (rpc:flaw call 2 nil)))
         ((not (wire:to-keep-p call (- end start)))
@@ -119,7 +119,7 @@ asked."
   nil)
 
 (define-hot parse-reply ((call client-call) (octets octets) (start index) (end index)) t
-  "The reply that the octets are, or nil: they are none, and CALL has been ended."
+  "The reply in the octets, or nil if they are not a message; CALL has been ended then."
   (handler-case (values (wire:parse-incoming call octets start end nil))
     (protobuf:protobuf-error (error)
       (end-client-call call :internal
@@ -133,14 +133,14 @@ asked."
     (when (and call (not (call-status call))) (end-with-trailers call list))))
 
 (defun end-with-trailers (call list)
-  "End CALL as the trailers LIST says. A block that the server repeats remembers that it means no
-more than :ok."
+  "End CALL with the status in the trailers LIST. A block that the server repeats remembers that it
+has only the status :ok."
   (if (eq :ok (hpack:field-list-memo list))
       (end-well call)
       (read-trailers call list)))
 
 (defun fail-late (call failure)
-  "CALL, whose answer had begun, has failed with FAILURE."
+  "End CALL, whose answer had begun, with FAILURE."
   (unless (plain-p call)
     (calling:tell-failed-late **retry-operations** call failure))
   (end-with-failure call failure))
@@ -156,7 +156,7 @@ more than :ok."
                  (end-client-call call :internal **unsound-metadata**))))))
 
 (defun trailers-failure (list)
-  "How the trailers LIST say that a call has failed, or nil if it has not; and their metadata."
+  "The failure of a call in the trailers LIST, or nil if it has succeeded; and their metadata."
   (multiple-value-bind (code text details fields) (wire:trailers-status list)
     (cond ((null code)
            (make-client-failure :unknown "the response has no valid grpc-status" :trailers fields))
@@ -170,13 +170,13 @@ more than :ok."
              (values nil fields)))))
 
 (defun list-pushback (list)
-  "What grpc-retry-pushback-ms of LIST asks for, as PARSE-PUSHBACK has it, or nil."
+  "The pushback in grpc-retry-pushback-ms of LIST, a value of PARSE-PUSHBACK, or nil."
   (let ((field (hpack:find-field list "grpc-retry-pushback-ms")))
     (and field (parse-pushback (hpack:field-value-string field)))))
 
 (defun end-well (call)
-  "The server has ended CALL with :ok; so it ends if the messages that came are as many as they
-should be."
+  "End CALL, which the server has ended with :ok: with :ok if the number of messages is right, else
+with the verdict on it."
   (let ((flaw (rpc:flaw call (if (client-call-reply call) 1 0) (wire:wire-call-partial call))))
     (cond (flaw (end-client-call-as call flaw))
           (t (when (and (eq :client-streaming (rpc-method-kind (call-rpc-method call)))
@@ -196,8 +196,8 @@ should be."
               (t (fail-stream stream failure)))))))
 
 (defun reset-failure (link error-code source)
-  "How what a stream of LINK was for fails when it ends with ERROR-CODE because of SOURCE, as the
-sink's on-reset has them."
+  "The failure of an attempt whose stream on LINK ends with ERROR-CODE because of SOURCE, the
+arguments of the sink's on-reset."
   (let ((cause (format nil "~A from ~(~A~)" (http2:error-code-name error-code) source))
         (text (http2:connection-error-text (client-link-http2 link)))
         (refused (= error-code http2:+refused-stream+)))
@@ -237,13 +237,13 @@ sink's on-reset has them."
             (serve-owners (client-link-owner link)))))))
 
 (defun client-goaway (http2 last-stream-id error-code debug)
-  "The sink's on-goaway: the link takes no more calls; those it has may end."
+  "The sink's on-goaway: the link gets no more calls; those under way may end."
   (declare (ignore last-stream-id))
   (let* ((link (http2:connection-user http2)))
     (setf (client-link-draining link) t)
     (unless (client-link-farewell link)
       (setf (client-link-farewell link) (http2:error-code-name error-code)))
-    ;; the first that says a reason: after a graceful one there may be another
+    ;; the first GOAWAY with a reason: after a graceful one another may come
     (when (and (/= error-code http2:+no-error+) (null (client-link-goaway link)))
       (setf (client-link-goaway link)
             (format nil "GOAWAY ~A~:[ ~A~;~]" (http2:error-code-name error-code)
@@ -263,7 +263,7 @@ sink's on-reset has them."
       (serve-owners (client-link-owner link)))))
 
 (defun client-writable (stream)
-  "The sink's on-writable: there is room in a call if the attempt that it goes on with has some."
+  "The sink's on-writable: a call has room to send if the attempt that it goes on with has room."
   (let ((call (stream-call stream)))
     (when call (wire:tell-writable call))))
 
@@ -275,6 +275,6 @@ sink's on-reset has them."
                     :on-settings #'client-settings))
 
 (defun new-core (&rest arguments)
-  "As MAKE-CORE, with what its links and subchannels tell, and where its calls send."
+  "As MAKE-CORE, with the functions of this client for its links, subchannels and calls."
   (apply #'make-core :sink **client-sink** :sender #'send-on-attempts :on-stream #'serve-waiting
          arguments))

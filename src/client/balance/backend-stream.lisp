@@ -1,4 +1,4 @@
-;;;; A backend stream: an internal call that is kept up on a subchannel for as long as its links are
+;;;; A backend stream: an internal call that is maintained on a subchannel while its links are
 ;;;; ready. When the call ends it is made again (gRFC A17):
 ;;;;
 ;;;;   at once              if it has brought a message, but only once until a call has lasted
@@ -7,17 +7,17 @@
 ;;;;                        connection
 ;;;;
 ;;;; A call has lasted if it has brought a message and ran for as long as the first wait of a
-;;;; back-off. So a server that ends
-;;;; every call after one message is asked about as often as one that does not answer.
+;;;; back-off. So a server that ends every call after one message gets about as many calls as one
+;;;; that does not answer.
 
 (in-package #:clgrpc.balance)
 
 (defstruct (backend-stream (:copier nil))
-  "An internal call of METHOD on SUBCHANNEL that is kept up."
+  "An internal call of METHOD on SUBCHANNEL that is maintained."
   (subchannel nil :type subchannel :read-only t) ; that it is on
   (method nil :read-only t)             ; an RPC-METHOD that streams responses
   (request nil :read-only t)            ; its request, a message
-  ;; called with what happens and a message or a text, see START-BACKEND-STREAM
+  ;; called with an event and a message or a text, see START-BACKEND-STREAM
   (tell nil :type function :read-only t)
   (watcher nil :type (or null function)) ; among those of the subchannel
   (call nil)                            ; that is under way, or nil
@@ -64,7 +64,7 @@
     (funcall (backend-stream-tell backend-stream) event datum)))
 
 (defun resume-backend-stream (backend-stream)
-  "Make the call of BACKEND-STREAM, if there is none."
+  "Make the call of BACKEND-STREAM, if it has none."
   (when (and (linked-p backend-stream) (backend-stream-watcher backend-stream)
              (null (backend-stream-call backend-stream)))
     (setf (backend-stream-heard backend-stream) nil
@@ -88,7 +88,7 @@
       (unless call (backend-stream-ended backend-stream :resource-exhausted)))))
 
 (defun backend-stream-ended (backend-stream status)
-  "The call of BACKEND-STREAM has ended with STATUS."
+  "Handle the end of BACKEND-STREAM's call, with STATUS."
   (cond ((not (linked-p backend-stream)))
         ((eq :unimplemented status)
          (setf (backend-stream-vain backend-stream) t)
@@ -103,7 +103,7 @@
                (renew-later backend-stream)))))
 
 (defun suspend-backend-stream (backend-stream)
-  "End the call of BACKEND-STREAM: its links are not ready any more, or nobody wants to know."
+  "End the call of BACKEND-STREAM: its links are not ready any more, or the stream ends."
   (setf (backend-stream-hasty backend-stream) nil)
   (stop-back-off (backend-stream-back-off backend-stream)
                  (client:core-loop (backend-stream-core backend-stream)))
@@ -111,9 +111,9 @@
     (when call (close-internal-call call))))
 
 (defun start-backend-stream (subchannel method request tell)
-  "Keep up a call of METHOD with REQUEST on SUBCHANNEL. TELL is called with :begun when a call
-begins, :message and the message, :lost and the status when a call has ended, :unimplemented.
-Return the backend stream."
+  "Maintain a call of METHOD with REQUEST on SUBCHANNEL, and return the backend stream. TELL is
+called with an event and a datum: :begun when a call begins; :message and the message; :lost and the
+status when a call has ended; :unimplemented if the server lacks the method."
   (let ((backend-stream (make-backend-stream :subchannel subchannel :method method :request request
                                              :tell tell)))
     (flet ((watch (subchannel)
@@ -129,7 +129,7 @@ Return the backend stream."
     backend-stream))
 
 (defun end-backend-stream (backend-stream)
-  "Nobody wants to know any more."
+  "End BACKEND-STREAM and its call."
   (let ((subchannel (backend-stream-subchannel backend-stream)))
     (setf (subchannel-watchers subchannel)
           (remove (shiftf (backend-stream-watcher backend-stream) nil)

@@ -1,12 +1,12 @@
-;;;; What balancers have in common that have several children, each called by a name of the config:
-;;;; weighted_target and priority. A child is a branch: a switch, and what it has published last.
-;;;; One that the config names no more ends with that config's update (gRFC A115): else a resolver
-;;;; that gives new names each time would have the channel collect connections. One that the config
-;;;; names and that is not needed now is kept for a while, so that it finds its connections when it
-;;;; is needed again (gRFC A56: 15 minutes).
+;;;; The common code of balancers with several children, each with a name in the config:
+;;;; weighted_target and priority. A child is a branch: a switch, and the state and picker that it
+;;;; has last published. A branch that a new config does not name ends with that config's update
+;;;; (gRFC A115); otherwise a resolver that gives new names each time would make the channel collect
+;;;; connections. A branch that is not needed now is kept for 15 minutes, with its connections (gRFC
+;;;; A56).
 ;;;;
-;;;; Which backend is of which child its attribute :path says, a list of names: the first is the
-;;;; child's, the rest is the path there. A backend without one is of every child.
+;;;; The attribute :path of a backend, a list of names, selects its child: the first is the child's
+;;;; name, the rest is the path there. A backend without one belongs to every child.
 
 (in-package #:clgrpc.balance)
 
@@ -14,25 +14,24 @@
 
 (defclass branch (switch)
   ((name :initarg :name :reader branch-name
-         :documentation "What the config calls it.")
+         :documentation "Its name in the config.")
    (state :initform :connecting :accessor branch-state
-          :documentation "What it has published last.")
+          :documentation "The state that it has last published.")
    (picker :initform nil :accessor branch-picker
-           :documentation "What it has published last.")
+           :documentation "The picker that it has last published.")
    (timer :initform nil :accessor branch-timer
-          :documentation "While it is not needed: of its end."))
+          :documentation "The timer of its end while it is not needed."))
   (:documentation "A child with a name."))
 
 (defclass tree (balancer)
   ((branches :initform (make-hash-table :test #'equal) :reader tree-branches
              :documentation "From a name to the BRANCH.")
    (busy :initform nil :accessor tree-busy
-         :documentation "True while children are told of an update: what they publish is looked at
-after it."))
+         :documentation "True during an update of children: their states are combined after it."))
   (:documentation "A balancer with children that have names."))
 
 (defgeneric choose (tree)
-  (:documentation "Publish what the states of TREE's children come to."))
+  (:documentation "Publish the state of TREE that follows from the states of its children."))
 
 (defmethod child-published ((parent tree) (child branch) state picker)
   (setf (branch-state child) state
@@ -53,27 +52,27 @@ after it."))
                      t)))))
 
 (defun cut (tree branch)
-  "BRANCH of TREE ends."
+  "End BRANCH of TREE."
   (stop-timer tree (shiftf (branch-timer branch) nil))
   (remhash (branch-name branch) (tree-branches tree))
   (close-balancer branch))
 
 (defun cut-others (tree names)
-  "Those branches of TREE end that are not called by one of NAMES; after TREE has published what
-the others come to."
+  "End the branches of TREE whose names are not among NAMES, after TREE has published the state of
+the others."
   (loop for branch being the hash-values of (tree-branches tree)
         unless (member (branch-name branch) names :test #'string=)
           collect branch into others
         finally (dolist (branch others) (cut tree branch))))
 
 (defun retire (tree branch)
-  "BRANCH of TREE is not needed now: it ends after a while, unless it is by then."
+  "End BRANCH of TREE, which is not needed now, after +RETENTION-NS+, unless it is needed again."
   (unless (branch-timer branch)
     (setf (branch-timer branch)
           (start-timer tree +retention-ns+ (lambda (tree) (cut tree branch))))))
 
 (defun branch-backends (name backends)
-  "Those of BACKENDS that are of the child NAME, as it sees them."
+  "The BACKENDS of the child NAME, with the rest of their paths."
   (loop for backend in backends
         for (first . rest) = (getf (backend-attributes backend) :path)
         when (or (null first) (string= name first))

@@ -1,13 +1,14 @@
-;;;; Client-side health checking (gRFC A17): while a server is connected it is asked, by Watch of
-;;;; its health service, whether it serves. Until it has said so, the subchannel counts as
-;;;; :connecting; while it says no, or the call has failed, as failed. A server that has no health
-;;;; service serves. It is done for policies that choose among servers; not for pick_first.
+;;;; Client-side health checking (gRFC A17): while a server is connected, a call of Watch of its
+;;;; health service reports its health. Before the first report the subchannel counts as
+;;;; :connecting. While the server is not :serving, or the call has failed, it counts as failed. A
+;;;; server without a health service counts as serving. Policies that choose among servers use this;
+;;;; pick_first does not.
 
 (in-package #:clgrpc.balance)
 
 (defun judge-health (subchannel service event datum)
-  "What has happened to the call of Watch for SERVICE on SUBCHANNEL, as START-BACKEND-STREAM tells
-it."
+  "Update the veto on SUBCHANNEL after EVENT with DATUM of START-BACKEND-STREAM, for the call of
+Watch for SERVICE."
   (ecase event
     (:begun (impose-veto subchannel :health :connecting "its health is not known yet"))
     (:message
@@ -20,15 +21,15 @@ it."
                                 (and (plusp (length service)) service)
                                 (substitute #\_ #\- (princ-to-string status)))))))
     (:lost (impose-veto subchannel :health :transient-failure
-                        (format nil "~A was asked for its health, which failed with ~A"
+                        (format nil "the call for the health of ~A failed with ~A"
                                 (subchannel-key subchannel) datum)))
     (:unimplemented
      (log-event :error :no-health-service :server (subchannel-key subchannel))
      (lift-veto subchannel :health))))
 
 (defun check-health (subchannel service)
-  "Have the server of SUBCHANNEL asked for the health of SERVICE while it is connected, and no calls
-sent there while it is not well. Return the backend stream."
+  "Watch the health of SERVICE at the server of SUBCHANNEL while it is connected, and send it no
+calls while it does not serve. Return the backend stream."
   (start-backend-stream subchannel (method:find-rpc-method 'grpc.health.v1.health:watch)
                         (health:make-health-check-request :service service)
                         (lambda (event datum) (judge-health subchannel service event datum))))

@@ -1,26 +1,27 @@
-;;;; What policies have in common that keep a subchannel for each backend (gRFC A61 calls them
-;;;; petiole policies): which subchannels there are, what their states come to, when a picker of
-;;;; those that are ready is published. A policy is a subclass with a method of LEAF-POLICY-PICKER,
-;;;; and MAKE-MEMBER if it has to remember more of a subchannel.
+;;;; The common code of policies that keep a subchannel for each backend (gRFC A61 calls them
+;;;; petiole policies): the set of subchannels, the policy's state, and the publication of a picker
+;;;; of the ready ones. A policy is a subclass with a method of LEAF-POLICY-PICKER, and of MAKE-NOTE
+;;;; if it remembers more data of a subchannel.
 ;;;;
 ;;;; The state is :ready while one is ready; else :connecting while one may become so that has not
 ;;;; failed; else :transient-failure. A subchannel that has failed counts as failed until it is
-;;;; ready again, although it connects again by itself meanwhile (gRFC A62). A backend that is told
-;;;; twice is one.
+;;;; ready again, although it connects again by itself meanwhile (gRFC A62). A backend that the
+;;;; resolver repeats counts once.
 ;;;;
 ;;;; Each step is proportional to the number of backends, so in a large fleet the connecting is
-;;;; spread over the turns of the loop, and what has changed in a turn is published once, after it.
+;;;; spread over the turns of the loop, and all changes of a turn are published once, after it.
 
 (in-package #:clgrpc.balance)
 
 (defconstant +large-leaf-policy+ 64
-  "With more members than this, what changes in a turn is published once.")
+  "The most members with which each change is published at once; with more, the changes of a turn
+are published together.")
 
 (defconstant +connections-at-once+ 64
   "How many members of a fleet begin to connect in one turn.")
 
 (defstruct (member-note (:conc-name note-) (:copier nil))
-  "What a fleet knows of a subchannel of its own, whose SUBCHANNEL-NOTE it is."
+  "The data of a leaf policy about a subchannel of its own; its SUBCHANNEL-NOTE."
   (failed nil :type boolean)            ; it has failed and not been ready since
   (health nil :type (or null backend-stream))) ; over its server's health, or nil
 
@@ -34,32 +35,33 @@
    (closed :initform nil :accessor leaf-policy-closed
            :documentation "True once it has been closed.")
    (last-error :initform "no server can be reached" :accessor leaf-policy-last-error
-            :documentation "Why the last member failed that did.")
+            :documentation "The reason of the last failure of a member.")
    (health :initform nil :accessor leaf-policy-health
-           :documentation "The service that servers are asked whether they serve, or nil."))
+           :documentation "The service whose health servers are asked for, or nil."))
   (:documentation "A subchannel for each backend."))
 
 (defgeneric leaf-policy-picker (leaf-policy ready)
-  (:documentation "The picker for calls while READY, a simple vector that is not empty, are the
-members that are ready."))
+  (:documentation "The picker for calls while the ready members are READY, a simple vector that is
+not empty."))
 
 (defgeneric make-note (leaf-policy subchannel)
-  (:documentation "What LEAF-POLICY is to know of SUBCHANNEL, a new member: a MEMBER-NOTE.")
+  (:documentation "A MEMBER-NOTE for SUBCHANNEL, a new member of LEAF-POLICY.")
   (:method ((leaf-policy leaf-policy) subchannel)
     (declare (ignore subchannel))
     (make-member-note)))
 
 (defgeneric configure (leaf-policy config)
-  (:documentation "CONFIG is LEAF-POLICY's own from now on; before its backends are updated.")
+  (:documentation "Store CONFIG, LEAF-POLICY's own, before its backends are updated.")
   (:method ((leaf-policy leaf-policy) config)
     (declare (ignore config))
     nil))
 
 (defgeneric review (leaf-policy)
-  (:documentation "Publish what LEAF-POLICY's members' states come to."))
+  (:documentation "Publish the state of LEAF-POLICY that follows from those of its members."))
 
 (defgeneric member-idle (leaf-policy subchannel)
-  (:documentation "SUBCHANNEL, a member, is idle: connect it, unless that is for calls to do.")
+  (:documentation "Connect SUBCHANNEL, a member that is idle, unless calls connect the members of
+this policy.")
   (:method ((leaf-policy leaf-policy) subchannel)
     (connect subchannel)))
 
@@ -72,13 +74,13 @@ members that are ready."))
   "The loop of BALANCER's channel."
   (client:core-loop (balancer-core balancer)))
 
-;;; What a resolver says of backends
+;;; Weights from the resolver
 
 (defconstant +most-said-weight+ #xFFFFFFFF
-  "The largest weight that a resolver can say, as in gRPC's protocols.")
+  "The largest weight that a resolver can give, as in gRPC's protocols.")
 
 (defun said-weight (attributes)
-  "The weight that a resolver says of a backend with ATTRIBUTES, from 1, or nil."
+  "The weight in ATTRIBUTES, those of a backend, from 1, or nil."
   (let ((weight (getf attributes :weight)))
     (and (typep weight '(integer 1))
          (min weight +most-said-weight+))))
@@ -86,7 +88,7 @@ members that are ready."))
 ;;; Members
 
 (defun begin-health-check (leaf-policy subchannel)
-  "Have the health of SUBCHANNEL's server checked if LEAF-POLICY is to."
+  "Check the health of SUBCHANNEL's server if LEAF-POLICY has a health service."
   (when (leaf-policy-health leaf-policy)
     (setf (note-health (subchannel-note subchannel))
           (check-health subchannel (leaf-policy-health leaf-policy)))))
@@ -104,18 +106,18 @@ members that are ready."))
     subchannel))
 
 (defun drop-others (leaf-policy kept)
-  "Close the members whose keys are not among KEPT, as those of a hash table."
+  "Close the members whose keys are not in KEPT, a hash table."
   (let ((members (leaf-policy-members leaf-policy)))
     (loop for key being the hash-keys of members using (hash-value subchannel)
           unless (gethash key kept)
             collect key into keys
             and collect subchannel into gone
           finally (dolist (key keys) (remhash key members))
-                  (client:close-several leaf-policy gone "its address is the servers' no more"))))
+                  (client:close-several leaf-policy gone "no server has its address any more"))))
 
 (defun update-members (leaf-policy backends)
-  "LEAF-POLICY's members are those of BACKENDS from now on, as far as the channel has room for them.
-Return those that are new."
+  "Make LEAF-POLICY's members those of BACKENDS, as far as the channel has room for them. Return the
+new members."
   (let ((kept (make-hash-table :test #'equal :size (length backends)))
         (members (leaf-policy-members leaf-policy))
         (new '())
@@ -140,7 +142,7 @@ Return those that are new."
              (nreconc new (when left-out (update-members leaf-policy backends)))))))
 
 (defun update-health (leaf-policy)
-  "Have the members' servers asked whether they serve, as the channel's service config says now."
+  "Check the health of the members' servers according to the present service config of the channel."
   (let ((service (client:health-service (balancer-core leaf-policy))))
     (unless (equal service (shiftf (leaf-policy-health leaf-policy) service))
       (map-members (lambda (subchannel)
@@ -158,7 +160,7 @@ Return those that are new."
                   (loop:defer (leaf-policy-loop leaf-policy) #'connect-later leaf-policy))))
 
 (defun connect-all (leaf-policy subchannels)
-  "Have SUBCHANNELS connect, not too many in one turn."
+  "Connect SUBCHANNELS, at most +CONNECTIONS-AT-ONCE+ in one turn."
   (when subchannels
     (let ((busy (fifo-items (leaf-policy-to-connect leaf-policy))))
       (dolist (subchannel subchannels) (enqueue subchannel (leaf-policy-to-connect leaf-policy)))
@@ -230,8 +232,8 @@ Return those that are new."
                           (veto (client:veto-state veto))
                           (t :serving))))))
 
-;;; What pickers do alike
+;;; The first turn of pickers
 
 (defun first-turn (leaf-policy ready)
-  "The index in READY, a vector, that turns begin after, by chance."
+  "A random index in READY, a vector, after which turns begin."
   (random (length ready) (balancer-random leaf-policy)))

@@ -6,11 +6,11 @@
 
 (defclass least-request (leaf-policy)
   ((choices :initform 2 :accessor least-request-choices
-            :documentation "How many servers are looked at for a call, 2 to 10."))
+            :documentation "How many servers are drawn for a call, 2 to 10."))
   (:documentation "The policy least_request_experimental."))
 
 (defun parse-least-request (object path)
-  "How many servers are to be looked at for a call; more than 10 count as 10."
+  "The number of servers that are drawn for a call; more than 10 count as 10."
   (min 10 (config:integer-field object "choiceCount" path :default 2 :minimum 2)))
 
 (config:register-policy :least-request '("least_request_experimental" "least_request")
@@ -20,8 +20,8 @@
   (setf (least-request-choices leaf-policy) config))
 
 (defun least-busy (ready choices random-state)
-  "Of CHOICES members of READY, a vector of subchannels, that RANDOM-STATE gives, the one with the
-fewest calls."
+  "The member with the fewest calls among CHOICES members of READY, a vector of subchannels, drawn
+by RANDOM-STATE."
   (declare (type simple-vector ready) (type (integer 2 10) choices))
   (let ((best nil) (fewest most-positive-fixnum))
     (declare (type fixnum fewest))

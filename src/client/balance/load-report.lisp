@@ -1,45 +1,45 @@
 ;;;; Load reports of servers (gRFC A51): in the trailers of calls, as endpoint-load-metrics-bin, or
-;;;; out of band, on a stream of OpenRcaService that is kept up while the server is connected.
+;;;; out of band, on a stream of OpenRcaService that is maintained while the server is connected.
 ;;;;
-;;;; What a server reports need not make sense: 0 / 0 on the first sample of a meter is a NaN. So
-;;;; numbers of a report are taken by LOAD-NUMBER only: a NaN and an infinity are ignored, as gRFC
-;;;; A114 says, and so is what is not above 0; anything else is moved into the range from
-;;;; +LEAST-LOAD+ to +MOST-LOAD+. The weight of a server is in that range as well. So no product,
-;;;; quotient or sum of a few of them can overflow.
+;;;; A report may have invalid numbers: 0 / 0 on the first sample of a meter is a NaN. So numbers of
+;;;; a report are read by LOAD-NUMBER only. It ignores NaNs and infinities, as gRFC A114 says, and
+;;;; numbers that are not above 0. It clamps all others to the range from +LEAST-LOAD+ to
+;;;; +MOST-LOAD+. The weight of a server is in that range as well. So no product, quotient or sum of
+;;;; a few of them can overflow.
 
 (in-package #:clgrpc.balance)
 
 (defglobal **report-name** (ascii-octets "endpoint-load-metrics-bin"))
 
 (defun parse-report (octets)
-  "The load report that OCTETS are, or nil."
+  "The load report in OCTETS, or nil if they are not one."
   (handler-case (protobuf:parse-message 'orca:orca-load-report octets)
     (protobuf:protobuf-error () nil)))
 
 (defun trailers-report (trailers)
-  "The load report that TRAILERS, a vector of fields, bring, or nil."
+  "The load report in TRAILERS, a vector of fields, or nil."
   (let ((field (find **report-name** (the simple-vector trailers)
                      :key #'hpack:field-name :test #'equalp)))
     (when field
       (handler-case (parse-report (decode-base64 (hpack:field-value-string field)))
         (invalid-base64 () nil)))))
 
-;;; What a report says
+;;; ;;; The contents of a report
 
 (defconstant +least-load+ 1d-9)
 (defconstant +most-load+ 1d9)
 
 (defun load-number (number)
-  "NUMBER, a double that a server reports, from +LEAST-LOAD+ to +MOST-LOAD+; nil if it is to be
-ignored."
+  "NUMBER, a double from a server's report, clamped to the range from +LEAST-LOAD+ to +MOST-LOAD+;
+nil if it is ignored."
   (and (finite-p number)
        (plusp number)
        (clamp number +least-load+ +most-load+)))
 
 (defun report-weight (report penalty)
-  "The weight that REPORT, an ORCA load report, gives a server (gRFC A58), from +LEAST-LOAD+ to
-+MOST-LOAD+; nil if it gives none. An error per call counts as the utilization PENALTY, a double
-from 0 to +MOST-LOAD+."
+  "The weight of a server from REPORT, an ORCA load report (gRFC A58), from +LEAST-LOAD+ to
++MOST-LOAD+; nil if REPORT lacks the numbers for it. An error per call counts as the utilization
+PENALTY, a double from 0 to +MOST-LOAD+."
   (let ((utilization (or (load-number (orca:orca-load-report-application-utilization report))
                          (load-number (orca:orca-load-report-cpu-utilization report))))
         (calls (load-number (orca:orca-load-report-rps-fractional report)))
@@ -49,8 +49,8 @@ from 0 to +MOST-LOAD+."
              +least-load+ +most-load+))))
 
 (defun watch-load (subchannel interval-ns function)
-  "Have FUNCTION called with a load report of SUBCHANNEL's server each INTERVAL-NS, if it gives any.
-Return the backend stream."
+  "Call FUNCTION with a load report of SUBCHANNEL's server each INTERVAL-NS, if the server gives
+reports. Return the backend stream."
   (declare (type function function))
   (start-backend-stream subchannel
                         (method:find-rpc-method

@@ -2,34 +2,34 @@
 ;;;; much more often than those of others, or than a threshold, is ejected: its subchannels count as
 ;;;; failed for a while, the longer the more often it has happened.
 ;;;;
-;;;; Each interval the calls that ended in it are looked at, by one or both of
+;;;; After each interval one or both of these algorithms examine the calls that ended in it:
 ;;;;
 ;;;;   success rate        ejects a server whose rate is under mean - stdevFactor/1000 · deviation
 ;;;;                       of the rates of all servers with enough calls
-;;;;   failure percentage  ejects a server of whose calls more than threshold per cent have failed
+;;;; failure percentage ejects a server if more than threshold per cent of its calls have failed
 ;;;;
-;;;; At most maxEjectionPercent of the servers are ejected, or one more, as others do it.
-;;;; An ejection lasts baseEjectionTime times how often there was one, at most the larger of
-;;;; maxEjectionTime and baseEjectionTime; each interval without one takes one off the count.
-;;;; A call that the client cancels says nothing of the server, but one that the server has answered
-;;;; with CANCELLED has failed. A subchannel that no backend is named for, as pick_first's, is not
-;;;; looked at.
+;;;; At most maxEjectionPercent of the servers are ejected, or one more, as in other
+;;;; implementations. An ejection lasts baseEjectionTime times the server's count of ejections, at
+;;;; most the larger of maxEjectionTime and baseEjectionTime. Each interval without an ejection
+;;;; takes one off the count. A call that the client cancels does not count; a call that the server
+;;;; has answered with CANCELLED has failed. A subchannel whose key is not that of a backend, as
+;;;; pick_first's, is not examined.
 
 (in-package #:clgrpc.balance)
 
 (defstruct (algorithm (:copier nil))
-  "The config of one of the two."
+  "The config of one of the two algorithms."
   (factor 0 :type (integer 0) :read-only t) ; stdevFactor, or threshold in per cent
   (enforcement 100 :type (integer 0 100) :read-only t) ; the chance that it ejects, in per cent
-  (hosts 5 :type (integer 0) :read-only t) ; servers are judged if so many have had VOLUME calls
+  (hosts 5 :type (integer 0) :read-only t) ; servers with VOLUME calls needed to judge
   (volume 0 :type (integer 0) :read-only t)) ; a server with fewer is not judged
 
 (defstruct (detection (:copier nil))
   "The config of outlier_detection. Times are in nanoseconds."
-  (interval-ns 0 :type nanoseconds :read-only t) ; between two looks
+  (interval-ns 0 :type nanoseconds :read-only t) ; between two examinations
   (base-ns 0 :type nanoseconds :read-only t) ; how long the first ejection lasts
-  (most-ns 0 :type nanoseconds :read-only t) ; how long one lasts at most
-  (most-percent 10 :type (integer 0 100) :read-only t) ; of the servers are ejected
+  (most-ns 0 :type nanoseconds :read-only t) ; the longest ejection
+  (most-percent 10 :type (integer 0 100) :read-only t) ; of the servers may be ejected
   (success-rate nil :type (or null algorithm) :read-only t) ; nil if it is not used
   (failure-percentage nil :type (or null algorithm) :read-only t) ; nil if it is not used
   (child nil :type config:policy-config :read-only t)) ; the child's policy
@@ -38,7 +38,7 @@
   (config:integer-field object name path :default default :maximum 100))
 
 (defun parse-algorithm (object name path factor default-factor most-factor default-volume)
-  "The ALGORITHM that the field NAME of OBJECT is, or nil."
+  "The ALGORITHM in the field NAME of OBJECT, or nil."
   (multiple-value-bind (object present) (config:object-field object name path)
     (when present
       (let ((path (config:member-path path name)))
@@ -50,7 +50,7 @@
          :volume (config:integer-field object "requestVolume" path :default default-volume))))))
 
 (defun parse-detection (object path)
-  "The DETECTION that OBJECT is."
+  "The DETECTION in OBJECT."
   (flet ((ns (name default &optional (least 0))
            (config:duration-field object name path :default default :least least)))
     (let ((base-ns (ns "baseEjectionTime" (seconds-ns 30))))
@@ -69,11 +69,11 @@
   (or (detection-success-rate detection) (detection-failure-percentage detection)))
 
 (defstruct (endpoint (:copier nil))
-  "What is known of a server."
-  (successes 0 :type (integer 0))       ; calls that have ended so since the last look
-  (failures 0 :type (integer 0))        ; and so
+  "A server, with the counts of its calls and its ejection."
+  (successes 0 :type (integer 0))       ; calls since the last examination
+  (failures 0 :type (integer 0))        ; likewise
   (ejected-ns nil :type (or null nanoseconds)) ; when it was ejected, or nil if it is not
-  (multiplier 0 :type (integer 0))      ; how often it was, less the intervals without
+  (multiplier 0 :type (integer 0))      ; ejections, less the intervals without
   (subchannels '() :type list))         ; to it
 
 (defun endpoint-volume (endpoint)
@@ -90,9 +90,9 @@
    (ejected :initform 0 :accessor detection-ejected
             :documentation "How many of them are ejected.")
    (timer :initform nil :accessor detection-timer
-          :documentation "Of the next look.")
+          :documentation "The timer of the next examination.")
    (since-ns :initform nil :accessor detection-since-ns
-             :documentation "When the last look was, or nil while there is none to be."))
+             :documentation "The time of the last examination, or nil while none is planned."))
   (:documentation "The policy outlier_detection_experimental."))
 
 (config:register-policy :outlier-detection
@@ -102,7 +102,7 @@
 ;;; Servers
 
 (defun update-endpoints (balancer backends)
-  "BALANCER's servers are BACKENDS."
+  "Make BACKENDS the servers of BALANCER."
   (let ((endpoints (detection-endpoints balancer))
         (kept (make-hash-table :test #'equal)))
     (dolist (backend backends)
@@ -119,7 +119,7 @@
   (gethash (subchannel-key subchannel) (detection-endpoints balancer)))
 
 (defun count-attempt (endpoint call status)
-  "An attempt of CALL at ENDPOINT has ended with STATUS."
+  "Count an attempt of CALL at ENDPOINT that has ended with STATUS."
   (cond ((eq :ok status) (incf (endpoint-successes endpoint)))
         ((or (null status) (and (eq :cancelled status) (not (client:cancelled-by-server-p call)))))
         (t (incf (endpoint-failures endpoint)))))
@@ -154,15 +154,15 @@
     (mapc #'veto-ejected (endpoint-subchannels endpoint))))
 
 (defun take-back (balancer endpoint)
-  "ENDPOINT is ejected no more."
+  "End the ejection of ENDPOINT."
   (decf (detection-ejected balancer))
   (setf (endpoint-ejected-ns endpoint) nil)
   (dolist (subchannel (endpoint-subchannels endpoint)) (lift-veto subchannel :ejected)))
 
-;;; Looking
+;;; ;;; Examination
 
 (defun may-eject-p (balancer)
-  "True while fewer servers are ejected than may be."
+  "True while the number of ejected servers is under maxEjectionPercent."
   (< (* 100 (detection-ejected balancer))
      (* (detection-most-percent (detection balancer))
         (hash-table-count (detection-endpoints balancer)))))
@@ -172,14 +172,14 @@
     (eject balancer endpoint now-ns)))
 
 (defun judged-endpoints (endpoints algorithm)
-  "Those of ENDPOINTS that have had enough calls for ALGORITHM; none if they are too few."
+  "The ENDPOINTS with enough calls for ALGORITHM; the empty list if they are too few."
   (let ((judged (remove-if (lambda (endpoint)
                              (< (endpoint-volume endpoint) (max 1 (algorithm-volume algorithm))))
                            endpoints)))
     (if (< (length judged) (algorithm-hosts algorithm)) '() judged)))
 
 (defun judge-success-rates (balancer algorithm endpoints now-ns)
-  "Of ENDPOINTS eject those that ALGORITHM finds to be outliers."
+  "Eject the ENDPOINTS whose success rates are outliers under ALGORITHM."
   (let* ((judged (judged-endpoints endpoints algorithm))
          (count (length judged)))
     (when (plusp count)
@@ -197,7 +197,7 @@
                    (eject-by-chance balancer algorithm endpoint now-ns)))))))
 
 (defun judge-failure-percentages (balancer algorithm endpoints now-ns)
-  "Of ENDPOINTS eject those of whose calls more have failed than ALGORITHM allows."
+  "Eject the ENDPOINTS with a higher percentage of failed calls than ALGORITHM allows."
   (let ((judged (judged-endpoints endpoints algorithm)))
     (loop for endpoint in judged
           while (may-eject-p balancer)
@@ -210,7 +210,7 @@
         (endpoint-failures endpoint) 0))
 
 (defun age-ejection (balancer endpoint now-ns)
-  "Another interval is over for ENDPOINT."
+  "Count another interval for ENDPOINT, which may end its ejection."
   (let ((detection (detection balancer))
         (since-ns (endpoint-ejected-ns endpoint)))
     (cond ((null since-ns)
@@ -221,7 +221,7 @@
            (take-back balancer endpoint)))))
 
 (defun look-for-outliers (balancer)
-  "An interval is over."
+  "Examine the calls of the interval that is over, and plan the next examination."
   (let* ((now-ns (balancer-now balancer))
          (detection (detection balancer))
          (endpoints (alexandria:hash-table-values (detection-endpoints balancer))))
@@ -241,7 +241,7 @@
   (setf (detection-timer balancer) (start-timer balancer (max 0 ns) #'look-for-outliers)))
 
 (defun begin-looking (balancer)
-  "BALANCER has a config with an algorithm, perhaps a new one."
+  "Plan the next examination of BALANCER, whose config, perhaps a new one, has an algorithm."
   (let ((interval-ns (detection-interval-ns (detection balancer)))
         (since-ns (detection-since-ns balancer))
         (now-ns (balancer-now balancer)))
@@ -252,7 +252,7 @@
              (plan-look balancer interval-ns)))))
 
 (defun end-looking (balancer)
-  "BALANCER has no algorithm any more."
+  "End the examinations of BALANCER, whose config has no algorithm any more."
   (stop-timer balancer (shiftf (detection-timer balancer) nil))
   (setf (detection-since-ns balancer) nil)
   (loop for endpoint being the hash-values of (detection-endpoints balancer)

@@ -1,8 +1,8 @@
-;;;; The policy priority (gRFC A56): children in order of priority, of which the first serves that
-;;;; is ready or idle. A lower one is made only when those above it have failed, or have not become
-;;;; ready within 10 seconds of when they began to try. When a higher one is ready again it serves
-;;;; at once; those below it that are not needed are kept for a while. A child may be one for which
-;;;; nothing is resolved again when it loses servers (ignoreReresolutionRequests, gRFC A37).
+;;;; The policy priority (gRFC A56): children in order of priority. The first child that is ready or
+;;;; idle serves. A lower child is made only when those above it have failed, or have not become
+;;;; ready within 10 seconds of their first try. When a higher child is ready again it serves at
+;;;; once; the lower ones, which are not needed then, are kept for a while. A child with
+;;;; ignoreReresolutionRequests does not cause a new resolution when it loses servers (gRFC A37).
 
 (in-package #:clgrpc.balance)
 
@@ -12,10 +12,10 @@
   "The config of priority."
   (order '() :type list :read-only t)   ; the names of the children, the highest first
   (children '() :type list :read-only t) ; an alist from a name to a POLICY-CONFIG
-  (content '() :type list :read-only t)) ; children, by name, for which nothing is resolved again
+  (content '() :type list :read-only t)) ; names of children with ignoreReresolutionRequests
 
 (defun parse-priorities (object path)
-  "The PRIORITIES that OBJECT is."
+  "The PRIORITIES in OBJECT."
   (let* ((children-path (config:member-path path "children"))
          (content '())
          (children (loop for (key . value) in (config:object-members
@@ -35,23 +35,23 @@
           do (unless (and (stringp name) (assoc name children :test #'string=))
                (config:config-error name-path "the name of one of the children is expected"))
              (when (member name rest :test #'equal)
-               (config:config-error name-path "~A is there twice" name)))
+               (config:config-error name-path "~A occurs twice" name)))
     (make-priorities :order order :children children :content content)))
 
 (defclass priority (tree)
   ((priorities :accessor priorities
                :documentation "Its config.")
    (backends :initform '() :accessor priority-backends
-             :documentation "Those it was told of.")
+             :documentation "The backends of its last update.")
    (failing :initform (make-hash-table :test #'eq) :reader priority-failing
-            :documentation "From a branch that is given time to become ready to the timer of that;
-or to T once the time is over."))
+            :documentation "A table from a branch that has time to become ready to the timer of that
+time; or to T once the time is over."))
   (:documentation "The policy priority_experimental."))
 
 (config:register-policy :priority '("priority_experimental") 'priority 'parse-priorities)
 
 (defun give-time (tree branch)
-  "BRANCH begins to try."
+  "Give BRANCH time to become ready."
   (setf (gethash branch (priority-failing tree))
         (start-timer tree +failover-ns+
                      (lambda (tree)
@@ -59,7 +59,7 @@ or to T once the time is over."))
                        (choose tree)))))
 
 (defun end-time (tree branch &optional over)
-  "The time of BRANCH is not measured any more; OVER is true if it has had it."
+  "Stop the timer of BRANCH; OVER is true if its time is over."
   (let ((timer (gethash branch (priority-failing tree))))
     (when (typep timer 'timer) (stop-timer tree timer)))
   (if over
@@ -67,7 +67,7 @@ or to T once the time is over."))
       (remhash branch (priority-failing tree))))
 
 (defun update-branch (tree branch)
-  "Tell BRANCH what it has."
+  "Update BRANCH with its backends and config."
   (let ((name (branch-name branch)))
     (update-backends branch (branch-backends name (priority-backends tree))
                      (cdr (assoc name (priorities-children (priorities tree))
@@ -96,7 +96,7 @@ or to T once the time is over."))
                    (give-time parent child)))))
 
 (defun begin-branch (tree name)
-  "The branch of TREE called NAME, in use."
+  "The branch of TREE called NAME, made and begun if needed."
   (multiple-value-bind (branch new) (ensure-branch tree name)
     (when (and (eq :connecting (branch-state branch))
                (null (gethash branch (priority-failing tree))))
@@ -109,7 +109,7 @@ or to T once the time is over."))
     branch))
 
 (defun retire-below (tree branch)
-  "Those below BRANCH are not needed for the time being."
+  "Retire the branches below BRANCH, which are not needed now."
   (dolist (name (rest (member (branch-name branch) (priorities-order (priorities tree))
                               :test #'string=)))
     (let ((other (find-branch tree name)))
@@ -135,7 +135,7 @@ or to T once the time is over."))
               ((trying-p tree branch)
                (return-from choose (serve-by tree branch))))
         (setf last branch)))
-    ;; none serves: one that still tries, else the last
+    ;; ;; no child serves: take one that still tries, else the last
     (let ((branch (or (loop for name in (priorities-order (priorities tree))
                             for branch = (find-branch tree name)
                             when (eq :connecting (branch-state branch)) return branch)

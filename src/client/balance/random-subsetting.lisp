@@ -1,6 +1,6 @@
 ;;;; The policy random_subsetting (gRFC A68): a child policy balances over subsetSize of the servers
-;;;; only, chosen by rendezvous hashing with a seed of the balancer's own: those whose hashes are
-;;;; the lowest. So when a server comes or goes at most one member of the subset changes, and the
+;;;; only, chosen by rendezvous hashing with a seed of the balancer's own: the servers with the
+;;;; lowest hashes. So when a server comes or goes at most one member of the subset changes, and the
 ;;;; subsets of many clients spread evenly over the servers. The hash is the XXH64 of a server's
 ;;;; first address.
 
@@ -12,7 +12,7 @@
   (child nil :type config:policy-config :read-only t)) ; the child's policy
 
 (defun parse-subsetting (object path)
-  "The SUBSETTING that OBJECT is."
+  "The SUBSETTING in OBJECT."
   (let ((size (config:integer-field object "subsetSize" path :minimum 1)))
     (unless size
       (config:config-error (config:member-path path "subsetSize") "it is required, from 1"))
@@ -20,7 +20,7 @@
 
 (defclass random-subsetting (wrapper)
   ((seed :accessor subsetting-seed
-         :documentation "Of the hashes, 64 bits."))
+         :documentation "The seed of the hashes, 64 bits."))
   (:documentation "The policy random_subsetting_experimental."))
 
 (config:register-policy :random-subsetting
@@ -31,8 +31,8 @@
   (setf (subsetting-seed balancer) (random (expt 2 64) (balancer-random balancer))))
 
 (defun subset (backends size seed)
-  "SIZE of BACKENDS, those whose hashes with SEED are the lowest, in the order of the hashes; all of
-them if they are not more."
+  "The SIZE BACKENDS with the lowest hashes under SEED, in the order of the hashes; all of them if
+they are no more than SIZE."
   (let ((distinct (remove-duplicates-by-key backends)))
     (if (<= (length distinct) size)
         distinct
@@ -46,7 +46,7 @@ them if they are not more."
           (map 'list #'cdr (subseq (sort ranked #'< :key #'car) 0 size))))))
 
 (defun remove-duplicates-by-key (backends)
-  "BACKENDS, each of which once."
+  "BACKENDS without duplicates."
   (let ((seen (make-hash-table :test #'equal)))
     (remove-if (lambda (backend) (shiftf (gethash (backend-key backend) seen) t)) backends)))
 

@@ -1,32 +1,32 @@
 ;;;; The policy ring_hash (gRFC A42, A61, A76): each server has entries on a ring of 64-bit hashes,
-;;;; as many as its weight says, and a call goes to the server of the first entry at or after the
-;;;; hash of the call, so that calls with one key go to one server, and few keys move when servers
-;;;; come and go. A server's entries are the hashes of KEY_0, KEY_1, …, KEY being its first address
-;;;; or its attribute :hash-key. A call's hash is that of the values of its header
-;;;; requestHashHeader, joined by commas; without that it is random. If no header is configured
-;;;; every call fails: in gRPC xDS would say the hash. A server's weight is its attribute :weight,
-;;;; or 1; one that is told several times has the sum.
+;;;; in proportion to its weight. A call goes to the server of the first entry at or after the hash
+;;;; of the call. So calls with one key go to one server, and few keys move when servers come and
+;;;; go. A server's entries are the hashes of KEY_0, KEY_1, …, KEY being its first address or its
+;;;; attribute :hash-key. A call's hash is that of the values of its header requestHashHeader,
+;;;; joined by commas; without that it is random. Without a configured header every call fails; in
+;;;; other implementations xDS would give the hash. A server's weight is its attribute :weight, or
+;;;; 1; a server that the resolver repeats has the sum.
 ;;;;
 ;;;; Servers are connected to when calls are picked for them. Calls pass over those that failed.
 ;;;;
 ;;;; A server with the fraction F of all weight has ⌊S · F⌋ entries, but at least one; S is
 ;;;; ⌈Fmin · minRingSize⌉ / Fmin, but at most maxRingSize. With three servers of equal weight and
-;;;; minRingSize 1024 each has 342. The document gives what is rounded off to the next servers in
+;;;; minRingSize 1024 each has 342. The gRFC gives the rounded-off entries to the next servers in
 ;;;; turn; then most servers' entries would change when one of many leaves.
 
 (in-package #:clgrpc.balance)
 
 (defconstant +largest-ring+ (* 8 1024 1024)
-  "No config may have larger rings (gRFC A42).")
+  "The largest ring that a config may have, in entries (gRFC A42).")
 
 (defstruct (ring-config (:copier nil))
   "The config of ring_hash."
   (least 1024 :type index :read-only t) ; minRingSize
   (most 4096 :type index :read-only t)  ; maxRingSize
-  (header nil :type (or null string) :read-only t)) ; whose values calls are placed by
+  (header nil :type (or null string) :read-only t)) ; whose values are hashed
 
 (defun parse-ring-config (object path)
-  "The RING-CONFIG that OBJECT is."
+  "The RING-CONFIG in OBJECT."
   (flet ((size (name default)
            (config:integer-field object name path :default default :minimum 1
                                                   :maximum +largest-ring+)))
@@ -41,7 +41,7 @@
                         :header (and (plusp (length header)) (string-downcase header))))))
 
 (defun check-header (name path)
-  "Signal that NAME at PATH cannot be the name of a header with text, if it cannot."
+  "Signal an error unless NAME, at PATH, can be the name of a header with text."
   (unless (every (lambda (character)
                    (or (char<= #\a (char-downcase character) #\z)
                        (digit-char-p character)
@@ -66,22 +66,22 @@
   (servers nil :type simple-vector :read-only t)) ; the subchannel of each
 
 (defstruct (ring-note (:include member-note) (:conc-name note-) (:copier nil))
-  "What the policy knows of a server."
+  "The data of the policy about a server."
   (share 0 :type (integer 0)))          ; its weight, the sum of those of its backends
 
 (defun server-share (subchannel)
   (note-share (subchannel-note subchannel)))
 
 (defun server-key (subchannel)
-  "What the entries of SUBCHANNEL are named after."
+  "The key of SUBCHANNEL's entries, a string."
   (let ((key (getf (subchannel-attributes subchannel) :hash-key)))
     (if (and (stringp key) (plusp (length key)))
         key
         (first-address (subchannel-addresses subchannel)))))
 
 (defun ring-scale (shares config limit)
-  "How many entries all servers together would have, were none rounded, if they have SHARES, a
-list. At most LIMIT."
+  "The number of entries of all servers together, before rounding, for servers with SHARES, a list.
+At most LIMIT."
   (let ((least (/ (reduce #'min shares) (reduce #'+ shares)))
         (wanted (min limit (ring-config-least config))))
     (min (/ (ceiling (* least wanted)) least)
@@ -89,7 +89,7 @@ list. At most LIMIT."
          limit)))
 
 (define-hot entry-hash ((octets octets) (end index) (number index)) word
-  "The hash of the first END of OCTETS, which have room for more, and the digits of NUMBER."
+  "The hash of the first END of OCTETS and the digits of NUMBER, which are written after them."
   (let ((digits (if (zerop number) 1 (loop with rest of-type index = number
                                            until (zerop rest)
                                            do (setf rest (floor rest 10))
@@ -101,7 +101,8 @@ list. At most LIMIT."
     (xxh64 (subseq octets 0 (+ end digits)))))
 
 (defun build-ring (subchannels config limit)
-  "The ring of SUBCHANNELS, a list that is not empty, with at most LIMIT entries, or one each."
+  "The ring of SUBCHANNELS, a list that is not empty, with about LIMIT entries at most, but at least
+one for each."
   (let* ((shares (mapcar #'server-share subchannels))
          (total (reduce #'+ shares))
          (scale (ring-scale shares config limit))
@@ -173,7 +174,7 @@ list. At most LIMIT."
   (make-ring-note))
 
 (defun update-shares (leaf-policy backends)
-  "LEAF-POLICY's members weigh what BACKENDS say."
+  "Set the weights of LEAF-POLICY's members from BACKENDS."
   (map-members (lambda (subchannel) (setf (note-share (subchannel-note subchannel)) 0)) leaf-policy)
   (dolist (backend backends)
     (incf (note-share (subchannel-note (gethash (backend-key backend)
@@ -193,7 +194,7 @@ list. At most LIMIT."
   (review leaf-policy))
 
 (defmethod member-idle ((leaf-policy ring-hash) subchannel)
-  "One that has failed tries again by itself, so that it is known when it is well; others wait for
+  "Connect SUBCHANNEL if it has failed, so that its recovery is noticed; other members wait for
 calls."
   (when (note-failed (subchannel-note subchannel)) (connect subchannel)))
 
@@ -204,7 +205,7 @@ calls."
       (subchannel-state subchannel)))
 
 (defun call-hash (call header)
-  "The hash of the values of HEADER that CALL is sent with, or nil if there are none."
+  "The hash of the values of HEADER in CALL's metadata, or nil without such values."
   (let ((values (loop for (name . value) in (and call (rpc:outgoing-metadata call))
                       when (and (stringp value) (string-equal name header))
                         collect value)))
@@ -212,14 +213,15 @@ calls."
       (xxh64 (string-octets (format nil "~{~A~^,~}" values))))))
 
 (defun connect-from-picker (leaf-policy subchannel)
-  "Connect SUBCHANNEL after the pick under way, which must not change what it picks from."
+  "Connect SUBCHANNEL after the pick under way, during which no state may change."
   (loop:defer (leaf-policy-loop leaf-policy)
               (lambda (subchannel)
                 (unless (eq :shutdown (subchannel-state subchannel)) (connect subchannel)))
               subchannel))
 
 (defun ring-failure (ring start)
-  "What is picked if all servers of RING have failed: why the one at the index START has."
+  "The failure for a call if all servers of RING have failed: that of the server at the index
+START."
   (make-failure (last-error-text (svref (ring-servers ring) start))))
 
 (defun pick-by-key (leaf-policy ring start)
@@ -239,8 +241,8 @@ nil while that connects, or a failure if all have failed."
         finally (return (ring-failure ring start))))
 
 (defun pick-at-random (leaf-policy ring start connecting)
-  "The first server of RING from the index START on that is ready, else as PICK-BY-KEY. At most one
-is connected for that, and none if CONNECTING, one does already."
+  "The first ready server of RING from the index START on, else as PICK-BY-KEY. At most one server
+is connected for that, and none if CONNECTING is true, since one connects already."
   (loop with servers = (ring-servers ring)
         with count = (length servers)
         with coming = connecting
@@ -269,7 +271,7 @@ is connected for that, and none if CONNECTING, one does already."
                                             connecting))))
                     (format nil "by ~A, a ring of ~D" header (length (ring-servers ring)))
                     :choosy t)
-        (make-failure "ring_hash has no requestHashHeader to place calls by"))))
+        (make-failure "ring_hash has no requestHashHeader, by which calls are distributed"))))
 
 (defun count-states (leaf-policy)
   "How many members of LEAF-POLICY are idle, connecting, ready and failed."
@@ -285,8 +287,8 @@ is connected for that, and none if CONNECTING, one does already."
     (values idle connecting ready failed)))
 
 (defun connect-an-idle (leaf-policy)
-  "Calls get no further by themselves, for servers have failed: connect another that is idle, by
-chance, so that not all clients come to the same (gRFC A117)."
+  "Connect a random idle server, since servers have failed and calls alone connect no other. It is
+random so that not all clients come to the same server (gRFC A117)."
   (let ((idle '()))
     (map-members (lambda (subchannel)
                    (when (eq :idle (member-state subchannel)) (push subchannel idle)))
@@ -311,5 +313,5 @@ chance, so that not all clients come to the same (gRFC A117)."
           (publish leaf-policy state (ring-picker leaf-policy (plusp connecting)))))))
 
 (defmethod exit-idle ((leaf-policy ring-hash))
-  "Calls have servers connected; without one it is enough that there is a server."
+  "Connect any idle server if no call waits; calls that wait connect their own."
   (unless (client:waiting-p (balancer-core leaf-policy)) (connect-an-idle leaf-policy)))

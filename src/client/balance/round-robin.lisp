@@ -1,4 +1,4 @@
-;;;; The policy round_robin: calls go by turns to the servers that are ready.
+;;;; The policy round_robin: the ready servers get calls in turn.
 
 (in-package #:clgrpc.balance)
 
@@ -8,8 +8,8 @@
 (config:register-policy :round-robin '("round_robin") 'round-robin)
 
 (defun turns-picker (ready last)
-  "A picker of READY, a vector of subchannels, by turns, from the one after the index LAST on. It
-passes over those that have no stream now, as long as others have one."
+  "A picker of READY, a vector of subchannels, in turn, beginning after the index LAST. It passes
+over subchannels without a free stream, as long as others have one."
   (declare (type simple-vector ready) (type index last))
   (flet ((next ()
            (setf last (if (= (1+ last) (length ready)) 0 (1+ last)))

@@ -1,8 +1,8 @@
 ;;;; Picking by weight: the static stride scheduler of gRFC A58. Weights are scaled to 16 bits, so
 ;;;; that the largest is 65,535. The sequence of picks goes over all entries again and again; in
-;;;; each generation an entry is picked or passed over, so that over 65,535 generations it is picked
-;;;; as often as its weight says, spread evenly. No entry weighs more than ten times the mean, or
-;;;; less than a tenth of it.
+;;;; each generation an entry is picked or passed over. Over 65,535 generations an entry is picked
+;;;; as many times as its weight, spread evenly. Weights are limited to between a tenth of the mean
+;;;; and ten times the mean.
 ;;;;
 ;;;; For example, of weights 65,535 and 21,845 the second is picked in each third generation.
 
@@ -10,22 +10,22 @@
 
 (defconstant +most-weight+ 65535)
 (defconstant +most-ratio+ 10
-  "No weight counts as more than so many times the mean, nor as less than that part of it.")
+  "The most by which a weight may exceed the mean or fall below it, as a factor.")
 
 (deftype weights ()
   "Scaled weights."
   '(simple-array (unsigned-byte 16) (*)))
 
 (defstruct (stride (:constructor make-stride (weights sequence)) (:copier nil))
-  "A scheduler of as many entries as it has weights."
+  "A scheduler, with an entry for each weight."
   (weights nil :type weights)           ; of each entry, one of them +MOST-WEIGHT+
   (sequence 0 :type (unsigned-byte 62))) ; of the next try
 
 (declaim (sb-ext:freeze-type stride))
 
 (defun scaled-weights (weights)
-  "WEIGHTS, a vector of reals, scaled; 0 stands for the mean of the others. Nil if fewer than two
-are not 0: then there is nothing to go by."
+  "WEIGHTS, a vector of reals, scaled; 0 counts as the mean of the others. Nil if fewer than two
+weights are above 0."
   (let* ((known (remove-if-not #'plusp weights))
          (count (length known)))
     (when (>= count 2)
@@ -41,7 +41,7 @@ are not 0: then there is nothing to go by."
              weights)))))
 
 (define-hot next-entry ((stride stride)) index
-  "The entry whose turn it is."
+  "The index of the entry whose turn it is."
   (let* ((weights (stride-weights stride))
          (count (length weights)))
     (loop

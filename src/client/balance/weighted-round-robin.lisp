@@ -1,28 +1,28 @@
-;;;; The policy weighted_round_robin (gRFC A58): calls go to the servers that are ready as often as
-;;;; their weights say, which are the calls per second that they report over their utilization, the
+;;;; The policy weighted_round_robin (gRFC A58): the ready servers get calls in proportion to their
+;;;; weights. A weight is the calls per second that a server reports divided by its utilization, the
 ;;;; application's or else the processor's. Reports come with the trailers of calls, or out of band
 ;;;; (load-report.lisp). Errors count as utilization by errorUtilizationPenalty.
 ;;;;
-;;;; A weight counts from blackoutPeriod after its server's first report, and until
-;;;; weightExpirationPeriod after the last; meanwhile, and before, the server has the mean of the
-;;;; others. With fewer than two weights, those count that the resolver has said (the attribute
-;;;; :weight, as clgrpc.discovery gives it), which is not the gRFC's; without these calls go by
-;;;; turns. Each weightUpdatePeriod the weights of then are put in force.
+;;;; A weight counts from blackoutPeriod after its server's first report until
+;;;; weightExpirationPeriod after the last. At other times the server has the mean of the other
+;;;; weights. With fewer than two weights, those of the resolver count (the attribute :weight, as
+;;;; clgrpc.discovery gives it), an addition to the gRFC. Without these the servers get calls in
+;;;; turn. The weights are renewed each weightUpdatePeriod.
 
 (in-package #:clgrpc.balance)
 
 (defstruct (weighting (:copier nil))
   "The config of weighted_round_robin. Times are in nanoseconds."
-  (out-of-band nil :type boolean :read-only t) ; servers are asked for reports
-  (interval-ns 0 :type nanoseconds :read-only t) ; between two of these
+  (out-of-band nil :type boolean :read-only t) ; servers send reports on streams
+  (interval-ns 0 :type nanoseconds :read-only t) ; between two of these reports
   (blackout-ns 0 :type nanoseconds :read-only t) ; from the first report until it counts
   (expiration-ns 0 :type nanoseconds :read-only t) ; from the last report until it counts no more
-  (update-ns 0 :type nanoseconds :read-only t) ; between two looks at the weights
-  ;; what an error per call adds to the utilization
+  (update-ns 0 :type nanoseconds :read-only t) ; between two renewals of the weights
+  ;; the utilization added by an error per call
   (penalty 1d0 :type (double-float 0d0 #.+most-load+) :read-only t))
 
 (defun parse-weighting (object path)
-  "The WEIGHTING that OBJECT is."
+  "The WEIGHTING in OBJECT."
   (flet ((ns (name default &optional (least 0))
            (config:duration-field object name path :default (seconds-ns default) :least least)))
     (make-weighting
@@ -36,21 +36,21 @@
                                                     :most (rational +most-load+))))))
 
 (defstruct (weighted-note (:include member-note) (:conc-name note-) (:copier nil))
-  "What the policy knows of a server."
+  "The data of the policy about a server."
   (weight 0d0 :type double-float)       ; by the last report
-  (first-ns nil :type (or null nanoseconds)) ; when the first of those came that count
-  (last-ns nil :type (or null nanoseconds)) ; when the last one came
+  (first-ns nil :type (or null nanoseconds)) ; of the first report that counts
+  (last-ns nil :type (or null nanoseconds)) ; of the last report
   (load nil :type (or null backend-stream))) ; over its server's load, or nil
 
 (defclass weighted-round-robin (leaf-policy)
   ((weighting :accessor weighting
               :documentation "Its config.")
    (ready :initform #() :accessor weighted-ready
-          :documentation "The members that the picker picks from.")
+          :documentation "The members among which the picker picks.")
    (stride :initform nil :accessor weighted-stride
-           :documentation "By which it picks, or nil: by turns.")
+           :documentation "The STRIDE by which it picks, or nil to pick in turn.")
    (timer :initform nil :accessor weighted-timer
-          :documentation "Of the next look at the weights."))
+          :documentation "The timer of the next renewal of the weights."))
   (:documentation "The policy weighted_round_robin."))
 
 (config:register-policy :weighted-round-robin
@@ -60,7 +60,7 @@
 ;;; Reports
 
 (defun note-report (note report weighting now-ns)
-  "The server of NOTE reports REPORT."
+  "Note REPORT of NOTE's server, which came at NOW-NS."
   (let ((weight (report-weight report (weighting-penalty weighting))))
     (when weight
       (setf (note-weight note) weight
@@ -68,7 +68,7 @@
       (unless (note-first-ns note) (setf (note-first-ns note) now-ns)))))
 
 (defun weight-now (note weighting now-ns)
-  "The weight of the server of NOTE, or 0 while it has none that counts."
+  "The weight of the server of NOTE, or 0 while it has no weight that counts."
   (let ((first-ns (note-first-ns note))
         (last-ns (note-last-ns note))
         (blackout-ns (weighting-blackout-ns weighting)))
@@ -82,7 +82,8 @@
           (t (note-weight note)))))
 
 (defun watch-load-of (leaf-policy subchannel note)
-  "Have the server of SUBCHANNEL, whose note is NOTE, asked for reports, if LEAF-POLICY is to."
+  "Begin or end the stream of reports from SUBCHANNEL's server, whose note is NOTE, as LEAF-POLICY's
+config says."
   (let ((backend-stream (shiftf (note-load note) nil)))
     (when backend-stream (end-backend-stream backend-stream)))
   (when (weighting-out-of-band (weighting leaf-policy))
@@ -118,7 +119,7 @@
                    leaf-policy))))
 
 (defun stale-count (leaf-policy now-ns)
-  "How many members of LEAF-POLICY that are ready have told no load for too long."
+  "How many ready members of LEAF-POLICY have sent no load report for too long."
   (count-if (lambda (subchannel)
               (let ((last-ns (note-last-ns (subchannel-note subchannel))))
                 (and last-ns
@@ -126,13 +127,12 @@
             (weighted-ready leaf-policy)))
 
 (defun said-weights (leaf-policy)
-  "The weights that the resolver has said of the members of LEAF-POLICY that are ready, scaled, or
-nil."
+  "The weights from the resolver for the ready members of LEAF-POLICY, scaled, or nil."
   (flet ((said (subchannel) (or (said-weight (subchannel-attributes subchannel)) 0)))
     (scaled-weights (map 'vector #'said (weighted-ready leaf-policy)))))
 
 (defun look-at-weights (leaf-policy)
-  "Put the weights of now in force."
+  "Renew the weights by which LEAF-POLICY's picker picks."
   (let* ((now-ns (balancer-now leaf-policy))
          (weighting (weighting leaf-policy))
          (stride (weighted-stride leaf-policy))
@@ -150,10 +150,10 @@ nil."
                 (t (make-stride weights (random #.(expt 2 32) (balancer-random leaf-policy))))))))
 
 (defun look-again (leaf-policy)
-  "Put the weights in force each update period while LEAF-POLICY has members that are ready."
+  "Renew the weights each update period while LEAF-POLICY has ready members."
   (stop-timer leaf-policy (shiftf (weighted-timer leaf-policy) nil))
   (when (plusp (length (weighted-ready leaf-policy)))
-    ;; first, lest an error in the look be the last one
+    ;; first, so that the timer goes on after an error
     (setf (weighted-timer leaf-policy)
           (start-timer leaf-policy (weighting-update-ns (weighting leaf-policy)) #'look-again))
     (look-at-weights leaf-policy)))
@@ -176,7 +176,7 @@ nil."
 
 (defmethod subchannel-changed :before ((leaf-policy weighted-round-robin) subchannel)
   (when (and (subchannel-note subchannel) (eq :ready (subchannel-state subchannel)))
-    ;; what was reported before is of another connection
+    ;; earlier reports are of another connection
     (setf (note-first-ns (subchannel-note subchannel)) nil)))
 
 (defmethod review :before ((leaf-policy weighted-round-robin))

@@ -1,12 +1,12 @@
-;;;; The policy weighted_target (gRFC A28): calls are spread over children, the targets, by weight,
-;;;; among those that are ready; a ready child's picker picks on. It is ready while one is, else
-;;;; connecting while one is, else idle while one is, else failed. A target that is idle is to
-;;;; connect. One that the config does not name any more ends.
+;;;; The policy weighted_target (gRFC A28): calls are distributed by weight among the ready
+;;;; children, the targets; the chosen child's picker picks the server. The policy is ready while a
+;;;; child is ready, else connecting while one is, else idle while one is, else failed. An idle
+;;;; target connects. A target that the config does not name any more ends.
 
 (in-package #:clgrpc.balance)
 
 (defstruct (target (:copier nil))
-  "A child, as the config has it."
+  "A child in the config."
   (name "" :type string :read-only t)   ; its own
   (weight 1 :type (integer 1) :read-only t) ; its share of the calls, of the sum of weights
   (child nil :type config:policy-config :read-only t)) ; its policy
@@ -51,7 +51,7 @@
   (cut-others balancer (mapcar #'target-name config)))
 
 (defun shares-picker (pickers weights random-state)
-  "A picker that asks one of PICKERS, as often as WEIGHTS say."
+  "A picker that uses one of PICKERS, at random in proportion to WEIGHTS."
   (let* ((pickers (coerce pickers 'simple-vector))
          (sums (coerce (loop for weight in weights sum weight into sum collect sum)
                        'simple-vector))
@@ -64,7 +64,7 @@
                  :choosy t)))
 
 (defun pick-by (picker call)
-  "What PICKER, of a child, gives for CALL."
+  "The pick of PICKER, of a child, for CALL."
   (if (picker-p picker)
       (funcall (the function (picker-function picker)) call)
       picker))
@@ -89,6 +89,6 @@
                                                        (balancer-random tree))))))))))))
 
 (defmethod child-published :after ((parent weighted-target) (child branch) state picker)
-  "A child that is idle would have no calls while others are ready, so it is to connect."
+  "Connect CHILD if it is idle, since it gets no calls while others are ready."
   (declare (ignore picker))
   (when (eq :idle state) (exit-idle child)))

@@ -1,5 +1,5 @@
-;;;; What balancers have in common that have one child, of whatever policy their config says, and
-;;;; publish what that publishes; and how configs say the policy of a child.
+;;;; The common code of balancers with one child, of any policy, whose state and picker they
+;;;; publish; and the reader of a child's policy in configs.
 
 (in-package #:clgrpc.balance)
 
@@ -25,7 +25,7 @@
   (list :children (list (client:balancer-facts (wrapper-child balancer)))))
 
 (defun child-field (object name path)
-  "The field NAME of OBJECT, a list of policies as loadBalancingConfig, as a POLICY-CONFIG."
+  "The POLICY-CONFIG in the field NAME of OBJECT, a list of policies as in loadBalancingConfig."
   (multiple-value-bind (list present) (config:field object name)
     (let ((path (config:member-path path name)))
       (unless present (config:config-error path "it is required"))

@@ -1,6 +1,6 @@
-;;;; XXH64, the 64-bit variant of xxHash, with a seed of 0 unless one is given: what ring_hash
-;;;; places servers and calls with (gRFC A42). The algorithm is that of the specification of xxHash:
-;;;; four lanes of 8 octets each, then what is left in steps of 8, 4 and 1, then an avalanche.
+;;;; XXH64, the 64-bit variant of xxHash, with a seed, 0 by default: the hash by which ring_hash
+;;;; places servers and calls (gRFC A42). The algorithm is that of the specification of xxHash: four
+;;;; lanes of 8 octets each, then the rest in steps of 8, 4 and 1, then an avalanche.
 
 (in-package #:clgrpc.balance)
 

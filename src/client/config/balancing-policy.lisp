@@ -1,6 +1,6 @@
 ;;;; The registry of balancing policies, and the part of a service config that chooses one of them,
 ;;;; loadBalancingConfig: a list of objects, each with the name of a policy and that policy's own
-;;;; config, of which the first is taken whose policy is known (gRPC's service_config.proto).
+;;;; config. The first one whose policy is known is used (gRPC's service_config.proto).
 
 (in-package #:clgrpc.config)
 
@@ -18,7 +18,7 @@
 (defglobal **policies** '())            ; a list of POLICY
 
 (defun no-fields (object path)
-  "The parser of policies that have nothing to configure."
+  "The parser of policies without a config of their own."
   (declare (ignore object path))
   nil)
 
@@ -28,12 +28,12 @@
   object)
 
 (defun register-policy (keyword names class &optional (parser 'no-fields))
-  "Have KEYWORD, as the option :balance of a channel, and each of NAMES, strings, in the
-loadBalancingConfig of a service config, mean the policy whose balancers are of CLASS, a symbol, a
-subclass of BALANCER. PARSER is a function of the policy's own config, an object as an alist from
-strings to values as PARSE-JSON has them, and of its path, text. It returns whatever UPDATE-BACKENDS
-is to be given, or signals by CONFIG-ERROR what is wrong. A policy that has one of the names already
-is replaced for channels and configs that are made later. From any thread."
+  "Register the policy whose balancers are of CLASS, the symbol of a subclass of BALANCER. KEYWORD
+names it in the option :balance of a channel, each of NAMES, strings, in the loadBalancingConfig of
+a service config. PARSER is a function of the policy's own config, an alist from strings to values
+of PARSE-JSON, and of its path, a text. It returns the config for UPDATE-BACKENDS, or signals an
+error by CONFIG-ERROR. A policy that has KEYWORD already is replaced for channels and configs that
+are made later. Return KEYWORD. From any thread."
   (check-type keyword keyword)
   (check-type class symbol)
   (let ((policy (make-policy keyword names class parser)))
@@ -44,7 +44,7 @@ is replaced for channels and configs that are made later. From any thread."
   keyword)
 
 (defun find-policy (name)
-  "The policy that NAME, a keyword or a string as in JSON, means, or nil."
+  "The policy with NAME, a keyword or a string as in JSON, or nil."
   (if (stringp name)
       (find-if (lambda (policy) (member name (policy-names policy) :test #'string=))
                **policies**)
@@ -69,21 +69,21 @@ is replaced for channels and configs that are made later. From any thread."
   (make-policy-config name policy (funcall (policy-parser policy) object path)))
 
 (defun default-policy-config (keyword)
-  "The POLICY-CONFIG of the policy KEYWORD with nothing configured. Signal MISUSE if there is no
-such policy."
+  "The POLICY-CONFIG of the policy KEYWORD with an empty config. Signal MISUSE for an unknown
+policy."
   (let ((policy (or (find-policy keyword)
                     (misuse "There is no policy ~S to balance by; there are ~{~S~^, ~}." keyword
                             (known-policies)))))
     (parse-policy policy (first (policy-names policy)) '() "")))
 
 (defun named-policy (key)
-  "The policy that KEY means, a name as in JSON or a keyword of Lisp data, or nil."
+  "The policy with KEY, a name as in JSON or a keyword of Lisp data, or nil."
   (or (find-policy key)
       (find-policy (key-name key))))
 
 (defun chosen-policy (element path)
-  "The POLICY-CONFIG that ELEMENT, at PATH, of a list of policies means, or nil and the name of its
-policy if that is not known."
+  "The POLICY-CONFIG in ELEMENT, at PATH, of a list of policies; or nil and the name of its policy
+if that is not known."
   (let ((members (object-members (check-object element path))))
     (unless (= 1 (length members))
       (config-error path "must be an object with one field, the name of a policy"))
@@ -96,9 +96,9 @@ policy if that is not known."
             (values nil (key-name key)))))))
 
 (defun parse-balancing (list path)
-  "The POLICY-CONFIG of the first element of LIST, as loadBalancingConfig has them, whose policy is
-known; PATH is that of the list. Signal SERVICE-CONFIG-ERROR if there is none, or if its own config
-is not valid."
+  "The POLICY-CONFIG of the first element of LIST, as in loadBalancingConfig, whose policy is known;
+PATH is that of the list. Signal SERVICE-CONFIG-ERROR if no policy is known, or if its own config is
+not valid."
   (loop for element in (check-list list path)
         for number from 0
         for (config unknown) = (multiple-value-list

@@ -1,4 +1,4 @@
-;;;; What is wrong with a service config.
+;;;; ;;;; The condition for invalid service configs.
 
 (in-package #:clgrpc.config)
 
@@ -9,16 +9,17 @@
                      (let ((path (service-config-error-path condition)))
                        (and (plusp (length path)) path))
                      (printable-text (misuse-text condition) :limit 1000))))
-  (:documentation "A service config is not one. PATH, such as methodConfig[0].timeout, says where,
-and the text what is allowed there. Nothing of the config is in force."))
+  (:documentation "A service config is invalid. PATH is the place of the error, such as
+methodConfig[0].timeout; the text says what is allowed there. No part of the config is in force."))
 
 (defun service-config-error-text (condition)
-  "What is wrong at the path of CONDITION, a SERVICE-CONFIG-ERROR, and what is allowed, as text."
+  "The error at the path of CONDITION, a SERVICE-CONFIG-ERROR, and the values allowed there, as
+text. From any thread."
   (misuse-text condition))
 
 (document-functions
-  service-config-error-path "Where in a service config the error is, such as methodConfig[0].name;
-empty for all of it.")
+  service-config-error-path "The place of the error in a service config, such as
+methodConfig[0].name; empty for the whole config. From any thread.")
 
 (defun config-error (path control &rest arguments)
   "Signal SERVICE-CONFIG-ERROR at PATH with the text that CONTROL and ARGUMENTS format."

@@ -1,19 +1,19 @@
 ;;;; Fields of the objects in a service config, read as Protocol Buffers' JSON mapping reads them:
 ;;;; by their lowerCamelCase name or in_snake_case, null as absent, integers as numbers or strings,
-;;;; durations as strings ("1.5s"). Fields of other names are ignored, but in a plist, which a
-;;;; programmer has written: there they are wrong. Each reader takes the OBJECT,
-;;;; the NAME of the field in lowerCamelCase, and the PATH of the object, for errors.
+;;;; durations as strings ("1.5s"). Fields of other names are ignored; in a plist, which a
+;;;; programmer has written, they are errors. Each reader takes the OBJECT, the NAME of the field in
+;;;; lowerCamelCase, and the PATH of the object, for errors.
 ;;;;
 ;;;; A config is also read from Lisp data. There an object is a plist whose keywords are the names
 ;;;; (:max-attempts is maxAttempts), or an alist as PARSE-JSON returns; a list is a list or a
 ;;;; vector; true and false are T and NIL; a duration may be a number of seconds; a status may be
-;;;; its keyword; NIL is absent where it is not false. Whether a list is an object is known by who
-;;;; reads it.
+;;;; its keyword; NIL means absent, or false for booleans. The code that reads a list decides
+;;;; whether it is an object.
 
 (in-package #:clgrpc.config)
 
 (defvar *lisp-source* nil
-  "True while a config is read that is Lisp data, not JSON.")
+  "True while a config that is Lisp data, not JSON, is read.")
 
 (defun member-path (path name)
   "The path of the field NAME of the object at PATH."
@@ -42,7 +42,7 @@
              (write-char (char-downcase character) stream))))
 
 (defun key-name (key)
-  "The name that KEY of an object is: itself, or that of a keyword in snake case."
+  "The name of KEY of an object: KEY itself, or that of a keyword in snake case."
   (if (stringp key) key (substitute #\_ #\- (string-downcase key))))
 
 (defun plist-p (value)
@@ -62,7 +62,7 @@
   value)
 
 (defun object-members (object)
-  "The fields of OBJECT as an alist whose keys are strings or, of a plist, keywords."
+  "The fields of OBJECT as an alist whose keys are strings or, for a plist, keywords."
   (if (plist-p object)
       (loop for (key value) on object by #'cddr collect (cons key value))
       object))
@@ -74,10 +74,10 @@
 
 (defvar *fields-read* '()
   "While a config that is Lisp data is read, for each plist in it a list of the plist, its path and
-the names of the fields that were asked for.")
+the names of the fields that were read.")
 
 (defun note-field (object name path)
-  "The field NAME of OBJECT, at PATH, is asked for."
+  "Note that the field NAME of OBJECT, at PATH, is read."
   (when (plist-p object)
     (let ((row (find object *fields-read* :key #'first :test #'eq)))
       (if row
@@ -85,7 +85,7 @@ the names of the fields that were asked for.")
           (push (list object path name) *fields-read*)))))
 
 (defun check-names ()
-  "Signal SERVICE-CONFIG-ERROR if a plist that was read has a field that nothing asked for."
+  "Signal SERVICE-CONFIG-ERROR if a plist that was read has a field that no reader has read."
   (loop for (object path . names) in *fields-read*
         for keywords = (loop for name in names
                              collect (substitute #\- #\_ (snake-case name)))
@@ -99,8 +99,8 @@ the names of the fields that were asked for.")
                                     (sort keywords #'string<)))))
 
 (defun find-field (object name path)
-  "The value of the field NAME of OBJECT, be it null, and true if there is one. Signal
-SERVICE-CONFIG-ERROR if it is there twice, under whatever names."
+  "The value of the field NAME of OBJECT, which may be null, and true if OBJECT has it. Signal
+SERVICE-CONFIG-ERROR if OBJECT has it twice, under either form of the name."
   (note-field object name path)
   (let ((found (loop with snake = (snake-case name)
                      for member in (object-members object)
@@ -110,7 +110,7 @@ SERVICE-CONFIG-ERROR if it is there twice, under whatever names."
     (values (cdr (first found)) (and found t))))
 
 (defun field (object name &optional (path ""))
-  "The value of the field NAME of OBJECT, which is at PATH, and true if there is one."
+  "The value of the field NAME of OBJECT, which is at PATH, and true; nil and nil if it is absent."
   (multiple-value-bind (value present) (find-field object name path)
     (if (and present (not (absent-p value)))
         (values value t)
@@ -118,7 +118,7 @@ SERVICE-CONFIG-ERROR if it is there twice, under whatever names."
 
 (defmacro with-field ((value object name path default) &body body)
   "Evaluate BODY with VALUE bound to the field NAME of OBJECT and PATH to its path, or return
-DEFAULT if there is none."
+DEFAULT if it is absent."
   (let ((present (gensym "PRESENT")))
     `(multiple-value-bind (,value ,present) (find-field ,object ,name ,path)
        (if (and ,present (not (absent-p ,value)))
@@ -126,19 +126,20 @@ DEFAULT if there is none."
            ,default))))
 
 (defun missing (name path required default)
-  "What a reader returns for the field NAME of the object at PATH, which is absent."
+  "The value of a reader for the field NAME of the object at PATH, which is absent. Signal an error
+if it is REQUIRED."
   (when required (config-error (member-path path name) "must be given"))
   default)
 
 (defun object-field (object name path)
-  "The field NAME of OBJECT, an object, maybe an empty one, and true if it is there."
+  "The field NAME of OBJECT, an object, maybe an empty one, and true if OBJECT has it."
   (with-field (value object name path (values '() nil))
     (values (check-object value path) t)))
 
 ;;; Lists
 
 (defun check-list (value path)
-  "VALUE, at PATH, as a list; it must be one, without null."
+  "VALUE, at PATH, as a list. Signal an error if it is not a list, or has null in it."
   (let ((items (cond ((and (vectorp value) (not (stringp value))) (coerce value 'list))
                      ((and *lisp-source* (listp value) (ignore-errors (list-length value))) value)
                      (t (config-error path "must be a list, not ~A" (shown value))))))
@@ -148,8 +149,8 @@ DEFAULT if there is none."
     items))
 
 (defun list-field (object name path)
-  "The field NAME of OBJECT, a list, as a list; empty if it is absent. True as second value if it is
-there."
+  "The field NAME of OBJECT, a list, as a list; empty if it is absent. The second value is true if
+OBJECT has the field."
   (with-field (value object name path (values '() nil))
     (values (check-list value path) t)))
 
@@ -173,7 +174,7 @@ there."
 ;;; Numbers
 
 (defun number-of (value)
-  "The rational that VALUE, a finite number or a string of one without white space, is, or nil."
+  "The rational equal to VALUE, a finite number or a string of one without white space, or nil."
   (typecase value
     (real (and (finite-p value) (rational value)))
     (string (let ((number (ignore-errors (parse-json value :max-length 100))))
@@ -186,8 +187,8 @@ there."
   (if (integerp number) (princ-to-string number) (format nil "~F" number)))
 
 (defun check-number (number value kind minimum maximum above path)
-  "Return NUMBER, which VALUE at PATH is. It must be one, of the KIND that the text says, not under
-MINIMUM nor over MAXIMUM and more than ABOVE, each nil for no limit."
+  "Return NUMBER, the number of VALUE at PATH or nil. Signal an error, with the text KIND, unless it
+is a number from MINIMUM to MAXIMUM and more than ABOVE, each nil for no limit."
   (unless (and number
                (or (null minimum) (>= number minimum))
                (or (null maximum) (<= number maximum))
@@ -199,9 +200,9 @@ MINIMUM nor over MAXIMUM and more than ABOVE, each nil for no limit."
 
 (defun number-field (object name path &key default required minimum maximum above least most
                                         (text t))
-  "The field NAME of OBJECT, a rational from MINIMUM to MAXIMUM and more than ABOVE, where these are
-given, which may stand in a string if TEXT is true; or DEFAULT, unless it is REQUIRED. One that is
-less than LEAST or more than MOST, where these are given, becomes that."
+  "The field NAME of OBJECT, a rational from MINIMUM to MAXIMUM and more than ABOVE, each nil for no
+limit. It may be in a string if TEXT is true. If it is absent return DEFAULT, unless it is REQUIRED.
+A number less than LEAST becomes LEAST, one more than MOST becomes MOST."
   (with-field (value object name path (missing name path required default))
     (let ((number (check-number (and (or text (realp value)) (number-of value)) value "a number"
                                 minimum maximum above path)))
@@ -209,8 +210,9 @@ less than LEAST or more than MOST, where these are given, becomes that."
 
 (defun integer-field (object name path &key default required (minimum 0) (maximum #xFFFFFFFF)
                                          (text t))
-  "The field NAME of OBJECT, an integer from MINIMUM to MAXIMUM, which may stand in a string if TEXT
-is true; or DEFAULT, unless it is REQUIRED. A number with a fraction of zero is one."
+  "The field NAME of OBJECT, an integer from MINIMUM to MAXIMUM. It may be in a string if TEXT is
+true. If it is absent return DEFAULT, unless it is REQUIRED. A number with a fraction of zero is an
+integer."
   (with-field (value object name path (missing name path required default))
     (let ((number (and (or text (realp value)) (number-of value))))
       (check-number (and (integerp number) number) value "an integer" minimum maximum nil path))))
@@ -221,13 +223,13 @@ is true; or DEFAULT, unless it is REQUIRED. A number with a fraction of zero is 
   "The longest duration that Protocol Buffers have: ten thousand years.")
 
 (defun digits-number (digits)
-  "The integer that the string DIGITS is, 0 if it is empty; nil if it is not one."
+  "The integer in the string DIGITS, 0 if it is empty; nil if it has other characters."
   (cond ((string= "" digits) 0)
         ((every (lambda (char) (char<= #\0 char #\9)) digits) (parse-integer digits))))
 
 (defun parse-duration (text)
-  "The nanoseconds that TEXT is: decimal digits, at most nine of them after the point, and s, such
-as \"1.5s\" or \".1s\"; nil if it is not one."
+  "The nanoseconds of TEXT, a duration: decimal digits, at most nine of them after the point, and s,
+such as \"1.5s\" or \".1s\". Nil if TEXT is not a duration."
   (let* ((end (1- (length text)))
          (start (if (and (plusp end) (char= #\- (char text 0))) 1 0))
          (point (or (position #\. text :end (max 0 end)) end)))
@@ -245,13 +247,13 @@ as \"1.5s\" or \".1s\"; nil if it is not one."
                    (* fraction (expt 10 (- 9 (max 0 (- end point 1))))))))))))
 
 (defun duration-text (ns)
-  "NS nanoseconds as a config has them."
+  "NS nanoseconds as a duration in a config."
   (multiple-value-bind (seconds rest) (floor ns +ns-per-second+)
     (format nil "~D~:[.~A~;~*~]s" seconds (zerop rest)
             (string-right-trim "0" (format nil "~9,'0D" rest)))))
 
 (defun duration-of (value)
-  "The nanoseconds that VALUE is, or nil."
+  "The nanoseconds of VALUE, a duration, or nil."
   (let ((ns (cond ((stringp value) (parse-duration value))
                   ((and *lisp-source* (realp value) (finite-p value))
                    (round (* (rational value) +ns-per-second+))))))
@@ -261,8 +263,8 @@ as \"1.5s\" or \".1s\"; nil if it is not one."
 
 (defun duration-field (object name path &key default required (minimum 0) maximum least)
   "The field NAME of OBJECT, a duration such as \"1.5s\" from MINIMUM to MAXIMUM, in nanoseconds; or
-DEFAULT, unless it is REQUIRED. One that is less than LEAST becomes that, one that NANOSECONDS have
-no room for the longest."
+DEFAULT, unless it is REQUIRED. A duration less than LEAST becomes LEAST. One longer than the type
+NANOSECONDS allows becomes the longest."
   (with-field (value object name path (missing name path required default))
     (let ((ns (duration-of value)))
       (unless (and ns (>= ns minimum) (or (null maximum) (<= ns maximum)))

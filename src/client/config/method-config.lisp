@@ -1,5 +1,5 @@
-;;;; What a service config says of methods: MethodConfig of service_config.proto, with the retry and
-;;;; hedging policies of gRFC A6, which has numbers stand as such, not in strings.
+;;;; Method configs: MethodConfig of service_config.proto, with the retry and hedging policies of
+;;;; gRFC A6, whose numbers must not be in strings.
 
 (in-package #:clgrpc.config)
 
@@ -8,7 +8,7 @@
   '(unsigned-byte 17))
 
 (defstruct (retry-policy (:copier nil))
-  "How calls of a method are made again after an attempt has failed (gRFC A6)."
+  "The rules for retries of a method's calls after a failed attempt (gRFC A6)."
   (max-attempts 2 :type (unsigned-byte 32) :read-only t) ; all of a call, as the config has it
   (initial-ns 0 :type nanoseconds :read-only t) ; the longest wait before the second attempt
   (maximum-ns 0 :type nanoseconds :read-only t) ; the longest wait of all
@@ -17,25 +17,25 @@
   (codes 0 :type status-mask :read-only t)) ; after which another attempt is made
 
 (defstruct (hedging-policy (:copier nil))
-  "How calls of a method are made several times at once (gRFC A6)."
+  "The rules for hedging, several attempts of a method's call at once (gRFC A6)."
   (max-attempts 2 :type (unsigned-byte 32) :read-only t) ; all of a call, as the config has it
   (delay-ns 0 :type nanoseconds :read-only t) ; from one attempt to the next
   (codes 0 :type status-mask :read-only t)) ; after which the other attempts go on
 
 (defstruct (method-config (:copier nil))
-  "How calls of a method are made."
-  (timeout-ns nil :type (or null nanoseconds) :read-only t) ; the longest that one may take
+  "The rules for calls of a method."
+  (timeout-ns nil :type (or null nanoseconds) :read-only t) ; the longest duration of a call
   (wait-for-ready :unset :type (member :unset t nil) :read-only t) ; unless the call says
   (max-request-octets nil :type (or null (unsigned-byte 32)) :read-only t) ; of a message sent
   (max-response-octets nil :type (or null (unsigned-byte 32)) :read-only t) ; of one received
-  (retry nil :type (or null retry-policy) :read-only t) ; there is no HEDGING then
-  (hedging nil :type (or null hedging-policy) :read-only t)) ; there is no RETRY then
+  (retry nil :type (or null retry-policy) :read-only t) ; HEDGING is nil then
+  (hedging nil :type (or null hedging-policy) :read-only t)) ; RETRY is nil then
 
 (declaim (sb-ext:freeze-type retry-policy hedging-policy method-config))
 
 (document-functions
   method-config-timeout-ns "The longest that a call may take, in nanoseconds, or nil."
-  method-config-wait-for-ready "Whether calls wait for ready that do not say: T, NIL or :unset."
+  method-config-wait-for-ready "The default of :wait-for-ready for calls: T, NIL or :unset."
   method-config-max-request-octets "The largest message that may be sent, or nil."
   method-config-max-response-octets "The largest message that may be received, or nil."
   method-config-retry "The RETRY-POLICY of the method, or nil."
@@ -58,8 +58,7 @@
   "The names of google.rpc.Code, by number.")
 
 (defun status-of (item path)
-  "The number of the status that ITEM, at PATH, is: its name in whatever case, its number or its
-keyword."
+  "The number of the status ITEM, at PATH: its name in any case, its number or its keyword."
   (let ((code (typecase item
                 (integer item)
                 (string (position item *status-names* :test #'string-equal))
@@ -88,11 +87,11 @@ keyword."
 ;;; Policies
 
 (defconstant +most-multiplier+ 1000000
-  "The largest backoffMultiplier that counts: by it the first wait is followed by the longest. One
-below its inverse counts as that, which is as good as no wait.")
+  "The largest backoffMultiplier that counts: with it the longest wait follows the first. The
+inverse is the smallest that counts, with almost no second wait.")
 
 (defun parse-retry-policy (object path)
-  "The RETRY-POLICY that OBJECT, at PATH, is."
+  "The RETRY-POLICY in OBJECT, at PATH."
   (let ((codes (statuses-field object "retryableStatusCodes" path)))
     (when (zerop codes)
       (config-error (member-path path "retryableStatusCodes") "must name at least one status"))
@@ -106,7 +105,7 @@ below its inverse counts as that, which is as good as no wait.")
      :codes codes)))
 
 (defun parse-hedging-policy (object path)
-  "The HEDGING-POLICY that OBJECT, at PATH, is."
+  "The HEDGING-POLICY in OBJECT, at PATH."
   (make-hedging-policy
    :max-attempts (integer-field object "maxAttempts" path :required t :minimum 2 :text nil)
    :delay-ns (duration-field object "hedgingDelay" path :default 0)
@@ -115,7 +114,7 @@ below its inverse counts as that, which is as good as no wait.")
 ;;; Methods
 
 (defun parse-method-config (object path)
-  "The METHOD-CONFIG that OBJECT, at PATH, is."
+  "The METHOD-CONFIG in OBJECT, at PATH."
   (check-object object path)
   (flet ((policy (name parser)
            (multiple-value-bind (policy present) (object-field object name path)
@@ -124,7 +123,7 @@ below its inverse counts as that, which is as good as no wait.")
           (hedging (policy "hedgingPolicy" #'parse-hedging-policy)))
       (when (and retry hedging)
         (config-error (member-path path "hedgingPolicy")
-                      "must not be beside a retryPolicy: a method has one of them"))
+                      "must not stand beside a retryPolicy: a method has only one of them"))
       (make-method-config
        :timeout-ns (duration-field object "timeout" path)
        :wait-for-ready (boolean-field object "waitForReady" path :default :unset)
@@ -133,7 +132,8 @@ below its inverse counts as that, which is as good as no wait.")
        :retry retry :hedging hedging))))
 
 (defun parse-name (object path)
-  "What OBJECT, at PATH, names: the path of a method, \"/S/\" for all of a service, \"\" for all."
+  "The methods that OBJECT, at PATH, names: the path of a method, \"/S/\" for all of a service, \"\"
+for all methods."
   (check-object object path)
   (let ((service (string-field object "service" path :default ""))
         (method (string-field object "method" path :default "")))
@@ -142,14 +142,15 @@ below its inverse counts as that, which is as good as no wait.")
           (t (config-error (member-path path "service") "must be given, since method is")))))
 
 (defun parse-methods (object)
-  "A table from what the names in the field methodConfig of OBJECT mean to their METHOD-CONFIG."
+  "A table from the values of PARSE-NAME for the names in the field methodConfig of OBJECT to their
+METHOD-CONFIGs."
   (let ((methods (make-hash-table :test #'equal)))
     (flet ((enter (item path)
              (let ((config (parse-method-config item path)))
                (map-numbered (lambda (name path)
                                (let ((key (parse-name name path)))
                                  (when (gethash key methods)
-                                   (config-error path "must not be there twice: ~
+                                   (config-error path "must not occur twice: ~
                                                        ~:[~A~;all methods~]"
                                                  (string= "" key) (string-trim "/" key)))
                                  (setf (gethash key methods) config)))

@@ -1,5 +1,5 @@
-;;;; What a service config says (gRPC's service_config.proto), read from JSON or from Lisp data and
-;;;; checked whole. Pure: no I/O, clock or threads.
+;;;; Service configs (gRPC's service_config.proto), read from JSON or from Lisp data and checked as
+;;;; a whole. Pure: no I/O, clock or threads.
 
 (defpackage #:clgrpc.config
   (:use #:cl #:clgrpc.base)

@@ -1,23 +1,23 @@
 ;;;; A service config as a whole (ServiceConfig of service_config.proto; gRFCs A6, A17, A21, A24,
-;;;; A105). It is valid if all that is known of it is; what is not known is ignored.
+;;;; A105). It is valid if all known fields are valid; unknown fields are ignored.
 
 (in-package #:clgrpc.config)
 
 (defstruct (throttling (:copier nil))
-  "When calls are not made again since too many fail (gRFC A6)."
+  "The limits by which calls are not retried while too many fail (gRFC A6)."
   ;; in thousandths of a token
   (max-tokens 1000 :type (integer 1000 1000000) :read-only t) ; where their count begins
-  (token-ratio 1 :type (integer 1 1000000) :read-only t)) ; what a call adds that ends well
+  (token-ratio 1 :type (integer 1 1000000) :read-only t)) ; added by a call that ends with :ok
 
 (defstruct (service-config (:copier nil))
-  "What a service config says. Immutable."
+  "A parsed service config. Immutable."
   ;; from "/S/M", "/S/" or "" to a METHOD-CONFIG
   (methods (make-hash-table :test #'equal) :type hash-table :read-only t)
   (balancing nil :type (or null policy-config) :read-only t) ; nil if it does not say
   (throttling nil :type (or null throttling) :read-only t) ; nil if it does not say
-  (health-service nil :type (or null string) :read-only t) ; whose health is asked for, or nil
+  (health-service nil :type (or null string) :read-only t) ; for health checks, or nil
   (max-connections nil :type (or null (unsigned-byte 32)) :read-only t) ; of a subchannel, or nil
-  (source nil :type (or list string) :read-only t)) ; what it was made of
+  (source nil :type (or list string) :read-only t)) ; the text or plist
 
 (declaim (sb-ext:freeze-type throttling service-config))
 
@@ -25,12 +25,12 @@
   service-config-methods "The table of CONFIG's METHOD-CONFIGs; see FIND-METHOD-CONFIG."
   service-config-balancing "The POLICY-CONFIG of CONFIG, or nil."
   service-config-throttling "The THROTTLING of CONFIG, or nil."
-  service-config-health-service "The service whose health CONFIG has asked for, or nil."
+  service-config-health-service "The service for health checks in CONFIG, or nil."
   service-config-max-connections "How many connections a subchannel may have, or nil."
-  service-config-source "The text or the plist that CONFIG was made of. Those of the same source are
-alike."
+  service-config-source "The text or the plist that CONFIG was made from. Configs of the same source
+are alike."
   throttling-max-tokens "The count of tokens at first, and at most, in thousandths."
-  throttling-token-ratio "What a call that ends well adds, in thousandths of a token.")
+  throttling-token-ratio "The thousandths of a token that a call which ends with :ok adds.")
 
 (defmethod print-object ((config service-config) stream)
   (print-unreadable-object (config stream :type t)
@@ -39,8 +39,7 @@ alike."
                  (policy-config-name (service-config-balancing config))))))
 
 (defun parse-throttling (object path)
-  "The THROTTLING that OBJECT, at PATH, is. Of its ratio what is finer than thousandths is cut off,
-but for the last of them."
+  "The THROTTLING in OBJECT, at PATH. Its ratio is cut to thousandths, but is at least one."
   (make-throttling
    :max-tokens (* 1000 (integer-field object "maxTokens" path :required t :minimum 1
                                                               :maximum 1000 :text nil))
@@ -67,12 +66,12 @@ but for the last of them."
   "The POLICY-CONFIG of the config OBJECT, or nil."
   (multiple-value-bind (list present) (field object "loadBalancingConfig")
     (cond (present
-           (field object "loadBalancingPolicy") ; may be beside it, for others
+           (field object "loadBalancingPolicy") ; may stand beside it, for other clients
            (parse-balancing list "loadBalancingConfig"))
           (t (parse-deprecated-balancing object)))))
 
 (defun parse-config (object source)
-  "The SERVICE-CONFIG that OBJECT is, which SOURCE says."
+  "The SERVICE-CONFIG in OBJECT, which was read from SOURCE."
   (check-object object "")
   (flet ((part (name function)
            (multiple-value-bind (part present) (object-field object name "")
@@ -93,16 +92,16 @@ but for the last of them."
   "The longest service config that is read, in characters. One from DNS has at most 64 KB.")
 
 (defun parse-text (text)
-  "What TEXT says in JSON."
+  "The value of TEXT, JSON. Signal SERVICE-CONFIG-ERROR if it is invalid."
   (handler-case (parse-json text :max-depth 50 :max-length +longest-config+)
     (clgrpc-error (error)
       (config-error "" "must be JSON: ~A" (string-right-trim "." (princ-to-string error))))))
 
 (defun parse-service-config (source)
-  "The SERVICE-CONFIG that SOURCE is: a JSON text as gRPC's service_config.proto has it, or the same
-as a plist, such as (:method-config ((:name ((:service \"a.B\")) :timeout 1.5))). Signal
-SERVICE-CONFIG-ERROR, a MISUSE, with the path of what is wrong. Fields that are not known are
-ignored in JSON, which others write for other versions, and wrong in a plist. From any thread."
+  "Return the SERVICE-CONFIG in SOURCE: a JSON text of gRPC's service_config.proto, or the same as a
+plist, such as (:method-config ((:name ((:service \"a.B\")) :timeout 1.5))). Signal
+SERVICE-CONFIG-ERROR, a MISUSE, with the path of the error. Unknown fields are ignored in JSON,
+which may be written for other versions, and are errors in a plist. From any thread."
   (unless (typep source '(or string list))
     (misuse "A service config is a JSON text or a plist, not ~S~:[~;; UIOP:READ-FILE-STRING reads ~
              a file~]." source (pathnamep source)))

@@ -1,21 +1,21 @@
-;;;; Which service config a client takes of those that the TXT records of a name offer (gRFC A2). A
-;;;; record that begins with grpc_config= has a list of choices in JSON; its strings of up to 255
-;;;; octets are put together first. The first choice whose criteria the client meets is taken:
+;;;; The choice among the service configs in the TXT records of a name (gRFC A2). A record that
+;;;; begins with grpc_config= has a list of choices in JSON; its strings of up to 255 octets are
+;;;; concatenated first. The client takes the first choice whose criteria it meets:
 ;;;;
 ;;;;   clientLanguage   a list of names; "common-lisp" and "lisp" are ours, in any case of letters
 ;;;;   clientHostname   a list of names, of which one is this machine's, exactly
 ;;;;   percentage       of the clients that take it, 0 to 100. A client is one by a number from 0 to
 ;;;;                    99 that its channel keeps, so that a share that grows loses nobody
 ;;;;
-;;;; A choice that is met on the way and is wrong, such as by another field, makes the whole wrong.
+;;;; An invalid choice before that one, such as one with another field, makes the whole invalid.
 
 (in-package #:clgrpc.client)
 
 (defparameter *languages* '("common-lisp" "lisp")
-  "What a choice calls clients of this kind.")
+  "The names of this client's language in choices.")
 
 (defun config-text (strings)
-  "The text behind grpc_config= of the STRINGS, octets, of a TXT record; nil if it has another."
+  "The text after grpc_config= in STRINGS, octets, of a TXT record; nil if it does not begin so."
   (let* ((octets (apply #'concatenate 'octets strings))
          (prefix (string-octets "grpc_config="))
          (end (mismatch prefix octets)))
@@ -24,7 +24,7 @@
         (invalid-utf8 () (config:config-error "grpc_config" "must be UTF-8"))))))
 
 (defun read-choices (strings)
-  "The choices that a TXT record of STRINGS has, a list; empty if it is no grpc_config."
+  "The list of choices in a TXT record of STRINGS; empty if it is not a grpc_config."
   (let ((text (config-text strings)))
     (when text
       (let ((choices (handler-case (parse-json text)
@@ -35,7 +35,7 @@
         (coerce choices 'list)))))
 
 (defun met-p (path key value number)
-  "True if the criterion KEY, at PATH, of a choice, with VALUE, is met by a client that has NUMBER."
+  "True if a client with NUMBER meets the criterion KEY, at PATH, of a choice, with VALUE."
   (flet ((names ()
            (unless (and (simple-vector-p value) (every #'stringp value))
              (config:config-error path "must be a list of strings"))
@@ -51,8 +51,7 @@
           (t (config:config-error path "is not a field of a choice")))))
 
 (defun chosen-config (path choice number)
-  "The member serviceConfig of CHOICE, what JSON has at PATH, if a client that has NUMBER meets it,
-else nil."
+  "The member serviceConfig of CHOICE, JSON at PATH, if a client with NUMBER meets it, else nil."
   (let ((config (and (consp choice) (assoc "serviceConfig" choice :test #'string=)))
         (met t))
     (unless (and config (listp (cdr config)))
@@ -64,8 +63,8 @@ else nil."
     (and met config)))
 
 (defun choose-config (texts number)
-  "The service config that the data of TXT records, TEXTS, offer to a client that has NUMBER, from 0
-to 99; nil if they offer none. Signal SERVICE-CONFIG-ERROR if they are wrong."
+  "The service config for a client with NUMBER, from 0 to 99, in the data of TXT records, TEXTS; nil
+if no choice matches. Signal SERVICE-CONFIG-ERROR if they are invalid."
   (loop for choice in (mapcan #'read-choices texts)
         for i from 0
         for config = (chosen-config (config:element-path "grpc_config" i) choice number)

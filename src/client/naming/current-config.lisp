@@ -1,17 +1,17 @@
-;;;; The service config in force, as the calls of a channel see it (gRFC A21; service_config.proto).
-;;;; It is the resolver's, or if that gives none the channel's default. Until the resolver's first
-;;;; answer there is none; the calls that wait for that take it then.
+;;;; The service config in force for the calls of a channel (gRFC A21; service_config.proto). It is
+;;;; the resolver's, or else the channel's default. Before the resolver's first answer no config is
+;;;; in force; calls that wait for the answer take it then.
 ;;;;
-;;;; What it says of a method is looked up once and remembered. A channel whose config says nothing
-;;;; of methods has no METHOD-TABLE, and its calls look no further.
+;;;; The config of a method is looked up once and remembered. A channel whose config has no method
+;;;; configs has no METHOD-TABLE, and its calls look no further.
 
 (in-package #:clgrpc.client)
 
 (defconstant +remembered-methods+ 64
-  "So many methods a table remembers; others are looked up by name each time.")
+  "The most methods that a table remembers; others are looked up by name each time.")
 
 (defun lookup-method (table method)
-  "The METHOD-CONFIG of METHOD, which TABLE is to remember, or nil. From any thread."
+  "Look up and remember the METHOD-CONFIG of METHOD in TABLE, or nil. From any thread."
   (let ((config (config:find-method-config (method-table-config table) (rpc-method-path method))))
     (when (< (length (method-table-found table)) +remembered-methods+)
       (sb-ext:atomic-push (cons method config) (method-table-found table)))
@@ -19,22 +19,21 @@
 
 (define-hot table-method-config ((table method-table) (method rpc-method))
     (or null config:method-config)
-  "What TABLE says of METHOD, or nil. From any thread."
+  "The METHOD-CONFIG of METHOD in TABLE, or nil. From any thread."
   (let ((found (assoc method (method-table-found table) :test #'eq)))
     (if found
         (cdr found)
         (lookup-method table method))))
 
 (define-hot method-config-of ((call client-call)) (or null config:method-config)
-  "What the service config in force says of CALL's method, or nil. From any thread."
+  "The METHOD-CONFIG of CALL's method in the service config in force, or nil. From any thread."
   (let ((table (core-methods (client-call-core call))))
     (and table (table-method-config table (the rpc-method (call-rpc-method call))))))
 
-;;; What it says
+;;; ;;; Settings of calls
 
 (defun client-call-wait-for-ready (call)
-  "True if CALL outlasts failures to connect: since its user says so, or says nothing and the config
-does."
+  "True if CALL waits for ready: as its user has set, or else the config."
   (let ((said (rpc:wait-for-ready call)))
     (if (eq :unset said)
         (let ((config (method-config-of call)))
@@ -42,8 +41,8 @@ does."
         said)))
 
 (defun limit-time (call)
-  "CALL, which has begun, takes no longer than the service config allows. True if its deadline is
-another now."
+  "Shorten the deadline of CALL, which has begun, to the timeout of the service config. Return true
+if it has changed."
   (let* ((config (method-config-of call))
          (timeout-ns (and config (config:method-config-timeout-ns config))))
     (and timeout-ns
@@ -51,9 +50,9 @@ another now."
                                                          (client-call-born-ns call))))))
 
 (defun call-limits (call)
-  "How long requests of CALL may be, and responses: what both the user and the service config allow,
-and where only one of them says what that one does. What the user says for CALL counts, if nothing
-what the user says for the channel."
+  "The largest request and response of CALL, in octets, two values. Each is the smaller of the
+user's limit and the service config's, if both exist, else the one that exists. The user's limit is
+that of CALL, or else that of the channel."
   (let* ((core (client-call-core call))
          (config (method-config-of call)))
     (multiple-value-bind (own-send own-receive) (rpc:own-limits call)
@@ -71,8 +70,8 @@ what the user says for the channel."
                                configured))))))))
 
 (defun refuse-long-request (call request)
-  "End CALL if what it is about to send, its only REQUEST if that is not nil, is longer than it may
-be now that the service config is known; true if it was."
+  "End CALL, and return true, if its only REQUEST, or else its longest message to send, is longer
+than the service config, which is known now, allows."
   (let ((limit (values (call-limits call)))
         (size (longest-outgoing call (or request (client-call-request call)))))
     (when (> size limit)
@@ -80,10 +79,10 @@ be now that the service config is known; true if it was."
         (end-client-call call status text :ended-by :local :sent nil))
       t)))
 
-;;; Which one it is
+;;; ;;; Adopting a config
 
 (defconstant +told-config+ 200
-  "An event of a channel has so many characters of a service config at most.")
+  "The most characters of a service config in an event of a channel.")
 
 (defglobal **empty-config** (config:parse-service-config "{}"))
 
@@ -95,7 +94,7 @@ be now that the service config is known; true if it was."
         (format nil "~A…" (subseq text 0 +told-config+)))))
 
 (defun adopt-config (core config)
-  "CONFIG is in force in CORE's channel from now on. Calls that wait for the first one take it."
+  "Put CONFIG in force in CORE's channel. Calls that wait for the first config take it."
   (let ((before (core-config core)))
     (unless (and before
                  (equal (config:service-config-source before)
@@ -116,9 +115,8 @@ be now that the service config is known; true if it was."
             (wire:start-deadline call)))))))
 
 (defun selected-config (core pushed)
-  "The service config that is to be in force in CORE's channel now that its resolver has PUSHED one,
-or :none, or the SERVICE-CONFIG-ERROR of what is none; nil if there is none to choose, so that the
-channel cannot be used."
+  "The service config for CORE's channel after its resolver has PUSHED a config, :none, or a
+SERVICE-CONFIG-ERROR. Nil if no config can be used, so that the channel fails."
   (etypecase pushed
     (config:service-config pushed)
     ((eql :none) (or (core-default-config core) **empty-config**))

@@ -1,32 +1,33 @@
 ;;;; Targets that the loop understands (loop/names/target.lisp): addresses, and names (gRPC's
 ;;;; document "Name Resolution"). Names are looked up by the system's resolver, or by the DNS server
-;;;; that the target gives; a service config in TXT records (gRFC A2, choice.lisp) is asked for
-;;;; beside the addresses, by DNS in both cases.
+;;;; that the target gives; a service config in TXT records (gRFC A2, choice.lisp) is looked up
+;;;; besides the addresses, by DNS in both cases.
 ;;;;
 ;;;; 1. A name is looked up when the channel needs it for the first time, and later when the channel
 ;;;;    has lost a server or cannot reach one, but not sooner than resolve-interval-seconds after a
-;;;;    look-up that had an answer; what is asked for too soon is done when the time has come.
-;;;; 2. A look-up that fails leaves the channel what it has, which asks again after its back-off.
+;;;;    look-up that had an answer; a look-up that is requested too soon waits for that time.
+;;;; 2. After a failed look-up the channel keeps its addresses, and asks again after its back-off.
 ;;;; 3. A missing or unreachable config is not a failure: then the config is the one
 ;;;;    before if no server answers, or none if the DNS server says that no address exists.
-;;;; 4. A channel that has had addresses waits a second for others; then it goes on with those. It
+;;;; 4. A channel that has had addresses waits a second for new ones; then it goes on with the old
+;;;; ones. It
 ;;;;    does not wait if no look-up may begin yet, or if the one under way has taken longer already.
 
 (in-package #:clgrpc.client)
 
 (defconstant +config-grace-ns+ +ns-per-second+
-  "How long addresses wait for the service config.")
+  "How long addresses wait for the service config, in nanoseconds.")
 (defconstant +patience-ns+ +ns-per-second+
-  "How long a channel that has had addresses waits for others.")
+  "How long a channel that has had addresses waits for new ones, in nanoseconds.")
 
 (defclass name-resolver (resolver)
   ((place :initarg :place :reader resolver-place
           :documentation "The loop's target, which has the name.")
    (together :initarg :together :reader resolver-together
              :documentation "True if all addresses of the name are one backend.")
-   (timeout-ns :initarg :timeout-ns :reader resolver-timeout-ns) ; what a look-up may take
+   (timeout-ns :initarg :timeout-ns :reader resolver-timeout-ns) ; of a look-up
    (dns-timeout-ns :initarg :dns-timeout-ns :reader resolver-dns-timeout-ns
-                   :documentation "What a look-up may take that asks DNS servers.")
+                   :documentation "The time-out of a look-up that asks DNS servers.")
    (interval-ns :initarg :interval-ns :reader resolver-interval-ns
                 :documentation "The least time between two look-ups.")
    (config-name :initarg :config-name :reader resolver-config-name
@@ -34,21 +35,22 @@
    (asking :initform nil :accessor resolver-asking
            :documentation "True while a look-up is under way.")
    (due-ns :initform nil :accessor resolver-due-ns
-           :documentation "When the next look-up may begin; nil: at any time.")
+           :documentation "The time from which the next look-up may begin; nil for any time.")
    (timer :initform nil :accessor resolver-timer
-          :documentation "Begins the next look-up, or ends the patience with the one under way.")
-   (addresses :initform '() :accessor resolver-addresses) ; that were found last
+          :documentation "Begins the next look-up, or ends the wait for the one under way.")
+   (addresses :initform '() :accessor resolver-addresses) ; of the last look-up
    (told :initform nil :accessor resolver-told
-         :documentation "True once the channel has been told of ADDRESSES since it last began.")
+         :documentation "True once ADDRESSES have been published since the resolver last began.")
    (config :initform :none :accessor resolver-config
-           :documentation "The service config that was found last, as DELIVER takes it.")
+           :documentation "The service config of the last look-up, an argument of DELIVER.")
    (number :initform nil :accessor resolver-number
-           :documentation "By it the channel is one of a percentage of clients; see choice.lisp."))
-  (:documentation "For targets whose addresses must be looked up."))
+           :documentation "A number that decides whether the channel is among a percentage of
+clients; see choice.lisp."))
+  (:documentation "A resolver for targets whose addresses must be looked up."))
 
 (defmethod answers-p ((resolver name-resolver))
   (if (resolver-asking resolver)
-      (and (resolver-timer resolver)    ; else nothing is known, or for long enough
+      (and (resolver-timer resolver)    ; else no addresses are known, or the wait is over
            (timer-pending-p (resolver-timer resolver)))
       (due-p resolver)))
 
@@ -64,7 +66,7 @@
   (setf (resolver-told resolver) nil)
   (cond ((resolver-asking resolver) (limit-patience resolver)) ; since before the channel was idle
         ((due-p resolver) (begin-lookup resolver))
-        (t (deliver-known resolver)     ; which is new enough
+        (t (deliver-known resolver)     ; the last answer is new enough
            (resolve-again resolver))))
 
 (defmethod resolve-again ((resolver name-resolver))
@@ -76,7 +78,8 @@
   (set-resolver-timer resolver nil 0))
 
 (defun set-resolver-timer (resolver function due-ns)
-  "Have FUNCTION called with RESOLVER at DUE-NS, and nothing else any more; nil is not a function."
+  "Call FUNCTION with RESOLVER at DUE-NS, in place of the function set before; with nil, call no
+function."
   (let ((wheel (loop:event-loop-wheel (resolver-loop resolver)))
         (old (resolver-timer resolver)))
     (when old (cancel-timer wheel old))
@@ -90,18 +93,18 @@
 ;;; A look-up
 
 (defun limit-patience (resolver)
-  "RESOLVER's channel waits for the look-up that is under way. If it has had addresses it gets those
-after a while."
+  "Bound the wait of RESOLVER's channel for the look-up under way: if it has had addresses it gets
+those after +PATIENCE-NS+."
   (set-resolver-timer resolver
                       (when (resolver-addresses resolver) #'deliver-known)
                       (+ (resolver-now resolver) +patience-ns+)))
 
 (defun begin-lookup (resolver)
-  "Look RESOLVER's name up, and its service config beside."
-  (let ((found nil) (failure nil)       ; the addresses, or why there are none
+  "Look up RESOLVER's name and its service config at once."
+  (let ((found nil) (failure nil)       ; the addresses, or the reason of the failure
         (config (if (resolver-config-name resolver) :unknown :none))
-        (query nil)                     ; after the config
-        (waiting 2))                    ; for so many answers
+        (query nil)                     ; for the config
+        (waiting 2))                    ; the number of answers to come
     (labels ((answered ()
                (when (zerop (decf waiting))
                  (end-lookup resolver found failure config)))
@@ -150,8 +153,8 @@ after a while."
                                              "." (princ-to-string condition)))))))))))
 
 (defun offered-config (resolver texts)
-  "The service config that TEXTS, the data of TXT records, offer to RESOLVER's channel, as DELIVER
-takes it."
+  "The service config for RESOLVER's channel in TEXTS, the data of TXT records, as an argument of
+DELIVER."
   (unless (resolver-number resolver)
     (setf (resolver-number resolver)
           (random 100 (loop:event-loop-random (resolver-loop resolver)))))
@@ -159,7 +162,7 @@ takes it."
     (config:service-config-error (error) error)))
 
 (defun trace-answer (place addresses text)
-  "Trace what a DNS server has answered to the question after PLACE, as the loop's look-ups do."
+  "Trace the answer of a DNS server for PLACE, as the loop's look-ups do."
   (if addresses
       (trace-event :dns-resolver :resolved :name (loop:target-text place)
                                            :addresses (mapcar #'os:address-text addresses))
@@ -167,7 +170,7 @@ takes it."
 
 (defun ask-for-config (resolver function)
   "Ask for the texts of RESOLVER's service config. Then (FUNCTION outcome texts) is called on the
-loop, if the answer is not there before this returns. Return the query, or nil if it has ended."
+loop, perhaps before this function returns. Return the query, or nil if it has ended."
   (let* ((server (loop:target-server (resolver-place resolver)))
          (query (dns:ask (resolver-loop resolver)
                          (if server (list server) (dns:system-servers))
@@ -176,12 +179,13 @@ loop, if the answer is not there before this returns. Return the query, or nil i
     query))
 
 (defun end-lookup (resolver addresses failure config)
-  "RESOLVER has found ADDRESSES or FAILURE, and CONFIG, which is :unknown if nobody knows."
+  "End the look-up of RESOLVER with ADDRESSES or FAILURE, and CONFIG, :unknown if no server has
+answered."
   (setf (resolver-asking resolver) nil)
   (set-resolver-timer resolver nil 0)
   (cond (failure
          (when (and (resolver-addresses resolver) (not (resolver-told resolver)))
-           (deliver-known resolver))    ; a failure takes nothing away
+           (deliver-known resolver))    ; a failure keeps the old addresses
          (deliver resolver '() failure))
         (t (setf (resolver-due-ns resolver) (+ (resolver-now resolver)
                                                (resolver-interval-ns resolver))
@@ -190,7 +194,7 @@ loop, if the answer is not there before this returns. Return the query, or nil i
            (deliver-known resolver))))
 
 (defun deliver-known (resolver)
-  "Tell RESOLVER's channel what is known."
+  "Publish the known addresses and service config of RESOLVER."
   (setf (resolver-told resolver) t)
   (deliver resolver (address-backends (resolver-addresses resolver) (resolver-together resolver))
            nil (resolver-config resolver)))
@@ -204,8 +208,8 @@ loop, if the answer is not there before this returns. Return the query, or nil i
 ;;; Resolvers of targets
 
 (defun make-socket-resolver (text options &key together proxy)
-  "A resolver for TEXT, which the loop understands. The system's resolver is asked for no longer
-than OPTIONS allow for connecting. It tells the addresses of PROXY, if there is one."
+  "A resolver for TEXT, a target that the loop understands. A look-up by the system takes no longer
+than OPTIONS allow for connecting. With PROXY, the resolver publishes the proxy's addresses."
   (let* ((servers (loop:parse-target text :for-channel t))
          (place (if proxy (proxy:proxy-target proxy) servers))
          (addresses (loop:target-addresses place))
@@ -225,13 +229,13 @@ than OPTIONS allow for connecting. It tells the addresses of PROXY, if there is 
 
 (defun config-name (place options)
   "The name whose TXT records have the service config of PLACE, octets, or nil if OPTIONS want none.
-Signal MISUSE if PLACE's name cannot be asked for by DNS, but has to be."
+Signal MISUSE if PLACE's name must be looked up by DNS, but is not valid there."
   (when (loop:target-server place) (dns:name-octets (loop:target-host place)))
   (when (options-dns-service-config options)
     (dns:name-octets (format nil "_grpc_config.~A" (loop:target-host place)))))
 
 (defun make-passthrough-resolver (text options)
-  "A resolver for TEXT of the scheme passthrough: whatever addresses its name has are those of one
+  "A resolver for TEXT of the scheme passthrough: all addresses of its name are those of one
 server."
   (make-socket-resolver text options :together t))
 
@@ -240,8 +244,8 @@ server."
 (loop:register-scheme "passthrough" :resolver #'make-passthrough-resolver)
 
 (defun make-resolver (text options &optional proxy)
-  "The resolver of a channel to TEXT that has OPTIONS; PROXY is as MAKE-CHANNEL takes it. Signal
-MISUSE if TEXT means nothing."
+  "The resolver of a channel to TEXT with OPTIONS; PROXY is that of MAKE-CHANNEL. Signal MISUSE if
+TEXT is not a target."
   (let ((scheme (loop:find-scheme text))
         (proxy (proxy:find-proxy text proxy)))
     (cond (proxy (make-socket-resolver text options :together t :proxy proxy))

@@ -1,35 +1,34 @@
-;;;; Resolvers: what tells a channel the addresses of its servers (gRPC's document "Name
-;;;; Resolution"). Each scheme of targets has its resolvers in the registry of
-;;;; loop/names/scheme.lisp. DEFINE-RESOLVER adds one of a user's: a class, of which each channel
-;;;; has an instance, with methods of START-RESOLVER, RESOLVE-NOW and STOP-RESOLVER. It pushes
-;;;; addresses, or that there are none, whenever it likes and from any thread; a push goes to the
-;;;; channel's loop.
+;;;; Resolvers, which find the addresses of a channel's servers (gRPC's document "Name Resolution").
+;;;; Each scheme of targets has its resolvers in the registry of loop/names/scheme.lisp.
+;;;; DEFINE-RESOLVER adds a user's: a class, of which each channel has an instance, with methods of
+;;;; START-RESOLVER, RESOLVE-NOW and STOP-RESOLVER. It pushes addresses or failures at any time and
+;;;; from any thread; a push goes to the channel's loop.
 ;;;;
 ;;;; A user's methods run on reserve threads, so they may block. Those of one resolver run one after
-;;;; another, in the order in which the channel asked. Between STOP-RESOLVER, when the channel goes
-;;;; idle or is closed, and the next START-RESOLVER nothing is asked.
+;;;; another, in the order of the channel's requests. Between STOP-RESOLVER, when the channel goes
+;;;; idle or is closed, and the next START-RESOLVER no method is called.
 
 (in-package #:clgrpc.client)
 
 ;;; Backends
 
 (defstruct (backend (:copier nil))
-  "A server that a channel may use: what gRPC's document A61 calls an endpoint."
+  "A server that a channel may use; an endpoint in the terms of gRFC A61."
   (addresses '() :type list)            ; the kernel's, to be tried in turn; octets
   (key "" :type string)                 ; the same backend has the same addresses, and so this text,
                                         ; whatever their order
-  (attributes '() :type list))          ; a plist of what a resolver says of it besides
+  (attributes '() :type list))          ; a plist, from the resolver
 
 (document-functions
   backend-key "The addresses of BACKEND as text, sorted: the same for the same server."
-  backend-attributes "What the resolver says of BACKEND besides its addresses, a plist.")
+  backend-attributes "The attributes that the resolver gives for BACKEND, a plist.")
 
 (defmethod print-object ((backend backend) stream)
   (print-unreadable-object (backend stream :type t)
     (format stream "~A~{ ~S~}" (backend-key backend) (backend-attributes backend))))
 
 (defun addresses-key (addresses)
-  "The key of a backend that has ADDRESSES, the kernel's, in whatever order (gRFC A61)."
+  "The key of a backend with ADDRESSES, the kernel's, in any order (gRFC A61)."
   (if (rest addresses)
       (format nil "~{~A~^,~}" (sort (mapcar #'os:address-text addresses) #'string<))
       (first-address addresses)))
@@ -43,21 +42,21 @@
   (make-backend :addresses addresses :attributes attributes :key (addresses-key addresses)))
 
 (defun attributes-at (address backends)
-  "What the resolver says of that of BACKENDS which has ADDRESS, the kernel's."
+  "The attributes of the backend among BACKENDS that has ADDRESS, the kernel's."
   (let ((backend (find-if (lambda (backend)
                             (member address (backend-addresses backend) :test #'equalp))
                           backends)))
     (and backend (backend-attributes backend))))
 
 (defun backend-with (backend name value)
-  "BACKEND, whose attribute NAME is VALUE."
+  "A copy of BACKEND whose attribute NAME is VALUE."
   (make-backend :addresses (backend-addresses backend) :key (backend-key backend)
                 :attributes (list* name value
                                    (alexandria:remove-from-plist (backend-attributes backend)
                                                                  name))))
 
 (defun parse-backend (item)
-  "The backend that ITEM of PUSH-ADDRESSES means."
+  "The backend for ITEM, an element of PUSH-ADDRESSES."
   (destructuring-bind (texts &rest attributes) (if (listp item) item (list item))
     (flet ((addresses (text)
              (or (loop:target-addresses (loop:parse-target text))
@@ -67,34 +66,36 @@
                              (misuse "~S has no address." item))
                          attributes))))
 
-;;; What a channel asks of its resolver
+;;; ;;; The interface of resolvers
 
 (defclass resolver ()
   ((target :initarg :target :reader resolver-target
            :documentation "The target of the channel, text.")
    (name :initarg :name :reader resolver-name
-         :documentation "What of the target names the servers.")
+         :documentation "The part of the target that names the servers.")
    (authority :initarg :authority :reader resolver-authority
-              :documentation "What calls have as :authority, unless credentials say otherwise.")
+              :documentation "The :authority of calls, unless credentials set another.")
    (host :initarg :host :reader resolver-host
-         :documentation "The name that a server's certificate must have, unless credentials say.")
+         :documentation "The name that a server's certificate must have, unless credentials set
+another.")
    (own-host :initform nil :accessor resolver-own-host
-             :documentation "The host of the :authority that the channel's user has given, or nil.")
+             :documentation "The host of the :authority that the channel's user has set, or nil.")
    (proxy :initform nil :initarg :proxy :reader resolver-proxy
-          :documentation "The PROXY whose addresses are told instead of the servers', or nil.")
+          :documentation "The PROXY whose addresses are published instead of the servers', or nil.")
    (loop :initform nil :accessor resolver-loop
          :documentation "The channel's event loop, once the resolver has begun.")
    (deliver :initform nil :accessor resolver-deliver
-            :documentation "While the channel wants to know: a function of backends, a failure and
-a service config, to be called on the loop. One of the first two is nil; the third is one as
-PARSE-SERVICE-CONFIG returns it, the error that it is none, or :none."))
-  (:documentation "What tells a channel the addresses of its servers; see DEFINE-RESOLVER."))
+            :documentation "While the channel uses the resolver: a function of backends, a failure
+and a service config, called on the loop. One of the first two is nil; the third is a value of
+PARSE-SERVICE-CONFIG, the error of an invalid config, or :none."))
+  (:documentation "An object that finds the addresses of a channel's servers; see
+DEFINE-RESOLVER."))
 
 (document-functions
-  resolver-target "The target of the channel that RESOLVER is for, as text."
-  resolver-name "What of RESOLVER's target follows the scheme, and the authority if there is one,
-without slashes before it and with each %XX decoded."
-  resolver-authority "What calls to the servers of RESOLVER have as :authority, text."
+  resolver-target "The target of RESOLVER's channel, as text. From any thread."
+  resolver-name "The part of RESOLVER's target after the scheme and the authority, without leading
+slashes and with each %XX decoded. From any thread."
+  resolver-authority "The :authority of calls to the servers of RESOLVER, text."
   resolver-host "The name that a certificate of RESOLVER's servers must have, text."
   resolver-loop "The event loop of RESOLVER's channel, once it has begun; nil before that.")
 
@@ -104,14 +105,15 @@ without slashes before it and with each %XX decoded."
       (format stream "~A~:[~; runs~]" (resolver-target resolver) (resolver-deliver resolver)))))
 
 (defgeneric begin-resolving (resolver)
-  (:documentation "Begin to tell RESOLVER's channel of addresses, for the first time or after
+  (:documentation "Begin to publish addresses to RESOLVER's channel, for the first time or after
 END-RESOLVING. On its loop."))
 
 (defgeneric resolve-again (resolver)
-  (:documentation "The channel has reason to believe that addresses have changed. On its loop."))
+  (:documentation "Look for new addresses, since the channel has reason to believe that they have
+changed. On its loop."))
 
 (defgeneric end-resolving (resolver)
-  (:documentation "The channel of RESOLVER is closed, or idle. On its loop.")
+  (:documentation "Stop publishing, since the channel of RESOLVER is closed or idle. On its loop.")
   (:method ((resolver resolver)) nil))
 
 (defgeneric certificate-name (resolver address)
@@ -127,33 +129,33 @@ waits for the answer.")
   (:method ((resolver resolver)) nil))
 
 (defun run-resolver (resolver loop deliver)
-  "Begin RESOLVER, which tells DELIVER, on LOOP, its channel's."
+  "Begin RESOLVER, which calls DELIVER, on LOOP, its channel's."
   (setf (resolver-loop resolver) loop
         (resolver-deliver resolver) deliver)
   (begin-resolving resolver))
 
 (defun quit-resolver (resolver)
-  "The channel wants nothing more of RESOLVER. On its loop."
+  "End RESOLVER, which the channel does not need any more. On its loop."
   (when (shiftf (resolver-deliver resolver) nil) (end-resolving resolver)))
 
 (defun deliver (resolver backends failure &optional (service-config :none))
-  "Tell RESOLVER's channel of BACKENDS with a SERVICE-CONFIG, or of FAILURE, a text. On its loop."
+  "Publish BACKENDS with a SERVICE-CONFIG, or FAILURE, a text, to RESOLVER's channel. On its loop."
   (flet ((tell (backends failure service-config)
            (let ((deliver (resolver-deliver resolver)))
              (when deliver
                (nth-value 1 (loop:guarding (:resolver-error :resolver resolver)
                               (funcall (the function deliver) backends failure
                                        service-config)))))))
-    ;; calls would wait for ever if the channel failed with what it was told
+    ;; calls would wait for ever if the channel failed to use the backends
     (let ((error (tell backends failure service-config)))
       (when error (tell '() (princ-to-string error) :none))))
   nil)
 
-;;; Addresses that are known
+;;; ;;; Targets that are addresses
 
 (defclass fixed-resolver (resolver)
   ((backends :initarg :backends :reader resolver-backends)) ; all there will ever be
-  (:documentation "For targets that are addresses themselves."))
+  (:documentation "A resolver for targets that are addresses themselves."))
 
 (defmethod begin-resolving ((resolver fixed-resolver))
   (trace-event :dns-resolver :resolved
@@ -167,7 +169,7 @@ waits for the answer.")
   nil)
 
 (defmethod certificate-name ((resolver fixed-resolver) address)
-  "Of several addresses in the target each is the name of its own server."
+  "The name for ADDRESS: if the target has several addresses each is the name of its own server."
   (or (and (os:make-address (resolver-host resolver) 0)
            (null (resolver-proxy resolver))
            (os:address-host address))
@@ -179,35 +181,34 @@ waits for the answer.")
   (;; of its methods: one runs at a time
    (lock :initform (sb-thread:make-mutex :name "clgrpc resolver") :reader resolver-lock)
    (errands :initform (make-fifo) :reader resolver-errands
-            :documentation "Functions that a reserve thread has still to call; under LOCK.")
+            :documentation "Functions that a reserve thread will call; under LOCK.")
    (running :initform nil :accessor resolver-running
             :documentation "True while a reserve thread calls them; under LOCK.")
    (asked :initform nil :accessor resolver-asked
           :documentation "True while RESOLVE-NOW is among them and has not begun; under LOCK."))
-  (:documentation "What each class of DEFINE-RESOLVER is a subclass of."))
+  (:documentation "The superclass of each class of DEFINE-RESOLVER."))
 
 (defgeneric start-resolver (resolver)
-  (:documentation "A channel needs the addresses of its servers, for the first time or for the first
-time since STOP-RESOLVER: begin to PUSH-ADDRESSES, at once or later, also if they are those that
-were pushed before. Each class of DEFINE-RESOLVER has a method. An error in it is told to the
-channel as by PUSH-FAILURE. On a thread that may block."))
+  (:documentation "Begin to push addresses by PUSH-ADDRESSES, at once or later, also if they are the
+same as before. Called when a channel needs the addresses of its servers, for the first time or
+after STOP-RESOLVER. Each class of DEFINE-RESOLVER has a method. An error in it goes to the channel
+as by PUSH-FAILURE. On a thread that may block."))
 
 (defgeneric resolve-now (resolver)
-  (:documentation "The channel has lost a server, or cannot reach one: addresses may have changed. A
-resolver that looks itself may have a method that looks now; one that is told of changes needs none.
-Called once for all that the channel has lost while another method ran. On a thread that may
-block.")
+  (:documentation "Look for new addresses at once. Called when the channel has lost a server, or
+cannot reach one; only once for all servers lost while another method ran. A resolver that polls may
+have a method; one that is notified of changes needs none. On a thread that may block.")
   (:method ((resolver resolver)) nil))
 
 (defgeneric stop-resolver (resolver)
-  (:documentation "The channel of RESOLVER is closed, or has gone idle for want of calls (the option
-idle-seconds); what RESOLVER pushes is of no interest any more. The next call on an idle channel has
-START-RESOLVER called again, with the same RESOLVER. On a thread that may block, after any other
-method has returned.")
+  (:documentation "Stop the work of RESOLVER. Called when its channel is closed, or has gone idle
+without calls (the option idle-seconds); pushes are ignored from then on. The next call on an idle
+channel calls START-RESOLVER again, with the same RESOLVER. On a thread that may block, after any
+other method has returned.")
   (:method ((resolver resolver)) nil))
 
 (defun run-errands (resolver)
-  "Call what RESOLVER is asked for, in turn."
+  "Call the functions in RESOLVER's queue, in order."
   (loop for function = (sb-thread:with-mutex ((resolver-lock resolver))
                          (or (dequeue (resolver-errands resolver))
                              (setf (resolver-running resolver) nil)))
@@ -215,7 +216,7 @@ method has returned.")
         do (funcall (the function function))))
 
 (defun send-on-errand (resolver function)
-  "Have FUNCTION called with RESOLVER on a reserve thread, after what was asked before. An error in
+  "Call FUNCTION with RESOLVER on a reserve thread, after the functions queued before. An error in
 it is a failure to resolve."
   (flet ((errand ()
            (let ((error (nth-value 1 (loop:guarding (:resolver-error :resolver resolver)
@@ -236,7 +237,7 @@ it is a failure to resolve."
   (send-on-errand resolver #'start-resolver))
 
 (defmethod resolve-again ((resolver user-resolver))
-  ;; once for all that ask before it begins: servers may be lost by the thousand meanwhile
+  ;; once for all requests before it begins: thousands of servers may be lost meanwhile
   (flet ((asked (new)
            (sb-thread:with-mutex ((resolver-lock resolver))
              (shiftf (resolver-asked resolver) new))))
@@ -262,23 +263,23 @@ it is a failure to resolve."
       :none))
 
 (defun push-addresses (resolver addresses &key service-config)
-  "Tell RESOLVER's channel that its servers are at ADDRESSES, from now until the next push. Each is
-text such as \"10.0.0.1:50051\", \"[::1]:50051\" or \"unix:/run/a.sock\", never a name; or a list of
-such a text, or of a list of several, which are then tried in turn as those of one server, and a
-plist of what else is known of it. Calls on servers that stay go on; those that are gone get no new
-calls, and their connections end with their last call. SERVICE-CONFIG is how they are to be used,
-as MAKE-CHANNEL takes it, in place of the channel's own; one that is wrong is refused and the one
-before it stays in force, or if there was none the channel's own; without that its calls end with
-:unavailable until a right one comes. Return false if the channel does not want to know any more.
-Signal MISUSE if an address is not one. From any thread."
+  "Make ADDRESSES those of RESOLVER's channel until the next push. An element is a text such as
+\"10.0.0.1:50051\", \"[::1]:50051\" or \"unix:/run/a.sock\", never a name; or a list of such a text
+and a plist of attributes of the server. A list of several texts in place of the text means one
+server, whose addresses are tried in turn. Calls on servers that stay go on. Servers that are gone
+get no new calls, and their connections end with their last call. SERVICE-CONFIG is a service config
+as in MAKE-CHANNEL, in place of the channel's own. An invalid one is refused: the last one stays in
+force, or else the channel's own. Without either, calls end with :unavailable until a valid one
+comes. Return false if the channel does not use RESOLVER any more. Signal MISUSE if an address is
+invalid. From any thread."
   (and (push-to-channel resolver (mapcar #'parse-backend addresses) nil
                         (parse-pushed-config service-config))
        t))
 
 (defun push-failure (resolver text)
-  "Tell RESOLVER's channel that no addresses can be found because of TEXT. If it has some it
-goes on with them; else its calls end with :unavailable and TEXT, and it asks with RESOLVE-NOW
-later. Return false if the channel does not want to know any more. From any thread."
+  "Report to RESOLVER's channel that no addresses can be found because of TEXT. If the channel has
+addresses it keeps them; else its calls end with :unavailable and TEXT, and it calls RESOLVE-NOW
+later. Return false if the channel does not use RESOLVER any more. From any thread."
   (check-type text string)
   (and (push-to-channel resolver '()
                         (format nil "Cannot resolve ~A: ~A" (resolver-target resolver)
@@ -293,12 +294,12 @@ later. Return false if the channel does not want to know any more. From any thre
                          :host (subseq name 0 (position #\: name)))))
 
 (defmacro define-resolver (name scheme (&rest slots) &body class-options)
-  "Define the class NAME of resolvers with SLOTS and CLASS-OPTIONS as DEFCLASS has them, and have
-MAKE-CHANNEL make one for each target that begins with SCHEME, a string, and a colon; if SCHEME is
-nil only channels have it that name it among their :resolvers. It has a method of START-RESOLVER
-that calls PUSH-ADDRESSES, and may have others of RESOLVE-NOW and STOP-RESOLVER. RESOLVER-NAME says
-which servers are asked for; it is the channel's :authority, too.
-A scheme that has resolvers gets others; channels that there are keep theirs."
+  "Define the class NAME of resolvers with SLOTS and CLASS-OPTIONS as in DEFCLASS. MAKE-CHANNEL
+makes an instance for each target that begins with SCHEME, a string, and a colon. If SCHEME is nil
+only channels use the class that name it among their :resolvers. Define a method of START-RESOLVER
+for it, which calls PUSH-ADDRESSES, and perhaps methods of RESOLVE-NOW and STOP-RESOLVER.
+RESOLVER-NAME is the name to resolve, and also the channel's :authority. A new class for a scheme
+replaces the old one; existing channels keep their resolvers. Evaluate it at top level."
   `(progn
      (defclass ,name (user-resolver) (,@slots) ,@class-options)
      ,@(when scheme
@@ -308,8 +309,8 @@ A scheme that has resolvers gets others; channels that there are keep theirs."
      ',name))
 
 (defun check-resolvers (resolvers)
-  "Return RESOLVERS, an alist from schemes to names of classes of resolvers. Signal MISUSE if it is
-none."
+  "Return RESOLVERS, an alist from schemes to names of classes of resolvers. Signal MISUSE for any
+other value."
   (flet ((right-p (row)
            (and (consp row)
                 (stringp (car row))
@@ -322,7 +323,7 @@ none."
   resolvers)
 
 (defun own-resolver (text resolvers)
-  "The class, a symbol, that RESOLVERS, an alist, have for the scheme of TEXT, a target, or nil."
+  "The class, a symbol, for the scheme of TEXT, a target, in RESOLVERS, an alist, or nil."
   (let ((colon (and (stringp text) (position #\: text))))
     (and colon
          (cdr (assoc (subseq text 0 colon) resolvers :test #'string-equal)))))

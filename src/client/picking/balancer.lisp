@@ -1,13 +1,13 @@
-;;;; Balancers: what decides which server has a call (gRPC's document "Load Balancing"). A balancer
-;;;; hears of the channel's backends and of its subchannels' states, on the channel's loop, and
-;;;; publishes a state and a picker by PUBLISH. It makes its subchannels by OPEN-SUBCHANNEL, has
-;;;; them connect by CONNECT and gives them up by CLOSE-SUBCHANNEL (subchannel.lisp).
+;;;; Balancers, which decide which server gets a call (gRPC's document "Load Balancing"). A balancer
+;;;; gets the channel's backends and the states of its subchannels, on the channel's loop, and
+;;;; publishes a state and a picker by PUBLISH. It makes its subchannels by OPEN-SUBCHANNEL,
+;;;; connects them by CONNECT and closes them by CLOSE-SUBCHANNEL (subchannel.lisp).
 ;;;;
 ;;;; Balancers are a tree: each has a parent, which is the channel's core or another balancer, and
 ;;;; publishes to that. A balancer that has children makes them with itself as :PARENT, hands them
-;;;; the backends, and decides in CHILD-PUBLISHED what becomes of what they publish.
+;;;; the backends, and combines their states and pickers in CHILD-PUBLISHED.
 ;;;;
-;;;; A picker is immutable but for what only picking changes. It is one of
+;;;; A picker is immutable, except for data that only picking uses. It is one of
 ;;;;
 ;;;;   nil            calls wait for another picker; an idle channel is to connect
 ;;;;   a FAILURE      calls end with it, and those that wait for ready wait
@@ -19,31 +19,31 @@
 
 (defstruct (failure (:constructor %make-failure (text status drop))
                     (:copier nil))
-  "What a picker gives that has no server for a call."
-  (text "" :type string :read-only t)   ; what calls are told
-  (status :unavailable :type keyword :read-only t) ; that they end with
-  (drop nil :type boolean :read-only t)) ; they are to fail: nothing is gained by another attempt
+  "The pick for a call that gets no server."
+  (text "" :type string :read-only t)   ; the message of the calls' status
+  (status :unavailable :type keyword :read-only t) ; of the calls
+  (drop nil :type boolean :read-only t)) ; the calls end also if they wait for ready
 
 (declaim (sb-ext:freeze-type failure))
 
 (defun make-failure (text &optional (status :unavailable) drop)
-  "Return what a picker gives for a call that ends with TEXT and STATUS, a keyword, :unavailable
-unless it is given. A call that waits for ready waits on, unless DROP is true: then that, too, ends
-at once, and is not made again. A STATUS that only applications give, such as :not-found, becomes
-:internal (gRFC A54)."
+  "Return a pick for calls that end with TEXT and STATUS, a keyword, :unavailable by default. A call
+that waits for ready goes on waiting, unless DROP is true: then it ends at once too, and is not
+retried. A STATUS that only applications may give, such as :not-found, becomes :internal (gRFC A54).
+Signal MISUSE if STATUS is not a status. From any thread."
   (multiple-value-bind (status text) (status:control-status status text)
     (%make-failure text status drop)))
 
 (defstruct (picker (:constructor new-picker
                        (function text &key choosy (eager choosy) again waiting))
                    (:copier nil))
-  "What picks a subchannel, a FAILURE or nil, which is to wait, for each call."
+  "A function that picks a subchannel, a FAILURE, or nil to wait, for each call."
   (function nil :type function :read-only t) ; of the call; on the loop
-  (text "" :type string :read-only t)   ; what it does, for people
-  (choosy nil :type boolean :read-only t) ; what it gives is for that call: others need not wait
-  (eager nil :type boolean :read-only t) ; calls are picked for when they come, whatever others wait
-  ;; of a subchannel that was picked before for a call, which waits for it, and the call: what is
-  ;; picked now; nil: the same
+  (text "" :type string :read-only t)   ; its description, for people
+  (choosy nil :type boolean :read-only t) ; a pick is for one call: others need not wait
+  (eager nil :type boolean :read-only t) ; new calls do not wait behind others
+  ;; of a subchannel that was picked before for a call, which waits for it, and the call: the new
+  ;; pick; nil to keep the old one
   (again nil :type (or null function) :read-only t)
   ;; of a QUEUED-ATTEMPT that has begun to wait: nil, or a FAILURE with which it has left its queue
   (waiting nil :type (or null function) :read-only t))
@@ -51,12 +51,12 @@ at once, and is not made again. A STATUS that only applications give, such as :n
 (declaim (sb-ext:freeze-type picker))
 
 (defun make-picker (function text &key choosy)
-  "Return a picker for PUBLISH: FUNCTION is called with each call, and returns a subchannel that is
-ready, what MAKE-FAILURE returns, or nil, so that the call waits for another picker. TEXT says for
-people what it does. Calls that wait hold up those after them, unless CHOOSY is true: what FUNCTION
-returns is then of interest to that call alone. FUNCTION runs on the channel's loop, so it must not
-wait; a call for which it signals an error ends with :internal. The call tells it what its user
-gave by RPC-METHOD and the like."
+  "Return a picker for PUBLISH. FUNCTION is called with each call, and returns a subchannel that is
+ready, a value of MAKE-FAILURE, or nil, so that the call waits for another picker. TEXT describes
+the picker for people. Calls that wait delay those after them, unless CHOOSY is true, which means
+that a pick is for one call only. FUNCTION runs on the channel's loop, so it must not wait; a call
+for which it signals an error ends with :internal. FUNCTION can inspect the call by CALL-RPC-METHOD
+and similar functions. From any thread."
   (declare (type function function))
   (new-picker (lambda (call)
                 (handler-case (funcall function call)
@@ -78,15 +78,15 @@ gave by RPC-METHOD and the like."
     (write-string (picker-text picker) stream)))
 
 (defgeneric parent-core (parent)
-  (:documentation "The CORE of the channel that PARENT, of a balancer, is of."))
+  (:documentation "The CORE of the channel of PARENT, a balancer's parent."))
 
 (defclass balancer ()
   ((parent :initarg :parent :reader balancer-parent
-           :documentation "What it publishes to: the channel's CORE or another balancer.")
+           :documentation "The CORE or balancer to which it publishes.")
    (core :accessor balancer-core
-         :documentation "The CORE of the channel that it balances."))
-  (:documentation "A policy at work in one channel. Each class of a user's has methods of
-UPDATE-BACKENDS and SUBCHANNEL-CHANGED, which call PUBLISH."))
+         :documentation "The CORE of its channel."))
+  (:documentation "An instance of a balancing policy, for one channel. Each class of users has
+methods of UPDATE-BACKENDS and SUBCHANNEL-CHANGED, which call PUBLISH."))
 
 (defmethod initialize-instance :after ((balancer balancer) &key parent)
   (setf (balancer-core balancer) (parent-core parent)))
@@ -95,56 +95,60 @@ UPDATE-BACKENDS and SUBCHANNEL-CHANGED, which call PUBLISH."))
   (balancer-core parent))
 
 (document-functions
-  balancer-parent "What BALANCER publishes to: the channel's CORE or another balancer."
-  balancer-core "The CORE of the channel that BALANCER balances.")
+  balancer-parent "The CORE or balancer to which BALANCER publishes."
+  balancer-core "The CORE of BALANCER's channel.")
 
-;;; What a balancer hears
+;;; ;;; Events for balancers
 
 (defgeneric update-backends (balancer backends config)
-  (:documentation "The servers that BALANCER has are BACKENDS, a list of BACKEND that may be empty;
-some of them may be the same as before. CONFIG is what the policy's parser made of the config that
-is in force. Called once BALANCER is made, and whenever one of the two changes."))
+  (:documentation "Make BACKENDS, a list of BACKEND that may be empty, the servers of BALANCER; some
+of them may be the same as before. CONFIG is the policy's config in force, as its parser has
+returned it. Called once BALANCER is made, and whenever one of the two changes. On the channel's
+loop."))
 
 (defgeneric subchannel-changed (balancer subchannel)
-  (:documentation "SUBCHANNEL, one of BALANCER's, has another state."))
+  (:documentation "Handle a change of the state of SUBCHANNEL, one of BALANCER's. On the channel's
+loop."))
 
 (defgeneric exit-idle (balancer)
-  (:documentation "A call needs a connection: BALANCER is to connect, if it has published :idle.")
+  (:documentation "Connect BALANCER if it has published :idle, since a call needs a connection. On
+the channel's loop.")
   (:method ((balancer balancer)) nil))
 
 (defgeneric close-balancer (balancer)
-  (:documentation "BALANCER is not needed any more; its subchannels are closed after this, and what
-it publishes is not heard.")
+  (:documentation "Clean BALANCER up, which is not needed any more. Its subchannels are closed after
+this, and the states that it publishes are ignored. On the channel's loop.")
   (:method ((balancer balancer)) nil))
 
-;;; What a balancer says
+;;; ;;; Events from balancers
 
 (defgeneric child-published (parent child state picker)
-  (:documentation "CHILD, a balancer that PARENT has made, is in STATE and has PICKER."))
+  (:documentation "Handle the STATE and PICKER that CHILD, a balancer made by PARENT, has
+published."))
 
 (defgeneric subchannel-opened (ancestor subchannel)
-  (:documentation "A balancer below ANCESTOR has opened SUBCHANNEL.")
+  (:documentation "Note that a balancer below ANCESTOR has opened SUBCHANNEL.")
   (:method (ancestor subchannel)
     (declare (ignore ancestor subchannel))
     nil))
 
 (defgeneric subchannel-closed (ancestor subchannel)
-  (:documentation "A balancer below ANCESTOR has closed SUBCHANNEL.")
+  (:documentation "Note that a balancer below ANCESTOR has closed SUBCHANNEL.")
   (:method (ancestor subchannel)
     (declare (ignore ancestor subchannel))
     nil))
 
 (defgeneric resolving-wanted-p (ancestor child)
-  (:documentation "True if the channel's resolver is to be asked again when CHILD of ANCESTOR, or a
-balancer below it, has lost a server or cannot reach one.")
+  (:documentation "True if the channel resolves again when CHILD of ANCESTOR, or a balancer below
+it, has lost a server or cannot reach one.")
   (:method (ancestor child)
     (declare (ignore ancestor child))
     t))
 
 (defun publish (balancer state picker)
-  "Tell what BALANCER is a child of that BALANCER is in STATE, one of :idle, :connecting, :ready and
-:transient-failure, and that calls are picked for by PICKER from now on: nil, so that they wait; a
-subchannel, which has them all; what MAKE-PICKER or MAKE-FAILURE returns. On the channel's loop."
+  "Publish to BALANCER's parent its STATE, one of :idle, :connecting, :ready and :transient-failure,
+and its PICKER: nil, so that calls wait; a subchannel, which gets all calls; or a value of
+MAKE-PICKER or MAKE-FAILURE. On the channel's loop."
   (child-published (balancer-parent balancer) balancer state picker))
 
 (defun map-ancestors (function balancer)

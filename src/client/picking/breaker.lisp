@@ -1,14 +1,15 @@
-;;;; A circuit breaker: what keeps calls from a server that fails too many of them. It is closed,
-;;;; and counts calls and failures over a window of time; when too great a share of enough calls has
-;;;; failed it opens, and lets none through for a while; then it is half open and lets one through
-;;;; at a time, until one has ended: well, and it is closed, or not, and it is open again.
+;;;; A circuit breaker, which keeps calls away from a server that fails too many of them. While it
+;;;; is closed it counts calls and failures over a window of time. When too large a part of enough
+;;;; calls has failed it opens, and passes no calls for a while. Then it is half open and passes one
+;;;; call at a time, until one has ended: after a success it is closed, after a failure it is open
+;;;; again.
 ;;;;
-;;;; The window is cut into parts, of which the oldest goes when a new one begins: what is counted
-;;;; is of the last nine to ten tenths of the window.
+;;;; The window is cut into parts, of which the oldest is dropped when a new one begins. So the
+;;;; counts are of the last nine to ten tenths of the window.
 ;;;;
-;;;; A call that is cancelled says nothing of the server. But if it is hedged and the answer came to
-;;;; an attempt that began later, then the server of an earlier one has failed: it was given longer,
-;;;; and a server that hangs would otherwise never be found out.
+;;;; A cancelled call does not count. But if a call is hedged and the answer came to an attempt that
+;;;; began later, then the server of an earlier attempt has failed: it had more time, and a server
+;;;; that hangs would otherwise never be detected.
 ;;;;
 ;;;; Pure: time is an argument. Which calls go to which server is decided in guarded-picker.lisp.
 
@@ -20,8 +21,8 @@
   "The circuit breaker of one subchannel."
   (options nil :type channel-options :read-only t) ; the channel's
   (state :closed :type (member :closed :open :half-open)) ; see above
-  (until-ns 0 :type nanoseconds)        ; while open: when it is half open
-  (trial nil)                           ; while half open: the call that was let through, or nil
+  (until-ns 0 :type nanoseconds)        ; while open: when it becomes half open
+  (trial nil)                           ; while half open: the call that has passed, or nil
   (part 0 :type unsigned-byte)          ; the newest part of the window, counted from time 0
   ;; how many calls ended in each part, at its number modulo the count of parts
   (calls (make-array +window-parts+ :initial-element 0) :type simple-vector :read-only t)
@@ -40,7 +41,7 @@
   (fill (breaker-failures breaker) 0))
 
 (defun advance-window (breaker now)
-  "Forget what is too old at NOW."
+  "Drop the parts of BREAKER's window that are too old at NOW."
   (let* ((part-ns (max 1 (floor (seconds-ns (options-breaker-window-seconds
                                              (breaker-options breaker)))
                                 +window-parts+)))
@@ -60,8 +61,8 @@
         (+ now (seconds-ns (options-breaker-open-seconds (breaker-options breaker))))))
 
 (defun admit-to-breaker (breaker call calls now)
-  "Nil if CALL may go to BREAKER's server, which has CALLS, at NOW; else why not, a text. A call
-that has been let through may be again."
+  "Nil if CALL may go to BREAKER's server, which has CALLS, at NOW; else the reason, a text. A call
+that has passed may pass again."
   (let ((most (options-breaker-max-calls (breaker-options breaker))))
     (when (and (eq :open (breaker-state breaker)) (<= (breaker-until-ns breaker) now))
       (setf (breaker-state breaker) :half-open))
@@ -76,8 +77,8 @@ that has been let through may be again."
                         (t "too many of its calls have failed, and one is tried"))))))
 
 (defun note-end (breaker call failed now)
-  "An attempt of CALL on BREAKER's server has ended at NOW; FAILED, if that was the server's fault.
-Return the new state of BREAKER if it has another now."
+  "Count an attempt of CALL on BREAKER's server that has ended at NOW. FAILED is true if that was
+the server's fault. Return the new state of BREAKER if it has changed, else nil."
   (let ((before (breaker-state breaker))
         (options (breaker-options breaker)))
     (ecase before
@@ -103,6 +104,6 @@ Return the new state of BREAKER if it has another now."
       (and (not (eq before after)) after))))
 
 (defun forget-trial (breaker call)
-  "CALL, which may have been let through to be tried, has ended and said nothing of the server: it
-was not sent, or was cancelled. Another may be tried."
+  "Let another call pass BREAKER as a trial if CALL was the trial: it has ended without a result,
+since it was not sent, or was cancelled."
   (when (eq call (breaker-trial breaker)) (setf (breaker-trial breaker) nil)))

@@ -1,7 +1,6 @@
-;;;; Guards: what refuses calls, of a channel that has been told to, before they go anywhere. They
-;;;; stand before the picker: whatever it picks for a call is asked for leave. What is refused ends
-;;;; at once with :unavailable and the reason, also calls that wait for ready, and is not made again
-;;;; (gRFC A32).
+;;;; Guards, which refuse calls of a channel, if its options say so, before they are sent. A guard
+;;;; stands before the picker and checks each pick. A refused call ends at once with :unavailable
+;;;; and the reason, also if it waits for ready, and is not retried (gRFC A32).
 ;;;;
 ;;;; * max-concurrent-requests: how many calls of the channel are in flight. A call is so from when
 ;;;;   a server was first picked for it until it ends, whatever attempts it has (gRFC A105 says why
@@ -15,36 +14,36 @@
 (in-package #:clgrpc.client)
 
 (defun breakers-p (options)
-  "True if OPTIONS ask for circuit breakers."
+  "True if OPTIONS turn circuit breakers on."
   (plusp (max (options-breaker-max-calls options) (options-breaker-failure-percent options))))
 
 (defun guard-wanted-p (options)
-  "True if a channel that has OPTIONS needs a guard."
+  "True if a channel with OPTIONS needs a guard."
   (or (plusp (options-max-concurrent-requests options))
       (plusp (options-breaker-max-waiting options))
       (breakers-p options)))
 
 (defconstant +picks-past-breakers+ 16
-  "So many servers are asked for at most, if breakers refuse those that were picked.")
+  "The most picks for a call if breakers refuse the picked servers.")
 
 (defun refusal (control &rest arguments)
-  "What is picked for a call that is refused because of what CONTROL and ARGUMENTS format."
+  "The pick for a refused call, with the reason that CONTROL and ARGUMENTS format."
   (make-failure (format nil "refused: ~?" control arguments) :unavailable t))
 
 ;;; Breakers
 
 (defparameter *faults*
   '(:unavailable :deadline-exceeded :resource-exhausted :internal :unknown :data-loss)
-  "The statuses of attempts that a breaker takes for the server's fault.")
+  "The statuses of attempts that count as the server's fault.")
 
 (defun cancelled-by-server-p (call)
-  "True if CALL has ended with CANCELLED, and its server said so."
+  "True if CALL has ended with CANCELLED as the server's status."
   (and (eq :cancelled (call-status call))
        (eq :peer (status:rpc-error-ended-by (rpc:call-condition call)))))
 
 (defun note-outcome (breaker call subchannel failed)
-  "An attempt of CALL on SUBCHANNEL, which has BREAKER, has ended; FAILED, if that was the server's
-fault."
+  "Count in BREAKER an attempt of CALL on SUBCHANNEL that has ended. FAILED is true if that was the
+server's fault."
   (let ((new (note-end breaker call failed (core-now (subchannel-core subchannel)))))
     (when new
       (log-event :warning :circuit-breaker :state new
@@ -52,7 +51,7 @@ fault."
                                            :address (server-text subchannel)))))
 
 (defun note-attempt (breaker call subchannel status)
-  "An attempt of CALL on SUBCHANNEL, which has BREAKER, has ended with STATUS."
+  "Count in BREAKER an attempt of CALL on SUBCHANNEL that has ended with STATUS."
   (cond ((internal-call-p call))
         ((or (null status)
              (and (eq :cancelled status) (not (cancelled-by-server-p call))))
@@ -60,8 +59,8 @@ fault."
         (t (note-outcome breaker call subchannel (and (member status *faults*) t)))))
 
 (defun note-overtaken (call subchannel)
-  "An attempt of CALL on SUBCHANNEL has no answer, while one that began later has: the former is
-about to be reset."
+  "Count a failure of SUBCHANNEL: an attempt of CALL there, which is about to be reset, has no
+answer, while one that began later has."
   (when (subchannel-breaker subchannel)
     (note-outcome (subchannel-breaker subchannel) call subchannel t)))
 
@@ -76,15 +75,15 @@ about to be reset."
         (setf (subchannel-breaker subchannel) breaker))))
 
 (defun breaker-refusal (subchannel call)
-  "Nil if CALL may go to SUBCHANNEL, else the FAILURE that its breaker says."
+  "Nil if CALL may go to SUBCHANNEL, else the FAILURE of its breaker."
   (let ((text (and (breakers-p (core-options (subchannel-core subchannel)))
                    (admit-to-breaker (ensure-breaker subchannel) call (subchannel-calls subchannel)
                                      (core-now (subchannel-core subchannel))))))
     (and text (refusal "~A: ~A" (server-text subchannel) text))))
 
 (defun pick-past-breakers (picker call)
-  "What PICKER, a subchannel or a PICKER, picks for CALL among the servers whose breakers take it;
-if none does, the FAILURE that the last one's says."
+  "The pick of PICKER, a subchannel or a PICKER, for CALL among the servers whose breakers pass it;
+else the FAILURE of the last breaker."
   (loop with refusal = nil
         repeat (if (picker-p picker) +picks-past-breakers+ 1)
         do (let ((picked (if (picker-p picker) (funcall (picker-function picker) call) picker)))
@@ -96,15 +95,15 @@ if none does, the FAILURE that the last one's says."
 ;;; The channel's calls
 
 (defun give-trial-back (subchannel call)
-  "CALL, which SUBCHANNEL was picked for, is not made there, or has ended. If it is the one by which
-the breaker tries the server, and has no stream, the next call is that; the end of a stream is told
-to the breaker by itself."
+  "Let SUBCHANNEL's breaker try the next call if CALL was its trial and has no stream. CALL, for
+which SUBCHANNEL was picked, goes elsewhere or has ended. The breaker gets the end of a stream by
+its listener."
   (when (and (subchannel-breaker subchannel) (null (client-call-stream call)))
     (forget-trial (subchannel-breaker subchannel) call)))
 
 (defun admit (core admitted picker call)
-  "What is picked by PICKER for CALL of CORE's channel, if CALL may go. ADMITTED is a table from
-calls in flight to the subchannels picked for them."
+  "The pick of PICKER for CALL of CORE's channel, or a FAILURE if a limit refuses CALL. ADMITTED is
+a table from calls in flight to the subchannels picked for them."
   (let ((most (options-max-concurrent-requests (core-options core))))
     (if (and (plusp most)
              (not (gethash call admitted))
@@ -131,15 +130,15 @@ calls in flight to the subchannels picked for them."
       picker))
 
 (defun dismiss-call (admitted call)
-  "CALL has ended: it is in flight no more."
+  "Remove CALL, which has ended, from the calls in flight."
   (let ((subchannel (gethash call admitted)))
     (when subchannel
       (remhash call admitted)
       (give-trial-back subchannel call))))
 
 (defun add-guard (core)
-  "Have CORE, a new one, guarded if its options ask for it. The guard hears of ended calls as an
-observer beside the user's, if there is one."
+  "Add a guard to CORE, a new one, if its options say so. The guard gets the ends of calls as an
+observer beside the user's."
   (when (guard-wanted-p (core-options core))
     (let ((admitted (make-hash-table :test #'eq)))
       (setf (core-picker-wrapper core) (lambda (picker) (guarded-picker core admitted picker))
@@ -150,7 +149,7 @@ observer beside the user's, if there is one."
 
 (defun refuse-to-wait (core queued-attempt)
   "The FAILURE for the call of QUEUED-ATTEMPT, which has begun to wait for a stream, if too many
-wait that the same server was picked for, or as for that none; it waits no more then. Else nil."
+calls wait with the same pick, a server or none; QUEUED-ATTEMPT leaves its queue then. Else nil."
   (let ((most (options-breaker-max-waiting (core-options core)))
         (server (queued-attempt-server queued-attempt)))
     (when (and (plusp most)

@@ -1,18 +1,18 @@
 ;;;; The policy pick_first: one subchannel, which has the addresses of all servers and is connected
-;;;; to the first that answers (RFC 8305, gRFC A61). Its state is the subchannel's, but that once
-;;;; all addresses have failed it stays in :transient-failure until it is ready, and tries again
-;;;; without being asked (gRFC A62). The subchannel itself is the picker. The first list of
-;;;; addresses is connected to at once. With shuffleAddressList each list is shuffled first, by
-;;;; weight (gRFC A113). What the resolver says of a server is said of its addresses: of those that
-;;;; it is connected to the subchannel has the attributes.
+;;;; to the first that answers (RFC 8305, gRFC A61). Its state is the subchannel's; but once all
+;;;; addresses have failed it stays in :transient-failure until it is ready, and tries again by
+;;;; itself (gRFC A62). The subchannel itself is the picker. The first list of addresses is
+;;;; connected to at once. With shuffleAddressList each list is shuffled first, by weight (gRFC
+;;;; A113). The subchannel has the attributes of the server to which it is connected.
 
 (in-package #:clgrpc.client)
 
 (defclass pick-first (balancer)
   ((subchannel :initform nil :accessor pick-first-subchannel
-               :documentation "The only one, or nil while there is no address.")
+               :documentation "The only subchannel, or nil without addresses.")
    (failed :initform nil :accessor pick-first-failed
-           :documentation "True if all addresses have failed and none has been ready since."))
+           :documentation "True if all addresses have failed and the subchannel has not been ready
+since."))
   (:documentation "The policy pick_first."))
 
 (defun parse-pick-first (object path)
@@ -22,8 +22,8 @@
 (config:register-policy :pick-first '("pick_first") 'pick-first 'parse-pick-first)
 
 (defun shuffled (backends random-state)
-  "BACKENDS, in an order that RANDOM-STATE gives. The first is each of them as often as its weight,
-the attribute :weight or 1, says; so is the second among the others, and so on."
+  "BACKENDS in a random order, by RANDOM-STATE. Each is the first with a probability in proportion
+to its weight, the attribute :weight or 1; likewise the second among the others, and so on."
   (flet ((lot (backend)
            (let ((weight (getf (backend-attributes backend) :weight)))
              (/ (- (log (- 1d0 (random 1d0 random-state))))
@@ -59,7 +59,7 @@ the attribute :weight or 1, says; so is the second among the others, and so on."
            (publish balancer :transient-failure (make-failure "there are no servers"))))))
 
 (defun note-attributes (subchannel)
-  "SUBCHANNEL, if it is connected, has the attributes of the server that it is connected to."
+  "Give SUBCHANNEL, if it is connected, the attributes of the server to which it is connected."
   (let ((link (first (connection-set-links (subchannel-connection-set subchannel)))))
     (when link
       (setf (subchannel-attributes subchannel)

@@ -1,17 +1,17 @@
-;;;; The calls of a channel that wait for a stream. Each attempt of a call that finds none has a
-;;;; QUEUED-ATTEMPT in one of these queues, by what it waits for:
+;;;; The calls of a channel that wait for a stream. Each attempt of a call that finds no stream has
+;;;; a QUEUED-ATTEMPT in one of these queues, by the event that it waits for:
 ;;;;
 ;;;;   STREAM-QUEUE-WAITING  a stream of any server, if the picker is not choosy: then the oldest is
 ;;;;                         picked for, and while it finds no stream the others behind it are not
 ;;;;   SUBCHANNEL-WAITING    a stream of the server that a choosy picker has picked for it
 ;;;;   STREAM-QUEUE-PATIENT  another picker: this one has none for it, or a failure that it outlasts
 ;;;;
-;;;; So the end of a stream concerns as many calls as that frees streams for. Only when a picker
-;;;; takes the place of another are all calls looked at, in the order in which they came.
+;;;; So the end of a stream concerns only as many calls as it frees streams for. Only a new picker
+;;;; examines all calls, in the order in which they came.
 ;;;;
-;;;; A call knows its places, the second and further ones by the first (SIBLING), and leaves them
-;;;; when it ends. Everything here takes the same time however many calls wait, but for
-;;;; WAITING-PLACES and what calls it.
+;;;; A call refers to its places, to the second and further ones through the first (SIBLING), and
+;;;; leaves them when it ends. All functions here take the same time for any number of calls that
+;;;; wait, except WAITING-PLACES and its callers.
 
 (in-package #:clgrpc.client)
 
@@ -19,9 +19,9 @@
                            (:copier nil))
   "The place of an attempt of a call among those that wait for a stream."
   (call nil :type client-call :read-only t) ; the attempt is of
-  (taker nil :type function :read-only t) ; what takes the stream, see core.lisp
+  (taker nil :type function :read-only t) ; called with the stream, see core.lisp
   (number 0 :type (unsigned-byte 62) :read-only t) ; how many came to the channel before
-  (server nil :type (or null subchannel)) ; that was picked for it last
+  (server nil :type (or null subchannel)) ; its last pick
   (sibling nil :type (or null queued-attempt))) ; another place of CALL
 
 (declaim (sb-ext:freeze-type queued-attempt))
@@ -32,13 +32,12 @@
             (queued-attempt-server queued-attempt))))
 
 (defun choosy-p (core)
-  "True if what the picker of CORE gives is for one call, so that those that wait hold up no
-others."
+  "True if each pick of CORE's picker is for one call, so that calls that wait delay no others."
   (let ((picker (core-picker core)))
     (and (picker-p picker) (picker-choosy picker))))
 
 (defun eager-p (core)
-  "True if calls of CORE are picked for when they come, whatever others wait: each is placed for
+  "True if calls of CORE are picked for when they come, also while others wait: each is placed by
 itself, or may be refused."
   (let ((picker (core-picker core)))
     (and (picker-p picker) (picker-eager picker))))
@@ -50,7 +49,7 @@ itself, or may be refused."
   (not (eq queued-attempt (queued-attempt-after queued-attempt))))
 
 (defun count-waiting (core server change)
-  "CHANGE more calls of CORE wait, for which SERVER, or nil, was picked."
+  "Change the number of calls of CORE that wait, with SERVER, or nil, as their pick, by CHANGE."
   (incf (stream-queue-count (core-stream-queue core)) change)
   (when (core-subchannel-pool core)
         (incf (subchannel-pool-waiting-count (core-subchannel-pool core)) change))
@@ -76,15 +75,15 @@ call."
                  (shiftf (queued-attempt-server queued-attempt) nil) -1))
 
 (defun queue-for (core picked)
-  "The queue that a call of CORE waits in for which PICKED was picked."
+  "The queue for a call of CORE for which PICKED was picked."
   (cond ((failure-p picked) (stream-queue-patient (core-stream-queue core)))
         ((not (choosy-p core)) (stream-queue-waiting (core-stream-queue core)))
         ((subchannel-p picked) (subchannel-waiting picked))
         (t (stream-queue-patient (core-stream-queue core)))))
 
 (defun move-place (queued-attempt picked)
-  "PICKED was picked for the call of QUEUED-ATTEMPT, which waits for any stream: there, or where
-else that makes it wait."
+  "Move QUEUED-ATTEMPT, which waits for any stream, to the queue for PICKED, its new pick; that may
+be the same queue."
   (let* ((core (client-call-core (queued-attempt-call queued-attempt)))
          (queue (queue-for core picked))
          (server (and (subchannel-p picked) picked)))
@@ -97,7 +96,7 @@ else that makes it wait."
 ;;; Places of calls
 
 (defun add-queued-attempt (call picked taker)
-  "Give CALL, for which PICKED was picked, a new place for TAKER, and return that."
+  "Give CALL, for which PICKED was picked, a new place for TAKER, and return the place."
   (let* ((parts (ensure-client-parts call))
          (core (client-call-core call))
          (stream-queue (core-stream-queue core))
@@ -110,7 +109,7 @@ else that makes it wait."
     queued-attempt))
 
 (defun leave-place (queued-attempt)
-  "The call of QUEUED-ATTEMPT does not wait there any more."
+  "Remove QUEUED-ATTEMPT from its queue and its call."
   (let ((parts (ensure-client-parts (queued-attempt-call queued-attempt))))
     (quit-queue queued-attempt)
     (if (eq queued-attempt (client-parts-queued-attempt parts))
@@ -122,7 +121,7 @@ else that makes it wait."
     nil))
 
 (define-hot (leave-places :inline t) ((call client-call)) null
-  "CALL waits for no stream any more."
+  "Remove all places of CALL, which waits for no stream any more."
   (let ((parts (call-client-parts call)))
     (loop while (and parts (client-parts-queued-attempt parts))
           do (leave-place (client-parts-queued-attempt parts)))
@@ -159,7 +158,7 @@ else that makes it wait."
         (setf (stream-queue-scattered stream-queue) nil)))))
 
 (defun release-places (subchannel)
-  "SUBCHANNEL is given up: who waits for a stream of it waits for another picker."
+  "Let the calls that wait for a stream of SUBCHANNEL, which is closed, wait for another picker."
   (loop with stream-queue = (core-stream-queue (subchannel-core subchannel))
         for queued-attempt = (ring-first (subchannel-waiting subchannel))
         while queued-attempt

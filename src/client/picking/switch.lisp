@@ -1,8 +1,8 @@
-;;;; A balancer that has one child, of the policy that a service config says, and changes it for one
-;;;; of another policy without a failed call (gRPC's "graceful switch"): the new child gets ready
-;;;; beside the old one, which serves until the new one has published another state than
-;;;; :connecting, or is itself not ready. The channel's core has one, and so has every balancer
-;;;; whose children a config names.
+;;;; A balancer with one child, of the policy in a service config, which replaces it by one of
+;;;; another policy without a failed call (gRPC's "graceful switch"). The new child gets ready
+;;;; beside the old one. The old one serves until the new one has published another state than
+;;;; :connecting, or the old one is not ready itself. The channel's core has one, and so has every
+;;;; balancer whose children a config names.
 
 (in-package #:clgrpc.client)
 
@@ -12,22 +12,22 @@
    (policy :initform nil :accessor switch-policy
            :documentation "The policy of the newest child.")
    (state :initform :connecting :accessor switch-state
-          :documentation "What CHILD has published last.")
+          :documentation "The state that CHILD has last published.")
    (next :initform nil :accessor switch-next
-         :documentation "The balancer that is to follow CHILD, or nil.")
+         :documentation "The balancer that will replace CHILD, or nil.")
    (next-state :initform :connecting :accessor switch-next-state
-               :documentation "What NEXT has published last.")
+               :documentation "The state that NEXT has last published.")
    (next-picker :initform nil :accessor switch-next-picker
-                :documentation "What NEXT has published last."))
-  (:documentation "A child whose policy can be changed."))
+                :documentation "The picker that NEXT has last published."))
+  (:documentation "A balancer whose child can change its policy."))
 
 (defun dismiss (balancer)
-  "BALANCER, a child that nobody hears any more, is not needed any more."
+  "Close BALANCER, a child whose events are ignored now, and its subchannels."
   (loop:guarding (:balancer-failed :balancer balancer) (close-balancer balancer))
   (close-subchannels balancer "its policy has ended"))
 
 (defun promote (switch)
-  "The next child of SWITCH serves from now on."
+  "Let the next child of SWITCH serve."
   (let ((old (switch-child switch)))
     (setf (switch-child switch) (shiftf (switch-next switch) nil)
           (switch-state switch) (switch-next-state switch))
@@ -37,13 +37,13 @@
 ;;; Policies of users
 
 (defmacro define-balancer (name policy (&rest slots) &body class-options)
-  "Define the class NAME of balancers with SLOTS and CLASS-OPTIONS as DEFCLASS has them, and have it
-balance channels whose service config names POLICY, a string such as \"my_policy\", or that are made
-with :balance and the keyword of that name, :my-policy. It has methods of UPDATE-BACKENDS and
-SUBCHANNEL-CHANGED, and may have others of EXIT-IDLE and CLOSE-BALANCER. All run on the channel's
-loop, so they must not wait; an error in one is logged. UPDATE-BACKENDS is given the policy's own
-config as an alist from strings to values. A policy that has the name already gets another class;
-balancers that there are keep theirs."
+  "Define the class NAME of balancers with SLOTS and CLASS-OPTIONS as in DEFCLASS. It balances
+channels whose service config names POLICY, a string such as \"my_policy\", or that are made with
+:balance and the keyword of that name, :my-policy. Define methods of UPDATE-BACKENDS and
+SUBCHANNEL-CHANGED for it, and perhaps of EXIT-IDLE and CLOSE-BALANCER. All run on the channel's
+loop, so they must not wait; an error in one is logged. The config of UPDATE-BACKENDS is the
+policy's own as an alist from strings to values. A new class for a policy replaces the old one;
+existing balancers keep theirs. Evaluate it at top level."
   `(progn
      (defclass ,name (balancer) (,@slots) ,@class-options)
      (config:register-policy ,(intern (substitute #\- #\_ (string-upcase policy)) '#:keyword)
@@ -51,8 +51,8 @@ balancers that there are keep theirs."
      ',name))
 
 (defun call-guarded (switch balancer function)
-  "Call FUNCTION, a method of BALANCER's, which may be a user's. If it signals an error, which is
-logged, SWITCH has failed."
+  "Call FUNCTION, a method of BALANCER's, which may be a user's. An error in it is logged, and
+SWITCH publishes a failure."
   (let ((error (nth-value 1 (loop:guarding (:balancer-failed :balancer balancer)
                               (funcall (the function function))))))
     (when error
@@ -64,7 +64,7 @@ logged, SWITCH has failed."
   (make-instance (config:policy-class policy) :parent switch))
 
 (defun begin-switch (switch policy)
-  "Make a child of POLICY that is to follow, or the first one."
+  "Make a child of POLICY, the first one or one that will replace it."
   (let ((child (make-child switch policy))
         (passed-over (switch-next switch)))
     (cond ((null (switch-child switch))
@@ -91,7 +91,7 @@ logged, SWITCH has failed."
                     (lambda ()
                       (update-backends child backends (config:policy-config-value config))))
       (when (eq child (switch-next balancer))
-        ;; nobody else would ask it to connect
+        ;; no other code asks it to connect
         (call-guarded balancer child (lambda () (exit-idle child)))
         (unless (eq :ready (switch-state balancer))
           (when (eq child (switch-next balancer)) (promote balancer)))))))

@@ -1,19 +1,19 @@
-;;;; The states of subchannels, as their balancers see them: what a subchannel has heard of its
-;;;; links, and what vetoes make of that. A veto makes a subchannel whose links are ready count as
-;;;; not ready: its server says by its health service that it does not serve, or outlier detection
-;;;; has ejected it. Vetoes are a channel's own, also on connections that channels share.
+;;;; The states of subchannels, as their balancers see them: the state of a subchannel's links,
+;;;; changed by vetoes. A veto makes a subchannel whose links are ready count as not ready: the
+;;;; health service of its server reports that it does not serve, or outlier detection has ejected
+;;;; it. Vetoes are a channel's own, also on connections that channels share.
 
 (in-package #:clgrpc.client)
 
 (defun effective-state (subchannel)
-  "The state of SUBCHANNEL as its balancer sees it: that of its links, or while they are ready what
-the newest veto makes of it."
+  "The state of SUBCHANNEL as its balancer sees it: that of its links, or, while they are ready,
+that of the newest veto."
   (let ((state (subchannel-link-state subchannel))
         (veto (first (subchannel-vetoes subchannel))))
     (if (and veto (eq :ready state)) (veto-state veto) state)))
 
 (defun come-to-state (subchannel state)
-  "SUBCHANNEL comes to STATE, and its balancer hears of it."
+  "Change the state of SUBCHANNEL to STATE, and notify its balancer."
   (trace-event :subchannel :subchannel-changed
                :target (core-name (subchannel-core subchannel))
                :addresses (server-text subchannel)
@@ -28,34 +28,35 @@ the newest veto makes of it."
     (subchannel-changed (subchannel-balancer subchannel) subchannel)))
 
 (defun review-state (subchannel)
-  "Tell the balancer of SUBCHANNEL if that has come to another state."
+  "Notify the balancer of SUBCHANNEL if its state has changed."
   (let ((state (effective-state subchannel)))
     (unless (eq state (subchannel-state subchannel)) (come-to-state subchannel state))))
 
 (defun impose-veto (subchannel name state text)
-  "While the links of SUBCHANNEL are ready, its state is STATE, because of TEXT, until LIFT-VETO of
-the same NAME, or another veto. In place of the veto that NAME has already."
+  "Veto SUBCHANNEL: while its links are ready its state is STATE, because of TEXT, until LIFT-VETO
+of the same NAME, or a newer veto. It replaces an earlier veto of NAME."
   (setf (subchannel-vetoes subchannel)
         (cons (make-veto name state text)
               (remove name (subchannel-vetoes subchannel) :key #'veto-name)))
   (review-state subchannel))
 
 (defun lift-veto (subchannel name)
-  "The veto of NAME on SUBCHANNEL, if there is one, is over."
+  "Remove the veto of NAME on SUBCHANNEL, if it exists."
   (setf (subchannel-vetoes subchannel)
         (remove name (subchannel-vetoes subchannel) :key #'veto-name))
   (review-state subchannel))
 
 (defun last-error-text (subchannel)
-  "Why SUBCHANNEL, which is in :transient-failure, is not ready."
+  "The reason, a text, why SUBCHANNEL, which is in :transient-failure, is not ready."
   (let ((veto (first (subchannel-vetoes subchannel))))
     (cond ((and veto (eq :ready (subchannel-link-state subchannel))) (veto-text veto))
           ((connection-set-failure (subchannel-connection-set subchannel)))
           (t "no connection"))))
 
 (defun add-listener (subchannel function)
-  "Have FUNCTION called at the end of each attempt of a call on SUBCHANNEL, after those that are
-called already, with the call, SUBCHANNEL, the attempt's status and its trailers, fields or nil."
+  "Call FUNCTION at the end of each attempt of a call on SUBCHANNEL, after the functions added
+before. Its arguments are the call, SUBCHANNEL, the attempt's status and its trailers, fields or
+nil."
   (declare (type function function))
   (let ((before (subchannel-listener subchannel)))
     (setf (subchannel-listener subchannel)

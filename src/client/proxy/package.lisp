@@ -1,4 +1,4 @@
-;;;; Connections by proxies.
+;;;; Connections through proxies.
 
 (defpackage #:clgrpc.proxy
   (:use #:cl #:clgrpc.base)

@@ -1,16 +1,16 @@
-;;;; Proxies: which one a channel's connections go by (gRFC A1). A channel is given one, or takes it
-;;;; from the environment, from the variables that gRPC and most other clients read: the first of
-;;;; grpc_proxy, https_proxy, HTTPS_PROXY and http_proxy that is set, unless no_grpc_proxy, no_proxy
-;;;; or NO_PROXY excepts the host. The proxy looks the host up; the channel connects to the proxy
-;;;; only (tunnel.lisp).
+;;;; The choice of the proxy for a channel's connections (gRFC A1). The channel's user gives one, or
+;;;; the channel takes it from the environment, from the variables that gRPC and most other clients
+;;;; read: the first of grpc_proxy, https_proxy, HTTPS_PROXY and http_proxy that is set, unless
+;;;; no_grpc_proxy, no_proxy or NO_PROXY excepts the host. The proxy looks the host up; the channel
+;;;; connects to the proxy only (tunnel.lisp).
 
 (in-package #:clgrpc.proxy)
 
 (defstruct (proxy (:copier nil))
-  "What the connections of a channel go by, and where it is to connect them to."
+  "A proxy for the connections of a channel, and their destination."
   (kind :http :type (member :http :socks5)) ; how to talk with it: by CONNECT, or by RFC 1928
   (target nil :type loop:target)        ; its address
-  (user nil :type (or null string))     ; who we are for it; nil: nobody
+  (user nil :type (or null string))     ; our name at the proxy, or nil
   (password "" :type string)            ; of that user
   (host "" :type string)                ; of the channel's target, without brackets
   (port 0 :type (unsigned-byte 16)))    ; of the channel's target
@@ -26,23 +26,24 @@
             (proxy-destination proxy))))
 
 (defun proxy-destination (proxy)
-  "Where PROXY is to connect to, as text: HOST:PORT, with brackets around an IPv6 address."
+  "The destination of PROXY's connections, as text: HOST:PORT, with brackets around an IPv6
+address."
   (host-and-port (proxy-host proxy) (proxy-port proxy)))
 
 (defun proxy-key (proxy)
-  "What channels by PROXY must have EQUAL to share connections."
+  "The key by which channels through PROXY share connections, compared by EQUAL."
   (list (proxy-kind proxy) (loop:target-text (proxy-target proxy)) (proxy-user proxy)
         (proxy-password proxy) (proxy-destination proxy)))
 
-;;; What a proxy is called
+;;; ;;; URLs of proxies
 
 (defparameter *proxy-schemes*
   '(("http" :http 80) ("socks5" :socks5 1080) ("socks5h" :socks5 1080))
-  "What the URL of a proxy begins with, how to talk with it, and its port if none is given.")
+  "The schemes of URLs of proxies, each with the protocol and the default port.")
 
 (defun parse-proxy (url origin host port)
-  "The PROXY to HOST and PORT that URL is, of the form http://[USER:PASSWORD@]HOST[:PORT] or with
-socks5:// instead. Signal MISUSE, which names ORIGIN and no password, if it is not one."
+  "The PROXY to HOST and PORT with URL, of the form http://[USER:PASSWORD@]HOST[:PORT] or with
+socks5:// instead. Signal MISUSE, which names ORIGIN and no password, if URL is not valid."
   (flet ((refuse (control &rest arguments)
            (misuse "~A is not a proxy, ~?: it has the form http://[USER:PASSWORD@]HOST:PORT, or ~
                     socks5:// instead of http://." origin control arguments))
@@ -72,7 +73,7 @@ socks5:// instead. Signal MISUSE, which names ORIGIN and no password, if it is n
 ;;; Hosts without a proxy
 
 (defun host-number (host)
-  "HOST, a numeric address, as an integer, and how many bits that has; nil if it is a name."
+  "HOST, a numeric address, as an integer, and its number of bits; nil if HOST is a name."
   (let ((address (os:make-address host 0)))
     (when address
       (destructuring-bind (start end)
@@ -92,7 +93,7 @@ socks5:// instead. Signal MISUSE, which names ORIGIN and no password, if it is n
                  (= (ash number (- bits width)) (ash base (- bits width))))))))))
 
 (defun host-of-domain-p (host domain)
-  "True if HOST is DOMAIN or in it, whichever of them begins with a dot."
+  "True if HOST is DOMAIN or in it. Either may begin with a dot."
   (let* ((name (string-left-trim "." (string-left-trim "*" domain)))
          (start (- (length host) (length name))))
     (and (plusp (length name))
@@ -101,8 +102,8 @@ socks5:// instead. Signal MISUSE, which names ORIGIN and no password, if it is n
          (or (zerop start) (char= #\. (char host (1- start)))))))
 
 (defun excepted-p (host port exceptions)
-  "True if EXCEPTIONS, a text with commas as no_proxy has it, has HOST at PORT: by a name or domain,
-an address, a network ADDRESS/BITS, each of the first two with :PORT or without, or *."
+  "True if EXCEPTIONS, a text with commas as in no_proxy, contains HOST at PORT: as a name, domain
+or address, each with :PORT or without, as a network ADDRESS/BITS, or as *."
   (flet ((matches (entry)
            (multiple-value-bind (name its-port)
                (if (and (port-given-p entry) (not (host-number entry)) (not (find #\/ entry)))
@@ -119,28 +120,29 @@ an address, a network ADDRESS/BITS, each of the first two with :PORT or without,
     (some #'matches (split-list exceptions))))
 
 (defun this-machine-p (host)
-  "True if HOST means this machine, which no proxy can know."
+  "True if HOST means this machine, which a proxy cannot reach by that name."
   (or (string-equal "localhost" host)
       (in-network-p host "127.0.0.0/8")
       (in-network-p host "::1/128")))
 
-;;; Which proxy
+;;; ;;; The choice
 
 (defparameter *proxy-variables* '("grpc_proxy" "https_proxy" "HTTPS_PROXY" "http_proxy")
   "The environment variables that have the proxy: the first that is set is taken.")
 
 (defparameter *exception-variables* '("no_grpc_proxy" "no_proxy" "NO_PROXY")
-  "The environment variables that say which hosts have none: likewise.")
+  "The environment variables with the hosts that use no proxy: likewise.")
 
 (defun first-variable (names get-variable)
-  "The value of the first of NAMES that GET-VARIABLE, as POSIX-GETENV, knows a value of, and which."
+  "The value of the first of NAMES for which GET-VARIABLE, as POSIX-GETENV, returns one, and that
+name."
   (declare (type function get-variable))
   (dolist (name names nil)
     (let ((value (funcall get-variable name)))
       (when (plusp (length value)) (return (values value name))))))
 
 (defun environment-proxy (host port &optional (get-variable #'sb-ext:posix-getenv))
-  "The PROXY to HOST and PORT that the environment has, or nil. Signal MISUSE if it is not one."
+  "The PROXY to HOST and PORT from the environment, or nil. Signal MISUSE if its URL is invalid."
   (multiple-value-bind (url variable) (first-variable *proxy-variables* get-variable)
     (and url
          (not (this-machine-p host))
@@ -149,16 +151,16 @@ an address, a network ADDRESS/BITS, each of the first two with :PORT or without,
                       host port))))
 
 (defun may-have-proxy-p (target asked)
-  "True if the connections to TARGET may go by a proxy: it is a host and a port, with or without one
-of the schemes that mean that. With ASKED, where its user names the proxy, so is a numeric address."
+  "True if the connections to TARGET may go through a proxy: it is a host and a port, perhaps with a
+scheme for these. With ASKED, if the user names the proxy, it may be a numeric address too."
   (let ((scheme (loop:find-scheme target)))
     (member (if scheme (loop:scheme-name scheme) "dns")
             (if asked '("dns" "passthrough" "ipv4" "ipv6") '("dns" "passthrough"))
             :test #'string=)))
 
 (defun find-proxy (target proxy)
-  "The PROXY for a channel to TARGET, text, or nil. The argument PROXY is as MAKE-CHANNEL takes it.
-Signal MISUSE if that is wrong, or TARGET can have none."
+  "The PROXY for a channel to TARGET, text, or nil. The argument PROXY is that of MAKE-CHANNEL.
+Signal MISUSE if it is wrong, or TARGET cannot be reached through a proxy."
   (unless (typep proxy '(or null string (eql :environment)))
     (misuse ":proxy must be a URL, :environment or NIL, not ~S." proxy))
   (let ((asked (stringp proxy)))

@@ -1,15 +1,15 @@
-;;;; What is said to a proxy, by HTTP's CONNECT (RFC 9110 section 9.3.6) or by SOCKS5 (RFC 1928, RFC
-;;;; 1929). Nothing here reads or writes.
+;;;; The dialogue with a proxy, by HTTP's CONNECT (RFC 9110 section 9.3.6) or by SOCKS5 (RFC 1928,
+;;;; RFC 1929). Pure: no I/O.
 ;;;;
-;;;; A dialogue is a function of OCTETS from START to END, those that have come and that it has not
-;;;; consumed. It returns how many it consumes; an outcome: nil (more must come), T (the tunnel is
-;;;; open) or a text (why it never will be); and octets to send, or nil. Nothing has come when it is
-;;;; first called.
+;;;; A dialogue is a function of OCTETS from START to END, those that have come and are not
+;;;; consumed. It returns the number of octets that it consumes; an outcome: nil (more must come), T
+;;;; (the tunnel is open) or a text (the reason of a failure); and octets to send, or nil. It is
+;;;; first called before any octets have come.
 
 (in-package #:clgrpc.proxy)
 
 (defun basic-credentials (proxy)
-  "What PROXY's user and password are in a field Proxy-Authorization (RFC 7617)."
+  "PROXY's user and password in the form of a field Proxy-Authorization (RFC 7617)."
   (encode-base64 (string-octets (format nil "~A:~A" (proxy-user proxy) (proxy-password proxy)))
                  :padding t))
 
@@ -33,7 +33,7 @@
     (and mark (+ mark 4))))
 
 (defun read-connect-answer (proxy octets start end)
-  "The outcome of a dialogue that the head of an answer in OCTETS from START to END is."
+  "The outcome of a dialogue for the head of an answer in OCTETS from START to END."
   (let* ((line (map 'string #'code-char
                     (subseq octets start (search #(13 10) octets :start2 start :end2 end))))
          (status (and (eql 7 (mismatch "HTTP/1." line))
@@ -64,13 +64,13 @@
   '((1 "a general failure") (2 "its rules forbid it") (3 "the network is unreachable")
     (4 "the host is unreachable") (5 "connection refused") (6 "the time to live is over")
     (7 "it does not know the command") (8 "it does not know the kind of address"))
-  "What a SOCKS5 proxy says in its reply (RFC 1928 section 6).")
+  "The failures in the reply of a SOCKS5 proxy (RFC 1928 section 6), by number.")
 
 (defun listed-octets (list)
   (coerce list 'octets))
 
 (defun text-with-length (text)
-  "The octets of TEXT, of which 255 are taken at most, behind their number, a list."
+  "A list of the number of TEXT's octets, 255 at most, and these octets."
   (let ((octets (string-octets text)))
     (cons (min 255 (length octets)) (coerce (subseq octets 0 (min 255 (length octets))) 'list))))
 
@@ -86,19 +86,19 @@
              (list (ldb (byte 8 8) (proxy-port proxy)) (ldb (byte 8 0) (proxy-port proxy)))))))
 
 (defun socks-password (proxy)
-  "The octets that say PROXY's user and password (RFC 1929)."
+  "The octets that send PROXY's user and password (RFC 1929)."
   (listed-octets (append '(1) (text-with-length (proxy-user proxy))
                           (text-with-length (proxy-password proxy)))))
 
 (defun socks-reply-length (octets start end)
-  "How long the reply in OCTETS from START to END is, or nil if that is not to be seen yet."
+  "The length of the reply in OCTETS from START to END, or nil while it is not known."
   (let ((kind (and (> (- end start) 4) (aref octets (+ start 3)))))
     (case kind
       ((nil) nil)
       (1 10)
       (4 22)
       (3 (+ 7 (aref octets (+ start 4))))
-      (t 4))))                          ; an address of no kind that is known: a failure
+      (t 4))))                          ; an unknown kind of address: a failure
 
 (defun socks-dialogue (proxy)
   "The dialogue of SOCKS5 with PROXY."

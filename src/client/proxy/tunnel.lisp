@@ -1,25 +1,25 @@
 ;;;; Tunnels: byte channels through a proxy (gRFC A1). A tunnel first holds a dialogue with it
-;;;; (proxy-dialogue.lisp). Then all octets pass as they are, first those that came behind the
-;;;; proxy's last answer.
+;;;; (proxy-dialogue.lisp). Then all octets pass unchanged, first those that came after the proxy's
+;;;; last answer.
 ;;;;
 ;;;; States of a tunnel: :new → :talking → :open or :failed.
 
 (in-package #:clgrpc.proxy)
 
 (defconstant +proxy-answer-octets+ 16384
-  "How long the answer of a proxy may be.")
+  "The most octets of a proxy's answer.")
 
 (defstruct (tunnel (:copier nil))
   "The STATE of a byte channel through a proxy; see above."
   (inner nil :type loop:byte-channel :read-only t) ; the connection to the proxy
   (dialogue nil :type (or null function)) ; with the proxy, until the tunnel is open
   (state :new :type (member :new :talking :open :failed)) ; see above
-  (output nil :type (or null octets))   ; what INNER has still to be given
-  (output-start 0 :type index)          ; its first octet that INNER has not taken
-  ;; what has come; nil: all of it is given
+  (output nil :type (or null octets))   ; to be written to INNER
+  (output-start 0 :type index)          ; of the octets that INNER has not accepted
+  ;; the octets that have come; nil once all are passed on
   (input (make-octets +proxy-answer-octets+) :type (or null octets))
-  (input-start 0 :type index)           ; the first octet there that nobody has taken
-  (input-end 0 :type index))            ; behind the last
+  (input-start 0 :type index)           ; of the octets that are not consumed
+  (input-end 0 :type index))            ; after the last
 
 (declaim (sb-ext:freeze-type tunnel))
 
@@ -34,7 +34,7 @@
         (tunnel-input tunnel) nil))
 
 (defun go-on-talking (byte-channel tunnel)
-  "Have TUNNEL's dialogue take what has come, as far as it can."
+  "Go on with TUNNEL's dialogue, as far as the octets that have come allow."
   (loop
     (multiple-value-bind (consumed outcome output)
         (funcall (the function (tunnel-dialogue tunnel)) (tunnel-input tunnel)
@@ -53,7 +53,8 @@
              (return))))))
 
 (defun send-talk (tunnel)
-  "Give the inner byte channel what is to be said. Return 0 if all is, else as a write does."
+  "Write the dialogue's octets to the inner byte channel. Return 0 if all are written, else as a
+write does."
   (let ((output (tunnel-output tunnel)))
     (if (null output)
         0
@@ -66,7 +67,8 @@
                 (t loop:+wants-write+))))))
 
 (defun take-leftover (tunnel octets start end)
-  "Give OCTETS, from START to END, what came behind the proxy's last answer. Return how many."
+  "Copy the octets that came after the proxy's last answer into OCTETS, from START to END. Return
+their number."
   (let* ((input (tunnel-input tunnel))
          (count (if input
                     (min (- end start) (- (tunnel-input-end tunnel) (tunnel-input-start tunnel)))
@@ -86,7 +88,7 @@
         (let ((result (loop:byte-channel-read (tunnel-inner tunnel) octets (+ start count) end)))
           (cond ((zerop count) result)
                 ((plusp result) (+ count result))
-                (t count))))))          ; what else it says it will say again
+                (t count))))))          ; INNER returns another result again
 
 (defun talk (byte-channel tunnel octets start end)
   "As a read of TUNNEL: go on with its dialogue until more must come, or it is open."
@@ -133,8 +135,8 @@
             (loop:close-byte-channel (tunnel-inner (loop:byte-channel-state byte-channel))))))
 
 (defun make-tunnel-byte-channel (byte-channel proxy)
-  "Return a byte channel by PROXY to where that is to connect to, over BYTE-CHANNEL, which is
-connected to the proxy and now belongs to it. The first read or write begins the dialogue."
+  "Return a byte channel through PROXY to its destination, over BYTE-CHANNEL, which is connected to
+the proxy and now belongs to the new one. The first read or write begins the dialogue."
   (loop:make-byte-channel **tunnel** (loop:byte-channel-descriptor byte-channel)
                           (loop:byte-channel-peer byte-channel)
                           (make-tunnel :inner byte-channel :dialogue (make-dialogue proxy))))

@@ -1,15 +1,15 @@
-;;;; One request of HTTP/1.1 (RFC 9112), for servers that give tokens: a form is posted on a
-;;;; connection of its own, over TLS or not, and the answer is read whole. The thread that asks
-;;;; waits; a client loop does the rest. Everything that the server may do has a limit: the time for
-;;;; all of it, the length of the head (the parser's), the length of the body.
+;;;; A request of HTTP/1.1 (RFC 9112) to servers that issue tokens: a form is posted on a connection
+;;;; of its own, over TLS or not, and the answer is read whole. The calling thread waits; a client
+;;;; loop does the I/O. The limits for the server are the total time, the length of the head (the
+;;;; parser's) and the length of the body.
 ;;;;
 ;;;; States of an exchange: :connecting → :open → :done. It is settled once, by RESOLVE-FUTURE or
-;;;; REJECT-FUTURE of its future, and its connection is aborted then. What comes after is dropped.
+;;;; REJECT-FUTURE of its future, and its connection is aborted then. Later octets are dropped.
 
 (in-package #:clgrpc.token)
 
 (defconstant +most-answer-octets+ 1048576
-  "How long the body of an answer may be.")
+  "The most octets of the body of an answer.")
 
 (defstruct (exchange (:copier nil))
   "A request and its answer."
@@ -17,14 +17,14 @@
   (request (make-octets 0) :type octets :read-only t) ; head and body
   (parser (http1:make-parser :client) :type http1:parser :read-only t) ; of the answer
   (body (make-buffer :size 1024) :type buffer :read-only t) ; of the answer, so far
-  (connection nil :type (or null loop:connection))) ; once it is there
+  (connection nil :type (or null loop:connection))) ; once it is made
 
 (defmethod print-object ((exchange exchange) stream)
   (print-unreadable-object (exchange stream :type t))) ; it has secrets
 
 (defstruct (url (:constructor make-url (text secure host port path)) (:copier nil))
-  "What a URL of HTTP names."
-  (text "" :type string :read-only t)   ; the URL, without what is secret in it
+  "The parts of a URL of HTTP."
+  (text "" :type string :read-only t)   ; the URL without its path, which may be secret
   (secure nil :type boolean :read-only t) ; by TLS
   (host "" :type string :read-only t)   ; a name or an address without brackets
   (port 0 :type (integer 1 65535) :read-only t) ; of the server
@@ -35,12 +35,12 @@
     (write-string (url-text url) stream)))
 
 (defun parse-url (url)
-  "What URL, a text, names: http://HOST[:PORT][/PATH] or https://…. Signal MISUSE if it is neither,
+  "The parts of URL, a text http://HOST[:PORT][/PATH] or https://…. Signal MISUSE if it is neither,
 or has a user in it."
   (multiple-value-bind (host port path scheme user) (split-url url)
     (let ((default (rest (assoc scheme '(("http" . 80) ("https" . 443)) :test #'equal))))
       (unless (and host default (null user))
-        (misuse "~S is no URL http://HOST[:PORT]/PATH or https://…" url))
+        (misuse "~S is not a URL http://HOST[:PORT]/PATH or https://…" url))
       (let ((port (or port default)))
         (make-url (format nil "~A://~A" scheme (host-and-port host port)) (= 443 default)
                   host port path)))))
@@ -80,7 +80,7 @@ or has a user in it."
 ;;; On the loop
 
 (defun settle (exchange &optional failure)
-  "EXCHANGE has its answer, or never will because of FAILURE, a text."
+  "Settle EXCHANGE with its answer, or with FAILURE, a text."
   (if failure
       (loop:reject-future (exchange-future exchange)
                           (status:make-rpc-error :unavailable :ended-by :local :sent nil
@@ -95,7 +95,7 @@ or has a user in it."
     (loop:close-connection (exchange-connection exchange) :abort t)))
 
 (defun take-answer (exchange octets start end)
-  "Give the parser of EXCHANGE what has come. Return where it stopped."
+  "Parse OCTETS for EXCHANGE. Return the position where the parser stopped."
   (let ((parser (exchange-parser exchange)) (body (exchange-body exchange)))
     (loop
       (multiple-value-bind (at event) (http1:parse parser octets start end)
@@ -163,14 +163,15 @@ or has a user in it."
                    (lambda (byte-channel condition)
                      (cond (condition
                             (settle exchange (string-right-trim "." (princ-to-string condition))))
-                           ((loop:future-done-p (exchange-future exchange)) ; nobody waits
+                           ((loop:future-done-p (exchange-future exchange)) ; no thread waits
                             (loop:close-byte-channel byte-channel))
                            (t (begin-exchange exchange loop byte-channel url credentials))))))
 
-;;; For the thread that asks
+;;; ;;; For the calling thread
 
 (defun give-up (exchange loop)
-  "Nobody waits for EXCHANGE any more: its connection ends on LOOP."
+  "End the connection of EXCHANGE, for which no thread waits any more, on LOOP. Return a future of
+that."
   (let ((done (loop:make-future)))
     (loop:post loop (lambda ()
                       (unless (loop:future-done-p (exchange-future exchange))
@@ -180,8 +181,8 @@ or has a user in it."
 
 (defun post-form (url parameters &key headers credentials timeout)
   "Post PARAMETERS, an alist of strings, to URL with HEADERS, an alist, over TLS with CREDENTIALS
-if URL says so; wait for the answer, and return its status and its body, octets. Signal
-:unavailable if none comes in TIMEOUT seconds, or it cannot be read. Not on a loop."
+if URL says so; wait for the answer, and return its status and its body, octets. Signal :unavailable
+if no answer comes in TIMEOUT seconds, or it cannot be read. Not on a loop."
   (let* ((client-loop (calling:acquire-client-loop (option:make-channel-options)))
          (loop (calling:client-loop-loop client-loop))
          (exchange (make-exchange :request (post-octets url parameters headers))))

@@ -1,5 +1,5 @@
-;;;; Tokens that say who calls, as call credentials: from a file, signed by ourselves, or asked for
-;;;; over HTTP.
+;;;; Tokens that identify the caller, as call credentials: from a file, signed by the client, or
+;;;; requested over HTTP.
 
 (defpackage #:clgrpc.token
   (:use #:cl #:clgrpc.base)

@@ -1,28 +1,29 @@
-;;;; Tokens that are kept until they expire, and fetched again before that, as gRFC A83 and A97 say.
+;;;; Tokens that are kept until they expire and fetched again before that, according to gRFC A83 and
+;;;; A97.
 ;;;;
-;;;;   now, until the token's end            what an attempt gets
+;;;;   time left until the token's end       result for an attempt
 ;;;;   more than 90 s                        the token
 ;;;;   30 to 90 s                            the token; a fetch begins
-;;;;   less, or there is no token            waits for the fetch, which begins if none is under way
+;;;;   less, or no token                     waits for the fetch, which begins if none is under way
 ;;;;   the same, soon after a failure        that failure, until the back-off is over
 ;;;;
-;;;; (Of a token that lives less than 6 minutes both numbers are a twelfth and a quarter of its
-;;;; life.) So there is one fetch at a time, however many calls wait, and none while nobody calls. A
-;;;; fetch runs on a thread of its own, which may wait and ends with it. Failures double the
-;;;; back-off from 1 s to 120 s, as gRPC's document on connection back-off has it.
+;;;; (For a token that lives less than 6 minutes these numbers are a twelfth and a quarter of its
+;;;; life.) So one fetch runs at a time, for any number of calls that wait, and no fetch runs
+;;;; without calls. A fetch runs on a thread of its own, which may wait and ends with it. Failures
+;;;; double the back-off from 1 s to 120 s, as in gRPC's document on connection back-off.
 ;;;;
-;;;; LOCK guards the state; no function of others runs while it is held. Times of tokens are of the
-;;;; wall clock, as those in them are; the back-off is of the loops' clock, which nobody sets.
+;;;; LOCK guards the state; no user's function runs while it is held. Times of tokens are of the
+;;;; wall clock, as those inside tokens are; the back-off uses the loops' clock, which is monotonic.
 
 (in-package #:clgrpc.token)
 
 (defconstant +least-life-seconds+ 30
-  "A token is not sent in the last so many seconds of its life: clocks differ, and servers take
+  "The last seconds of its life in which a token is not sent, since clocks differ and servers take
 time.")
 (defconstant +refresh-seconds+ 60
-  "A fetch begins so long before a token is not sent any more.")
+  "How long, in seconds, before a token is not sent any more a fetch begins.")
 (defconstant +most-token-octets+ 65536
-  "A longer token is refused: no server takes such headers.")
+  "A token of so many octets or more is refused: no server accepts such headers.")
 (defconstant +first-pause-seconds+ 1)
 (defconstant +most-pause-seconds+ 120)
 
@@ -36,34 +37,34 @@ time.")
   (print-unreadable-object (kept stream :type t))) ; it is secret
 
 (defclass token-credentials (calling:call-credentials)
-  ((lock :initform (sb-thread:make-mutex :name "clgrpc token") :reader token-lock) ; of the rest
+  ((lock :initform (sb-thread:make-mutex :name "clgrpc token") :reader token-lock) ; of the others
    (kept :initform nil :accessor token-kept) ; a KEPT-TOKEN, or nil
-   (waiting :initform '() :accessor token-waiting) ; futures of those that wait for the fetch
+   (waiting :initform '() :accessor token-waiting) ; futures that the fetch will settle
    (fetching :initform nil :accessor token-fetching) ; true while a fetch is under way
    (failure :initform nil :accessor token-failure) ; the RPC-ERROR of the last fetch, if it failed
    (retry-ns :initform 0 :accessor token-retry-ns) ; the next fetch, by WORLD-NOW
    ;; after failures
    (pauses :initform (loop:make-pauses +first-pause-seconds+ +most-pause-seconds+)
            :reader token-pauses))
-  (:documentation "Call credentials that send a token which FETCH-TOKEN, of a subclass, returns, as
-`authorization: Bearer TOKEN`. It is kept, fetched again before it expires, by one fetch at a time,
-and shared by all channels that have the same credentials."))
+  (:documentation "Call credentials that send a token from FETCH-TOKEN, a method of a subclass, as
+`authorization: Bearer TOKEN`. The token is kept, and fetched again before it expires, by one fetch
+at a time. All channels with the same credentials share it. From any thread."))
 
 (defgeneric fetch-token (credentials)
   (:documentation "Return a new token of CREDENTIALS, TOKEN-CREDENTIALS, a string of printable
-ASCII, and the seconds, a real, for which it is good; a third value, seconds, has it fetched again
-earlier than its life would have it. For methods of one's own subclasses. It is called on a thread
-of its own and may wait, which should have an end. An RPC-ERROR that it signals is what the attempts
-that wait for the token fail with, :unavailable where another attempt may succeed; any other error
-makes that :unauthenticated."))
+ASCII, and the seconds, a real, for which it is valid. A third value, seconds, makes the next fetch
+come earlier than the token's life requires. Define a method for your own subclass of
+TOKEN-CREDENTIALS. It is called on a thread of its own and may wait, but not without end. If it
+signals an RPC-ERROR, attempts that wait for the token fail with that; use :unavailable if another
+attempt may succeed. Any other error becomes :unauthenticated."))
 
 (defun wall-now ()
   "The nanoseconds since 1970."
   (loop:unix-ns))
 
 (defun keep-token (text seconds &optional refresh-seconds)
-  "A KEPT-TOKEN of TEXT, which is good for SECONDS from now, and fetched again in REFRESH-SECONDS at
-the latest if that is not nil."
+  "A KEPT-TOKEN of TEXT, which is valid for SECONDS from now, and fetched again in REFRESH-SECONDS
+at the latest if that is not nil."
   (let* ((now (wall-now))
          (early (- seconds (min (+ +least-life-seconds+ +refresh-seconds+) (/ seconds 4)))))
     (make-kept-token text
@@ -71,15 +72,16 @@ the latest if that is not nil."
                      (+ now (seconds-ns (- seconds (min +least-life-seconds+ (/ seconds 12))))))))
 
 (defun check-token (token seconds)
-  "Return TOKEN, which is good for SECONDS. Signal :unauthenticated if it can be no token, or is
-good no more."
+  "Return TOKEN, which is valid for SECONDS. Signal :unauthenticated if it cannot be a token, or has
+expired."
   (flet ((refuse (text &rest arguments)
            (error (status:make-rpc-error :unauthenticated :ended-by :local :sent nil
                                          :message (apply #'format nil text arguments)))))
     (cond ((not (and (stringp token)
                      (< 0 (length token) +most-token-octets+)
                      (every (lambda (character) (char< #\Space character #\Rubout)) token)))
-           (refuse "what came is no token: it has 1 to ~D characters of printable ASCII"
+           (refuse "the fetched value is not a token, which has 1 to ~D characters of printable
+ASCII"
                    (1- +most-token-octets+)))
           ((not (typep seconds '(real (0))))
            (refuse "the token has expired"))
@@ -88,7 +90,7 @@ good no more."
 ;;; The end of a fetch
 
 (defun take-token (credentials kept)
-  "The fetch of CREDENTIALS has given KEPT: those that wait have it."
+  "End the fetch of CREDENTIALS with KEPT, and give it to the attempts that wait."
   (dolist (future (sb-thread:with-mutex ((token-lock credentials))
                     (loop:forget-failures (token-pauses credentials))
                     (setf (token-kept credentials) kept
@@ -98,8 +100,8 @@ good no more."
     (loop:resolve-future future (calling:token-metadata (kept-token-text kept)))))
 
 (defun take-failure (credentials error)
-  "The fetch of CREDENTIALS has failed with ERROR, an RPC-ERROR: those that wait fail with it, and
-so do others until the back-off is over, unless there is a token still."
+  "End the fetch of CREDENTIALS with ERROR, an RPC-ERROR. Attempts that wait fail with it. Others
+fail with it until the back-off is over, unless a valid token is kept."
   (log-event :warning :token-not-fetched :credentials credentials
                                          :reason (princ-to-string error))
   (dolist (future (sb-thread:with-mutex ((token-lock credentials))
@@ -112,7 +114,7 @@ so do others until the back-off is over, unless there is a token still."
     (loop:reject-future future error)))
 
 (defun fetch (credentials)
-  "Fetch a token of CREDENTIALS. On the thread of that."
+  "Fetch a token of CREDENTIALS. On the fetch's own thread."
   (multiple-value-bind (kept error)
       (handler-case (multiple-value-bind (token seconds refresh-seconds) (fetch-token credentials)
                       (keep-token (check-token token seconds) seconds refresh-seconds))
@@ -125,18 +127,18 @@ so do others until the back-off is over, unless there is a token still."
         (take-failure credentials error))))
 
 (defun begin-fetch (credentials)
-  "Have a thread fetch a token of CREDENTIALS, whose FETCHING is true."
+  "Start a thread that fetches a token of CREDENTIALS, whose FETCHING is true."
   (handler-case (loop:start-thread loop:*world* (lambda () (fetch credentials)) "clgrpc token")
     (error (error)
       (take-failure credentials
                     (status:make-rpc-error :unavailable :ended-by :local :sent nil :cause error
                                            :message "no thread can fetch the token")))))
 
-;;; What an attempt gets
+;;; ;;; The token for an attempt
 
 (defun look-for-token (credentials now)
-  "What an attempt gets from CREDENTIALS at NOW: the KEPT-TOKEN, the RPC-ERROR or the future; and
-true if a fetch is to begin."
+  "The result for an attempt from CREDENTIALS at NOW: the KEPT-TOKEN, the RPC-ERROR or the future.
+The second value is true if the caller must begin a fetch."
   (sb-thread:with-mutex ((token-lock credentials))
     (let* ((kept (token-kept credentials))
            (failure (and (< (loop:world-now) (token-retry-ns credentials))

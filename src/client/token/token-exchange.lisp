@@ -1,8 +1,8 @@
-;;;; Tokens that an authorization server gives: by OAuth 2.0's client credentials (RFC 6749 section
-;;;; 4.4), and in exchange for another token (RFC 8693), both by one POST to its token endpoint.
+;;;; Tokens from an authorization server: by OAuth 2.0's client credentials (RFC 6749 section 4.4),
+;;;; and in exchange for another token (RFC 8693), both by one POST to its token endpoint.
 ;;;;
-;;;;   what comes                                 the status of the attempts that wait
-;;;;   nothing, or no HTTP                        :unavailable
+;;;;   answer                                     the status of the attempts that wait
+;;;;   no answer, or not HTTP                     :unavailable
 ;;;;   429, 502, 503, 504                         :unavailable (gRFC A83, as the mapping of HTTP's)
 ;;;;   another status than 200                    :unauthenticated, with `error` of the answer
 ;;;;   200 without a token that can be sent so    :unauthenticated
@@ -10,7 +10,8 @@
 (in-package #:clgrpc.token)
 
 (defconstant +default-life-seconds+ 3600
-  "How long a token is good whose answer does not say so; RFC 6749 section 5.1 leaves it to us.")
+  "The life, in seconds, of a token whose answer does not have it; RFC 6749 section 5.1 leaves it to
+the client.")
 
 (defclass endpoint-credentials (token-credentials)
   ((url :initarg :url :reader endpoint-url) ; a URL
@@ -18,20 +19,20 @@
    (headers :initarg :headers :reader endpoint-headers) ; an alist
    (tls :initarg :tls :reader endpoint-tls) ; TLS credentials, or nil
    (timeout :initarg :timeout :reader endpoint-timeout)) ; seconds
-  (:documentation "Call credentials of a token that an authorization server gives; see CLIENT-TOKEN
-and EXCHANGED-TOKEN."))
+  (:documentation "Call credentials with a token from an authorization server; see CLIENT-TOKEN and
+EXCHANGED-TOKEN."))
 
 (defmethod print-object ((credentials endpoint-credentials) stream)
   (print-unreadable-object (credentials stream :type t)
     (write-string (url-text (endpoint-url credentials)) stream)))
 
 (defun refuse-answer (credentials text &rest arguments)
-  "What the endpoint of CREDENTIALS has answered gives no token."
+  "Signal :unauthenticated, since the answer of CREDENTIALS' endpoint has no valid token."
   (status:fail :unauthenticated (format nil "~A ~?" (url-text (endpoint-url credentials)) text
                                         arguments)))
 
 (defun answer-members (body)
-  "The object in BODY, JSON as octets, an alist; nil if it is none."
+  "The object in BODY, JSON as octets, an alist; nil if BODY is not an object."
   (handler-case (let ((value (parse-json body :max-length +most-answer-octets+ :max-depth 20)))
                   (and (consp value) value))
     (clgrpc-error () nil)))
@@ -42,14 +43,14 @@ and EXCHANGED-TOKEN."))
     (and (stringp value) value)))
 
 (defun told-error (members)
-  "What MEMBERS, of an answer, say of an error (RFC 6749 section 5.2), as text, or nil."
+  "The error in MEMBERS, of an answer (RFC 6749 section 5.2), as text, or nil."
   (let ((code (text-member "error" members)))
     (and code
          (printable-text (format nil "~A~@[: ~A~]" code (text-member "error_description" members))
                          :limit 200))))
 
 (defun check-answer-status (credentials status members)
-  "Signal :unavailable or :unauthenticated unless STATUS, of HTTP, is that of a token."
+  "Signal :unavailable or :unauthenticated unless STATUS, of HTTP, is 200."
   (unless (= 200 status)
     (if (eq :unavailable (wire:http-status-status status))
         (status:fail :unavailable (format nil "~A answers ~D"
@@ -57,7 +58,7 @@ and EXCHANGED-TOKEN."))
         (refuse-answer credentials "answers ~D~@[: ~A~]" status (told-error members)))))
 
 (defun life-member (members)
-  "For how many seconds the token of MEMBERS is good; 0 if what they say of it is no such number."
+  "The life in seconds of the token in MEMBERS; 0 if their expires_in is invalid."
   (let ((member (assoc "expires_in" members :test #'string=)))
     (cond ((null member) +default-life-seconds+)
           ((typep (cdr member) '(real 0 1d9)) (rational (cdr member)))
@@ -75,7 +76,7 @@ and EXCHANGED-TOKEN."))
                  :timeout (endpoint-timeout credentials))
     (let ((members (answer-members body)))
       (check-answer-status credentials status members)
-      (unless members (refuse-answer credentials "answers what is no JSON object"))
+      (unless members (refuse-answer credentials "answers with a body that is not a JSON object"))
       (let ((token (text-member "access_token" members))
             (type (text-member "token_type" members)))
         (unless token (refuse-answer credentials "answers without an access_token"))
@@ -84,7 +85,7 @@ and EXCHANGED-TOKEN."))
                          (printable-text (or type "?") :limit 40)))
         (values token (life-member members))))))
 
-;;; What users make
+;;; ;;; Functions for users
 
 (defun check-strings (&rest names-and-values)
   "Signal MISUSE unless each of NAMES-AND-VALUES, a plist, is a string or nil."
@@ -109,12 +110,12 @@ and EXCHANGED-TOKEN."))
                                            :tls tls :timeout timeout))))
 
 (defun optional-parameters (&rest names-and-values)
-  "An alist of those NAMES-AND-VALUES, by turns, that have a value."
+  "An alist of NAMES-AND-VALUES, a plist, without those whose value is nil."
   (loop for (name value) on names-and-values by #'cddr
         when value collect (cons name value)))
 
 (defun basic-header (id secret)
-  "The header that says who the client is (RFC 6749 section 2.3.1)."
+  "The header that authenticates the client (RFC 6749 section 2.3.1)."
   (flet ((encoded (text) (subseq (form-text (list (cons "" text))) 1)))
     `(("authorization" . ,(format nil "Basic ~A"
                                   (encode-base64 (string-octets (format nil "~A:~A" (encoded id)
@@ -123,21 +124,21 @@ and EXCHANGED-TOKEN."))
 
 (defun client-token (url &key client-id client-secret scope audience in-body credentials
                            (timeout 10))
-  "Return call credentials, for :call-credentials of a channel or stub, that send a token which the
-authorization server's token endpoint at URL, http:// or https://, gives this client (OAuth 2.0,
-client credentials, RFC 6749 section 4.4). It is asked for when a token is first needed, and again
-90 seconds before the token expires, by one request at a time.
-CLIENT-ID      a string, who asks
-CLIENT-SECRET  a string, which proves that
-SCOPE          a string, the scopes wanted, with spaces between; none by default
-AUDIENCE       a string, for whom the token is to be, which some servers want; none by default
-IN-BODY        true: id and secret are parameters of the request, not the header of RFC 6749
-CREDENTIALS    what TLS-CREDENTIALS returns with :alpn nil, for https://; by default the roots of
-the
+  "Return call credentials, for :call-credentials of a channel or stub, that send a token from the
+authorization server's token endpoint at URL, http:// or https:// (OAuth 2.0, client credentials,
+RFC 6749 section 4.4). The token is requested when it is first needed, and again 90 seconds before
+it expires, by one request at a time.
+CLIENT-ID      a string, the id of this client
+CLIENT-SECRET  a string, the secret of this client
+SCOPE          a string, the wanted scopes, with spaces between; none by default
+AUDIENCE       a string, the service that the token is for, which some servers want; none by default
+IN-BODY        true to send id and secret as parameters of the request, not in the header of RFC
+               6749
+CREDENTIALS    a value of TLS-CREDENTIALS with :alpn nil, for https://; by default the roots of the
                system are trusted
 TIMEOUT        a real, the seconds that a request may take; 10 by default
-An attempt of a call fails with :unavailable if the server cannot be reached or answers 429, 502,
-503 or 504, else with :unauthenticated; another request follows after a back-off of 1 to 120 seconds
+Without a token, an attempt of a call fails with :unavailable if the server cannot be reached or
+answers 429, 502, 503 or 504, else with :unauthenticated; the next request follows after 1 to 120 s
 (gRFC A83). Secrets go to http:// in plaintext. Signal MISUSE for a wrong argument, TLS-ERROR if
 CREDENTIALS cannot be used. From any thread."
   (check-strings :client-id client-id :client-secret client-secret :scope scope :audience audience)
@@ -152,8 +153,8 @@ CREDENTIALS cannot be used. From any thread."
                                credentials timeout)))
 
 (defun token-text (token)
-  "What TOKEN says now: a string, the text of the file that a pathname names, or what a function
-returns."
+  "The present text of TOKEN: a string itself, the contents of the file of a pathname, or the value
+of a function."
   (etypecase token
     (string token)
     (pathname (read-token token))
@@ -167,11 +168,11 @@ returns."
   "The types of tokens by their keywords (RFC 8693 section 3).")
 
 (defun token-type (type)
-  "The URI of TYPE, a keyword of *TOKEN-TYPES* or a URI itself, or nil of nil."
+  "The URI of TYPE, a keyword of *TOKEN-TYPES* or a URI itself; nil for nil."
   (cond ((null type) nil)
         ((stringp type) type)
         ((cdr (assoc type *token-types*)))
-        (t (misuse "~S is no type of a token; there are~{ ~(~S~)~^,~}, and URIs." type
+        (t (misuse "~S is not a type of a token; give one of~{ ~(~S~)~^,~}, or a URI." type
                    (mapcar #'car *token-types*)))))
 
 (defun exchanged-token (url &key subject-token (subject-type :jwt) actor-token (actor-type :jwt)
@@ -179,21 +180,21 @@ returns."
                               credentials (timeout 10))
   "Return call credentials, for :call-credentials of a channel or stub, that send a token which the
 security token service at URL, http:// or https://, gives in exchange for another one (RFC 8693). It
-is asked for when a token is first needed, and again 90 seconds before the token expires, by one
-request at a time.
-SUBJECT-TOKEN   the token of whom calls are made for: a string, a pathname, whose file is read for
-                each exchange, or a function without arguments that returns a string, called on a
-                thread of its own
+is requested when it is first needed, and again 90 seconds before it expires, by one request at a
+time.
+SUBJECT-TOKEN   the token of the subject, the party for which calls are made: a string, a pathname,
+                whose file is read for each exchange, or a function without arguments that returns a
+                string, called on a thread of its own
 SUBJECT-TYPE    its type: :jwt, the default, :access-token, :id-token, :saml2 or a URI
-ACTOR-TOKEN     the token of who acts for the subject, given as SUBJECT-TOKEN; none by default
+ACTOR-TOKEN     the token of the party that acts for the subject, as SUBJECT-TOKEN; none by default
 ACTOR-TYPE      its type, as SUBJECT-TYPE
-REQUESTED-TYPE  the type of the token that is wanted, as SUBJECT-TYPE; nil, the default: any
-RESOURCE        a string, the URI of the service where the token is to be used; none by default
+REQUESTED-TYPE  the type of the wanted token, as SUBJECT-TYPE; nil, the default, for any
+RESOURCE        a string, the URI of the service that the token is for; none by default
 AUDIENCE        a string, the name of that service; none by default
-SCOPE           a string, the scopes wanted, with spaces between; none by default
-CLIENT-ID       a string, who asks, with CLIENT-SECRET, if the service wants to know
-CREDENTIALS, TIMEOUT, what attempts of calls fail with and what is signalled are as for
-CLIENT-TOKEN. From any thread."
+SCOPE           a string, the wanted scopes, with spaces between; none by default
+CLIENT-ID       a string, the id of this client, with CLIENT-SECRET, if the service needs it
+CREDENTIALS, TIMEOUT, the failures of attempts and the conditions are as for CLIENT-TOKEN. From any
+thread."
   (check-strings :resource resource :audience audience :scope scope :client-id client-id
                  :client-secret client-secret)
   (flet ((check (token name)

@@ -1,16 +1,16 @@
-;;;; Tokens that something else writes to a file and renews there, such as Kubernetes or an agent of
-;;;; SPIFFE (gRFC A97).
+;;;; Tokens that another program, such as Kubernetes or an agent of SPIFFE, writes to a file and
+;;;; renews there (gRFC A97).
 
 (in-package #:clgrpc.token)
 
 (defconstant +unknown-life-seconds+ 600
-  "So long a token that does not say when it expires is still sent while its file cannot be read
+  "How long, in seconds, a token without an expiry is still sent while its file cannot be read
 again.")
 
 (defclass file-credentials (token-credentials)
   ((path :initarg :path :reader token-file-path) ; a pathname
-   (seconds :initarg :seconds :reader token-file-seconds)) ; between looks, or nil
-  (:documentation "Call credentials of a token in a file; see TOKEN-FILE."))
+   (seconds :initarg :seconds :reader token-file-seconds)) ; between readings, or nil
+  (:documentation "Call credentials with a token from a file; see TOKEN-FILE."))
 
 (defmethod print-object ((credentials file-credentials) stream)
   (print-unreadable-object (credentials stream :type t)
@@ -21,9 +21,9 @@ again.")
 file PATH, a pathname or its text, as `authorization: Bearer TOKEN` (gRFC A97). The file has the
 token alone, perhaps with blanks and ends of lines around it, 65,535 octets at most. It is read when
 a token is first needed, on a thread of its own.
-SECONDS  a real, 1 or more: the file is read again so often. nil, the default, is for JSON Web
-         Tokens: the file is read again a minute before its token is 30 seconds from its expiry
-         (`exp`); a token without one fails then
+SECONDS  a real, 1 or more: the interval at which the file is read again. nil, the default, is for
+         JSON Web Tokens: the file is read again 90 seconds before the token's expiry (`exp`), and
+         a token without an expiry fails
 An attempt whose token cannot be read fails with :unavailable, one whose token cannot be used with
 :unauthenticated; the file is then read again after a back-off of 1 to 120 seconds. Signal MISUSE
 for a wrong argument. From any thread."
@@ -42,8 +42,7 @@ for a wrong argument. From any thread."
       (map 'string #'code-char (subseq octets 0 end)))))
 
 (defun read-token (path)
-  "The text of the file at PATH without what is blank around it. Signal :unavailable if it cannot be
-read."
+  "The text of the file at PATH without blanks around it. Signal :unavailable if it cannot be read."
   (string-trim '(#\Space #\Tab #\Return #\Newline)
                (handler-case (file-text path)
                  (error (error)
@@ -57,7 +56,7 @@ read."
          (expiry (web-token-expiry token)))
     (unless (or seconds expiry)
       (status:fail :unauthenticated
-                   (format nil "the token in ~A is no JSON Web Token that says when it expires"
+                   (format nil "the token in ~A is not a JSON Web Token with an expiry"
                            path)))
     (values token
             (cond (expiry (seconds-until expiry))

@@ -1,5 +1,5 @@
-;;;; JSON Web Tokens (RFC 7519): their expiry, and such as a client signs for itself, with RS256 or
-;;;; ES256 (RFC 7518 section 3). Nothing here verifies a token: that is for the server.
+;;;; JSON Web Tokens (RFC 7519): their expiry, and tokens that a client signs itself, with RS256 or
+;;;; ES256 (RFC 7518 section 3). The server, not this file, verifies tokens.
 
 (in-package #:clgrpc.token)
 
@@ -8,12 +8,12 @@
   (substitute #\_ #\/ (substitute #\- #\+ (encode-base64 (coerce octets 'octets) :padding nil))))
 
 (defun base64-url-octets (text)
-  "The octets that TEXT, base64url without padding, means."
+  "The octets in TEXT, base64url without padding."
   (decode-base64 (substitute #\/ #\_ (substitute #\+ #\- text))))
 
 (defun web-token-expiry (token)
-  "The member `exp` of TOKEN, a JSON Web Token, a real, seconds since 1970; nil if it has none that
-can be read."
+  "The member `exp` of TOKEN, a JSON Web Token, a real, seconds since 1970; nil if it cannot be
+read."
   (let* ((first (position #\. token))
          (second (and first (position #\. token :start (1+ first)))))
     (and second
@@ -29,8 +29,8 @@ can be read."
   (- (rational expiry) (/ (wall-now) +ns-per-second+)))
 
 (defun signed-token (claims key-text what password key-id)
-  "A JSON Web Token with CLAIMS, an alist as WRITE-JSON takes it, signed with the key in KEY-TEXT,
-PEM. KEY-ID, a string, is the member `kid` of its header if it is not nil."
+  "A JSON Web Token with CLAIMS, an alist for WRITE-JSON, signed with the key in KEY-TEXT, PEM.
+KEY-ID, a string, is the member `kid` of its header if it is not nil."
   (flet ((part (value)
            (base64-url (string-octets (write-json value)))))
     (let* ((kind (os:private-key-kind key-text what password))
@@ -44,18 +44,18 @@ PEM. KEY-ID, a string, is the member `kid` of its header if it is not nil."
 ;;; Call credentials
 
 (defconstant +remembered-audiences+ 64
-  "For so many services a self-signed token is kept; a further one takes the place of all.")
+  "The most services for which a self-signed token is kept; one more replaces all of them.")
 
 (defclass self-signed-credentials (calling:call-credentials)
   ((key :initarg :key :reader signer-key) ; PEM
-   (what :initarg :what :reader signer-what) ; what that is called in errors
+   (what :initarg :what :reader signer-what) ; the name of KEY in errors
    (password :initarg :password :reader signer-password) ; of KEY, or nil
    (key-id :initarg :key-id :reader signer-key-id) ; `kid`, or nil
    (issuer :initarg :issuer :reader signer-issuer) ; `iss`
    (subject :initarg :subject :reader signer-subject) ; `sub`, or nil
    (audience :initarg :audience :reader signer-audience) ; a string, or :service
    (claims :initarg :claims :reader signer-claims) ; an alist
-   (seconds :initarg :seconds :reader signer-seconds) ; that a token is good for
+   (seconds :initarg :seconds :reader signer-seconds) ; of a token's life
    ;; of KEPT
    (lock :initform (sb-thread:make-mutex :name "clgrpc self-signed tokens") :reader signer-lock)
    ;; from audiences to KEPT-TOKENs
@@ -68,7 +68,7 @@ SELF-SIGNED-TOKEN."))
     (format stream "issuer ~A, key ~A" (signer-issuer signer) (signer-what signer))))
 
 (defun key-text (key)
-  "The text of KEY, PEM as a string or the name of a file; and what that is called."
+  "The text of KEY, PEM as a string or the name of a file; and a name for errors."
   (if (and (stringp key) (search "-----BEGIN" key))
       (values key "the key")
       (values (handler-case (alexandria:read-file-into-string key :external-format :latin-1)
@@ -83,14 +83,14 @@ SELF-SIGNED-TOKEN."))
 is first needed, once for each audience, and again before it expires.
 KEY       the private key: PEM, a string that holds it or the name of a file, which is read now. RSA
           of 2048 bits or more signs by RS256, a key on the curve P-256 by ES256
-PASSWORD  a string, that of KEY if it is encrypted
+PASSWORD  a string, the password of KEY if it is encrypted
 KEY-ID    a string, by which the server finds the public key (`kid`); none by default
-ISSUER    a string, who says so (`iss`)
-SUBJECT   a string, who calls (`sub`); ISSUER by default
-AUDIENCE  a string, for whom the token is (`aud`); :service, the default, is the URL of the service
-          that is called, see CREDENTIALS-REQUEST-AUDIENCE
-CLAIMS    an alist from strings to strings or other values of JSON, what else the token says
-SECONDS   a real, 60 to 86400, for how long a token is good; 3600 by default
+ISSUER    a string, the issuer of the token (`iss`)
+SUBJECT   a string, the caller (`sub`); ISSUER by default
+AUDIENCE  a string, the recipient of the token (`aud`); :service, the default, is the URL of the
+          called service, see CREDENTIALS-REQUEST-AUDIENCE
+CLAIMS    an alist from strings to strings or other values of JSON, further claims of the token
+SECONDS   a real, 60 to 86400, the life of a token; 3600 by default
 Signal MISUSE for a wrong argument, TLS-ERROR if KEY cannot be used. From any thread."
   (flet ((check (value type name)
            (unless (typep value type) (misuse "~S of a token cannot be ~S." name value))))

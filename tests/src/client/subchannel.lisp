@@ -107,7 +107,7 @@ it; and with a function that returns how many it has had."
        (let ((error (caught (ask channel (note 1) :wait-for-ready t :timeout 1))))
          (is (typep error 'grpc:deadline-exceeded))
          (is (<= 2 (funcall count) 12) "~D connections in a second" (funcall count))
-         (is (search "takes connections and ends them" (princ-to-string error))))
+         (is (search "accepts connections and ends them" (princ-to-string error))))
        (is (typep (caught (ask channel (note 1))) 'grpc:unavailable))))
    ;; SETTINGS that allow no stream
    #(0 0 6 4 0 0 0 0 0 0 3 0 0 0 0)))

@@ -215,7 +215,7 @@
         (is (= (length texts) (v1:channel-trace-num-events-logged trace)))
         (is (> 60 (age-seconds (v1:channel-trace-creation-timestamp trace))))
         (is (string= "channel created" (first texts)))
-        (dolist (text '("the resolver tells of 1 server" "service config adopted"
+        (dolist (text '("the resolver has found 1 server" "service config adopted"
                         "state changed from IDLE to CONNECTING"
                         "state changed from CONNECTING to READY"))
           (is (find-if (lambda (event) (search text event)) texts) "~A is not in ~S" text texts))
