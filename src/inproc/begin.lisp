@@ -1,11 +1,11 @@
-;;;; Where a handler runs: here, on the thread of the client that calls or consumes; or elsewhere,
-;;;; on a reserve thread or a loop. When it returns the same is done in both cases.
+;;;; Running a handler: here, on the thread of the client that calls or consumes, or elsewhere, on a
+;;;; reserve thread or a loop. Its return is handled in the same way in both cases.
 
 (in-package #:clgrpc.inproc)
 
 (define-hot run-handler ((call-pair call-pair) (own-thread boolean)) (values t t)
-  "Run the handler of CALL-PAIR. Return what it returns, and nil or the RPC-ERROR that ended it.
-OWN-THREAD as for WITH-OTHERS-CODE."
+  "Run the handler of CALL-PAIR. Return its value, and nil or the RPC-ERROR that ended it.
+OWN-THREAD is as for WITH-OTHERS-CODE."
   (let* ((call (call-pair-server call-pair))
          (route (call-pair-route call-pair))
          (request (if (rpc:takes-one-p call) (call-pair-request call-pair) call))
@@ -27,7 +27,7 @@ OWN-THREAD as for WITH-OTHERS-CODE."
   nil)
 
 (defun keep (call-pair)
-  "The handler answers later."
+  "Note that the handler answers later."
   (open-mail call-pair)
   (let ((route (call-pair-route call-pair)))
     (setf (route-kept route) (method:binding-function (route-binding route))))

@@ -1,14 +1,14 @@
-;;;; How a call ends: at both ends at once. The thread that claims the end first ends it.
+;;;; The end of a call, at both ends at once. The first thread that claims the end ends the call.
 ;;;;
-;;;; A call whose handler runs on its caller's thread has no timer for its deadline, and is not told
-;;;; when its server stops: each operation on the call looks for both (LOOK). Other calls are
+;;;; A call whose handler runs on its caller's thread has no timer for its deadline, and is not
+;;;; notified when its server stops: each operation on the call checks both (LOOK). Other calls are
 ;;;; registered with their callee, and their deadline has a timer.
 
 (in-package #:clgrpc.inproc)
 
 (define-hot wake-driver ((call-pair call-pair)) null
-  "Something has come for the client of CALL-PAIR: if the client runs the loop of its handlers
-meanwhile, make it look."
+  "Make the client of CALL-PAIR, for which something has arrived, check its call, if it is running
+the loop of its handlers."
   (let ((driver (call-pair-driver call-pair)))
     (when (and driver (not (eq driver sb-thread:*current-thread*)))
       (loop:post (the loop:event-loop
@@ -41,7 +41,7 @@ call, and the client gets its trailers."
         t))))
 
 (define-hot settle ((call-pair call-pair)) null
-  "The call of CALL-PAIR, which has ended, counts no more."
+  "Stop counting the call of CALL-PAIR, which has ended."
   (count-ended (callee-tally (call-pair-callee call-pair)))
   (when (call-pair-registered call-pair) (unregister call-pair))
   (forget-timers (call-pair-client call-pair))
@@ -51,8 +51,8 @@ call, and the client gets its trailers."
   nil)
 
 (define-hot tell-ended ((call-pair call-pair)) null
-  "The call of CALL-PAIR has ended: tell those who wait for that. Each is told, though another
-leaves this by a non-local exit."
+  "Notify everything that waits for the end of the call of CALL-PAIR, which has ended, even if one
+notification is left by a non-local exit."
   (let ((client (call-pair-client call-pair)) (server (call-pair-server call-pair)))
     (unwind-protect
          (when (and (call-pair-unattended call-pair)
@@ -64,12 +64,12 @@ leaves this by a non-local exit."
   nil)
 
 (define-hot end-well ((call-pair call-pair)) null
-  "The handler has done what it should."
+  "End the call with :ok, since the handler has done its work."
   (end-call-pair call-pair '(:ok) '(:ok :ended-by :local) t)
   nil)
 
 (defun end-as (call-pair status message details trailers)
-  "The handler ends its call with STATUS."
+  "End the call with STATUS, for its handler."
   (unless (call-pair-claim call-pair) (rpc:add-trailers (call-pair-server call-pair) trailers))
   (end-call-pair call-pair
                  (list status :message message :details details)
@@ -77,7 +77,7 @@ leaves this by a non-local exit."
                  t))
 
 (defun end-by-client (call-pair status text)
-  "The caller ends the call with STATUS."
+  "End the call with STATUS, for its caller."
   (multiple-value-bind (server-status server-text) (rpc:verdict :caller-gone)
     (end-call-pair call-pair
                    (list status :message text :ended-by :local)

@@ -38,15 +38,15 @@
   (values (the (or null call-counts) (values (rpc:call-value call 'call-counts)))))
 
 (defun begin-call-counts (call-pair)
-  "Have what passes on CALL-PAIR, whose call has begun, be counted from now on."
+  "Count the messages on CALL-PAIR, whose call has begun, from now on."
   (let ((call-counts (make-call-counts
                       :began-ns (inproc-core-now (call-inproc-core (call-pair-client call-pair))))))
     (setf (rpc:call-value (call-pair-client call-pair) 'call-counts) call-counts
           (rpc:call-value (call-pair-server call-pair) 'call-counts) call-counts)))
 
 (defun tell-begin (call-pair)
-  "Tell the observers of both ends that the call of CALL-PAIR has begun. Within the image it has one
-attempt, which begins with it."
+  "Report to the observers of both ends that the call of CALL-PAIR has begun. Within the image it
+has one attempt, which begins with it."
   (let* ((client (call-pair-client call-pair))
          (server (call-pair-server call-pair))
          (observer (inproc-core-observer (call-inproc-core client))))
@@ -62,7 +62,7 @@ attempt, which begins with it."
     (when (call-pair-callee call-pair) (rpc:observe call-begun (inproc-observer server) server))))
 
 (defun tell-half-closed (call-pair)
-  "Tell the observers of both ends that CALL-PAIR's client sends no more."
+  "Report to the observers of both ends that CALL-PAIR's client sends no more."
   (let ((client (call-pair-client call-pair)) (server (call-pair-server call-pair)))
     (rpc:observe half-closed (inproc-observer client) client)
     (rpc:observe half-closed (inproc-observer server) server)))
@@ -104,15 +104,15 @@ begun."
           (call-pair-server call-pair)
           (make-server-end method deadline fields inproc-core call-pair))
     (when values (calling:begin-values (call-pair-client call-pair) values))
-    (sb-sys:without-interrupts          ; what is counted can be left
+    (sb-sys:without-interrupts          ; a call that is counted must be left
       (count-begun (callee-tally callee))
       (rpc:note-opened (call-pair-client call-pair)))
     (when (observed-p inproc-core callee) (tell-begin call-pair))
     call-pair))
 
 (defmacro with-call-pair ((call-pair form) &body body)
-  "Evaluate BODY with CALL-PAIR bound to what FORM returns, a new call pair. If BODY is left by a
-non-local exit, the client has left its call."
+  "Evaluate BODY with CALL-PAIR bound to the value of FORM, a new call pair. If BODY is left by a
+non-local exit, end the call as one that its client has left."
   (let ((done (gensym "DONE")))
     `(let ((,call-pair nil) (,done nil))
        (with-undoing ((setf ,call-pair ,form)

@@ -16,7 +16,8 @@
   (make-array (* +places+ +place-words+) :element-type 'sb-ext:word :initial-element 0))
 
 (define-hot (place :inline t) () index
-  "Where this thread counts: by the address of its stack, which is 2 MB long at least."
+  "The place where this thread counts, computed from the address of its stack, which is at least 2
+MB long."
   (* +place-words+
      (logand (1- +places+) (ash (sb-sys:sap-int (sb-kernel:current-sp)) -21))))
 
@@ -35,7 +36,7 @@
 (defun tally-ended (tally) (total tally 1))
 
 (defun tally-open (tally)
-  "How many of the calls that TALLY has counted are under way."
+  "The number of calls counted in TALLY that are under way."
   ;; those that end between the two sums must not count as never begun
   (let ((ended (total tally 1)))
     (sb-thread:barrier (:read))

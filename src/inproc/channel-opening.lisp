@@ -50,7 +50,7 @@
                                              inproc-core options arguments)))))))
 
 (defun retry-options (arguments)
-  "What ARGUMENTS, a channel's, say of the *RETRY-OPTIONS*, as options."
+  "Options made from the *RETRY-OPTIONS* among ARGUMENTS, a channel's."
   (apply #'make-channel-options
          (loop for (name value) on arguments by #'cddr
                when (member name *retry-options*) append (list name value))))

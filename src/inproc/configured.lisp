@@ -1,12 +1,12 @@
-;;;; What stubs do on a channel with a service config or interceptors of attempts, and how such a
-;;;; channel is made.
+;;;; Calls of stubs on a channel with a service config or interceptors of attempts, and the making
+;;;; of such a channel.
 
 (in-package #:clgrpc.inproc)
 
 ;;; Stubs
 
 (defun method-plan (channel method)
-  "The plan of CHANNEL for METHOD, or nil if nothing is said of it."
+  "The plan of CHANNEL for METHOD, or nil."
   (let* ((service-config (channel-config channel))
          (config (and service-config
                       (config:find-method-config service-config
@@ -20,7 +20,7 @@
        t))
 
 (defun within-limits (plan options)
-  "OPTIONS of a stub, whose limits for messages are no higher than PLAN allows."
+  "OPTIONS of a stub, with the limits for messages reduced to those of PLAN."
   (let ((config (plan-config plan)))
     (flet ((limited (name configured)
              (let ((value (getf options name)))
@@ -32,7 +32,7 @@
       options)))
 
 (defun within-timeout (plan options)
-  "OPTIONS of a stub, with the time and within the limits that PLAN allows."
+  "OPTIONS of a stub, with the timeout and the limits for messages reduced to those of PLAN."
   (let ((options (within-limits plan options))
         (timeout-ns (and (plan-config plan)
                          (config:method-config-timeout-ns (plan-config plan))))
@@ -43,14 +43,15 @@
         options)))
 
 (defun at-hand-p (method request)
-  "True if what METHOD sends for REQUEST is there already."
+  "True if all messages that METHOD sends for REQUEST exist already."
   (ecase (rpc-method-kind method)
     ((:unary :server-streaming) t)
     (:client-streaming (typep request 'sequence))
     (:bidi nil)))
 
 (defun checked-request (method request)
-  "REQUEST, which is at hand, if METHOD takes it, or all in it."
+  "Return REQUEST, which is at hand. Signal an error if METHOD does not take it, or one of its
+messages."
   (if (eq :client-streaming (rpc-method-kind method))
       (every (lambda (message) (rpc:only-request method message)) request)
       (rpc:only-request method request))
@@ -116,7 +117,7 @@ take them: copies, since the stub may have returned by then, unless ON-CALLER is
              (begin-here call-pair))
             (wait (begin-here call-pair)
                   (calling:send-requests client (calling:request-generator request)))
-            ;; what makes the requests may wait for something
+            ;; the user code that makes the requests may wait for something
             (t (setf (call-pair-source call-pair) (calling:request-generator request))
                (begin-elsewhere call-pair)))
       (if wait
@@ -184,7 +185,7 @@ allows."
                               (execution (inproc-core-execution inproc-core))
                               (client-operations **client-operations**)
                               (server-operations **server-operations**))
-  "A channel whose inproc core is like INPROC-CORE but for what is given."
+  "A channel whose inproc core is a copy of INPROC-CORE with the given keywords changed."
   (make-instance 'inproc-channel
                  :inproc-core (make-inproc-core :target (inproc-core-target inproc-core)
                                                 :callee callee :name name
@@ -206,7 +207,7 @@ nil. OPTIONS say whether calls are tried again."
     (let ((limited (if config (plan-options inproc-core config arguments)
                        (inproc-core-options inproc-core))))
       (if (or policy (getf arguments :attempt-interceptors))
-          ;; the channel's observer is told of calls
+          ;; calls are reported to the channel's observer
           (make-plan :config config :policy policy :limit (or limit 1)
                      :channel (derive-channel inproc-core :options limited :observer nil
                                                           :client-operations **attempt-operations**)

@@ -1,8 +1,8 @@
-;;;; Whose code runs. Caller and handler share a thread, but not their dynamic context. A handler
-;;;; sees neither the condition handlers nor the restarts of its caller; the body of a caller's
-;;;; DO-MESSAGES sees none of the handler that runs it by sending. *CALL*, and with it the deadline
-;;;; that nested calls inherit, changes likewise. The outermost restarts of a thread stay: those
-;;;; that return to the top level, or end the thread.
+;;;; The dynamic context of user code. Caller and handler share a thread, but not their dynamic
+;;;; context. A handler does not see the condition handlers and restarts of its caller. The body of
+;;;; a caller's DO-MESSAGES does not see those of the handler, which runs the body by sending.
+;;;; *CALL*, and with it the deadline that nested calls inherit, changes likewise. The outermost
+;;;; restarts of a thread stay: those that return to the top level, or end the thread.
 
 (in-package #:clgrpc.inproc)
 
@@ -20,9 +20,10 @@
 
 (defmacro with-others-code ((call &key (own-thread t)) &body body)
   "Run BODY, user code of CALL, as RPC:WITH-USER-CODE does, without the context of the end that runs
-now. There is no moment without a handler: what interrupts this thread may signal an error. If
-OWN-THREAD is true the thread is that of somebody who may have set a time with SB-EXT:WITH-TIMEOUT:
-a timeout that BODY does not handle is for the condition handlers outside."
+now. A condition handler is established at every moment, since an interruption of this thread may
+signal an error. OWN-THREAD is true if the thread belongs to a user, who may have set a time limit
+with SB-EXT:WITH-TIMEOUT: a timeout that BODY does not handle is passed to the condition handlers
+outside."
   (let ((handlers (gensym "HANDLERS")) (restarts (gensym "RESTARTS")) (clean (gensym "CLEAN"))
         (timeout (gensym "TIMEOUT")))
     `(let ((,handlers sb-kernel:*handler-clusters*)

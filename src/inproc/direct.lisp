@@ -1,13 +1,14 @@
-;;;; A service object called directly: with no current call (helloworld.greeter:say-hello service
-;;;; request) goes through a channel to that object, so that services are tested, and used within a
-;;;; program, by calling them. A handler that calls another method of a service just calls it.
+;;;; A service object called directly: if there is no current call, (helloworld.greeter:say-hello
+;;;; service request) goes through a channel to that object, so that programs and tests can use a
+;;;; service by calling its methods. A handler that calls another method of a service calls it as a
+;;;; plain function.
 
 (in-package #:clgrpc.inproc)
 
 (defun service-channel (service &rest arguments)
-  "Return a channel to SERVICE, a service object without a server, as SERVER-CHANNEL does to a
-server. ARGUMENTS are as there. From any thread; end it with CLOSE-CHANNEL."
-  (unless (typep service 'method:service) (misuse "~S is no service." service))
+  "Return a channel to SERVICE, a service object without a server, as SERVER-CHANNEL does for a
+server. ARGUMENTS are as for that. From any thread; end it with CLOSE-CHANNEL."
+  (unless (typep service 'method:service) (misuse "~S is not a service." service))
   (let ((callee (make-callee :services (list service) :options (make-server-options)
                              :name "inproc:")))
     (renew-table callee)

@@ -1,7 +1,7 @@
-;;;; Callbacks run on the thread that causes what they are told of, such as the one that sends a
-;;;; message; if the channel's handlers run on a loop, they run on that. Those of one end run one at
-;;;; a time: SCHEDULED is true while they run, and :again if something has happened since it was
-;;;; found out which are due.
+;;;; Callbacks run on the thread that causes the event, such as the one that sends a message; if the
+;;;; channel's handlers run on a loop, callbacks run on that loop. Those of one end run one at a
+;;;; time: SCHEDULED is true while they run, and :again if something has happened since the last
+;;;; search for callbacks that are due.
 
 (in-package #:clgrpc.inproc)
 
@@ -15,8 +15,8 @@
   nil)
 
 (define-hot callback-message ((call inproc-call) (reactions rpc:reactions)) t
-  "The message of CALL that is to be given to its callback, or nil. If only room for answers is
-missing, the thread that makes room schedules the callbacks again."
+  "The message of CALL to call its callback with, or nil. If only room for answers is missing, the
+thread that makes room schedules the callbacks again."
   (and (rpc:reactions-on-message reactions)
        (or (rpc:call-received call) (rpc:call-incoming call) (mail-for call))
        (rpc:deliverable-p call)
@@ -33,7 +33,7 @@ queued, since callbacks take messages from the queue."
   nil)
 
 (define-hot run-next-callback ((call inproc-call) (reactions rpc:reactions)) boolean
-  "Run the callback of CALL that is due, or return false if none is."
+  "Run the callback of CALL that is due and return true; return false if no callback is due."
   (let ((call-pair (call-call-pair call)))
     (when (and (call-pair-ready call-pair) (not (rpc:client-p call)))
       (queue-ready call-pair call)))
@@ -44,8 +44,8 @@ queued, since callbacks take messages from the queue."
            (call-back call (the function (rpc:reactions-on-message reactions)) message)
            t)
           (t
-           ;; what has been received is asked of the queue; without a callback for messages, the
-           ;; mail is for the thread that receives
+           ;; RPC:DUE-CALLBACK looks only at the queue; without a callback for messages, the mail is
+           ;; for the thread that receives
            (when (and (rpc:reactions-on-message reactions) (mail-for call))
              (rpc:put-received call (shiftf (svref (mail call) +mail+) nil) nil))
            (let ((function (if over
@@ -107,7 +107,7 @@ SCHEDULED is this thread's. Interrupts are off; callbacks run with them if they 
   nil)
 
 (define-hot begin-for-callbacks ((call inproc-call) (reactions rpc:reactions)) null
-  "The client of CALL has given a callback for what its handler sends: begin the handler."
+  "Begin the handler of CALL, since its client has set a callback for the handler's messages."
   (let ((call-pair (call-call-pair call)))
     (when (and (eq :waiting (call-pair-phase call-pair))
                (or (rpc:reactions-on-message reactions) (rpc:reactions-on-half-close reactions)

@@ -1,5 +1,5 @@
-;;;; Channels within the image: to a server, by itself or by the name it listens on, `inproc:NAME`,
-;;;; and to a service object.
+;;;; Channels within the image: to a server object, to the name that a server listens on,
+;;;; `inproc:NAME`, and to a service object.
 
 (in-package #:clgrpc.inproc)
 
@@ -32,7 +32,7 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
 (defglobal **callees** (make-hash-table :test 'equal :synchronized t)) ; by name
 
 (defun server-callee (server)
-  "The callee that SERVER is."
+  "The callee for SERVER."
   (serving:ensure-acceptor server #'callee-p
                           (lambda ()
                             (let ((callee (make-callee :server server
@@ -53,7 +53,7 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
     (concatenate 'string "inproc:" (subseq address start))))
 
 (defun listen-here (server address)
-  "Have channels to ADDRESS lead to SERVER."
+  "Register SERVER as the callee of channels to ADDRESS."
   (let ((address (callee-address address))
         (callee (server-callee server)))
     (sb-ext:with-locked-hash-table (**callees**)
@@ -70,7 +70,7 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
     (alexandria:hash-table-keys (callee-call-pairs callee))))
 
 (defun close-callee (callee)
-  "No more calls of CALLEE begin."
+  "Let no more calls of CALLEE begin."
   (setf (callee-state callee) :closed)
   (sb-ext:with-locked-hash-table (**callees**)
     (loop for name in (loop for name being the hash-keys of **callees** using (hash-value value)
@@ -87,14 +87,14 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
 ;;; Channels
 
 (defun find-named-callee (inproc-core)
-  "Look up the callee of INPROC-CORE, which had none so far, or one that has closed; nil if there is
-none."
+  "Look up the callee of INPROC-CORE, which has had no callee so far, or one that is closed. Return
+it, or nil if there is none."
   (let ((name (inproc-core-name inproc-core)))
     (when name
       (setf (inproc-core-callee inproc-core) (values (gethash name **callees**))))))
 
 (define-hot callee-of ((inproc-core inproc-core)) (or null callee)
-  "Whom INPROC-CORE calls, or nil if there is nobody."
+  "The callee of INPROC-CORE, or nil if there is none."
   (let ((callee (inproc-core-callee inproc-core)))
     (if (and callee (eq :open (callee-state callee)))
         callee

@@ -25,8 +25,8 @@
         (end-as call-pair status message details trailers))))
 
 (defun end-without-answer (call-pair flaw trailers)
-  "The handler of CALL-PAIR ends its call well, but the client finds FLAW, a verdict, in its
-answer."
+  "End the call of CALL-PAIR, whose handler has ended it with :ok though its answer has FLAW, a
+verdict, for the client."
   (unless (call-pair-claim call-pair) (rpc:add-trailers (call-pair-server call-pair) trailers))
   (multiple-value-bind (status text) (rpc:verdict flaw)
     (end-call-pair call-pair (list status :message text) '(:ok :ended-by :local) t)))
@@ -75,7 +75,7 @@ answer."
 ;;; The two ends
 
 (rpc:define-shared-operations **shared-operations**
-    "What a call within the image does whichever end it is at."
+    "The operations within the image that are the same at both ends."
   :look #'look :after #'run-after :post #'run-here :schedule #'schedule :room #'sending-room
   :taken #'taken :observer #'inproc-observer :traffic #'traffic :elapsed-ns #'elapsed-ns
   :particulars #'inproc-particulars :now #'call-now

@@ -1,5 +1,5 @@
-;;;; Where methods lead within the image. A method remembers its route, so that a call of it costs
-;;;; no look-up.
+;;;; The routes of methods within the image. A method remembers its route, so that a call of it
+;;;; needs no look-up.
 
 (in-package #:clgrpc.inproc)
 
@@ -14,7 +14,7 @@
                                       1)))))
 
 (define-hot method-route ((table serving:route-table) (method rpc-method)) (or null inproc-route)
-  "The route of TABLE to METHOD, or nil if it has none. The method remembers it."
+  "The route of TABLE to METHOD, or nil. The method remembers it."
   (let ((memo (method:rpc-method-route method)))
     (if (and (inproc-route-p memo)
              (eq (route-server memo) (serving:route-table-server table))
@@ -24,7 +24,7 @@
           (when route (setf (method:rpc-method-route method) route))))))
 
 (define-hot route-to ((callee callee) (method rpc-method)) (or null inproc-route)
-  "The route of CALLEE to METHOD, or nil if it has none."
+  "The route of CALLEE to METHOD, or nil."
   (flet ((route () (method-route (the serving:route-table (callee-table callee)) method)))
     (declare (inline route))
     (or (route)

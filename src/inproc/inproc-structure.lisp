@@ -1,4 +1,4 @@
-;;;; What in-process calls are made of.
+;;;; The structures of in-process calls.
 ;;;;
 ;;;; A CALLEE is the end that serves: a server, or a service object by itself. An INPROC-CORE is the
 ;;;; other end, a channel. A call has two INPROC-CALLs, one for the caller and one for the handler,
@@ -9,13 +9,13 @@
 (in-package #:clgrpc.inproc)
 
 (defstruct (inproc-route (:include serving:route) (:conc-name route-) (:copier nil))
-  "Where a method leads within the image."
+  "The route of a method within the image."
   (kept nil :type (or null function)))  ; the handler that answered later, last time
 
 (declaim (sb-ext:freeze-type inproc-route))
 
 (defstruct (callee (:copier nil))
-  "Whom calls are made to."
+  "The end that is called: a server, or a service object without a server."
   (server nil :type (or null serving:server)) ; nil for a service object by itself
   (services '() :type list)             ; service objects
   (interceptors '() :type list)         ; around their handlers
@@ -40,7 +40,7 @@
             (mapcar (lambda (service) (class-name (class-of service))) (callee-services callee)))))
 
 (defstruct (inproc-core (:copier nil))
-  "What all calls of a channel share."
+  "The data that all calls of a channel share."
   (target "" :type string)              ; what the channel was made for
   (callee nil :type (or null callee))   ; looked up by NAME if that is not nil
   (name nil :type (or null string))     ; inproc:NAME, if the channel was made for that
@@ -63,12 +63,12 @@
 (declaim (sb-ext:freeze-type inproc-core))
 
 (define-hot (observed-p :inline t) ((inproc-core inproc-core) (callee callee)) boolean
-  "True if an observer or a tracer is to be told of the calls of INPROC-CORE to CALLEE."
+  "True if calls of INPROC-CORE to CALLEE have to be reported to an observer or a tracer."
   (or (and (or (inproc-core-observer inproc-core) (callee-observer callee)) t)
       (tracing-p :call)))
 
 (defstruct (call-counts (:copier nil))
-  "What has passed between the two ends of a call that is observed: a value of both."
+  "The counts of the messages between the two ends of an observed call. It is a value of both ends."
   (began-ns 0 :type nanoseconds)        ; when the call began
   (requests 0 :type sb-ext:word)        ; octets of messages that the client has sent
   (responses 0 :type sb-ext:word)       ; octets of messages that the handler has sent
@@ -97,12 +97,12 @@ which that function runs."
 on its cache line."
   '(simple-vector 24))
 
-(defconstant +mail+ 12 "Where that word is.")
+(defconstant +mail+ 12 "The index of that word.")
 
 (defconstant +cache-line-octets+ 64)
 
 (defstruct (call-pair (:constructor make-call-pair (callee route request)) (:copier nil))
-  "What the two ends of a call know in common."
+  "The data that the two ends of a call share."
   (callee nil :type (or null callee))   ; nil if there was nobody to call
   (route nil :type (or null inproc-route)) ; to the handler
   (request nil)                         ; the only one of a method that takes one

@@ -1,8 +1,8 @@
-;;;; What a stub does on an in-process channel.
+;;;; The calls of stubs on an in-process channel.
 ;;;;
-;;;; A unary call whose handler runs here costs two copies and two objects. It has a CALL-PAIR only
-;;;; in rare cases, which are looked for when the handler has returned: it gave metadata or
-;;;; trailers, it will answer later, or something else has ended the call.
+;;;; A unary call whose handler runs on the caller's thread makes two copies and two objects. It
+;;;; gets a CALL-PAIR only in rare cases, which are checked when the handler has returned: the
+;;;; handler set metadata or trailers, it will answer later, or something else has ended the call.
 
 (in-package #:clgrpc.inproc)
 
@@ -168,7 +168,7 @@ no such callee or route, the call of the call pair has ended with the status tha
     call-pair))
 
 (defun failed-call-pair (inproc-core method deadline error)
-  "A call pair whose call has ended with ERROR at its client's end, before anybody else knew of it."
+  "A call pair whose call has ended with ERROR at its client's end, before it reached a server."
   (let* ((call-pair (idle-call-pair inproc-core nil method deadline #()))
          (client (call-pair-client call-pair)))
     (setf (rpc:trailer-fields client)
@@ -212,13 +212,13 @@ exit, the call has ended."
                   (pass client (rpc:only-request (rpc:call-rpc-method client) request))
                   passed t)
           (status:rpc-error (error)
-            ;; one that the server has refused has ended the call; the caller's own limit is his
-            ;; error
+            ;; a request that the server has refused has ended the call; one above the caller's own
+            ;; limit is the caller's error
             (if (call-status client) (setf passed t) (error error))))))))
 
 (defun begin-intent-of (call-pair options)
-  "Note for the call of CALL-PAIR what OPTIONS, its stub's, say of its limits. Nobody asks a call
-within the image for its :authority, which is checked all the same."
+  "Note for the call of CALL-PAIR the limits in OPTIONS, its stub's. Within the image :authority has
+no effect, but it is checked all the same."
   (destructuring-bind (&key authority max-send-octets max-receive-octets &allow-other-keys) options
     (when (or authority max-send-octets max-receive-octets)
       (rpc:begin-intent (call-pair-client call-pair) authority max-send-octets
@@ -239,8 +239,8 @@ within the image for its :authority, which is checked all the same."
       (begin-kind call-pair kind channel method request generator options))))
 
 (defun begin-kind (call-pair kind channel method request generator options)
-  "Begin the call of CALL-PAIR, of KIND, whose requests GENERATOR gives if it is not nil. Return
-what INVOKE returns."
+  "Begin the call of CALL-PAIR, of KIND, whose requests GENERATOR gives if it is not nil. The values
+are those of INVOKE."
   (let* ((client (call-pair-client call-pair))
          (inproc-core (call-inproc-core client))
          (async (call-pair-unattended call-pair)))

@@ -20,18 +20,18 @@ copy."
       (callee-options (call-pair-callee (call-call-pair call)))))
 
 (define-hot (receiving-options :inline t) ((call inproc-call)) options
-  "The options of the end that receives what CALL sends."
+  "The options of the end that receives the messages of CALL."
   (if (rpc:client-p call)
       (callee-options (call-pair-callee (call-call-pair call)))
       (inproc-core-options (call-inproc-core call))))
 
 (define-hot (sending-limit :inline t) ((call inproc-call)) index
-  "How many octets a message that CALL sends may have, as its own end says."
+  "The limit in octets of a message that CALL sends, according to its own end."
   (or (and (rpc:client-p call) (values (rpc:own-limits call)))
       (options-max-send-octets (sending-options call))))
 
 (define-hot (receiving-limit :inline t) ((call inproc-call)) index
-  "How many octets a message that CALL sends may have, as the end says that receives it."
+  "The limit in octets of a message that CALL sends, according to the receiving end."
   (or (and (not (rpc:client-p call)) (nth-value 1 (rpc:own-limits (other-end call))))
       (options-max-receive-octets (receiving-options call))))
 
@@ -45,7 +45,7 @@ counted."
          t)))
 
 (defun tell-of-message (call message size)
-  "Tell the observers of both ends of MESSAGE, of SIZE octets, that CALL sends, and count it."
+  "Report MESSAGE, of SIZE octets, which CALL sends, to the observers of both ends, and count it."
   (rpc:observe content-sent (inproc-observer call)
                call (protobuf:serialize message) 0 size nil)
   (rpc:observe content-received (inproc-observer (other-end call))
@@ -91,6 +91,6 @@ gets them."
     (map 'simple-vector #'entry metadata)))
 
 (defun entries-metadata (call entries)
-  "The operation METADATA, of what METADATA-ENTRIES has made."
+  "The operation METADATA. ENTRIES is a value of METADATA-ENTRIES."
   (declare (ignore call))
   (map 'list (lambda (entry) (cons (car entry) (cdr entry))) (the simple-vector entries)))

@@ -11,7 +11,7 @@
 ;;; Room
 
 (define-hot sending-room ((call inproc-call)) fixnum
-  "The operation ROOM: what is left of the budget of CALL's sender."
+  "The operation ROOM: the rest of the budget of CALL's sender."
   (let* ((call-pair (call-call-pair call))
          (inlet (rpc:call-inlet (other-end call)))
          (budget (options-send-budget-octets (sending-options call))))
@@ -33,7 +33,7 @@ would make room."
   (not (eq (call-pair-phase call-pair) sb-thread:*current-thread*)))
 
 (define-hot want-room ((call inproc-call)) null
-  "The sender of CALL wants to know when there is room."
+  "Note that the sender of CALL waits for room."
   (if (rpc:client-p call)
       (setf (call-pair-client-waits (call-call-pair call)) t)
       (setf (call-pair-server-waits (call-call-pair call)) t))
@@ -42,7 +42,7 @@ would make room."
 
 (define-hot taken ((call inproc-call) size) null
   "The operation TAKEN: CALL has taken messages of SIZE from its queue. Once half of the queue is
-empty, tell the sender, if it waits for room."
+empty, notify the sender, if it waits for room."
   (declare (ignore size))
   (let* ((call-pair (call-call-pair call))
          (client-p (rpc:client-p call)))
@@ -71,14 +71,15 @@ empty, tell the sender, if it waits for room."
            t))))
 
 (define-hot next-message ((call inproc-call)) t
-  "The oldest message for CALL, or nil if none is there now."
+  "The oldest message for CALL, or nil if there is none now."
   (if (rpc:call-received call)
       (rpc:pop-incoming call)
       (let ((queued (rpc:call-incoming call)))
         (sb-thread:barrier (:read))
         (let ((mail (mail-for call)))
           (cond (mail
-                 ;; it is in another processor's cache, and so is what was made with it
+                 ;; the message is in another processor's cache, and so are the objects that were
+                 ;; made with it
                  (prefetch-behind mail +cache-line-octets+)
                  (setf (svref (mail call) +mail+) nil)
                  (rpc:filtered call mail))

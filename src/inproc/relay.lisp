@@ -1,14 +1,14 @@
-;;;; Calls within the image under a service config or with interceptors of attempts: the attempts
-;;;; of a call, and how messages pass between the call and them. What follows an attempt is decided
-;;;; by calling/retry.lisp (gRFC A6), which has it done by **RETRY-OPERATIONS**.
+;;;; Calls within the image under a service config or with interceptors of attempts: the attempts of
+;;;; a call, and the passing of messages between the call and them. calling/retry.lisp (gRFC A6)
+;;;; decides what follows an attempt, and calls **RETRY-OPERATIONS** to do it.
 ;;;;
 ;;;; A channel with either is of a class of its own, so other channels know nothing of all this. For
 ;;;; each method config, and for methods that have none, it has a PLAN with an inner channel, whose
 ;;;; limits are those of the method. A call whose plan has a policy, or whose attempts are
 ;;;; intercepted, leads to a RELAY in place of the handler: it makes the attempts, which are calls
-;;;; on the inner channel, and passes on what one of them brings. So the call itself is like any
-;;;; other: its deadline, which the attempts have, too, cancellation, callbacks and futures are
-;;;; those of all calls within the image.
+;;;; on the inner channel, and passes on the answer of one of them. So the call itself is like any
+;;;; other: its deadline, which the attempts share, cancellation, callbacks and futures are those of
+;;;; all calls within the image.
 ;;;;
 ;;;; A relay waits for nothing. Both the handler's end of the call and the clients' ends of the
 ;;;; attempts have transport operations of their own: where other calls look for callbacks that are
@@ -62,7 +62,7 @@
   (closed nil :type boolean))           ; it was told that there are no more requests
 
 (defstruct (relay (:constructor %make-relay) (:copier nil))
-  "What makes the attempts of a call, and passes messages on as they come."
+  "The maker of the attempts of a call, which passes messages on as they arrive."
   (channel nil :type configured-inproc-channel :read-only t) ; that the call was made on
   (plan nil :type plan :read-only t)    ; of its method
   (fields nil :type simple-vector :read-only t) ; the metadata of the call
@@ -123,7 +123,7 @@ no more. The other ARGUMENTS are slots."
   (stop-here relay))
 
 (defun stop-here (relay)
-  "If RELAY's call has ended, so does the attempt that runs within ADVANCE."
+  "If RELAY's call has ended, end the attempt that runs within ADVANCE."
   (sb-thread:barrier (:memory))
   (let ((here (relay-here relay)))
     (when (and here (call-status (relay-call relay)) (null (call-status here)))
@@ -154,7 +154,7 @@ everything."
       (funcall (rpc:reactions-on-writable reactions)))))
 
 (defun have-wake (relay call)
-  "Have what happens to CALL, an end that RELAY has, wake it."
+  "Arrange that every event of CALL, an end that RELAY has, wakes RELAY."
   (setf (rpc:reactions-on-writable (rpc:ensure-reactions call)) (lambda () (wake relay))))
 
 (rpc:define-transport-end **attempt-operations** (:client :like **client-operations**)
@@ -180,8 +180,8 @@ everything."
         (values nil nil))))
 
 (defun attempt-fields (relay number view)
-  "The metadata of the attempt of RELAY that NUMBER others came before, and of which interceptors
-know VIEW or nil."
+  "The metadata of the attempt of RELAY that comes after NUMBER others. VIEW is its view for
+interceptors, or nil."
   (let ((fields (if view
                     (metadata-entries (calling:attempt-request-metadata view))
                     (relay-fields relay))))
@@ -191,7 +191,7 @@ know VIEW or nil."
                      (list (cons "grpc-previous-rpc-attempts" (princ-to-string number)))))))
 
 (defun limit-attempt (client attempt)
-  "ATTEMPT, of the call whose client's end is CLIENT, has its limits for messages."
+  "Give ATTEMPT the limits for messages of its call, whose client's end is CLIENT."
   (multiple-value-bind (send receive) (rpc:own-limits client)
     (when (or send receive) (rpc:begin-intent attempt nil send receive))))
 
@@ -313,8 +313,8 @@ others, its user can ask for that later."
       (eq sb-thread:*current-thread* (relay-caller relay))))
 
 (defun give-kept (relay call-pair attempt)
-  "Have the handler of CALL-PAIR, ATTEMPT of RELAY, take what RELAY has kept, all there is, as it
-asks for it."
+  "Give the handler of CALL-PAIR, which is ATTEMPT of RELAY, the requests that RELAY has kept, which
+are all, as it asks for them."
   (setf (call-pair-source call-pair)
         (calling:request-generator (rest (relay-kept relay)))
         (call-pair-consumer call-pair) (this-context nil)
@@ -385,12 +385,12 @@ failed: the throttle counts that."
         (begin-first relay))))
 
 (defun drop-kept (relay)
-  "What RELAY has kept of the requests is not needed for further attempts."
+  "Drop the requests that RELAY has kept, since no more attempts need them."
   (setf (relay-kept relay) nil)
   (when (relay-replay relay) (release-replay (shiftf (relay-replay relay) nil))))
 
 (defun commit (relay attempt)
-  "RELAY's call goes on with ATTEMPT alone."
+  "Continue RELAY's call with ATTEMPT alone."
   (drop-kept relay)
   (setf (relay-committed relay) attempt
         (relay-attempt relay) (relayed-attempt-call attempt)
@@ -399,7 +399,7 @@ failed: the throttle counts that."
     (end-attempt relay (relayed-attempt-call other))))
 
 (defun abandon (relay)
-  "RELAY's call has ended."
+  "End the attempts of RELAY, whose call has ended."
   (drop-kept relay)
   (setf (relay-timer relay) nil
         (relay-committed relay) nil)
@@ -412,7 +412,7 @@ failed: the throttle counts that."
     (and (or (call-fields call) (eq :ok (call-status call))) t)))
 
 (defun leave-failed (relay attempt)
-  "ATTEMPT, of RELAY, which is not committed, has failed: do what is decided to follow."
+  "Handle the failure of ATTEMPT, of RELAY, which is not committed, as calling/retry.lisp decides."
   (let ((call (relayed-attempt-call attempt))
         (number (relayed-attempt-number attempt)))
     (setf (relay-attempt relay) call)
@@ -442,7 +442,8 @@ failed: the throttle counts that."
       (rpc:notify client))))
 
 (defun ensure-room (call)
-  "True if there is room for what CALL sends; else the thread that makes room wakes CALL's relay."
+  "True if there is room for a message of CALL; otherwise the thread that makes room wakes CALL's
+relay."
   (or (room-left-p call)
       (progn (want-room call) (room-left-p call))))
 
@@ -454,11 +455,11 @@ failed: the throttle counts that."
       (values message (and (null message) over t)))))
 
 (defun level-p (attempt)
-  "True if ATTEMPT has had all requests that have come."
+  "True if ATTEMPT has been sent all requests that have arrived."
   (null (cdr (relayed-attempt-sent attempt))))
 
 (defun feed (relay attempt)
-  "Send to ATTEMPT, of RELAY, what has come for it, as far as there is room."
+  "Send ATTEMPT, of RELAY, the requests that have arrived for it, as far as there is room."
   (let ((call (relayed-attempt-call attempt)))
     (handler-case
         (progn
@@ -486,8 +487,8 @@ failed: the throttle counts that."
     (commit relay (first (relay-attempts relay)))))
 
 (defun pass-requests (relay)
-  "Send what comes from RELAY's client to the attempts. As long as none is under way, or none has
-had all, it waits where it is."
+  "Send the requests of RELAY's client to the attempts. A request stays in its queue as long as no
+attempt is under way, or no attempt has been sent all requests before it."
   (loop
     (dolist (attempt (relay-attempts relay)) (feed relay attempt))
     (when (or (relay-over relay) (notany #'level-p (relay-attempts relay))) (return))
@@ -505,7 +506,7 @@ had all, it waits where it is."
     (end-relay relay (call-pair-reply (call-call-pair call)))))
 
 (defun pass-answers (relay attempt)
-  "Pass on what ATTEMPT, which RELAY's call is committed to, has brought, as far as there is room."
+  "Pass on the answers of ATTEMPT, which RELAY's call is committed to, as far as there is room."
   (let ((server (relay-call relay))
         (call (relayed-attempt-call attempt)))
     (pass-metadata relay)
@@ -531,10 +532,10 @@ had all, it waits where it is."
     (unless (runs-p) (abandon relay))))
 
 (defun begin-relay (relay call)
-  "What the handler of RELAY's call does."
+  "Begin RELAY: the handler of its call, whose end is CALL."
   (setf (relay-call relay) call)
   (have-wake relay call)
-  ;; of what cannot be kept there is one attempt
+  ;; if the requests cannot be kept there is only one attempt
   (unless (or (relay-uncharged relay)
               (every (lambda (request) (kept-p relay request)) (cdr (relay-kept relay))))
     (release-replay (shiftf (relay-replay relay) nil)))

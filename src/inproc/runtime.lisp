@@ -4,8 +4,8 @@
 (in-package #:clgrpc.inproc)
 
 (defun ensure-client-loop (inproc-core)
-  "The client loop of INPROC-CORE, acquired now if there is none; nil if INPROC-CORE's channel is
-closed."
+  "The client loop of INPROC-CORE, which is acquired if there is none yet; nil if INPROC-CORE's
+channel is closed."
   (or (inproc-core-client-loop inproc-core)
       (sb-thread:with-mutex ((inproc-core-lock inproc-core))
         (or (inproc-core-client-loop inproc-core)

@@ -43,7 +43,7 @@ and no other message waits before this one."
         (wait-p nil)
         (t (setf (rpc:outlet-writable-wanted (rpc:ensure-outlet call)) t)
            (want-room call)
-           ;; room may have been made before anybody could see that it is wanted
+           ;; room may have been made before another thread could see that it is wanted
            (when (and (plusp (sending-room call)) (rpc:callbacks-p call)) (operate schedule call))
            nil)))
 
@@ -65,7 +65,7 @@ the handler that sends is unwound."
   nil)
 
 (defun leave (call-pair)
-  "The consumer is left by a non-local exit, which unwinds the handler."
+  "Unwind the handler, since the consumer is left by a non-local exit."
   (setf (call-pair-leaving call-pair) t)
   (operate leave (call-pair-client call-pair)))
 
@@ -197,10 +197,10 @@ last."
                 (eq :threads execution))
       (setf (call-pair-consumer call-pair) (this-context function))
       (when (eq :caller execution)
-        ;; what the body sends goes there
+        ;; the messages that the body sends go there
         (unless (rpc:takes-one-p call) (open-mail call-pair))
         (begin-here call-pair)
         (setf (call-pair-consumer call-pair) nil)))
-    ;; what is queued, and the end
+    ;; the queued messages, and the end
     (loop for message = (rpc:receive call)
           while message do (funcall function message))))

@@ -36,7 +36,7 @@ soon."
   nil)
 
 (defun watch (inproc-core)
-  "Start the timer that looks after the calls of INPROC-CORE, unless it runs."
+  "Start the timer that looks after the calls of INPROC-CORE, unless it is running."
   (sb-sys:without-interrupts            ; who sets it starts the timer
     (when (null (compare-and-swap (inproc-core-watched inproc-core) nil t))
       (ring-later (make-timer #'look-around inproc-core) inproc-core))))
@@ -63,7 +63,7 @@ soon."
       (run-on-client-reserve inproc-core (lambda () (mapc #'begin-elsewhere overdue))))
     (setf (inproc-core-watched inproc-core) nil)
     (sb-thread:barrier (:memory))
-    ;; who opens a call from now on finds that nobody watches
+    ;; a thread that opens a call from now on finds that no timer runs
     (when (or left (loop for place below (length places) by +place-words+
                            thereis (svref places place)))
       (watch inproc-core))))

@@ -228,7 +228,7 @@ else, and if the encoding's library is missing."
   (unless (member name '(nil :identity))
     (let ((encoding (encoding-of-name name)))
       (unless encoding
-        (misuse "~S is no compression; there are ~{~S, ~}and :identity." name
+        (misuse "~S is not a compression; the registered ones are ~{~S, ~}and :identity." name
                 (mapcar #'encoding-name (encodings))))
       (multiple-value-bind (usable reason) (encoding-open-p encoding)
         (unless usable (misuse "There is no compression ~S here: ~A." name reason)))))

@@ -91,7 +91,7 @@ limited too.")
   (trailer-fields #() :type simple-vector)) ; from the peer, in the form of the transport
 
 (defstruct (intent (:copier nil))
-  "What the user of a call has asked for."
+  "The settings that the user of a call has made."
   (metadata '() :type list)             ; to be sent with the headers, an alist
   (wait-for-ready :unset :type (member :unset t nil)) ; the call outlasts failures to connect
   (authority nil :type (or null string)) ; the :authority of its requests, if not the channel's

@@ -42,7 +42,7 @@ wait.")
         (have-collected server-loop)))))
 
 (defun stop-awaiting-room (place)
-  "Take the call of PLACE out of those that wait."
+  "Remove the call of PLACE from the waiting calls."
   (quit-ring place)
   (setf (deferred-start-place (server-call-deferred-start (room-waiter-call place))) nil))
 

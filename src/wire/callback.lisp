@@ -1,11 +1,11 @@
-;;;; Callbacks of calls on the wire: they run after all connections of the turn were read, never
+;;;; Callbacks of calls on the wire. They run after all connections of the turn were read, never
 ;;;; within the protocol core, and with the baton lent.
 
 (in-package #:clgrpc.wire)
 
 (defstruct (waiting (:include ring) (:constructor make-waiting (call)) (:copier nil))
   "The place of a CALL whose callbacks wait for a thread."
-  (call nil :type wire-call :read-only t)) ; that waits
+  (call nil :type wire-call :read-only t)) ; the call
 
 (declaim (sb-ext:freeze-type waiting))
 
@@ -41,8 +41,8 @@ baton is lost; then nothing of the loop may be touched."
         (resume-callbacks call (verdict-error :callback-left '()))))))
 
 (defun resume-callbacks (call condition)
-  "A callback of CALL has returned, or ended with CONDITION, on this thread, which does not run the
-loop any more: have the loop go on with CALL."
+  "Let the loop go on with CALL, whose callback has returned, or ended with CONDITION, on this
+thread, which does not run the loop any more."
   (operate callback-returned call)
   (loop:post (wire-call-loop call)
              (lambda ()
@@ -51,12 +51,12 @@ loop any more: have the loop go on with CALL."
                (wire-schedule call))))
 
 (defconstant +messages-at-once+ 16
-  "How many messages a callback gets for one lending of the baton. They are few, so that the
-watchdog does not take many quick calls of it for one that overstays.")
+  "The most messages that a callback gets for one lending of the baton. They are few, so that the
+watchdog does not take many quick calls of the callback for one that overstays.")
 
 (define-hot run-with-messages ((call wire-call) (reactions reactions)) boolean
-  "Give messages of CALL to its callback, as long as this thread runs the loop. Return what
-RUN-CALLBACK does."
+  "Give messages of CALL to its callback, as long as this thread runs the loop. Return the value of
+RUN-CALLBACK."
   (let ((message nil))                  ; kept until its callback returns, if that is run once more
     (flet ((run ()
              (loop repeat +messages-at-once+
@@ -69,9 +69,9 @@ RUN-CALLBACK does."
       (run-callback call #'run))))
 
 (defun callbacks-wait-p (call link)
-  "True if the callbacks of CALL must wait: others of LINK have lost the loop, and LINK may not have
-one more thread. Then CALL is noted for WAKE-CALLBACKS. Callbacks of a call that has ended never
-wait."
+  "True if the callbacks of CALL must wait, since others of LINK have lost the loop and LINK may not
+use one more thread. Then CALL is queued for WAKE-CALLBACKS. Callbacks of a call that has ended
+never wait."
   (when (and (null (call-status call))
              (link-share link)
              (not (loop:share-open-p (loop:event-loop-reserve (link-loop link))
@@ -83,13 +83,13 @@ wait."
       t)))
 
 (defun wake-callbacks (link)
-  "A thread that LINK was charged with is free: have the loop run callbacks of LINK that wait. From
-any thread."
+  "Let the loop run callbacks of LINK that wait, since a thread that LINK was charged with is free.
+From any thread."
   (loop:post (link-loop link) (lambda () (run-waiting-callbacks link))))
 
 (defun run-waiting-callbacks (link)
-  "Schedule the callbacks of that call of LINK that has waited longest, behind all that is due now,
-and after it the next call that waits."
+  "Schedule the callbacks of the call of LINK that has waited longest, after all functions that are
+due now, and then those of the next call that waits."
   (let ((place (and (link-waiting-calls link) (ring-first (link-waiting-calls link)))))
     (when place
       (quit-ring place)
@@ -99,7 +99,7 @@ and after it the next call that waits."
 
 (define-hot run-callbacks ((call wire-call)) null
   "Run the callbacks of CALL that are due, one after the other. SCHEDULED is true until the last has
-returned, on whatever thread, so two callbacks of a call never run at once."
+returned, on any thread, so two callbacks of a call never run at once."
   (let ((reactions (ensure-reactions call)) (link (wire-call-link call)))
     (loop
       (when (and link (plusp (link-late link)) (callbacks-wait-p call link))

@@ -1,9 +1,11 @@
 ;;;; Compression of messages (gRPC's document "Compression"): the names of encodings in
-;;;; grpc-encoding and grpc-accept-encoding, and octets to octets with each. Which encodings there
-;;;; are is in rpc/encoding-registry.lisp, which messages of a call are compressed in encoding.lisp.
+;;;; grpc-encoding and grpc-accept-encoding, and the compression of octets. The registry of
+;;;; encodings is in rpc/encoding-registry.lisp; encoding.lisp decides which messages of a call are
+;;;; compressed.
 ;;;;
-;;;; libz is opened when the first channel is made, to know what may be offered to servers, or when
-;;;; a server first needs it. Without libz there is only `identity`, unless users register others.
+;;;; libz is opened when the first channel is made, to know the encodings to offer to servers, or
+;;;; when a server first needs it. Without libz the only encoding is `identity`, unless users
+;;;; register others.
 
 (in-package #:clgrpc.wire)
 
@@ -13,12 +15,12 @@
       (setf (encoding-field encoding)
             (hpack:string-field "grpc-encoding" (encoding-text encoding)))))
 
-;; a list that RPC:ENCODINGS has returned, and the header that names those of it that can be used
+;; a list from RPC:ENCODINGS, and the header that names the usable ones
 (declaim (type cons **accept**))
 (defglobal **accept** (cons nil nil))
 
 (defun make-accept-field (encodings)
-  "The grpc-accept-encoding that names ENCODINGS, from now on."
+  "Make, store and return the grpc-accept-encoding that names ENCODINGS."
   (let* ((usable (remove-if-not #'encoding-open-p encodings))
          (field (hpack:string-field "grpc-accept-encoding"
                                     (format nil "~:[identity~;~:*~{~A~^,~}~]"
@@ -27,14 +29,14 @@
     field))
 
 (defun forget-accept-field ()
-  "The machine of a core that is started may have other libraries."
+  "Forget the header, since a saved core may be started on a machine with other libraries."
   (setf **accept** (cons nil nil)))
 
 (pushnew 'forget-accept-field sb-ext:*save-hooks*)
 
 (declaim (inline accepted-encodings-field))
 (defun accepted-encodings-field ()
-  "The grpc-accept-encoding that says what we can read."
+  "The grpc-accept-encoding with the encodings that we can read."
   (let ((accept **accept**))
     (if (eq (car accept) (encodings))
         (the hpack:field (cdr accept))
@@ -45,8 +47,7 @@
   (encoding-of-name (check-compression name)))
 
 (defun encoding-named (octets start end)
-  "The encoding of ours whose name is OCTETS from START to END, or nil if there is none that can be
-used."
+  "The usable encoding whose name is OCTETS from START to END, or nil."
   (declare (type octets octets) (type index start end))
   (find-if (lambda (encoding)
              (let ((name (hpack:field-value (grpc-encoding-field encoding))))
@@ -57,13 +58,13 @@ used."
 
 (defun parse-encoding (value)
   "The encoding that VALUE, octets of grpc-encoding, names; nil for identity. For one that we cannot
-read :unknown, and what to say of it."
+read :unknown, and a text for the error."
   (cond ((octets-equal value (load-time-value (ascii-octets "identity"))) nil)
         ((encoding-named value 0 (length value)))
         (t (values :unknown (unknown-encoding-text value)))))
 
 (defun parse-accepted-encodings (value)
-  "Those of our encodings that VALUE, octets of grpc-accept-encoding, lists, each once."
+  "The list of our encodings that VALUE, octets of grpc-accept-encoding, names, without duplicates."
   (declare (type octets value))
   (flet ((blank-p (octet) (or (= octet 32) (= octet 9))))
     (let ((encodings '()))
@@ -79,8 +80,8 @@ read :unknown, and what to say of it."
       (nreverse encodings))))
 
 (defun accepted-encodings (field)
-  "Those of our encodings that FIELD, a grpc-accept-encoding, lists. FIELD remembers the result, as
-long as none is registered."
+  "The list of our encodings that FIELD, a grpc-accept-encoding, names. FIELD remembers it until
+another encoding is registered."
   (let ((memo (hpack:field-memo field)))
     (if (and (consp memo) (eq (car memo) (encodings)))
         (cdr memo)
@@ -89,7 +90,7 @@ long as none is registered."
           (setf (hpack:field-memo field) (cons encodings accepted))
           accepted))))
 
-(defconstant +quoted-octets+ 32 "How much of what a peer has sent is put into a text.")
+(defconstant +quoted-octets+ 32 "The most octets of a peer's data that are put into a text.")
 
 (defun quoted-octets (octets)
   "The beginning of OCTETS, which a peer has sent, as ISO 8859-1, for a text to print or to send."
@@ -98,7 +99,7 @@ long as none is registered."
                   :limit +quoted-octets+ :quoted t))
 
 (defun unknown-encoding-text (value)
-  "What to say of VALUE, octets of a grpc-encoding that is :unknown."
+  "The text of the error for VALUE, octets of a grpc-encoding that is :unknown."
   (format nil "grpc-encoding ~A is not supported; supported are ~{~A~^, ~}"
           (quoted-octets value) (encoding-names)))
 
@@ -118,21 +119,21 @@ prefix, nil if there is no memory for that. From any thread."
 
 (define-hot inflated-size ((encoding encoding) (octets octets) (start index) (end index))
     (or index (eql t))
-  "How long a message will be that came compressed by ENCODING as OCTETS from START to END, t if
-that is not known before it is decompressed: gzip ends with it (RFC 1952, ISIZE), if the peer is
-honest."
+  "The decompressed length of a message that came compressed by ENCODING as OCTETS from START to
+END; t if it is not known before decompression. Data of gzip end with the length (RFC 1952, ISIZE),
+if the peer is honest."
   (if (and (eq :gzip (encoding-name encoding)) (<= 18 (- end start)))
       (u32le octets (- end 4))
       t))
 
-;;; A message of a few KB may become one of some MB, for which a handler on the loop would hold that
-;;; up for ten milliseconds; a hundred connections may each have a hundred calls with such. So
-;;; the thread that finds a message to be long has another thread run the loop first. As many are
-;;; decompressed at once as there are processors; else all threads of the reserve would take
-;;; processors and memory from those that run loops.
+;;; A message of a few KB may become one of some MB, with which a handler would block the loop for
+;;; ten milliseconds; a hundred connections may each have a hundred calls with such messages. So a
+;;; thread that finds a message to be long first hands the loop to another thread. The number of
+;;; messages decompressed at once is the number of processors; otherwise all threads of the reserve
+;;; would take processors and memory from the threads that run loops.
 
 (defconstant +short-octets+ 65536
-  "A message that is no longer is decompressed by a thread that runs a loop.")
+  "The longest message, in octets, that is decompressed by a thread that runs a loop.")
 
 (declaim (type (or null sb-thread:semaphore) **decompressing**))
 (defglobal **decompressing** nil)       ; counts how many more long messages may be at once
@@ -155,7 +156,7 @@ that SEMAPHORE counts; return its values. In user code."
         (sb-thread:signal-semaphore semaphore)))))
 
 (defun take-turn (semaphore turn)
-  "Wait for one of the turns that SEMAPHORE counts, and have TURN say that it is taken."
+  "Wait for one of the turns that SEMAPHORE counts; TURN, a notification, notes that it is taken."
   (sb-thread:wait-on-semaphore semaphore :notification turn))
 
 (defun decompress-octets (encoding octets end limit)
@@ -174,7 +175,7 @@ OS:INFLATE-OCTETS. In user code."
               (t (inflate limit)))))))
 
 (defun inflation-problem (outcome limit)
-  "The status and the text for the OUTCOME of OS:INFLATE-OCTETS when that is not :ok."
+  "The status and the text for an OUTCOME of OS:INFLATE-OCTETS other than :ok."
   (ecase outcome
     (:too-long (values :resource-exhausted
                        (format nil "compressed message of more than ~D octets received, limit ~:*~D"
@@ -190,33 +191,34 @@ OS:INFLATE-OCTETS. In user code."
                     (and (eq its-status status) (string= its-text text)))))
 
 (defun inflate-message (encoding octets limit)
-  "OCTETS, a message that ENCODING has compressed, decompressed: octets to give back, and how many
-of them it is. If it is broken or has more than LIMIT return nil, a status and a text."
+  "Decompress OCTETS, a message compressed by ENCODING. Return octets to give back, and the number
+of them that are the message. If it is damaged or has more than LIMIT return nil, a status and a
+text."
   (multiple-value-bind (outcome result length)
       (expand-octets encoding octets 0 (length octets) limit)
     (if (eq :ok outcome)
         (values result length)
         (multiple-value-call #'values nil (inflation-problem outcome limit)))))
 
-;;; If the peer of a call may compress, its messages wait wrapped, with a mark whether they are
-;;; compressed.
+;;; If the peer of a call may compress, its messages wait in a PACKED, which has a mark whether they
+;;; are compressed.
 
 (defstruct (packed (:constructor make-packed (parcel compressed)) (:copier nil))
-  "PARCEL is a message as it came; COMPRESSED says how to read it."
+  "PARCEL is a message as it came; COMPRESSED is true if it is compressed."
   (parcel nil :type parcel)             ; the message as it came
-  (compressed nil :type boolean))       ; true if it is to be decompressed
+  (compressed nil :type boolean))       ; true if PARCEL is compressed
 
 (declaim (sb-ext:freeze-type packed))
 
 (defstruct (compression (:copier nil))
-  "The compression of a call: OUTGOING is the encoding of our messages, INCOMING that of those of
-the peer's messages that are compressed. ARRIVING is true if the message being delivered is
-compressed, RECEIVED if the message decoded last was."
-  (outgoing nil :type (or null encoding)) ; how ours are compressed, or nil
-  (incoming nil :type (or null encoding)) ; how the peer's are, or nil
+  "The compression of a call: OUTGOING is the encoding of our messages, INCOMING that of the peer's
+compressed messages. ARRIVING is true if the message being delivered is compressed, RECEIVED if the
+message decoded last was."
+  (outgoing nil :type (or null encoding)) ; of our messages, or nil
+  (incoming nil :type (or null encoding)) ; of the peer's messages, or nil
   (arriving nil :type boolean)          ; the loop's
   (received nil :type boolean)          ; the receiving thread's
-  ;; what TOLD-SIZE says of the message that observers are told of
+  ;; the value of TOLD-SIZE for the message reported to observers
   (told nil :type (or index boolean)))
 
 (declaim (sb-ext:freeze-type compression))

@@ -1,4 +1,4 @@
-;;;; The timers of a call: its deadline, and what its user asks for with AFTER.
+;;;; The timers of a call: its deadline, and those of AFTER.
 
 (in-package #:clgrpc.wire)
 
@@ -14,13 +14,13 @@
   nil)
 
 (define-hot (start-deadline :inline t) ((call wire-call)) null
-  "If CALL has a deadline, start the timer that ends it then. On the loop."
+  "Start the timer for CALL's deadline, if it has one. On the loop."
   (when (plusp (call-deadline call)) (schedule-deadline call))
   nil)
 
 (defun shorten-deadline (call deadline)
-  "CALL's deadline is DEADLINE, unless its own is earlier. True if that is another than before: then
-START-DEADLINE is to follow. On the loop."
+  "Change CALL's deadline to DEADLINE, unless its own is earlier. Return true if it has changed;
+then call START-DEADLINE. On the loop."
   (let ((new (earlier-deadline deadline (call-deadline call)))
         (parts (call-wire-parts call)))
     (unless (= new (call-deadline call))

@@ -1,16 +1,16 @@
-;;;; How much time a server spends on compressed messages of a peer.
+;;;; The time that a server spends on compressed messages of a peer.
 ;;;;
-;;;; A message may become a thousand times as long once it is decompressed, and all of that is
-;;;; decoded: 236 octets that become 200 KB take 5 ms. So the octets that come earn time,
-;;;; +EARNED-OCTET-NS+ each. The time beyond that which a thread needs to decompress and decode the
-;;;; message is owed by its peer. The debt is forgiven at the rate of the option
+;;;; A message may become a thousand times as long once it is decompressed, and all of it is
+;;;; decoded: 236 octets that become 200 KB take 5 ms. So each octet that comes earns its peer
+;;;; +EARNED-OCTET-NS+ of time. The peer owes the time beyond that which a thread needs to
+;;;; decompress and decode the message. The debt decreases at the rate of the option
 ;;;; decompression-percent; with P percent,
 ;;;;
 ;;;;   due = max(due, now) + owed × 100 / P
 ;;;;
-;;;; and the peer owes (due - now) × P / 100. For example, at 25 percent 50 ms are forgiven after
-;;;; 200 ms. Messages that do not become much longer are not timed (DECODE-PACKED). Uncompressed
-;;;; messages never come here, nor do those of a client, whose links have no budget.
+;;;; and the peer owes (due - now) × P / 100. For example, at 25 percent a debt of 50 ms is gone
+;;;; after 200 ms. Messages that do not become much longer are not timed (DECODE-PACKED).
+;;;; Uncompressed messages never come here, nor do those of a client, whose links have no budget.
 ;;;;
 ;;;; A message that is timed
 ;;;; 1. takes one of its peer's turns, of which there are as many as processors;
@@ -19,22 +19,24 @@
 ;;;; 4. is decompressed and decoded, and the time is charged.
 ;;;; So a peer exceeds its budget by one message for each of its turns at most, and a message of
 ;;;; another peer waits for as few. A thread waits in user code, after another thread has taken its
-;;;; loop over, and looks again and again whether the call has ended.
+;;;; loop over, and checks periodically whether the call has ended.
 ;;;;
-;;;; In a simulation nobody waits: there is one thread, and the work takes no virtual time.
+;;;; In a simulation no thread waits: the only thread must go on, and the work takes no virtual
+;;;; time.
 
 (in-package #:clgrpc.wire)
 
 (defconstant +earned-octet-ns+ 200
-  "How much time an octet of a compressed message earns: what eight of an ordinary call take.")
+  "The time that an octet of a compressed message earns, in nanoseconds: as much as eight octets of
+an ordinary call take.")
 (defconstant +burst-ns+ 250000000
-  "How much time a peer may owe before its compressed messages wait.")
+  "The time, in nanoseconds, that a peer may owe before its compressed messages wait.")
 (defconstant +turn-look-seconds+ 1/10
-  "A thread that waits for its turn looks so often whether its call has ended.")
+  "The interval at which a thread that waits for its turn checks whether its call has ended.")
 
 (defstruct (decompression-budget (:copier nil))
-  "What a peer owes for its compressed messages."
-  (due-ns 0 :type sb-ext:word)          ; when it owes nothing; atomic
+  "The debt of a peer for its compressed messages."
+  (due-ns 0 :type sb-ext:word)          ; when the debt is gone; atomic
   (turns nil :type (or null sb-thread:semaphore))) ; made when needed
 
 (declaim (sb-ext:freeze-type decompression-budget))
@@ -66,11 +68,12 @@
             new))))
 
 (defun budget-used-p (budget)
-  "True if BUDGET's peer owes anything. From any thread."
+  "True if BUDGET's peer owes time. From any thread."
   (< (loop:world-now) (decompression-budget-due-ns budget)))
 
 (defun charge-time (budget ns percent)
-  "BUDGET's peer owes NS more; PERCENT of the time that passes is forgiven. From any thread."
+  "Add NS to the debt of BUDGET's peer, which decreases by PERCENT of the time that passes. From any
+thread."
   (let ((now (loop:world-now)) (ns (ceiling (* 100 ns) percent)))
     (loop
       (let ((due (decompression-budget-due-ns budget)))
@@ -79,14 +82,14 @@
           (return nil))))))
 
 (defun wait-ns (budget percent)
-  "How long a message of BUDGET's peer has to wait; not positive if it may begin."
+  "The nanoseconds that a message of BUDGET's peer must wait; not positive if it may begin."
   (- (decompression-budget-due-ns budget) (loop:world-now)
      (ceiling (* 100 +burst-ns+) percent)))
 
 (defun await-turn (call try)
-  "Call TRY, a function of seconds that waits for no longer and returns true once this thread may go
-on, until it does. Signal CALL's RPC-ERROR if CALL ends before that, :cancelled if it ends well, and
-:resource-exhausted if this thread must not wait. In user code."
+  "Call TRY again and again until it returns true, which means that this thread may go on. TRY is a
+function of the seconds that it may wait. Signal CALL's RPC-ERROR if CALL ends before that,
+:cancelled if it ends with :ok, and :resource-exhausted if this thread must not wait. In user code."
   (declare (type function try))
   (unless (funcall try 0)
     (unless (loop:prepare-to-wait) (refuse-to-wait call))
@@ -109,8 +112,8 @@ on, until it does. Signal CALL's RPC-ERROR if CALL ends before that, :cancelled 
                        (not (plusp ns))))))
 
 (defun call-timed (budget percent earned-ns function)
-  "Call FUNCTION and return its values; charge BUDGET with the time that it takes this thread beyond
-EARNED-NS."
+  "Call FUNCTION and return its values; charge BUDGET with the processor time that this thread uses
+for it beyond EARNED-NS."
   (declare (type function function))
   (let ((begin (thread-time-ns)))
     (unwind-protect (funcall function)
@@ -118,8 +121,8 @@ EARNED-NS."
         (when (plusp owed) (charge-time budget owed percent))))))
 
 (defun call-charged (call budget percent earned-ns function)
-  "Call FUNCTION, which decompresses and decodes a message of CALL, once BUDGET's peer may have that
-done, and charge the time. Return its values. See AWAIT-TURN."
+  "Call FUNCTION, which decompresses and decodes a message of CALL, as soon as BUDGET's peer has a
+turn and owes little enough, and charge the time. Return its values. See AWAIT-TURN."
   (flet ((take (semaphore turn)
            (await-turn call (lambda (seconds)
                               (if (plusp seconds)

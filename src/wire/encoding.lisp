@@ -1,15 +1,15 @@
-;;;; Which messages of a call are compressed (gRPC's document "Compression"). A call has a
-;;;; COMPRESSION among its parts if it compresses or its peer says that it does; without one, which
-;;;; is the common case, nothing here runs.
+;;;; The choice of the messages of a call that are compressed (gRPC's document "Compression"). A
+;;;; call has a COMPRESSION among its parts if it compresses or its peer announces compression. In
+;;;; the common case it has none, and nothing here runs.
 ;;;;
-;;;; A message of ours is compressed if the user of the channel, server or call wants it, the peer
-;;;; has not said that it cannot read that, the message is long enough to gain by it, and no SEND
-;;;; says otherwise. The header grpc-encoding goes out with the first headers, so the encoding is
-;;;; settled by then.
+;;;; A message of ours is compressed if the user of the channel, server or call has chosen an
+;;;; encoding, the peer has not announced that it cannot read it, the message is long enough to gain
+;;;; by it, and its SEND allows it. The header grpc-encoding goes out with the first headers, so the
+;;;; encoding is final then.
 ;;;;
 ;;;; The thread that encodes a message compresses it, and the thread that decodes one decompresses
-;;;; it, with the baton lent. A received message waits in its compressed form, so that what is held
-;;;; for a peer is no more than what the peer has sent.
+;;;; it, with the baton lent. A received message waits in its compressed form, so that the octets
+;;;; held for a peer are no more than it has sent.
 
 (in-package #:clgrpc.wire)
 
@@ -19,13 +19,13 @@
     (and parts (wire-parts-compression parts))))
 
 (defun ensure-compression (call)
-  "The COMPRESSION of CALL, which has one from now on."
+  "The COMPRESSION of CALL, made now if needed."
   (let ((parts (ensure-wire-parts call)))
     (or (wire-parts-compression parts)
         (setf (wire-parts-compression parts) (make-compression)))))
 
 (define-hot (outgoing-encoding :inline t) ((call call)) (or null encoding)
-  "How messages that CALL sends may be compressed, or nil. SETFable before they are."
+  "The encoding for messages that CALL sends, or nil. SETFable before the first message."
   (let ((compression (compression-of call)))
     (and compression (compression-outgoing compression))))
 
@@ -33,15 +33,15 @@
   (setf (compression-outgoing (ensure-compression call)) encoding))
 
 (defun (setf incoming-encoding) (encoding call)
-  "CALL's peer may send messages that ENCODING has compressed; none if that is nil."
+  "Allow CALL's peer to send messages compressed by ENCODING; with nil, only uncompressed ones."
   (setf (compression-incoming (ensure-compression call)) encoding))
 
 (define-hot (packs-p :inline t) ((call call)) boolean
-  "True if CALL's peer may compress, so that what arrives is PACKED."
+  "True if CALL's peer may compress, so that messages that arrive are PACKED."
   (let ((compression (compression-of call)))
     (and compression (compression-incoming compression) t)))
 
-;;; What users ask for
+;;; ;;; Operations for users
 
 (defun wire-compression (call)
   "The operation COMPRESSION."
@@ -68,8 +68,8 @@
            (<= (options-compress-minimum-octets options) size))))
 
 (defun compress-encoded (call octets end compress options)
-  "Compress a message of CALL, OCTETS up to END with its prefix. Return it compressed or, if it is
-shorter uncompressed and COMPRESS, as for SEND, is not t, as it is."
+  "Compress a message of CALL, OCTETS up to END with its prefix. Return the compressed message, or
+the original if that is shorter and COMPRESS, as for SEND, is not t."
   (let* ((encoding (outgoing-encoding call))
          (parcel (compress-octets encoding (options-compression-level options) octets end)))
     (cond ((and parcel (or (eq compress t) (< (parcel-end parcel) end)))
@@ -79,8 +79,8 @@ shorter uncompressed and COMPRESS, as for SEND, is not t, as it is."
              (make-parcel octets end)))))
 
 (defun uncompressed (call encoded)
-  "ENCODED, of ENCODE-MESSAGE for CALL, as octets that are not compressed: fresh ones, or itself.
-ENCODED stays as it is. If libz has no memory, end CALL and return nil."
+  "ENCODED, a value of ENCODE-MESSAGE for CALL, without compression: fresh octets, or ENCODED
+itself. ENCODED is not changed. If libz has no memory, end CALL and return nil."
   (if (and (typep encoded 'parcel) (parcel-plain encoded))
       (multiple-value-bind (outcome octets length)
           (expand-octets (outgoing-encoding call) (parcel-octets encoded) +prefix-octets+
@@ -97,8 +97,8 @@ ENCODED stays as it is. If libz has no memory, end CALL and return nil."
       encoded))
 
 (define-hot (encode-encodings :inline t) ((call call) encoder buffer compressed) null
-  "Append to CALL's first header block which encodings we can read and, if COMPRESSED is true, by
-which our messages may be compressed. A server does so if CALL has a COMPRESSION."
+  "Append to CALL's first header block the encodings that we can read and, if COMPRESSED is true,
+the encoding of our messages. A server does so only if CALL has a COMPRESSION."
   (let ((compression (compression-of call)))
     (when (or compression (client-p call))
       (hpack:encode-field encoder buffer (accepted-encodings-field) :index))
@@ -109,7 +109,7 @@ which our messages may be compressed. A server does so if CALL has a COMPRESSION
   nil)
 
 (defun encodings-octets (call)
-  "How much ENCODE-ENCODINGS adds to a header list of CALL, a client's, at most, as RFC 9113 section
-6.5.2 counts."
+  "The most octets that ENCODE-ENCODINGS adds to a header list of CALL, a client's, as RFC 9113
+section 6.5.2 counts."
   (+ (hpack:field-size (accepted-encodings-field))
      (if (compression-of call) 70 0)))

@@ -1,19 +1,19 @@
-;;;; The tracers of frames (base/log/tracer.lisp) tell of every HTTP/2 frame that a link reads or
+;;;; The tracers of frames (base/log/tracer.lisp) report every HTTP/2 frame that a link reads or
 ;;;; writes, when its octets come from the transport or have gone to it. So the core does not know
-;;;; of the tracers, and a frame that was written but never sent is not told.
+;;;; the tracers, and a frame that was written but never sent is not reported.
 ;;;;
-;;;; A frame that is read is told once it is whole, before the core takes it. A write may end within
-;;;; a frame: how many octets of that are still to come is kept in a table beside the links, since
-;;;; links that are not traced should not pay for it.
+;;;; A frame that is read is reported once it is whole, before the core gets it. A write may end
+;;;; within a frame. The number of its octets still to come is in a table outside the links, so that
+;;;; links without tracing have no cost from it.
 
 (in-package #:clgrpc.wire)
 
 (defglobal **taps** (make-hash-table :test 'eq :weakness :key :synchronized t)
-  "A table from a link to how many octets of its output still belong to a frame that has been told;
-or to a vector with the octets written of a frame's header, if only a part of that was.")
+  "A table from a link to the number of octets of its output that still belong to a reported frame;
+or to a vector with the written octets of a frame's header, if only a part of that is written.")
 
 (defun tell-frame (link event plist)
-  "Tell EVENT, with the frame of PLIST, to those tracers of frames that are on and want it."
+  "Report EVENT, with the frame of PLIST, to the tracer of frames that is on and covers it."
   (flet ((tell (tracer)
            (apply #'log-event :trace event :tracer tracer
                   :role (http2:connection-role (link-http2 link)) :peer (link-peer link) plist)))
@@ -23,15 +23,14 @@ or to a vector with the octets written of a frame's header, if only a part of th
             ((and (tracing-p :http-keepalive) (equal frame "PING")) (tell :http-keepalive))))))
 
 (defun tap-input (link octets start end)
-  "If the first frame in OCTETS from START to END, which LINK has read, is whole, tell of it."
+  "Report the first frame in OCTETS from START to END, which LINK has read, if it is whole."
   (let ((at (http2:skip-preface (link-http2 link) octets start end)))
     (multiple-value-bind (plist length) (http2:describe-frame octets at end)
       (when (and plist (<= (+ at length) end))
         (tell-frame link :frame-received plist)))))
 
 (defun tap-output (link octets start end)
-  "Tell of the frames in OCTETS from START to END, which LINK has written, behind what it wrote
-before."
+  "Report the frames in OCTETS from START to END, which LINK has written after its earlier output."
   (let ((left (or (shiftf (gethash link **taps**) 0)
                   ;; a client begins with its preface
                   (- (http2:skip-preface nil octets start end) start))))

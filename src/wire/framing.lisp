@@ -37,7 +37,7 @@ long that the loop should not do it.")
     (format stream "~D octets" (parcel-end parcel))))
 
 (declaim (type octets **taken**))
-(defglobal **taken** (make-octets 0))   ; what a parcel has whose octets were taken
+(defglobal **taken** (make-octets 0))   ; of a parcel whose octets were taken
 
 (define-hot parcel-taken ((parcel parcel)) octets
   "Take the octets out of PARCEL and return them. Signal MISUSE if they were taken before: two
@@ -49,15 +49,15 @@ threads that receive on one call must not both give them back to the store."
         (misuse "A message was taken by another thread: one at a time may receive on a call."))))
 
 (defconstant +partial-growth+ 4
-  "A PARTIAL that is full grows to so many times what it holds.")
+  "The factor by which a full PARTIAL grows.")
 (defconstant +foresight+ 32
-  "A PARTIAL gets room for its whole message if that has at most so many times what has come of it.
-So little of a long message is copied once more: 32 KB of 1 MB. A peer can make us keep so many
-times what it sends, which its link is charged with.")
+  "A PARTIAL gets room for its whole message if that is at most so many times the part that has
+come. So only a small part of a long message is copied again: 32 KB of 1 MB. A peer can make us keep
+so many times the octets that it sends; its link is charged with them.")
 
 (defstruct (partial (:copier nil))
   "A message of which a part has arrived: first its prefix, five octets, then its octets in BODY."
-  (prefix (make-octets +prefix-octets+) :type octets) ; as far as PREFIX-FILL tells
+  (prefix (make-octets +prefix-octets+) :type octets) ; up to PREFIX-FILL
   (prefix-fill 0 :type (integer 0 5))   ; 5 once it is whole
   (body (load-time-value (make-octets 0)) :type octets) ; of BORROW-OCTETS
   (fill 0 :type index))                 ; how much of BODY has come
@@ -68,13 +68,13 @@ times what it sends, which its link is charged with.")
   (u32be (partial-prefix partial) 1))
 
 (define-hot (partial-room :inline t) ((partial partial)) index
-  "How many octets of memory PARTIAL's message has: up to +FORESIGHT+ times what has come of it. Its
-call is charged with them."
+  "The octets of memory that PARTIAL's message has: up to +FORESIGHT+ times the part that has come.
+Its call is charged with them."
   (min (length (partial-body partial)) (partial-length partial)))
 
 (define-hot grown-length ((length (unsigned-byte 32)) (fill index) (more index)) index
-  "The new length of a PARTIAL's body, for a message of LENGTH octets, that holds FILL octets and is
-to hold MORE besides."
+  "The new length of the body of a PARTIAL that holds FILL octets of a message of LENGTH octets, to
+hold MORE octets besides."
   (if (<= length (* +foresight+ (+ fill more)))
       length
       (max (* +partial-growth+ fill) (+ fill more))))

@@ -1,14 +1,14 @@
-;;;; Taking messages out of DATA, from the frame's payload to the message that a reader gets.
+;;;; Incoming messages, from the payload of DATA frames to the message that a reader gets.
 ;;;;
 ;;;; The short messages of one read are put side by side in a batch. The reader gets the batch when
 ;;;; the read has been worked through (SEAL-ARRIVALS) or the peer's side ends. Window is given back
-;;;; as octets arrive, so that a message larger than the window gets through. Once too much is
-;;;; queued unread, the stream's window is withheld, until the reader has taken half of it.
+;;;; as octets arrive, so that a message larger than the window can arrive. Once too much is queued
+;;;; unread, the stream's window is withheld until the reader has taken half of it.
 
 (in-package #:clgrpc.wire)
 
 (defconstant +shortest-batch+ 512
-  "How long the second batch of a read is at least.")
+  "The least octets of the second batch of a read.")
 
 (define-hot open-batch ((call wire-call) (need index)) arrival
   "Open a batch of CALL with room for NEED octets and return it. The first batch of a read is as
@@ -45,7 +45,7 @@ through."
   nil)
 
 (define-hot (seal-batch :inline t) ((call wire-call)) null
-  "Queue what has arrived."
+  "Queue the messages of CALL that have arrived."
   (let ((inlet (call-wire-inlet call)))
     (when inlet (seal-inlet call inlet)))
   nil)
@@ -57,13 +57,13 @@ through."
   nil)
 
 (define-hot seal-link ((link link)) null
-  "A read of LINK has been worked through: queue the batches of the calls that it had messages for."
+  "Queue the batches of calls with messages of the read of LINK that has been worked through."
   (loop while (link-arriving link)
         do (seal-batch (pop (link-arriving link)))))
 
 (define-hot seal-arrivals ((call wire-call)) null
-  "What has come of CALL's body without a read of HTTP/2 has been worked through: queue the messages
-in it."
+  "Queue the messages of CALL's body that have come without a read of HTTP/2, which have been worked
+through."
   (seal-link (the link (wire-call-link call))))
 
 (define-hot acceptable-prefix-p ((call wire-call) (flag octet) (length (unsigned-byte 32))) boolean
@@ -96,8 +96,8 @@ in it."
     (operate deliver call octets start end)))
 
 (defun deliver-alone (call compressed octets start end)
-  "As RECEIVE-MESSAGES, of a message of CALL that came whole and without a prefix, and COMPRESSED or
-not."
+  "Deliver a message of CALL that came whole and without a prefix; COMPRESSED is true if it is
+compressed."
   (deliver-message call (if compressed 1 0) octets start end))
 
 (defun refuse-body (call partial at)
@@ -130,10 +130,11 @@ not."
     at))
 
 (defconstant +little-octets+ 256
-  "Of a message that does not say how long it will be, no more are decompressed on the loop.")
+  "The most compressed octets of a message of unknown length that is decompressed on the loop.")
 
 (defun long-parcel-p (parcel encoding)
-  "True if PARCEL, compressed by ENCODING, says that it is long, or may be."
+  "True if PARCEL, compressed by ENCODING, is long once it is decompressed, or may be, by its own
+data."
   (let ((size (inflated-size encoding (parcel-octets parcel) 0 (parcel-end parcel))))
     (if (integerp size)
         (< +short-octets+ size)
@@ -143,7 +144,7 @@ not."
     (values (or parcel packed) boolean)
   "In DELIVER, make a parcel of the octets START to END, a long message: of a copy, or of the vector
 in which the message was put together. Return the parcel, PACKED if CALL's peer may compress. The
-second value is true if it says that it is long once it is decompressed, or may be."
+second value is true if the message is long once it is decompressed, or may be."
   (let* ((partial (wire-call-partial call))
          (size (- end start))
          (parcel (cond ((and partial (eq octets (partial-body partial)))
@@ -171,7 +172,7 @@ batch."
        (<= (+ at +prefix-octets+ (u32be octets (1+ at))) end)))
 
 (define-hot receive-messages ((call wire-call) (octets octets) (start index) (end index)) null
-  "Take octets of length-prefixed messages: deliver each whole message, keep what is left."
+  "Take octets of length-prefixed messages: deliver each whole message, and keep the rest."
   (let ((at start))
     (declare (type index at))
     (loop
@@ -190,7 +191,7 @@ batch."
     nil))
 
 (define-hot queue-limit ((call wire-call)) index
-  "How many octets may be queued on CALL before its window is withheld: as many as a window has, but
+  "The octets that may be queued on CALL before its window is withheld: as many as a window has, but
 few if its link holds much."
   (let ((link (the link (wire-call-link call)))
         (options (wire-call-options call)))
@@ -200,8 +201,8 @@ few if its link holds much."
         (* 2 +arrival-octets+))))
 
 (define-hot queue-full-p ((call wire-call) &optional (half boolean nil)) boolean
-  "True if as much is queued on CALL, unread, as may be before its window is withheld; with HALF,
-half as much: less than that is queued once the window can be given back."
+  "True if the unread octets on CALL reach the limit at which its window is withheld; with HALF,
+half of the limit, below which the window is given back."
   (let ((inlet (call-wire-inlet call)))
     (and inlet
          (<= (if half (ash (queue-limit call) -1) (queue-limit call))
@@ -211,7 +212,7 @@ half as much: less than that is queued once the window can be given back."
   "Give back the window of COUNT octets that CALL has received, unless too much of it is queued."
   (let ((inlet (call-wire-inlet call))
         (stream (wire-call-stream call)))
-    (cond ((null stream))               ; closed by what was delivered
+    (cond ((null stream))               ; closed by a delivered message
           ((or (null inlet) (not (queue-full-p call)))
            (http2:consume-data stream count))
           (t (incf (wire-inlet-withheld inlet) count)
@@ -248,8 +249,8 @@ half as much: less than that is queued once the window can be given back."
                             (consume boolean))
     (values t boolean fixnum)
   "Decode the octets; return the message. With CONSUME, the message may keep OCTETS as a part of it:
-then the second value is true. The third is how much memory the messages inside it take. Signal a
-PROTOBUF-ERROR if the octets are no message."
+then the second value is true. The third is the memory, in octets, that the messages inside it take.
+Signal a PROTOBUF-ERROR if the octets are not a message."
   (let ((options (wire-call-options call))
         (type (incoming-type call)))
     (if (protobuf:coded-type-p type)
@@ -279,24 +280,26 @@ PROTOBUF-ERROR if the octets are no message."
                            (consume boolean))
     (values t boolean)
   "Decode OCTETS from START to END; return the message. With CONSUME, the second value is true if
-the message has kept OCTETS. If they are no message, signal an RPC-ERROR, which ends CALL as well."
+the message has kept OCTETS. If they are not a message, signal an RPC-ERROR, which ends CALL as
+well."
   (handler-case (multiple-value-bind (message kept) (parse-incoming call octets start end consume)
                   (values message kept))
     (protobuf:protobuf-error (error)
       (end-undecodable call (unparsable-condition call error start)))))
 
 (defun end-undecodable (call condition)
-  "Signal CONDITION, an RPC-ERROR about a message of CALL, and have it end CALL."
+  "Signal CONDITION, an RPC-ERROR about a message of CALL, and end CALL with it."
   (wire-post call (lambda () (abort-as call condition)))
   (error condition))
 
 (defconstant +free-times+ 8
-  "A compressed message of Protocol Buffers may become so many times as long without being timed.")
+  "A compressed message of Protocol Buffers is timed only if it becomes more than so many times as
+long.")
 
 (defun decode-packed (call packed decode &optional (times +free-times+))
-  "Decompress PACKED, a message of CALL, if it is compressed, and return what DECODE, a function of
-CALL and a parcel, makes of it. The time of a message that becomes more than TIMES as long counts
-for its peer (decompression-budget.lisp). If the octets cannot be decompressed, signal an RPC-ERROR,
+  "Decompress PACKED, a message of CALL, if it is compressed, and return its value under DECODE, a
+function of CALL and a parcel. The time of a message that becomes more than TIMES as long counts for
+its peer (decompression-budget.lisp). If the octets cannot be decompressed, signal an RPC-ERROR,
 which ends CALL as well; if CALL ends while it waits for its peer's turn, signal its RPC-ERROR."
   (declare (type function decode))
   (let ((compression (compression-of call))
@@ -329,7 +332,7 @@ which ends CALL as well; if CALL ends while it waits for its peer's turn, signal
             (finish outcome result length))))))
 
 (defun end-undecompressed (call outcome limit)
-  "Decompressing a message of CALL has had OUTCOME: signal an RPC-ERROR, and have it end CALL."
+  "Signal an RPC-ERROR for OUTCOME of decompressing a message of CALL, and end CALL with it."
   (multiple-value-bind (status text) (inflation-problem outcome limit)
     (end-undecodable call (make-rpc-error status :message text :call call
                                                  :peer (call-peer call)
@@ -344,7 +347,7 @@ These are charged to CALL's link meanwhile, since they may wait for long."
                   (* came +earned-octet-ns+) function)))
 
 (defun unparsable-condition (call error start)
-  "The RPC-ERROR for octets of CALL that begin at START and are no message, as ERROR says."
+  "The RPC-ERROR for octets of CALL that begin at START and are not a message, because of ERROR."
   (let ((position (protobuf:protobuf-error-position error)))
     (make-rpc-error :internal
                     :message (format nil "message cannot be parsed~@[ at octet ~D~]: ~A"

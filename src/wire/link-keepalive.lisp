@@ -1,15 +1,14 @@
-;;;; The life of a link beside its calls: keepalive (gRFCs A8 and A9), being without calls, age.
+;;;; The life of a link apart from its calls: keepalive (gRFCs A8 and A9), idleness, age.
 ;;;;
-;;;; Each link has one timer, which comes due at the earliest time at which something may be due.
-;;;; Its function looks at what is known anyway: when octets last came, and how many streams there
-;;;; were. Nothing is noted when octets come or calls end, so calls pay nothing for it. An option of
-;;;; 0 seconds means never.
+;;;; Each link has one timer, for the earliest time at which one of the checks may be due. The
+;;;; checks use data that exist anyway: the time of the last octets, and the number of streams so
+;;;; far. Nothing is stored for them when octets come or calls end, so they cost calls nothing. An
+;;;; option of 0 seconds means never.
 
 (in-package #:clgrpc.wire)
 
 (defconstant +keepalive-ping+ #x616C697665
-  "The payload of the PINGs that ask whether the peer is alive. Any octets of the peer's answer
-them.")
+  "The payload of keepalive PINGs. Any octets of the peer answer them.")
 
 (defun begin-life (link)
   "Begin to watch LINK, which has been opened just now."
@@ -27,18 +26,19 @@ them.")
   (cancel-timer (loop:event-loop-wheel (link-loop link)) (link-life link)))
 
 (defun live-on (link)
-  "Do what is due for LINK, and start the timer for the next time something may be."
+  "Make the checks of LINK, and start the timer for the next time at which one may be due."
   (let ((now (loop:event-loop-now (link-loop link)))
         (due nil))
     (dolist (check (if (link-http2 link)
                        '(advance-core keep-alive check-frame check-output check-age check-idle)
-                       '(check-age)))   ; a dialect sees to the others itself
+                       '(check-age)))   ; a dialect makes the others itself
       (let ((next (and (null (link-failure link)) (funcall check link now))))
         (when next (setf due (if due (min due next) next)))))
     (when (and due (null (link-failure link)))
       (schedule-timer (loop:event-loop-wheel (link-loop link)) (link-life link) due))))
 
-;;; Each check does what is due at NOW. It returns the time of its next look, or NIL for none.
+;;; ;;; Each check acts if it is due at NOW. It returns the time when it is due next, or NIL for
+;;; never.
 
 (defun advance-core (link now)
   "Let the core see to its own time-outs."
@@ -56,11 +56,11 @@ them.")
           (t (close-link link "the rest of a frame did not come in time" :how :lost)))))
 
 (defun check-output (link now)
-  "End LINK if its peer has taken nothing of the output that waits for too long."
+  "End LINK if its peer has received none of the waiting output for too long."
   (let ((timeout (seconds-ns (options-send-timeout-seconds (link-options link)))))
     (cond ((not (loop:connection-blocked-p (link-socket link))) (+ now timeout))
           ((< now (+ (link-filled-ns link) timeout)) (+ (link-filled-ns link) timeout))
-          (t (close-link link "the peer does not take our output" :how :lost)))))
+          (t (close-link link "the peer does not receive our output" :how :lost)))))
 
 (defun keep-alive (link now)
   (let* ((interval (link-keepalive-ns link))
@@ -68,7 +68,7 @@ them.")
          (heard (http2:connection-last-receive-ns (link-http2 link)))
          (pinged (link-pinged-ns link)))
     (cond ((zerop interval) nil)
-          ((< pinged heard)             ; what was asked has been answered
+          ((< pinged heard)             ; the last PING has been answered
            (cond ((< now (+ heard interval)) (+ heard interval))
                  ((keepalive-wanted-p link)
                   (setf (link-pinged-ns link) now)
@@ -85,7 +85,7 @@ them.")
                          :how :lost)))))
 
 (defun limit-silence (link limit-ns)
-  "LINK asks its peer after a silence of LIMIT-NS at most, and gives it up if that is silent for as
+  "Let LINK send a PING after a silence of LIMIT-NS at most, and end if its peer stays silent for as
 long again. On its loop."
   (setf (link-patience-ns link) (min limit-ns (link-patience-ns link)))
   (when (or (zerop (link-keepalive-ns link)) (< limit-ns (link-keepalive-ns link)))
@@ -93,13 +93,13 @@ long again. On its loop."
     (live-on link)))
 
 (defun wake-link (link)
-  "A call begins on LINK, which has had none and been silent for longer than its keepalive: ask at
-once whether the peer is there, before the call goes out (gRFC A8)."
+  "Send a PING at once, before a call goes out on LINK, which has had no calls and was silent for
+longer than its keepalive (gRFC A8)."
   (setf (link-dormant link) nil)
   (live-on link))
 
 (define-hot (begin-on-link :inline t) ((link link)) null
-  "A call begins on LINK."
+  "Count a call that begins on LINK."
   (incf (link-calls link))
   (when (link-dormant link) (wake-link link))
   nil)

@@ -1,24 +1,25 @@
-;;;; What a link holds is charged to its account (base/memory/account.lisp), which is part of its
-;;;; peer's, its server's and the process's; or, at a client, of its channel's.
+;;;; The memory of links. The octets that a link holds are charged to its account
+;;;; (base/memory/account.lisp), which is part of its peer's, its server's and the process's; or, at
+;;;; a client, of its channel's.
 ;;;;
 ;;;; - Charged where it begins and taken off where it ends: header lists of calls, messages that are
-;;;;   not whole, requests that wait for a handler (HOLD); messages that nobody has
+;;;;   not whole, requests that wait for a handler (HOLD); messages that no thread has
 ;;;;   taken, answers on their way to the loop (CHARGE-LINK).
 ;;;; - Measured when the link is read and flushed, and when more DATA is queued: tables and caches,
-;;;;   open streams, queued DATA, header blocks that are not whole, what a dialect keeps
+;;;;   open streams, queued DATA, header blocks that are not whole, the data of a dialect
 ;;;;   (MEASURE-LINK); leftovers of input, output, TLS (loop/io/connection-io.lisp).
 ;;;;
-;;;; A message that waits for its rest counts with the memory that it has been given.
+;;;; An incomplete message counts with the memory that is allocated for it.
 ;;;;
-;;;; Who gives way: let TOTAL be the limit of all links together, F what is left of it.
-;;;; - A link that holds a sixteenth of TOTAL, or 64 KB if that is less, is not refused anything.
-;;;; - Otherwise a call is refused what would make its link hold more than max-held-octets, or two
-;;;;   of the largest messages while half of TOTAL is held; or its peer more than 3 F. This is the
-;;;;   rule of loop/threads/share.lisp: one peer alone may have three quarters of TOTAL, two 3/7
-;;;;   each.
-;;;;   Whatever the others have, a peer may have a 64th of TOTAL: what is measured is not refused,
-;;;;   so F may be 0 for long.
-;;;; - Above 9/8 of TOTAL the link that holds most of the peer that holds most is ended
+;;;; Refusals: let TOTAL be the limit of all links together, and F the unused part of it.
+;;;; - A link that holds up to a sixteenth of TOTAL, or 64 KB if that is less, may always hold more.
+;;;; - Otherwise a call ends if its link would hold more than max-held-octets, or, while half of
+;;;;   TOTAL is held, more than two of the largest messages; or if its peer would hold more than
+;;;;   3 F. This is the rule of loop/threads/share.lisp: one peer alone may have three quarters of
+;;;;   TOTAL, two 3/7 each.
+;;;;   A peer may always have a 64th of TOTAL, since measured octets are not refused, so that F may
+;;;;   be 0 for long.
+;;;; - Above 9/8 of TOTAL the peer that holds most loses the link that holds most
 ;;;;   (server/limits/valve.lisp).
 ;;;;
 ;;;; A call whose messages are not read should hold up only itself. So the connection's window is
@@ -28,22 +29,22 @@
 (in-package #:clgrpc.wire)
 
 (defconstant +most-held-octets+ (* 128 1024 1024)
-  "The default limit of what all links together hold is no more than that, however large the heap: a
+  "The most octets that is the default limit for all links together, with any size of the heap: a
 collection that copies as much stops all threads for about an eighth of a second.")
 (defconstant +little-held-octets+ 65536
-  "A link that holds no more is refused nothing.")
+  "The octets up to which a link may always hold more.")
 (defconstant +least-unsent-octets+ 65536
-  "How much output a link may have unsent, however much is held in all.")
+  "The octets of unsent output that a link may always have.")
 
 (define-hot total-held-limit ((options options)) index
-  "How much all links of a server or channel with OPTIONS may hold."
+  "The octets that all links of a server or channel with OPTIONS may hold together."
   (let ((limit (options-max-total-held-octets options)))
     (if (zerop limit)
         (min +most-held-octets+ (ash (sb-ext:dynamic-space-size) -2))
         limit)))
 
 (define-hot (link-account :inline t) ((link link)) account
-  "The account of what LINK holds."
+  "The account of the octets that LINK holds."
   (loop:connection-account (the loop:connection (link-socket link))))
 
 (define-hot (all-account :inline t) ((account account)) account
@@ -53,17 +54,17 @@ collection that copies as much stops all threads for about an eighth of a second
     (if (and above (account-whole above)) above whole)))
 
 (define-hot (link-held :inline t) ((link link)) index
-  "How much the calls of LINK hold."
+  "The octets that the calls of LINK hold."
   (max 0 (- (account-sum (link-account link)) (link-measured link)
             (loop:connection-kept (the loop:connection (link-socket link))))))
 
 (define-hot pressed-p ((link link)) boolean
-  "True if all links together hold half of what they may."
+  "True if all links together hold more than half of their limit."
   (< (ash (total-held-limit (link-options link)) -1)
      (account-sum (all-account (link-account link)))))
 
 (define-hot link-held-limit ((link link)) index
-  "How much LINK may hold: less while all links together hold much."
+  "The octets that LINK may hold; fewer while all links together hold many."
   (let* ((options (link-options link))
          (least (* 2 (options-max-receive-octets options))))
     (if (pressed-p link)
@@ -71,7 +72,7 @@ collection that copies as much stops all threads for about an eighth of a second
         (max (options-max-held-octets options) least))))
 
 (define-hot all-hold-too-much-p ((account account) (total index)) boolean
-  "True if the peer of ACCOUNT, a link's, holds too much where all links may hold TOTAL."
+  "True if the peer of ACCOUNT, a link's, holds too much, if TOTAL is the limit of all links."
   (let* ((peer (the account (account-whole account)))
          (all (all-account account))
          (left (- total (account-sum all))))
@@ -80,7 +81,8 @@ collection that copies as much stops all threads for about an eighth of a second
         (< (max (* 3 left) (ash total -6)) (account-sum peer)))))
 
 (define-hot excess ((link link)) (member nil :connection-holds-too-much :all-hold-too-much)
-  "The verdict on a call that has just had LINK hold more; nil if that may be."
+  "The verdict on a call that has just added to the octets of LINK; nil if they are within the
+limits."
   (let* ((total (total-held-limit (link-options link)))
          (account (link-account link))
          (sum (account-sum account)))
@@ -90,15 +92,16 @@ collection that copies as much stops all threads for about an eighth of a second
           (t nil))))
 
 (define-hot permit ((call wire-call)) boolean
-  "CALL has just had its link hold more. Return false if that is too much: CALL has been ended."
+  "End CALL, and return false, if the octets that it has just added to its link exceed a limit; else
+return true."
   (let ((verdict (excess (the link (wire-call-link call)))))
     (cond (verdict (abort-as call verdict) nil)
           (t t))))
 
 (define-hot hold ((call wire-call) (count index) &optional (until-closed boolean nil)) boolean
-  "Charge COUNT octets that CALL keeps to its link, with UNTIL-CLOSED for as long as its stream is
-open, which it then has; else until they are delivered. False if that is too much: CALL has been
-ended. On the loop."
+  "Charge COUNT octets that CALL keeps to its link: with UNTIL-CLOSED while its stream is open,
+which it must have then; else until they are delivered. If that exceeds a limit, end CALL and return
+false. On the loop."
   (if until-closed
       (incf (http2:stream-charge (the http2:stream (wire-call-stream call))) count)
       (incf (wire-inlet-held (ensure-wire-inlet call)) count))
@@ -147,7 +150,7 @@ it if its link holds too much."
     nil))
 
 (define-hot release-held ((call wire-call)) null
-  "Take what CALL holds off its link. On the loop."
+  "Take the octets that CALL holds off its link. On the loop."
   (let* ((inlet (call-wire-inlet call))
          (link (the link (wire-call-link call)))
          (held (if inlet (shiftf (wire-inlet-held inlet) 0) 0)))
@@ -164,20 +167,19 @@ it if its link holds too much."
   nil)
 
 (define-hot (release-call :inline t) ((call wire-call)) null
-  "Take all that CALL, whose stream is closed, is charged with off its link, but for what that
-stream is charged with."
+  "Take all charges of CALL, whose stream is closed, off its link, except those of the stream."
   (let ((inlet (call-wire-inlet call)))
     (when inlet (release-inlet call inlet)))
   nil)
 
-;;; The metadata of the call before
+;;; ;;; The metadata of the last call
 
 (defconstant +shared-octets+ 4096
-  "Metadata that is longer is not kept for the next call.")
+  "The most octets of metadata that are kept for the next call.")
 
 (define-hot (link-fields :inline t) ((link link) (list hpack:field-list))
     (values simple-vector index)
-  "The metadata in LIST, the headers of a call that have come on LINK, and how many octets of memory
+  "The metadata in LIST, the headers of a call that have come on LINK, and the octets of memory that
 it takes. Unless it is long, it is kept for the next call, which may have the same."
   (let* ((last (link-last-fields link))
          (fields (list-custom-fields list last)))
@@ -189,21 +191,21 @@ it takes. Unless it is long, it is kept for the next call, which may have the sa
                 (link-last-octets link) (if short octets 0))
           (values fields octets)))))
 
-;;; What is measured
+;;; ;;; Measurement
 
 (define-hot measured-octets ((link link)) index
-  "What LINK keeps beside its messages and its loop's buffers."
+  "The octets that LINK keeps besides its messages and its loop's buffers."
   (let ((http2 (link-http2 link)))
     (if http2
         (+ (http2:kept-octets http2) (link-last-octets link))
         (values (the index (funcall (dialect-octets (the dialect (link-dialect link))) link))))))
 
 (define-hot measure-link ((link link)) null
-  "Charge LINK with what it keeps from now on. On its loop."
+  "Change the charge of LINK to the octets that it keeps now. On its loop."
   (let ((measured (measured-octets link))
         (socket (the loop:connection (link-socket link))))
     (charge-own (link-account link) (- measured (shiftf (link-measured link) measured)))
-    ;; all give way together
+    ;; ;; while all links together hold much, each may have less unsent output
     (setf (loop:connection-max-unsent socket)
           (if (pressed-p link)
               (min +least-unsent-octets+ (options-max-unsent-octets (link-options link)))

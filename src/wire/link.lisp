@@ -1,25 +1,25 @@
 ;;;; A link: one connection on an event loop, at either end, that speaks HTTP/2 as a rule. The loop
 ;;;; reads and writes, the http2 core decides, and the link joins the two. It hands octets to the
-;;;; core, lends the loop's output buffer to the core for a turn, and has one timer for all that may
-;;;; be due (link-keepalive.lisp). Everything here runs on the link's loop.
+;;;; core, lends the loop's output buffer to the core for a turn, and has one timer for all its
+;;;; checks (link-keepalive.lisp). Everything here runs on the link's loop.
 
 (in-package #:clgrpc.wire)
 
 (defstruct (dialect (:copier nil))
-  "What a link does that has no core of HTTP/2: not yet, or since it speaks something else. All
-functions run on its loop. A server includes this."
-  (octets nil :type function :read-only t) ; (link): how much memory it keeps, about
-  (abandon nil :type function :read-only t)) ; (link status text): end what is under way
+  "The functions of a link without a core of HTTP/2: before it has one, or since it speaks another
+protocol. All run on its loop. A server includes this structure."
+  (octets nil :type function :read-only t) ; (link): the memory it keeps, about
+  (abandon nil :type function :read-only t)) ; (link status text): end its calls
 
 (defmethod print-object ((dialect dialect) stream)
   (print-unreadable-object (dialect stream :type t :identity t)))
 
 (defstruct (link (:constructor make-link (loop options owner)) (:copier nil))
-  "One connection, at either end; at a server it may speak something else than HTTP/2."
-  (loop nil :type loop:event-loop)      ; that all of it runs on
+  "One connection, at either end; at a server it may speak another protocol than HTTP/2."
+  (loop nil :type loop:event-loop)      ; on which all of it runs
   (options nil :type options)           ; its owner's
   (owner nil)                           ; the server loop, or the connection set
-  (observer nil :type (or null observer)) ; that is told of it
+  (observer nil :type (or null observer)) ; of its events
   (socket nil :type (or null loop:connection)) ; the loop's connection
   (http2 nil :type (or null http2:connection)) ; the core, if it speaks HTTP/2
   (calls 0 :type fixnum)                ; open ones
@@ -27,9 +27,9 @@ functions run on its loop. A server includes this."
   (window-withheld nil :type boolean)   ; the connection's; see link-memory.lisp
   (arriving '() :type list)             ; calls that the read under way has brought messages for
   (held-up nil :type (or null fifo))    ; calls that wait until output has left; see ANSWERS-LEFT
-  (draining nil :type boolean)          ; it takes no more calls
-  (stopped nil :type boolean)           ; the core wants nothing more read until output has left
-  (last-fields #() :type simple-vector) ; the metadata of the call before, to be shared
+  (draining nil :type boolean)          ; it gets no more calls
+  (stopped nil :type boolean)           ; the core reads no more until output has left
+  (last-fields #() :type simple-vector) ; the metadata of the last call, to be shared
   (last-octets 0 :type index)           ; their memory, about
   (late 0 :type fixnum)                 ; handlers and callbacks that have lost the loop and run
   (waiting-calls nil :type (or null ring)) ; calls whose callbacks wait for one of those to return
@@ -40,17 +40,17 @@ functions run on its loop. A server includes this."
   (age-ns 0 :type (unsigned-byte 62))   ; how old it may get, 0 for no limit
   (keepalive-ns 0 :type (unsigned-byte 62)) ; after such a silence we send a PING; 0 is never
   (patience-ns 0 :type (unsigned-byte 62)) ; how long the peer may be silent after that
-  (dormant nil :type boolean)           ; a PING is due that only calls make welcome
-  (pinged-ns 0 :type (unsigned-byte 62)) ; when we last asked whether the peer is there
+  (dormant nil :type boolean)           ; a PING is due when a call begins
+  (pinged-ns 0 :type (unsigned-byte 62)) ; when the last PING was sent
   (taken-ns 0 :type (unsigned-byte 62)) ; when the incomplete frame at hand began to arrive
   (filled-ns 0 :type (unsigned-byte 62)) ; when output was last offered to the peer
-  (aged nil :type boolean)              ; the owner has been told that it is old
-  (graced nil :type boolean)            ; and that its calls have had time enough
-  (idled nil :type boolean)             ; and that it has been without calls
+  (aged nil :type boolean)              ; the owner has had the event :AGE
+  (graced nil :type boolean)            ; the owner has had the event :GRACE
+  (idled nil :type boolean)             ; the owner has had the event :IDLE
   (quiet-opened -1 :type fixnum)        ; how many calls it had had when it was last seen idle,
-  (quiet-ns 0 :type (unsigned-byte 62)) ; and since when it has been
-  (goaway nil :type (or null string))   ; what a GOAWAY of the peer's has said, if it was an error
-  (dialect nil :type (or null dialect)) ; what it does without a core of HTTP/2
+  (quiet-ns 0 :type (unsigned-byte 62)) ; and since when it is idle
+  (goaway nil :type (or null string))   ; the error in a GOAWAY of the peer, or nil
+  (dialect nil :type (or null dialect)) ; its functions without a core of HTTP/2
   ;; for channelz; a time of 0 is none
   (number (new-number) :type (unsigned-byte 62) :read-only t) ; its own, for good
   (stream-ns 0 :type (unsigned-byte 62)) ; when its last stream began
@@ -58,7 +58,7 @@ functions run on its loop. A server includes this."
   (sent-ns 0 :type (unsigned-byte 62))  ; when the last was
   (messages-received 0 :type (unsigned-byte 62)) ; whole ones
   (received-ns 0 :type (unsigned-byte 62)) ; when the last came
-  (keepalives 0 :type (unsigned-byte 62)) ; PINGs that asked whether the peer is there
+  (keepalives 0 :type (unsigned-byte 62)) ; keepalive PINGs sent
   (failure nil))                        ; text: why the link ended
 
 (defmethod print-object ((link link) stream)
@@ -81,13 +81,13 @@ functions run on its loop. A server includes this."
   nil)
 
 (defun link-security (link)
-  "What the TLS handshake of LINK came to, or nil without TLS or before its end. From any thread."
+  "The result of LINK's TLS handshake, or nil without TLS or before its end. From any thread."
   (let ((socket (link-socket link)))
     (and socket (loop:byte-channel-security (loop:connection-byte-channel socket)))))
 
 (defun describe-link (link)
-  "What is told of LINK, a plist. A time of 0 is none. Of :NUMBER, :LOOP and :PEER from any thread,
-of the rest on its loop."
+  "A plist that describes LINK. A time of 0 means never. The values of :NUMBER, :LOOP and :PEER are
+valid on any thread, the others on its loop."
   (list :number (link-number link) :loop (link-loop link) :peer (link-peer link)
         :socket (link-socket link) :http2 (link-http2 link) :security (link-security link)
         :stream-ns (link-stream-ns link)
@@ -96,7 +96,7 @@ of the rest on its loop."
         :keepalives (link-keepalives link)))
 
 (defgeneric link-event (owner link event)
-  (:documentation "Tell OWNER what has become of LINK, on its loop. EVENT says that:
+  (:documentation "Handle EVENT of LINK for OWNER, on its loop. EVENT is one of
 :ENDED        it has ended and all its streams with it
 :OUTPUT-LEFT  output of it, which has calls that are held up, may have left
 :IDLE         it should end in order, since it has been without calls
@@ -116,17 +116,17 @@ of the rest on its loop."
                        (link-http2 link))))
 
 (defun end-core (link error-code text)
-  "Have LINK's core, if it speaks HTTP/2, send a GOAWAY with ERROR-CODE and TEXT."
+  "Send a GOAWAY with ERROR-CODE and TEXT on LINK, if it speaks HTTP/2."
   (setf (link-failure link) text)
   (when (link-http2 link) (http2:close-connection (link-http2 link) error-code text)))
 
 (defun close-link (link text &key status how)
-  "End LINK because of TEXT. If there is STATUS, end every call on it with that before. Return nil.
-HOW is one of
+  "End LINK because of TEXT. If STATUS is not nil, first end every call on it with STATUS. Return
+nil. HOW is one of
 nil      in order: GOAWAY, send what is queued, close
 :EXPEL   at once, and every call on it with :unavailable. Its peer is sent a GOAWAY with
-         ENHANCE_YOUR_CALM, but we do not wait until it takes that
-:LOST    at once: its peer is not there any more"
+         ENHANCE_YOUR_CALM, but we do not wait until it has received that
+:LOST    at once, since its peer is gone"
   (when status (abort-calls link status text))
   (ecase how
     ((nil) (unless (link-failure link)

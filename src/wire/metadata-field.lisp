@@ -15,7 +15,7 @@
                                  (if (string= name "authorization") :never :plain))))
 
 (defun metadata-octets (metadata)
-  "How many octets METADATA, an alist that CHECK-METADATA has passed, adds to a header list, as RFC
+  "The octets that METADATA, an alist that CHECK-METADATA has passed, adds to a header list, as RFC
 9113 section 6.5.2 counts."
   (loop for (name . value) in metadata
         sum (+ 32 (length name)
@@ -32,11 +32,11 @@
          (= #.(char-code #\-) (aref name start)))))
 
 (defconstant +most-joined-values+ 16
-  "So many binary values a field may have, joined by commas.")
+  "The most binary values in a field, joined by commas.")
 
 (define-hot map-joined ((function function) (octets octets)) null
-  "Call FUNCTION with where each value of OCTETS begins and ends, which have commas between them and
-blanks about them."
+  "Call FUNCTION with the start and the end of each value in OCTETS; values have commas between them
+and may have blanks around them."
   (let ((start 0))
     (declare (type index start))
     (loop
@@ -50,7 +50,7 @@ blanks about them."
         (setf start (1+ comma))))))
 
 (defun base64-list-p (octets)
-  "True if OCTETS are base64, or a few such joined by commas."
+  "True if OCTETS are base64, or at most +MOST-JOINED-VALUES+ such values joined by commas."
   (let ((count 0))
     (map-joined (lambda (start end)
                   (unless (and (<= (incf count) +most-joined-values+)
@@ -59,12 +59,12 @@ blanks about them."
                 octets)
     t))
 
-;;; The memo of a binary field is :unsound if it is not as BASE64-LIST-P has it; else :sound, or,
-;;; once somebody has read them, its values in a vector.
+;;; The memo of a binary field is :unsound if BASE64-LIST-P is false of its value; else :sound, or,
+;;; once they have been read, a vector of its values.
 
 (define-hot sound-metadata-p ((fields simple-vector)) boolean
   "True if all binary values of FIELDS, a vector of metadata fields, are base64, and no field has
-more than a few of them. Each field remembers whether it is so."
+more than a few of them. Each field remembers its result."
   (loop for field of-type hpack:field across fields
         never (and (binary-field-p field)
                    (eq :unsound (or (hpack:field-memo field)
@@ -74,8 +74,8 @@ more than a few of them. Each field remembers whether it is so."
                                               :unsound)))))))
 
 (defun binary-values (field)
-  "The values of FIELD, which is binary, decoded; none if it is not sound. FIELD remembers them, so
-that a peer that repeats it has it decoded once: they are not to be changed."
+  "The decoded values of FIELD, which is binary; empty if it is not sound. FIELD remembers them, so
+that a repeated field is decoded only once; they must not be changed."
   (let* ((octets (hpack:field-value field))
          (memo (or (hpack:field-memo field) (if (base64-list-p octets) :sound :unsound))))
     (cond ((simple-vector-p memo) memo)
@@ -88,7 +88,7 @@ that a peer that repeats it has it decoded once: they are not to be changed."
 
 (defun field-entries (field)
   "Return the metadata pairs of FIELD. Binary values are decoded; several may come joined by commas.
-Those of a field that is not sound are left out; the call has been ended because of it."
+A field that is not sound has no pairs; its call has been ended."
   (let ((name (hpack:field-name-string field)))
     (if (binary-field-p field)
         (loop for octets across (the simple-vector (binary-values field))

@@ -10,8 +10,8 @@
 (in-package #:clgrpc.wire)
 
 (define-hot (ensure-headers :inline t) ((call wire-call)) null
-  "Send our headers of CALL if they have not gone yet; those of a client's go when it has a stream.
-On its loop."
+  "Send our headers of CALL unless they are sent already; a client's call sends them when it gets a
+stream. On its loop."
   (unless (marked-p call :headers)
     ;; the handler of a stream may have run for long before it sends; for a single answer, REPLY-NOW
     ;; does this
@@ -26,8 +26,9 @@ On its loop."
   (when (> size (send-limit call)) (refuse-size call size)))
 
 (defun refuse-size (call size)
-  "Signal that a message of SIZE is too long for CALL. If it is a call's only request, which has not
-begun and never will, the error is not the call's: a caller that asked it for metadata would wait."
+  "Signal that a message of SIZE is too long for CALL. If the message is the only request of a call,
+the call never begins, and the error does not refer to it: a caller that asked that call for
+metadata would wait."
   (let ((begun (not (and (client-p call) (takes-one-p call)))))
     (error (verdict-error :too-long-to-send (list size (send-limit call))
                           :call (and begun call)
@@ -36,8 +37,8 @@ begun and never will, the error is not the call's: a caller that asked it for me
 (define-hot (write-sized :inline t) ((type protobuf:message-type) message (octets octets) (at index)
                                      (size index))
     null
-  "Write MESSAGE of TYPE with its prefix into OCTETS at AT. SIZE is what the sizer has just returned
-for it."
+  "Write MESSAGE of TYPE with its prefix into OCTETS at AT. SIZE is its size, just computed by the
+sizer."
   (let* ((start (write-prefix octets at size))
          (end (funcall (the function (protobuf:message-type-writer type)) message octets start)))
     (unless (eql end (+ start size))
@@ -60,7 +61,7 @@ room. From any thread."
           (call-with-room call (long-room call size compress) (wire-call-options call) #'encode)))))
 
 (defun encode-text (call text compress)
-  "As ENCODE-MESSAGE, of a message whose octets are TEXT."
+  "As ENCODE-MESSAGE, for a message that is already encoded as the octets TEXT."
   (let ((size (length text)))
     (check-send-size call size)
     (let* ((end (+ size +prefix-octets+))
@@ -123,21 +124,22 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
            t))))
 
 (define-hot (encoded-length :inline t) ((encoded (or octets parcel))) index
-  "How many octets ENCODED, of ENCODE-MESSAGE, will be sent as."
+  "The number of octets that are sent for ENCODED, a value of ENCODE-MESSAGE."
   (if (typep encoded 'parcel) (parcel-end encoded) (length encoded)))
 
 (define-hot (encoded-octets :inline t) ((encoded (or octets parcel))) octets
-  "The octets of ENCODED, of ENCODE-MESSAGE, from its prefix on."
+  "The octets of ENCODED, a value of ENCODE-MESSAGE, with the prefix."
   (if (typep encoded 'parcel) (parcel-octets encoded) encoded))
 
 (defun sent-encoding (call encoded)
-  "How ENCODED, of ENCODE-MESSAGE for CALL, is compressed, a keyword, or nil."
+  "The name of the compression of ENCODED, a value of ENCODE-MESSAGE for CALL: a keyword or nil."
   (and (= 1 (aref (encoded-octets encoded) 0))
        (encoding-name (outgoing-encoding call))))
 
 (defun note-sent (call encoded &optional again)
-  "ENCODED, of ENCODE-MESSAGE for CALL, is about to go out on CALL's stream, be it in another form;
-or once more, on the stream AGAIN. On the loop."
+  "Count and report ENCODED, a value of ENCODE-MESSAGE for CALL, which is about to be sent on CALL's
+stream, perhaps in another form. AGAIN, if not nil, is another stream, on which it is sent once
+more. On the loop."
   (let ((stream (or again (wire-call-stream call))))
     (unless again
       (observe content-sent (call-observer call) call (encoded-octets encoded) +prefix-octets+
@@ -149,7 +151,8 @@ or once more, on the stream AGAIN. On the loop."
                (and (typep encoded 'parcel) (parcel-plain encoded)))))
 
 (defun write-encoded (call encoded last)
-  "Send ENCODED, of ENCODE-MESSAGE, which now belongs to the connection. On the loop."
+  "Send ENCODED, a value of ENCODE-MESSAGE, which belongs to the connection from now on. On the
+loop."
   (note-sent call encoded)
   (if (typep encoded 'parcel)
       (http2:send-data (wire-call-stream call) (parcel-taken encoded) 0 (parcel-end encoded) last t)
@@ -174,21 +177,23 @@ or once more, on the stream AGAIN. On the loop."
        (if stream (http2:stream-queued-octets stream) 0))))
 
 (define-hot (sendable-p :inline t) ((call wire-call)) boolean
-  "True if a message may be sent on CALL, false if it has ended with :ok; else signal why none may."
+  "True if a message may be sent on CALL, false if it has ended with :ok. Otherwise signal the
+reason."
   (let ((outlet (call-wire-outlet call)))
     (may-send-p call (and outlet (wire-outlet-over outlet)))))
 
 (define-hot note-spoken ((call wire-call)) null
-  "CALL's user sends a message."
+  "Note that CALL's user sends a message."
   (let ((outlet (ensure-wire-outlet call)))
     (setf (wire-outlet-begun outlet) t)
     (incf (wire-outlet-spoken outlet)))
   nil)
 
 (define-hot send-in-room ((call wire-call) wait-p (function function)) boolean
-  "Call FUNCTION, which sends a message of CALL, if there is room, and return true. If there is none
-wait for it with WAIT-P; else have ON-WRITABLE called once there is some, and return false, as if
-CALL has ended with :ok. Signal why no message may be sent, if none may. From user code."
+  "If there is room, call FUNCTION, which sends a message of CALL, and return true. If there is no
+room, wait for it if WAIT-P is true; otherwise arrange that ON-WRITABLE is called once there is
+room, and return false. Return false also if CALL has ended with :ok. If no message may be sent for
+another reason, signal it. From user code."
   (cond ((not (sendable-p call)) nil)
         ((or (room-p call)
              (and wait-p
@@ -207,23 +212,23 @@ CALL has ended with :ok. Signal why no message may be sent, if none may. From us
     (send-in-room call wait-p #'send-it)))
 
 (defun begin-sending (call)
-  "CALL's user sends its metadata. Signal MISUSE if it has sent something before."
+  "Note that CALL's user sends metadata. Signal MISUSE if the user has sent something before."
   (when (shiftf (wire-outlet-begun (ensure-wire-outlet call)) t)
     (misuse "The headers of ~A were sent before." call)))
 
 (defun sending-begun-p (call)
-  "True if CALL's user has sent something, be it metadata."
+  "True if CALL's user has sent something, even if only metadata."
   (let ((outlet (call-wire-outlet call)))
     (and outlet (wire-outlet-begun outlet))))
 
 (define-hot (posted-octets :inline t) ((call wire-call)) index
-  "The octets of CALL that threads have sent and that still have to come to the loop. While there
-are none the loop may send something of CALL without overtaking them."
+  "The number of octets that threads have sent on CALL and that have not reached the loop yet. While
+it is 0 the loop may send something on CALL without overtaking them."
   (let ((outlet (call-wire-outlet call)))
     (if outlet (the index (wire-outlet-unsent-octets outlet)) 0)))
 
 (defun post-charged (call size function)
-  "Post FUNCTION, which sends something of SIZE octets, at least 1, to CALL's loop, also from that.
+  "Post FUNCTION, which sends SIZE octets, at least 1, to CALL's loop, even from the loop itself.
 Until it is called CALL is charged with SIZE, so nothing overtakes it."
   (let ((outlet (ensure-wire-outlet call)))
     (sb-sys:without-interrupts          ; what is charged is posted
@@ -234,16 +239,16 @@ Until it is called CALL is charged with SIZE, so nothing overtakes it."
                    (funcall function))))))
 
 (defun post-in-turn (call size function)
-  "As WIRE-POST, but behind what other threads have sent on CALL before. FUNCTION sends something of
-SIZE octets, as POST-CHARGED has it; 0 if it ends CALL's sending."
+  "As WIRE-POST, but FUNCTION runs after everything that other threads have already sent on CALL.
+SIZE is as for POST-CHARGED, or 0 if FUNCTION ends CALL's sending."
   (cond ((and (zerop (posted-octets call)) (loop:run-now (wire-call-loop call) function)) t)
         ((zerop size) (loop:post (wire-call-loop call) function))
         (t (post-charged call size function))))
 
 (define-hot send-message ((call wire-call) message compress) null
-  "Send MESSAGE from user code. It goes straight into the output if this thread may run the loop and
-MESSAGE is short; else this thread encodes it first, and the loop does not wait for that. COMPRESS
-as for SEND."
+  "Send MESSAGE from user code. If this thread may run the loop and MESSAGE is short, it is written
+straight into the output. Otherwise this thread encodes it first, and the loop does not wait for
+that. COMPRESS is as for SEND."
   (flet ((write-it () (and (zerop (posted-octets call)) (send-on-loop call message))))
     (declare (dynamic-extent #'write-it))
     (unless (and (not (and compress (outgoing-encoding call)))
@@ -260,7 +265,8 @@ as for SEND."
   nil)
 
 (define-hot refuse-to-send ((call wire-call)) null
-  "There is no room for TRY-SEND: have ON-WRITABLE called once there is. Return nil."
+  "Arrange that ON-WRITABLE is called once there is room, since TRY-SEND has found none. Return
+nil."
   (setf (wire-outlet-writable-wanted (ensure-wire-outlet call)) t)
   (sb-thread:barrier (:memory))
   ;; the loop may have made room just before it could see WRITABLE-WANTED
@@ -269,15 +275,15 @@ as for SEND."
   nil)
 
 (define-hot send-on-loop ((call wire-call) message) boolean
-  "Send MESSAGE, unless CALL has ended. Return false, with nothing sent, if it is to be encoded
-first. On the loop."
+  "Send MESSAGE, unless CALL has ended. If MESSAGE must be encoded first, send nothing and return
+false. On the loop."
   (cond ((or (call-status call) (marked-p call :closed)) t)
         ((and (wire-call-stream call) (null (call-replay call)))
          (ensure-headers call)
          (write-message call message nil))))
 
 (defun send-encoded (call encoded)
-  "Send ENCODED, of ENCODE-MESSAGE, unless CALL has ended. On the loop."
+  "Send ENCODED, a value of ENCODE-MESSAGE, unless CALL has ended. On the loop."
   (unless (or (call-status call) (marked-p call :closed))
     (let ((sender (endpoint-sender (wire-call-endpoint call))))
       (cond (sender (funcall sender call encoded))
@@ -286,8 +292,8 @@ first. On the loop."
              (write-encoded call encoded nil))))))
 
 (defun post-encoded (call encoded)
-  "Post ENCODED, of ENCODE-MESSAGE, to the loop, which sends it. CALL's budget is charged with it
-until then."
+  "Post ENCODED, a value of ENCODE-MESSAGE, to the loop, which sends it. CALL's budget is charged
+with it until then."
   (post-charged call (encoded-length encoded)
                 (lambda ()
                   (send-encoded call encoded)
@@ -296,6 +302,6 @@ until then."
                     (when (callbacks-p call) (wire-schedule call))))))
 
 (defun tell-writable (call)
-  "The queue of CALL's stream has fallen under half its budget."
+  "Notify CALL's user that the queue of its stream has fallen below half its budget."
   (notify call)
   (when (callbacks-p call) (wire-schedule call)))

@@ -1,4 +1,5 @@
-;;;; What both ends of a call share over HTTP: links, calls on streams, framing, compression.
+;;;; The code of the HTTP transport that both ends of a call share: links, calls on streams,
+;;;; framing, compression.
 
 (defpackage #:clgrpc.wire
   (:use #:cl #:clgrpc.base #:clgrpc.option)

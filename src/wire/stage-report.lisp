@@ -1,5 +1,6 @@
-;;;; Where the time of a call on the wire went, computed on demand from its marks (stage.lisp): what
-;;;; both ends have in common, the operation UNSENT-OCTETS and all of STAGES but the stages.
+;;;; The stages of a call on the wire, computed on demand from its marks (stage.lisp): the code that
+;;;; both ends share, that is the operation UNSENT-OCTETS and all of STAGES but the stages
+;;;; themselves.
 
 (in-package #:clgrpc.wire)
 
@@ -37,7 +38,7 @@
           (t 0))))
 
 (defconstant +shortest-told-ns+ 1000
-  "Stages shorter than that lie within one turn of the loop and are not told.")
+  "Shorter stages lie within one turn of the loop and are not reported.")
 
 (defun list-stages (call spans connects)
   "The operation STAGES, of CALL. SPANS is a function of CALL and how long that has taken in all, in

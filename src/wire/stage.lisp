@@ -1,14 +1,14 @@
-;;;; Where the time of a call goes. A call keeps when it began, and its MARKS: at most three moments
-;;;; after that, all in one fixnum. Each is a SPAN, a floating number of nanoseconds in 20 bits; 14
-;;;; of them are the mantissa, so spans are true to 0.013 %, from nanoseconds to centuries. A span
-;;;; of 0 is a moment that has not come. So a call notes a stage with one store, without reading the
-;;;; clock (it takes the time of the loop's turn) and without consing. Two flags that only the loop
-;;;; changes share the fixnum.
+;;;; The stages of a call. A call keeps the time when it began, and its MARKS: at most three later
+;;;; moments, all in one fixnum. Each moment is a SPAN, a floating-point number of nanoseconds in 20
+;;;; bits. 14 of the bits are the mantissa, so spans are exact to 0.013 %, from nanoseconds to
+;;;; centuries. A span of 0 stands for a moment that has not come. So a call notes a stage with one
+;;;; store, without reading the clock (it takes the time of the loop's turn) and without consing.
+;;;; Two flags that only the loop changes share the fixnum.
 ;;;;
 ;;;;   client  :HEADERS request headers sent   :ANSWER the first response headers   :END
 ;;;;   server  :HEADERS response headers sent  :DUE    the handler may start        :END
 ;;;;
-;;;; What people are told of all this is in stage-report.lisp.
+;;;; The reports for users are in stage-report.lisp.
 
 (in-package #:clgrpc.wire)
 
@@ -19,13 +19,13 @@
 (deftype marks () '(unsigned-byte 62))
 
 (deftype moment ()
-  "What the marks of a call tell the time of: when our headers went out; of a client's when the
-answer began to come, of a server's when the handler could start; the end."
+  "A moment whose time is in the marks of a call: our headers were sent; a client's answer began to
+arrive, or a server's handler could start; the end."
   '(member :headers :answer :due :end))
 
 (deftype flag ()
-  "What the marks tell without a time: our side of the call has sent its last message; the call, a
-client's, is its own future."
+  "A fact that is in the marks without a time: our side of the call has sent its last message; a
+client's call is its own future."
   '(member :closed :unattended))
 
 (deftype mark () '(or moment flag))

@@ -119,8 +119,8 @@ are, octets that are not UTF-8 become U+FFFD."
 ;;; Trailers
 
 (defun trailers-status (list)
-  "What the trailers LIST say: the number of the status, or nil if there is none; its text, and the
-octets of its details, each nil if there is none; and the metadata."
+  "Four values from the trailers LIST: the number of the status, the text, the octets of the
+details, each nil if it is missing, and the metadata."
   (let ((status (hpack:find-field list "grpc-status"))
         (message (hpack:find-field list "grpc-message"))
         (details (hpack:find-field list "grpc-status-details-bin")))

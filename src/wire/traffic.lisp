@@ -1,5 +1,5 @@
-;;;; The traffic of a link: how it is opened, what it does with octets that come, how queued
-;;;; messages get into the output, and what is done when the connection ends.
+;;;; The traffic of a link: opening it, handling octets that arrive, moving queued messages into the
+;;;; output, and cleaning up when the connection ends.
 
 (in-package #:clgrpc.wire)
 
@@ -9,19 +9,19 @@ time carry 1.2 GB/s and 256 KB 3 GB/s (doc/decisions.md); a frame of another cal
 than this.")
 
 (defconstant +frames-per-look+ 64
-  "After so many frames of a read we look how much output there is and what time it is. What a peer
-can make us do in between takes a fraction of a millisecond.")
+  "After so many frames of a read we look at the amount of output and at the clock. The work that a
+peer can cause in between takes a fraction of a millisecond.")
 
 (defconstant +frames-at-first+ 4
   "After so many frames of a read we look for the first time. A peer may have a thousand connections
-that all send; however long the turn is by then, this is what each of them gets in it.")
+that all send; each of them gets so many frames in a turn, however long the turn has become.")
 
 (defconstant +reading-ns+ 2000000
-  "A link takes what its peer sends only while the turn is younger than that. A read may hold 7,000
-requests, and the peers of other links should not wait for all of them.")
+  "A link processes its peer's frames only while the turn is younger than that. A read may hold
+7,000 requests, and the peers of other links should not wait for all of them.")
 
 (define-hot read-enough-p ((link link)) boolean
-  "True if the rest of what LINK's peer has sent is for the next turn."
+  "True if the rest of the input of LINK is left for the next turn."
   (< +reading-ns+ (- (loop:read-clock (link-loop link))
                      (loop:event-loop-now (link-loop link)))))
 
@@ -101,8 +101,8 @@ the rest of OCTETS is left for the next turn."
   (tap-output (loop:connection-user socket) octets start end))
 
 (defun end-link (link reason)
-  "The connection of LINK has ended because of REASON, as a handler's CLOSED has it: tell its
-owner."
+  "Inform the owner of LINK that its connection has ended because of REASON, which is as for a
+handler's CLOSED."
   (unless (link-failure link)
     (setf (link-failure link)
           (typecase reason
@@ -147,7 +147,8 @@ owner."
   (measure-link (http2:connection-user http2)))
 
 (defun link-sink (&rest functions)
-  "A sink of HTTP/2 with FUNCTIONS, as HTTP2:MAKE-SINK takes them, and what all links do alike."
+  "A sink of HTTP/2 with FUNCTIONS, as for HTTP2:MAKE-SINK, and with the functions common to all
+links."
   (apply #'http2:make-sink :on-output #'link-output :on-close #'link-http2-closed
                            :on-queued #'link-queued functions))
 
@@ -173,12 +174,11 @@ owner."
                     (keepalive-ns (seconds-ns (options-keepalive-seconds options)))
                     (patience-ns (seconds-ns (options-keepalive-timeout-seconds options))))
   "Make a link over BYTE-CHANNEL, which is connected, on LOOP, begin HTTP/2 in ROLE, and return the
-link. It shares http2's POOL with its owner's other links. Its account is part of ACCOUNT, and
-OBSERVER is told of it. After a
-silence of KEEPALIVE-NS, unless that is 0, it asks the peer by a PING whether it is there, and after
-PATIENCE-NS more it gives the peer up. MAKE is called with LOOP, OPTIONS and OWNER and returns the
-link. If it is not known yet what the link speaks, DIALECT and HANDLER, the loop's, are what it has
-until then: SPEAK-HTTP2 follows, if anything."
+link. It shares http2's POOL with its owner's other links. Its account is part of ACCOUNT, and its
+events are reported to OBSERVER. After a silence of KEEPALIVE-NS, unless that is 0, it sends the
+peer a PING, and if no answer comes within PATIENCE-NS it gives the peer up. MAKE is called with
+LOOP, OPTIONS and OWNER and returns the link. If the protocol of the link is not known yet, it has
+DIALECT and the loop's HANDLER until SPEAK-HTTP2 is called."
   (let ((link (funcall make loop options owner)))
     (setf (link-observer link) observer
           (link-keepalive-ns link) keepalive-ns

@@ -1,20 +1,21 @@
-;;;; The structure of a call on a link, as far as both ends are alike, and of what all calls of an
-;;;; end share. What a call does is in the files after this: inlet.lisp, callback.lisp, outlet.lisp
-;;;; and deadline.lisp; how many of its peer's octets it may keep, in link-memory.lisp.
+;;;; The structure of a call on a link, for the common part of both ends, and the structure that all
+;;;; calls of an end share. The behaviour of a call is in the files after this: inlet.lisp,
+;;;; callback.lisp, outlet.lisp and deadline.lisp. link-memory.lisp limits how many of its peer's
+;;;; octets it may keep.
 
 (in-package #:clgrpc.wire)
 
 (defstruct (endpoint (:constructor nil) (:copier nil))
-  "What all calls of a channel, or of one loop of a server, share."
+  "The data that all calls of a channel, or of one loop of a server, share."
   (loop nil :type loop:event-loop)      ; that all of them are on
   (options nil :type options)           ; the channel's or server's
   (observer nil :type (or null observer)) ; the observer of this call, or nil
   (account (make-account **process-account**) :type account) ; of what all its links hold
-  ;; of a call, returns how many octets a message that it sends may have, and one that it receives;
-  ;; nil if the options say that
+  ;; called with a call, returns the limit in octets of a message that it sends, and of one that it
+  ;; receives; nil if the options decide that
   (limits nil :type (or null function))
-  ;; of a call and ENCODED, of ENCODE-MESSAGE, sends that, and sees to all that is to become of it;
-  ;; nil if it goes to the call's stream and nowhere else
+  ;; called with a call and a value of ENCODE-MESSAGE, sends that and does everything else that is
+  ;; needed for it; nil if the value is only written to the call's stream
   (sender nil :type (or null function)))
 
 (defstruct (wire-call (:include call) (:constructor nil) (:copier nil))
@@ -35,7 +36,7 @@
   (endpoint-loop (wire-call-endpoint call)))
 
 (define-hot (wire-call-options :inline t) ((call wire-call)) options
-  "The options of the server or channel that CALL is of."
+  "The options of CALL's server or channel."
   (endpoint-options (wire-call-endpoint call)))
 
 (define-hot (send-limit :inline t) ((call wire-call)) index
@@ -61,8 +62,8 @@
 (define-hot (tell-sent :inline t) ((call wire-call) (stream (or null http2:stream)) (size index)
                                    (plain (or null index)))
     null
-  "A message of SIZE octets of CALL, PLAIN before it was compressed if it was, is written to STREAM:
-count it and tell the observer, if CALL has one."
+  "Count a message of CALL that is written to STREAM, and report it to CALL's observer, if any. SIZE
+is its number of octets; PLAIN, if it is compressed, the number before that, otherwise nil."
   (let ((observer (call-observer call)))
     (when observer
       (let ((compression (compression-of call)))
@@ -74,7 +75,7 @@ count it and tell the observer, if CALL has one."
   nil)
 
 (define-hot (tell-received :inline t) ((call wire-call) (size index)) null
-  "A message of SIZE octets has come for CALL: as TELL-SENT."
+  "As TELL-SENT, for a message of SIZE octets that has arrived for CALL."
   (let ((observer (call-observer call)))
     (when observer
       (let ((stream (wire-call-stream call)))

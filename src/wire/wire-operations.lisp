@@ -1,11 +1,10 @@
-;;;; What HTTP/2 does for the calls of both ends: their common part of the contract of
-;;;; rpc/transport.lisp. Each end adds its own (client/client-operations.lisp,
-;;;; server/server-operations.lisp).
+;;;; The operations of rpc/transport.lisp over HTTP/2 that are the same at both ends. Each end adds
+;;;; its own (client/client-operations.lisp, server/server-operations.lisp).
 
 (in-package #:clgrpc.wire)
 
 (define-shared-operations **wire-operations**
-    "What HTTP/2 does for a call whichever end it is at."
+    "The operations over HTTP/2 that are the same at both ends."
   :send #'wire-send :after #'wire-after :post #'wire-post :schedule #'wire-schedule
   :room #'wire-room :decode #'wire-decode :taken #'wire-taken
   :new-parts #'new-wire-parts :new-inlet #'new-wire-inlet :new-outlet #'new-wire-outlet

@@ -1,10 +1,10 @@
-;;;; The parts of a call on the wire: those of rpc/part.lisp, and with them the octets of a peer
-;;;; that are not a whole message yet, and the messages that wait for a stream.
+;;;; The parts of a call on the wire: those of rpc/part.lisp, extended by the octets of an
+;;;; incomplete message from the peer, and by the messages that wait for a stream.
 
 (in-package #:clgrpc.wire)
 
 (defstruct (wire-inlet (:include inlet) (:copier nil))
-  "What comes in from a stream of HTTP/2."
+  "The incoming messages of a stream of HTTP/2."
   (arriving nil :type (or null arrival)) ; the loop's: octets, to be filled up and queued
   (partial nil :type (or null partial)) ; the loop's: a message of which a part has arrived
   (held 0 :type index)                  ; charged to the link for a part of a message or a request
@@ -12,7 +12,7 @@
                                         ; writes it, the receiver reads it
 
 (defstruct (wire-outlet (:include outlet) (:copier nil))
-  "What goes out on a stream of HTTP/2."
+  "The outgoing messages of a stream of HTTP/2."
   (begun nil :type boolean)             ; the user has sent something, be it headers
   (over nil :type boolean)              ; the user has said that no more messages will be sent
   (spoken 0 :type index)                ; how many messages the user has sent
@@ -27,10 +27,10 @@
 (declaim (sb-ext:freeze-type inlet))
 
 (define-own-part parts wire call "The parts")
-(define-own-part inlet wire call "What comes in")
-(define-own-part outlet wire call "What goes out")
+(define-own-part inlet wire call "The incoming messages")
+(define-own-part outlet wire call "The outgoing messages")
 
 (define-hot (call-replay :inline t) ((call call)) (or null replay)
-  "What is kept of what CALL has sent, or nil."
+  "The record of the messages that CALL has sent, or nil."
   (let ((parts (call-wire-parts call)))
     (and parts (wire-parts-replay parts))))

@@ -179,8 +179,8 @@ failure."
       (values :fail (retries-last retries))))
 
 (defun hedge (retries throttle)
-  "Decide that another attempt of RETRIES begins, unless THROTTLE, or nil, forbids it, and after
-what time the next one follows."
+  "Decide that another attempt of RETRIES begins, unless THROTTLE, or nil, forbids it. The second
+value is the delay until the next one, or nil."
   (cond ((throttled-p throttle) (stop-hedging retries))
         (t (issue retries)
            (cond ((more-p retries)

@@ -13,7 +13,7 @@
 ;;;;   which are copied, these limits are 40 and 45 per cent of it.
 ;;;;   While the valve is shut each refused call examines the heap as well, since few objects are
 ;;;;   made then and the next collection may be far off. If the valve is still shut after a second
-;;;;   collection of all garbage, and connections hold the missing octets, a connection ends as well.
+;;;;   collection of all garbage, and connections hold the missing octets, a connection ends too.
 ;;;;   Otherwise peers within their limits could keep out all others for any time.
 ;;;;
 ;;;; The collector leaves long vectors where they are, so a program may have more of the heap.

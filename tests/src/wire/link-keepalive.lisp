@@ -110,5 +110,5 @@
     (memory:passes 9)
     (is (null (told)))
     (memory:passes 12)
-    (is (search "does not take our output" (second (first (told)))))
+    (is (search "does not receive our output" (second (first (told)))))
     (is-true (memory:end-closed memory:*end*))))
