@@ -128,8 +128,8 @@ of octets promised; nil if there is no room."
     (loop for item in interceptors
           unless (or (atom item)
                      (some (lambda (method) (rpc:interceptors-for (list item) method)) methods))
-            do (misuse ":interceptors names ~S, which is neither a service of this server nor a
-method of one."
+            do (misuse ":interceptors names ~S, which is neither a service of this server nor a ~
+                        method of one."
                        (first item)))))
 
 (define-hot route-of ((table route-table) (field hpack:field)) server-route

@@ -80,8 +80,8 @@ expired."
     (cond ((not (and (stringp token)
                      (< 0 (length token) +most-token-octets+)
                      (every (lambda (character) (char< #\Space character #\Rubout)) token)))
-           (refuse "the fetched value is not a token, which has 1 to ~D characters of printable
-ASCII"
+           (refuse "the fetched value is not a token, which has 1 to ~D characters of printable ~
+                    ASCII"
                    (1- +most-token-octets+)))
           ((not (typep seconds '(real (0))))
            (refuse "the token has expired"))

@@ -49,8 +49,8 @@ is redefined, a new table takes its place."
                     (or (cdr (assoc function-name execution)) :auto)
                     execution)))
     (unless (member chosen '(:inline :blocking :auto))
-      (misuse "~S is not valid for :execution: give :inline, :blocking, :auto, or an alist from
-methods to these."
+      (misuse "~S is not valid for :execution: give :inline, :blocking, :auto, or an alist from ~
+               methods to these."
               chosen))
     ;; no thread can take over the loop of a simulated world
     (if (and (eq :auto chosen) (loop:simulated-p)) :blocking chosen)))

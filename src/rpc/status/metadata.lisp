@@ -27,12 +27,12 @@
 (defun check-metadata (metadata)
   "Return METADATA if it is an alist that may be sent; else signal MISUSE, which names the entry."
   (loop for entry in metadata
-        do (unless (consp entry) (misuse "Metadata are an alist; its element ~S is not a
-pair." entry))
+        do (unless (consp entry)
+             (misuse "Metadata are an alist; the element ~S is not a pair." entry))
            (destructuring-bind (name . value) entry
              (unless (valid-name-p name)
-               (misuse "~S is not a valid name of metadata, which has only lower-case letters,
-digits, and _ - ." name))
+               (misuse "~S is not a valid name of metadata, which has only lower-case letters, ~
+                        digits, and _ - ." name))
              (when (reserved-name-p name) (misuse "The metadata name ~S belongs to gRPC." name))
              (cond ((binary-name-p name)
                     (unless (typep value '(vector octet))

@@ -83,17 +83,17 @@
                (:unauthenticated "answers 403" 403 () "[]")
                (:unauthenticated "answers 500" 500 () "")
                (:unauthenticated "answers 302" 302 (("location" . "http://127.0.0.1:1/")) "")
-               (:unauthenticated "no JSON object" 200 () "")
-               (:unauthenticated "no JSON object" 200 () "{\"access_token\":")
-               (:unauthenticated "no JSON object" 200 () "[\"t\"]")
-               (:unauthenticated "no JSON object" 200 () "{}")
-               (:unauthenticated "no JSON object" 200 ()
+               (:unauthenticated "not a JSON object" 200 () "")
+               (:unauthenticated "not a JSON object" 200 () "{\"access_token\":")
+               (:unauthenticated "not a JSON object" 200 () "[\"t\"]")
+               (:unauthenticated "not a JSON object" 200 () "{}")
+               (:unauthenticated "not a JSON object" 200 ()
                 ,(make-string 100000 :initial-element #\[))
                (:unauthenticated "without an access_token" 200 () ,(json "access_token" 5))
                (:unauthenticated "type mac" 200 () ,(json "access_token" "t" "token_type" "mac"))
                (:unauthenticated "not Bearer" 200 () ,(json "access_token" "t"))
-               (:unauthenticated "no token" 200 () ,(json "access_token" "a b"
-                                                          "token_type" "bearer"))
+               (:unauthenticated "not a token" 200 () ,(json "access_token" "a b"
+                                                             "token_type" "bearer"))
                (:unauthenticated "expired" 200 () ,(json "access_token" "t" "token_type" "bearer"
                                                          "expires_in" 0))
                (:unauthenticated "expired" 200 () ,(json "access_token" "t" "token_type" "bearer"
