@@ -48,7 +48,7 @@
     (list :target (core-name core)
           :authority (hpack:field-value-string (authority-field call)))))
 
-;;; ;;; The stages of a call: the operations STAGE and STAGES, computed on demand from its marks
+;;; The stages of a call: the operations STAGE and STAGES, computed on demand from its marks
 ;;; (wire/stage.lisp) and from what it has waited for (wait-clock.lisp)
 
 (defun call-waits (call)

@@ -28,7 +28,7 @@
   "The links of CONNECTION-SET, with those that get no more calls. On its loop."
   (append (connection-set-links connection-set) (connection-set-leaving connection-set)))
 
-;;; ;;; Sharing between channels
+;;; Sharing between channels
 
 (defun pool-key (options credentials resolver authority observer)
   "The key by which channels share connections, compared by EQUAL: OPTIONS, CREDENTIALS, the host of
@@ -77,7 +77,7 @@ RESOLVER, for the certificate, and its proxy, AUTHORITY, a text, and OBSERVER."
   (not (equalp (subchannel-addresses subchannel)
                (connection-set-addresses (subchannel-connection-set subchannel)))))
 
-;;; ;;; Events for owners
+;;; Events for owners
 
 (defun engaged-owners (connection-set)
   "The subchannels that use CONNECTION-SET and have asked it to connect."
@@ -168,7 +168,7 @@ CONNECTION-SET come first in turn."
           (notevery #'client-call-wait-for-ready (waiting-calls (subchannel-core owner))))
         (connection-set-owners connection-set)))
 
-;;; ;;; The streams of a subchannel
+;;; The streams of a subchannel
 
 (define-hot note-stream-opened ((subchannel subchannel) (stream http2:stream)) null
   "Note SUBCHANNEL in the attempt of STREAM, which was opened for it."

@@ -280,7 +280,7 @@ calls of CORE wait in line, until one finds no stream."
       (stop-back-off back-off (core-loop core))
       (forget-failures back-off))))
 
-;;; ;;; Answers of the resolver
+;;; Answers of the resolver
 
 (defconstant +told-backends+ 8
   "The most servers that an event of a channel names.")

@@ -4,7 +4,7 @@
 
 (in-package #:clgrpc.client)
 
-;;; ;;; Facts of balancers
+;;; Facts of balancers
 
 (defgeneric balancer-facts (balancer)
   (:documentation "A plist that describes BALANCER for people, with values that print well;

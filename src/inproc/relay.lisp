@@ -286,7 +286,7 @@ others, its user can ask for that later."
                  (answer call-pair answer)
                  (end-well call-pair))))))
 
-;;; ;;; Performing decisions
+;;; Performing decisions
 
 (defun sendable-p (relay)
   "True if all that RELAY has had is kept for further attempts."

@@ -164,7 +164,7 @@ limits in octets for a request and a response; each nil for the channel's."
   (let ((inlet (call-inlet call)))
     (and inlet (inlet-received inlet))))
 
-;;; ;;; Both ends of a call, on every transport
+;;; Both ends of a call, on every transport
 
 (define-hot (client-p :inline t) ((call call)) boolean
   "True if CALL is a client's."
@@ -529,7 +529,7 @@ thread."
                     :ended-by (outcome-ended-by outcome) :cause (outcome-cause outcome)
                     :sent (outcome-sent outcome))))
 
-;;; ;;; Data of the transport
+;;; Data of the transport
 
 (defun call-stage (call)
   "The stage that CALL is at, or was at when it ended: one of the keywords of CALL-STAGES, or nil if

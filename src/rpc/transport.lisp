@@ -101,7 +101,7 @@ has the operation, DEFAULT a form for the function of transports that give none.
 (define-operations
     "The operations of one end of a transport for its calls: a function for each row of the
 contract."
-  ;; ;; for users
+  ;; for users
   (send (call message wait-p compress) ()
     "Send MESSAGE, with COMPRESS as in SEND; return true if it was accepted. Without room, wait for
 it if WAIT-P is true, else return false.")
@@ -135,7 +135,7 @@ it. Signal MISUSE if it is too late.")
     "The compression of messages that are sent, a keyword of CALL-COMPRESSION.")
   (received-compressed (call) (:default #'nothing)
     "True if the last decoded message came compressed.")
-  ;; ;; on the call's loop
+  ;; on the call's loop
   (abort (call status text ended-by) (:thread :loop)
     "End the call from this side at once, with STATUS and TEXT; ENDED-BY as in RPC-ERROR-ENDED-BY.")
   (post (call function) ()
@@ -160,7 +160,7 @@ own.")
     "The user has taken messages that were charged with OCTETS.")
   (note-long-message (call octets) (:default #'nothing)
     "A long message, of OCTETS, is about to be encoded.")
-  ;; ;; parts that are made when they are first needed
+  ;; parts that are made when they are first needed
   (new-parts (call) (:default #'new-parts)
     "New PARTS, of the transport's own kind.")
   (new-inlet (call) (:default #'new-inlet)
@@ -173,7 +173,7 @@ own.")
 true then; false if this thread may not run the loop, or only for a part of that time.")
   (park (call ready-p) (:default #'park)
     "Sleep until (READY-P CALL) is true or the call has ended; return the last value of READY-P.")
-  ;; ;; data of the call
+  ;; data of the call
   (now (call) ()
     "The time now, in nanoseconds, by the clock of the call's deadline.")
   (peer (call) ()

@@ -21,7 +21,7 @@
                          collect `(make-verdict-row :name ,name :status ,status :text ,text)))))
 
 (define-verdicts
-  ;; ;; time, and callers that leave
+  ;; time, and callers that leave
   (:deadline-passed :deadline-exceeded "the deadline passed")
   (:came-too-late :deadline-exceeded "the deadline passed before the call came")
   (:caller-lost-interest :cancelled "the caller has lost interest")
@@ -29,7 +29,7 @@
   (:caller-gone :cancelled "the caller has cancelled or gone")
   (:channel-closed :cancelled "the channel was closed")
   (:server-stopping :unavailable "the server is stopping")
-  ;; ;; invalid requests and responses
+  ;; invalid requests and responses
   (:unknown-method :unimplemented "unknown service or method ~A")
   (:no-request :unimplemented "no request message")
   (:second-request :unimplemented "more than one request message")

@@ -40,7 +40,7 @@ EXCHANGE:HTTP-VERSION-OF."
   ;; HTTP/2 is ready with its SETTINGS
   (note-ready link))
 
-;;; ;;; Until it is known
+;;; Until it is known
 
 (defun stop-opening (link)
   "Cancel the timer of LINK's opening: its protocol is known, or LINK has ended."

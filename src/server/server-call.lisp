@@ -127,7 +127,7 @@ handler has returned."
         :protocol (call-protocol call)
         :plain (null (call-protocol call))))
 
-;;; ;;; The stages of a call
+;;; The stages of a call
 
 (defun server-stage (call)
   "The operation STAGE."

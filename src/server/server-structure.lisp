@@ -18,7 +18,7 @@
   (claimers :initform '() :accessor server-claimers) ; of PROTOCOLS, for the services as they are
   (router :initform nil :accessor server-router) ; of plain requests, or nil
    (loop-count :initarg :loop-count :reader server-loop-count) ; the number of its loops
-   ;; ;; of the octets that all links hold
+   ;; of the octets that all links hold
    (account :initform (make-account **process-account**) :reader server-account)
    (admission :accessor server-admission) ; of the peers: see admission.lisp
    ;; a list of T while it has been asked to give way, else of NIL

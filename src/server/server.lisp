@@ -48,7 +48,7 @@ fit for a client. From any thread."
                                 (loop:event-loop-turns (server-loop-loop server-loop))))
           :connections (reduce #'+ server-loops :key #'server-loop-link-count))))
 
-;;; ;;; Notifications of services
+;;; Notifications of services
 
 (defgeneric note-server-started (service server)
   (:documentation "Called for each service of SERVER once it listens, before START-SERVER returns,
@@ -335,7 +335,7 @@ have not ended."
 (defconstant +peer-seconds+ 1
   "How long peers may take to close their side of a connection that has drained, in seconds.")
 
-;;; ;;; Functions called before and after
+;;; Functions called before and after
 
 (defun call-before-stop (server function)
   "Make STOP-SERVER call FUNCTION first, while SERVER still accepts calls, on the thread of

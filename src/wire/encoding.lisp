@@ -41,7 +41,7 @@
   (let ((compression (compression-of call)))
     (and compression (compression-incoming compression) t)))
 
-;;; ;;; Operations for users
+;;; Operations for users
 
 (defun wire-compression (call)
   "The operation COMPRESSION."

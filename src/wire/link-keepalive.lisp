@@ -37,7 +37,7 @@
     (when (and due (null (link-failure link)))
       (schedule-timer (loop:event-loop-wheel (link-loop link)) (link-life link) due))))
 
-;;; ;;; Each check acts if it is due at NOW. It returns the time when it is due next, or NIL for
+;;; Each check acts if it is due at NOW. It returns the time when it is due next, or NIL for
 ;;; never.
 
 (defun advance-core (link now)

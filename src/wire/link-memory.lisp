@@ -172,7 +172,7 @@ it if its link holds too much."
     (when inlet (release-inlet call inlet)))
   nil)
 
-;;; ;;; The metadata of the last call
+;;; The metadata of the last call
 
 (defconstant +shared-octets+ 4096
   "The most octets of metadata that are kept for the next call.")
@@ -191,7 +191,7 @@ it takes. Unless it is long, it is kept for the next call, which may have the sa
                 (link-last-octets link) (if short octets 0))
           (values fields octets)))))
 
-;;; ;;; Measurement
+;;; Measurement
 
 (define-hot measured-octets ((link link)) index
   "The octets that LINK keeps besides its messages and its loop's buffers."
@@ -205,7 +205,7 @@ it takes. Unless it is long, it is kept for the next call, which may have the sa
   (let ((measured (measured-octets link))
         (socket (the loop:connection (link-socket link))))
     (charge-own (link-account link) (- measured (shiftf (link-measured link) measured)))
-    ;; ;; while all links together hold much, each may have less unsent output
+    ;; while all links together hold much, each may have less unsent output
     (setf (loop:connection-max-unsent socket)
           (if (pressed-p link)
               (min +least-unsent-octets+ (options-max-unsent-octets (link-options link)))

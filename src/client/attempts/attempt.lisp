@@ -44,7 +44,7 @@ it allows; or nil."
   (and (null (call-retries call))
        (null (core-methods (client-call-core call)))))
 
-;;; ;;; Performing decisions, see calling/retry.lisp
+;;; Performing decisions, see calling/retry.lisp
 
 (defun resend-after (call)
   "Begin another attempt of CALL as soon as the stream of the one that has failed is closed."

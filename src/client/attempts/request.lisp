@@ -24,7 +24,7 @@
     (and retries (remove (client-call-stream call) (client-retries-running retries)
                          :key #'attempt-stream))))
 
-;;; ;;; Kept messages
+;;; Kept messages
 
 (defun begin-replay (call limit &optional (messages most-positive-fixnum))
   "Keep the messages of CALL, which has sent nothing so far, up to LIMIT octets and MESSAGES, in
@@ -157,7 +157,7 @@ octets of the longest message in CALL's outbox, 0 if that is empty."
       ((or octets wire:parcel) (length-of request))
       (t (protobuf:measure (rpc:outgoing-type call) request)))))
 
-;;; ;;; The end of our side
+;;; The end of our side
 
 (defun end-side (stream)
   "End our side of STREAM by an empty DATA frame (RFC 9113 section 8.1)."

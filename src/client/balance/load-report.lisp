@@ -24,7 +24,7 @@
       (handler-case (parse-report (decode-base64 (hpack:field-value-string field)))
         (invalid-base64 () nil)))))
 
-;;; ;;; The contents of a report
+;;; The contents of a report
 
 (defconstant +least-load+ 1d-9)
 (defconstant +most-load+ 1d9)

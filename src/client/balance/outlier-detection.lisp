@@ -159,7 +159,7 @@
   (setf (endpoint-ejected-ns endpoint) nil)
   (dolist (subchannel (endpoint-subchannels endpoint)) (lift-veto subchannel :ejected)))
 
-;;; ;;; Examination
+;;; Examination
 
 (defun may-eject-p (balancer)
   "True while the number of ejected servers is under maxEjectionPercent."

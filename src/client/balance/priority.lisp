@@ -135,7 +135,7 @@ time; or to T once the time is over."))
               ((trying-p tree branch)
                (return-from choose (serve-by tree branch))))
         (setf last branch)))
-    ;; ;; no child serves: take one that still tries, else the last
+    ;; no child serves: take one that still tries, else the last
     (let ((branch (or (loop for name in (priorities-order (priorities tree))
                             for branch = (find-branch tree name)
                             when (eq :connecting (branch-state branch)) return branch)

@@ -1,4 +1,4 @@
-;;;; ;;;; The condition for invalid service configs.
+;;;; The condition for invalid service configs.
 
 (in-package #:clgrpc.config)
 

@@ -30,7 +30,7 @@
   (let ((table (core-methods (client-call-core call))))
     (and table (table-method-config table (the rpc-method (call-rpc-method call))))))
 
-;;; ;;; Settings of calls
+;;; Settings of calls
 
 (defun client-call-wait-for-ready (call)
   "True if CALL waits for ready: as its user has set, or else the config."
@@ -79,7 +79,7 @@ than the service config, which is known now, allows."
         (end-client-call call status text :ended-by :local :sent nil))
       t)))
 
-;;; ;;; Adopting a config
+;;; Adopting a config
 
 (defconstant +told-config+ 200
   "The most characters of a service config in an event of a channel.")

@@ -66,7 +66,7 @@
                              (misuse "~S has no address." item))
                          attributes))))
 
-;;; ;;; The interface of resolvers
+;;; The interface of resolvers
 
 (defclass resolver ()
   ((target :initarg :target :reader resolver-target
@@ -151,7 +151,7 @@ waits for the answer.")
       (when error (tell '() (princ-to-string error) :none))))
   nil)
 
-;;; ;;; Targets that are addresses
+;;; Targets that are addresses
 
 (defclass fixed-resolver (resolver)
   ((backends :initarg :backends :reader resolver-backends)) ; all there will ever be

@@ -98,7 +98,7 @@ methods of UPDATE-BACKENDS and SUBCHANNEL-CHANGED, which call PUBLISH."))
   balancer-parent "The CORE or balancer to which BALANCER publishes."
   balancer-core "The CORE of BALANCER's channel.")
 
-;;; ;;; Events for balancers
+;;; Events for balancers
 
 (defgeneric update-backends (balancer backends config)
   (:documentation "Make BACKENDS, a list of BACKEND that may be empty, the servers of BALANCER; some
@@ -120,7 +120,7 @@ the channel's loop.")
 this, and the states that it publishes are ignored. On the channel's loop.")
   (:method ((balancer balancer)) nil))
 
-;;; ;;; Events from balancers
+;;; Events from balancers
 
 (defgeneric child-published (parent child state picker)
   (:documentation "Handle the STATE and PICKER that CHILD, a balancer made by PARENT, has

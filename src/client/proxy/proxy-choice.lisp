@@ -35,7 +35,7 @@ address."
   (list (proxy-kind proxy) (loop:target-text (proxy-target proxy)) (proxy-user proxy)
         (proxy-password proxy) (proxy-destination proxy)))
 
-;;; ;;; URLs of proxies
+;;; URLs of proxies
 
 (defparameter *proxy-schemes*
   '(("http" :http 80) ("socks5" :socks5 1080) ("socks5h" :socks5 1080))
@@ -125,7 +125,7 @@ or address, each with :PORT or without, as a network ADDRESS/BITS, or as *."
       (in-network-p host "127.0.0.0/8")
       (in-network-p host "::1/128")))
 
-;;; ;;; The choice
+;;; The choice
 
 (defparameter *proxy-variables* '("grpc_proxy" "https_proxy" "HTTPS_PROXY" "http_proxy")
   "The environment variables that have the proxy: the first that is set is taken.")

@@ -167,7 +167,7 @@ or has a user in it."
                             (loop:close-byte-channel byte-channel))
                            (t (begin-exchange exchange loop byte-channel url credentials))))))
 
-;;; ;;; For the calling thread
+;;; For the calling thread
 
 (defun give-up (exchange loop)
   "End the connection of EXCHANGE, for which no thread waits any more, on LOOP. Return a future of

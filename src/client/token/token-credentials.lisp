@@ -134,7 +134,7 @@ fail with it until the back-off is over, unless a valid token is kept."
                     (status:make-rpc-error :unavailable :ended-by :local :sent nil :cause error
                                            :message "no thread can fetch the token")))))
 
-;;; ;;; The token for an attempt
+;;; The token for an attempt
 
 (defun look-for-token (credentials now)
   "The result for an attempt from CREDENTIALS at NOW: the KEPT-TOKEN, the RPC-ERROR or the future.

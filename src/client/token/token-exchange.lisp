@@ -85,7 +85,7 @@ EXCHANGED-TOKEN."))
                          (printable-text (or type "?") :limit 40)))
         (values token (life-member members))))))
 
-;;; ;;; Functions for users
+;;; Functions for users
 
 (defun check-strings (&rest names-and-values)
   "Signal MISUSE unless each of NAMES-AND-VALUES, a plist, is a string or nil."

@@ -81,7 +81,7 @@ Only for interceptors, before ATTEMPT goes to its server."
   (push function (attempt-functions attempt))
   attempt)
 
-;;; ;;; The beginning and end of attempts
+;;; The beginning and end of attempts
 
 (defmacro guarding-attempt ((attempt) &body body)
   "Evaluate BODY, which calls functions of users, with ATTEMPT's call as the current call. An error

@@ -70,7 +70,7 @@ PINGs, see MIN-PING-SECONDS. It changes nothing on a channel whose server has co
 Return CHANNEL. From any thread.")
   (:method ((channel t) seconds) (declare (ignore seconds)) channel))
 
-;;; ;;; Security of channels
+;;; Security of channels
 
 (defgeneric channel-secure-p (channel)
   (:documentation "True if CHANNEL is secure: third parties cannot read the data it sends. The

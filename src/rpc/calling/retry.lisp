@@ -267,7 +267,7 @@ function that returns true if the sent messages are kept for a retry; it is call
                   (await-attempt retries :retry (next-wait-ns retries failure chance)))
                  (t (values :fail failure))))))
 
-;;; ;;; The call goes on with one attempt
+;;; The call goes on with one attempt
 
 (defun commit (retries attempt)
   "Let the call of RETRIES go on with ATTEMPT alone; nil if the call has ended. No further attempt
@@ -277,19 +277,19 @@ begins. Return the other attempts under way."
         (retries-last retries) nil)
   (remove attempt (shiftf (retries-running retries) (and attempt (list attempt)))))
 
-;;; ;;; Performing decisions
+;;; Performing decisions
 
 (defstruct (retry-operations (:conc-name operation-) (:copier nil))
   "The operations of a transport for the machine: functions of CALL, the transport's own object for
 a call that may be tried more than once."
-  ;; ;; the machine's questions
+  ;; the machine's questions
   (retries nil :type function :read-only t) ; (call): its RETRIES
   (throttle nil :type function :read-only t) ; (call): that of its channel, or nil
   (now nil :type function :read-only t) ; (call): the time
   (chance nil :type function :read-only t) ; (call): a random state
   (sendable nil :type function :read-only t) ; (call): true if all its messages can be resent
   (keep nil :type function :read-only t) ; (call): likewise, for a retry; begin to keep them
-  ;; ;; the machine's actions
+  ;; the machine's actions
   (go-on #'identity :type function :read-only t) ; (call): it goes on, perhaps without an attempt
   (await nil :type function :read-only t) ; (call ns): call TELL-DUE in NS, and not before
   (cancel nil :type function :read-only t) ; (call): no time is awaited any more

@@ -167,7 +167,7 @@ already, the entry only leaves the ring."
                   (remhash (peer-entry-name entry) (admission-peers admission)))
                  (t (enter-ring entry (admission-gone admission))))))
 
-;;; ;;; The connections that give way; the lock is held
+;;; The connections that give way; the lock is held
 
 (defconstant +permits-per-look+ 32
   "How many connections of a peer are examined to find one without calls.")
