@@ -7,8 +7,8 @@
 ;;;; 2. The resolver publishes backends, then and whenever they change; the balancer gets them.
 ;;;; 3. The balancer publishes a state and a picker, and the calls that wait are picked for.
 ;;;; 4. A call that finds no stream waits (stream-queue.lisp), until a stream ends, a server allows
-;;;; more, or another picker is published. A function that came with the call gets the stream, or
-;;;; the failure: this file does not know attempts (attempt.lisp).
+;;;;    more, or another picker is published. A function that came with the call gets the stream,
+;;;;    or the failure: this file does not know attempts (attempt.lisp).
 ;;;;
 ;;;; Everything here runs on the channel's loop, unless something else is said.
 

@@ -235,7 +235,7 @@ reason. OVER is true if CALL's user has closed its side by CLOSE-SEND."
 ;;; Parking: a thread that must wait for its call sleeps at the call's gate.
 ;;;
 ;;;   the thread that waits                      the thread that rings
-;;; 1. counts itself among the sleepers 1. stores the state that the other waits for
+;;;   1. counts itself among the sleepers        1. stores the state that the other waits for
 ;;;   2. reads the futex                         2. changes the futex
 ;;;   3. looks whether what it waits for is so   3. if there are sleepers, wakes them
 ;;;   4. sleeps, unless the futex has changed

@@ -6,7 +6,7 @@
 ;;;;
 ;;;;   success rate        ejects a server whose rate is under mean - stdevFactor/1000 · deviation
 ;;;;                       of the rates of all servers with enough calls
-;;;; failure percentage ejects a server if more than threshold per cent of its calls have failed
+;;;;   failure percentage  ejects a server if more than threshold per cent of its calls have failed
 ;;;;
 ;;;; At most maxEjectionPercent of the servers are ejected, or one more, as in other
 ;;;; implementations. An ejection lasts baseEjectionTime times the server's count of ejections, at

@@ -12,7 +12,7 @@
 ;;;;
 ;;;; A call is used by one thread at a time, so one thread at a time pumps a subscription:
 ;;;;
-;;;; 1. The first thread that comes sets PUMPING; another one sets AGAIN, and leaves.
+;;;;   1. The first thread that comes sets PUMPING; another one sets AGAIN, and leaves.
 ;;;;   2. The pump takes messages out of the queue and sends them, until the queue is empty, or the
 ;;;;      call refuses a message, which the pump puts back.
 ;;;;   3. It leaves unless AGAIN is set; then it goes on at 2.
