@@ -61,7 +61,8 @@ guard observers' functions for it."
       `(progn
          ,@(when (observation-tracer row)
              `((defun ,(observer-name "TELL-~A" (observation-name row)) (observer ,@arguments)
-                 ,(format nil "Report to OBSERVER, or nil, and the tracers: ~A" (observation-text row))
+                 ,(format nil "Report to OBSERVER, or nil, and the tracers: ~A"
+                          (observation-text row))
                  (dolist (observer (list observer **tracing-observer**))
                    (let ((function (and observer (,reader observer))))
                      (when function (funcall (the function function) ,@arguments)))))))
