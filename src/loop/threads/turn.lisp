@@ -3,7 +3,9 @@
 ;;;; → functions of CALL-LAST, such as those that wake threads that wait for what this turn brought.
 ;;;; Each phase does the work that was there when it began. Work that it causes is for later phases,
 ;;;; or for the next turn, which then does not wait. Nothing here allocates. In the middle of a long
-;;;; turn timers run as well.
+;;;; turn timers run as well, and newcomers are admitted: connections with new input are read, and
+;;;; what they defer runs before what was deferred earlier. At most half of the time is theirs, so
+;;;; neither waits for the whole of the other.
 
 (in-package #:clgrpc.loop)
 
@@ -15,9 +17,17 @@
   "The time in a turn for posted functions: threads may post a hundred thousand at once.")
 (defconstant +posts-per-look+ 64
   "After so many of those the turn reads the clock.")
+(defconstant +functions-at-first+ 4
+  "After so many deferred functions the turn looks for the first time whether some output should be
+sent, a timer is due or newcomers may come.")
 (defconstant +functions-per-look+ 16
-  "After so many deferred functions the turn checks whether some output should be sent or a timer is
-due; once the watchdog has found the turn long, after each function.")
+  "After so many deferred functions it looks again; after each one if they take more than
++SHORT-LOOK-NS+, or once the watchdog has found the turn long.")
+(defconstant +short-look-ns+ 1000000
+  "See +FUNCTIONS-PER-LOOK+.")
+(defconstant +admission-ns+ 5000000
+  "Deferred functions that take longer than this are interrupted by newcomers. After these the next
+ones wait for as long, and at least for as long as these have taken.")
 
 ;;; Phases
 
@@ -120,7 +130,10 @@ number. After a wait this thread may have lost the baton."
   (setf (event-loop-now loop) (funcall (event-loop-clock loop))
         (event-loop-flushed-at loop) (event-loop-now loop))
   (incf (event-loop-turns loop))
-  (dispatch-events loop count))
+  (let ((postponed (event-loop-ready-count loop)))
+    (dispatch-events loop count)
+    (when (< 0 postponed (event-loop-ready-count loop))
+      (read-newcomers-first loop postponed))))
 
 (define-hot look-for-events ((loop event-loop) (spin-ns (integer 0 50000)))
     (values (integer 0 256) (or null (integer 0 100000)) nanoseconds)
@@ -227,6 +240,42 @@ aborted, and the loop goes on with the others."
         (flush-connection connection))))
   nil)
 
+(defmacro with-newcomers ((newcomers count) loop postponed &body body)
+  "Do BODY with NEWCOMERS, a vector, whose first COUNT elements are the connections of LOOP that are
+ready but the first POSTPONED, which alone are ready then."
+  `(let ((,newcomers (make-array 256))  ; no more events are fetched at once
+         (ready (event-loop-ready ,loop))
+         (,count (- (event-loop-ready-count ,loop) ,postponed)))
+     (declare (dynamic-extent ,newcomers) (type index ,count) (type simple-vector ready))
+     (replace ,newcomers ready :start2 ,postponed :end2 (event-loop-ready-count ,loop))
+     (fill ready 0 :start ,postponed :end (event-loop-ready-count ,loop))
+     (setf (event-loop-ready-count ,loop) ,postponed)
+     ,@body))
+
+(define-hot read-newcomers-first ((loop event-loop) (postponed index)) null
+  "Move the connections that are ready behind the first POSTPONED, whose input was left from an
+earlier turn, before these."
+  (with-newcomers (newcomers count) loop postponed
+    (replace ready ready :start1 count :end2 postponed)
+    (replace ready newcomers :end2 count)
+    (setf (event-loop-ready-count loop) (+ postponed count)))
+  nil)
+
+(define-hot read-newcomers ((loop event-loop) (postponed index)) null
+  "Read the connections that are ready behind the first POSTPONED."
+  (with-newcomers (newcomers count) loop postponed
+    (loop for i of-type index below count
+          do (let ((connection (svref newcomers i)))
+               (declare (type connection connection))
+               (setf (connection-queued connection) nil
+                     (event-loop-current loop) connection)
+               (let ((failure (nth-value 1 (guarding (:connection-handler-error
+                                                      :connection connection)
+                                             (read-connection connection)))))
+                 (when failure (connection-failed connection failure)))))
+    (setf (event-loop-current loop) nil))
+  nil)
+
 (define-hot flush-phase ((loop event-loop)) null
   (run-early-functions loop)
   (let ((driving (event-loop-driving loop)))
@@ -236,9 +285,9 @@ aborted, and the loop goes on with the others."
       (flush-and-close connection)))
   nil)
 
-(define-hot flush-large ((loop event-loop)) null
+(define-hot flush-large ((loop event-loop)) nanoseconds
   "In the middle of a turn: run the timers that are due, and send output that has grown large, or
-all output if the last time was long ago."
+all output if the last time was long ago. Return the time."
   (let ((now (funcall (event-loop-clock loop))))
     (declare (type nanoseconds now))
     (run-timers loop now)
@@ -254,35 +303,75 @@ all output if the last time was long ago."
                                                        :connection connection)
                                               (flush-connection connection)))))
                             (when failure (abort-connection connection failure))))))))
-    nil))
+    now))
+
+(define-hot take-deferred ((loop event-loop)) (values function t)
+  "Take the first deferred function and its argument."
+  (let* ((ring (event-loop-ring loop))
+         (at (event-loop-ring-start loop)))
+    (setf (event-loop-ring-start loop) (logand (+ at 2) (1- (length ring))))
+    (decf (event-loop-ring-count loop))
+    (values (the function (shiftf (svref ring at) 0)) (shiftf (svref ring (1+ at)) 0))))
 
 (define-hot run-next-deferred ((loop event-loop)) null
-  (let* ((ring (event-loop-ring loop))
-         (at (event-loop-ring-start loop))
-         (function (svref ring at))
-         (argument (svref ring (1+ at))))
-    (setf (svref ring at) 0
-          (svref ring (1+ at)) 0
-          (event-loop-ring-start loop) (logand (+ at 2) (1- (length ring))))
-    (decf (event-loop-ring-count loop))
-    (funcall (the function function) argument)
+  (multiple-value-bind (function argument) (take-deferred loop)
+    (funcall function argument)
     nil))
+
+(define-hot rotate-deferred ((loop event-loop)) null
+  "Put the first deferred function behind all others."
+  (multiple-value-bind (function argument) (take-deferred loop)
+    (defer loop function argument)))
+
+(define-hot admit-newcomers ((loop event-loop) (now nanoseconds)) index
+  "In the middle of a turn, at NOW: read the connections that have new input, so that the functions
+that are deferred for them are the next. Return how many these are."
+  (let ((waiting (event-loop-ring-count loop))
+        (postponed (event-loop-ready-count loop)))
+    (setf (event-loop-now loop) now)
+    (dispatch-events loop (fetch-events loop 0))
+    (read-newcomers loop postponed)
+    (let ((admitted (- (event-loop-ring-count loop) waiting)))
+      (when (plusp admitted)
+        (loop repeat waiting do (rotate-deferred loop)))
+      admitted)))
 
 (define-hot deferred-phase ((loop event-loop)) boolean
   "Run the deferred functions. Return false if user code in them has lost the baton."
   (let ((count (event-loop-ring-count loop))
-        (done 0))
-    (declare (type index count done))
-    (loop while (< done count)
-          do (guarding (:deferred-function-error :loop loop)
-               (loop while (< done count)
-                     do (incf done)
-                        (run-next-deferred loop)
-                        (unless (in-event-loop-p loop) (return-from deferred-phase nil))
-                        (when (or (zerop (mod done +functions-per-look+))
-                                  (= (event-loop-long-turn loop) (event-loop-turns loop)))
-                          (flush-large loop))))
-             (unless (in-event-loop-p loop) (return-from deferred-phase nil)))
+        (done 0)
+        (admitted 0)                    ; newcomers' functions are those until DONE is so much
+        (admitted-at 0)                 ; when these began, or 0
+        (admission (+ (event-loop-now loop) +admission-ns+)) ; when others may come
+        (look +functions-at-first+)     ; when DONE is so much, look
+        (looked-at (event-loop-now loop))) ; when that was done last
+    (declare (type index count done admitted look)
+             (type nanoseconds admitted-at admission looked-at))
+    (flet ((look-around ()
+             (let ((now (flush-large loop)))
+               (setf look (+ done (if (< (- now (shiftf looked-at now)) +short-look-ns+)
+                                      +functions-per-look+
+                                      1)))
+               (cond ((< done admitted))
+                     ((plusp admitted-at)
+                      (setf admission (+ now (max +admission-ns+ (- now admitted-at)))
+                            admitted-at 0))
+                     ((<= admission now)
+                      (let ((more (admit-newcomers loop now)))
+                        (setf count (+ count more)
+                              admitted (+ done more)
+                              admitted-at now)))))))
+      (declare (inline look-around))
+      (loop while (< done count)
+            do (guarding (:deferred-function-error :loop loop)
+                 (loop while (< done count)
+                       do (incf done)
+                          (run-next-deferred loop)
+                          (unless (in-event-loop-p loop) (return-from deferred-phase nil))
+                          (when (or (= done look)
+                                    (= (event-loop-long-turn loop) (event-loop-turns loop)))
+                            (look-around))))
+               (unless (in-event-loop-p loop) (return-from deferred-phase nil))))
     t))
 
 (define-hot inbox-phase ((loop event-loop)) null

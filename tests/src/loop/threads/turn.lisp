@@ -40,7 +40,7 @@
 
 (test timers-run-in-the-middle-of-a-long-turn
   (let* ((now +noon-ns+) (ran '())
-         (many clgrpc.loop::+functions-per-look+))
+         (many clgrpc.loop::+functions-at-first+))
     (with-still-loop (loop :clock (lambda () now))
       (flet ((begin ()
                (setf ran '())
@@ -182,3 +182,43 @@ closes the one that it had."
             (is (= descriptors (os:open-descriptor-count)))))
         (is (= 42 (on-loop loop (constantly 42)))))
       (is-true (close-reserve reserve 10)))))
+
+(test newcomers-come-in-the-middle-of-a-long-turn
+  "Input that comes while deferred functions take long is read before all of them have run. A peer
+that sends more after each answer gets half of the time, and the functions keep their order."
+  (let ((now +noon-ns+) (ran '()) (many 100) (client nil) (met (sb-thread:make-semaphore)))
+    (flet ((take (connection)
+             (declare (ignore connection))
+             (incf now 1000000)
+             (push :newcomer ran)
+             (if (find (1- many) ran)
+                 (sb-thread:signal-semaphore met)
+                 (client-send client (octets-of 1)))))
+      (with-loops (loop) (:clock (lambda () now))
+        (let ((listener (listen-with (list loop)
+                                     (make-handler
+                                      :input (lambda (connection octets start end)
+                                               (declare (ignore octets start))
+                                               (defer loop #'take connection)
+                                               end)))))
+          (with-clients (peer) ((listener-address listener))
+            (setf client peer
+                  ran (list (1- many)))
+            (client-send client (octets-of 1))
+            (is-true (await met))       ; it is accepted
+            (on-loop loop
+                     (lambda ()
+                       (setf ran '())
+                       (dotimes (i many)
+                         (defer loop
+                           (lambda (i)
+                             (incf now 2000000)
+                             (push i ran)
+                             (when (= i 1) (client-send client (octets-of 1))))
+                           i))))
+            (is-true (await met)))))
+      (let* ((ran (reverse ran))
+             (newcomers (count :newcomer ran :end (position (1- many) ran))))
+        (is (< 1 (position :newcomer ran) 12) "~A" ran)
+        (is (<= 20 newcomers many) "newcomers have run ~D times" newcomers)
+        (is (equal (loop for i below many collect i) (remove :newcomer ran)))))))
