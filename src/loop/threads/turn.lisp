@@ -17,14 +17,12 @@
   "The time in a turn for posted functions: threads may post a hundred thousand at once.")
 (defconstant +posts-per-look+ 64
   "After so many of those the turn reads the clock.")
-(defconstant +functions-at-first+ 4
-  "After so many deferred functions the turn looks for the first time whether some output should be
-sent, a timer is due or newcomers may come.")
 (defconstant +functions-per-look+ 16
-  "After so many deferred functions it looks again; after each one if they take more than
-+SHORT-LOOK-NS+, or once the watchdog has found the turn long.")
-(defconstant +short-look-ns+ 1000000
-  "See +FUNCTIONS-PER-LOOK+.")
+  "After so many deferred functions the turn looks whether some output should be sent, a timer is
+due or newcomers may come; after each function if these take more than +SLOW-FUNCTIONS-NS+, or once
+the watchdog has found the turn long.")
+(defconstant +slow-functions-ns+ 1000000
+  "The time between two looks from which on the next one comes after one function.")
 (defconstant +admission-ns+ 5000000
   "Deferred functions that take longer than this are interrupted by newcomers. After these the next
 ones wait for as long, and at least for as long as these have taken.")
@@ -343,16 +341,16 @@ that are deferred for them are the next. Return how many these are."
         (admitted 0)                    ; newcomers' functions are those until DONE is so much
         (admitted-at 0)                 ; when these began, or 0
         (admission (+ (event-loop-now loop) +admission-ns+)) ; when others may come
-        (look +functions-at-first+)     ; when DONE is so much, look
+        (look +functions-per-look+)     ; when DONE is so much, look
         (looked-at (event-loop-now loop))) ; when that was done last
     (declare (type index count done admitted look)
              (type nanoseconds admitted-at admission looked-at))
     (flet ((look-around ()
              (let ((now (flush-large loop)))
-               (setf look (+ done (if (< (- now (shiftf looked-at now)) +short-look-ns+)
+               (setf look (+ done (if (< (- now (shiftf looked-at now)) +slow-functions-ns+)
                                       +functions-per-look+
                                       1)))
-               (cond ((< done admitted))
+               (cond ((or (< done admitted) (event-loop-stopping loop)))
                      ((plusp admitted-at)
                       (setf admission (+ now (max +admission-ns+ (- now admitted-at)))
                             admitted-at 0))
