@@ -565,7 +565,11 @@ status 415"
   ("is charged to one account for each connection, as long as it is kept"
    "base" "accounts-tell-of-excess"
    "src/base/memory/account.lisp" "(< (account-most whole) (account-sum whole))"
-   "(< (* 2 (account-most whole)) (account-sum whole))"))
+   "(< (* 2 (account-most whole)) (account-sum whole))")
+  ("connections with new input are
+read between two of them"
+   "loop" "newcomers-come-in-the-middle-of-a-long-turn"
+   "src/loop/threads/turn.lisp" "(<= admission now)" "(null now)"))
 
 (define-promises "doc/etcd/etcd.md"
   ("A lock has one owner at a time"

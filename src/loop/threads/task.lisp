@@ -14,7 +14,8 @@
 
 (define-hot (defer :inline t) ((loop event-loop) (function function) (argument t)) null
   "Call FUNCTION with ARGUMENT after the reading of this turn, or in the next turn if that is over.
-Deferred functions are called in order. On the loop."
+Deferred functions are called in order, but those of newcomers, connections that are read in the
+middle of a long turn, before older ones. On the loop."
   (let ((ring (event-loop-ring loop))
         (count (event-loop-ring-count loop)))
     (declare (type simple-vector ring))
