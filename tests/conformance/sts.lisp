@@ -222,10 +222,10 @@
 
 (defparameter *hostile*
   '((:good "good" "hints" "trailers" "two-answers")
-    ((:unauthenticated "no JSON object")
+    ((:unauthenticated "not a JSON object")
      "not-json" "empty" "array" "string" "null" "cut" "more" "nul" "mark" "not-utf8" "deep" "gzip")
     ((:unauthenticated "without an access_token") "no-token" "number" "error-with-200")
-    ((:unauthenticated "what came is no token") "no-text" "lines" "not-ascii" "long")
+    ((:unauthenticated "is not a token") "no-text" "lines" "not-ascii" "long")
     ((:unauthenticated "not Bearer") "no-type" "mac" "dpop" "type-number")
     ((:unauthenticated "has expired") "expired" "negative" "endless-life" "life-text" "life-null")
     ((:unauthenticated "answers 30") "301" "302" "303" "307" "308")
