@@ -303,7 +303,7 @@ all output if the last time was long ago. Return the time."
                             (when failure (abort-connection connection failure))))))))
     now))
 
-(define-hot take-deferred ((loop event-loop)) (values function t)
+(define-hot (take-deferred :inline t) ((loop event-loop)) (values function t)
   "Take the first deferred function and its argument."
   (let* ((ring (event-loop-ring loop))
          (at (event-loop-ring-start loop)))
