@@ -131,7 +131,7 @@ number. After a wait this thread may have lost the baton."
   (let ((postponed (event-loop-ready-count loop)))
     (dispatch-events loop count)
     (when (< 0 postponed (event-loop-ready-count loop))
-      (read-newcomers-first loop postponed))))
+      (put-newcomers-first loop postponed))))
 
 (define-hot look-for-events ((loop event-loop) (spin-ns (integer 0 50000)))
     (values (integer 0 256) (or null (integer 0 100000)) nanoseconds)
@@ -240,23 +240,24 @@ aborted, and the loop goes on with the others."
 
 (defmacro with-newcomers ((newcomers count) loop postponed &body body)
   "Do BODY with NEWCOMERS, a vector, whose first COUNT elements are the connections of LOOP that are
-ready but the first POSTPONED, which alone are ready then."
-  `(let ((,newcomers (make-array 256))  ; no more events are fetched at once
-         (ready (event-loop-ready ,loop))
-         (,count (- (event-loop-ready-count ,loop) ,postponed)))
-     (declare (dynamic-extent ,newcomers) (type index ,count) (type simple-vector ready))
-     (replace ,newcomers ready :start2 ,postponed :end2 (event-loop-ready-count ,loop))
-     (fill ready 0 :start ,postponed :end (event-loop-ready-count ,loop))
-     (setf (event-loop-ready-count ,loop) ,postponed)
+ready but the first POSTPONED, which stay. Of more than 256 the others stay as well."
+  `(let* ((,newcomers (make-array 256)) ; as many as events are fetched at once
+          (ready (event-loop-ready ,loop))
+          (,count (min 256 (- (event-loop-ready-count ,loop) ,postponed)))
+          (rest (- (event-loop-ready-count ,loop) ,count)))
+     (declare (dynamic-extent ,newcomers) (type index ,count rest) (type simple-vector ready))
+     (replace ,newcomers ready :start2 rest :end2 (+ rest ,count))
+     (fill ready 0 :start rest :end (+ rest ,count))
+     (setf (event-loop-ready-count ,loop) rest)
      ,@body))
 
-(define-hot read-newcomers-first ((loop event-loop) (postponed index)) null
+(define-hot put-newcomers-first ((loop event-loop) (postponed index)) null
   "Move the connections that are ready behind the first POSTPONED, whose input was left from an
 earlier turn, before these."
   (with-newcomers (newcomers count) loop postponed
-    (replace ready ready :start1 count :end2 postponed)
+    (replace ready ready :start1 count :end2 rest)
     (replace ready newcomers :end2 count)
-    (setf (event-loop-ready-count loop) (+ postponed count)))
+    (setf (event-loop-ready-count loop) (+ rest count)))
   nil)
 
 (define-hot read-newcomers ((loop event-loop) (postponed index)) null
