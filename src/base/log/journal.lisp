@@ -239,24 +239,27 @@ FUNCTION are ignored. The returned function may be called from any thread. See F
   (handler-case (list-length list)
     (type-error () nil)))
 
+(defun list-text (list depth)
+  "LIST, a proper one, shown DEPTH levels deep, and … after so much as a value may have."
+  (let ((buffer (make-buffer :size 256)))
+    (append-octet buffer (char-code #\())
+    (loop for (item . more) on list
+          do (append-text buffer (log-value-text item (1- depth)))
+             (when more (append-octet buffer (char-code #\Space)))
+          until (< (* 4 +visible-characters+) (buffer-end buffer))) ; of UTF-8
+    (append-octet buffer (char-code #\)))
+    (let ((text (buffer-string buffer)))
+      (if (< +visible-characters+ (length text))
+          (concatenate 'string (subseq text 0 +visible-characters+) "…")
+          text))))
+
 (defun log-value-text (value &optional (depth 8))
-  "VALUE as printed by PRINC, in one piece and of bounded length, without errors. Lists are shown
+  "VALUE as printed by PRINC, a simple string of bounded length, without errors. Lists are shown
 DEPTH levels deep."
-  (flet ((write-items (stream)
-           (write-char #\( stream)
-           (loop for (item . more) on value
-                 do (write-string (log-value-text item (1- depth)) stream)
-                    (when more (write-char #\Space stream)))
-           (write-char #\) stream)))
-    (typecase value
-      (keyword (string-downcase value))
-      (double-float (let ((*read-default-float-format* 'double-float)) (princ-to-string value)))
-      (cons (if (and (plusp depth) (proper-list-p value))
-                (multiple-value-bind (text cut)
-                    (with-bounded-text (stream +visible-characters+) (write-items stream))
-                  (if cut (concatenate 'string text "…") text))
-                (bounded-text value)))
-      (t (bounded-text value)))))
+  (cond ((keywordp value) (string-downcase value))
+        ((and (typep value 'double-float) (finite-p value)) (float-decimal value))
+        ((and (consp value) (plusp depth) (proper-list-p value)) (list-text value depth))
+        (t (bounded-text value))))
 
 (define-hot plain-word-p ((text string)) boolean
   "True if TEXT is a word of visible ASCII, no longer than a value may be, that needs no quotes."
@@ -272,66 +275,58 @@ DEPTH levels deep."
              ((simple-array character (*))
               (loop for i of-type index from start below end always (plain-p (schar text i)))))))))
 
-(defun write-value (text stream)
-  "Write TEXT to STREAM, between quotes unless it is a plain word; a peer may have sent it, so
-nothing in it may look like another line."
-  (if (plain-word-p text)
-      (write-string text stream)
-      (write-quoted text stream)))
+(defun append-value (buffer value)
+  "Append VALUE, as LOG-VALUE-TEXT prints it, to BUFFER: between quotes unless it is a plain word. A
+peer may have sent it, so nothing in it may look like another line."
+  (if (typep value '(unsigned-byte 62))
+      (append-json-integer buffer value)
+      (let ((text (log-value-text value)))
+        (append-text buffer (if (plain-word-p text) text (quoted-text text))))))
 
-(defun write-quoted (text stream)
-  "Write TEXT, which is not a plain word of ASCII, as WRITE-VALUE does."
-  (write-printable text stream
-                   :limit (1+ +visible-characters+)
-                   :quoted (or (zerop (length text))
-                               (find-if (lambda (char)
-                                          (or (unsafe-char-p char) (find char " \"\\=")))
-                                        text))))
+(defun quoted-text (text)
+  "TEXT, which is not a plain word of ASCII, as APPEND-VALUE writes it."
+  (printable-text text :limit (1+ +visible-characters+)
+                       :quoted (or (zerop (length text))
+                                   (find-if (lambda (char)
+                                              (or (unsafe-char-p char) (find char " \"\\=")))
+                                            text))))
 
-(defun write-backtrace (text stream)
-  "Write the lines of TEXT, each indented."
+(defun append-values (buffer plist)
+  "Append the values of PLIST that are not nil, with their names, to BUFFER, and … in place of those
+that would be too much for a line."
+  (let ((start (buffer-end buffer)))
+    (loop for (key value) on plist by #'cddr
+          for before = (buffer-end buffer)
+          unless (or (null value) (member key '(:tracer :backtrace)))
+            do (append-octet buffer (char-code #\Space))
+               (append-text buffer (string-downcase key))
+               (append-octet buffer (char-code #\=))
+               (append-value buffer value)
+               (when (< +line-characters+ (- (buffer-end buffer) start))
+                 (setf (buffer-end buffer) before)
+                 (append-text buffer " …")
+                 (return)))))
+
+(defun append-backtrace (buffer text)
+  "Append the lines of TEXT, each indented."
   (with-input-from-string (lines text :end (min (length text) +backtrace-characters+))
     (loop for line = (read-line lines nil)
           while line
-          do (write-string "    " stream)
-             (write-printable line stream)
-             (terpri stream))))
+          do (append-text buffer (format nil "    ~A~%" (printable-text line))))))
 
 (defun text-line (level event plist)
   "The event as a line of text, without values that are nil; the lines of a backtrace follow,
 indented."
-  (with-output-to-string (stream)
-    (flet ((write-name (name)
-             (write-string (string-downcase name) stream)))
-      (write-string (iso-time (real-time-ns)) stream)
-      (write-char #\Space stream)
-      (write-string (string level) stream)
-      (dolist (name (list (getf plist :tracer) event))
-        (when name
-          (write-char #\Space stream)
-          (write-name name)))
-      (let ((values (values-text plist)))
-        (write-string values stream :end (min (length values) +line-characters+))
-        (when (> (length values) +line-characters+) (write-string "…" stream))))
-    (terpri stream)
-    (write-backtrace (or (getf plist :backtrace) "") stream)))
-
-(defun values-text (plist)
-  "The text of PLIST that TEXT-LINE writes after the event: longer than +LINE-CHARACTERS+ if PLIST
-is too long for a line."
-  (let ((room +line-characters+))
-    (with-output-to-string (stream)
-      (loop for (key value) on plist by #'cddr
-            while (>= room 0)
-            unless (or (null value) (member key '(:tracer :backtrace)))
-              do (let ((name (string-downcase key))
-                       (text (with-output-to-string (text)
-                               (write-value (log-value-text value) text))))
-                   (decf room (+ 2 (length name) (length text)))
-                   (write-char #\Space stream)
-                   (write-string name stream)
-                   (write-char #\= stream)
-                   (write-string text stream))))))
+  (let ((buffer (make-buffer :size 512)) (backtrace (getf plist :backtrace)))
+    (append-text buffer (iso-time (real-time-ns)))
+    (dolist (name (list (string level) (getf plist :tracer) event))
+      (when name
+        (append-octet buffer (char-code #\Space))
+        (append-text buffer (if (symbolp name) (string-downcase name) name))))
+    (append-values buffer plist)
+    (append-octet buffer (char-code #\Newline))
+    (when backtrace (append-backtrace buffer backtrace))
+    (buffer-string buffer)))
 
 (defun plist-p (value)
   "True if VALUE, a proper list, looks like a plist, and not like a list of keywords."

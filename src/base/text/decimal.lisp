@@ -124,12 +124,61 @@ and the exponent E of the first: NUMBER is about d.ddd × 10^E."
                    (return (format nil "~:[~;-~]~C.~:[0~;~:*~A~]e~D" (minusp float) (char text 0)
                                    (and (> count 1) (subseq text 1)) exponent))))))))
 
+(define-hot (digit-count :inline t) ((number (unsigned-byte 50))) (integer 1 16)
+  (loop for rest of-type (unsigned-byte 50) = (truncate number 10) then (truncate rest 10)
+        for count of-type (integer 1 16) from 1
+        when (zerop rest) return count))
+
+(define-hot nanos-decimal ((nanos (unsigned-byte 50)) negative) simple-base-string
+  "NANOS billionths, from 1, as FLOAT-DECIMAL writes them."
+  (let* ((small (< nanos 1000000))
+         (digits nanos)
+         (places (if small (1- (digit-count nanos)) 9)) ; so many of the digits are behind the point
+         (exponent (- 9 places))
+         (sign (if negative 1 0)))
+    (declare (type (unsigned-byte 50) digits) (type (integer 0 9) places exponent))
+    (loop while (> places 1)
+          do (multiple-value-bind (rest digit) (truncate digits 10)
+               (unless (zerop digit) (return))
+               (setf digits rest)
+               (decf places)))
+    (when (zerop places) (setf digits (* 10 nanos) ; the point has a digit behind it
+                               places 1))
+    (let* ((end (+ sign (max (digit-count digits) (1+ places)) 1))
+           (point (- end 1 places))
+           (text (make-string (if small (+ end 3) end) :element-type 'base-char)))
+      (declare (type (integer 0 20) end point))
+      (when negative (setf (schar text 0) #\-))
+      (loop for at of-type (integer -1 20) from (1- end) downto sign
+            do (if (= at point)
+                   (setf (schar text at) #\.)
+                   (multiple-value-bind (rest digit) (truncate digits 10)
+                     (setf (schar text at) (digit-char digit)
+                           digits rest))))
+      (when small
+        (setf (schar text end) #\e
+              (schar text (+ end 1)) #\-
+              (schar text (+ end 2)) (digit-char exponent)))
+      text)))
+
+(define-hot short-decimal ((float double-float)) (or null simple-base-string)
+  "FLOAT as FLOAT-DECIMAL writes it if it is a number of billionths under a million, as most times
+in seconds are; else nil."
+  (let ((magnitude (abs float)))
+    (when (< 0d0 magnitude 1d6)
+      ;; at most 15 digits, and no two such decimals are one double, so there is none shorter
+      (let ((nanos (truncate (+ 0.5d0 (* 1d9 magnitude)))))
+        (declare (type (unsigned-byte 50) nanos))
+        (when (= magnitude (/ (coerce nanos 'double-float) 1d9))
+          (nanos-decimal nanos (minusp float)))))))
+
 (defun float-decimal (float)
   "Return FLOAT, which is finite, in the fewest decimal digits that read back alike, as a base
 string: 0.5, 100.0, 1.0e23."
-  (coerce (if (sb-ext:float-denormalized-p float)
-              (denormal-decimal float)
-              (with-standard-io-syntax
-                (let ((*read-default-float-format* (type-of float)))
-                  (prin1-to-string float))))
-          'simple-base-string))
+  (or (and (typep float 'double-float) (short-decimal float))
+      (coerce (if (sb-ext:float-denormalized-p float)
+                  (denormal-decimal float)
+                  (with-standard-io-syntax
+                    (let ((*read-default-float-format* (type-of float)))
+                      (prin1-to-string float))))
+              'simple-base-string)))

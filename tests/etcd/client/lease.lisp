@@ -174,7 +174,7 @@ time; one that ends without an answer says nothing of the lease; the loss is tol
 over."
   (with-stand-in (store other)
     (let* ((asked '()) (lost nil)
-           (lease (etcd:grant-lease *etcd* 2 :on-loss (lambda (condition)
+           (lease (etcd:grant-lease *etcd* 8 :on-loss (lambda (condition)
                                                         (declare (ignore condition))
                                                         (setf lost (base:monotonic-ns))))))
       (with-hook (store name call next)

@@ -84,6 +84,24 @@ whole range, denormals half of the time."
         do (is (string= text (float-decimal float)))
            (is (string= (format nil "-~A" text) (float-decimal (- float))))))
 
+(test billionths-are-written-as-the-printer-writes-them
+  "Times in seconds have a way of their own."
+  (let* ((seed (random (expt 2 32) (make-random-state t)))
+         (state (sb-ext:seed-random-state seed)))
+    (flet ((check (double)
+             (let ((printed (with-standard-io-syntax
+                              (let ((*read-default-float-format* 'double-float))
+                                (prin1-to-string double)))))
+               (unless (string= printed (float-decimal double))
+                 (fail "~A is written as ~A; seed ~D" printed (float-decimal double) seed)))))
+      (mapc #'check '(0d0 -0d0 1d-10 5d-10 1d-9 -1d-9 1.5d-9 9.99999d-4 1d-3 1.01d-3 0.5d0 -0.5d0
+                      1d0 10d0 100.25d0 999999.999999999d0 1d6 1234567.5d0))
+      (dotimes (i 20000)
+        (check (/ (coerce (random (expt 10 (1+ (random 16 state))) state) 'double-float) 1d9))
+        (check (- (random 1d6 state)))
+        (check (/ (random 1000000 state) 1d4))))
+    (pass)))
+
 (test singles-are-the-nearest
   (let* ((seed (random (expt 2 32) (make-random-state t)))
          (state (sb-ext:seed-random-state seed)))
