@@ -169,7 +169,8 @@ in seconds are; else nil."
       ;; at most 15 digits, and no two such decimals are one double, so there is none shorter
       (let ((nanos (truncate (+ 0.5d0 (* 1d9 magnitude)))))
         (declare (type (unsigned-byte 50) nanos))
-        (when (= magnitude (/ (coerce nanos 'double-float) 1d9))
+        (when (= magnitude (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
+                             (/ (coerce nanos 'double-float) 1d9))) ; not times 1d-9, as it says
           (nanos-decimal nanos (minusp float)))))))
 
 (defun float-decimal (float)
