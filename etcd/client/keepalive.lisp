@@ -175,10 +175,11 @@ a longer pause each time, since etcd may be slow."
 CONDITION for want of that."
   (let ((etcd (keepalive-etcd keepalive)))
     (and (etcd-user etcd) (stale-token-p condition) (not (keepalive-denied keepalive))
+         ;; if none can be had now it is asked for again
          (handler-case (with-cancellation-token ((keepalive-cancellation-token keepalive))
-                         (setf (keepalive-denied keepalive) t)
-                         (renew-token etcd (keepalive-token keepalive)
-                                      (loop:notice-end (etcd-timeout etcd))))
+                         (prog1 (renew-token etcd (keepalive-token keepalive)
+                                             (loop:notice-end (etcd-timeout etcd)))
+                           (setf (keepalive-denied keepalive) t)))
            (etcd-error () nil)))))
 
 (defun give-stream-up (keepalive condition)

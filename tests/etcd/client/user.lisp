@@ -215,3 +215,28 @@ ended wait until it does not, and go on."
           (is-true (wait-until (lambda () (or lost (< end (lease-end lease))))))
           (is (null lost))
           (is (null ended)))))))
+
+(test a-lease-asks-for-a-token-until-it-has-one
+  "The token of the keepalive is not valid any more, and etcd, which has too much to do, gives none
+at first: it is asked for again, and the lease is renewed."
+  (with-stand-in (store other :user "ada" :password "countess")
+    (let* ((lost nil) (tokens 0) (denied 0)
+           (lease (etcd:grant-lease *etcd* 60 :on-loss (lambda (condition) (setf lost condition))))
+           (end (lease-end lease)))
+      (with-hook (store name call next)
+        (case name
+          (:authenticate (when (= 1 (incf tokens))
+                           (status:fail :resource-exhausted "etcdserver: too many requests"))
+           (next))
+          (:lease-keep-alive (when (< tokens 2)
+                               (incf denied)
+                               (status:fail :unauthenticated "etcdserver: invalid auth token"))
+           (next))
+          (t (next))))
+      ;; it is due for renewal now
+      (setf (clgrpc.etcd::renewal-next-ns (clgrpc.etcd::lease-renewal lease)) 0)
+      (loop:wake-job (clgrpc.etcd::keepalive-job (clgrpc.etcd::etcd-keepalive *etcd*)))
+      (is-true (wait-until (lambda () (< end (lease-end lease)))))
+      (is (= 2 tokens))
+      (is (<= 2 denied))
+      (is (null lost)))))
