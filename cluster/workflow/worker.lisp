@@ -206,11 +206,7 @@ again."
 (defun too-large-p (condition)
   "True if CONDITION says that a report is larger than the service takes, or than a call does, so
 that there is no use in another attempt."
-  (or (typep condition 'too-large)
-      (let ((cause (workflow-error-cause condition)))
-        (and (eq 'workflow-error (type-of condition))
-             cause
-             (eq :resource-exhausted (status:rpc-error-status cause))))))
+  (or (typep condition 'too-large) (too-long-p condition)))
 
 (defun send-report (worker task request)
   "Send REQUEST, which reports TASK, until it is answered. Return the Task that follows, or nil."

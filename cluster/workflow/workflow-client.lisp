@@ -191,6 +191,20 @@ WORKFLOW-ERROR, or FUNCTION-FAILED."
             while (and change (not (watcher-ended watcher)))
             do (with-function-failed () (note-change watcher change))))))
 
+(defparameter *too-long-texts*
+  '("octets to send, limit" "octets received, limit" "larger than max" "exceeds maximum size")
+  "Parts of the texts by which clgrpc and other gRPC report that a message is too long.")
+
+(defun too-long-p (condition)
+  "True if CONDITION, a workflow error, says that a message is longer than a call takes. Its status
+alone does not say so: a node or a proxy that has too much to do uses the same one."
+  (let ((cause (workflow-error-cause condition)))
+    (and (eq 'workflow-error (type-of condition))
+         cause
+         (eq :resource-exhausted (status:rpc-error-status cause))
+         (some (lambda (text) (search text (or (status:rpc-error-message cause) "")))
+               *too-long-texts*))))
+
 (defun passing-p (condition)
   "True if a call that ended with CONDITION can be tried again."
   (or (typep condition 'store-unavailable)
@@ -198,7 +212,9 @@ WORKFLOW-ERROR, or FUNCTION-FAILED."
         (and (eq 'workflow-error (type-of condition))
              cause
              (member (status:rpc-error-status cause)
-                     '(:unavailable :deadline-exceeded :cancelled :internal :unknown))))))
+                     '(:unavailable :deadline-exceeded :cancelled :internal :unknown
+                       :resource-exhausted))
+             (not (too-long-p condition))))))
 
 (defun finish-watcher (watcher condition)
   (let ((first (sb-thread:with-mutex ((watcher-lock watcher))

@@ -183,3 +183,47 @@ there is room: no attempt is lost by that."
                  (is (equal '(:completed "done" "") (outcome node "w"))))
             (sb-int:unencapsulate 'workflow::count-refusal 'note)
             (close-workflow-service node)))))))
+
+(test too-much-to-do-is-not-too-long
+  "A node that has too much to do uses the status of a message that is too long. The former passes."
+  (flet ((condition-of (text)
+           (workflow::workflow-condition
+            (clgrpc.status:make-rpc-error :resource-exhausted :message text))))
+    (loop for row across rpc::**verdicts**
+          for condition = (condition-of (rpc::verdict-row-text row))
+          when (eq :resource-exhausted (rpc::verdict-row-status row))
+            do (let ((long (and (member (rpc::verdict-row-name row)
+                                        '(:too-long-to-send :too-long-received))
+                                t)))
+                 (is (eq long (and (workflow::too-large-p condition) t)))
+                 (is (eq (not long) (and (workflow::passing-p condition) t)))))
+    (dolist (text '("grpc: received message larger than max (6000004 vs. 4194304)"
+                    "SERVER: Received message larger than max (6000004 vs. 4194304)"
+                    "trying to send message larger than max (6000004 vs. 4194304)"
+                    "gRPC message exceeds maximum size 4194304: 6000004"))
+      (is-true (workflow::too-large-p (condition-of text)))
+      (is-false (workflow::passing-p (condition-of text))))))
+
+(defmacro with-refusals ((name texts) &body body)
+  "Evaluate BODY, in which the function NAME refuses its first calls with :resource-exhausted and
+each of TEXTS."
+  (alexandria:with-gensyms (left lock)
+    `(let ((,left ,texts) (,lock (sb-thread:make-mutex)))
+       (sb-int:encapsulate ',name 'refuse
+                           (lambda (function &rest arguments)
+                             (let ((text (sb-thread:with-mutex (,lock) (pop ,left))))
+                               (if text
+                                   (clgrpc.status:fail :resource-exhausted text)
+                                   (apply function arguments)))))
+       (unwind-protect (progn ,@body)
+         (sb-int:unencapsulate ',name 'refuse)))))
+
+(test a-node-with-too-much-to-do-loses-no-result
+  "What a worker has done is reported until the node has room for the report; a watch goes on, too."
+  (with-memory-node (node)
+    (with-refusals (workflow::report-outcome '("the server's queue of calls is full"
+                                               "no thread was free in time"))
+      (with-refusals (workflow::begin-watch '("the server has too many calls (max-calls)"))
+        (with-worker-of (worker node :kinds `(("once" . ,(constantly "done"))))
+          (start-workflow node "w" '((:task "once" :attempts 1)))
+          (is (equal '(:completed "done" "") (outcome node "w"))))))))
