@@ -80,8 +80,9 @@ there. Its lock is held."
         (loop for commit in commits
               for (done . results) in results
               do (loop:resolve-future (commit-future commit) done results revision)))
-    ;; one of them is wrong, and spoils no other
-    (etcd:invalid-request () (dolist (commit commits) (settle-commit etcd commit)))
+    ;; one of them is wrong, or puts into a full store, and spoils no other
+    ((or etcd:invalid-request etcd:space-exceeded) ()
+      (dolist (commit commits) (settle-commit etcd commit)))
     (error (condition)
       (dolist (commit commits) (loop:reject-future (commit-future commit) condition)))))
 

@@ -109,12 +109,16 @@ all that no chunk has, and those that its own steps and the next task have."
 
 (defun chunk-operations (root old state)
   "The operations of TRANSACT that change the chunks of steps from OLD, a whole state or nil, to
-STATE. A chunk is put once."
+STATE. A chunk is put once. Those of a former run, which may be more than a transaction has
+operations, go by one."
   (flet ((names (state)
            (loop for (name) in (step-chunks state) collect (steps-key root state name))))
     (let ((before (names old)) (after (names state)))
-      (append (loop for key in (set-difference before after :test #'string=)
-                    collect (list :remove key))
+      (append (cond ((null before) '())
+                    ((/= (pb:workflow-state-run old) (pb:workflow-state-run state))
+                     (list (list :remove-all :prefix (steps-key root old ""))))
+                    (t (loop for key in (set-difference before after :test #'string=)
+                             collect (list :remove key))))
               (loop for key in after
                     for (nil begin end) in (step-chunks state)
                     unless (member key before :test #'string=)

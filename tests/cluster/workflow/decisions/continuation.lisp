@@ -52,6 +52,30 @@
   (is (= 8000 (pb:workflow-state-deadline-unix-ms (continued '("c") :timeout 5))))
   (signals too-large (continued '())))
 
+(test a-continuation-takes-few-operations
+  "Of a run of a thousand steps all are removed by one transaction of the store, with those of the
+next run."
+  (let* ((limits (limits :max-steps 1000))
+         (state (workflow::draft-state (begun (loop repeat 1000 collect "a") :limits limits))))
+    (loop for i below 990
+          do (setf (pb:step-state-status (step-at state i)) :done))
+    (setf (pb:workflow-state-current state) 990
+          (pb:step-state-status (step-at state 990)) :ready)
+    (becomes state 2000 (workflow::claim-step "s1" '("a")) :limits limits)
+    (let ((operations (workflow::draft-operations
+                       "" (becomes state 3000
+                                   (workflow::report-continuation
+                                    1 (continuation (loop for i below 90
+                                                          collect (list :task "a" :input
+                                                                        (make-octets (+ 300 i))))))
+                                   :limits limits))))
+      (is (<= (length operations) 128))
+      (is (find '(:remove-all :prefix "steps/w/00000000-") operations :test #'equal))
+      (is (null (find-if (lambda (operation)
+                           (and (eq :remove (first operation))
+                                (search "steps/" (second operation))))
+                         operations))))))
+
 (test a-continuation-counts-its-own-changes
   "A run may have as many changes as the first one."
   (let* ((limits (limits :max-changes 20))

@@ -54,6 +54,26 @@
                        collect (etcd:count-entries (workflow::node-etcd node)
                                                    :prefix (format nil "(~A)/" id))))))))
 
+(test a-full-store-refuses-no-reads
+  "Reads and removals are done though a transaction beside them finds the store full."
+  (let* ((engine (memory:make-engine :max-octets 5000)) (etcd (memory:connect engine)))
+    (unwind-protect
+         (flet ((commit (&rest operations) (workflow::make-commit '() (list :then operations) 10)))
+           (etcd:put etcd "there" "old")
+           (etcd:put etcd "left" "x")
+           (let ((commits (list (commit (list :get "there"))
+                                (commit (list :put "new" (make-string 6000 :initial-element #\x)))
+                                (commit (list :remove "left")))))
+             (workflow::settle-commits etcd commits)
+             (is (equal '(t :full t)
+                        (loop for commit in commits
+                              collect (handler-case
+                                          (values (loop:await (workflow::commit-future commit)))
+                                        (etcd:space-exceeded () :full)))))
+             (is (null (etcd:fetch etcd "left")))))
+      (etcd:close-etcd etcd)
+      (memory:close-engine engine))))
+
 (test stale-reads-go-together
   "Each gets what is at its keys, in their order, however many there are in all."
   (with-memory-node (node)
