@@ -12,6 +12,10 @@
 
 (in-package #:clgrpc.workflow)
 
+(defconstant +most-ends+ 40
+  "Ends of children that one change of their parent notes. Each has two operations: its result, and
+the removal of its errand.")
+
 (defstruct (errand (:copier nil))
   "An errand in the store."
   (name "" :type string :read-only t)   ; one of the above
@@ -138,22 +142,32 @@ cannot be begun the step fails."
       ;; it knows, has ended, or is gone
       (dolist (errand errands) (forget-errand node errand)))))
 
+(defun tell-some (node id number group)
+  "Report ends of children to the step NUMBER of the workflow ID. GROUP is an alist of their errands
+and Parents."
+  (for-one (node id)
+    (tell-parent node id number
+                 (loop for (errand . parent) in group
+                       collect (make-child-end (pb:parent-index parent) (pb:parent-origin parent)
+                                               (child-result node errand parent)))
+                 (mapcar #'car group))))
+
 (defun tell-parents (node errands)
-  "Do ERRANDS, of children that have ended: all of one step at once. Return the ids of the parents."
-  (let ((groups (make-hash-table :test 'equal)))
+  "Do ERRANDS, of children that have ended: those of one step together, as many as one change takes.
+Return the ids of the workflows that this was about."
+  (let ((groups (make-hash-table :test 'equal)) (ids '()))
     (dolist (errand errands)
-      (let ((parent (protobuf:parse-message 'pb:parent (errand-octets errand))))
-        (push (cons errand parent) (gethash (list (pb:parent-id parent) (pb:parent-step parent))
-                                            groups))))
+      (push (errand-id errand) ids)
+      (for-one (node (errand-id errand))
+        (let ((parent (protobuf:parse-message 'pb:parent (errand-octets errand))))
+          (push (cons errand parent) (gethash (list (pb:parent-id parent) (pb:parent-step parent))
+                                              groups)))))
     (loop for (id number) being the hash-keys of groups using (hash-value group)
-          do (for-one (node id)
-               (tell-parent node id number
-                            (loop for (errand . parent) in group
-                                  collect (make-child-end (pb:parent-index parent)
-                                                          (pb:parent-origin parent)
-                                                          (child-result node errand parent)))
-                            (mapcar #'car group)))
-          collect id)))
+          do (push id ids)
+             (loop while group
+                   do (tell-some node id number
+                                 (loop repeat +most-ends+ while group collect (pop group)))))
+    ids))
 
 (defun cancel-children (node errand)
   "Cancel the children of the workflow ERRAND is of, which has ended."

@@ -99,6 +99,7 @@
     (handler-bind ((error
                      (lambda (error)
                        (declare (ignore error))
+                       (end-ready-list (node-ready-list node))
                        (sb-thread:with-mutex ((wakeup-lock (node-wakeup node)))
                          (setf (wakeup-lost-watch (node-wakeup node)) t)))))
       (watch-index node))
@@ -286,7 +287,9 @@ the store does not do now is done when it is back."
 (defun sweep-now-and-then (node)
   "Run the job that looks after other nodes' timers. Return the seconds until it runs again."
   (handler-case (when (node-keeper node) (sweep-timers node))
-    ((or etcd:etcd-error workflow-error) ()))
+    ((or etcd:etcd-error workflow-error) ())
+    (error (condition)
+      (log-event :error :workflow-clock-error :condition (princ-to-string condition))))
   +sweep-seconds+)
 
 (defun begin-jobs (node)

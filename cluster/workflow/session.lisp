@@ -181,8 +181,7 @@ too many wait."
   (let ((queue (node-heartbeats node)) (number (session-number session)) (wake nil))
     (forget-load node session)
     (sb-thread:with-mutex ((heartbeat-queue-lock queue))
-      (when (heartbeat-queue-closed queue)
-        (refuse :store-unavailable "the node is stopping"))
+      (when (heartbeat-queue-closed queue) (error (stopping-condition)))
       (when (<= +most-waiting-heartbeats+ (heartbeat-queue-count queue))
         (return-from queue-heartbeat nil))
       (push (list* session number call) (heartbeat-queue-waiting queue))
@@ -250,8 +249,7 @@ again, nil if none has come."
   (let ((queue (node-heartbeats node)))
     (sb-thread:with-mutex ((heartbeat-queue-lock queue)) (setf (heartbeat-queue-closed queue) t))
     (loop for (nil nil . call) in (take-heartbeats node)
-          do (fail-heartbeat node call (make-condition 'store-unavailable
-                                                       :text "the node is stopping")))))
+          do (fail-heartbeat node call (stopping-condition)))))
 
 (defun end-session-claims (node session)
   "SESSION has ended: others get the tasks that it has claimed."

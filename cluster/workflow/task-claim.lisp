@@ -414,7 +414,7 @@ BACKLOG-FULL if too many wait."
   (let ((task-queue (node-task-queue node)) (most (limits-max-waiting-claims (node-limits node))))
     (sb-thread:with-mutex ((task-queue-lock task-queue))
       (cond ((waiting-over waiting))
-            ((task-queue-closed task-queue) (refuse :store-unavailable "the node is stopping"))
+            ((task-queue-closed task-queue) (error (stopping-condition)))
             ((not (equal seen (arrivals task-queue (waiting-kinds waiting))))
              (retry-waiting task-queue waiting))
             ((<= most (task-queue-parked task-queue))

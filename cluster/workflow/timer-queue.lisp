@@ -79,11 +79,12 @@
 (defun due-item (node entry parts)
   "The item that is due by the key of ENTRY, whose parts after its time are PARTS: the id of a
 workflow, a string, or an ERRAND; nil if the key has another form."
-  (destructuring-bind (&optional first second) parts
-    (if second
-        (make-errand :name first :id second :octets (etcd:entry-value entry)
-                     :key (subseq (etcd:entry-key entry) (length (node-root node))))
-        first)))
+  (destructuring-bind (&optional first second &rest more) parts
+    (cond (more nil)
+          (second
+           (make-errand :name first :id second :octets (etcd:entry-value entry)
+                        :key (subseq (etcd:entry-key entry) (length (node-root node)))))
+          (t first))))
 
 (defun due-page (node shard from before)
   "Three values for a page of SHARD's keys that begins at FROM: the items due before BEFORE, see

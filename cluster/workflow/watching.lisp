@@ -18,6 +18,9 @@
 
 (defconstant +most-waiting-changes+ 1000 "Of a watch whose peer does not take them.")
 (defconstant +most-early-changes+ 20000 "The state of a watch that still gets earlier changes.")
+(defconstant +most-senders+ 32
+  "Threads of a node that wait for room to send earlier changes: other jobs of the store's client
+need threads, too.")
 
 (defstruct (subscription (:constructor make-subscription (call id peer)) (:copier nil))
   "A watch at a node, which is a call."
@@ -180,10 +183,10 @@ with that, since its workflow does. Its lock is held."
   "The subscriptions to changes of the workflow ID. FEED's lock is held."
   (append (gethash id (feed-subscriptions feed)) (gethash "" (feed-subscriptions feed))))
 
-(defun all-subscriptions (feed)
-  (sb-thread:with-mutex ((feed-lock feed))
-    (loop for subscriptions being the hash-values of (feed-subscriptions feed)
-          append subscriptions)))
+(defun subscriptions (feed)
+  "All subscriptions of FEED, whose lock is held."
+  (loop for subscriptions being the hash-values of (feed-subscriptions feed)
+        append subscriptions))
 
 (defun tell-subscriptions (feed changes revision)
   "CHANGES, of states, have come at REVISION: queue them for those that want them."
@@ -201,27 +204,31 @@ with that, since its workflow does. Its lock is held."
     (loop for (subscription . messages) in told
           do (queue-changes subscription (reverse messages)))))
 
-(defun end-feed (feed watch condition)
-  "WATCH of FEED has ended with CONDITION: end the subscriptions that it served."
-  (when (sb-thread:with-mutex ((feed-lock feed))
-          (when (eq watch (feed-watch feed)) (setf (feed-watch feed) nil) t))
-    (dolist (subscription (all-subscriptions feed))
-      (end-subscription subscription
-                        (watch-end-condition condition (not (for-all-p subscription)))))))
+(defun end-subscriptions (subscriptions condition)
+  "The watch of the store that has served SUBSCRIPTIONS has ended with CONDITION."
+  (dolist (subscription subscriptions)
+    (end-subscription subscription
+                      (watch-end-condition condition (not (for-all-p subscription))))))
 
 (defun start-feed (node)
   "Start the watch of the store that feeds NODE, unless it runs."
-  (let ((feed (node-feed node)))
-    (sb-thread:with-mutex ((feed-start-lock feed))
-      (unless (feed-watch feed)
-        (let ((watch nil))
+  (let* ((feed (node-feed node)) (watch nil) (ended nil))
+    (flet ((end (condition)
+             (end-subscriptions (sb-thread:with-mutex ((feed-lock feed))
+                                  (setf ended t)
+                                  (when (eq watch (feed-watch feed)) (setf (feed-watch feed) nil))
+                                  (subscriptions feed))
+                                condition)))
+      (sb-thread:with-mutex ((feed-start-lock feed))
+        (unless (feed-watch feed)
           (setf watch (etcd:watch (node-etcd node)
                                   (lambda (changes revision)
                                     (tell-subscriptions feed changes revision))
                                   :prefix (node-key node "state" "") :only :puts
-                                  :after (store-revision node)
-                                  :on-end (lambda (condition) (end-feed feed watch condition))))
-          (sb-thread:with-mutex ((feed-lock feed)) (setf (feed-watch feed) watch)))))))
+                                  :after (store-revision node) :on-end #'end))
+          (sb-thread:with-mutex ((feed-lock feed))
+            ;; it may have ended before this thread knew it
+            (unless ended (setf (feed-watch feed) watch))))))))
 
 (defun stop-feed (feed)
   "End FEED. This may wait for its watch."
@@ -262,9 +269,9 @@ with that, since its workflow does. Its lock is held."
 
 (defun end-watches (node)
   "End the watches of NODE, which is closing."
-  (dolist (subscription (all-subscriptions (node-feed node)))
-    (end-subscription subscription
-                      (make-condition 'store-unavailable :text "the node is stopping"))))
+  (dolist (subscription (let ((feed (node-feed node)))
+                          (sb-thread:with-mutex ((feed-lock feed)) (subscriptions feed))))
+    (end-subscription subscription (stopping-condition))))
 
 ;;; Earlier changes
 
@@ -295,14 +302,36 @@ workflow."
   (etcd:map-entries (constantly nil) (node-etcd node)
                     :prefix (node-key node "index/none") :limit 1 :keys-only t))
 
+(defun reserve-sender (feed)
+  "True if another thread of FEED's may wait for the room of a call; it is counted then."
+  (sb-thread:with-mutex ((feed-lock feed))
+    (when (< (feed-senders feed) +most-senders+) (incf (feed-senders feed)))))
+
+(defun send-former (feed subscription change)
+  "Send CHANGE, an earlier one, to SUBSCRIPTION, and wait for room if need be. Return false if
+SUBSCRIPTION has ended, or ends since too many threads wait for the room of others."
+  (let ((call (subscription-call subscription)))
+    (handler-case
+        (cond ((rpc:try-send call change) t)
+              ((reserve-sender feed)
+               (unwind-protect (progn (rpc:send call change) t)
+                 (sb-thread:with-mutex ((feed-lock feed)) (decf (feed-senders feed)))))
+              (t (end-subscription subscription
+                                   (make-condition 'store-unavailable
+                                                   :text "too many watches wait for their peers"))
+                 nil))
+      (status:rpc-error () nil))))
+
 (defun tell-former (node subscription from now)
   "Send SUBSCRIPTION the changes of all workflows from the revision FROM on by a watch of its own,
 until there is one at or after NOW, since when the feed has queued them."
   (let ((watch nil) (over nil) (call (subscription-call subscription)))
     (labels ((tell (changes revision)
                (unless over
-                 (dolist (change (messages-of changes revision)) (rpc:send call change))
-                 (when (<= now revision)
+                 (setf over (notevery (lambda (change)
+                                        (send-former (node-feed node) subscription change))
+                                      (messages-of changes revision)))
+                 (when (and (not over) (<= now revision))
                    (setf over t)
                    (sb-thread:with-mutex ((subscription-lock subscription))
                      (setf (subscription-revision subscription) revision))

@@ -104,6 +104,7 @@ change."
   ;; SUBSCRIPTIONs by the id of their workflow; "" for all
   (subscriptions (make-hash-table :test 'equal) :type hash-table :read-only t)
   (count 0 :type index)                 ; how many these are
+  (senders 0 :type index)               ; threads that wait for room to send earlier changes
   ;; likewise by whose they are
   (peers (make-hash-table :test 'equal) :type hash-table :read-only t))
 
@@ -326,8 +327,11 @@ workflow is logged, and nil returned; an error of the store is signalled."
          (workflow-not-found () nil)
          (workflow-refusal (condition) (note-stuck ,node ,id condition) nil)))))
 
+(defun stopping-condition ()
+  "The condition of calls that a node does not answer, since it stops."
+  (make-condition 'store-unavailable :text "the node is stopping"))
+
 (defmacro while-open ((node) &body body)
   "Evaluate BODY unless NODE is closed; then signal STORE-UNAVAILABLE."
-  `(progn (when (task-queue-closed (node-task-queue ,node))
-                (refuse :store-unavailable "the node is stopping"))
+  `(progn (when (task-queue-closed (node-task-queue ,node)) (error (stopping-condition)))
           ,@body))

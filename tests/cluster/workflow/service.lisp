@@ -161,8 +161,9 @@ is over. It names a session that lives."
             (handler-case (progn (clgrpc.loop:await claim :timeout +patience+) (fail "answered"))
               (clgrpc.status:rpc-error (error)
                 (is (typep (workflow::workflow-condition error) 'session-lost)))))
-          (is (= 0 (parked node)))
-          (is (= 1 (parked other)))
+          ;; a node that begins its watch of the index has all claims tried meanwhile
+          (is-true (wait-until (lambda () (= 0 (parked node)))))
+          (is-true (wait-until (lambda () (= 1 (parked other)))))
           (is (zerop
                (hash-table-count (workflow::task-queue-sessions (workflow::node-task-queue node)))))
           (signals session-lost (claim node session '("a") :wait 60))
@@ -560,6 +561,10 @@ and sessions are looked after all the same."
         (put "" "index/due" "what?")
         (put "" "index/due" "0" "what?")
         (put "" "index/due" "0" "later" "w")
+        (dotimes (i workflow::+shards+)
+          (put (coerce #(255 255 255) 'base:octets) "index/due" (workflow::shard-text i)
+               (workflow::time-text 1) "end" "bad")
+          (put "" "index/due" (workflow::shard-text i) (workflow::time-text 1) "a" "b" "c"))
         (put "" "index/nodes" "nobody")
         (put "" "date")
         (put "" "index/ready")
@@ -1016,6 +1021,89 @@ what comes, each once and in order; one peer cannot have them all."
       (mapc #'end-watching watchers)
       (is-true (wait-until (lambda ()
                             (zerop (workflow::feed-count (workflow::node-feed node)))))))))
+
+(test a-feed-whose-watch-ends-at-once-begins-again
+  "The watch of the store may end before the node has it: other watches get a new one."
+  (with-memory-node (node)
+    (start-workflow node "w" '((:signal "x") (:signal "x")))
+    (let ((first t) (numbers '()) (feed (workflow::node-feed node))
+          (prefix (workflow::node-key node "state" "")))
+      (sb-int:encapsulate 'etcd:watch 'end
+                          (lambda (function &rest arguments)
+                            (let ((watch (apply function arguments)) (options (cddr arguments)))
+                              (when (and first (equal prefix (getf options :prefix)))
+                                (setf first nil)
+                                (etcd:cancel-watch watch)
+                                (funcall (getf options :on-end)
+                                         (make-condition 'etcd:compacted :text "at once")))
+                              watch)))
+      (unwind-protect
+           (let ((watcher (watch-workflow (lambda (change) (push (pb:change-number change) numbers))
+                                          node "w")))
+             (is-true (wait-until (lambda ()
+                                    (let ((watch (workflow::feed-watch feed)))
+                                      (and (not first) numbers watch
+                                           (etcd:watch-open-p watch))))))
+             (signal-workflow node "w" "x" nil)
+             (is-true (wait-until (lambda () (equal '(2 1) numbers))))
+             (end-watching watcher))
+        (sb-int:unencapsulate 'etcd:watch 'end)))))
+
+(test watches-that-are-not-read-leave-threads-to-others
+  "Watches of all that go on from an early revision may wait for their peers on threads of the
+store's client: 32 of them. Others end then, and their peers may ask again."
+  (with-memory-node (node)
+    (dotimes (i 200)
+      (let ((id (format nil "w~D" i)))
+        (start-workflow node id '((:signal "x")))
+        (cancel-workflow node id :reason (make-string 2000 :initial-element #\x))))
+    (let ((server (server:start-server node)) (feed (workflow::node-feed node))
+          (refused (list 0)))
+      (sb-int:encapsulate 'workflow::end-subscription 'count
+                          (lambda (function &rest arguments)
+                            (sb-ext:atomic-incf (car refused))
+                            (apply function arguments)))
+      (unwind-protect
+           (client:with-channel (channel (server:server-address server)
+                                         :stream-window-octets 65535)
+             (let ((calls (loop repeat 40
+                                collect (methods:watch channel
+                                                       (pb:make-watch-request :revision 1)))))
+               (is-true (wait-until (lambda ()
+                                      (and (= 8 (car refused))
+                                           (= 32 (workflow::feed-senders feed))))))
+               (mapc #'rpc:cancel calls)
+               (is-true (wait-until (lambda ()
+                                      (and (zerop (workflow::feed-senders feed))
+                                           (zerop (workflow::feed-count feed))))))))
+        (sb-int:unencapsulate 'workflow::end-subscription 'count)
+        (server:stop-server server :drain 0)))))
+
+(test the-store-is-asked-while-the-index-is-not-watched
+  "A node that cannot begin its watch of the index does not believe that it knows all tasks."
+  (with-memory-node (node)
+    (let ((other (make-instance 'workflow-service
+                                :etcd (workflow::node-etcd node) :namespace "other"
+                                :root (workflow::root-of "other")
+                                :limits (workflow::make-limits))))
+      (sb-int:encapsulate 'etcd:watch 'refuse
+                          (lambda (function &rest arguments)
+                            (declare (ignore function arguments))
+                            (error 'etcd:unavailable :text "by the test")))
+      (unwind-protect (signals etcd:unavailable (workflow::ensure-index-watch other))
+        (sb-int:unencapsulate 'etcd:watch 'refuse))
+      (is-false (workflow::ready-list-watched (workflow::node-ready-list other))))))
+
+(test a-sweep-that-fails-is-made-again
+  "Whatever a node meets when it looks after the timers of others, it does so again."
+  (with-memory-node (node)
+    (without-log
+      (sb-int:encapsulate 'workflow::sweep-timers 'fail
+                          (lambda (function &rest arguments)
+                            (declare (ignore function arguments))
+                            (error "by the test")))
+      (unwind-protect (is (eql workflow::+sweep-seconds+ (workflow::sweep-now-and-then node)))
+        (sb-int:unencapsulate 'workflow::sweep-timers 'fail)))))
 
 (defun watches-of-the-store ()
   "How many watches *ETCD* has."

@@ -189,14 +189,17 @@ there is room: no attempt is lost by that."
   (flet ((condition-of (text)
            (workflow::workflow-condition
             (clgrpc.status:make-rpc-error :resource-exhausted :message text))))
-    (loop for row across rpc::**verdicts**
-          for condition = (condition-of (rpc::verdict-row-text row))
-          when (eq :resource-exhausted (rpc::verdict-row-status row))
-            do (let ((long (and (member (rpc::verdict-row-name row)
-                                        '(:too-long-to-send :too-long-received))
-                                t)))
-                 (is (eq long (and (workflow::too-large-p condition) t)))
-                 (is (eq (not long) (and (workflow::passing-p condition) t)))))
+    (loop for (name . arguments) in '((:too-long-to-send 5 4) (:too-long-received 5 4) (:no-room 5)
+                                      (:no-room-for-answer) (:no-room-in-heap 5)
+                                      (:connection-holds-too-much) (:all-hold-too-much)
+                                      (:no-room-for-calls) (:too-many-calls) (:too-many-handlers)
+                                      (:queue-full) (:no-thread-in-time) (:no-memory))
+          for (status text) = (multiple-value-list (apply #'rpc:verdict name arguments))
+          for condition = (condition-of text)
+          for long = (and (member name '(:too-long-to-send :too-long-received)) t)
+          do (is (eq :resource-exhausted status))
+             (is (eq long (and (workflow::too-large-p condition) t)))
+             (is (eq (not long) (and (workflow::passing-p condition) t))))
     (dolist (text '("grpc: received message larger than max (6000004 vs. 4194304)"
                     "SERVER: Received message larger than max (6000004 vs. 4194304)"
                     "trying to send message larger than max (6000004 vs. 4194304)"

@@ -214,6 +214,33 @@ results are a transaction's."
       (is (search "child-inputs: 10000000 at most" (pb:workflow-state-reason
                                                     (state-of node "large")))))))
 
+(test ends-of-many-children-at-once
+  "However many children of one step end before that is reported, their parent goes on."
+  (with-memory-node (node)
+    (start-workflow node "w" (list (list :children (loop repeat 100 collect '(((:signal "x"))))
+                                         :failures :report)
+                                   "a"))
+    (flet ((step-state () (elt (pb:workflow-state-steps (state-of node "w")) 0))
+           (cancel (from to)
+             (loop for place from from below to
+                   do (cancel-workflow node (workflow::child-id "w" 1 place)))))
+      (is-true (wait-until (lambda () (eq :joining (pb:step-state-status (step-state))))))
+      ;; the node's own jobs leave their errands where they are meanwhile
+      (sb-int:encapsulate 'workflow::do-errands 'wait (constantly '()))
+      (unwind-protect
+           (progn
+             (cancel 0 70)
+             (workflow::tell-parents
+              node (loop for shard below workflow::+shards+
+                         append (remove-if #'stringp
+                                           (workflow::due-page node shard nil
+                                                               (workflow::node-now node))))))
+        (sb-int:unencapsulate 'workflow::do-errands 'wait))
+      (is (= 70 (count :cancelled (pb:step-state-children (step-state))
+                       :key #'pb:child-state-status)))
+      (cancel 70 100)
+      (is-true (wait-until (lambda () (eq :done (pb:step-state-status (step-state)))))))))
+
 (test what-is-of-a-former-workflow-is-known
   "An id is used again: the end of a former child, and the end of the former parent, change nothing
 of the new ones; and an ended child of before makes room."
