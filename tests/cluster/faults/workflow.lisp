@@ -287,10 +287,25 @@ starts in its place."
 (defun kill-part (part)
   (support:kill-program (part-program part)))
 
+(defun seconds-left (part etcd)
+  "How many seconds the lease of PART, a node, has left, or nil while it is no member."
+  (let ((entry (etcd:fetch etcd (format nil "default/~A" (part-name part)))))
+    (and entry (etcd:lease-seconds-left (etcd:lease-by-number etcd (etcd:entry-lease entry))))))
+
+(defun await-own-time (part etcd)
+  "Wait until the lease of PART, a node, has no more left than its own time. A new leader of etcd
+adds the time of an election to each lease until that is renewed."
+  (shared:wait-until (lambda ()
+                       (let ((left (seconds-left part etcd)))
+                         ;; in whole seconds
+                         (and left (< left +node-lease-seconds+))))
+                     :seconds 20))
+
 (defun call-with-member-lost (function flow etcd)
   (let* ((node (one-of flow (flow-nodes flow)))
          (generation (or (generation-of node etcd) 0)))
     (check-return flow node etcd 0)
+    (await-own-time node etcd)
     (funcall function node)
     (check-return flow node etcd generation)))
 
