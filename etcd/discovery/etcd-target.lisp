@@ -15,6 +15,10 @@ one before. From any thread."
   (check-type etcd (or null etcd:etcd))
   (setf **default-etcd** etcd))
 
+(defun checked-etcd (etcd)
+  "ETCD, an argument :etcd. Signal MISUSE if it is nil: there is no default etcd either."
+  (or etcd (misuse "In which etcd? Give :etcd, or set DEFAULT-ETCD.")))
+
 (defun target-authority (target)
   "The authority of TARGET, a text that begins with etcd:, or nil if it has none."
   (let ((authority (loop:split-authority target (1+ (position #\: target)))))

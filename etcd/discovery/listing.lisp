@@ -4,17 +4,18 @@
 
 (defun list-endpoints (name &key (etcd (default-etcd)) timeout)
   "Return the endpoints that are registered as NAME in ETCD, a list in the order of their keys, with
-those that drain. Signal an ETCD-ERROR. From any thread."
+those that drain. Signal an ETCD-ERROR, and MISUSE without an etcd. From any thread."
   (let ((endpoint-table (make-endpoint-table (check-name name))))
-    (etcd:map-entries (lambda (entry) (note-put endpoint-table entry)) etcd
-                      :prefix (name-prefix name)
-                                                                            :timeout timeout)
+    (etcd:map-entries (lambda (entry) (note-put endpoint-table entry)) (checked-etcd etcd)
+                      :prefix (name-prefix name) :timeout timeout)
     (all-endpoints endpoint-table)))
 
 (defun put-service-config (name service-config &key (etcd (default-etcd)) timeout)
   "Have the channels to etcd:///NAME use SERVICE-CONFIG, a text in JSON, in place of their own; nil
-for none. Signal SERVICE-CONFIG-ERROR if it is wrong, or an ETCD-ERROR. From any thread."
+for none. Signal SERVICE-CONFIG-ERROR if it is wrong, an ETCD-ERROR, or MISUSE without an etcd. From
+any thread."
   (check-type service-config (or null string))
+  (checked-etcd etcd)
   (if service-config
       (progn (config:parse-service-config service-config)
              (etcd:put etcd (service-config-key name) service-config :timeout timeout))

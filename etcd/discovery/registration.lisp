@@ -250,7 +250,7 @@ AWAIT-REGISTRATION waits for it. STOP-SERVER puts the state :draining, waits NOT
 half of its own time, while clients turn to other servers, stops SERVER, and withdraws it. SERVER is
 nil for one that is not of this image; then ADDRESS is needed, and WITHDRAW ends it. Signal MISUSE
 for a wrong argument. From any thread."
-  (unless etcd (misuse "In which etcd? Give :etcd, or set DEFAULT-ETCD."))
+  (checked-etcd etcd)
   (check-name name)
   (check-type lease-seconds (integer 1 86400))
   (check-type notice-seconds (real 0 3600))

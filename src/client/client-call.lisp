@@ -106,9 +106,18 @@ first."
             (when headers (list (cons :wait (- (or answer total) headers))))
             (when answer (list (cons :receive (- total answer)))))))
 
+(defun requests-open-p (call)
+  "True if CALL waits, or waited in vain, for its answer before its user had ended its requests."
+  (and (call-rpc-method call)
+       (member (rpc-method-kind (call-rpc-method call)) '(:client-streaming :bidi))
+       (not (eq :ok (call-status call)))
+       (not (wire:marked-p call :closed))
+       (eq :wait (client-stage call))))
+
 (defun client-stages (call)
   "The operation STAGES."
-  (wire:list-stages call #'client-spans (or (nth-value 1 (call-waits call)) 0)))
+  (append (wire:list-stages call #'client-spans (or (nth-value 1 (call-waits call)) 0))
+          (when (requests-open-p call) (list :requests-open t))))
 
 ;;; Futures: the call is its own, see future.lisp
 

@@ -49,7 +49,7 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
 (defun callee-address (address)
   "ADDRESS, inproc:NAME, with the scheme in lower case. Signal MISUSE if it has no name."
   (let ((start (length "inproc:")))
-    (when (= start (length address)) (misuse "~S names no rpc: inproc:NAME." address))
+    (when (= start (length address)) (misuse "~S has no name: write inproc:NAME." address))
     (concatenate 'string "inproc:" (subseq address start))))
 
 (defun listen-here (server address)
@@ -88,13 +88,13 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
 
 (defun find-named-callee (inproc-core)
   "Look up the callee of INPROC-CORE, which has had no callee so far, or one that is closed. Return
-it, or nil if there is none."
+it, or nil if no server listens on its name."
   (let ((name (inproc-core-name inproc-core)))
     (when name
       (setf (inproc-core-callee inproc-core) (values (gethash name **callees**))))))
 
 (define-hot callee-of ((inproc-core inproc-core)) (or null callee)
-  "The callee of INPROC-CORE, or nil if there is none."
+  "The callee of INPROC-CORE, or nil if no server listens on its name."
   (let ((callee (inproc-core-callee inproc-core)))
     (if (and callee (eq :open (callee-state callee)))
         callee

@@ -19,7 +19,11 @@ happens if THING has ended. From any thread.")
   (:method ((thing function) &optional text)
     (declare (ignore text))
     (funcall thing)
-    nil))
+    nil)
+  (:method (thing &optional text)
+    (declare (ignore text))
+    (misuse "~S is neither a call nor a future: CANCEL takes the value of CALL-ASYNC or of a ~
+             streaming stub, for example." thing)))
 
 (defstruct (future (:constructor nil) (:copier nil))
   "A value that comes later. See MAKE-FUTURE.")
@@ -30,7 +34,9 @@ happens if THING has ended. From any thread.")
 
 (defgeneric future-completions (future)
   (:documentation "The COMPLETIONS of FUTURE. From any thread.")
-  (:method ((future future)) '()))
+  (:method ((future future)) '())
+  (:method (future)
+    (misuse "~S is not a future, such as the value of CALL-ASYNC." future)))
 
 (defgeneric swap-completions (future old new)
   (:documentation "Replace the completions of FUTURE by NEW if they are OLD; return true if they

@@ -21,8 +21,9 @@ receive the data to send; :BEGIN that the call's deadline had passed before it w
 (from the start of the handler to the first of its answer), :SEND (the rest). Stages that were too
 short to measure are left out. :ATTEMPTS to connect that CALL has waited for; :MESSAGES-SENT and
 :MESSAGES-RECEIVED; :UNSENT-OCTETS of messages that the peer has not received; :REMAINING, the
-seconds until the deadline, negative past it. A call within the image has only its :STAGE, :QUEUE or
-:ANSWER, since reading the clock would cost more than the rest of the call. From any thread."
+seconds until the deadline, negative past it; :REQUESTS-OPEN, true if the stage is :WAIT and the
+caller has not ended its requests by CLOSE-SEND. A call within the image has only its :STAGE, :QUEUE
+or :ANSWER, since reading the clock would cost more than the rest of the call. From any thread."
   (operate stages call))
 
 ;;; The line
@@ -83,13 +84,14 @@ times of its stages. Nil if CALL-STAGES returns nil."
   (let ((plist (call-stages call)))
     (when plist
       (destructuring-bind (&key total stage attempts messages-sent messages-received unsent-octets
-                             remaining &allow-other-keys)
+                             remaining requests-open &allow-other-keys)
           plist
         (let ((spans (with-output-to-string (stream) (write-spans stream plist))))
-          (format nil "~@[after ~,3F s~]~:[~;, ~]~@[~A~]~@[ (~A)~]~:[: ~A~;~*~]~
+          (format nil "~@[after ~,3F s~]~:[~;, ~]~@[~A~]~
+                       ~:[~; before CLOSE-SEND ended the requests~]~@[ (~A)~]~:[: ~A~;~*~]~
                        ~@[; attempts: ~A~]~@[; attempts to connect: ~D~]~@[; messages sent: ~D~]~
                        ~@[, received: ~D~]~@[; octets not taken: ~D~]~@[; remaining: ~,3F s~]"
-                  total (and total stage) (stage-text (call-role call) stage)
+                  total (and total stage) (stage-text (call-role call) stage) requests-open
                   (wait-failure-text call) (string= "" spans) spans (attempts-text call) attempts
                   messages-sent
                   messages-received unsent-octets

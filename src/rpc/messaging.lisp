@@ -14,6 +14,14 @@ that CALL's method sends."
         (check-message method (outgoing-type call) message)
         message)))
 
+(declaim (inline check-call))
+(defun check-call (thing)
+  "Return THING. Signal MISUSE unless it is a call."
+  (if (typep thing 'call)
+      thing
+      (misuse "~S is not a call. The stub of a method with one answer returns that answer, and its ~
+               call as second value." thing)))
+
 (defun send (call message &key (compress :auto))
   "Send MESSAGE on CALL and return true. Wait while more than the send budget
 (options-send-budget-octets) is unsent. A loop's own thread cannot wait, so there the message is
@@ -23,11 +31,13 @@ COMPRESS matters if CALL has a CALL-COMPRESSION. With :auto, MESSAGE is compress
 enough and gets shorter by it; with t, always. With nil it is sent uncompressed, which is right for
 a secret beside text that an attacker chose. From any thread, but CALL is not locked: several
 threads that send on one call must do so one after the other."
+  (check-call call)
   (operate send call (outgoing call message) t compress))
 
 (defun try-send (call message &key (compress :auto))
   "As SEND, but return nil without sending if CALL's send budget is used up; never wait. From any
 thread, as SEND."
+  (check-call call)
   (operate send call (outgoing call message) nil compress))
 
 (defun close-send (call)
@@ -41,6 +51,7 @@ for a handler's call. From any thread."
 client, signal the call's RPC-ERROR once it has ended with a status other than :ok; in a handler,
 signal it once the call was cancelled or its deadline passed. Only one thread at a time may receive
 on a call. Never call it on a loop's thread with nothing to receive."
+  (check-call call)
   (operate receive call))
 
 (define-hot (deliverable-p :inline t) ((call call)) boolean
@@ -86,7 +97,7 @@ WHOLE is true, leave it only if FUNCTION exits non-locally."
     (declare (dynamic-extent opened))
     (with-undoing (nil (unless (or over (null (first opened)))
                          (operate leave (first opened))))
-      (setf (first opened) (let ((*opened* opened)) (funcall open)))
+      (setf (first opened) (check-call (let ((*opened* opened)) (funcall open))))
       (multiple-value-prog1 (funcall function (first opened))
         (setf over whole)))))
 

@@ -362,13 +362,20 @@ stopped."
   (dolist (function functions)
     (loop:guarding (:server-stop-error :server server) (funcall function))))
 
-(defun stop-server (server &key (drain (options-drain-seconds (server-options server))))
+(defun checked-server (thing)
+  "THING. Signal MISUSE unless it is a server."
+  (if (typep thing 'server)
+      thing
+      (misuse "~S is not a server, such as the value of START-SERVER." thing)))
+
+(defun stop-server (server
+                    &key (drain (options-drain-seconds (server-options (checked-server server)))))
   "Stop SERVER: close its listeners, send GOAWAY to the peers, give running calls DRAIN seconds to
 end, end the rest with :unavailable, close every connection and thread. Return true if all calls
 ended by themselves. Always returns, shortly after DRAIN at the latest, unless a function that
 CALL-BEFORE-STOP was given takes longer. Stopping again does nothing. Saving the image stops all
 servers, with a DRAIN of 0. Not from a handler of SERVER."
-  (let ((after (say-farewells server drain)))
+  (let ((after (say-farewells (checked-server server) drain)))
     (unwind-protect (end-server server drain)
       (call-after-stop server after))))
 

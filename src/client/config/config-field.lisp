@@ -84,19 +84,23 @@ the names of the fields that were read.")
           (pushnew name (cddr row) :test #'string=)
           (push (list object path name) *fields-read*)))))
 
+(defun check-plist (object path names)
+  "Signal SERVICE-CONFIG-ERROR if OBJECT, at PATH, is a plist that has a field beside NAMES."
+  (let ((keywords (loop for name in names collect (substitute #\- #\_ (snake-case name)))))
+    (when (plist-p object)
+      (loop for (key) on object by #'cddr
+            for given = (substitute #\- #\_ (key-name key))
+            unless (or (member (key-name key) names :test #'string=)
+                       (member given keywords :test #'string=))
+              do (config-error path "has no field ~(~S~)~@[ (is it :~A?)~]; its fields are ~
+                                     ~{:~A~^, ~}"
+                               key (suggested-name given keywords)
+                               (sort keywords #'string<))))))
+
 (defun check-names ()
   "Signal SERVICE-CONFIG-ERROR if a plist that was read has a field that no reader has read."
   (loop for (object path . names) in *fields-read*
-        for keywords = (loop for name in names
-                             collect (substitute #\- #\_ (snake-case name)))
-        do (loop for (key) on object by #'cddr
-                 for given = (substitute #\- #\_ (key-name key))
-                 unless (or (member (key-name key) names :test #'string=)
-                            (member given keywords :test #'string=))
-                   do (config-error path "has no field ~(~S~)~@[ (is it :~A?)~]; its fields are ~
-                                          ~{:~A~^, ~}"
-                                    key (suggested-name given keywords)
-                                    (sort keywords #'string<)))))
+        do (check-plist object path names)))
 
 (defun find-field (object name path)
   "The value of the field NAME of OBJECT, which may be null, and true if OBJECT has it. Signal

@@ -92,6 +92,9 @@ inverse is the smallest that counts, with almost no second wait.")
 
 (defun parse-retry-policy (object path)
   "The RETRY-POLICY in OBJECT, at PATH."
+  ;; before a field that is misspelt counts as missing
+  (check-plist object path '("maxAttempts" "initialBackoff" "maxBackoff" "backoffMultiplier"
+                             "retryableStatusCodes"))
   (let ((codes (statuses-field object "retryableStatusCodes" path)))
     (when (zerop codes)
       (config-error (member-path path "retryableStatusCodes") "must name at least one status"))
@@ -106,6 +109,7 @@ inverse is the smallest that counts, with almost no second wait.")
 
 (defun parse-hedging-policy (object path)
   "The HEDGING-POLICY in OBJECT, at PATH."
+  (check-plist object path '("maxAttempts" "hedgingDelay" "nonFatalStatusCodes"))
   (make-hedging-policy
    :max-attempts (integer-field object "maxAttempts" path :required t :minimum 2 :text nil)
    :delay-ns (duration-field object "hedgingDelay" path :default 0)

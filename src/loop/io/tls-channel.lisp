@@ -234,6 +234,9 @@ read. The certificate may be an attacker's."
                  (format nil " (the certificate is ~@[for ~A, ~]not for ~A); :server-name says ~
                               which name to check"
                          (presented-names tls) (tls-server-name tls)))
+                ((or (search "issuer certificate" failure) (search "self-signed" failure)
+                     (search "self signed" failure))
+                 " (its authority is not trusted; :roots gives those that are)")
                 ((or (search "wrong version number" failure) (search "http request" failure))
                  " (does the peer speak without TLS?)")
                 ((eq :refused (tls-hello tls))
@@ -241,6 +244,12 @@ read. The certificate may be an attacker's."
                 ((or (search "no application protocol" failure) (string= "callback failed" failure))
                  " (no common protocol: ALPN h2 is needed)")
                 (t ""))))
+
+(defun session-text (tls)
+  "A text with the reason why the session of TLS has failed."
+  (let ((failure (os:session-failure (tls-ssl tls))))
+    (format nil "TLS: ~A~:[~; (the server wants a certificate: give :certificate and :key)~]"
+            failure (search "alert certificate required" failure))))
 
 (defun fail-handshake (byte-channel tls failure)
   (fail-tls byte-channel tls (explain-failure tls failure)))
@@ -408,7 +417,7 @@ session has written meanwhile. Return the position after the decrypted octets."
       (:more)
       (:ended (setf (tls-state tls) :ended))
       (:failed
-       (fail-tls byte-channel tls (format nil "TLS: ~A" (os:session-failure (tls-ssl tls))))))
+       (fail-tls byte-channel tls (session-text tls))))
     position))
 
 (define-hot count-idle ((byte-channel byte-channel) (tls tls) (count index) (data index)) null
@@ -519,7 +528,7 @@ many from START are on their way, or as a write does. The area is lent."
   (loop
     (let ((next (min end (+ at +write-octets+))))
       (unless (os:encrypt-octets (tls-ssl tls) octets at next)
-        (fail-tls byte-channel tls (format nil "TLS: ~A" (os:session-failure (tls-ssl tls)))))
+        (fail-tls byte-channel tls (session-text tls)))
       (let ((result (send-records tls)))
         (cond ((eq :failed (tls-state tls)) (return +broken+))
               ((minusp result) (return result))

@@ -173,7 +173,7 @@ together.")
   (loop for (name value) on stages by #'cddr
         unless (or (member name *counted-stages*)
                    ;; attempts to connect, which the event's :attempts are not
-                   (member name '(:total :attempts :remaining)))
+                   (member name '(:total :attempts :remaining :requests-open)))
           ;; the log takes a list of keywords alone for a list, and this is an object always
           append (list name (if (keywordp value) (string-downcase value) value))))
 

@@ -131,6 +131,9 @@ unchanged. MAX-MESSAGE-DEPTH levels may be nested; the messages inside may take 
 of memory over eight times END - START; both are rows of OPTION-TABLE. Signal PROTOBUF-ERROR if
 OCTETS are not such a message, and REQUIRED-FIELD-MISSING unless PARTIAL. From any thread; with INTO
 from one thread at a time for INTO."
+  (when (stringp octets)
+    (misuse "PARSE-MESSAGE reads octets, not the text ~S; PARSE-JSON-MESSAGE and ~
+             PARSE-TEXT-MESSAGE read texts." (bounded-text octets :limit 60)))
   (let ((type (need-message-type type))
         (octets (if (typep octets 'octets) octets (coerce octets 'octets))))
     (handler-bind ((protobuf-error

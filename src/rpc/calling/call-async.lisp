@@ -27,9 +27,9 @@ for REQUEST. Signal MISUSE for other stubs. From any thread."
     (when (and method
                (or (eq :open request)
                    (member (rpc-method-kind method) '(:server-streaming :bidi))))
-      (misuse "CALL-ASYNC is for stubs that return a reply; ~A~:[ is of the kind ~(~S~)~; with ~
-               :open~] returns a call at once."
-              (rpc-method-path method) (eq :open request) (rpc-method-kind method))))
+      (misuse "CALL-ASYNC is for stubs that return a reply; the stub of ~A returns a call at once~
+               ~@[, given :open~]. Call it directly."
+              (rpc-method-path method) (eq :open request))))
   (let ((call (apply function channel request :async t options)))
     (unless (and (typep call 'call) (operate future-p call))
       (when (typep call 'call) (cancel call))

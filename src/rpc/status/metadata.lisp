@@ -26,6 +26,7 @@
 
 (defun check-metadata (metadata)
   "Return METADATA if it is an alist that may be sent; else signal MISUSE, which names the entry."
+  (unless (listp metadata) (misuse "Metadata are an alist, not ~S." metadata))
   (loop for entry in metadata
         do (unless (consp entry)
              (misuse "Metadata are an alist; the element ~S is not a pair." entry))

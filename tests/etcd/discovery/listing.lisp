@@ -3,6 +3,18 @@
 (in-package #:clgrpc.tests.discovery)
 (in-suite :clgrpc.discovery)
 
+(test which-etcd
+  "Without an etcd, given or by default, the error says how to name one."
+  (flet ((complaint (function)
+           (handler-case (progn (funcall function) nil)
+             (grpc:misuse (error) (princ-to-string error)))))
+    (dolist (complaint (list (complaint (lambda ()
+                                          (discovery:list-endpoints "greeter" :etcd nil)))
+                             (complaint (lambda ()
+                                          (discovery:put-service-config "greeter" nil
+                                                                        :etcd nil)))))
+      (is (search "set DEFAULT-ETCD" complaint)))))
+
 (test listings
   (with-store (store)
     (is (null (discovery:list-endpoints "greeter" :etcd *etcd*)))

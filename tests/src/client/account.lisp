@@ -84,6 +84,31 @@ unless the system keeps a handler's thread from running. So at least eight of te
     (is (<= 8 (count-if (lambda (stages) (<= 0.00049 (getf stages :answer 0))) accounts))
         "~{~S~%~}" accounts)))
 
+(test requests-that-do-not-end-are-named
+  "The error of a call that waits for an answer says so if its user has not called CLOSE-SEND."
+  (let ((begun (make-signal)) (over (make-signal)))
+    (with-probe (channel)
+        (:collect (lambda (notes call)
+                    (grpc:do-messages (note notes) (signal-it begun))
+                    (signal-it over)
+                    call))
+      (flet ((error-of (call) (grpc:cancel call) (caught (grpc:receive call))))
+        (grpc:with-call (call (lab.bench:collect channel :open))
+          (grpc:send call (note 1))
+          (is (await-signal begun))
+          (let ((error (error-of call)))
+            (is-true (getf (grpc:rpc-error-stages error) :requests-open))
+            (is (search "waiting for the response before CLOSE-SEND ended the requests"
+                        (princ-to-string error)))))
+        (grpc:with-call (call (lab.bench:collect channel :open))
+          (grpc:send call (note 1))
+          (grpc:close-send call)
+          (is (await-signal over))
+          (let ((error (error-of call)))
+            (is (eq :wait (getf (grpc:rpc-error-stages error) :stage)))
+            (is (null (getf (grpc:rpc-error-stages error) :requests-open)))
+            (is (not (search "CLOSE-SEND" (princ-to-string error))))))))))
+
 (test nobody-listens
   (grpc:with-channel (channel (free-address))
     (check-error (caught (ask channel (note 1))) 'grpc:unavailable :connect 0

@@ -40,7 +40,9 @@
 
 (test what-is-no-future-is-not-awaited
   (signals misuse (loop:await 5))
-  (signals misuse (loop:await '() :timeout 1)))
+  (signals misuse (loop:await '() :timeout 1))
+  (signals misuse (attach 5 #'list))
+  (signals misuse (cancel 5)))
 
 (test attached-to-futures
   (let ((seen '()) (future (make-future)))

@@ -18,6 +18,19 @@
     (is (= 5 (rpc:with-call (call call) (rpc:call-status call) 5)))
     (is (= 2 left))))
 
+(test an-answer-is-not-a-call
+  "Who takes the reply of a unary stub for a call reads that the call is the second value."
+  (flet ((complaint (function)
+           (handler-case (progn (funcall function) nil)
+             (misuse (error) (princ-to-string error)))))
+    (dolist (complaint (list (complaint (lambda () (rpc:receive :reply)))
+                             (complaint (lambda () (rpc:send :reply 1)))
+                             (complaint (lambda () (rpc:try-send :reply 1)))
+                             (complaint (lambda () (rpc:do-messages (item :reply) item)))
+                             (complaint (lambda () (rpc:with-call (call :reply) call)))))
+      (is (search ":REPLY is not a call." complaint))
+      (is (search "call as second value" complaint)))))
+
 (test time-remaining
   (let ((call (new-call)))
     (is (null (rpc:time-remaining call)))

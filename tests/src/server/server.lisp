@@ -40,6 +40,10 @@
                (is (= 2 (number-of (ask channel (note 1))))))))
       (grpc:stop-server server))))
 
+(test what-is-no-server-is-not-stopped
+  (signals grpc:misuse (grpc:stop-server nil))
+  (signals grpc:misuse (grpc:stop-server "localhost:1" :drain 0)))
+
 (test refused-when-starting
   "Wrong arguments are misuse, an address that is taken a socket error; nothing is left behind."
   (let ((descriptors (open-descriptors)) (threads (our-threads)))

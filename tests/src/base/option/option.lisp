@@ -64,6 +64,9 @@
   (is (search "(is it :service-config?)" (refusal #'make-channel-options :service-confg 1)))
   (is (search ":TLS (:credentials makes it TLS" (refusal #'make-channel-options :tls t)))
   (is (search "\"HOST:PORT\"" (refusal #'make-server-options :port 80)))
+  ;; the likeliest name by its letters would be :keepalive-timeout-seconds
+  (is (search ":KEEPALIVE-TIME (:keepalive-seconds and"
+              (refusal #'make-channel-options :keepalive-time 5)))
   (is (search "a keyword of each call" (refusal #'make-channel-options :timeout 5)))
   (is (search "Option :REUSE-PORT must be T or NIL, not 1."
               (refusal #'make-server-options :reuse-port 1)))

@@ -117,6 +117,12 @@
                (first (complaint '(:method-config ((:name (()) :time-out 5)))))))
     (is (search "is it :timeout?"
                 (second (complaint '(:method-config ((:name (()) :time-out 5)))))))
+    ;; a field that is misspelt is not called missing
+    (loop for (policy . text)
+            in '(((:retry-policy (:max-attemps 3)) . "is it :max-attempts?")
+                 ((:hedging-policy (:hedging-delays 1)) . "is it :hedging-delay?"))
+          do (is (search text (second (complaint
+                                       `(:method-config ((:name (()) ,@policy))))))))
     (is (null (complaint '(:method-config ((:name (()) :timeout 5))))))
     (with-policies
       (is (null (complaint '(:load-balancing-config ((:plain nil))

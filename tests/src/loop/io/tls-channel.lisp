@@ -203,6 +203,10 @@
                    ::1, not for other.example); :server-name")
                   at-client))
       (is (search "alert bad certificate" at-server)))
+    (is (search "(its authority is not trusted; :roots gives those that are)"
+                (ends (server-credentials)
+                      (tls-credentials :roots (certificate-file "elsewhere.pem")
+                                       :server-name "localhost"))))
     ;; who refuses a certificate shows no more of it than fits, and nothing that acts
     (is (search "(the certificate is for \\x1b[7m.example, 192.0.2.1, c.example, d, e and 2 more, not "
                 (ends (tls-credentials :certificate (certificate-file "many.pem")
@@ -218,7 +222,8 @@
       (is (search "alert bad certificate" at-server)))
     (multiple-value-bind (at-client at-server)
         (ends (server-credentials :roots (certificate-file "ca.pem")) (client-credentials))
-      (is (search "certificate required" at-client))
+      (is (search "certificate required (the server wants a certificate: give :certificate"
+                  at-client))
       (is (search "peer did not return a certificate" at-server)))))
 
 (test tls-abrupt-end

@@ -101,6 +101,11 @@
   (is-false (message= (all) (clgrpc.test:make-inner)))
   (is (message= (all :f1 (protobuf::double-nan)) (all :f1 (protobuf::double-nan)))))
 
+(test a-text-is-not-read-as-octets
+  (is (search "reads octets, not the text \"name: 5\"; PARSE-JSON-MESSAGE"
+              (handler-case (parse-message 'clgrpc.test:all "name: 5")
+                (misuse (error) (princ-to-string error))))))
+
 (test messages-print-in-one-line
   (is (equal "#<CLGRPC.TEST:INNER :a 1 :s \"x\" :next #<CLGRPC.TEST:INNER> :xs (1 2)>"
              (let ((*package* (find-package :cl)))

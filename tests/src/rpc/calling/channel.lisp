@@ -10,3 +10,7 @@
 (test channels-are-not-secure-unless-they-say-so
   (let ((channel (make-instance 'test-channel)))
     (is (not (calling:channel-secure-p channel)))))
+
+(test what-is-no-channel-is-not-closed
+  (signals misuse (calling:close-channel "localhost:1"))
+  (signals misuse (calling:close-channel nil)))
