@@ -3,12 +3,12 @@
 ;;;; it uses.
 ;;;;
 ;;;; A block of ```lisp is read form by form in a fresh package that uses CL and is the current one
-;;;; until the file says otherwise; it has the local nickname GRPC as soon as there is the package
-;;;; CLGRPC. The current directory is the project's root. A comment `; => VALUE` after a form says
-;;;; how its first value prints, `; signals TYPE` that it signals an error of that type. Instead of
-;;;; running a block one may say why it is not run, in the line before it:
-;;;; <!-- not run: the reason -->; or which file it is, <!-- file: NAME -->, in a guide
-;;;; (examples/guide.lisp).
+;;;; until the file says otherwise. Like CL-USER it has no local nicknames, so a chapter has to make
+;;;; the nickname GRPC, also for a reader who copies the blocks. The current directory is the
+;;;; project's root. A comment `; => VALUE` after a form says how its first value prints, `; signals
+;;;; TYPE` that it signals an error of that type. Instead of running a block one may say why it is
+;;;; not run, in the line before it: <!-- not run: the reason -->; or which file it is,
+;;;; <!-- file: NAME -->, in a guide (examples/guide.lisp).
 ;;;;
 ;;;; CHAPTER-COMPLAINTS starts the image, which loads this file, so it needs neither clgrpc nor
 ;;;; FiveAM, and calls PLAY-CHAPTER.
@@ -50,12 +50,6 @@
                (list kind (string-trim " " (subseq line (length prefix)))))))
       (or (after "; =>" :value) (after "; signals" :signals)))))
 
-(defun add-nickname (package)
-  "Give PACKAGE the local nickname GRPC if there is the package CLGRPC."
-  (when (and (find-package '#:clgrpc)
-             (not (assoc "GRPC" (sb-ext:package-local-nicknames package) :test #'string=)))
-    (sb-ext:add-package-local-nickname '#:grpc '#:clgrpc package)))
-
 (defun printed (value)
   (let ((*print-pretty* nil)) (prin1-to-string value)))
 
@@ -72,12 +66,11 @@
         (unless (and (eq kind :signals) (typep error (read-from-string text)))
           (format nil "~S signals ~S: ~:*~A" form error))))))
 
-(defun block-complaints (text package)
+(defun block-complaints (text)
   "What is wrong with the forms of TEXT, which are read one by one, since each may define what the
-next is read with. PACKAGE is the chapter's."
+next is read with."
   (let ((at 0) (complaints '()))
     (loop
-      (add-nickname package)
       (multiple-value-bind (form end)
           (handler-case (read-from-string text nil text :start at)
             (error (error)
@@ -94,7 +87,7 @@ exit code 1 if there was one."
   (let* ((package (make-package "CHAPTER" :use '(#:cl)))
          (*package* package)
          (complaints (loop for (line . text) in (blocks path)
-                           append (loop for complaint in (block-complaints text package)
+                           append (loop for complaint in (block-complaints text)
                                         collect (format nil "block at line ~D: ~A" line
                                                         complaint)))))
     (format t "~&~{WRONG ~A~%~}" (mapcar (lambda (text) (substitute #\Space #\Newline text))

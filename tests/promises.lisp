@@ -413,7 +413,7 @@ status 415"
    "token" "one-fetch-at-a-time"
    "src/client/token/token-credentials.lisp" "(or fresh failure (token-fetching credentials))"
    "(or fresh failure)")
-  ("After a failure there is no further request for 1 s, 2 s and so on up to 120 s"
+  ("After a failure the next request waits: 1 s, then twice as long after each further failure, up to 120 s"
    "token" "failures-are-kept-for-a-while"
    "src/client/token/token-credentials.lisp"
    "(and (< (loop:world-now) (token-retry-ns credentials))" "(and nil")
