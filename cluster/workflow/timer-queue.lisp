@@ -45,7 +45,7 @@
   (dolist (shard (timer-queue-own (node-timer-queue node))) (note-due node shard 0)))
 
 (defun take-shard (node)
-  "A shard in which something is due at NODE, and which no other job does; nil if there is none."
+  "A shard in which something is due at NODE, and which no other job does; nil if no shard is due."
   (let ((timer-queue (node-timer-queue node)) (now (node-now node)))
     (sb-thread:with-mutex ((timer-queue-lock timer-queue))
       (loop for shard below +shards+

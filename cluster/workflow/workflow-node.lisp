@@ -282,7 +282,7 @@ lock need not be held."
 (defmacro with-store-errors (&body body)
   "Evaluate BODY; an ETCD-ERROR in it is signalled as the workflow error that it is."
   `(handler-case (progn ,@body)
-     (etcd:invalid-request (error) (refuse :too-large "the store does not take this: ~A" error))
+     (etcd:invalid-request (error) (refuse :too-large "the store refuses this change: ~A" error))
      (etcd:space-exceeded (error) (refuse :store-full "~A" error))
      (etcd:access-denied (error) (refuse :store-forbids "~A" error))
      (etcd:etcd-error (error) (refuse :store-unavailable "~A" error))))

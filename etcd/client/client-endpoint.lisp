@@ -40,7 +40,7 @@
            (client:deliver resolver '() (find-if #'stringp answers))))))
 
 (defun take-answer (resolver part backends failure)
-  "PART, one of RESOLVER's, has told of BACKENDS or of FAILURE."
+  "Note what PART, a resolver among those of RESOLVER, has found: BACKENDS, or FAILURE, a text."
   (setf (getf (endpoints-answers resolver) part)
         (or (mapcar (lambda (backend)
                       (client:backend-with backend :server-name (client:resolver-host part)))

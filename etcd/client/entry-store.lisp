@@ -34,10 +34,10 @@
                            :keys-only (and keys-only t) :count-only (and count-only t))))
 
 (defun fetch (etcd key &key revision stale timeout)
-  "Return the entry of KEY, a string or octets, at REVISION, by default the newest, or nil if there
-is none; and as second value the revision that the store is at. With STALE one member answers by
-itself, perhaps with older data. Signal an ETCD-ERROR: COMPACTED, FUTURE-REVISION or another. From
-any thread."
+  "Return the entry of KEY, a string or octets, at REVISION, by default the newest, or nil without
+such an entry; and as second value the revision that the store is at. With STALE one member answers
+by itself, perhaps with older data. Signal an ETCD-ERROR: COMPACTED, FUTURE-REVISION or another.
+From any thread."
   (let ((response (ask etcd #'kv:range
                        (range-request (key-octets key) nil :revision revision :stale stale)
                        timeout :twice t :leader (not stale))))

@@ -110,7 +110,7 @@ before that ends its leases and watches. From any thread."
   (if (functionp ending) (funcall ending) (close-etcd ending)))
 
 (defun run-next-ending (etcd)
-  "Run the newest of the endings of ETCD. Return false if there is none. One that this thread is
+  "Run the newest of the endings of ETCD. Return false if none is left. One that this thread is
 unwound out of is left for the next time."
   (let ((ending nil) (done nil))
     (with-undoing ((setf ending (sb-thread:with-mutex ((etcd-lock etcd))

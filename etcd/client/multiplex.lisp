@@ -168,7 +168,7 @@ nothing, the one that it was asked for first. The lock of MULTIPLEX is held."
     call))
 
 (defun stream-with (multiplex etcd token)
-  "The stream of MULTIPLEX. It is a new one if there is none, or if the present one was opened with
+  "The stream of MULTIPLEX. It is a new one if MULTIPLEX has no stream, or if that was opened with
 another TOKEN than is valid now: then its watches move to the new one. The caller holds the lock of
 sending."
   (let ((call (multiplex-call multiplex)))

@@ -91,7 +91,7 @@ return the call that is, and the one before if it is not wanted any more."
                (values call present))))))
 
 (defun open-renewals (etcd stream metadata)
-  "The call of STREAM, of ETCD, with METADATA; open one if there is none."
+  "The call of STREAM, of ETCD, with METADATA, opened now if STREAM has no call."
   (sb-sys:without-interrupts            ; nothing would cancel a call that is not adopted
     (let ((new (leases:lease-keep-alive (etcd-channel etcd) :open
                                         :wait-for-ready t

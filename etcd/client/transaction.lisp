@@ -14,8 +14,8 @@
         ((string= ">" operator) :greater)))
 
 (defun ranged (function options)
-  "Call FUNCTION with first key and end of the range that OPTIONS, a plist, say, and the rest of
-these. Signal MISUSE if there is none."
+  "Call FUNCTION with the first key and the end of the range in OPTIONS, a plist, and with the other
+options. Signal MISUSE if OPTIONS have no range."
   (unless (and (listp options) (evenp (length options)))
     (misuse "~S is not a range of keys." options))
   (multiple-value-bind (start end) (range-of (getf options :prefix) (getf options :from)

@@ -106,7 +106,7 @@ looked at, if LIMIT, unless it is nil, are enough."
           (if limit (min limit count) count)))))
 
 (defun tree-there (store revision)
-  "The tree of STORE at REVISION, the newest if that is not positive; nil if there is none."
+  "The tree of STORE at REVISION, the newest if that is not positive; nil if STORE lacks it."
   (cond ((<= revision 0) (newest store))
         ((<= (store-compacted store) revision (store-revision store)) (tree-at store revision))))
 

@@ -144,7 +144,7 @@ pair."
     (or (compare-and-swap (inproc-call-call-pair call) nil call-pair) call-pair)))
 
 (define-hot (call-call-pair :inline t) ((call inproc-call)) call-pair
-  "The call pair of CALL, made now if there is none."
+  "The call pair of CALL, made now if CALL has no pair yet."
   (or (inproc-call-call-pair call) (make-up-call-pair call)))
 
 (define-hot (other-end :inline t) ((call inproc-call)) inproc-call

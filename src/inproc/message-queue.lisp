@@ -71,7 +71,7 @@ empty, notify the sender, if it waits for room."
            t))))
 
 (define-hot next-message ((call inproc-call)) t
-  "The oldest message for CALL, or nil if there is none now."
+  "The oldest message for CALL, or nil if no message waits now."
   (if (rpc:call-received call)
       (rpc:pop-incoming call)
       (let ((queued (rpc:call-incoming call)))

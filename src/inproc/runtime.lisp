@@ -4,7 +4,7 @@
 (in-package #:clgrpc.inproc)
 
 (defun ensure-client-loop (inproc-core)
-  "The client loop of INPROC-CORE, which is acquired if there is none yet; nil if INPROC-CORE's
+  "The client loop of INPROC-CORE, which is acquired if it has no loop yet; nil if INPROC-CORE's
 channel is closed."
   (or (inproc-core-client-loop inproc-core)
       (sb-thread:with-mutex ((inproc-core-lock inproc-core))

@@ -212,7 +212,7 @@ any more."
 ;;; Its errors
 
 (defun openssl-failure ()
-  "The text of the oldest error in this thread's queue, or NIL if there is none; the queue is empty
+  "The text of the oldest error in this thread's queue, or NIL without an error; the queue is empty
 afterwards."
   (let ((code (err-get-error)))
     (err-clear-error)

@@ -529,7 +529,7 @@ peer's certificate, the fault of that."
 ;;; Facts of an open session
 
 (defun session-alpn (ssl)
-  "The protocol that both ends agreed on, a string, empty if there is none."
+  "The protocol that both ends agreed on, a string, empty without a protocol."
   (with-alien ((octets (unsigned 64) 0) (length (unsigned 32) 0))
     (ssl-get0-alpn-selected ssl (sap-int (sb-alien:alien-sap (addr octets)))
                             (sap-int (sb-alien:alien-sap (addr length))))

@@ -6,7 +6,7 @@
 (in-package #:clgrpc.program)
 
 (defun manager-address ()
-  "The kernel's address of the service manager's socket, nil if there is none."
+  "The kernel's address of the service manager's socket, nil without a service manager."
   (let ((name (sb-ext:posix-getenv "NOTIFY_SOCKET")))
     (when (and name (< 1 (length name)))
       (case (char name 0)

@@ -5,8 +5,8 @@
 
 (declaim (type function **call-ids**))
 (defglobal **call-ids** (constantly '())
-  "A function, set by tracing, of a call. It returns a plist of identifiers for log events about the
-call.")
+  "A function that tracing sets. It gets a call, and returns a plist of identifiers for log events
+about that call.")
 
 (defun trace-call-begun (call)
   (apply #'log-event :trace :call-begun :tracer :call

@@ -55,7 +55,7 @@ add slots, else by MAKE-NAME."
          (let ((parts (call-parts call)))
            (and parts (,(name "PARTS-~A") parts))))
        (define-hot ,(name "ENSURE-~A") ((call call)) ,name
-         ,(format nil "~A, made now if there is none. From any thread." documentation)
+         ,(format nil "~A, made now if CALL has not made it before. From any thread." documentation)
          (let ((parts (ensure-parts call)))
            (or (,(name "PARTS-~A") parts)
                (let ((new ,(if lambda-list

@@ -101,7 +101,7 @@ so that its request can be collected. On the loop."
     (< (id call) (id other))))
 
 (defun ensure-held-up (link)
-  "The queue of LINK's calls that wait, made now if there is none. On the loop."
+  "The queue of LINK's calls that wait, made now if LINK has no queue yet. On the loop."
   (or (server-link-held-up link) (setf (server-link-held-up link) (make-fifo))))
 
 (defun hold-up (call)

@@ -26,7 +26,7 @@ codec, a kind, a keyword, and the header that says how an answer is compressed."
     forms))
 
 (defun find-form (forms content-type)
-  "The form of FORMS for CONTENT-TYPE, the header or nil; nil if there is none."
+  "The form of FORMS for CONTENT-TYPE, the header or nil; nil if no form has it."
   (and content-type
        (or (and (<= (length content-type) +media-type-characters+)
                 (gethash content-type forms))

@@ -47,7 +47,7 @@
     (values (subseq path 1 slash) (subseq path (1+ slash)))))
 
 (defun variable-function (name)
-  "A function of CALL-DATA that returns the value of ghz's variable NAME, or nil if there is none."
+  "A function of CALL-DATA that returns the value of ghz's variable NAME, nil if ghz has no NAME."
   (macrolet ((rows (&rest rows)
                `(cond ,@(loop for (row form) in rows
                               collect `((string= name ,row)

@@ -85,7 +85,7 @@
         do (next-second tally)))
 
 (defun find-backend (tally address)
-  "The SHARE-ROW for ADDRESS, made if there is none."
+  "The SHARE-ROW for ADDRESS, made now if there is no row yet."
   (or (find address (tally-backends tally) :key #'share-row-name :test #'string=)
       (let ((row (make-share-row :name address)))
         (push row (tally-backends tally))

@@ -53,7 +53,7 @@ else of the one that it wrote on another request, which may be missing."
     path))
 
 (defun read-perf-map (path)
-  "RANGES of the file at PATH, as WRITE-PERF-MAP writes it; nil if there is none."
+  "RANGES of the file at PATH, as WRITE-PERF-MAP writes it; nil if the file does not exist."
   (with-open-file (stream path :if-does-not-exist nil :external-format :utf-8)
     (and stream
          (rows-ranges

@@ -78,7 +78,7 @@ payload at KEY, OCTETS long, which the next task gets."
     (incf (pb:workflow-state-current state))))
 
 (defun take-signal (draft name)
-  "The first signal of NAME that waits in DRAFT, which waits no longer; nil if there is none."
+  "The first signal of NAME that waits in DRAFT, which waits no longer; nil without one."
   (let* ((state (draft-state draft))
          (signals (pb:workflow-state-signals state))
          (signal (find name signals :key #'pb:pending-signal-name :test #'string=)))
@@ -345,8 +345,8 @@ that refuses it."
          (recorded (recorded-report state fence)))
     (cond (recorded
            (unless (equalp digest (pb:recorded-digest recorded))
-             (refuse :claim-lost "the claim ~D of ~A is over: something else was reported" fence
-                     id)))
+             (refuse :claim-lost "the claim ~D of ~A is over: its task has another result already"
+                     fence id)))
           ((not (running-p state))
            (refuse :workflow-closed "the workflow ~A has ended (~(~A~))" id
                    (pb:workflow-state-status state)))

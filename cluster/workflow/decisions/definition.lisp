@@ -103,7 +103,7 @@
 
 (defun find-workflow-steps (name)
   "Return the steps of the workflow NAME, a symbol, as DEFINE-WORKFLOW has them. Signal MISUSE if
-there is none. From any thread."
+NAME is not defined. From any thread."
   (or (gethash name **workflows**) (misuse "There is no workflow ~S." name)))
 
 (defun steps-of (steps)

@@ -30,7 +30,7 @@
   (and entry (protobuf:parse-message 'pb:schedule-state (etcd:entry-value entry))))
 
 (defun fetch-schedule (node id)
-  "The entry of the schedule ID, or nil if there is none."
+  "The entry of the schedule ID, or nil if the schedule does not exist."
   (etcd:fetch (node-etcd node) (schedule-key (node-root node) id)))
 
 (defun fetch-scheduled (node id)

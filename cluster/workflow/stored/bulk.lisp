@@ -53,7 +53,7 @@ as it was."
     (workflow-refusal () nil)))
 
 (defun change-some (node ids decision)
-  "As CHANGE-TOGETHER, of +BULK-PAGE+ at most."
+  "Like CHANGE-TOGETHER, but IDS are at most +BULK-PAGE+ workflows."
   (let ((drafts (bulk-drafts node ids (fetch-states node ids) decision)))
     (loop while drafts
           do (multiple-value-bind (operations count) (next-batch node drafts)

@@ -53,16 +53,16 @@ all in ENTRY, read the whole state as it is now."
   (check-name id "the id of a workflow"))
 
 (defun fetch-entry (node id)
-  "The entry of the workflow ID, or nil if there is none."
+  "The entry of the workflow ID, or nil if the workflow does not exist."
   (fetch-together node (state-key (node-root node) (check-id id))))
 
 (defun fetch-state (node id)
-  "The entry of the workflow ID. Signal WORKFLOW-NOT-FOUND if there is none."
+  "The entry of the workflow ID. Signal WORKFLOW-NOT-FOUND if it does not exist."
   (or (fetch-entry node id) (refuse :workflow-not-found "there is no workflow ~A" id)))
 
 (defun see-state (node id)
-  "The present state of the workflow ID, a cached state. Signal WORKFLOW-NOT-FOUND if there is
-none."
+  "The present state of the workflow ID, a cached state. Signal WORKFLOW-NOT-FOUND if it does
+not exist."
   (or (entry-cached-state node (fetch-state node id))
       (refuse :workflow-not-found "there is no workflow ~A" id)))
 

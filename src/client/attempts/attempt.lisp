@@ -50,8 +50,8 @@ it allows; or nil."
   "Begin another attempt of CALL as soon as the stream of the one that has failed is closed."
   (loop:defer (wire-call-loop call) #'submit-again call))
 
-(defun ensure-anew (call)
-  "Reset the times of CALL, which goes on, if it has no stream now."
+(defun reset-times (call)
+  "Forget the times that CALL, which goes on, has waited so far, if it has no stream now."
   (unless (client-call-stream call)
     (setf (client-parts-wait (ensure-client-parts call)) nil)
     (wire:reset-marks call)))
@@ -82,7 +82,7 @@ it allows; or nil."
      :now (lambda (call) (core-now (client-call-core call)))
      :chance (lambda (call) (loop:event-loop-random (wire-call-loop call)))
      :sendable (lambda (call) (and (not (internal-call-p call)) (repeatable-p call)))
-     :keep #'keep-request :go-on #'ensure-anew :await #'await-attempt :cancel #'cancel-retry
+     :keep #'keep-request :go-on #'reset-times :await #'await-attempt :cancel #'cancel-retry
      :begin (lambda (call) (submit call nil)) :resend #'resend-after :fail #'end-with-failure))
 
 (defun begin-due (call)

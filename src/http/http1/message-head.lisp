@@ -17,7 +17,7 @@
   (reason "" :type simple-string :read-only t) ; of a response, for people
   (minor 1 :type (integer 0 9) :read-only t) ; of the version, whose major is 1
   (fields #() :type simple-vector :read-only t) ; HPACK's, names in lower case, in their order
-  (body 0 :type framing :read-only t)   ; where the body ends; 0 if there is none
+  (body 0 :type framing :read-only t)   ; where the body ends; 0 without a body
   (persistent-p nil :type boolean :read-only t) ; the connection goes on after this message
   (expects-p nil :type boolean :read-only t) ; the peer waits for 100 before it sends the body
   (octets 0 :type index :read-only t)   ; of memory that its strings take, about

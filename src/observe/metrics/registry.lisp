@@ -145,8 +145,8 @@ apart."
            target)))
 
 (defun ensure-target-record (shard role target protocol)
-  "The target record of SHARD for ROLE, TARGET and PROTOCOL, a string or nil, made now if there is
-none. From any thread."
+  "The target record of SHARD for ROLE, TARGET and PROTOCOL, a string or nil, made now if SHARD
+lacks it. From any thread."
   (let ((metrics (shard-metrics shard)))
     (sb-thread:with-mutex ((metrics-lock metrics))
       (let ((target (and (eq :client role) (kept-target metrics target))))

@@ -71,7 +71,7 @@ From any thread."
           (if (record-p record) (record-tracing record) nil)))))
 
 (defun current-span ()
-  "Return the current span of this thread, or nil if there is none that is recorded here."
+  "Return the current span of this thread, or nil if no span is recorded here."
   (let ((scope (scope-here)))
     (if scope
         (scope-span scope)

@@ -36,7 +36,7 @@
               (map 'simple-string #'code-char (cdr field))))))
 
 (define-hot field-of ((fields simple-vector) (name octets)) t
-  "The only one of FIELDS that has NAME; nil if there is none, or more."
+  "The only one of FIELDS that has NAME; nil if no field or several have it."
   (let ((found nil))
     (loop for field across fields
           when (field-named-p field name)
@@ -73,8 +73,8 @@ peer repeats in each request is parsed once."
 
 (define-hot extract ((propagators list) (fields (or null simple-vector)))
     (or null trace-context)
-  "The context that FIELDS, the metadata of a call, say in the first of the forms PROPAGATORS that
-says one, with their baggage if PROPAGATORS have that; nil if there is none."
+  "The context in FIELDS, the metadata of a call, in the first of the forms PROPAGATORS that FIELDS
+have, with their baggage if that is one of PROPAGATORS; nil without a context."
   (when (and fields (plusp (length fields)))
     (let ((context (extract-place propagators fields)))
       (if (member :baggage propagators)

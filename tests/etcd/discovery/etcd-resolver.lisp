@@ -71,7 +71,7 @@
           (is-true (answers-p channel '(0))))))))
 
 (test names-are-whole
-  "What is of a longer name is none of a channel's, also not once a server that came later answers."
+  "A channel to a name gets no servers of a longer name that begins with it, not even later ones."
   (with-store (store)
     (with-servers (servers 3)
       (destructuring-bind (first stranger later) servers
