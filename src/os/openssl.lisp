@@ -62,6 +62,7 @@ any more."
   (ssl-ctx-set-client-hello "SSL_CTX_set_client_hello_cb" void (context pointer)
                             (function pointer) (argument pointer))
   (ssl-ctx-get-verify-mode "SSL_CTX_get_verify_mode" int (context pointer))
+  (ssl-ctx-get-verify-callback "SSL_CTX_get_verify_callback" pointer (context pointer))
   (ssl-ctx-set-verify "SSL_CTX_set_verify" void (context pointer) (mode int) (function pointer))
   (ssl-ctx-set-default-verify-paths "SSL_CTX_set_default_verify_paths" int (context pointer))
   (ssl-ctx-get-cert-store "SSL_CTX_get_cert_store" pointer (context pointer))
@@ -104,6 +105,7 @@ any more."
   (ssl-set-ex-data "SSL_set_ex_data" int (ssl pointer) (index int) (datum pointer))
   (ssl-get-ex-data "SSL_get_ex_data" pointer (ssl pointer) (index int))
   (ssl-set-context "SSL_set_SSL_CTX" pointer (ssl pointer) (context pointer))
+  (ssl-set-verify "SSL_set_verify" void (ssl pointer) (mode int) (function pointer))
   (ssl-get-peer-certificate ("SSL_get1_peer_certificate" "SSL_get_peer_certificate") pointer
                             (ssl pointer))
   (ssl-get-certificate "SSL_get_certificate" pointer (ssl pointer))

@@ -448,7 +448,16 @@ list is about. A list that is renewed counts for new connections."
     (is-true (works-p (trusting "server" :revoked (revocation-list "revoked"))
                       (trusting "client")))
     (is (not (works-p (trusting "server" :revoked (revocation-list "revoked"))
-                      (trusting "worker-1")))))
+                      (trusting "worker-1"))))
+    ;; where the name that is asked for has a list, and the server itself has none
+    (let ((server (trusting "server"
+                            :others (list (trusting "elsewhere"
+                                                    :revoked (revocation-list "revoked"))))))
+      (flet ((works-elsewhere-p (name)
+               (works-p server (trusting name :server-name "elsewhere.example"))))
+        (is-true (works-elsewhere-p "client"))
+        (is-true (works-elsewhere-p "chain"))
+        (is (not (works-elsewhere-p "worker-1"))))))
   (uiop:with-temporary-file (:pathname path)
     (uiop:copy-file (revocation-list "none-revoked") path)
     (let ((ours (trusting nil :revoked path :check-seconds 0)))

@@ -134,6 +134,30 @@ HTTP/2 allows."
         "~S" asked))
   (is (null (os::openssl-failure)) "the queue is empty afterwards"))
 
+(defun in-groups (context list)
+  "CONTEXT, which agrees on the groups in LIST only; all that there are, if OpenSSL does not know
+LIST."
+  (os::use-groups context list)
+  context)
+
+(test groups-of-thousands-of-bits-are-not-agreed-on
+  "One handshake with a finite-field group of 8,192 bits takes an end 150 ms: neither clients nor
+servers can lead ours to it."
+  (dolist (groups '("P-256" "P-384" "P-521" "X25519"))
+    (with-sides (client server :client-context (in-groups (client-context) groups))
+      (is (equal '(:done :done) (multiple-value-list (shake-both client server))) groups))
+    (with-sides (client server :server-context (in-groups (server-context) groups))
+      (is (equal '(:done :done) (multiple-value-list (shake-both client server))) groups)))
+  (let ((context (os:make-tls-context :client :none)))
+    (unwind-protect
+         (dolist (groups '("ffdhe2048" "ffdhe8192"))
+           (when (os::use-groups context groups) ; before OpenSSL 3 there were none
+             (with-sides (client server :client-context (in-groups (client-context) groups))
+               (is (stringp (nth-value 1 (shake-both client server))) groups))
+             (with-sides (client server :server-context (in-groups (server-context) groups))
+               (is (stringp (nth-value 1 (shake-both client server))) groups))))
+      (os:free-tls-context context))))
+
 (test tls-data
   (with-sides (client server)
     (shake-both client server)
