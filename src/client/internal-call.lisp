@@ -4,17 +4,30 @@
 ;;;; observers do not see them, and they do not make a connection useful. An internal call ends when
 ;;;; its link is left, so that it does not delay the end of the link.
 ;;;;
+;;;; Their messages are reports, each of which makes the earlier ones obsolete. The loop gets the
+;;;; newest; those that have come before it could look are skipped, since a server can send them
+;;;; faster than balancers can use them.
+;;;;
 ;;;; They carry the channel's call credentials, as gRFC A17 asks. These may have to be fetched. A
 ;;;; user's function among them may wait, so a thread of the reserve calls it. The call begins after
 ;;;; that.
 
 (in-package #:clgrpc.client)
 
+(defun replace-newest (newest message)
+  "Put MESSAGE, or nil, into the cell NEWEST. Return the message that it had, or nil. From any
+thread."
+  (declare (type cons newest))
+  (loop
+    (let ((old (car newest)))
+      (when (eq old (compare-and-swap (car newest) old message)) (return old)))))
+
 (defun make-internal-call (subchannel method on-message on-end)
   "A call of METHOD, which has not begun, for OPEN-INTERNAL-CALL."
   (declare (type function on-message on-end))
   (let* ((core (subchannel-core subchannel))
          (loop (core-loop core))
+         (newest (list nil))            ; a message for ON-MESSAGE, which is posted, or nil
          (call (make-client-call :rpc-method method :endpoint core
                                  :operations **stream-operations**
                                  :born-ns (core-now core))))
@@ -22,10 +35,12 @@
     (flet ((end ()
              (setf (subchannel-internal-calls subchannel)
                    (delete call (subchannel-internal-calls subchannel)))
-             (funcall on-end (call-status call))))
+             (funcall on-end (call-status call)))
+           (tell-newest () (funcall on-message (replace-newest newest nil))))
       ;; callbacks run with the baton lent
       (rpc:on-message call (lambda (message)
-                             (loop:post loop (lambda () (funcall on-message message)))))
+                             (unless (replace-newest newest message)
+                               (loop:post loop #'tell-newest))))
       (rpc:on-end call (lambda () (loop:post loop #'end))))
     (wire:mark-call call :closed)
     call))
@@ -76,8 +91,8 @@ ERROR, an RPC-ERROR or nil."
 
 (defun open-internal-call (subchannel method request &key on-message on-end)
   "Call METHOD, one that streams responses, with REQUEST on a link of SUBCHANNEL, which is ready.
-ON-MESSAGE is called with each message, ON-END with the status, both on the loop. Return the call,
-or nil if no link has a stream now."
+ON-MESSAGE is called with messages, the last among them, ON-END with the status, both on the loop.
+Return the call, or nil if no link has a stream now."
   (let ((call (make-internal-call subchannel method on-message on-end)))
     (cond ((core-call-credentials (subchannel-core subchannel))
            (start-with-credentials call subchannel request)

@@ -1,0 +1,26 @@
+;;;; Internal calls by themselves; health and load reports, which use them, have tests of their own.
+
+(in-package #:clgrpc.tests.client)
+(in-suite :clgrpc.client)
+
+(test reports-that-come-faster-than-they-are-used-are-skipped
+  "A server that reports a thousand times at once: the loop gets the newest, and no other waits for
+it."
+  (with-core (core puppet :pick-first)
+    (let* ((told '())
+           (subchannel (client::open-subchannel (client::core-balancer core)
+                                                (client::parse-backend '("127.0.0.1:1"))))
+           (call (client::make-internal-call subchannel
+                                             (method:find-rpc-method 'grpc.health.v1.health:watch)
+                                             (lambda (message) (push message told)) #'identity)))
+      (run-loop-of core)
+      (let ((report (rpc:reactions-on-message (rpc:call-reactions call))))
+        (dotimes (i 1000) (funcall report i))
+        (is (null told))
+        (run-loop-of core)
+        (is (equal '(999) told))
+        (dolist (message '(:a :b)) (funcall report message))
+        (run-loop-of core)
+        (funcall report :c)
+        (run-loop-of core)
+        (is (equal '(:c :b 999) told))))))
