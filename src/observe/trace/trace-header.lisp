@@ -81,14 +81,31 @@ have, with their baggage if that is one of PROPAGATORS; nil without a context."
           (with-extracted-baggage context fields)
           context))))
 
+(defun field-baggage (field)
+  "The baggage in FIELD alone. A baggage that a peer repeats in each request is parsed once."
+  (flet ((baggage () (coerce (read-baggage (list (field-text field))) 'simple-base-string)))
+    (etypecase field
+      (hpack:field (or (hpack:field-memo field) (setf (hpack:field-memo field) (baggage))))
+      (cons (baggage)))))
+
+(defun joined-baggage (texts)
+  "TEXTS, values of FIELD-BAGGAGE, as one baggage."
+  (let ((count 0))
+    (coerce (joined-members (loop for text in texts
+                                  while (< count +most-baggage-members+)
+                                  append (let ((members (split-list text)))
+                                           (incf count (length members))
+                                           members)))
+            'simple-base-string)))
+
 (defun with-extracted-baggage (context fields)
   "CONTEXT, or nil, with the baggage that FIELDS say; a bare one if they say only that."
-  (let ((texts (loop for field across (the simple-vector fields)
-                     when (field-named-p field **baggage**) collect (field-text field))))
-    (if texts
-        (let ((baggage (read-baggage texts)))
-          (if (string= "" baggage) context (with-other-baggage context baggage)))
-        context)))
+  (let* ((said (loop for field across (the simple-vector fields)
+                     when (field-named-p field **baggage**) collect (field-baggage field)))
+         (baggage (if (rest said) (joined-baggage said) (first said))))
+    (if (or (null baggage) (string= "" baggage))
+        context
+        (with-other-baggage context baggage))))
 
 (define-hot extract-place ((propagators list) (fields simple-vector)) (or null trace-context)
   "As EXTRACT, without baggage."

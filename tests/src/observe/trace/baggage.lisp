@@ -34,6 +34,24 @@
     (is (null (told (format nil "a=~A" (repeated 8192 #\x)))))
     (is (= 1 (length (told (format nil "a=~A" (repeated 8190 #\x))))))))
 
+(defun extracted (&rest fields)
+  "The baggage of a call with FIELDS, HPACK's, or nil."
+  (let ((context (trace::extract '(:baggage) (coerce fields 'simple-vector))))
+    (and context (trace::context-baggage context))))
+
+(test a-baggage-that-is-repeated-is-read-once
+  "HPACK lets a peer say a long one by an octet, in each request."
+  (flet ((field (text) (clgrpc.hpack:string-field "baggage" text)))
+    (let ((right (field "a=1 , b=2")) (junk (field (repeated 4000 #\,))) (more (field "c=3,,a=4")))
+      (is (string= "a=1,b=2" (extracted right)))
+      (is (eq (extracted right) (extracted right)))
+      (is (null (extracted junk)))
+      (is (string= "" (clgrpc.hpack:field-memo junk)))
+      (is (string= "a=1,b=2,c=3,a=4" (extracted right junk more)))
+      (is (null (extracted)))
+      (let ((many (loop repeat 40 collect more)))
+        (is (= 64 (length (trace::baggage-alist (apply #'extracted many)))))))))
+
 (defun carrying (place function &key (sampler :always-on))
   "What FUNCTION returns, called with a channel to a server at PLACE that answers with how many
 entries of baggage it has, and a function that returns the last baggage that a handler had."
