@@ -367,7 +367,7 @@ that are deferred for them are the next. Return how many these are."
                        do (incf done)
                           (run-next-deferred loop)
                           (unless (in-event-loop-p loop) (return-from deferred-phase nil))
-                          (when (or (= done look)
+                          (when (or (<= look done) ; above after an error
                                     (= (event-loop-long-turn loop) (event-loop-turns loop)))
                             (look-around))))
                (unless (in-event-loop-p loop) (return-from deferred-phase nil))))

@@ -58,6 +58,24 @@
         (make-turn-of loop)
         (is (= 1 (position :timer (reverse ran))) "In a long turn it looks after each.")))))
 
+(test looks-go-on-after-a-function-that-fails
+  "Though it is the one after which the loop would have looked."
+  (let* ((now +noon-ns+) (ran '())
+         (many clgrpc.loop::+functions-per-look+))
+    (with-still-loop (loop :clock (lambda () now))
+      (with-events (events)
+        (schedule-timer (event-loop-wheel loop)
+                        (make-timer (lambda (argument) (push argument ran)) :timer)
+                        (+ now 1000000))
+        (dotimes (i (* 3 many))
+          (defer loop (lambda (i)
+                        (incf now 2000000)
+                        (push i ran)
+                        (when (= i (1- many)) (error 'mishap)))
+                 i))
+        (make-turn-of loop)
+        (is (eql (1+ many) (position :timer (reverse ran))) "~S" (events))))))
+
 (test output-leaves-in-the-middle-of-a-long-turn
   (let ((now +noon-ns+) (connection nil) (end nil) (sent '()))
     (with-still-loop (loop :clock (lambda () now))
