@@ -49,14 +49,27 @@ reaches. From any thread."
   "The name of CONSOLE's cookie. Cookies do not know ports, so each console has a name of its own."
   (format nil "clgrpc-console-~A" (console-name console)))
 
+(defun find-cookie (name header)
+  "The value of the cookie NAME in HEADER, the value of a header cookie; or nil. A peer without the
+token can repeat a long header by an octet or two, so nothing is copied before the cookie is found."
+  (let ((pair (concatenate 'string name "=")) (header (coerce header 'simple-string)) (start 0))
+    (declare (type simple-string header) (type index start))
+    (loop
+      (let* ((end (or (char-position #\; header :start start) (length header)))
+             (at (loop for i of-type index from start below end
+                       while (char= #\Space (schar header i))
+                       finally (return i)))
+             (after (+ at (length pair))))
+        (declare (type index end at after))
+        (when (and (<= after end) (string= pair header :start2 at :end2 after))
+          (return (string-right-trim " " (subseq header after end))))
+        (when (= end (length header)) (return nil))
+        (setf start (1+ end))))))
+
 (defun cookie-value (request name)
   "The value of the cookie NAME of REQUEST, or nil."
   (loop for (header . value) in (exchange:http-request-headers request)
-        when (string= "cookie" header)
-          do (dolist (pair (uiop:split-string value :separator ";"))
-               (let* ((pair (string-trim " " pair)) (equals (position #\= pair)))
-                 (when (and equals (string= name pair :end2 equals))
-                   (return-from cookie-value (subseq pair (1+ equals))))))))
+          thereis (and (string= "cookie" header) (find-cookie name value))))
 
 (defun bearer-token (request)
   "The token in the authorization header of REQUEST, or nil."

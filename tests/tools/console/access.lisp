@@ -17,6 +17,13 @@
                      "[::ffff:10.0.0.1]:80"))
     (is (null (console:loopback-address-p address)) "~S" address)))
 
+(test cookies-are-found
+  (loop for (header value) in '(("a=1" "1") (" a=1 " "1") ("b=2; a=1" "1") ("b=2;a=1;a=2" "1")
+                                ("a=" "") ("a=x=y" "x=y") (";;; ;a=1" "1") ("" nil) (";" nil)
+                                ("a" nil) ("aa=1" nil) ("b=a=1" nil) ("A=1" nil))
+        do (is (equal value (console::find-cookie "a" header)) "~S" header))
+  (is (null (console::find-cookie "a" (make-string 16000 :initial-element #\;)))))
+
 (test the-token-is-wanted
   (with-shown (console server channel)
     (let ((token (console::console-token console)))
