@@ -18,11 +18,14 @@
 (defconstant +posts-per-look+ 64
   "After so many of those the turn reads the clock.")
 (defconstant +functions-per-look+ 16
-  "After so many deferred functions the turn looks whether some output should be sent, a timer is
-due or newcomers may come; after each function if these take more than +SLOW-FUNCTIONS-NS+, or once
-the watchdog has found the turn long.")
-(defconstant +slow-functions-ns+ 1000000
-  "The time between two looks from which on the next one comes after one function.")
+  "After at most so many deferred functions, if there are more, the turn looks whether some output
+should be sent, a timer is due or newcomers may come. It begins with +FUNCTIONS-BEFORE-LOOK+ and
+doubles that while the functions are quick. It looks after each once the watchdog has found the turn
+long.")
+(defconstant +functions-before-look+ 2
+  "How many deferred functions of a turn run before the first look.")
+(defconstant +slow-function-ns+ 62500
+  "If the functions between two looks take longer than this, each, the next look comes after one.")
 (defconstant +admission-ns+ 5000000
   "Deferred functions that take longer than this are interrupted by newcomers. After these the next
 ones wait for as long, and at least for as long as these have taken.")
@@ -342,15 +345,17 @@ that are deferred for them are the next. Return how many these are."
         (admitted 0)                    ; newcomers' functions are those until DONE is so much
         (admitted-at 0)                 ; when these began, or 0
         (admission (+ (event-loop-now loop) +admission-ns+)) ; when others may come
-        (look +functions-per-look+)     ; when DONE is so much, look
+        (step +functions-before-look+)
+        (look +functions-before-look+)  ; when DONE is so much, look
         (looked-at (event-loop-now loop))) ; when that was done last
-    (declare (type index count done admitted look)
+    (declare (type index count done admitted look) (type (integer 1 #.+functions-per-look+) step)
              (type nanoseconds admitted-at admission looked-at))
     (flet ((look-around ()
              (let ((now (flush-large loop)))
-               (setf look (+ done (if (< (- now (shiftf looked-at now)) +slow-functions-ns+)
-                                      +functions-per-look+
-                                      1)))
+               (setf step (if (< (- now (shiftf looked-at now)) (* step +slow-function-ns+))
+                              (min +functions-per-look+ (* 2 step))
+                              1)
+                     look (+ done step))
                (cond ((or (< done admitted) (event-loop-stopping loop)))
                      ((plusp admitted-at)
                       (setf admission (+ now (max +admission-ns+ (- now admitted-at)))
@@ -367,8 +372,9 @@ that are deferred for them are the next. Return how many these are."
                        do (incf done)
                           (run-next-deferred loop)
                           (unless (in-event-loop-p loop) (return-from deferred-phase nil))
-                          (when (or (<= look done) ; above after an error
-                                    (= (event-loop-long-turn loop) (event-loop-turns loop)))
+                          (when (and (or (<= look done) ; above after an error
+                                         (= (event-loop-long-turn loop) (event-loop-turns loop)))
+                                     (< done count))
                             (look-around))))
                (unless (in-event-loop-p loop) (return-from deferred-phase nil))))
     t))
