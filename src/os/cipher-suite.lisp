@@ -1,7 +1,7 @@
 ;;;; The cipher suites of TLS connections: the default ones, and others that a program asks for in
-;;;; the form of gRPC's variable GRPC_SSL_CIPHER_SUITES. Whatever
-;;;; the list, TLS 1.2 has only the suites that HTTP/2 allows: those with ephemeral keys and AEAD
-;;;; (RFC 9113 section 9.2.2 and appendix A).
+;;;; the form of gRPC's variable GRPC_SSL_CIPHER_SUITES. Whatever the list, TLS 1.2 has only the
+;;;; suites that HTTP/2 allows: those with ephemeral keys and AEAD (RFC 9113 section 9.2.2 and
+;;;; appendix A).
 
 (in-package #:clgrpc.os)
 

@@ -142,7 +142,7 @@ and the exponent E of the first: NUMBER is about d.ddd × 10^E."
                (unless (zerop digit) (return))
                (setf digits rest)
                (decf places)))
-    (when (zerop places) (setf digits (* 10 nanos) ; the point has a digit behind it
+    (when (zerop places) (setf digits (* 10 nanos) ; 5e-9 is written as 5.0e-9
                                places 1))
     (let* ((end (+ sign (max (digit-count digits) (1+ places)) 1))
            (point (- end 1 places))
@@ -166,11 +166,11 @@ and the exponent E of the first: NUMBER is about d.ddd × 10^E."
 in seconds are; else nil."
   (let ((magnitude (abs float)))
     (when (< 0d0 magnitude 1d6)
-      ;; at most 15 digits, and no two such decimals are one double, so there is none shorter
+      ;; Decimals of at most 15 digits are different doubles, so this one is the shortest for FLOAT.
       (let ((nanos (truncate (+ 0.5d0 (* 1d9 magnitude)))))
         (declare (type (unsigned-byte 50) nanos))
         (when (= magnitude (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
-                             (/ (coerce nanos 'double-float) 1d9))) ; not times 1d-9, as it says
+                             (/ (coerce nanos 'double-float) 1d9))) ; times 1d-9 is not exact
           (nanos-decimal nanos (minusp float)))))))
 
 (defun float-decimal (float)
