@@ -27,17 +27,21 @@
 (defun our-system-p (name)
   (uiop:string-prefix-p "clgrpc" name))
 
+(defun direct-needs (name)
+  "The names of the systems that the system NAME of ours names as what it needs."
+  (mapcar #'asdf:coerce-name (asdf:system-depends-on (asdf:find-system name))))
+
 (defun needed-systems (name)
-  "The names of the systems that the system NAME stands on, and NAME, in no order."
+  "The names of the systems that the system NAME stands on, and last NAME, each after those that it
+needs itself."
   (let ((names '()))
     (labels ((visit (name)
                (unless (member name names :test #'string=)
-                 (push name names)
                  (when (our-system-p name)
-                   (mapc #'visit (mapcar #'asdf:coerce-name
-                                         (asdf:system-depends-on (asdf:find-system name))))))))
+                   (mapc #'visit (direct-needs name)))
+                 (push name names))))
       (visit name))
-    names))
+    (nreverse names)))
 
 (defparameter *start* (get-universal-time) "When this process began.")
 
@@ -45,25 +49,43 @@
   "True if the file at PATH is there and this process has written it."
   (and (probe-file path) (<= *start* (file-write-date path))))
 
-(defun forget-fasls (systems)
-  "Delete the fasls of SYSTEMS that were made now: the next load compiles, and warns, again."
-  (dolist (system systems)
+(defun system-files (system type)
+  "The components of SYSTEM that are files of TYPE, a class of ASDF's."
+  (let ((files '()))
     (labels ((visit (component)
                (typecase component
                  (asdf:parent-component (mapc #'visit (asdf:component-children component)))
-                 (asdf:cl-source-file
-                  (mapc #'delete-file
-                        (remove-if-not #'compiled-now-p
-                                       (asdf:output-files 'asdf:compile-op component)))))))
-      (visit (asdf:find-system system)))))
+                 (t (when (typep component type) (push component files))))))
+      (visit (asdf:find-system system)))
+    (nreverse files)))
+
+(defun fasls (system)
+  "The paths of what the sources of SYSTEM are compiled to."
+  (loop for file in (system-files system 'asdf:cl-source-file)
+        collect (first (asdf:output-files 'asdf:compile-op file))))
+
+(defun forget-fasls (systems)
+  "Delete the fasls of SYSTEMS that were made now: the next load compiles, and warns, again."
+  (dolist (system systems)
+    (mapc #'delete-file (remove-if-not #'compiled-now-p (fasls system)))))
+
+(defun compiled-p (system)
+  "True if the fasls of SYSTEM are there, and none is older than any of its files, or than the fasls
+of the systems that it names."
+  (let ((fasls (fasls system)))
+    (and (every #'probe-file fasls)
+         (let ((oldest (reduce #'min fasls :key #'file-write-date
+                                           :initial-value most-positive-fixnum)))
+           (flet ((older-p (path) (<= (file-write-date path) oldest)))
+             (and (every #'older-p (mapcar #'asdf:component-pathname
+                                           (system-files system 'asdf:file-component)))
+                  (loop for need in (direct-needs system)
+                        always (or (not (our-system-p need))
+                                   (every #'older-p (fasls need))))))))))
 
 (defun warning-text (warning)
-  ;; FiveAM compiles some tests only when their fasl is loaded
   (format nil "~@[~A: ~]~A"
-          (let ((file (or *compile-file-truename*
-                          (and *load-truename* (string= "fasl" (pathname-type *load-truename*))
-                                       *load-truename*))))
-            (and file (uiop:enough-pathname file *root*)))
+          (and *compile-file-truename* (uiop:enough-pathname *compile-file-truename* *root*))
           warning))
 
 (defparameter *accepted-notes* '("SPLAT-ANY" "\"<return value>\"")
@@ -92,17 +114,12 @@ declares (MUFFLE-CONDITIONS COMPILER-NOTE), with the reason in a comment."
   "True if this is the SBCL that is tested with each change. Notes of another version's compiler,
 about code that was written for this one, are not defects.")
 
-(defun load-strictly (name &key (strict t))
-  "Load the system NAME. If the compiler warns of anything in our code, or has a note about a hot
-function, say so and, if STRICT is true, exit with 1."
-  (let* ((systems (needed-systems name))
-         (ours (remove-if-not #'our-system-p systems))
-         (warnings '())
-         (*compile-verbose* nil)
-         (*compile-print* nil))
-    (let ((*error-output* (make-broadcast-stream))
-          (*standard-output* (make-broadcast-stream)))
-      (mapc #'asdf:load-system (set-difference systems ours :test #'string=)))
+(defun call-strictly (function systems strict)
+  "Call FUNCTION, which loads SYSTEMS. If the compiler warns of anything in our code, or has a note
+about a hot function, say so and, if STRICT is true, exit with 1."
+  (let ((warnings '())
+        (*compile-verbose* nil)
+        (*compile-print* nil))
     (handler-bind
         ((warning
            (lambda (warning)
@@ -112,12 +129,12 @@ function, say so and, if STRICT is true, exit with 1."
                (push (warning-text warning) warnings))))
          ((or asdf:compile-error uiop:compile-file-error)
            (lambda (condition)
-             (forget-fasls ours)
+             (forget-fasls systems)
              (note "~A~{~%~A~}" condition (reverse warnings))
              (quit 1)))
          (error
            (lambda (condition)
-             (note "While loading ~A: ~A" name condition)
+             (note "While loading ~{~A~^, ~}: ~A" (last systems) condition)
              (sb-debug:print-backtrace :stream *error-output* :count 15)
              (quit 1)))
          (sb-ext:compiler-note
@@ -127,10 +144,88 @@ function, say so and, if STRICT is true, exit with 1."
              (muffle-warning note))))
       ;; notes count even if the user has not asked for them
       (with-compilation-unit (:policy '(optimize (sb-ext:inhibit-warnings 0)))
-        (asdf:load-system name)))
+        (funcall function)))
     (when warnings
       (note "~D compiler warning~:P or notes in clgrpc:~{~%  ~A~}" (length warnings)
             (reverse warnings))
       (when strict
-        (forget-fasls ours)
+        (forget-fasls systems)
         (quit 1)))))
+
+;;; Of two systems whose needs are loaded the larger is compiled in a process of its own, forked
+;;; from this one, which meanwhile compiles the other, and loads the fasls when they are there.
+
+(defun posix (name &rest arguments)
+  (apply #'uiop:symbol-call '#:sb-posix name arguments))
+
+(defun forks-p ()
+  "True if this process may fork another, which it may with one thread."
+  (require :sb-posix)
+  (null (rest (sb-thread:list-all-threads))))
+
+(defun start-compiling (system strict)
+  "Compile SYSTEM in a process of its own, and return its pid. It ends with 0 if all is well."
+  (finish-output)
+  (finish-output *error-output*)
+  (let ((pid (posix '#:fork)))
+    (when (zerop pid)
+      (call-strictly (lambda () (asdf:load-system system)) (list system) strict)
+      (quit 0))
+    pid))
+
+(defun size (system)
+  "How many octets the sources of SYSTEM have."
+  (loop for file in (system-files system 'asdf:cl-source-file)
+        sum (with-open-file (stream (asdf:component-pathname file)) (file-length stream))))
+
+(defun load-side-by-side (systems strict)
+  "Load SYSTEMS, which stand in an order in which they can be loaded, with a process beside this one
+that compiles some of them."
+  (let ((left systems) (beside nil) (pid nil)) ; BESIDE: the system that PID compiles
+    (labels ((ready-p (system)
+               (loop for need in (direct-needs system)
+                     never (or (equal need beside) (member need left :test #'string=))))
+             (take (system)
+               (setf left (remove system left :test #'string=))
+               ;; what it needs is here, and need not be looked at
+               (asdf:load-system system :force-not (remove system (needed-systems system)
+                                                           :test #'string=)))
+             (start (system)
+               (setf left (remove system left :test #'string=)
+                     pid (start-compiling system strict)
+                     beside system))
+             (ended-p (options)
+               (multiple-value-bind (ended status) (posix '#:waitpid pid options)
+                 (when (= pid ended)
+                   (unless (zerop status) ; it has said why
+                     (forget-fasls systems)
+                     (quit 1))
+                   t)))
+             (join (options)
+               (when (and beside (ended-p options))
+                 (take (shiftf beside nil)))))
+      (loop while (or left beside)
+            do (join 1)                 ; WNOHANG
+               (let* ((ready (remove-if-not #'ready-p left))
+                      (compiled (find-if #'compiled-p ready)))
+                 (cond (compiled (take compiled))
+                       ((and (rest ready) (not beside))
+                        (start (first (sort ready #'> :key #'size))))
+                       (ready (take (first ready)))
+                       (t (join 0))))))))
+
+(defun load-strictly (name &key (strict t))
+  "Load the system NAME. If the compiler warns of anything in our code, or has a note about a hot
+function, say so and, if STRICT is true, exit with 1."
+  (let* ((systems (needed-systems name))
+         (ours (remove-if-not #'our-system-p systems)))
+    (let ((*error-output* (make-broadcast-stream))
+          (*standard-output* (make-broadcast-stream))
+          (*compile-verbose* nil)
+          (*compile-print* nil))
+      (mapc #'asdf:load-system (remove-if #'our-system-p systems)))
+    (call-strictly (lambda ()
+                     (when (forks-p)
+                       (load-side-by-side ours strict))
+                     (asdf:load-system name))
+                   ours strict)))
