@@ -88,8 +88,8 @@ that is not loaded (:DATA)."
   :depends-on ("fiveam")
   :pathname "tests/support/programs/"
   :serial t
-  :components ((:file "package") (:file "descriptor") (:file "interrupt") (:file "program")
-               (:file "suite") (:file "walk")))
+  :components ((:file "package") (:file "test-form") (:file "descriptor")
+               (:file "interrupt") (:file "program") (:file "suite") (:file "walk")))
 
 (define-layers
   ("src/base" ("clgrpc/option") :rooms ("log" "memory" "option" "text"))

@@ -4,7 +4,7 @@
 ;;;; reference counts wherever it stands.
 
 (defpackage #:clgrpc.tests.architecture
-  (:use #:cl #:fiveam)
+  (:use #:cl #:clgrpc.tests.form)
   (:local-nicknames (#:support #:clgrpc.tests.support))
   ;; for other tests
   (:export #:code-tokens #:folder-files #:folders #:skip-string))

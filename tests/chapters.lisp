@@ -3,7 +3,7 @@
 ;;;; made from what the code knows.
 
 (defpackage #:clgrpc.tests.chapters
-  (:use #:cl #:fiveam)
+  (:use #:cl #:clgrpc.tests.form)
   (:import-from #:clgrpc.option
                 #:option-row-name #:option-row-scope #:option-row-only #:option-row-default
                 #:option-row-minimum #:option-row-maximum #:option-row-unit #:option-row-reason)

@@ -2,7 +2,7 @@
 ;;;; something, and everything it means (function, macro, type, variable) has a docstring.
 
 (defpackage #:clgrpc.tests.documentation
-  (:use #:cl #:fiveam)
+  (:use #:cl #:clgrpc.tests.form)
   (:local-nicknames (#:support #:clgrpc.tests.support)))
 
 (in-package #:clgrpc.tests.documentation)

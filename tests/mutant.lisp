@@ -11,7 +11,7 @@
 ;;;; `scripts/mutants` judges all of them, or some. `make test` draws ten, `make endurance` sixty.
 
 (defpackage #:clgrpc.tests.mutants
-  (:use #:cl #:fiveam)
+  (:use #:cl #:clgrpc.tests.form)
   (:local-nicknames (#:tests #:clgrpc.tests) (#:support #:clgrpc.tests.support))
   (:export #:main))
 

@@ -2,7 +2,7 @@
 ;;;; tests that are skipped and of ASDF:TEST-SYSTEM.
 
 (defpackage #:clgrpc.tests.runner
-  (:use #:cl #:fiveam)
+  (:use #:cl #:clgrpc.tests.form)
   (:local-nicknames (#:tests #:clgrpc.tests) (#:support #:clgrpc.tests.support)))
 
 (in-package #:clgrpc.tests.runner)
@@ -104,7 +104,7 @@ of those that need not run alone."
   "Evaluate BODY while there is a test NAME of TEST, the one of the suite SUITE, a keyword."
   `(progn
      (def-suite ,suite)
-     (test (,name :suite ,suite :compile-at :definition-time) ,@test)
+     (test (,name :suite ,suite) ,@test)
      (unwind-protect (let ((*test-dribble* (make-broadcast-stream))) ,@body)
        (rem-test ',name)
        (rem-test ',suite))))

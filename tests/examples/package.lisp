@@ -1,7 +1,7 @@
 ;;;; Tests of the examples, each through a real server and a real channel over loopback.
 
 (defpackage #:clgrpc.tests.examples
-  (:use #:cl #:fiveam #:clgrpc.examples)
+  (:use #:cl #:clgrpc.tests.form #:clgrpc.examples)
   (:local-nicknames (#:grpc #:clgrpc) (#:support #:clgrpc.tests.support)
                     (#:server #:clgrpc.tests.server))
   (:export #:with-service #:place #:rectangle #:feature-names))

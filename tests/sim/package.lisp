@@ -3,7 +3,7 @@
 ;;;; scripts/simulate.
 
 (defpackage #:clgrpc.tests.sim
-  (:use #:cl #:clgrpc.base #:clgrpc.option #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form)
   (:local-nicknames (#:grpc #:clgrpc) (#:sim #:clgrpc.sim) (#:rpc #:clgrpc.rpc)
                     (#:status #:clgrpc.status)
                     (#:server #:clgrpc.server) (#:client #:clgrpc.client) (#:loop #:clgrpc.loop)

@@ -1,7 +1,7 @@
 ;;;; Tests of roles: identities of certificates, patterns, permissions.
 
 (defpackage #:clgrpc.tests.authority
-  (:use #:cl #:fiveam #:clgrpc.authority)
+  (:use #:cl #:clgrpc.tests.form #:clgrpc.authority)
   (:import-from #:clgrpc.base #:misuse)
   (:local-nicknames (#:authority #:clgrpc.authority) (#:loop #:clgrpc.loop)
                     (#:support #:clgrpc.tests.support)))

@@ -5,7 +5,7 @@
 ;;;; few seconds as tests, minutes as `make faults`.
 
 (defpackage #:clgrpc.tests.faults
-  (:use #:cl #:fiveam)
+  (:use #:cl #:clgrpc.tests.form)
   (:import-from #:clgrpc.base #:monotonic-ns #:ns-seconds #:seconds-ns)
   (:local-nicknames (#:etcd #:clgrpc.etcd) (#:shared #:clgrpc.tests.etcd)
                     (#:support #:clgrpc.tests.support) (#:base #:clgrpc.base)

@@ -2,7 +2,7 @@
 ;;;; is missing.
 
 (defpackage #:clgrpc.tests.cluster
-  (:use #:cl #:fiveam #:clgrpc.cluster)
+  (:use #:cl #:clgrpc.tests.form #:clgrpc.cluster)
   (:import-from #:clgrpc.tests.etcd #:with-store #:*etcd* #:store-address #:store-program
                 #:begin-store #:wait-until #:+patience+ #:free-port)
   (:local-nicknames (#:grpc #:clgrpc) (#:etcd #:clgrpc.etcd) (#:cluster #:clgrpc.cluster)

@@ -3,7 +3,7 @@
 ;;;; the paper promises is checked at each step, and what clients have seen at the end.
 
 (defpackage #:clgrpc.tests.raft-example
-  (:use #:cl #:clgrpc.base #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.tests.form)
   (:local-nicknames (#:grpc #:clgrpc) (#:sim #:clgrpc.sim) (#:example #:clgrpc.examples.raft)
                     (#:raft #:clgrpc.raft) (#:v1 #:clgrpc.raft.v1) (#:loop #:clgrpc.loop)
                     (#:support #:clgrpc.tests.support) (#:pb #:examples.raft))

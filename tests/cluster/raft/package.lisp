@@ -2,7 +2,7 @@
 ;;;; machine behind it is a member (member.lisp), which writes down what comes.
 
 (defpackage #:clgrpc.tests.raft
-  (:use #:cl #:clgrpc.base #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.tests.form)
   (:local-nicknames (#:grpc #:clgrpc) (#:raft #:clgrpc.raft)
                     (#:support #:clgrpc.tests.support) (#:v1 #:clgrpc.raft.v1)
                     (#:methods #:clgrpc.raft.v1.raft) (#:sim #:clgrpc.sim)

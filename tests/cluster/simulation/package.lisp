@@ -2,7 +2,7 @@
 ;;;; the engine in memory in etcd's place: it fails, stops and loses its data, from a seed.
 
 (defpackage #:clgrpc.tests.simulation
-  (:use #:cl #:clgrpc.base #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.tests.form)
   (:local-nicknames (#:grpc #:clgrpc) (#:sim #:clgrpc.sim) (#:rpc #:clgrpc.rpc)
                     (#:loop #:clgrpc.loop) (#:etcd #:clgrpc.etcd) (#:memory #:clgrpc.memory)
                     (#:cluster #:clgrpc.cluster) (#:discovery #:clgrpc.discovery)

@@ -2,7 +2,7 @@
 ;;;; skipped where that is missing.
 
 (defpackage #:clgrpc.tests.workflow
-  (:use #:cl #:fiveam #:clgrpc.workflow)
+  (:use #:cl #:clgrpc.tests.form #:clgrpc.workflow)
   (:import-from #:clgrpc.base #:misuse #:string-octets #:octets-string #:make-octets)
   (:import-from #:clgrpc.tests.etcd #:with-store #:wait-until #:*etcd* #:+patience+)
   (:local-nicknames (#:base #:clgrpc.base) (#:loop #:clgrpc.loop) (#:etcd #:clgrpc.etcd)

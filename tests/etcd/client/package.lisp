@@ -1,7 +1,7 @@
 ;;;; Tests of the client of etcd, against etcd itself. Skipped where it is missing.
 
 (defpackage #:clgrpc.tests.etcd
-  (:use #:cl #:fiveam)
+  (:use #:cl #:clgrpc.tests.form)
   (:import-from #:clgrpc.base #:octets-of #:misuse)
   (:local-nicknames (#:etcd #:clgrpc.etcd) (#:support #:clgrpc.tests.support)
                     (#:base #:clgrpc.base) (#:loop #:clgrpc.loop) (#:metrics #:clgrpc.metrics)

@@ -1,7 +1,7 @@
 ;;;; Tests of discovery, against etcd itself. Skipped where that is missing.
 
 (defpackage #:clgrpc.tests.discovery
-  (:use #:cl #:fiveam)
+  (:use #:cl #:clgrpc.tests.form)
   (:import-from #:clgrpc.base #:misuse #:octets-of)
   (:import-from #:clgrpc.tests.etcd
                 #:with-store #:*etcd* #:store-address #:store-program #:begin-store #:wait-until

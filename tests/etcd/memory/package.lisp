@@ -2,7 +2,7 @@
 ;;;; likeness.lisp.
 
 (defpackage #:clgrpc.tests.memory
-  (:use #:cl #:fiveam)
+  (:use #:cl #:clgrpc.tests.form)
   (:import-from #:clgrpc.base #:octets-of #:misuse #:string-octets #:octets-string)
   (:import-from #:clgrpc.tests.etcd #:*etcd* #:wait-until #:with-store)
   (:local-nicknames (#:memory #:clgrpc.memory) (#:etcd #:clgrpc.etcd) (#:base #:clgrpc.base)

@@ -6,7 +6,7 @@
 ;;;; scenario; then there is a file for each subject. suite.lisp checks that no scenario is missing.
 
 (defpackage #:clgrpc.tests.policy
-  (:use #:cl #:clgrpc.base #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.tests.form)
   (:local-nicknames (#:grpc #:clgrpc) (#:sim #:clgrpc.sim) (#:dns #:clgrpc.dns)
                     (#:sim-tests #:clgrpc.tests.sim)
                     (#:server-tests #:clgrpc.tests.server) (#:dns-tests #:clgrpc.tests.dns)

@@ -1,7 +1,7 @@
 ;;;; Tests of clgrpc.base, one file per source file.
 
 (defpackage #:clgrpc.tests.base
-  (:use #:cl #:clgrpc.base #:clgrpc.option #:fiveam))
+  (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form))
 
 (in-package #:clgrpc.tests.base)
 

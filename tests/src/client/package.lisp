@@ -1,7 +1,7 @@
 ;;;; The tests of the client, against our server and against a raw one.
 
 (defpackage #:clgrpc.tests.client
-  (:use #:cl #:clgrpc.base #:clgrpc.option #:fiveam #:clgrpc.tests.server)
+  (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form #:clgrpc.tests.server)
   (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:calling #:clgrpc.calling)
                     (#:status #:clgrpc.status) (#:method #:clgrpc.method) (#:wire #:clgrpc.wire)
                     (#:client #:clgrpc.client) (#:config #:clgrpc.config) (#:proxy #:clgrpc.proxy)

@@ -1,7 +1,7 @@
 ;;;; The tests of the gateway's service: a client, a gateway and a server behind it in one process.
 
 (defpackage #:clgrpc.tests.gateway
-  (:use #:cl #:clgrpc.base #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.tests.form)
   (:local-nicknames (#:grpc #:clgrpc) (#:protobuf #:clgrpc.protobuf))
   (:import-from #:clgrpc.tests.server
                 #:start-probe #:call-with-log #:ask #:watch #:collect #:chat #:curl #:note

@@ -2,7 +2,7 @@
 ;;;; tests/whole/transports.
 
 (defpackage #:clgrpc.tests.inproc
-  (:use #:cl #:clgrpc.base #:clgrpc.option #:fiveam #:clgrpc.tests.server)
+  (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form #:clgrpc.tests.server)
   (:local-nicknames (#:grpc #:clgrpc) (#:inproc #:clgrpc.inproc) (#:rpc #:clgrpc.rpc)
                     (#:serving #:clgrpc.serving) (#:method #:clgrpc.method)
                     (#:loop #:clgrpc.loop))

@@ -3,7 +3,7 @@
 ;;;; and poller.lisp have is for the tests of clgrpc.async, too.
 
 (defpackage #:clgrpc.tests.loop
-  (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.loop #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.loop #:clgrpc.tests.form)
   (:shadow #:await)
   (:import-from #:clgrpc.loop #:take #:overtake #:lend #:resume #:hand-over #:retire
                 #:connection-output-pending-p

@@ -1,7 +1,7 @@
 ;;;; Tests of clgrpc.os, one file per source file. Everything happens on loopback.
 
 (defpackage #:clgrpc.tests.os
-  (:use #:cl #:clgrpc.base #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.tests.form)
   (:local-nicknames (#:os #:clgrpc.os) (#:support #:clgrpc.tests.support)))
 
 (in-package #:clgrpc.tests.os)

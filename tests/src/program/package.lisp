@@ -1,7 +1,7 @@
 ;;;; Tests of servers as programs: processes that a signal ends.
 
 (defpackage #:clgrpc.tests.program
-  (:use #:cl #:fiveam)
+  (:use #:cl #:clgrpc.tests.form)
   (:local-nicknames (#:grpc #:clgrpc) (#:support #:clgrpc.tests.support)
                     (#:program #:clgrpc.program)))
 

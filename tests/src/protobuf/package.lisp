@@ -2,7 +2,7 @@
 ;;;; seed; setting CLGRPC_SEED to it repeats them. Golden octets come from another implementation.
 
 (defpackage #:clgrpc.tests.protobuf
-  (:use #:cl #:clgrpc.base #:clgrpc.protobuf #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.protobuf #:clgrpc.tests.form)
   (:local-nicknames (#:protobuf #:clgrpc.protobuf))
   ;; for other tests
   (:export #:random-message))

@@ -2,7 +2,7 @@
 ;;;; serving, which have a suite each.
 
 (defpackage #:clgrpc.tests.rpc
-  (:use #:cl #:clgrpc.base #:clgrpc.option #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form)
   (:local-nicknames (#:rpc #:clgrpc.rpc) (#:serving #:clgrpc.serving) (#:method #:clgrpc.method)
                     (#:support #:clgrpc.tests.support)
                     (#:status #:clgrpc.status) (#:calling #:clgrpc.calling) (#:loop #:clgrpc.loop)

@@ -3,7 +3,7 @@
 ;;;; which makes the packages LAB and LAB.BENCH.
 
 (defpackage #:clgrpc.tests.server
-  (:use #:cl #:clgrpc.base #:clgrpc.option #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form)
   (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:method #:clgrpc.method)
                     (#:status #:clgrpc.status) (#:serving #:clgrpc.serving) (#:wire #:clgrpc.wire)
                     (#:server #:clgrpc.server) (#:exchange #:clgrpc.exchange)

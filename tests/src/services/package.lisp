@@ -1,7 +1,7 @@
 ;;;; Tests of the services that belong to gRPC itself.
 
 (defpackage #:clgrpc.tests.services
-  (:use #:cl #:fiveam #:clgrpc.tests.server)
+  (:use #:cl #:clgrpc.tests.form #:clgrpc.tests.server)
   (:import-from #:clgrpc.base #:octets-string #:ring-first)
   (:local-nicknames (#:grpc #:clgrpc) (#:services #:clgrpc.services)
                     (#:server #:clgrpc.server) (#:exchange #:clgrpc.exchange)

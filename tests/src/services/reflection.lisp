@@ -72,11 +72,12 @@ a list of (case value)."
         (is (equalp (protobuf:file-descriptor-octets file) first))
         (is (eq first (second (answer))))))))
 
+(grpc:define-proto "reflected.proto"
+  :source "syntax = \"proto2\"; package reflected;
+           message Base { extensions 100 to 199; }
+           extend Base { optional string tag = 126; optional int32 rank = 101; }")
+
 (test extensions-are-found
-  (grpc:define-proto "reflected.proto"
-    :source "syntax = \"proto2\"; package reflected;
-             message Base { extensions 100 to 199; }
-             extend Base { optional string tag = 126; optional int32 rank = 101; }")
   (call-with-reflection
    (lambda (channel)
      (let ((numbers (second (first (reflect channel '(:all-extension-numbers-of-type

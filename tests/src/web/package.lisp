@@ -1,7 +1,7 @@
 ;;;; The tests of the protocols of the web: the same handlers as gRPC's, called by curl.
 
 (defpackage #:clgrpc.tests.web
-  (:use #:cl #:clgrpc.base #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.tests.form)
   (:local-nicknames (#:grpc #:clgrpc) (#:server #:clgrpc.server)
                     (#:support #:clgrpc.tests.support) (#:rest #:clgrpc.rest)
                     (#:web #:clgrpc.web) (#:wire #:clgrpc.wire)

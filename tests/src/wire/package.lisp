@@ -1,5 +1,5 @@
 (defpackage #:clgrpc.tests.wire
-  (:use #:cl #:clgrpc.base #:clgrpc.option #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form)
   (:local-nicknames (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status) (#:method #:clgrpc.method)
                     (#:wire #:clgrpc.wire) (#:hpack #:clgrpc.hpack)
                     (#:http2 #:clgrpc.http2) (#:loop #:clgrpc.loop)

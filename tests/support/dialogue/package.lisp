@@ -2,7 +2,7 @@
 ;;;; owner. script.lisp has the notation; the other files are about one subject each.
 
 (defpackage #:clgrpc.tests.dialogue
-  (:use #:cl #:clgrpc.base #:clgrpc.option #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form)
   (:local-nicknames (#:h2 #:clgrpc.http2) (#:hpack #:clgrpc.hpack))
   (:export
    ;; frame.lisp

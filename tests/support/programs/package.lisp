@@ -1,6 +1,16 @@
 ;;;; What tests of several layers share: programs run as peers, the patience to wait for them,
 ;;;; what FiveAM knows, and how a test ends that cannot be run here.
 
+(defpackage #:clgrpc.tests.form
+  (:use #:cl #:fiveam)
+  (:shadow #:test)
+  (:export #:test)
+  (:documentation "FiveAM, with a TEST whose body is compiled with its file."))
+
+(do-external-symbols (symbol '#:fiveam)
+  (unless (eq symbol 'fiveam:test)
+    (export symbol '#:clgrpc.tests.form)))
+
 (defpackage #:clgrpc.tests.support
   (:use #:cl)
   (:export #:root-file #:system-sources #:certificate-file #:clgrpc-program #:testee-program

@@ -3,7 +3,7 @@
 ;;;; peers that speak in the words of tests/support/dialogue.
 
 (defpackage #:clgrpc.tests.world
-  (:use #:cl #:clgrpc.base #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.tests.form)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:dialogue #:clgrpc.tests.dialogue))
   (:export
    ;; world.lisp

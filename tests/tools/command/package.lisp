@@ -1,7 +1,7 @@
 ;;;; Tests of the command clgrpc.
 
 (defpackage #:clgrpc.tests.tools
-  (:use #:cl #:fiveam)
+  (:use #:cl #:clgrpc.tests.form)
   (:import-from #:clgrpc.tests.etcd #:with-store #:*etcd* #:store-address #:wait-until)
   (:local-nicknames (#:grpc #:clgrpc) (#:base #:clgrpc.base) (#:tools #:clgrpc.tools)
                     (#:testee #:clgrpc.testee)

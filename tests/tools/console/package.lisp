@@ -1,7 +1,7 @@
 ;;;; Tests of the console: what it keeps and says, who may see it, and the page in a browser.
 
 (defpackage #:clgrpc.tests.console
-  (:use #:cl #:clgrpc.base #:clgrpc.option #:fiveam #:clgrpc.tests.server)
+  (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form #:clgrpc.tests.server)
   (:local-nicknames (#:grpc #:clgrpc) (#:console #:clgrpc.console) (#:metrics #:clgrpc.metrics)
                     (#:workflow #:clgrpc.workflow) (#:memory #:clgrpc.memory)
                     (#:etcd #:clgrpc.etcd) (#:workflow-console #:clgrpc.workflow-console)

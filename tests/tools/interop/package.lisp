@@ -2,7 +2,7 @@
 ;;;; own, so that a dead server is really dead; skipped where there is no Go to build the peers.
 
 (defpackage #:clgrpc.tests.interop
-  (:use #:cl #:fiveam #:clgrpc.tests.support)
+  (:use #:cl #:clgrpc.tests.form #:clgrpc.tests.support)
   (:local-nicknames (#:grpc #:clgrpc) (#:os #:clgrpc.os) (#:testing #:grpc.testing)
                     (#:test-service #:grpc.testing.test-service)))
 

@@ -1,7 +1,7 @@
 ;;;; Tests of the engine of `clgrpc load`.
 
 (defpackage #:clgrpc.tests.load
-  (:use #:cl #:fiveam)
+  (:use #:cl #:clgrpc.tests.form)
   (:local-nicknames (#:grpc #:clgrpc) (#:base #:clgrpc.base) (#:os #:clgrpc.os)
                     (#:load #:clgrpc.load)
                     (#:method #:clgrpc.method) (#:protobuf #:clgrpc.protobuf)

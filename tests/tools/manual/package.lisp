@@ -2,7 +2,7 @@
 ;;;; shows it.
 
 (defpackage #:clgrpc.tests.manual
-  (:use #:cl #:fiveam)
+  (:use #:cl #:clgrpc.tests.form)
   (:local-nicknames (#:manual #:clgrpc.manual) (#:base #:clgrpc.base) (#:ppcre #:cl-ppcre)
                     (#:support #:clgrpc.tests.support)))
 

@@ -1,7 +1,7 @@
 ;;;; Tests of the pages that reports are.
 
 (defpackage #:clgrpc.tests.page
-  (:use #:cl #:fiveam)
+  (:use #:cl #:clgrpc.tests.form)
   (:local-nicknames (#:page #:clgrpc.page) (#:base #:clgrpc.base)
                     (#:support #:clgrpc.tests.support))
   (:export #:look-with-browser #:check-page))

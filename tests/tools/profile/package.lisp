@@ -2,7 +2,7 @@
 ;;;; perf is, a short profile of a server.
 
 (defpackage #:clgrpc.tests.profile
-  (:use #:cl #:fiveam)
+  (:use #:cl #:clgrpc.tests.form)
   (:local-nicknames (#:profile #:clgrpc.profile) (#:base #:clgrpc.base)
                     (#:support #:clgrpc.tests.support))
   (:import-from #:clgrpc.tests.page #:check-page #:look-with-browser))

@@ -1,7 +1,7 @@
 ;;;; Tests of what is said of runs.
 
 (defpackage #:clgrpc.tests.report
-  (:use #:cl #:fiveam)
+  (:use #:cl #:clgrpc.tests.form)
   (:local-nicknames (#:report #:clgrpc.report) (#:load #:clgrpc.load) (#:page #:clgrpc.page)
                     (#:base #:clgrpc.base) (#:support #:clgrpc.tests.support))
   (:export #:sample-run))

@@ -4,7 +4,7 @@
 ;;;; left over. watch.lisp checks that while attacks run.
 
 (defpackage #:clgrpc.tests.abuse
-  (:use #:cl #:clgrpc.base #:clgrpc.option #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form)
   (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status)
                     (#:wire #:clgrpc.wire)
                     (#:server #:clgrpc.server)

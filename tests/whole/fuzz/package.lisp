@@ -2,7 +2,7 @@
 ;;;; `scripts/fuzz --help`. A few thousand inputs each are part of `make test`.
 
 (defpackage #:clgrpc.tests.fuzz
-  (:use #:cl #:clgrpc.base #:clgrpc.option #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form)
   (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:hpack #:clgrpc.hpack)
                     (#:http1 #:clgrpc.http1)
                     (#:http2 #:clgrpc.http2) (#:loop #:clgrpc.loop) (#:dns #:clgrpc.dns)

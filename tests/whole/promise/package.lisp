@@ -3,7 +3,7 @@
 ;;;; else it does; a test whose figure depends on that takes the best of a few rounds.
 
 (defpackage #:clgrpc.tests.promise
-  (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
+  (:use #:cl #:clgrpc.base #:clgrpc.tests.form #:clgrpc.tests.server)
   (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:method #:clgrpc.method)
                     (#:status #:clgrpc.status) (#:server #:clgrpc.server)
                     (#:client #:clgrpc.client) (#:loop #:clgrpc.loop)

@@ -1,7 +1,7 @@
 ;;;; What a call means whatever carries it: one set of cases, each a test for every transport.
 
 (defpackage #:clgrpc.tests.transports
-  (:use #:cl #:clgrpc.base #:clgrpc.option #:fiveam #:clgrpc.tests.server)
+  (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form #:clgrpc.tests.server)
   (:local-nicknames (#:grpc #:clgrpc) (#:support #:clgrpc.tests.support)
                     (#:loop #:clgrpc.loop))
   (:import-from #:clgrpc.tests.server

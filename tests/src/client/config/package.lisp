@@ -1,7 +1,7 @@
 ;;;; The tests of service configs: what a text or a plist says, and what is wrong with it.
 
 (defpackage #:clgrpc.tests.config
-  (:use #:cl #:clgrpc.base #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.tests.form)
   (:local-nicknames (#:config #:clgrpc.config)))
 
 (in-package #:clgrpc.tests.config)

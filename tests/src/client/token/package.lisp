@@ -2,7 +2,7 @@
 ;;;; and against sockets that misbehave.
 
 (defpackage #:clgrpc.tests.token
-  (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
+  (:use #:cl #:clgrpc.base #:clgrpc.tests.form #:clgrpc.tests.server)
   (:local-nicknames (#:grpc #:clgrpc) (#:token #:clgrpc.token) (#:calling #:clgrpc.calling)
                     (#:os #:clgrpc.os) (#:support #:clgrpc.tests.support))
   (:import-from #:clgrpc.tests.server #:double))

@@ -2,7 +2,7 @@
 ;;;; exchanges is in tests/src/server/http.
 
 (defpackage #:clgrpc.tests.exchange
-  (:use #:cl #:clgrpc.base #:clgrpc.option #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form)
   (:local-nicknames (#:exchange #:clgrpc.exchange))
   (:export #:request-for))
 

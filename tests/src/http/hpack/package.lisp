@@ -2,5 +2,5 @@
 ;;;; setting CLGRPC_SEED to it repeats them.
 
 (defpackage #:clgrpc.tests.hpack
-  (:use #:cl #:clgrpc.base #:clgrpc.hpack #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.hpack #:clgrpc.tests.form)
   (:local-nicknames (#:hpack #:clgrpc.hpack)))

@@ -3,7 +3,7 @@
 ;;;; sessions and allocation.
 
 (defpackage #:clgrpc.tests.http2
-  (:use #:cl #:clgrpc.base #:clgrpc.option #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form)
   (:local-nicknames (#:h2 #:clgrpc.http2) (#:hpack #:clgrpc.hpack))
   (:import-from #:clgrpc.tests.hpack #:with-random #:octets-per-run #:random-octets)
   (:import-from #:clgrpc.tests.dialogue

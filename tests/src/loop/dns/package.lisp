@@ -2,7 +2,7 @@
 ;;;; loopback (server.lisp), which tests of the client have, too. Nothing sleeps to wait.
 
 (defpackage #:clgrpc.tests.dns
-  (:use #:cl #:clgrpc.base #:clgrpc.dns #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.dns #:clgrpc.tests.form)
   (:import-from #:clgrpc.tests.loop #:with-loops #:on-loop #:*patience-seconds*)
   (:local-nicknames (#:dns #:clgrpc.dns) (#:loop #:clgrpc.loop) (#:os #:clgrpc.os)
                     (#:support #:clgrpc.tests.support))

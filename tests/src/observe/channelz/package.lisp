@@ -1,7 +1,7 @@
 ;;;; Tests of channelz: what the service says, over the wire, of what calls and connections do.
 
 (defpackage #:clgrpc.tests.channelz
-  (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
+  (:use #:cl #:clgrpc.base #:clgrpc.tests.form #:clgrpc.tests.server)
   (:local-nicknames (#:grpc #:clgrpc) (#:client #:clgrpc.client)
                     (#:server #:clgrpc.server) (#:loop #:clgrpc.loop) (#:wire #:clgrpc.wire)
                     (#:channelz #:clgrpc.channelz) (#:support #:clgrpc.tests.support)

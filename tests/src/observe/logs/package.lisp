@@ -1,7 +1,7 @@
 ;;;; Tests of the logs of calls.
 
 (defpackage #:clgrpc.tests.logs
-  (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
+  (:use #:cl #:clgrpc.base #:clgrpc.tests.form #:clgrpc.tests.server)
   (:local-nicknames (#:grpc #:clgrpc) (#:logs #:clgrpc.logs) (#:loop #:clgrpc.loop)
                     (#:os #:clgrpc.os) (#:binlog #:grpc.binarylog.v1)
                     (#:metrics #:clgrpc.metrics))

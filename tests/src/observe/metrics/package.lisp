@@ -1,7 +1,7 @@
 ;;;; Tests of metrics: cells by themselves, what calls of all kinds count, and the text.
 
 (defpackage #:clgrpc.tests.metrics
-  (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
+  (:use #:cl #:clgrpc.base #:clgrpc.tests.form #:clgrpc.tests.server)
   (:import-from #:clgrpc.tests.client #:double #:echo)
   (:local-nicknames (#:grpc #:clgrpc) (#:metrics #:clgrpc.metrics)
                     (#:tests #:clgrpc.tests.client)))

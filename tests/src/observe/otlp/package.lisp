@@ -2,7 +2,7 @@
 ;;;; test says.
 
 (defpackage #:clgrpc.tests.otlp
-  (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
+  (:use #:cl #:clgrpc.base #:clgrpc.tests.form #:clgrpc.tests.server)
   (:shadow #:collect)
   (:local-nicknames (#:grpc #:clgrpc) (#:otlp #:clgrpc.otlp) (#:metrics #:clgrpc.metrics)
                     (#:trace #:clgrpc.trace)

@@ -1,7 +1,7 @@
 ;;;; Tests of command lines: parsers, options, what is refused and with which words.
 
 (defpackage #:clgrpc.tests.command
-  (:use #:cl #:fiveam)
+  (:use #:cl #:clgrpc.tests.form)
   (:local-nicknames (#:command #:clgrpc.command)))
 
 (in-package #:clgrpc.tests.command)

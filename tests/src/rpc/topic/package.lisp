@@ -1,7 +1,7 @@
 ;;;; Tests of topics, over our own servers.
 
 (defpackage #:clgrpc.tests.topic
-  (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
+  (:use #:cl #:clgrpc.base #:clgrpc.tests.form #:clgrpc.tests.server)
   (:local-nicknames (#:grpc #:clgrpc) (#:topic #:clgrpc.topic) (#:support #:clgrpc.tests.support))
   (:import-from #:clgrpc.tests.server #:double))
 

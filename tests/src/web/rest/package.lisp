@@ -1,7 +1,7 @@
 ;;;; Tests of REST: as functions of texts and octets, and, in rest-claim.lisp, at a server.
 
 (defpackage #:clgrpc.tests.rest
-  (:use #:cl #:clgrpc.base #:clgrpc.rest #:fiveam)
+  (:use #:cl #:clgrpc.base #:clgrpc.rest #:clgrpc.tests.form)
   (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:rest #:clgrpc.rest) (#:grpc #:clgrpc)
                     (#:support #:clgrpc.tests.support) (#:library #:clgrpc.tests.library)
                     (#:library-methods #:clgrpc.tests.library.library))
