@@ -13,8 +13,8 @@
 ;;;; than *SLOW-SECONDS* is named with its time; one that takes longer than *TEST-LIMIT-SECONDS*
 ;;;; ends its process, since nothing can stop it safely.
 ;;;;
-;;;; Given several processors, three suites run at once, each in a process of its own, forked when
-;;;; all is loaded: one that mostly waits beside two that compute, as long as there are both. What
+;;;; Given several processors, four suites run at once, each in a process of its own, forked when
+;;;; all is loaded: two that mostly wait beside two that compute, as long as there are both. What
 ;;;; a process prints is kept and printed when it ends. A process that dies is a failure of its
 ;;;; suite.
 
