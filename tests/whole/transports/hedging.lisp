@@ -34,12 +34,15 @@ as HANGING-FIRST and others here take them."
                      "0")))
 
 (defun hanging-first (count handler cancelled)
-  "HANDLER, which hangs for the first COUNT attempts, whichever of them comes first."
+  "HANDLER, which hangs for the first COUNT attempts. A later one, which a busy machine may begin
+before them, answers when they have begun: an attempt that is cancelled before has no handler."
   (lambda (request call)
     (note-attempt)
-    (if (< (attempts-before call) count)
-        (hang call cancelled)
-        (funcall handler request call))))
+    (cond ((< (attempts-before call) count)
+           (hang call cancelled))
+          (t
+           (wait-until (lambda () (< count (attempts-so-far))))
+           (funcall handler request call)))))
 
 (define-case the-first-answer-has-the-call ()
   "Of calls of all kinds; the attempt that has lost is cancelled."

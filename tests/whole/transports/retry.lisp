@@ -27,6 +27,10 @@
                    :trailers (and pushback (list (cons "grpc-retry-pushback-ms" pushback))))
         (funcall handler request call))))
 
+(defun attempts-so-far ()
+  "How many attempts there were since ATTEMPTS-MADE was called last."
+  (aref **attempts** 0))
+
 (defun attempts-made ()
   "How many attempts there were since this was called last."
   (shiftf (aref **attempts** 0) 0))
