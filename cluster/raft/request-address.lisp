@@ -36,8 +36,8 @@ characters, this 15."
 
 (defun refusal-reason (error)
   "Return why a service has refused a request before its state machine saw it: :group-unknown,
-:receiver-differs, :sender-missing, :sender-denied or :sender-differs; nil if ERROR, the RPC-ERROR
-that a call or a pipeline ended with, says something else. From any thread."
+:receiver-differs, :sender-missing, :sender-denied, :sender-differs or :snapshot-too-long; nil if
+ERROR, the RPC-ERROR that a call or a pipeline ended with, says something else. From any thread."
   (let ((refusal (status:rpc-error-detail error 'v1:refusal)))
     (and refusal (v1:refusal-reason refusal))))
 

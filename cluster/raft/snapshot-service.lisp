@@ -62,8 +62,10 @@
 SNAPSHOT-DELIVERY receives it. Return the snapshot receiver, the response, and whether it is
 wanted."
   (when (> (v1:snapshot-header-octets header) max-octets)
-    (refuse :resource-exhausted "a snapshot of ~D octets is longer than ~D"
-            (v1:snapshot-header-octets header) max-octets))
+    (refuse-address :resource-exhausted :snapshot-too-long (v1:snapshot-header-group header)
+                    (v1:snapshot-header-sender header) (v1:snapshot-header-receiver header)
+                    "a snapshot of ~D octets is longer than ~D" (v1:snapshot-header-octets header)
+                    max-octets))
   (with-snapshot-receiver (member nil)
     (let* ((before (local-member-snapshot-receiver member))
            (snapshot-receiver (continue-snapshot-receiver before header snapshot-delivery

@@ -105,11 +105,19 @@ that takes until END-NS."
 (defconstant +most-losses+ 3
   "How often a snapshot may come with wrong check sums before it is given up.")
 
+(defun too-long-p (error)
+  "True if ERROR, of :resource-exhausted, is about a snapshot or a chunk that is longer than PEER
+takes. A peer that has too much to do uses the same status."
+  (or (eq :snapshot-too-long (refusal-reason error))
+      (some (lambda (text) (search text (or (status:rpc-error-message error) "")))
+            '("octets received, limit" "octets to send, limit"))))
+
 (defun passing-p (error losses)
   "True if a transfer that failed with ERROR may be tried again, after this number of LOSSES of
 data."
   (case (status:rpc-error-status error)
     ((:unavailable :aborted :failed-precondition) t)
+    (:resource-exhausted (not (too-long-p error)))
     (:data-loss (< losses +most-losses+))))
 
 (defun pause (peer seconds)
@@ -136,9 +144,10 @@ data."
 INSTALLED, or one whose term is above that of HEADER, which refuses it. HEADER is a SnapshotHeader;
 its address and length are filled in, and its check sum unless it has one. SOURCE is octets, a
 pathname, or any object with methods of SNAPSHOT-OCTETS and READ-SNAPSHOT. It goes in chunks of
-CHUNK-OCTETS. When the connection is lost this goes on with another one, after the octets that PEER
-has kept, until TIMEOUT seconds are over. Signal the RPC-ERROR of the last stream then, or if PEER
-refuses. Snapshots of several threads go one after the other. From any thread but a loop's."
+CHUNK-OCTETS. When the connection is lost, or PEER has too much to do, this goes on with another
+stream, after the octets that PEER has kept, until TIMEOUT seconds are over. Signal the RPC-ERROR of
+the last stream then, or if PEER refuses. Snapshots of several threads go one after the other. From
+any thread but a loop's."
   (check-type chunk-octets (integer 1 16777216))
   (check-type timeout (real (0)))
   (let* ((began-ns (loop:world-now))

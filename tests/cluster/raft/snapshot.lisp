@@ -43,6 +43,42 @@
       (is (equal '(0 0 0) (member-begins member)))
       (is (zerop (member-installed member))))))
 
+(defclass busy (member)
+  ((refusals :initform '("the server's queue of calls is full" "no thread was free in time")
+             :accessor busy-refusals)) ; texts of refusals that are to come
+  (:documentation "A member that has too much to do at first."))
+
+(defun be-busy (member)
+  (let ((text (pop (busy-refusals member)))) (when text (grpc:fail :resource-exhausted text))))
+
+(defmethod raft:handle-install-snapshot :before ((member busy) header offset \&key)
+  (declare (ignore header))
+  (when (zerop offset) (be-busy member)))
+
+(defmethod raft:handle-snapshot-chunk :before ((member busy) header offset data \&key)
+  (declare (ignore header data))
+  (when (plusp offset) (be-busy member)))
+
+(test a-snapshot-for-a-peer-with-too-much-to-do
+  "Is sent again until the peer takes it; one that is too long is given up."
+  (let ((member (make-instance 'busy)))
+    (with-member (peer member)
+      (is-true (v1:install-snapshot-response-installed
+                (raft:install-snapshot peer (header 5) (some-octets 100) :chunk-octets 10)))
+      (is (null (busy-refusals member)))
+      (is (equalp (some-octets 100) (received member)))))
+  (let* ((member (make-instance 'member))
+         (channel (grpc:service-channel (member-service member :max-snapshot-octets 99)))
+         (peer (raft:make-peer "B" channel :group "G" :sender "A")))
+    (unwind-protect
+         (handler-case (progn (raft:install-snapshot peer (header 5) (some-octets 100))
+                              (fail "it is too long"))
+           (grpc:resource-exhausted (error)
+             (is (eq :snapshot-too-long (raft:refusal-reason error)))))
+      (raft:close-peer peer)
+      (grpc:close-channel channel))
+    (is (null (member-begins member)))))
+
 (defclass slow-source ()
   ((reads :initform 0 :accessor source-reads)) ; how often something was read
   (:documentation "A snapshot of 1000 octets, each of which takes 10 ms."))
