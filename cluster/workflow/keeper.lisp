@@ -132,8 +132,29 @@
                       (node-etcd node) :prefix prefix :keys-only t)
     sessions))
 
+(defun forget-ended-sessions (node)
+  "Forget what is counted by sessions that have ended: a claim that was under way at the end of its
+session has counted its tasks since then."
+  (let* ((task-queue (node-task-queue node))
+         (known (sb-thread:with-mutex ((node-lock node))
+                  (alexandria:hash-table-keys (node-session-names node))))
+         (counted (sb-thread:with-mutex ((node-lock node))
+                    (loop for session being the hash-keys of (node-grants node)
+                          unless (gethash session (node-session-names node))
+                            collect session)))
+         (loads (make-hash-table :test 'equal)))
+    (dolist (session counted)
+      ;; the watch may not have reported its beginning yet
+      (unless (etcd:fetch (node-etcd node) (session-key node session))
+        (forget-session node session)))
+    (dolist (session known) (setf (gethash (load-key session) loads) t))
+    (sb-thread:with-mutex ((task-queue-lock task-queue))
+      (dolist (key (alexandria:hash-table-keys (task-queue-loads task-queue)))
+        (unless (gethash key loads) (remhash key (task-queue-loads task-queue)))))))
+
 (defun sweep-sessions (node)
   "Give the claims of sessions to others that ended while no node watched."
+  (forget-ended-sessions node)
   (let ((sessions (claiming-sessions node)) (claiming (make-hash-table :test 'equal)))
     (dolist (session sessions) (setf (gethash session claiming) t))
     (setf (node-claiming node) claiming)
@@ -212,12 +233,15 @@ the store."
           (membership-told-steady-ms membership) (steady-ms))))
 
 (defun keep-membership (node)
-  "Put NODE among the nodes, and report its date to them when that is due."
+  "Put NODE among the nodes, and report its date to them when that is due. A report that fails is
+due again at once: until then NODE may have no entry, and a newcomer does not know its date."
   (let* ((wakeup (node-wakeup node))
          (newcomer (sb-thread:with-mutex ((wakeup-lock wakeup))
                      (shiftf (wakeup-newcomer wakeup) nil))))
     (when newcomer (share-out-shards node))
-    (when (or (ensure-lease node) newcomer (date-changed-p node)) (tell-date node))))
+    (when (or (ensure-lease node) newcomer)
+      (setf (membership-told-ms (node-membership node)) nil))
+    (when (date-changed-p node) (tell-date node))))
 
 (defun leave-nodes (node seconds)
   "NODE is closing: give its shards to other nodes at once, if the store answers within SECONDS."
@@ -253,14 +277,16 @@ the store."
 since it was last true for that name."
   (ensure-date node)
   (let ((new (ensure-index-watch node)))
-    (do-ended-sessions node)
-    (keep-membership node)
-    (when new (look-at-all-timers node))
-    (when (or new (funcall due :sweep +sweep-seconds+))
-      (sweep-sessions node)
-      (refill-ready-list node))
-    (when (funcall due :retention +retention-seconds+) (limit-retention node))
-    (when (or new (funcall due :count (count-seconds node))) (count-node node))))
+    ;; a full store takes no change of a task or an entry, and yet all that makes room in it
+    (each-though-full
+      (do-ended-sessions node)
+      (keep-membership node)
+      (when new (look-at-all-timers node))
+      (when (or new (funcall due :sweep +sweep-seconds+))
+        (sweep-sessions node)
+        (refill-ready-list node))
+      (when (funcall due :retention +retention-seconds+) (limit-retention node))
+      (when (or new (funcall due :count (count-seconds node))) (count-node node)))))
 
 (defun make-due ()
   "A function as RUN-KEEPER takes it."

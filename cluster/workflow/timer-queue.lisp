@@ -11,6 +11,7 @@
 
 (defconstant +longest-sleep-seconds+ 1
   "How long timers rest at most: the nodes' date may be moved.")
+(defconstant +full-seconds+ 5 "How long timers rest for which the store is full.")
 (defconstant +timer-jobs+ 4 "So many shards a node does at once.")
 (defconstant +due-page+ 100 "So many keys that are due are fetched at once.")
 (defconstant +overdue-ms+ 5000 "Others' timers are done as well once they are so late.")
@@ -107,28 +108,34 @@ be due after it."
 
 (defun do-items (node items)
   "Do ITEMS, of DUE-PAGE. Return true if some are to be done later."
-  (let* ((ids (remove-if-not #'stringp items))
-         (others (do-errands node (remove-if #'stringp items))))
-    (change-together node ids #'note-time)
+  (let ((ids (remove-if-not #'stringp items)) (others '()))
+    (each-though-full
+      (setf others (do-errands node (remove-if #'stringp items)))
+      (change-together node ids #'note-time))
     (some (lambda (id) (stuck-p node id)) (append ids others))))
 
 (defun do-shard (node shard &key (late-ms 0))
   "Do the items of SHARD that are due, by LATE-MS at least. Return the time of its next item, in
-milliseconds since 1970, or nil."
-  (let ((from nil) (again nil))
+milliseconds since 1970, or nil. Signal SPACE-EXCEEDED after the last item if the store was full."
+  (let ((from nil) (again nil) (full nil))
     (flet ((note-again (ms) (setf again (min ms (or again ms)))))
       (loop
         (multiple-value-bind (items next last)
             (due-page node shard from (- (node-now node) late-ms))
-          (when (do-items node items)
-            (note-again (+ (node-now node) (* 1000 +stuck-seconds+))))
+          (handler-case (when (do-items node items)
+                          (note-again (+ (node-now node) (* 1000 +stuck-seconds+))))
+            ;; ended workflows that are to be deleted may come later
+            (etcd:space-exceeded (condition) (setf full condition)))
           (when next (note-again next))
-          (when (or (null last) (task-queue-closed (node-task-queue node))) (return again))
+          (when (or (null last) (task-queue-closed (node-task-queue node)))
+            (when full (error full))
+            (return again))
           (setf from (format nil "~A~C" last (code-char 0))))))))
 
 (defun do-due (node &key (late-ms 0))
   "Do the due items of all shards, by LATE-MS at least."
-  (dotimes (shard +shards+) (do-shard node shard :late-ms late-ms)))
+  (map-though-full (lambda (shard) (do-shard node shard :late-ms late-ms))
+                   (alexandria:iota +shards+)))
 
 (defun sweep-timers (node)
   "Look at all that is due, whosesoever it is: its node may not get on."
@@ -142,7 +149,11 @@ milliseconds since 1970, or nil."
   (loop for shard = (take-shard node)
         while shard
         do (let ((again (+ (node-now node) (* 1000 +longest-sleep-seconds+)))) ; after an error
-             (unwind-protect (setf again (do-shard node shard))
+             (unwind-protect
+                  (handler-case (setf again (do-shard node shard))
+                    ;; other shards may have something that makes room
+                    (etcd:space-exceeded ()
+                      (setf again (+ (node-now node) (* 1000 +full-seconds+)))))
                (leave-shard node shard)
                (when again (note-due node shard again))))))
 

@@ -287,6 +287,19 @@ lock need not be held."
      (etcd:access-denied (error) (refuse :store-forbids "~A" error))
      (etcd:etcd-error (error) (refuse :store-unavailable "~A" error))))
 
+(defun map-though-full (function list)
+  "Call FUNCTION with each element of LIST, also after the store was too full for one; then signal
+SPACE-EXCEEDED. So removals are done that come after a put, and make room for it."
+  (let ((full nil))
+    (dolist (item list)
+      (handler-case (funcall function item)
+        (etcd:space-exceeded (condition) (setf full condition))))
+    (when full (error full))))
+
+(defmacro each-though-full (&body forms)
+  "Evaluate each of FORMS, as MAP-THOUGH-FULL calls its function."
+  `(map-though-full #'funcall (list ,@(loop for form in forms collect `(lambda () ,form)))))
+
 ;;; A workflow that cannot be changed, because of its data in the store or for a fault of ours,
 ;;; delays no other: it is left alone for a while, and tried again.
 

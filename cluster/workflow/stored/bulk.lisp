@@ -52,18 +52,28 @@ as it was."
   (handler-case (put-drafts node drafts operations)
     (workflow-refusal () nil)))
 
+(defun put-all (node drafts decision)
+  "Put DRAFTS, that DECISION has made, an alist by id, into the store, several at once."
+  (loop while drafts
+        do (multiple-value-bind (operations count) (next-batch node drafts)
+             (let ((batch (loop repeat count collect (pop drafts))))
+               (unless (put-batch node (mapcar #'cdr batch) operations)
+                 (loop for (id) in batch
+                       do (for-one (node id) (change-workflow node id decision))))))))
+
 (defun change-some (node ids decision)
   "Like CHANGE-TOGETHER, but IDS are at most +BULK-PAGE+ workflows."
   (let ((drafts (bulk-drafts node ids (fetch-states node ids) decision)))
-    (loop while drafts
-          do (multiple-value-bind (operations count) (next-batch node drafts)
-               (let ((batch (loop repeat count collect (pop drafts))))
-                 (unless (put-batch node (mapcar #'cdr batch) operations)
-                   (loop for (id) in batch
-                         do (for-one (node id) (change-workflow node id decision)))))))))
+    (flet ((forgets-p (draft) (draft-forgotten (cdr draft))))
+      (each-though-full
+        ;; what makes room comes first
+        (put-all node (remove-if-not #'forgets-p drafts) decision)
+        (put-all node (remove-if #'forgets-p drafts) decision)))))
 
 (defun change-together (node ids decision)
   "Change each of the workflows IDS by DECISION, a function of a draft. A workflow that cannot be
-changed is left alone for a while, see FOR-ONE. Signal an ETCD-ERROR or SESSION-LOST."
-  (loop while ids
-        do (change-some node (loop repeat +bulk-page+ while ids collect (pop ids)) decision)))
+changed is left alone for a while, see FOR-ONE. Signal an ETCD-ERROR or SESSION-LOST; SPACE-EXCEEDED
+once all workflows are deleted that DECISION deletes."
+  (map-though-full (lambda (some) (change-some node some decision))
+                   (loop while ids
+                         collect (loop repeat +bulk-page+ while ids collect (pop ids)))))

@@ -1,0 +1,120 @@
+;;;; The keeper and the timers of a node, step by step, on a store that is full for a while.
+
+(in-package #:clgrpc.tests.workflow)
+(in-suite :clgrpc.workflow)
+
+(defun call-with-idle-node (function octets &rest arguments &key (clock #'loop:unix-ns)
+                                                           &allow-other-keys)
+  "Call FUNCTION with a node without jobs, on a store in memory that takes OCTETS; its limits are
+the other ARGUMENTS."
+  (let* ((engine (memory:make-engine :max-octets octets)) (etcd (memory:connect engine)))
+    (unwind-protect
+         (funcall function
+                  (make-instance 'workflow-service
+                                 :etcd etcd :namespace "idle" :root (workflow::root-of "idle")
+                                 :health nil :clock clock
+                                 :limits (apply #'workflow::make-limits
+                                                (alexandria:remove-from-plist arguments :clock))))
+      (etcd:close-etcd etcd)
+      (memory:close-engine engine))))
+
+(defmacro with-idle-node ((node octets &rest arguments) &body body)
+  `(call-with-idle-node (lambda (,node) ,@body) ,octets ,@arguments))
+
+(defun leave-no-room (node)
+  "Fill the store of NODE."
+  (dolist (octets '(5000 50))
+    (handler-case (loop for i from 0
+                        do (etcd:put (workflow::node-etcd node) (format nil "fill/~D/~D" octets i)
+                                     (make-octets octets)))
+      (etcd:space-exceeded ()))))
+
+(defun make-room (node)
+  (etcd:remove-entries (workflow::node-etcd node) :prefix "fill/"))
+
+(defun count-by (node status)
+  "How many workflows NODE has of STATUS, as keys have it."
+  (etcd:count-entries (workflow::node-etcd node)
+                      :prefix (workflow::node-key node "by" status "")))
+
+(test a-full-store-keeps-nothing-that-is-to-go
+  "Timers cannot end while the store is full. Ended workflows that are due to be deleted behind them
+are deleted, and so there is room again."
+  (let ((now 1000000))
+    (with-idle-node (node 150000 :retention-seconds 60 :clock (lambda () (* now 1000000000)))
+      (dotimes (i 20)
+        (start-workflow node (format nil "timer~D" i) '((:wait 50)))
+        (start-workflow node (format nil "ended~D" i) '((:until 0))))
+      (leave-no-room node)
+      (incf now 61)
+      (handler-case (workflow::do-due node)
+        (etcd:space-exceeded ()))
+      (is (= 20 (+ (count-by node "running") (count-by node "completed"))) "no ended one is left")
+      (finishes (workflow::do-due node))
+      (is (= 0 (count-by node "running")))
+      (is (= 20 (count-by node "completed"))))))
+
+(test a-full-store-does-not-stop-the-keeper
+  "It cannot report its node's date, and yet it deletes what is beyond the limit of octets."
+  (with-idle-node (node 150000 :retention-octets 5000)
+    (dotimes (i 10)
+      (start-workflow node (format nil "w~D" i) '((:until 0)) :input (make-octets 1000)))
+    (leave-no-room node)
+    (flet ((due (name seconds)
+             (declare (ignore seconds))
+             (eq :retention name)))
+      (signals etcd:space-exceeded (workflow::run-keeper node #'due)))
+    (is (< 0 (count-by node "completed") 5))))
+
+(test a-node-whose-report-failed-reports-again
+  "Its entry among the nodes is there as soon as the store takes it."
+  (with-idle-node (node 150000)
+    (let ((membership (workflow::node-membership node)))
+      (flet ((entries ()
+               (etcd:count-entries (workflow::node-etcd node)
+                                   :prefix (workflow::node-key node "index/nodes" ""))))
+        (workflow::keep-membership node)
+        (is (= 1 (entries)))
+        ;; its lease ends, and the store has no room for the entry under the next one
+        (etcd:revoke-lease (workflow::membership-lease membership))
+        (is-true (wait-until (lambda () (not (etcd:lease-alive-p
+                                              (workflow::membership-lease membership))))))
+        (leave-no-room node)
+        (signals etcd:space-exceeded (workflow::keep-membership node))
+        (is (= 0 (entries)))
+        (make-room node)
+        (workflow::keep-membership node)
+        (is (= 1 (entries)))
+        ;; a newcomer is to know its date as well
+        (leave-no-room node)
+        (workflow::wake-keeper node (lambda (wakeup)
+                                      (setf (workflow::wakeup-newcomer wakeup) t)))
+        (signals etcd:space-exceeded (workflow::keep-membership node))
+        (make-room node)
+        (let ((revision (nth-value 1 (etcd:fetch (workflow::node-etcd node) "none"))))
+          (workflow::keep-membership node)
+          (is (< revision (nth-value 1 (etcd:fetch (workflow::node-etcd node) "none")))))))))
+
+(test what-is-counted-of-ended-sessions-is-forgotten
+  "A claim that is under way when its session ends counts its task after that. The keeper forgets
+this when it looks; counts of other sessions stay."
+  (with-idle-node (node 1000000)
+    (dotimes (i 2) (start-workflow node (format nil "w~D" i) '("a")))
+    (let ((ends (open-a-session node)) (stays (open-a-session node)))
+      (flet ((counted ()
+               (append (alexandria:hash-table-alist (workflow::node-grants node))
+                       (alexandria:hash-table-alist
+                        (workflow::task-queue-loads (workflow::node-task-queue node))))))
+        (is (= 1 (length (claim node stays '("a")))))
+        (sb-int:encapsulate 'workflow::note-granted 'end
+                            (lambda (function &rest arguments)
+                              (etcd:remove-entry (workflow::node-etcd node)
+                                                 (workflow::session-key node ends))
+                              ;; as the watch of the index does
+                              (workflow::forget-session node ends)
+                              (apply function arguments)))
+        (unwind-protect (is (= 1 (length (claim node ends '("a")))))
+          (sb-int:unencapsulate 'workflow::note-granted 'end))
+        (is (= 4 (length (counted))))
+        (workflow::sweep-sessions node)
+        (is (equal (list (cons stays 1) (cons stays 1)) (counted)))))))
