@@ -77,11 +77,12 @@
                                      (error () (note-failure) (sleep 1))))))))
 
 (defun keep-sessions (sessions)
-  "Send heartbeats of SESSIONS, conses of a channel and a name, three in the time of a session."
+  "Send heartbeats of SESSIONS, conses of a channel and a name, two in the time of a session, as our
+workers without tasks do."
   (loop with count = (length sessions) with begin = (base:monotonic-ns)
         for beat from 0
         for (channel . session) = (elt sessions (mod beat count))
-        do (let ((due (+ begin (base:seconds-ns (* beat (/ +session-seconds+ 3 count))))))
+        do (let ((due (+ begin (base:seconds-ns (* beat (/ +session-seconds+ 2 count))))))
              (sleep (max 0 (base:ns-seconds (- due (base:monotonic-ns)))))
              ;; each worker waits for its own
              (grpc:attach (grpc:call-async #'methods:heartbeat channel

@@ -101,7 +101,8 @@ cannot be begun the step fails."
                    (check-child-inputs children input)
                    (begin-children node cached-state
                                    (next-children node state revision children input)))
-               ((or too-large workflow-exists etcd:invalid-request) (condition)
+               ((or too-large invalid-request workflow-exists etcd:invalid-request)
+                (condition)
                  (change-workflow node id
                                   (lambda (draft)
                                     ;; else another node may have begun them

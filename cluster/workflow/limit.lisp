@@ -55,6 +55,9 @@
 (defconstant +most-operations+ 120 "The most operations of one transaction; etcd takes 128.")
 (defconstant +most-payloads+ 90
   "Payloads of one change; etcd takes 128 operations in a transaction.")
+(defconstant +most-parts+ 100 "Payloads of one change, and chunks of its steps.")
+(defconstant +most-steps-at-once+ 64
+  "Steps that are done as soon as they begin, in one change: chunks of steps are operations, too.")
 (defconstant +small-octets+ 256
   "The most octets of a payload that goes with the state; a larger one has a key.")
 (defconstant +history-chunk+ 16 "Changes of a history in a key of their own.")
@@ -78,14 +81,14 @@
 (defun check-name (name what &key (longest +longest-name+))
   "Return NAME, a string, if it may be part of a key: not empty, not long, without / and control
 characters. WHAT is the thing that it names, as text."
-  (when (string= "" name) (refuse :too-large "~A has no characters" what))
+  (when (string= "" name) (refuse :invalid-request "~A has no characters" what))
   (let ((octets (utf8-length name)))
     (when (> octets longest)
       (refuse-size :too-large :name-octets longest octets "~A is too long" what)))
   (when (find-if (lambda (char)
                    (or (char= #\/ char) (char< char #\Space) (char= #\Rubout char)))
                  name)
-    (refuse :too-large "~A has a / or a control character" what))
+    (refuse :invalid-request "~A has a / or a control character" what))
   name)
 
 (defun short-text (text)

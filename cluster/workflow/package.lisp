@@ -25,7 +25,7 @@
    #:workflow-error #:workflow-error-text #:workflow-error-cause #:workflow-error-limit
    #:workflow-error-most #:workflow-error-actual #:workflow-not-found #:workflow-exists
    #:workflow-closed #:workflow-running #:schedule-not-found #:schedule-exists #:claim-lost
-   #:session-lost #:too-large #:backlog-full #:store-unavailable
+   #:session-lost #:invalid-request #:too-large #:backlog-full #:store-unavailable
    #:changes-compacted #:access-denied #:store-full #:store-forbids
    ;; definition.lisp
    #:define-workflow #:find-workflow-steps

@@ -125,6 +125,7 @@ FIND-READY."
                                                  (max 1 (- due now))
                                                  (or (attempt-limit-ms step (node-limits node)) 0))
                   :losses (pb:step-state-losses step)
+                  :given-back (pb:step-state-given-back step)
                   :traceparent (pb:workflow-state-traceparent state))))
 
 (defun claim-draft (node session kinds state revision)

@@ -11,6 +11,8 @@
 (defconstant +claim-wait-seconds+ 20 "How long a claim waits at a node.")
 (defconstant +first-pause-seconds+ 1/20 "Between tries of a request that a node does not answer.")
 (defconstant +longest-pause-seconds+ 2 "The longest such wait.")
+(defconstant +alone-seconds+ 30
+  "How long a task that is to be done alone waits for others to end, before it is given back.")
 (defconstant +closing-seconds+ 2
   "How long a worker that stops waits for its session's end; without it the session ends by its
 lease.")
@@ -31,9 +33,9 @@ lease.")
   (held '() :type list)                 ; tasks that it does
   (calls '() :type list)                ; claims that wait
   (heart-call nil)                      ; that its heart makes at this moment, or nil
-  (attempts 0 :type index)              ; under way, of tasks that are done beside others
-  (suspects 0 :type index)              ; tasks that are to be done alone, or are
-  (alone nil :type boolean)             ; one of these is under way
+  (attempts '() :type list)             ; tasks that are done beside others
+  (suspects '() :type list)             ; tasks that are to be done alone, or are
+  (alone nil :type (or null task))      ; the one of these that is under way
   (state :open :type (member :open :draining :closed)) ; draining: it claims no more
   ;; where its jobs run
   (background nil :read-only t)
@@ -119,7 +121,7 @@ functions, and call ON-TASK-LOST."
   (loop until (await-worker worker 60 (lambda ()
                                         (or (not (worker-open-p worker))
                                             (and (worker-session worker)
-                                                 (zerop (worker-suspects worker)))))))
+                                                 (not (alone-wanted-p worker)))))))
   (and (worker-open-p worker) (worker-session worker)))
 
 (defun held-messages (worker)
@@ -148,11 +150,17 @@ time."
           (note-lost worker (pb:heartbeat-reply-lost reply)))
       (session-lost () (lose-session worker session)))))
 
+(defun beat-seconds (worker)
+  "How long after a heartbeat WORKER makes the next one: a third of its session's time, or, without
+tasks, which others would have to do again, half of it. A short session leaves no time for tries."
+  (/ (worker-seconds worker)
+     (if (or (worker-held worker) (< (worker-seconds worker) +default-session-seconds+)) 3 2)))
+
 (defun keep-session (worker)
   "Run the job that opens sessions of WORKER and keeps them alive. Return the seconds until it runs
 again."
   (handler-case (progn (beat worker)
-                       (if (worker-session worker) (/ (worker-seconds worker) 3) 0))
+                       (if (worker-session worker) (beat-seconds worker) 0))
     (workflow-error (condition)
       (unless (closed-p worker)
         (log-event :warning :workflow-heartbeat :worker (worker-name worker)
@@ -204,9 +212,9 @@ again."
                           :give-back (pb:make-give-back)))
 
 (defun too-large-p (condition)
-  "True if CONDITION says that a report is larger than the service takes, or than a call does, so
-that there is no use in another attempt."
-  (or (typep condition 'too-large) (too-long-p condition)))
+  "True if CONDITION says that a report is larger than the service takes, or than a call does, or
+wrong by itself, so that there is no use in another attempt."
+  (or (typep condition '(or too-large invalid-request)) (too-long-p condition)))
 
 (defun send-report (worker task request)
   "Send REQUEST, which reports TASK, until it is answered. Return the Task that follows, or nil."
@@ -216,7 +224,7 @@ that there is no use in another attempt."
         (setf (pb:report-request-session request) (or (worker-session worker) "")
               (pb:report-request-next-of-any request) t
               (pb:report-request-next-kinds request)
-              (if (and (worker-open-p worker) (zerop (worker-suspects worker)))
+              (if (and (worker-open-p worker) (not (alone-wanted-p worker)))
                   (mapcar #'car (worker-functions worker))
                   '())))
       (handler-case
@@ -248,38 +256,54 @@ that there is no use in another attempt."
 
 ;;; A task that was lost with its worker again and again may itself end the worker. It is done
 ;;; alone: when the other attempts have ended, while no more tasks are claimed; tasks that came
-;;; meanwhile are given back.
+;;; meanwhile are given back. An attempt that hangs may never end, so the task is given back if it
+;;; has waited for some time, twice as long after each time, and a task whose attempt is over counts
+;;; no more, though its function has not returned.
 
 (defun suspect-p (task)
   (<= +free-losses+ (task-losses task)))
 
-(defun enter-alone (worker)
-  "Wait until nothing else is under way at WORKER. Return true, or false if it is closed."
-  (with-worker (worker) (incf (worker-suspects worker)))
-  (loop until (await-worker worker 60
-                            (lambda ()
-                              (or (closed-p worker)
-                                  (and (zerop (worker-attempts worker))
-                                       (not (worker-alone worker))
-                                       (setf (worker-alone worker) t))))))
-  (worker-alone worker))
+(defun alone-wanted-p (worker)
+  "True while a task is to be done alone by WORKER, or is."
+  (some #'task-held-p (worker-suspects worker)))
 
-(defun leave-alone (worker)
-  (with-worker (worker)
-    (setf (worker-alone worker) nil)
-    (decf (worker-suspects worker))))
+(defun alone-end-ns (task)
+  "Until when TASK waits to be done alone: half of its own time at most."
+  (let* ((now (loop:world-now)) (until (task-until-ns task))
+         (times (expt 2 (min 10 (pb:task-given-back (task-message task)))))
+         (wait (seconds-ns (* times +alone-seconds+))))
+    (+ now (if until (min wait (max 0 (floor (- until now) 2))) wait))))
+
+(defun enter-alone (worker task)
+  "Wait until nothing else is under way at WORKER. Return true, or false if TASK is not to be done."
+  (let ((end (alone-end-ns task)))
+    (loop:await-until (worker-bell worker) (worker-lock worker) end
+                      (lambda ()
+                        (cond ((or (closed-p worker) (not (task-held-p task))) t)
+                              ((some #'task-held-p (worker-attempts worker)) nil)
+                              ((and (worker-alone worker) (task-held-p (worker-alone worker)))
+                               nil)
+                              (t (setf (worker-alone worker) task)
+                                 t)))))
+  (eq task (worker-alone worker)))
 
 (defun attempt-alone (worker task)
   "As ATTEMPT-TASK, when nothing else is under way."
-  (unwind-protect (progn (enter-alone worker) (attempt-or-give-back worker task))
-    (leave-alone worker)))
+  (with-worker (worker) (push task (worker-suspects worker)))
+  (unwind-protect (if (enter-alone worker task)
+                      (attempt-or-give-back worker task)
+                      (give-back-request task))
+    (with-worker (worker)
+      (when (eq task (worker-alone worker)) (setf (worker-alone worker) nil))
+      (setf (worker-suspects worker) (remove task (worker-suspects worker))))))
 
 (defun attempt-beside (worker task)
   "As ATTEMPT-TASK, unless a task is to be done alone: then TASK is given back."
   (if (with-worker (worker)
-        (when (zerop (worker-suspects worker)) (incf (worker-attempts worker))))
+        (unless (alone-wanted-p worker) (push task (worker-attempts worker))))
       (unwind-protect (attempt-or-give-back worker task)
-        (with-worker (worker) (decf (worker-attempts worker))))
+        (with-worker (worker)
+          (setf (worker-attempts worker) (remove task (worker-attempts worker)))))
       (give-back-request task)))
 
 (defun attempt-or-give-back (worker task)

@@ -53,6 +53,8 @@ ended, or the attempt's time was over, and another worker has it now or will get
 has reported another result of it before. Nothing was recorded.")
   (:session-lost :failed-precondition "The session has ended: its worker's heartbeats failed for its
 time. The tasks that it had claimed go to others.")
+  (:invalid-request :invalid-argument "The request is wrong by itself: a name that is empty or has a
+/, a step that does nothing, a negative time.")
   (:too-large :invalid-argument "Something is larger than a limit allows.")
   (:backlog-full :resource-exhausted "A limit of the number of workflows, claims or the like is
 reached; try again later.")

@@ -192,7 +192,7 @@ anything is done with them: a message has room for a million."
 (defun kinds-claimed (node call request)
   "The kinds of tasks that REQUEST, the ClaimRequest of CALL, asks for, each once."
   (or (checked-kinds node call (pb:claim-request-kinds request))
-      (refuse :too-large "a claim names kinds of tasks")))
+      (refuse :invalid-request "a claim names kinds of tasks")))
 
 (define-answer methods:claim :work (node request call)
   (let* ((session (pb:claim-request-session request))
@@ -223,8 +223,8 @@ anything is done with them: a message has room for a million."
       (:give-back (give-back draft fence))
       (:continue-as-new (report-continuation draft fence
                                              (pb:report-request-continue-as-new request)))
-      (t (refuse :too-large "a report has a result, a failure or a continuation, or gives the ~
-                            task back")))))
+      (t (refuse :invalid-request
+                 "a report has a result, a failure or a continuation, or gives the task back")))))
 
 (defun next-claimed-p (state request)
   "True if the session of REQUEST, a ReportRequest that was recorded, has got the next step by the

@@ -57,8 +57,8 @@ go, too, unless a step may wait for one of them."
   "The workflow of DRAFT begins again, as CONTINUATION says."
   (let ((state (draft-state draft)) (timeout (pb:continuation-timeout-ms continuation))
         (input (pb:continuation-input continuation)) (steps (pb:continuation-steps continuation)))
-    (when (minusp timeout) (refuse :too-large "the time of a workflow is negative"))
-    (when (zerop (length steps)) (refuse :too-large "a workflow has at least one step"))
+    (when (minusp timeout) (refuse :invalid-request "the time of a workflow is negative"))
+    (when (zerop (length steps)) (refuse :invalid-request "a workflow has at least one step"))
     (drop-run draft)
     (setf (pb:workflow-state-former-reports state) (last-reports state)
           (pb:workflow-state-former-changes state) (pb:workflow-state-version state)

@@ -93,6 +93,22 @@ payload at KEY, OCTETS long, which the next task gets."
                  (pb:step-state-due-unix-ms step) due)
            nil)))
 
+(defun done-at-once-p (draft step)
+  "True if STEP, which comes under way, is done as soon as it begins."
+  (let ((definition (pb:step-state-step step)))
+    (case (pb:step-action-case definition)
+      (:wait-ms (zerop (pb:step-wait-ms definition)))
+      (:until-unix-ms (<= (pb:step-until-unix-ms definition) (draft-now draft)))
+      (:signal (find (pb:step-signal definition) (pb:workflow-state-signals (draft-state draft))
+                     :key #'pb:pending-signal-name :test #'string=)))))
+
+(defun put-off-step (draft step)
+  "STEP, which is done as soon as it begins, comes under way; another change is due now that does
+it."
+  (setf (pb:step-state-begun-unix-ms step) (draft-now draft)
+        (pb:step-state-status step) :timing
+        (pb:step-state-due-unix-ms step) (draft-now draft)))
+
 (defun begin-step (draft step)
   "STEP comes under way. Return true if it is done already."
   (let ((definition (pb:step-state-step step)) (now (draft-now draft)))
@@ -120,12 +136,23 @@ payload at KEY, OCTETS long, which the next task gets."
        nil))))
 
 (defun advance (draft)
-  "Begin the step that is under way, and all that follow while they are done at once; if none is
-left, the workflow is completed."
-  (loop for step = (draft-step draft)
-        while (and step (begin-step draft step))
+  "Begin the step that is under way, and all that follow while they are done at once, as many as one
+change may; if none is left, the workflow is completed."
+  (loop for passed from 0
+        for step = (draft-step draft)
+        while (and step
+                   (if (and (<= +most-steps-at-once+ passed) (done-at-once-p draft step))
+                       (not (put-off-step draft step))
+                       (begin-step draft step)))
         do (add-event draft :step-done :step step)
         finally (unless step (end-workflow draft :completed ""))))
+
+(defun pass-due-step (draft step)
+  "The time of STEP has come, or that of the change of its own which it was put off for."
+  (setf (pb:step-state-due-unix-ms step) 0)
+  (if (eq :signal (pb:step-action-case (pb:step-state-step step)))
+      (begin-step draft step)
+      (pass-step draft step)))
 
 ;;; Its beginning
 
@@ -136,7 +163,7 @@ left, the workflow is completed."
 (defun check-step (step limits depth)
   "Signal an error unless STEP, a Step, can be one of a workflow that has DEPTH parents."
   (unless (pb:step-action-case step)
-    (refuse :too-large "a step does nothing: it has neither task, time, signal nor children"))
+    (refuse :invalid-request "a step does nothing: it has neither task, time, signal nor children"))
   (when (string/= "" (pb:step-name step)) (check-name (pb:step-name step) "the name of a step"))
   (case (pb:step-action-case step)
     (:task (check-name (pb:step-task step) "a kind of tasks"))
@@ -148,7 +175,8 @@ left, the workflow is completed."
                             (pb:step-attempt-timeout-ms step) (pb:step-timeout-ms step)))
                (finite-p (pb:step-backoff-factor step))
                (or (zerop (pb:step-backoff-factor step)) (<= 1 (pb:step-backoff-factor step) 1000)))
-    (refuse :too-large "a step's time is negative or too far away, or its factor is not 1 to 1000"))
+    (refuse :invalid-request
+            "a step's time is negative or too far away, or its factor is not 1 to 1000"))
   step)
 
 (defun add-steps (draft steps at)
@@ -181,11 +209,15 @@ left, the workflow is completed."
     step-state))
 
 (defun check-draft-payloads (draft what)
-  "Signal TOO-LARGE unless the payloads of DRAFT, which WHAT names in the error, fit into one
-change."
-  (let ((payloads (append (draft-small draft) (draft-payloads draft))))
-    (when (> (length payloads) +most-payloads+)
-      (refuse-size :too-large :inputs +most-payloads+ (length payloads) "~A: too many inputs" what))
+  "Signal TOO-LARGE unless the payloads of DRAFT, which WHAT names in the error, fit into one change
+beside the chunks of its steps."
+  (let ((payloads (append (draft-small draft) (draft-payloads draft)))
+        (most (min +most-payloads+
+                   (- +most-parts+
+                      (floor (length (pb:workflow-state-steps (draft-state draft)))
+                             +left-chunk+)))))
+    (when (> (length payloads) most)
+      (refuse-size :too-large :inputs most (length payloads) "~A: too many inputs" what))
     (check-payload (draft-limits draft)
                    (loop for (nil . octets) in payloads sum (length octets)) what)))
 
@@ -217,9 +249,9 @@ child it is, if it is one."
          (draft (%make-draft :state state :now now :limits limits)))
     (when (string/= "" (pb:start-request-type request))
       (check-name (pb:start-request-type request) "the type of a workflow"))
-    (when (minusp timeout) (refuse :too-large "the time of a workflow is negative"))
+    (when (minusp timeout) (refuse :invalid-request "the time of a workflow is negative"))
     (when (zerop (length (pb:start-request-steps request)))
-      (refuse :too-large "a workflow has at least one step"))
+      (refuse :invalid-request "a workflow has at least one step"))
     (setf (pb:workflow-state-data-key state) (add-payload draft (payload-key state "input") input)
           (pb:workflow-state-data-octets state) (length input))
     (add-steps draft (pb:start-request-steps request) 0)
@@ -548,7 +580,7 @@ nil; and that event."
            (retry-step draft step :attempt-lost "the time of the attempt was over"))
           (:ready (leave-claim draft step :ready)
            (add-event draft :step-ready :step step))
-          (:done (pass-step draft step)
+          (:done (pass-due-step draft step)
            (add-event draft :step-done :step step)
            (advance draft)))
         t))))

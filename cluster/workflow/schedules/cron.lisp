@@ -27,8 +27,9 @@
 (defconstant +days-searched+ 3000 "A February 29 is at most eight years and a day away.")
 
 (defun refuse-cron (text)
-  (refuse :too-large "~S is not minute, hour, day of the month, month and day of the week as cron ~
-                      writes them" text))
+  (refuse :invalid-request
+          "~S is not minute, hour, day of the month, month and day of the week as cron writes them"
+          text))
 
 (defun cron-number (text low high names)
   "The number that TEXT is, from LOW to HIGH, or the place of its name among NAMES; nil if neither."
@@ -75,7 +76,7 @@
                              :weekdays (logior (ldb (byte 7 0) weekdays) (ash weekdays -7))
                              :any-day (char= #\* (char (third fields) 0))
                              :any-weekday (char= #\* (char (fifth fields) 0)))))
-        (unless (next-cron cron 0) (refuse :too-large "the times of ~S never come" text))
+        (unless (next-cron cron 0) (refuse :invalid-request "the times of ~S never come" text))
         cron))))
 
 (defun cron-day-p (cron day month weekday)

@@ -81,7 +81,8 @@ the reason, a text."
                      (if (fetch-entry node (scheduled-id id due))
                          (values nil "there is another workflow of its id")
                          draft)))
-          ((or too-large backlog-full) (condition) (values nil (princ-to-string condition)))))))
+          ((or too-large invalid-request backlog-full) (condition)
+            (values nil (princ-to-string condition)))))))
 
 (defun start-scheduled (node entry)
   "Do the next time of the schedule in ENTRY, which is due."

@@ -75,13 +75,14 @@ long."
     (case (pb:create-schedule-request-times-case request)
       (:cron (parse-cron (pb:schedule-state-cron state)))
       (:interval-ms (unless (and (<= 1000 interval +longest-ms+) (zerop (mod interval 1000)))
-                      (refuse :too-large "an interval is whole seconds, at least one")))
-      (t (refuse :too-large "a schedule has a cron expression or an interval")))
-    (unless (keywordp overlap) (refuse :too-large "~A says nothing about overlaps" overlap))
+                      (refuse :invalid-request "an interval is whole seconds, at least one")))
+      (t (refuse :invalid-request "a schedule has a cron expression or an interval")))
+    (unless (keywordp overlap) (refuse :invalid-request "~A says nothing about overlaps" overlap))
     (when (> catch-up +most-catch-up+)
       (refuse-size :too-large :catch-up +most-catch-up+ catch-up "too many times to make up for"))
     (when (string/= "" (pb:start-request-id start))
-      (refuse :too-large "the workflow of a schedule must not have an id: each time makes one"))
+      (refuse :invalid-request
+              "the workflow of a schedule must not have an id: each time makes one"))
     ;; can it be started?
     (scheduled-workflow state start now limits)
     (setf (pb:schedule-state-next-unix-ms state) (next-scheduled-time state (cron-of state) now))

@@ -85,7 +85,7 @@ ones."
 
 (defun status-text (status)
   "STATUS of workflows in the form of keys. Refuse a peer's number that has no name."
-  (unless (keywordp status) (refuse :too-large "~A is not a status of workflows" status))
+  (unless (keywordp status) (refuse :invalid-request "~A is not a status of workflows" status))
   (string-downcase status))
 
 (defun key-behind (prefix)

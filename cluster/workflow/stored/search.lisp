@@ -67,7 +67,7 @@
          (after (pb:list-request-after request))
          (begin (if before (age-text (1- before)) "")))
     (unless (every (lambda (ms) (<= 0 ms +longest-ms+)) (search-times request))
-      (refuse :too-large "a time of the search is negative or too far away"))
+      (refuse :invalid-request "a time of the search is negative or too far away"))
     (values (if (string< begin after) (format nil "~A~C" after (code-char 0)) begin)
             (if (plusp from) (age-text (1- from)) "g"))))
 

@@ -72,6 +72,10 @@ the etcd that THE-SERVICE-ON-ETCD has started for all of them."
              (signals workflow-not-found (workflow-state channel "w2"))
              (signals workflow-not-found (cancel-workflow channel "w2"))
              (signals workflow-not-found (signal-workflow channel "w2" "x" nil))
+             (handler-case (progn (start-workflow channel "w/3" '("a")) (fail "no name"))
+               (invalid-request (condition)
+                 (is (null (workflow-error-limit condition)))
+                 (is (search "has a /" (workflow-error-text condition)))))
              (handler-case
                  (progn (start-workflow channel "w3" '("a") :input (make-octets 1000001))
                         (fail "too large"))
@@ -97,7 +101,8 @@ the etcd that THE-SERVICE-ON-ETCD has started for all of them."
 (part statuses-without-a-name-are-refused
   "A number that is no status, from a newer client, is an argument that is wrong, not our error."
   (with-nodes (node) ()
-    (signals too-large (workflow::ask #'methods:list node (pb:make-list-request :status 77) 5))))
+    (signals invalid-request
+      (workflow::ask #'methods:list node (pb:make-list-request :status 77) 5))))
 
 (part signals-count-once
   (with-nodes (node) ()

@@ -120,8 +120,8 @@
     (signals too-large (start 4 :max-children 3))
     (finishes (begun (nested 8)))
     (signals too-large (begun (nested 9)))
-    (signals too-large (start 0))
-    (signals too-large (begun '((:parallel ()))))
+    (signals invalid-request (start 0))
+    (signals invalid-request (begun '((:parallel ()))))
     ;; PARENT.1.0 has four octets more
     (finishes (begun '((:parallel ("a"))) :id (make-string 124 :initial-element #\w)))
     (signals too-large (begun '((:parallel ("a"))) :id (make-string 125 :initial-element #\w))))

@@ -50,7 +50,7 @@
     (becomes state 5000 (workflow::claim-step "s1" '("c")))
     (is (= 2 (pb:workflow-state-fence state))))
   (is (= 8000 (pb:workflow-state-deadline-unix-ms (continued '("c") :timeout 5))))
-  (signals too-large (continued '())))
+  (signals invalid-request (continued '())))
 
 (test a-continuation-takes-few-operations
   "Of a run of a thousand steps all are removed by one transaction of the store, with those of the

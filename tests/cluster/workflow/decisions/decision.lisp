@@ -325,13 +325,62 @@ longer; after twenty in a row it fails, since it may be what ends its workers."
       (is (eq :claimed (status-at state 0)))))
   (dolist (id '("" "a/b" "a
 b"))
-    (signals too-large (begun '("a") :id id)))
-  (signals too-large (begun '()))
-  (signals too-large (begun (list (pb:make-step))))
-  (signals too-large (begun (list (pb:make-step :wait-ms -1))))
+    (signals invalid-request (begun '("a") :id id)))
+  (signals invalid-request (begun '()))
+  (signals invalid-request (begun (list (pb:make-step))))
+  (signals invalid-request (begun (list (pb:make-step :wait-ms -1))))
   (dolist (factor (list -1 0.5 1001 1d308 sb-ext:double-float-positive-infinity
                         (sb-kernel:make-double-float #x7FF80000 0)))
-    (signals too-large (begun (list (pb:make-step :task "a" :backoff-factor factor))))))
+    (signals invalid-request (begun (list (pb:make-step :task "a" :backoff-factor factor))))))
+
+(defun count-operations (draft)
+  (length (workflow::draft-operations "" draft)))
+
+(defun end-of-state (state limits)
+  "The state that STATE comes to by all changes that are due at once, each of which etcd takes."
+  (loop while (workflow::running-p state)
+        do (is (<= (count-operations (becomes state 3000 (workflow::note-time) :limits limits))
+                   128)))
+  state)
+
+(test many-steps-that-are-done-at-once
+  "However many steps end by one event, each change has no more operations than etcd takes."
+  (let ((limits (limits :max-steps 1000 :max-signals 1000)))
+    (loop for (done-at-once count signals) in '(((:until 0) 999 0) ((:signal "x") 150 150)) do
+      (let ((state (workflow::draft-state
+                    (begun (list* "a" (loop repeat count collect done-at-once)) :limits limits))))
+        (dotimes (i signals)
+          (becomes state 1500 (workflow::note-signal "x" (format nil "signal/~D" i) 0)
+                   :limits limits))
+        (becomes state 2000 (workflow::claim-step "s" '("a")) :limits limits)
+        (let ((draft (becomes state 3000 (workflow::report-result 1 (make-octets 300) '())
+                              :limits limits)))
+          (is (<= (count-operations draft) 128))
+          (is (eq :timing (status-at state (pb:workflow-state-current state))))
+          (is (= 65 (pb:workflow-state-current state))))
+        (setf state (end-of-state state limits))
+        (is (eq :completed (pb:workflow-state-status state)))
+        (is (= (1+ count) (count :done (pb:workflow-state-steps state)
+                           :key #'pb:step-state-status)))))))
+
+(test many-steps-that-begin-at-once
+  "A workflow that is begun has no more operations than etcd takes, or is refused."
+  (let ((limits (limits :max-steps 1000)))
+    (flet ((start (steps inputs)
+             (count-operations
+              (begun (loop for i below steps
+                           collect (if (< i inputs)
+                                       `(:task "a" :input ,(make-string (+ 300 i)
+                                                                        :initial-element #\i))
+                                       '(:until 0)))
+                     :limits limits))))
+      (is (<= (start 1000 0) 128))
+      (is (<= (start 256 89) 128))
+      (is (<= (start 1000 68) 128))
+      (handler-case (progn (start 1000 69) (fail "too many inputs"))
+        (too-large (condition)
+          (is (string= "inputs" (workflow-error-limit condition)))
+          (is (= 69 (workflow-error-most condition))))))))
 
 (test states-stay-storable
   "Texts are kept in part, so many octets of them; a workflow whose state grows too large fails,

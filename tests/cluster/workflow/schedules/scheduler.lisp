@@ -38,7 +38,7 @@
   (dolist (wrong '("" "* * * *" "* * * * * *" "60 * * * *" "* 24 * * *" "* * 0 * *" "* * 32 * *"
                    "* * * 13 *" "* * * * 8" "5-1 * * * *" "*/0 * * * *" "1/2 * * * *" "a * * * *"
                    "1,, * * * *" "1-2-3 * * * *" "0 0 30 2 *" "-1 * * * *"))
-    (signals too-large (workflow::parse-cron wrong))))
+    (signals invalid-request (workflow::parse-cron wrong))))
 
 (defun schedule-request (&rest arguments &key (cron "* * * * *") &allow-other-keys)
   (let ((request (apply #'pb:make-create-schedule-request
@@ -69,14 +69,14 @@
     (is (plusp (first (to-do (unix-ms 1971 1 5 0 0) :cron "* * 1 1 *"))))))
 
 (test schedules-are-checked
-  (signals too-large (schedule-at 0 :cron "x"))
-  (signals too-large (schedule-at 0 :interval-ms 999))
-  (signals too-large (schedule-at 0 :interval-ms 1500))
+  (signals invalid-request (schedule-at 0 :cron "x"))
+  (signals invalid-request (schedule-at 0 :interval-ms 999))
+  (signals invalid-request (schedule-at 0 :interval-ms 1500))
   (finishes (schedule-at 0 :interval-ms 1000))
   (finishes (schedule-at 0 :catch-up 100))
   (signals too-large (schedule-at 0 :catch-up 101))
-  (signals too-large (schedule-at 0 :workflow (pb:make-start-request)))
-  (signals too-large (schedule-at 0 :overlap 7))
+  (signals invalid-request (schedule-at 0 :workflow (pb:make-start-request)))
+  (signals invalid-request (schedule-at 0 :overlap 7))
   ;; ID.20261128T030000Z has 17 octets more
   (finishes (schedule-at 0 :id (make-string 111 :initial-element #\s)))
   (signals too-large (schedule-at 0 :id (make-string 112 :initial-element #\s))))

@@ -50,7 +50,7 @@
       (is (equal (numbered 4 3) (ids-found node :ended-before 1000012)))
       (is (equal (numbered 5 4) (ids-found node :ended-from 1000011 :ended-before 1000013)))
       (is (null (ids-found node :ended-from 1 :status :running)))
-      (signals too-large
+      (signals invalid-request
         (workflow::ask #'methods:list node (pb:make-list-request :started-from-unix-ms -1) 5)))))
 
 (test a-search-looks-at-so-many-entries
