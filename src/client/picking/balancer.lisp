@@ -151,6 +151,15 @@ and its PICKER: nil, so that calls wait; a subchannel, which gets all calls; or 
 MAKE-PICKER or MAKE-FAILURE. On the channel's loop."
   (child-published (balancer-parent balancer) balancer state picker))
 
+(defun call-guarded (publisher balancer function)
+  "Call FUNCTION, a method of BALANCER's, which may be a user's. An error in it is logged, and
+PUBLISHER, a balancer, publishes a failure: else calls might wait for ever."
+  (let ((error (nth-value 1 (loop:guarding (:balancer-failed :balancer balancer)
+                              (funcall (the function function))))))
+    (when error
+      (publish publisher :transient-failure
+               (make-failure (format nil "the balancer failed: ~A" error) :internal)))))
+
 (defun map-ancestors (function balancer)
   "Call FUNCTION with each balancer above BALANCER, the nearest first."
   (declare (type function function))

@@ -50,15 +50,6 @@ existing balancers keep theirs. Evaluate it at top level."
                              '(,policy) ',name 'config:whole-object)
      ',name))
 
-(defun call-guarded (switch balancer function)
-  "Call FUNCTION, a method of BALANCER's, which may be a user's. An error in it is logged, and
-SWITCH publishes a failure."
-  (let ((error (nth-value 1 (loop:guarding (:balancer-failed :balancer balancer)
-                              (funcall (the function function))))))
-    (when error
-      (publish switch :transient-failure
-               (make-failure (format nil "the balancer failed: ~A" error) :internal)))))
-
 (defun make-child (switch policy)
   (setf (switch-policy switch) policy)
   (make-instance (config:policy-class policy) :parent switch))

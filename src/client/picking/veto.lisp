@@ -24,8 +24,8 @@ that of the newest veto."
                            (state-text (subchannel-state subchannel)) (state-text state)
                            (and failed (last-error-text subchannel))))
   (setf (subchannel-state subchannel) state)
-  (loop:guarding (:balancer-failed :balancer (subchannel-balancer subchannel))
-    (subchannel-changed (subchannel-balancer subchannel) subchannel)))
+  (let ((balancer (subchannel-balancer subchannel)))
+    (call-guarded balancer balancer (lambda () (subchannel-changed balancer subchannel)))))
 
 (defun review-state (subchannel)
   "Notify the balancer of SUBCHANNEL if its state has changed."

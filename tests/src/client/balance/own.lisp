@@ -87,6 +87,29 @@
       (is (eq :transient-failure (state core)))
       (is (search "not yet" (client:failure-text (pick core)))))))
 
+(grpc:define-balancer shy "shy" ((failing :initform t :accessor shy-failing-p)))
+
+(defmethod grpc:update-backends ((balancer shy) backends config)
+  (declare (ignore config))
+  (dolist (backend backends)
+    (grpc:connect (grpc:open-subchannel balancer backend))))
+
+(defmethod grpc:subchannel-changed ((balancer shy) subchannel)
+  (when (shy-failing-p balancer) (error "not me"))
+  (when (eq :ready (grpc:subchannel-state subchannel))
+    (grpc:publish balancer :ready subchannel)))
+
+(test an-error-of-a-policy-about-a-state-ends-the-calls
+  "They would wait for ever, since it has published nothing. What it publishes later counts."
+  (with-log (:balancer-failed)
+    (with-core (core)
+      (update core "[{\"shy\":{}}]" 1)
+      (is (eq :transient-failure (state core)))
+      (is (search "not me" (client:failure-text (pick core))))
+      (setf (shy-failing-p (policy-of core)) nil)
+      (bring core :ready 1)
+      (is (eq :ready (state core))))))
+
 (test timers-of-policies-outlive-errors
   (with-log (:timer-function-error)
     (with-core (core)
