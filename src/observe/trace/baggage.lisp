@@ -6,7 +6,9 @@
 ;;;; A context has the text as it goes on. The properties of a member, after a semicolon, go on as
 ;;;; they are and are not shown to the user. A text is cut between members where it would be longer
 ;;;; than +MOST-BAGGAGE-OCTETS+ or have more than +MOST-BAGGAGE-MEMBERS+, the least that the
-;;;; recommendation asks to pass on; a malformed member is left out.
+;;;; recommendation asks to pass on; a malformed member is left out. Of a baggage in several headers
+;;;; +MOST-JOINED-OCTETS+ go on: HPACK lets a peer have these joined, and read by handlers, in each
+;;;; request of a few octets.
 
 (in-package #:clgrpc.trace)
 
@@ -14,6 +16,8 @@
   "How many members of a baggage go on.")
 (defconstant +most-baggage-octets+ 8192
   "How long a baggage goes on.")
+(defconstant +most-joined-octets+ 4096
+  "How long a baggage that comes in several headers goes on.")
 
 (defun baggage-name-p (name)
   "True if NAME is a token (RFC 9110, section 5.6.2)."
@@ -40,11 +44,6 @@
          (every #'baggage-char-p (trimmed (subseq member (1+ equals) semicolon)))
          (every (lambda (char) (char<= #\Space char #\~)) member)
          name)))
-
-(defun member-value (member)
-  "The value of MEMBER, decoded; nil if it is not UTF-8."
-  (percent-decoded-text (trimmed (subseq member (1+ (position #\= member))
-                                         (position #\; member)))))
 
 (defun baggage-members (text)
   "The members of TEXT that are as they should be."
@@ -80,11 +79,47 @@ not looked at."
                         (t (setf room 0)
                            (and cut (baggage-members (subseq text 0 cut)))))))))
 
+(define-hot trimmed-part ((text simple-string) (start index) (end index)) (values index index)
+  "Where TEXT from START to END begins and ends without the blanks around it."
+  (with-text-type (text)
+    (loop while (and (< start end) (space-or-tab-p (schar text start))) do (incf start))
+    (loop while (and (< start end) (space-or-tab-p (schar text (1- end)))) do (decf end)))
+  (values start end))
+
+(define-hot text-part ((text simple-string) (start index) (end index)) simple-string
+  "TEXT from START to END without the blanks around it."
+  (multiple-value-bind (start end) (trimmed-part text start end)
+    (subseq text start end)))
+
+(defun map-members (function text)
+  "Call FUNCTION with START, EQUALS and END of each member of TEXT, a baggage whose members are as
+they should be."
+  (loop with length = (length text)
+        for start = 0 then (1+ end)
+        while (< start length)
+        for end = (or (char-position #\, text :start start) length)
+        do (funcall function start (char-position #\= text :start start :end end) end)))
+
+(defun member-value (text equals end)
+  "The value, decoded, of the member of TEXT that ends at END; nil if it is not UTF-8."
+  (let ((semicolon (char-position #\; text :start equals :end end)))
+    (multiple-value-bind (start end) (trimmed-part text (1+ equals) (or semicolon end))
+      (if (char-position #\% text :start start :end end)
+          (let ((octets (percent-octets text start end)))
+            (and octets
+                 (handler-case (octets-string octets)
+                   (invalid-utf8 () nil))))
+          (subseq text start end)))))
+
 (defun baggage-alist (text)
-  "The names and values of TEXT, a baggage."
-  (loop for member in (baggage-members text)
-        for value = (member-value member)
-        when value collect (cons (member-name member) value)))
+  "The names and values of TEXT, a baggage as READ-BAGGAGE returns it. A peer causes that with a few
+octets, if handlers ask for it: so members are not tested again."
+  (let ((alist '()))
+    (map-members (lambda (start equals end)
+                   (let ((value (member-value text equals end)))
+                     (when value (push (cons (text-part text start equals) value) alist))))
+                 text)
+    (nreverse alist)))
 
 (defun escaped-value (value)
   "VALUE, a string, as a member has it: octets of UTF-8 that may not stand there are escaped."
@@ -96,8 +131,14 @@ not looked at."
                  (format stream "%~2,'0X" octet)))))
 
 (defun baggage-with (text name value)
-  "TEXT, a baggage, in which NAME has VALUE, a string; nothing if that is nil."
-  (joined-members
-   (append (and value
-                (list (format nil "~A=~A" name (escaped-value value))))
-           (remove name (baggage-members text) :key #'member-name :test #'string=))))
+  "TEXT, a baggage as READ-BAGGAGE returns it, in which NAME has VALUE, a string; nothing if that is
+nil."
+  (let ((members '()))
+    (map-members (lambda (start equals end)
+                   (unless (string= name (text-part text start equals))
+                     (push (text-part text start end) members)))
+                 text)
+    (joined-members
+     (append (and value
+                  (list (format nil "~A=~A" name (escaped-value value))))
+             (nreverse members)))))

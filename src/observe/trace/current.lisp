@@ -200,7 +200,8 @@ the current baggage: each name a string that is a token, each value a string, or
 out. The calls and spans that begin there carry it, whether they are recorded or not; channels send
 it if the :propagators of their tracing have :baggage, and servers read it then: see
 CURRENT-BAGGAGE. Every service that a call reaches can read it; at most 64 members and 8,192 octets
-are passed on. Signal MISUSE for other entries. From any thread."
+are passed on, 4,096 octets if they come in several headers. Signal MISUSE for other entries. From
+any thread."
   (let ((function (gensym "BODY")))
     `(flet ((,function () ,@body))
        (declare (dynamic-extent #',function))

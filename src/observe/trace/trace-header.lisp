@@ -88,15 +88,37 @@ have, with their baggage if that is one of PROPAGATORS; nil without a context."
       (hpack:field (or (hpack:field-memo field) (setf (hpack:field-memo field) (baggage))))
       (cons (baggage)))))
 
-(defun joined-baggage (texts)
-  "TEXTS, values of FIELD-BAGGAGE, as one baggage."
-  (let ((count 0))
-    (coerce (joined-members (loop for text in texts
-                                  while (< count +most-baggage-members+)
-                                  append (let ((members (split-list text)))
-                                           (incf count (length members))
-                                           members)))
-            'simple-base-string)))
+(define-hot kept-part ((text simple-base-string) (room index) (members index)) (values index index)
+  "Where the first MEMBERS of TEXT, a baggage, end, or as many of these as ROOM characters have, and
+their number."
+  (let ((end 0) (count 0))
+    (declare (type index end count))
+    (loop while (and (< count members) (< end (length text)))
+          do (let ((comma (or (char-position #\, text :start (if (zerop count) 0 (1+ end)))
+                              (length text))))
+               (when (< room comma) (return))
+               (setf end comma)
+               (incf count)))
+    (values end count)))
+
+(define-hot joined-baggage ((texts list)) simple-base-string
+  "TEXTS, values of FIELD-BAGGAGE, as one baggage, without the members that are too much. A peer may
+have many texts joined in each request: they are not parsed again."
+  (let ((joined (make-string +most-joined-octets+ :element-type 'base-char)) (at 0) (members 0))
+    (declare (type index at members) (dynamic-extent joined))
+    (dolist (text (remove "" texts :test #'string=))
+      (declare (type simple-base-string text))
+      (let ((start (if (zerop at) 0 (1+ at))))
+        (multiple-value-bind (end count)
+            (kept-part text (max 0 (- +most-joined-octets+ start))
+                       (- +most-baggage-members+ members))
+          (when (plusp count)
+            (unless (zerop at) (setf (schar joined at) #\,))
+            (replace joined text :start1 start :end2 end)
+            (setf at (+ start end))
+            (incf members count))
+          (when (< end (length text)) (return)))))
+    (subseq joined 0 at)))
 
 (defun with-extracted-baggage (context fields)
   "CONTEXT, or nil, with the baggage that FIELDS say; a bare one if they say only that."

@@ -17,6 +17,14 @@
   (is (string= "a=1;p;q=3,b=2" (trace::read-baggage '("a=1;p;q=3 , b=2")))
       "properties go on"))
 
+(test a-baggage-that-was-read-is-read-again
+  "Without the tests of its members: as the user sees it."
+  (is (equal '(("a" . "") ("b" . "=;")) (told "a = ; p=1,, b= =%3B ")))
+  (is (equal '(("a" . "1")) (told "a=1,b=%f,c=%")) "not percent-encoded")
+  (is (string= "b=3,a=1;p" (trace::baggage-with "a=1;p,b=2 ;q" "b" "3")))
+  (is (string= "a=1;p" (trace::baggage-with "a=1;p,b =2" "b" nil)))
+  (is (string= "c=3" (trace::baggage-with "" "c" "3"))))
+
 (test members-of-a-baggage-that-are-wrong-are-left-out
   (dolist (wrong (list "a" "=1" "a b=1" "é=1" "a=é" "a=b c" "a=\"1\"" "" ","
                        (format nil "a=1~Cb" (code-char 10))))
@@ -51,6 +59,23 @@
       (is (null (extracted)))
       (let ((many (loop repeat 40 collect more)))
         (is (= 64 (length (trace::baggage-alist (apply #'extracted many)))))))))
+
+(test baggage-of-several-headers-is-joined
+  "As far as it goes on: no member is cut, and none goes on behind one that does not."
+  (flet ((joined (&rest texts)
+           (apply #'extracted
+                  (mapcar (lambda (text) (clgrpc.hpack:string-field "baggage" text)) texts)))
+         (member-of (length)            ; name and value have LENGTH characters
+           (format nil "n=~A" (repeated (- length 2) #\x))))
+    (is (string= "a=1,b=2" (joined "," "a=1" "" "b=2" "b")))
+    (is (null (joined "," "")))
+    (is (= 4096 (length (joined (member-of 2000) (member-of 2095)))))
+    (is (= 2000 (length (joined (member-of 2000) (member-of 2096) "a=1"))))
+    (is (= 2004 (length (joined (member-of 2000)
+                                (format nil "a=1,~A,b=2" (member-of 2094))))))
+    (flet ((many (name)
+             (format nil "~{~A~^,~}" (loop for i below 40 collect (format nil "~A~D=1" name i)))))
+      (is (= 64 (length (trace::baggage-alist (joined (many "a") (many "b") (many "c")))))))))
 
 (defun carrying (place function &key (sampler :always-on))
   "What FUNCTION returns, called with a channel to a server at PLACE that answers with how many
