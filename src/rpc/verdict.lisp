@@ -67,7 +67,8 @@
 
 (defun verdict (name &rest arguments)
   "The status and the text of the verdict NAME, a keyword. ARGUMENTS are those of its text, a format
-control. A string among them may come from a peer, so only its first 200 characters are shown."
+control. A string among them may come from a peer, so only its first 120 characters are shown: HPACK
+repeats it by an octet, and each character may have to be escaped."
   (let ((row (or (find name (the simple-vector **verdicts**) :key #'verdict-row-name)
                  (misuse "~S is not a verdict." name))))
     (values (verdict-row-status row)
@@ -75,7 +76,7 @@ control. A string among them may come from a peer, so only its first 200 charact
                 (apply #'format nil (verdict-row-text row)
                        (loop for argument in arguments
                              collect (if (stringp argument)
-                                         (printable-text argument :limit 200)
+                                         (printable-text argument :limit 120)
                                          argument)))
                 (verdict-row-text row)))))
 

@@ -80,7 +80,8 @@ Reject the request if the method's messages are raw or already have a codec."
                (or (setf (request-timeout request) (status:parse-timeout (hpack:field-value field)))
                    (setf (request-rejection request) '(:internal "malformed grpc-timeout"))))
               ((= kind http2:+kind-grpc-encoding+)
-               (read-encoding request field))
+               ;; once one is unknown that is so: HPACK repeats it for an octet, its text is long
+               (unless (eq :unknown (request-incoming request)) (read-encoding request field)))
               ((= kind http2:+kind-grpc-accept-encoding+)
                (setf (request-accepted request) (wire:accepted-encodings field))))))
     (when (request-codec request) (take-codec request))

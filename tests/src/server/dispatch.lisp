@@ -59,6 +59,7 @@
       (is (eq :ok (status '("grpc-timeout" . "99999999H"))))
       (is (eq :ok (status '("grpc-encoding" . "identity"))))
       (is (eq :unimplemented (status '("grpc-encoding" . "snappy"))))
+      (is (eq :unimplemented (status '("grpc-encoding" . "snappy") '("grpc-encoding" . "gzip"))))
       (is (eq :ok (status '("grpc-accept-encoding" . "gzip") '("user-agent" . "x"))))
       ;; also when the field comes from the table, and the block has been seen before
       (dotimes (i 4)

@@ -167,7 +167,8 @@ of kind and octets, is."
                      (hpack:make-field (ascii-octets name) octets)
                      (hpack:make-field (ascii-octets name) octets))))
       (clgrpc.trace::extract '(:tracecontext) (fields "tracestate"))
-      (clgrpc.trace::extract '(:grpc-trace-bin) (fields "grpc-trace-bin")))))
+      (clgrpc.trace::extract '(:grpc-trace-bin) (fields "grpc-trace-bin"))
+      (clgrpc.trace::extract '(:baggage) (fields "baggage")))))
 
 (define-decoder "accept" (text-seeds "text/plain;q=0.5,*/*" "a;version=1,," "gzip;q=0.1")
   (lambda (kind octets)
@@ -193,7 +194,8 @@ of kind and octets, is."
                                               (declare (ignore request))
                                               (values 200 '() "x"))
                                     :methods '("GET" "POST")))
-     :observer (list metrics (grpc:make-tracing)
+     :observer (list metrics
+                     (grpc:make-tracing :propagators '(:tracecontext :grpc-trace-bin :baggage))
                      (grpc:make-access-log :ratio 1 :function (constantly nil)))
      options)))
 
@@ -204,7 +206,9 @@ of kind and octets, is."
 (defun make-cost-probe ()
   (clgrpc.tests.server:make-probe
    :ask (lambda (note call)
-          (when call (grpc:call-metadata call))
+          (when call
+            (grpc:call-metadata call)
+            (grpc:current-baggage))
           note)
    :peek (lambda (note call) (declare (ignore call)) note)
    :watch (lambda (note call) (declare (ignore note)) call)
@@ -402,6 +406,13 @@ of kind and octets, is."
 (defun ordinary-ask ()
   (make-ask :fields *ordinary-fields* :path "/lab.Bench/Ask" :body (note-frames 4)))
 
+(defun baggage-text (length members)
+  "A baggage of MEMBERS of about LENGTH characters each."
+  (format nil "~{~A~^,~}"
+          (loop for i below members
+                collect (format nil "m~D=~A" i (make-string (max 1 (- length 4))
+                                                            :initial-element #\a)))))
+
 (defun ask-seeds ()
   (append (loop for path across *ask-paths*
                 for body in (list (note-frames 4) (framed (octets-of)) nil)
@@ -416,6 +427,32 @@ of kind and octets, is."
                                                   (list (list "traceparent" *traceparent*)
                                                         (list name (format nil "~v@{~A~:*~}~*"
                                                                            count part))))))
+          (list (make-ask :path "/lab.Bench/Ask" :body (note-frames 4)
+                          :fields (append *ordinary-fields*
+                                          (loop repeat 14
+                                                collect (list "baggage"
+                                                              (format nil "a=~v@{~A~:*~}~*" 160
+                                                                      "%C3%A9"))))))
+          ;; unknown encodings, and a text of an error that has to be escaped
+          (loop for (length times) in '((510 26) (1 300))
+                collect (make-ask :path "/lab.Bench/Ask" :body (note-frames 4)
+                                  :fields (append *ordinary-fields*
+                                                  (loop with field = (list "grpc-encoding"
+                                                                           (make-string
+                                                                            length
+                                                                            :initial-element #\a))
+                                                        repeat times collect field))))
+          (list (make-ask :path (format nil "/none?~A" (make-string 1300 :initial-element #\é))
+                          :fields *ordinary-fields* :body (note-frames 4)))
+          ;; a baggage in many headers is joined in each request
+          (loop for (length members times) in '((8 300 1) (54 50 1) (54 50 4) (54 31 8) (54 1 60)
+                                                (2800 1 5) (1000 1 14))
+                collect (make-ask :path "/lab.Bench/Ask" :body (note-frames 4)
+                                  :fields (append *ordinary-fields*
+                                                  (loop with field = (list "baggage"
+                                                                           (baggage-text length
+                                                                                         members))
+                                                        repeat times collect field))))
           (list (make-ask :path "/lab.Bench/Ask"
                           :fields (append *ordinary-fields*
                                           (loop repeat 4
