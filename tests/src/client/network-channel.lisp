@@ -170,7 +170,7 @@
                             collect (grpc:make-channel (grpc:server-address server)))))
         (dolist (channel channels) (is (= 2 (number-of (ask channel (note 1))))))
         ;; and a few that look after it for each other; not one for each channel
-        (is (<= (our-threads) (+ 5 before)))
+        (is (<= (our-threads) (+ 10 before)))
         (mapc #'grpc:close-channel channels)
         (is (= 2 (number-of (ask channel (note 1)))))))
     (is (wait-until (lambda () (= threads (our-threads)))))))
