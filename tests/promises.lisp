@@ -233,7 +233,7 @@ status 415"
    "src/client/config/method-config.lisp" "(when (and retry hedging)" "(when nil")
   ("An error says where it is and what is allowed there"
    "config" "retry-policies"
-   "src/client/config/method-config.lisp" "(member-path path \"retryableStatusCodes\") \"must name"
+   "src/client/config/method-config.lisp" "(member-path path name) \"must name"
    "path \"must name")
   ("After a wrong config from a resolver the channel keeps the previous one"
    "client" "a-bad-config-leaves-the-good-one-in-force"

@@ -48,10 +48,12 @@
     (misuse "USER and PASSWORD are given together: a name, and a string or a function that ~
              returns one.")))
 
-(defun make-etcd (endpoints &rest options &key user password channel metrics observer (timeout 5)
-                                            (keepalive-seconds 10) (backoff-initial-seconds 1/4)
-                                            (backoff-maximum-seconds 2)
-                                            (max-receive-octets 268435456) &allow-other-keys)
+(define-keyword-function make-etcd
+    (endpoints &rest options &key user password channel metrics observer (timeout 5)
+                               (keepalive-seconds 10) (backoff-initial-seconds 1/4)
+                               (backoff-maximum-seconds 2) (max-receive-octets 268435456)
+     &allow-other-keys)
+    "a port is a part of each endpoint, \"HOST:PORT\", and several endpoints are a list"
   "Return a client of etcd's members at ENDPOINTS, a string \"HOST:PORT\", or a list of such; names
 and numeric addresses may be mixed. Calls go to all members that can be reached, by turns. TIMEOUT
 is the default of the seconds that a call may take. USER, a string, and PASSWORD, a string or a
@@ -106,7 +108,8 @@ before that ends its leases and watches. From any thread."
   (getf (etcd-options etcd) :metrics))
 
 (defun run-ending (ending)
-  "ENDING is one of ETCD-ENDINGS: a function, or a client that uses the same channel."
+  "Call ENDING, one of ETCD-ENDINGS, if it is a function; close it if it is a client that uses the
+same channel."
   (if (functionp ending) (funcall ending) (close-etcd ending)))
 
 (defun run-next-ending (etcd)
@@ -166,7 +169,7 @@ before SECONDS are over. From any thread."
     (when meter (metrics:add (funcall (the function instrument) meter) number))))
 
 (defun background-of (etcd)
-  "Where the jobs of ETCD run; one that has ended if ETCD is closed."
+  "The background that runs the jobs of ETCD; if ETCD is closed, a background that has ended."
   (or (etcd-background etcd)
       (sb-sys:without-interrupts
         (let* ((new (loop:make-background "clgrpc etcd"))

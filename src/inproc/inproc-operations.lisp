@@ -31,6 +31,11 @@ verdict, for the client."
   (multiple-value-bind (status text) (rpc:verdict flaw)
     (end-call-pair call-pair (list status :message text) '(:ok :ended-by :local) t)))
 
+(defun called-server (call)
+  "The operation SERVER."
+  (let ((callee (inproc-core-callee (call-inproc-core call))))
+    (and callee (callee-server callee))))
+
 (defun server-abort (call status text ended-by)
   "The operation ABORT of a handler."
   (declare (ignore ended-by))
@@ -91,4 +96,4 @@ verdict, for the client."
 (rpc:define-transport-end **server-operations** (:server :like **shared-operations**)
   :send #'server-send :send-metadata #'server-send-metadata :receive #'server-receive
   :reply #'server-reply :finish #'server-finish :abort #'server-abort
-  :drive #'no-drive :park #'inproc-park)
+  :drive #'no-drive :park #'inproc-park :server #'called-server)

@@ -16,7 +16,7 @@
    ;; source.lisp
    #:defined-as
    ;; form.lisp, plugin.lisp
-   #:define-file #:generate-sources #:answer-request
+   #:define-file #:generate-sources #:answer-request #:*import-option*
    ;; protobuf-condition.lisp
    #:field-type-error #:field-type-error-field
    #:protobuf-error #:protobuf-error-position #:protobuf-error-type #:protobuf-error-text

@@ -19,8 +19,8 @@ that CALL's method sends."
   "Return THING. Signal MISUSE unless it is a call."
   (if (typep thing 'call)
       thing
-      (misuse "~S is not a call. The stub of a method with one answer returns that answer, and its ~
-               call as second value." thing)))
+      (misuse "~S is not a call. A handler has its call in the keyword argument CALL. The stub of ~
+               a method with one answer returns that answer, and its call as second value." thing)))
 
 (defun send (call message &key (compress :auto))
   "Send MESSAGE on CALL and return true. Wait while more than the send budget
@@ -43,6 +43,7 @@ thread, as SEND."
 (defun close-send (call)
   "End our side of CALL, a client's call, so that the peer expects no more messages. Signal MISUSE
 for a handler's call. From any thread."
+  (check-call call)
   (operate close-send call)
   nil)
 
@@ -133,6 +134,7 @@ early cancels a client's call. Signal the errors of RECEIVE. From the thread tha
 (defun cancelled-p (call)
   "True if CALL has ended with a status other than :ok: it was cancelled, is past its deadline, or
 lost its connection. A handler that computes for long calls it from time to time. From any thread."
+  (check-call call)
   (not (member (operate look call) '(nil :ok))))
 
 (defun leave-call (call)
@@ -160,22 +162,33 @@ runs. From any thread."
 (defun call-metadata (call)
   "Return the initial metadata that CALL's peer sent, an alist, decoded at each call. On a client,
 wait for the peer's headers; nil if the call ended without them. From any thread."
+  (check-call call)
   (operate await-metadata call)
   (operate metadata call (or (call-fields call) #())))
 
 (defun send-metadata (call metadata)
   "Send METADATA, an alist, at once as the initial metadata of CALL, a handler's call. Signal MISUSE
 if headers or a message were sent already. From any thread."
+  (check-call call)
   (operate send-metadata call (check-metadata metadata))
   nil)
 
 (defun time-remaining (call)
   "The seconds until CALL's deadline as a double-float, negative after it; nil without a deadline.
 From any thread."
+  (check-call call)
   (and (plusp (call-deadline call))
        (ns-seconds (- (call-deadline call) (operate now call)))))
 
 ;;; The reactive style: callbacks on the call's loop
+
+(defun check-callback (name call function)
+  "Signal MISUSE unless CALL is a call and FUNCTION, the callback that the function NAME was given,
+is a function."
+  (check-call call)
+  (unless (functionp function)
+    (misuse "~A takes a call and a function, not ~S~@[: #'~S is its function~]." (symbol-name name)
+            function (and function (symbolp function) (fboundp function) function))))
 
 (defmacro define-callback (name slot documentation &optional late)
   "Define the function NAME (call function). The function stores FUNCTION in SLOT of the call's
@@ -184,6 +197,7 @@ stopped."
   `(defun ,name (call function)
      ,(format nil "~A Runs on the call's loop, so it must not wait. Return CALL. From any thread."
               documentation)
+     (check-callback ',name call function)
      (unless (operate post call
                       (lambda ()
                         (setf (,slot (ensure-reactions call)) function)
@@ -211,6 +225,7 @@ after TRY-SEND has returned nil.")
   "Call FUNCTION without arguments once CALL has ended, with any status, see CALL-STATUS. Several
 functions are called in the order in which they were given. Runs on the call's loop, so it must not
 wait. Return CALL. From any thread."
+  (check-callback 'on-end call function)
   (unless (operate post call
                    (lambda ()
                      (let ((reactions (ensure-reactions call)))
@@ -226,6 +241,7 @@ wait. Return CALL. From any thread."
 or nil, whose value replaces each message that is received or sent. For interceptors, before CALL is
 used, on their thread. The functions of an outer interceptor see incoming messages first and
 outgoing ones last. Return CALL."
+  (check-call call)
   (let ((inlet (ensure-inlet call))
         (outlet (ensure-outlet call)))
     (flet ((combined (first second)
@@ -247,13 +263,17 @@ outgoing ones last. Return CALL."
 
 (defun after (call seconds function)
   "Call FUNCTION without arguments on CALL's loop after SECONDS, a real, unless CALL has ended
-before. For handlers that have returned their call and hold no thread. From any thread."
+before. For handlers that have returned their call and hold no thread. Signal MISUSE for other
+arguments. From any thread."
+  (check-callback 'after call function)
+  (unless (realp seconds) (misuse "SECONDS of AFTER is a real number, not ~S." seconds))
   (operate after call seconds function)
   nil)
 
 (defun reply (call message)
   "End CALL, a unary or client-streaming handler's, with MESSAGE as its answer. For handlers that
 have returned their call. Signal MISUSE if MESSAGE is of a wrong type. From any thread."
+  (check-call call)
   (operate reply call (outgoing call message))
   nil)
 
@@ -261,6 +281,7 @@ have returned their call. Signal MISUSE if MESSAGE is of a wrong type. From any 
   "End CALL, a handler's, with STATUS, a keyword; MESSAGE is its text, DETAILS a list of
 messages or octets for grpc-status-details-bin, TRAILERS an alist added to (call-trailers CALL). For
 handlers that have returned their call. Signal MISUSE for invalid arguments. From any thread."
+  (check-call call)
   (status-code status)
   (check-metadata trailers)
   (unless (stringp message) (misuse "The message of a status is a string, not ~S." message))
@@ -273,9 +294,11 @@ handlers that have returned their call. Signal MISUSE for invalid arguments. Fro
   "The compression of the messages sent on CALL: :gzip, :deflate, a registered name, or :identity
 for no compression. SETFable in a handler before it has sent metadata or a message; signal MISUSE
 later. If the client does not accept the new value, messages go uncompressed. From any thread."
+  (check-call call)
   (operate compression call))
 
 (defun (setf call-compression) (name call)
+  (check-call call)
   (operate change-encoding call (check-compression name))
   name)
 

@@ -199,6 +199,8 @@ made again since their server had not seen them; and the nanoseconds in which no
   (protocol (call) (:end :server :default #'nothing)
     "The protocol by which the call has come over the network, a keyword such as :grpc or :connect;
 nil within the image and of a plain request.")
+  (server (call) (:end :server :default #'nothing)
+    "The server of the call, or nil for a service object without a server.")
   (particulars (call) (:default #'nothing)
     "A plist for the trace of the beginning of the call, besides its method.")
   (stage (call) (:thread :loop :default #'nothing)

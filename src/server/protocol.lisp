@@ -90,7 +90,12 @@ not known."
   (loop for name in (remove-duplicates names :from-end t)
         unless (eq :grpc name)
           collect (or (find name **protocols** :key #'protocol-name)
-                      (misuse "~S is not a protocol: :grpc~{, ~S~} are." name
+                      (misuse "There is no protocol ~(~S~)~@[ (is it :~A?)~]; there are ~
+                               :grpc~{, ~(~S~)~}."
+                              name
+                              (and (typep name '(or symbol string))
+                                   (suggested-name (string-downcase name)
+                                                   (mapcar #'string-downcase (protocol-names))))
                               (protocol-names)))))
 
 (defun prepare-claimers (server protocols table)

@@ -86,6 +86,10 @@ plain request. From any thread."
         ((call-http-request call) nil)
         (t :grpc)))
 
+(defun call-server (call)
+  "The operation SERVER."
+  (server-loop-server (server-call-endpoint call)))
+
 (define-hot (over-http1-p :inline t) ((call server-call)) boolean
   "True if CALL, which is not gRPC's, has come over HTTP/1.1; or if its stream is closed."
   (null (server-call-stream call)))

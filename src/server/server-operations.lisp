@@ -10,7 +10,7 @@
   :write-head #'write-answer-head :deliver #'deliver-request :half-close #'half-close-request
   :stage #'server-stage :stages #'server-stages
   :drive #'server-drive :particulars #'server-particulars :protocol #'call-protocol
-  :elapsed-ns #'server-elapsed-ns)
+  :server #'call-server :elapsed-ns #'server-elapsed-ns)
 
 (setf (documentation '**request-operations** 'variable)
       "The operations of HTTP/2 for calls of gRPC's methods that take one message.")

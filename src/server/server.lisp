@@ -22,24 +22,32 @@
   (note-channel-event (server-channel-trace server) (loop:world-now)
                       (apply #'format nil text arguments)))
 
+(defun checked-server (thing)
+  "THING. Signal MISUSE unless it is a server."
+  (if (typep thing 'server)
+      thing
+      (misuse "~S is not a server, such as the value of START-SERVER." thing)))
+
 (defun server-addresses (server)
   "The addresses SERVER listens on, a list of strings such as \"HOST:PORT\" or \"unix:PATH\", each
-fit for a client. From any thread."
+fit for a client. Signal MISUSE for another object. From any thread."
+  (checked-server server)
   (append (mapcar #'loop:listener-address (server-listeners server))
           (remove nil (mapcar #'acceptor-state (server-acceptors server)))))
 
 (defun server-address (server)
-  "The first address SERVER listens on, a string as in SERVER-ADDRESSES. From any thread."
+  "The first address SERVER listens on, a string as in SERVER-ADDRESSES. Signal MISUSE for
+another object. From any thread."
   (first (server-addresses server)))
 
 (defun server-running-p (server)
-  "True while SERVER accepts calls. From any thread."
-  (eq :serving (server-state server)))
+  "True while SERVER accepts calls. Signal MISUSE for another object. From any thread."
+  (eq :serving (server-state (checked-server server))))
 
 (defun server-statistics (server)
   "Return a plist of counts since SERVER started: :calls that ended, :turns of its loops,
 :connections open now. The counts are read while they change. From any thread."
-  (let ((server-loops (server-loops server)))
+  (let ((server-loops (server-loops (checked-server server))))
     (list :calls (+ (reduce #'+ server-loops :key #'server-loop-calls)
                     (loop for acceptor in (server-acceptors server)
                           sum (nth-value 2 (acceptor-state acceptor))))
@@ -80,7 +88,7 @@ return OPTIONS."
 (defun server-service-names (server)
   "The full names of the services that SERVER serves, such as \"helloworld.Greeter\", a list without
 duplicates. From any thread."
-  (remove-duplicates (loop for service in (server-services server)
+  (remove-duplicates (loop for service in (server-services (checked-server server))
                            append (mapcar #'method:rpc-method-service-name
                                           (method:service-methods service)))
                      :test #'string= :from-end t))
@@ -92,11 +100,11 @@ duplicates. From any thread."
 
 ;;; Starting
 
-(defun start-server (services &rest arguments &key (listen "127.0.0.1:0") (loops 1)
-                                                (execution :auto) credentials compression
-                                                interceptors http fallback observer protocols
-                                                origins
-                     &allow-other-keys)
+(define-keyword-function start-server
+    (services &rest arguments &key (listen "127.0.0.1:0") (loops 1) (execution :auto) credentials
+                                compression interceptors http fallback observer protocols origins
+     &allow-other-keys)
+    "an address is the value of :LISTEN, and several services are a list"
   "Start serving SERVICES, a service object or a list of them, and return the server.
 LISTEN        an address, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\", \"inproc:NAME\" or any
               other form in doc/addresses.md, or a list of these; port 0, the default, picks a free
@@ -343,7 +351,7 @@ STOP-SERVER. Its argument is the number of seconds that running calls will have.
 remove SERVER from registries and load balancers, and may block for a part of these seconds. It
 returns nil, or a function without arguments to be called when SERVER has stopped. An error in
 either goes to the log. Signal MISUSE if SERVER does not run. From any thread."
-  (sb-thread:with-mutex ((server-routes-lock server))
+  (sb-thread:with-mutex ((server-routes-lock (checked-server server)))
     (unless (member (server-state server) '(:starting :serving))
       (misuse "~A does not run." server))
     (push function (server-farewells server)))
@@ -362,20 +370,36 @@ stopped."
   (dolist (function functions)
     (loop:guarding (:server-stop-error :server server) (funcall function))))
 
-(defun checked-server (thing)
-  "THING. Signal MISUSE unless it is a server."
-  (if (typep thing 'server)
-      thing
-      (misuse "~S is not a server, such as the value of START-SERVER." thing)))
-
 (defun stop-server (server
                     &key (drain (options-drain-seconds (server-options (checked-server server)))))
   "Stop SERVER: close its listeners, send GOAWAY to the peers, give running calls DRAIN seconds to
 end, end the rest with :unavailable, close every connection and thread. Return true if all calls
 ended by themselves. Always returns, shortly after DRAIN at the latest, unless a function that
 CALL-BEFORE-STOP was given takes longer. Stopping again does nothing. Saving the image stops all
-servers, with a DRAIN of 0. Not from a handler of SERVER."
-  (let ((after (say-farewells (checked-server server) drain)))
+servers, with a DRAIN of 0. In a handler, interceptor or callback of one of SERVER's own calls,
+return nil at once: a thread of its own stops SERVER, and gives that call time to end like all
+others. Signal MISUSE for another object than a server. From any thread."
+  (unless (typep drain '(real 0))
+    (misuse "DRAIN is a number of seconds, 0 or more, not ~S." drain))
+  (cond ((in-call-of-p (checked-server server))
+         (loop:start-thread (lambda ()
+                              (loop:guarding (:server-stop-error :server server)
+                                (stop-and-wait server drain)))
+                            "clgrpc stop")
+         nil)
+        (t (stop-and-wait server drain))))
+
+(defun in-call-of-p (server)
+  "True if this thread runs user code of one of SERVER's calls, which would wait for itself if it
+waited for SERVER's end."
+  (let ((call (method:current-call)))
+    (and call
+         (not (rpc:client-p call))
+         (eq server (operate server call)))))
+
+(defun stop-and-wait (server drain)
+  "Stop SERVER, see STOP-SERVER, on a thread that runs none of SERVER's calls."
+  (let ((after (say-farewells server drain)))
     (unwind-protect (end-server server drain)
       (call-after-stop server after))))
 

@@ -63,6 +63,18 @@ services. See SET-HEALTH-STATUS."))
 (defmethod initialize-instance :after ((service health-service) &key)
   (setf (gethash "" (service-entries service)) (service-overall service)))
 
+(defun check-service (service)
+  "Signal MISUSE unless SERVICE is a health service."
+  (unless (typep service 'health-service)
+    (misuse "~S is not a health service: give the instance of HEALTH-SERVICE that START-SERVER got ~
+             beside your own services." service)))
+
+(defun check-service-name (name)
+  "Signal MISUSE unless NAME is a string."
+  (unless (stringp name)
+    (misuse "~S is not the name of a service: give its full name, such as \"helloworld.Greeter\", ~
+             or \"\" for the whole server." name)))
+
 (defmacro with-service ((service) &body body)
   `(sb-thread:with-mutex ((service-lock ,service)) ,@body))
 
@@ -77,7 +89,9 @@ services. See SET-HEALTH-STATUS."))
 (defun health-status (service name)
   "Return the status of NAME in SERVICE, a health service: :serving, :not-serving or :unknown; nil
 if it does not know NAME. NAME is the full name of a service such as \"helloworld.Greeter\", or \"\"
-for the whole server. From any thread."
+for the whole server. Signal MISUSE for a SERVICE or NAME of another type. From any thread."
+  (check-service service)
+  (check-service-name name)
   (with-service (service) (status-of service name)))
 
 (defun set-health-status (service name status)
@@ -85,7 +99,9 @@ for the whole server. From any thread."
 :unknown; return STATUS. NAME is the full name of a service, or \"\" for the whole server. Watchers
 get the new status. Once the server stops every status is :not-serving, and cannot be changed. If
 the server does not serve NAME, that is logged once, in case it is misspelt. Signal MISUSE for
-another status. From any thread."
+another status, and for a SERVICE or NAME of another type. From any thread."
+  (check-service service)
+  (check-service-name name)
   (unless (member status '(:serving :not-serving :unknown))
     (misuse "~S is not a health status: give :serving, :not-serving or :unknown." status))
   (change-status service (copy-seq name) status)
@@ -270,5 +286,6 @@ by the parameter \"service\" of the query: 200 while it is :serving, 503 while i
 \"draining\" once a server that SERVICE is served with stops, 404 for a name that it does not know.
 The handler need not be given to the same server: on one of its own it answers while the other
 drains. Requests are in traces and, if they end well, in access logs only if QUIET is false. From
-any thread."
+any thread. Signal MISUSE if SERVICE is not a health service."
+  (check-service service)
   (exchange:prompt-handler path (lambda (query) (tell-health service query)) :quiet quiet))

@@ -47,6 +47,15 @@ nothing."
       (log-event :warning :gateway-types-unknown :reason (princ-to-string error))
       known)))
 
+(defun first-types (service channel)
+  "As RENEW-TYPES, with the types of the server of CHANNEL, before the log is open. If the server
+does not give them, say so on the standard error, and return nil."
+  (handler-case (renew-types service (reflected-pool channel) nil)
+    ((or failure grpc:rpc-error clgrpc-error) (error)
+      (format *error-output* "clgrpc gateway: no types yet, so only calls by gRPC are forwarded: ~
+                              ~A~%" (printable-text (princ-to-string error)))
+      nil)))
+
 (defun call-with-gateway (function channel file import-paths seconds)
   "Call FUNCTION with a service that forwards to CHANNEL and looks for other types each SECONDS.
 Signal a FAILURE if FILE, where there is one, cannot be read now."
@@ -54,7 +63,7 @@ Signal a FAILURE if FILE, where there is one, cannot be read now."
          (ended (sb-thread:make-semaphore))
          (known (if file
                     (renew-types service (descriptor-file-pool file import-paths) nil)
-                    (renew-gateway service channel file import-paths nil)))
+                    (first-types service channel)))
          (thread (sb-thread:make-thread
                   (lambda ()
                     (loop until (sb-thread:wait-on-semaphore ended :timeout seconds)

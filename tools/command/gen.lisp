@@ -25,7 +25,7 @@
                    "Where imports are found first, and where the names of files begin.")))
   "Write the Lisp source of a .proto file and of its imports. foo/bar.proto becomes
 DIR/foo/bar.lisp, which needs clgrpc but not the .proto file. Prints the files that have changed."
-  (let ((here (uiop:getcwd)))
+  (let ((here (uiop:getcwd)) (protobuf:*import-option* "--import-path"))
     (handler-case
         (write-sources (protobuf:generate-sources file :import-paths import-path :directory here)
                        (merge-pathnames (uiop:parse-native-namestring o :ensure-directory t)

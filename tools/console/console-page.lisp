@@ -126,8 +126,8 @@ better choice if others can reach the first. From any thread."
                                           (lambda () (answer console request))))))
 
 (defun console-url (console server)
-  "Where to look at CONSOLE, whose handler SERVER has: an address for the browser, with the token, a
-string; nil if SERVER listens on no address of the network. It is a secret. From any thread."
+  "Return the address of CONSOLE, whose handler SERVER has, for a browser: a string, a secret since
+it contains the token. Nil if SERVER listens on no address of the network. From any thread."
   (let ((address (find-if-not (lambda (address)
                                 (or (uiop:string-prefix-p "unix" address)
                                     (uiop:string-prefix-p "inproc:" address)))

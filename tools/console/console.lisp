@@ -54,7 +54,7 @@
                    (every (lambda (char) (and (< (char-code char) 128)
                                               (or (alphanumericp char) (find char "-_."))))
                           token)))
-    (misuse "The console's token is of 16 to 256 letters, digits and -_., or nil."))
+    (misuse ":token of a console has 16 to 256 letters, digits and - _ .; nil makes a random one."))
   token)
 
 (defun make-console (&key metrics exemplar (path "/console/") remote

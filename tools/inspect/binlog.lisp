@@ -11,6 +11,6 @@
                               :element-type '(unsigned-byte 8))
         (loop for entry = (grpc:read-binary-log stream)
               while entry do (format t "~A~%" (grpc:message-json entry))))
-    ((or file-error misuse grpc:protobuf-error) (error)
-      (fail-command "~A: ~A" file error)))
+    (file-error (error) (fail-command "~A: ~A" file (report:error-reason error)))
+    ((or misuse grpc:protobuf-error) (error) (fail-command "~A: ~A" file error)))
   0)

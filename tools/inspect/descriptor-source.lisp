@@ -159,7 +159,7 @@ the services of the server if it has no SERVICE."
 ;;; Both
 
 (defun proto-pool (file import-paths)
-  (let ((here (uiop:getcwd)))
+  (let ((here (uiop:getcwd)) (protobuf:*import-option* "--import-path"))
     (protobuf:make-type-pool
      (handler-case (protobuf:read-proto-files file :import-paths import-paths :directory here)
        (file-error (error) (refuse "~A" error))))))

@@ -255,7 +255,7 @@ it."
 (defun draw-samples (channel url address interval)
   "Draw a sample of CHANNEL's process, at ADDRESS, whose metrics are at URL or nil, each INTERVAL
 seconds until the key q; the key s sorts by the next of *ORDERS*. While the process does not answer,
-that is said, and it is asked again."
+show that, and ask it again."
   (call-with-screen
    (lambda ()
      (loop with old = nil and order = "calls" and key = nil

@@ -154,7 +154,10 @@ takes.")
   "Signal MISUSE unless ARGUMENTS, a plist, names options of TAKER and good values."
   (loop for (name value) on arguments by #'cddr
         for row = (find-option-row name)
-        do (cond ((null row)
+        do (cond ((not (keywordp name))
+                  (misuse "Options are keywords and their values by turns; ~S is not a keyword."
+                          name))
+                 ((null row)
                   (misuse "There is no keyword or option ~S~@[ (~A)~]; (clgrpc:option-table) lists ~
                            the options." name (keyword-hint name)))
                  ((not (takes-option-p taker row))

@@ -14,6 +14,9 @@
    #:option-row-name #:option-row-scope #:option-row-only
    #:option-row-default #:option-row-minimum #:option-row-maximum #:option-row-unit
    #:option-row-reason #:check-option
+   ;; keyword-function.lisp
+   #:define-keyword-function
+   ;; the values of options
    #:options-max-concurrent-streams #:options-max-header-list-octets #:options-header-table-octets
    #:options-max-frame-octets #:options-max-receive-octets #:options-max-send-octets
    #:options-max-message-depth #:options-max-decoded-octets

@@ -58,7 +58,7 @@ are made later. Return KEYWORD. From any thread."
   "A policy and its own config."
   (name "" :type string :read-only t)   ; as in JSON
   (row nil :type policy :read-only t)   ; of the registry
-  (value nil :read-only t))             ; what the policy's parser has returned
+  (value nil :read-only t))             ; the value of the policy's parser
 
 (defmethod print-object ((config policy-config) stream)
   (print-unreadable-object (config stream :type t)

@@ -84,23 +84,19 @@ the names of the fields that were read.")
           (pushnew name (cddr row) :test #'string=)
           (push (list object path name) *fields-read*)))))
 
-(defun check-plist (object path names)
-  "Signal SERVICE-CONFIG-ERROR if OBJECT, at PATH, is a plist that has a field beside NAMES."
-  (let ((keywords (loop for name in names collect (substitute #\- #\_ (snake-case name)))))
-    (when (plist-p object)
-      (loop for (key) on object by #'cddr
-            for given = (substitute #\- #\_ (key-name key))
-            unless (or (member (key-name key) names :test #'string=)
-                       (member given keywords :test #'string=))
-              do (config-error path "has no field ~(~S~)~@[ (is it :~A?)~]; its fields are ~
-                                     ~{:~A~^, ~}"
-                               key (suggested-name given keywords)
-                               (sort keywords #'string<))))))
-
 (defun check-names ()
   "Signal SERVICE-CONFIG-ERROR if a plist that was read has a field that no reader has read."
   (loop for (object path . names) in *fields-read*
-        do (check-plist object path names)))
+        for keywords = (loop for name in names
+                             collect (substitute #\- #\_ (snake-case name)))
+        do (loop for (key) on object by #'cddr
+                 for given = (substitute #\- #\_ (key-name key))
+                 unless (or (member (key-name key) names :test #'string=)
+                            (member given keywords :test #'string=))
+                   do (config-error path "has no field ~(~S~)~@[ (is it :~A?)~]; its fields are ~
+                                          ~{:~A~^, ~}"
+                                    key (suggested-name given keywords)
+                                    (sort keywords #'string<)))))
 
 (defun find-field (object name path)
   "The value of the field NAME of OBJECT, which may be null, and true if OBJECT has it. Signal
@@ -129,10 +125,24 @@ DEFAULT if it is absent."
            (let ((,path (member-path ,path ,name))) ,@body)
            ,default))))
 
-(defun missing (name path required default)
-  "The value of a reader for the field NAME of the object at PATH, which is absent. Signal an error
-if it is REQUIRED."
-  (when required (config-error (member-path path name) "must be given"))
+(defun similar-key (object name)
+  "The key of OBJECT that is probably NAME, misspelt, as text; nil without such a key."
+  (let ((snake (snake-case name)))
+    (loop for (key) in (object-members object)
+          for given = (key-name key)
+          when (and (<= (length given) (* 2 (length name)))
+                    (string/= snake (snake-case given))
+                    (suggested-name (snake-case given) (list snake)))
+            return (if (stringp key)
+                       (bounded-text key :limit 60 :escape t)
+                       (format nil "~(~S~)" key)))))
+
+(defun missing (object name path required default)
+  "The value of a reader for the field NAME of OBJECT, at PATH, which is absent. Signal an error if
+it is REQUIRED."
+  (when required
+    (config-error (member-path path name) "must be given~@[; is ~A a misspelling of it?~]"
+                  (similar-key object name)))
   default)
 
 (defun object-field (object name path)
@@ -207,7 +217,7 @@ is a number from MINIMUM to MAXIMUM and more than ABOVE, each nil for no limit."
   "The field NAME of OBJECT, a rational from MINIMUM to MAXIMUM and more than ABOVE, each nil for no
 limit. It may be in a string if TEXT is true. If it is absent return DEFAULT, unless it is REQUIRED.
 A number less than LEAST becomes LEAST, one more than MOST becomes MOST."
-  (with-field (value object name path (missing name path required default))
+  (with-field (value object name path (missing object name path required default))
     (let ((number (check-number (and (or text (realp value)) (number-of value)) value "a number"
                                 minimum maximum above path)))
       (clamp number least most))))
@@ -217,7 +227,7 @@ A number less than LEAST becomes LEAST, one more than MOST becomes MOST."
   "The field NAME of OBJECT, an integer from MINIMUM to MAXIMUM. It may be in a string if TEXT is
 true. If it is absent return DEFAULT, unless it is REQUIRED. A number with a fraction of zero is an
 integer."
-  (with-field (value object name path (missing name path required default))
+  (with-field (value object name path (missing object name path required default))
     (let ((number (and (or text (realp value)) (number-of value))))
       (check-number (and (integerp number) number) value "an integer" minimum maximum nil path))))
 
@@ -269,7 +279,7 @@ such as \"1.5s\" or \".1s\". Nil if TEXT is not a duration."
   "The field NAME of OBJECT, a duration such as \"1.5s\" from MINIMUM to MAXIMUM, in nanoseconds; or
 DEFAULT, unless it is REQUIRED. A duration less than LEAST becomes LEAST. One longer than the type
 NANOSECONDS allows becomes the longest."
-  (with-field (value object name path (missing name path required default))
+  (with-field (value object name path (missing object name path required default))
     (let ((ns (duration-of value)))
       (unless (and ns (>= ns minimum) (or (null maximum) (<= ns maximum)))
         (config-error path "must be a duration such as \"1.5s\"~@[ from ~A~]~@[ to ~A~], not ~A"

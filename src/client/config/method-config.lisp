@@ -76,12 +76,17 @@
         for number from 0
         do (funcall function item (element-path path number))))
 
-(defun statuses-field (object name path)
-  "The set of the statuses in the field NAME of OBJECT, a list; empty if it is absent."
+(defun statuses-field (object name path &key required)
+  "The set of the statuses in the field NAME of OBJECT, a list; empty if it is absent. If it is
+REQUIRED, it must be there and not be empty."
   (let ((mask 0))
     (declare (type status-mask mask))
-    (map-numbered (lambda (item path) (setf mask (logior mask (ash 1 (status-of item path)))))
-                  (list-field object name path) (member-path path name))
+    (multiple-value-bind (list present) (list-field object name path)
+      (unless present (missing object name path required nil))
+      (map-numbered (lambda (item path) (setf mask (logior mask (ash 1 (status-of item path)))))
+                    list (member-path path name)))
+    (when (and required (zerop mask))
+      (config-error (member-path path name) "must name at least one status"))
     mask))
 
 ;;; Policies
@@ -92,24 +97,17 @@ inverse is the smallest that counts, with almost no second wait.")
 
 (defun parse-retry-policy (object path)
   "The RETRY-POLICY in OBJECT, at PATH."
-  ;; before a field that is misspelt counts as missing
-  (check-plist object path '("maxAttempts" "initialBackoff" "maxBackoff" "backoffMultiplier"
-                             "retryableStatusCodes"))
-  (let ((codes (statuses-field object "retryableStatusCodes" path)))
-    (when (zerop codes)
-      (config-error (member-path path "retryableStatusCodes") "must name at least one status"))
-    (make-retry-policy
-     :max-attempts (integer-field object "maxAttempts" path :required t :minimum 2 :text nil)
-     :initial-ns (duration-field object "initialBackoff" path :required t :minimum 1)
-     :maximum-ns (duration-field object "maxBackoff" path :required t :minimum 1)
-     :multiplier (number-field object "backoffMultiplier" path
-                               :required t :above 0 :text nil
-                               :least (/ +most-multiplier+) :most +most-multiplier+)
-     :codes codes)))
+  (make-retry-policy
+   :max-attempts (integer-field object "maxAttempts" path :required t :minimum 2 :text nil)
+   :initial-ns (duration-field object "initialBackoff" path :required t :minimum 1)
+   :maximum-ns (duration-field object "maxBackoff" path :required t :minimum 1)
+   :multiplier (number-field object "backoffMultiplier" path
+                             :required t :above 0 :text nil
+                             :least (/ +most-multiplier+) :most +most-multiplier+)
+   :codes (statuses-field object "retryableStatusCodes" path :required t)))
 
 (defun parse-hedging-policy (object path)
   "The HEDGING-POLICY in OBJECT, at PATH."
-  (check-plist object path '("maxAttempts" "hedgingDelay" "nonFatalStatusCodes"))
   (make-hedging-policy
    :max-attempts (integer-field object "maxAttempts" path :required t :minimum 2 :text nil)
    :delay-ns (duration-field object "hedgingDelay" path :default 0)

@@ -174,6 +174,8 @@ Signal MISUSE if it is wrong, or TARGET cannot be reached through a proxy."
                     (and (null (loop:target-server place)) (environment-proxy host port)))
                    ((or (loop:target-server place)
                         (and (host-number host) (rest (loop:target-addresses place))))
-                    (misuse "By a :proxy a channel goes to one HOST:PORT, not to ~S." target))
+                    (misuse "A channel with a :proxy has one HOST:PORT as its target, not ~S."
+                            target))
                    (t (parse-proxy proxy "The :proxy" host port)))))
-          (asked (misuse "By a :proxy a channel goes to HOST:PORT, not to ~S." target)))))
+          (asked (misuse "A channel with a :proxy has HOST:PORT as its target, not ~S."
+                         target)))))

@@ -128,7 +128,7 @@ fail with it until the back-off is over, unless a valid token is kept."
 
 (defun begin-fetch (credentials)
   "Start a thread that fetches a token of CREDENTIALS, whose FETCHING is true."
-  (handler-case (loop:start-thread loop:*world* (lambda () (fetch credentials)) "clgrpc token")
+  (handler-case (loop:start-thread (lambda () (fetch credentials)) "clgrpc token")
     (error (error)
       (take-failure credentials
                     (status:make-rpc-error :unavailable :ended-by :local :sent nil :cause error

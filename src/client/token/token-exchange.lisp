@@ -98,7 +98,8 @@ EXCHANGED-TOKEN."))
   (let ((url (parse-url url)))
     (unless (typep timeout '(real (0) 3600)) (misuse ":TIMEOUT is seconds, not ~S." timeout))
     (when (and credentials (not (url-secure url)))
-      (misuse "~A is not reached by TLS; the URL begins with https:// then." (url-text url)))
+      (misuse "~A is reached without TLS, so it takes no :credentials; did you mean https://?"
+              (url-text url)))
     (let ((tls (and (url-secure url)
                     (or credentials (loop:tls-credentials :alpn nil)))))
       (when tls
@@ -142,7 +143,8 @@ answers 429, 502, 503 or 504, else with :unauthenticated; the next request follo
 (gRFC A83). Secrets go to http:// in plaintext. Signal MISUSE for a wrong argument, TLS-ERROR if
 CREDENTIALS cannot be used. From any thread."
   (check-strings :client-id client-id :client-secret client-secret :scope scope :audience audience)
-  (unless (and client-id client-secret) (misuse "A client has an id and a secret."))
+  (unless (and client-id client-secret)
+    (misuse "CLIENT-TOKEN needs :client-id and :client-secret."))
   (let ((parameters (append '(("grant_type" . "client_credentials"))
                             (optional-parameters "scope" scope "audience" audience)
                             (when in-body
@@ -202,10 +204,10 @@ thread."
              (misuse "~S is a string, a pathname or a function, not ~S." name token))))
     (check subject-token :subject-token)
     (when actor-token (check actor-token :actor-token)))
-  (when client-secret (unless client-id (misuse "A client with a secret has an id.")))
-  (let ((subject-type (or (token-type subject-type) (misuse "The subject's token has a type.")))
+  (when client-secret (unless client-id (misuse ":client-secret needs a :client-id too.")))
+  (let ((subject-type (or (token-type subject-type) (misuse ":subject-type must not be NIL.")))
         (actor-type (and actor-token (or (token-type actor-type)
-                                         (misuse "The actor's token has a type."))))
+                                         (misuse ":actor-token needs an :actor-type."))))
         (requested-type (token-type requested-type)))
     (make-endpoint-credentials
      url

@@ -45,6 +45,10 @@ for a wrong argument. From any thread."
   "The text of the file at PATH without blanks around it. Signal :unavailable if it cannot be read."
   (string-trim '(#\Space #\Tab #\Return #\Newline)
                (handler-case (file-text path)
+                 (sb-ext:file-does-not-exist ()
+                   (status:fail :unavailable
+                                (format nil "the token in ~A cannot be read: there is no such file"
+                                        path)))
                  (error (error)
                    (status:fail :unavailable
                                 (format nil "the token in ~A cannot be read: ~A" path error))))))

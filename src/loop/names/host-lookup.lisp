@@ -39,7 +39,7 @@
   "Call FUNCTION, which may block, on a thread for look-ups of LOOP. Return false if too many wait."
   (let ((reserve (event-loop-reserve loop)) (world (event-loop-world loop)))
     (cond (reserve (run-on-reserve reserve function :share (reserve-lookups reserve)))
-          ((simulated-p world) (start-thread world function) t)
+          ((simulated-p world) (start-thread function "clgrpc reserve" world) t)
           (t (run-on-reserve **resolvers** function)))))
 
 ;;; Address queries to the system's resolver

@@ -183,8 +183,8 @@ this is called there. Return true if it has. From any thread."
   (sb-thread:with-mutex ((background-lock background))
     (unless (or (background-ended background) (background-started background))
       (setf (background-thread background)
-            (start-thread (background-world background)
-                          (lambda () (run-background background)) (background-name background))
+            (start-thread (lambda () (run-background background)) (background-name background)
+                          (background-world background))
             (background-started background) t))))
 
 (defun end-background (background &key (seconds +background-ending-seconds+))

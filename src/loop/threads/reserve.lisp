@@ -169,8 +169,8 @@ still waits. Their places in the queue are free. From any thread."
 
 ;;; Threads
 
-(defun start-thread (world function &optional (name "clgrpc reserve"))
-  "Start a new thread of WORLD called NAME that calls FUNCTION."
+(defun start-thread (function &optional (name "clgrpc reserve") (world *world*))
+  "Start a new thread of WORLD, called NAME, that calls FUNCTION."
   (let ((start (world-start-thread world)))
     (if start
         (funcall start function name)
@@ -178,7 +178,8 @@ still waits. Their places in the queue are free. From any thread."
 
 (defun start-worker (reserve function share if-busy)
   (let ((worker (make-worker :function function :share share)))
-    (handler-case (start-thread (reserve-world reserve) (lambda () (work reserve worker)))
+    (handler-case (start-thread (lambda () (work reserve worker)) "clgrpc reserve"
+                                (reserve-world reserve))
       (error (error)
         (log-event :error :no-reserve-thread :reserve reserve :condition error)
         (sb-thread:with-mutex ((reserve-lock reserve))

@@ -146,7 +146,10 @@ be. From any thread."
 (defun read-binary-log (stream)
   "Read the next entry of a binary log from STREAM, which gives octets, and return it, a
 GRPC.BINARYLOG.V1:GRPC-LOG-ENTRY; nil at the end. Signal PROTOBUF-ERROR if the octets are not an
-entry, MISUSE if STREAM ends within it."
+entry, MISUSE if STREAM ends within it or is not a stream."
+  (unless (and (streamp stream) (input-stream-p stream))
+    (misuse "READ-BINARY-LOG reads one entry from a stream of octets, not from ~S: open the file ~
+             with :element-type '(unsigned-byte 8)." stream))
   (let* ((prefix (make-octets 4))
          (read (read-sequence prefix stream)))
     (unless (zerop read)
@@ -280,7 +283,7 @@ lock is held."
       (log-content record call :event-type-client-message octets start end encoding)))
 
 (defun log-sent (log call octets start end encoding)
-  "CALL has sent a message."
+  "Log a message that CALL has sent."
   (with-record (record log call)
     (cond ((record-client-p record)
            (log-client-message record call octets start end encoding))
@@ -288,7 +291,7 @@ lock is held."
              (log-content record call :event-type-server-message octets start end encoding)))))
 
 (defun log-received (log call octets start end encoding)
-  "CALL has received a message."
+  "Log a message that CALL has received."
   (with-record (record log call)
     (cond ((record-client-p record)
            (log-answer record call)
@@ -325,7 +328,7 @@ lock is held."
 (defmethod rpc:check-observer ((source binary-log)) source)
 
 (defun begin-request (log call)
-  "CALL has begun, and its headers are known: log them if CALL is logged."
+  "Log the headers of CALL, which has begun, if CALL is logged."
   (when (begin-record log call)
     (with-record (record log call)
       (setf (record-authority record) (getf (operate particulars call) :authority))

@@ -78,22 +78,22 @@ COLLECT read the counts. Signal MISUSE for a wrong argument. From any thread."
                                         (not (member instrument off))))
                                  **instruments**)
                    :keep-method (keeper methods) :keep-target (keeper targets)
-                   :exemplar (check-function exemplar) :optional-labels optional-labels
+                   :exemplar (check-function exemplar ":exemplar") :optional-labels optional-labels
                    :resource resource)))
 
-(defun check-function (function)
-  "FUNCTION, a function or nil, as such; signal MISUSE if it is neither."
+(defun check-function (function name)
+  "FUNCTION, the value of the keyword NAME, as a function or nil. Signal MISUSE if it is neither."
   (typecase function
     ((or null function) function)
     ((and symbol (satisfies fboundp)) (fdefinition function))
-    (t (misuse "~S is not a function." function))))
+    (t (misuse "~A is a function or nil, not ~S." name function))))
 
 (defun keeper (names)
   "A function that is true of the names that NAMES, see MAKE-METRICS, keeps; all if that is nil."
   (typecase names
     (null (constantly t))
     (cons (lambda (name) (member name names :test #'string=)))
-    (t (check-function names))))
+    (t (check-function names ":methods or :targets"))))
 
 ;;; Shards of loops
 
@@ -115,7 +115,7 @@ COLLECT read the counts. Signal MISUSE for a wrong argument. From any thread."
                                                            (leave-shard metrics loop)))))))))
 
 (defun leave-shard (metrics loop)
-  "LOOP, which has a shard of METRICS, stops."
+  "Release the shard of METRICS that belongs to LOOP, which stops."
   (sb-thread:with-mutex ((metrics-lock metrics))
     (let ((shard (find loop (metrics-shards metrics) :key #'shard-loop)))
       (when shard (setf (shard-loop shard) nil)))
@@ -169,8 +169,9 @@ lacks it. From any thread."
 
 (define-hot (record-of-protocol :inline t) ((target-record target-record) (protocol symbol))
     target-record
-  "Where calls of servers that have come by PROTOCOL count: TARGET-RECORD, of a loop, if that is
-gRPC or none, since gRFC A66 says which attributes its calls have. On the loop."
+  "The record in which calls of servers that have come by PROTOCOL count. For gRPC, and without a
+protocol, it is TARGET-RECORD, of a loop, since gRFC A66 gives the attributes of gRPC's calls. On
+the loop."
   (if (or (eq :grpc protocol) (null protocol))
       target-record
       (the (values target-record &optional)

@@ -92,7 +92,8 @@ FUNCTION, a function without arguments, METRICS ask that whenever they are read:
 or nil; with ATTRIBUTES it returns a list with a list for each series, a real followed by the
 values of the attributes. Arguments and errors as for MAKE-COUNTER. From any thread."
   (add-custom metrics name :gauge :unit unit :text text :attributes attributes
-                                  :function (check-function function) :max-series max-series))
+                                  :function (check-function function ":function")
+                                  :max-series max-series))
 
 (defun make-histogram (metrics name &key (unit "") (text "") attributes
                                       (bounds (scale-values **latency**)) (max-series 2000))

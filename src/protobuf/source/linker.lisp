@@ -424,6 +424,10 @@ errors."
 
 ;;; The whole
 
+(defvar *import-option* ":import-paths"
+  "The text that errors have for the option by which the user names further directories of imports.
+A command of the command line binds it to its own option.")
+
 (defun check-imports (file find roots)
   "Check that FIND finds every import of FILE and that no import occurs twice."
   (let ((seen (make-hash-table :test 'equal)) (twice '()))
@@ -436,9 +440,9 @@ errors."
                     (all-imports file)))
     (unless (funcall find name)
       (setf (linker-missing-p *linker*) t)
-      (complain name :import "the import \"~A\" is not found~@[ in ~{~A~^, ~}; :import-paths names ~
-                              other directories~]"
-                name (mapcar #'sb-ext:native-namestring roots)))))
+      (complain name :import "the import \"~A\" is not found~@[ in ~{~A~^, ~}; ~A names other ~
+                              directories~]"
+                name (mapcar #'sb-ext:native-namestring roots) *import-option*))))
 
 (defun fail-on-circle (name open)
   "Say that the file NAME, one of OPEN, imports itself through those that were opened after it."

@@ -86,11 +86,13 @@ with that, and the method's retry policy applies. A status that only application
 Bearer TOKEN`. TOKEN is a string, or a function without arguments that returns one. The function is
 called for each attempt of a call, and may wait; for the first attempt it runs in the caller's
 thread. Signal MISUSE if it is neither. From any thread."
-  (etypecase token
+  (typecase token
     (string (make-instance 'fixed-credentials :metadata (token-metadata token)))
     (function (lambda (path)
                 (declare (ignore path))
-                (token-metadata (funcall token))))))
+                (token-metadata (funcall token))))
+    (t (misuse "The token of BEARER-TOKEN is a string, or a function that returns one, not ~S."
+               token))))
 
 (defclass composite-credentials (call-credentials)
   ((parts :initarg :parts :reader composite-credentials-parts)) ; in their order

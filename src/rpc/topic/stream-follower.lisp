@@ -47,9 +47,13 @@ PATIENCE-SECONDS  a real: the longest time without a message, since the stream f
                   the last error is signalled; 60 by default
 RETRY             a list of statuses after which the stream is requested again, after 1/4 to 5 s:
                   (:unavailable :cancelled :resource-exhausted) by default; others are signalled
-Only :keepalive-seconds of the channel detects a server that hangs. From any thread but a loop's."
-  (unless (typep position-of '(and (not null) (or function symbol)))
-    (misuse ":POSITION-OF is a function of a message, not ~S." position-of))
+Only :keepalive-seconds of the channel detects a server that hangs. Signal MISUSE if one of these
+functions is missing. From any thread but a loop's."
+  (loop for (name function meaning) in `(("BEGIN" ,begin "a position")
+                                         ("FUNCTION" ,function "a message")
+                                         (":POSITION-OF" ,position-of "a message"))
+        do (unless (typep function '(and (not null) (or function symbol)))
+             (misuse "~A of FOLLOW-STREAM is a function of ~A, not ~S." name meaning function)))
   (let ((end nil)                       ; when patience ends; nil while messages come
         (pauses (loop:make-pauses +first-pause-seconds+ +most-pause-seconds+))
         (position-of (coerce position-of 'function)))
@@ -60,7 +64,7 @@ Only :keepalive-seconds of the channel detects a server that hangs. From any thr
       (loop
         (handler-case
             (return
-              (rpc:with-call (call (funcall (the function begin) position))
+              (rpc:with-call (call (funcall begin position))
                 (follow-once call function position position-of #'note)))
           (function-failed (failure) (error (function-failed-cause failure)))
           (status:rpc-error (error)

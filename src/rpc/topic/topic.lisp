@@ -48,6 +48,12 @@
 
 (declaim (sb-ext:freeze-type topic subscription))
 
+(defun check-topic (thing)
+  "Return THING. Signal MISUSE unless it is a topic."
+  (if (typep thing 'topic)
+      thing
+      (misuse "~S is not a topic, such as the value of MAKE-TOPIC." thing)))
+
 (document-functions
   topic-position "The number of the last message that was broadcast to TOPIC, from 1; 0 before the
 first. From any thread.")
@@ -184,6 +190,7 @@ thread that sends the message later, from a queue, could not report the error to
 broadcasts. Return the number of MESSAGE, see TOPIC-POSITION. MESSAGE must not be changed
 afterwards. Never wait for a call. Signal MISUSE if TOPIC is closed, or MESSAGE is not of the
 response type of all these calls; then no call gets it. From any thread."
+  (check-topic topic)
   (let ((heard '()) (slow '()) (number 0))
     (sb-thread:with-mutex ((topic-lock topic))
       (when (topic-closing topic) (misuse "~A is closed." topic))
@@ -226,6 +233,7 @@ Signal :out-of-range, which ends CALL, if some of these messages are kept no mor
 greater than the number of the last; MISUSE for a wrong argument. If TOPIC is closed CALL ends as
 its other calls did. Until then only the topic may send on CALL and set its ON-WRITABLE. From any
 thread."
+  (check-topic topic)
   (unless (typep from '(or null (eql :past) index))
     (misuse ":FROM is nil, :past or the number of a message, not ~S." from))
   (let ((subscription (make-subscription call)))
@@ -246,8 +254,9 @@ thread."
 
 (defun unsubscribe (topic call)
   "Send CALL no more messages of TOPIC, except one whose sending has begun. CALL does not end by
-this. Return true if CALL had subscribed. From any thread."
-  (let ((subscription (sb-thread:with-mutex ((topic-lock topic))
+this. Return true if CALL had subscribed. Signal MISUSE for another object than a topic. From any
+thread."
+  (let ((subscription (sb-thread:with-mutex ((topic-lock (check-topic topic)))
                         (let ((subscription (gethash call (topic-subscriptions topic))))
                           (remhash call (topic-subscriptions topic))
                           subscription))))
@@ -261,6 +270,7 @@ this. Return true if CALL had subscribed. From any thread."
   "End all calls that subscribe to TOPIC with STATUS, a keyword, and its text MESSAGE, each after
 the messages broadcast before. Calls that subscribe later end so at once. Return true unless TOPIC
 was closed already. Signal MISUSE if STATUS is not a status. From any thread."
+  (check-topic topic)
   (status:status-code status)
   (let ((subscriptions
           (sb-thread:with-mutex ((topic-lock topic))
@@ -276,8 +286,9 @@ was closed already. Signal MISUSE if STATUS is not a status. From any thread."
 (defun topic-statistics (topic)
   "Return a plist of counts of TOPIC: :SUBSCRIBERS, the calls that subscribe; :MESSAGES, the
 messages broadcast; :WAITING, the messages that wait in queues; :DROPPED, the messages dropped since
-queues were full; :ENDED, the calls ended for that reason. From any thread."
-  (sb-thread:with-mutex ((topic-lock topic))
+queues were full; :ENDED, the calls ended for that reason. Signal MISUSE for another object than a
+topic. From any thread."
+  (sb-thread:with-mutex ((topic-lock (check-topic topic)))
     (list :subscribers (hash-table-count (topic-subscriptions topic))
           :messages (topic-position topic)
           :waiting (loop for subscription being the hash-values of (topic-subscriptions topic)

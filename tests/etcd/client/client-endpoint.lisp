@@ -11,7 +11,10 @@
     (signals misuse (target ""))
     (signals misuse (target "a:1" 2))
     (signals misuse (etcd:make-etcd '("a:1" "b:x")))
-    (signals misuse (etcd:make-etcd '("a:1" "unknown:///b")))))
+    (signals misuse (etcd:make-etcd '("a:1" "unknown:///b")))
+    (is (search "a port is a part of each endpoint"
+                (handler-case (etcd:make-etcd "localhost" 2379)
+                  (misuse (error) (princ-to-string error)))))))
 
 (test names-and-addresses-are-mixed
   "Endpoints that cannot be looked up or reached take nothing away, and those that name the same

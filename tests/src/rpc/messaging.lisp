@@ -31,6 +31,31 @@
       (is (search ":REPLY is not a call." complaint))
       (is (search "call as second value" complaint)))))
 
+(test arguments-are-checked-before-the-call-is-touched
+  "Another object in place of a call or a callback is MISUSE that names the function's arguments."
+  (flet ((complaint (function &rest arguments)
+           (handler-case (progn (apply function arguments) "")
+             (misuse (error) (princ-to-string error)))))
+    (dolist (function (list #'rpc:call-metadata #'rpc:close-send #'rpc:cancelled-p #'rpc:finish
+                            #'rpc:time-remaining #'rpc:call-compression #'rpc:filter-messages
+                            (lambda (call) (rpc:reply call 1))
+                            (lambda (call) (rpc:send-metadata call '()))
+                            (lambda (call) (rpc:on-message call #'list))
+                            (lambda (call) (rpc:on-half-close call #'list))
+                            (lambda (call) (rpc:on-cancel call #'list))
+                            (lambda (call) (rpc:on-writable call #'list))
+                            (lambda (call) (rpc:on-end call #'list))
+                            (lambda (call) (rpc:after call 1 #'list))))
+      (is (search "#(1) is not a call. A handler has its call in the keyword argument CALL."
+                  (complaint function (vector 1)))))
+    (let ((call (new-call)))
+      (is (search "ON-MESSAGE takes a call and a function, not \"f\"."
+                  (complaint #'rpc:on-message call "f")))
+      (is (search "ON-END takes a call and a function, not LIST: #'LIST is its function."
+                  (complaint #'rpc:on-end call 'list)))
+      (is (search "a function, not NIL." (complaint #'rpc:on-cancel call nil)))
+      (is (search "SECONDS of AFTER" (complaint #'rpc:after call nil #'list))))))
+
 (test time-remaining
   (let ((call (new-call)))
     (is (null (rpc:time-remaining call)))

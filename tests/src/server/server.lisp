@@ -40,9 +40,23 @@
                (is (= 2 (number-of (ask channel (note 1))))))))
       (grpc:stop-server server))))
 
-(test what-is-no-server-is-not-stopped
+(test another-object-is-not-a-server
   (signals grpc:misuse (grpc:stop-server nil))
-  (signals grpc:misuse (grpc:stop-server "localhost:1" :drain 0)))
+  (signals grpc:misuse (grpc:stop-server "localhost:1" :drain 0))
+  (signals grpc:misuse (grpc:call-before-stop nil #'list))
+  (dolist (function '(grpc:server-address grpc:server-addresses grpc:server-running-p
+                      grpc:server-statistics grpc:server-service-names))
+    (is (search "\"localhost:1\" is not a server, such as the value of START-SERVER."
+                (handler-case (progn (funcall function "localhost:1") "")
+                  (grpc:misuse (error) (princ-to-string error))))
+        "~S" function)))
+
+(test drain-is-a-number-of-seconds
+  (let ((server (start-probe '())))
+    (signals grpc:misuse (grpc:stop-server server :drain :no))
+    (signals grpc:misuse (grpc:stop-server server :drain -1))
+    (is (grpc:server-running-p server))
+    (grpc:stop-server server)))
 
 (test refused-when-starting
   "Wrong arguments are misuse, an address that is taken a socket error; nothing is left behind."
@@ -56,6 +70,9 @@
     (signals grpc:misuse (grpc:start-server (list (make-probe) "x")))
     (signals grpc:misuse (grpc:start-server (list (make-probe) (make-probe))))
     (signals grpc:misuse (start-probe '() :listen "nonsense"))
+    (is (search "an address is the value of :LISTEN"
+                (handler-case (grpc:start-server (make-probe) "127.0.0.1:0")
+                  (grpc:misuse (error) (princ-to-string error)))))
     (signals grpc:misuse (start-probe '() :listen '()))
     (let ((server (start-probe '())))
       (signals loop:socket-error (start-probe '() :listen (list "127.0.0.1:0"

@@ -43,6 +43,17 @@
         (is (string= address same))
         (is-true (wait-until (lambda () (search "Hello, Ada!" (greet-in-json front)))))))))
 
+(test gateway-without-types-says-so
+  "Without a server behind it the gateway begins, and the standard error has the reason why only
+calls by gRPC are forwarded."
+  (let* ((*error-output* (make-string-output-stream)))
+    (grpc:with-channel (channel "127.0.0.1:1")
+      (is (null (clgrpc.tools::first-types (grpc:make-gateway-service channel) channel))))
+    (let ((text (get-output-stream-string *error-output*)))
+      (is-true (one-line-p text))
+      (is (search "no types yet, so only calls by gRPC are forwarded: " text))
+      (is (search "Connection refused" text)))))
+
 (test gateway-arguments
   (is (= 2 (run-line "gateway")))
   (is (= 1 (run-line "gateway" "127.0.0.1:1" "--types" "no-such.proto" "--listen" "127.0.0.1:0")))

@@ -43,6 +43,8 @@
   (with-directory (directory)
     (with-open-file (stream (merge-pathnames "bad.proto" directory) :direction :output)
       (write-string "syntax = 'proto3'; message M { int32 x; }" stream))
+    (with-open-file (stream (merge-pathnames "lost.proto" directory) :direction :output)
+      (write-string "syntax = 'proto3'; import 'not/there.proto';" stream))
     (flet ((complaint (file)
              (multiple-value-bind (code output error-output)
                  (run-line "gen" file "-o" (uiop:native-namestring directory))
@@ -52,6 +54,9 @@
                error-output)))
       (is (search "bad.proto:1:39: "
                   (complaint (uiop:native-namestring (merge-pathnames "bad.proto" directory)))))
+      ;; the option is named as it is typed
+      (is (search "; --import-path names other directories"
+                  (complaint (uiop:native-namestring (merge-pathnames "lost.proto" directory)))))
       (is (search "There is no file none.proto in" (complaint "none.proto"))))))
 
 (test gen-writes-below-its-directory-only

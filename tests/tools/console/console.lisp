@@ -7,7 +7,9 @@
   (signals grpc:misuse (console:make-console :path "console/"))
   (signals grpc:misuse (console:make-console :path "/console"))
   (signals grpc:misuse (console:make-console :path "/con sole/"))
-  (signals grpc:misuse (console:make-console :token "short"))
+  (is (search ":token of a console has 16 to 256 letters"
+              (handler-case (console:make-console :token "short")
+                (grpc:misuse (error) (princ-to-string error)))))
   (signals grpc:misuse (console:make-console :token "a secret with blanks"))
   (signals grpc:misuse (console:make-console :metrics :mine))
   (signals grpc:misuse (console:make-console :exemplar 3))

@@ -421,6 +421,35 @@ call that has ended stays as it is."
       (is-false (grpc:stop-server server :drain 0))
       (is (eq :unavailable (status-of-error (caught (grpc:receive call))))))))
 
+(define-case servers-stopped-by-themselves ()
+  "STOP-SERVER in a handler or callback of the server returns at once. The call ends as all others
+do, within the time that they have."
+  (let ((own nil) (results '()))
+    (flet ((stop () (push (grpc:stop-server own :drain 100) results)))
+      (dolist (kind '(:handler :callback))
+        (with-transport (channel :server server)
+            (:ask (lambda (note call) (stop) (double note call))
+             :chat (lambda (stream call)
+                     (declare (ignore call))
+                     (grpc:on-message stream (lambda (note)
+                                               (stop)
+                                               (grpc:send stream note)
+                                               (grpc:finish stream)))
+                     stream))
+          (setf own server)
+          (ecase kind
+            (:handler (is (= 2 (number-of (ask channel (note 1))))))
+            (:callback (let ((call (chat channel :open)))
+                         (grpc:send call (note 3))
+                         (is (equal '(3) (numbers call))))))
+          (is (wait-until (lambda ()
+                            (notany (lambda (thread)
+                                      (equal "clgrpc stop" (sb-thread:thread-name thread)))
+                                    (sb-thread:list-all-threads)))))
+          (is-false (grpc:server-running-p server))
+          (is-true (grpc:stop-server server)))))
+    (is (equal '(nil nil) results))))
+
 ;;; What is told of calls
 
 (defun told-of-calls ()

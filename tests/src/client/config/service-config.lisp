@@ -117,10 +117,17 @@
                (first (complaint '(:method-config ((:name (()) :time-out 5)))))))
     (is (search "is it :timeout?"
                 (second (complaint '(:method-config ((:name (()) :time-out 5)))))))
-    ;; a field that is misspelt is not called missing
+    ;; the error for a missing field names the one that is misspelt
     (loop for (policy . text)
-            in '(((:retry-policy (:max-attemps 3)) . "is it :max-attempts?")
-                 ((:hedging-policy (:hedging-delays 1)) . "is it :hedging-delay?"))
+            in '(((:retry-policy (:max-attemps 3))
+                  . "must be given; is :max-attemps a misspelling of it?")
+                 ((:retry-policy (:max-attempts 3 :initial-backoff 1 :max-backoff 2
+                                  :backoff-multiplier 2 :retriable-status-codes (:unavailable)))
+                  . "is :retriable-status-codes a misspelling of it?")
+                 ((:hedging-policy (:max-attemps 2))
+                  . "is :max-attemps a misspelling of it?")
+                 ((:hedging-policy (:max-attempts 2 :hedging-delays 1))
+                  . "is it :hedging-delay?"))
           do (is (search text (second (complaint
                                        `(:method-config ((:name (()) ,@policy))))))))
     (is (null (complaint '(:method-config ((:name (()) :timeout 5))))))

@@ -78,6 +78,11 @@ PUBLIC."
                        (is (not (verified-p directory public (concatenate 'string signed "x")
                                             signature)))))))))))
 
+(test a-key-that-does-not-exist-is-named
+  (is (equal "The key /nowhere/jwt.key cannot be read: it does not exist."
+             (handler-case (grpc:self-signed-token :key "/nowhere/jwt.key" :issuer "me")
+               (grpc:tls-error (error) (princ-to-string error))))))
+
 (test self-signed-tokens-are-kept
   "One for each audience, until it is late; a bounded number of them."
   (with-directory (directory)

@@ -349,7 +349,10 @@ them."
                               :if-exists :supersede)
       (write-sequence '(0 0 0 9 1) out))
     (with-open-file (stream path :element-type '(unsigned-byte 8))
-      (signals misuse (grpc:read-binary-log stream)))))
+      (signals misuse (grpc:read-binary-log stream)))
+    (is (search "open the file with :element-type '(unsigned-byte 8)"
+                (handler-case (grpc:read-binary-log (namestring path))
+                  (misuse (error) (princ-to-string error)))))))
 
 (test what-finds-the-log-full-is-counted
   (let* ((gate (make-signal)) (begun (make-signal))

@@ -105,7 +105,10 @@
                 (lines-of metrics "application/openmetrics-text;version=1.0.0")
                 :test #'string=))
     (is (notany (lambda (line) (search "target_info" line)) (lines-of (grpc:make-metrics))))
-    (signals grpc:misuse (grpc:make-metrics :resource '(("service name" . 1))))))
+    (signals grpc:misuse (grpc:make-metrics :resource '(("service name" . 1))))
+    (is (search ":exemplar is a function or nil, not 5."
+                (handler-case (grpc:make-metrics :exemplar 5)
+                  (grpc:misuse (error) (princ-to-string error)))))))
 
 (test refusals-are-there-from-the-begin
   "At 0, once there is a server, so that an alert sees the first."

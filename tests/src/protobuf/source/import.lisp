@@ -85,6 +85,7 @@ already."
         (let ((text (princ-to-string condition)))
           (is (search "lost.proto:1:" text))
           (is (search "\"not/there.proto\"" text))
+          (is (search "; :import-paths names other directories" text))
           (dolist (place '("" "in/" "more/"))
             (is (search (namestring (merge-pathnames place directory)) text) "~A" text)))))
     (handler-case (progn (defined-from "in/none.proto" directory) (fail "found"))

@@ -49,6 +49,11 @@
                  (calling:credentials-metadata (make-instance 'secure-channel) credentials
                                                *test-method*))))))
 
+(test a-token-is-a-string-or-a-function
+  (is (search "a string, or a function that returns one, not 5"
+              (handler-case (progn (calling:bearer-token 5) "")
+                (misuse (error) (princ-to-string error))))))
+
 (test credentials-are-for-secure-channels
   (let ((token (calling:bearer-token (lambda () "new"))))
     (is (equal '(("authorization" . "Bearer new"))

@@ -69,7 +69,13 @@
       (is (eq :left (catch 'out (follow channel (lambda (note)
                                                   (declare (ignore note))
                                                   (throw 'out :left))))))
-      (signals grpc:misuse (grpc:follow-stream #'identity #'identity)))))
+      (signals grpc:misuse (grpc:follow-stream #'identity #'identity))
+      (is (search "BEGIN of FOLLOW-STREAM is a function of a position, not #<"
+                  (handler-case (grpc:follow-stream channel #'identity :position-of #'identity)
+                    (grpc:misuse (error) (princ-to-string error)))))
+      (is (search "FUNCTION of FOLLOW-STREAM is a function of a message, not NIL"
+                  (handler-case (grpc:follow-stream #'identity nil :position-of #'identity)
+                    (grpc:misuse (error) (princ-to-string error))))))))
 
 (test a-topic-is-followed
   "A client whose server goes has all of what its topic keeps, from the next server."

@@ -33,6 +33,15 @@ ARGUMENTS, from the number in the request, if that is not negative."
 (defun next-numbers (call count)
   (loop repeat count collect (number-of (grpc:receive call))))
 
+(test another-object-is-not-a-topic
+  (dolist (function (list (lambda (topic) (grpc:broadcast topic (note 1)))
+                          (lambda (topic) (grpc:subscribe topic :call))
+                          (lambda (topic) (grpc:unsubscribe topic :call))
+                          #'grpc:close-topic #'grpc:topic-statistics))
+    (is (search "\"news\" is not a topic, such as the value of MAKE-TOPIC."
+                (handler-case (progn (funcall function "news") "")
+                  (grpc:misuse (error) (princ-to-string error)))))))
+
 (test all-subscribers-get-everything
   "In one order, over two loops of the server, from several threads."
   (with-topic (topic channel) (:options '(:loops 2))

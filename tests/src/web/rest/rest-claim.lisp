@@ -195,9 +195,17 @@ status, for each version of HTTP, at a server of the library with OPTIONS."
     (use-http-rules nil))
   (signals rule-error (use-http-rules '((:selector "clgrpc.tests.library.Library.No" :get "/v1")))))
 
+(test a-misspelt-protocol-is-recognized
+  (is (search "There is no protocol :restt (is it :rest?); there are :grpc, :"
+              (handler-case (grpc:start-server (make-instance 'library-service)
+                                               :protocols '(:restt))
+                (misuse (error) (princ-to-string error))))))
+
 (test the-document-is-served
-  (with-library (ask :http (list (openapi-handler "/openapi.json"
-                                                  (list (make-instance 'library-service))
+  (is (search "service objects, as START-SERVER has them, not \"Books\""
+              (handler-case (openapi-handler "/openapi.json" "Books")
+                (misuse (error) (princ-to-string error)))))
+  (with-library (ask :http (list (openapi-handler "/openapi.json" (make-instance 'library-service)
                                                   :title "Books" :connect t)))
     (let* ((answer (ask "/openapi.json"))
            (document (parse-json (subseq answer 0 (search " 200" answer :from-end t)))))
