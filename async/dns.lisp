@@ -13,8 +13,8 @@
     query))
 
 (defun end-query (query what failure event-cb function)
-  "QUERY has been answered: call FUNCTION. If there was a FAILURE, a text, call EVENT-CB instead
-with an error: WHAT could not be looked up. On the loop."
+  "Call FUNCTION, since QUERY has been answered. With FAILURE, a text, call EVENT-CB instead, with
+the error that WHAT could not be looked up. On the loop."
   (end-use query)
   (decf (program-lookups (loop-program (handle-loop query))))
   (if failure
@@ -27,8 +27,8 @@ with an error: WHAT could not be looked up. On the loop."
 (defun dns-lookup (host function &key event-cb (family +af-inet+) (loop *event-loop*))
   "Look HOST up, a name or a numeric address, without blocking the loop, and call (FUNCTION address
 family) on LOOP with the first of its addresses, as text, that is of FAMILY: +AF-INET+ (the
-default), +AF-INET6+, or +AF-UNSPEC+ for either. If there is none EVENT-CB gets a DNS-ERROR. Four
-look-ups go on at once; others wait. Return true if HOST is numeric or localhost, so that no
+default), +AF-INET6+, or +AF-UNSPEC+ for either. Without such an address EVENT-CB gets a DNS-ERROR.
+Four look-ups go on at once; others wait. Return true if HOST is numeric or localhost, so that no
 resolver is asked. FUNCTION is never called before this returns. From any thread."
   (let* ((loop (the-loop loop))
          (query (begin-query loop))
@@ -52,9 +52,8 @@ resolver is asked. FUNCTION is never called before this returns. From any thread
 
 (defun reverse-dns-lookup (address function &key event-cb (loop *event-loop*))
   "Look up the name of the host with ADDRESS, a numeric one, without blocking the loop, and call
-(FUNCTION host service) on LOOP with it; SERVICE is the name of port 0. If there is none, EVENT-CB
-gets a DNS-ERROR.
-Signal MISUSE if ADDRESS is not numeric. From any thread."
+(FUNCTION host service) on LOOP with it; SERVICE is the name of port 0. If it has no name, EVENT-CB
+gets a DNS-ERROR. Signal MISUSE if ADDRESS is not numeric. From any thread."
   (let* ((loop (the-loop loop))
          (octets (or (os:make-address address 0)
                      (misuse "~S is not a numeric address." address)))

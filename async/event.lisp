@@ -37,7 +37,7 @@
     (funcall (%event-function event))))
 
 (defun schedule-again (event)
-  "EVENT is due: schedule it one period later. Times that are past already are skipped."
+  "Schedule EVENT, which is due, one period later. Times that are past already are skipped."
   (let* ((loop (handle-loop event))
          (timer (%event-timer event))
          (period (%event-period-ns event))

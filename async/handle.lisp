@@ -41,7 +41,7 @@ LOOP has stopped."
 ;;; Uses
 
 (defun begin-use (handle)
-  "HANDLE is in use from now on."
+  "Note that HANDLE is in use from now on."
   (when (eq :idle (handle-use handle))
     (setf (handle-use handle) :counted)
     (incf (program-uses (loop-program (handle-loop handle))))))
@@ -51,7 +51,7 @@ LOOP has stopped."
     (loop:call-last loop #'stop-unless-used loop)))
 
 (defun end-use (handle)
-  "HANDLE is in use no more."
+  "Note that HANDLE is not in use any more."
   (when (eq :counted (shiftf (handle-use handle) :idle))
     (give-up-use (handle-loop handle))))
 
@@ -100,7 +100,8 @@ LOOP has stopped."
   (if (functionp callback) callback (fdefinition callback)))
 
 (defun report-failure (loop event-cb condition)
-  "CONDITION has ended a callback of LOOP: call EVENT-CB, its event callback, or log it."
+  "Call EVENT-CB, an event callback, with CONDITION, which has ended a callback of LOOP; without
+EVENT-CB log CONDITION."
   (let* ((program (loop-program loop))
          (catcher (program-catch-errors program))
          (teller (cond ((and event-cb (program-errors-to-event-cb program)) event-cb)

@@ -43,7 +43,7 @@ are closed; the last one added is called first. From any thread."
     nil))
 
 (defun end-program (loop)
-  "LOOP is about to end."
+  "Prepare for the end of LOOP."
   (let ((program (loop-program loop)))
     (loop while (program-exit-callbacks program)
           do (let ((function (pop (program-exit-callbacks program))))

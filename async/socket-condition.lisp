@@ -21,7 +21,7 @@
                   tcp-reset socket-reset tcp-timeout socket-timeout tcp-refused socket-refused))
 
 (defun event-errcode (condition)
-  "Return the system's errno, a positive integer, or -1 if there is none. From any thread."
+  "Return the system's errno, a positive integer, or -1 without an errno. From any thread."
   (loop:socket-error-code condition))
 
 (defun event-errmsg (condition)

@@ -162,7 +162,7 @@ guard it."
 ;;; Life
 
 (defun begin-socket (socket)
-  "SOCKET, just made, is in use."
+  "Put SOCKET, which was just made, into use."
   (let ((program (loop-program (handle-loop socket))) (settings (%socket-settings socket)))
     (when (or (settings-read-timeout settings) (settings-write-timeout settings))
       (set-timeouts socket (settings-read-timeout settings) (settings-write-timeout settings)))
@@ -172,8 +172,8 @@ guard it."
         (incf (program-outgoing program)))))
 
 (defun open-connection (socket byte-channel server-name)
-  "BYTE-CHANNEL is connected: from now on SOCKET reads and writes it, with TLS if its settings say
-so. Signal SOCKET-ERROR or TLS-ERROR, and close BYTE-CHANNEL, if that cannot be."
+  "Make SOCKET read and write BYTE-CHANNEL, which is connected, with TLS if its settings say so. If
+that is impossible, close BYTE-CHANNEL and signal SOCKET-ERROR or TLS-ERROR."
   (let* ((loop (handle-loop socket))
          (settings (%socket-settings socket))
          (tls (settings-tls settings))
@@ -199,7 +199,7 @@ so. Signal SOCKET-ERROR or TLS-ERROR, and close BYTE-CHANNEL, if that cannot be.
   nil)
 
 (defun leave-socket (socket)
-  "SOCKET is closed for its user."
+  "Close SOCKET for its user."
   (let* ((loop (handle-loop socket))
          (program (loop-program loop))
          (timeouts (%socket-timeouts socket)))
@@ -217,7 +217,7 @@ so. Signal SOCKET-ERROR or TLS-ERROR, and close BYTE-CHANNEL, if that cannot be.
   (when timer (cancel-timer (loop:event-loop-wheel loop) timer)))
 
 (defun tell-event (handle condition)
-  "Give CONDITION to the event callback of HANDLE, a socket, or log it if there is none."
+  "Give CONDITION to the event callback of HANDLE, a socket; without a callback log it."
   (let ((event-cb (settings-event-cb (%socket-settings handle))))
     (when (typep condition 'socket-error) (setf (loop:socket-error-owner condition) handle))
     (cond (event-cb (with-callback (handle nil) (funcall event-cb condition)))
@@ -253,7 +253,7 @@ thread."
 ;;; Output
 
 (defun output-octets (data)
-  "DATA of a user, no octets, as octets."
+  "The octets for DATA from a user, which is a string or another sequence than OCTETS."
   (typecase data
     (string (string-octets data))
     (sequence (coerce data 'octets))
@@ -278,8 +278,8 @@ thread."
   (or (%socket-early socket) (setf (%socket-early socket) (make-buffer :size 64))))
 
 (defun await-output (socket)
-  "Note that SOCKET awaits its output: a look at it is deferred when some was sent. Start its
-time-out."
+  "Note that SOCKET waits until its output is sent, and start its time-out. Whenever some output was
+sent, SOCKET is checked at the end of the turn."
   (unless (%socket-awaits socket)
     (setf (%socket-awaits socket) t)
     (let ((timeouts (%socket-timeouts socket)))
@@ -394,7 +394,7 @@ its loop."
                   "the peer takes nothing"))))
 
 (defun check-time (socket timer end-ns text)
-  "TIMER has run: start it again for END-NS or, if that is past, close SOCKET."
+  "Start TIMER, which has run, again for END-NS; if that is past, close SOCKET."
   (let ((loop (handle-loop socket)))
     (cond ((< (loop:event-loop-now loop) end-ns)
            (schedule-timer (loop:event-loop-wheel loop) timer end-ns))

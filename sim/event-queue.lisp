@@ -4,7 +4,7 @@
 (in-package #:clgrpc.sim)
 
 (defstruct (plan (:constructor make-plan (due number function argument)) (:copier nil))
-  "FUNCTION is to be called with ARGUMENT at DUE."
+  "A plan to call FUNCTION with ARGUMENT at DUE."
   (due 0 :type nanoseconds :read-only t) ; when
   (number 0 :type index :read-only t)   ; how many were added before
   (function nil :type function :read-only t) ; the function that is called,
@@ -53,7 +53,7 @@
   nil)
 
 (define-hot next-plan-ns ((event-queue event-queue)) (or null nanoseconds)
-  "When the first plan is due, or NIL if there is none."
+  "The time at which the first plan is due, or NIL without a plan."
   (if (zerop (event-queue-count event-queue))
       nil
       (plan-due (svref (event-queue-plans event-queue) 0))))

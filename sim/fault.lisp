@@ -15,8 +15,8 @@ simulation, on any of its threads."
               do (fail-socket socket os:+econnreset+)))))
 
 (defun partition (a b)
-  "Let nothing through between the hosts A and B until HEAL. Connections stay, and sent octets
-wait. In a simulation, on any of its threads."
+  "Let no octets through between the hosts A and B until HEAL. Connections stay open, and sent
+octets wait. In a simulation, on any of its threads."
   (let ((simulation (host-simulation a)))
     (unless (parted-p simulation a b)
       (record-at a :partition (host-name b))
@@ -42,8 +42,7 @@ simulation, on any of its threads."
   nil)
 
 (defun crash-host (host)
-  "End HOST's process, as others see it, at once: its connections are reset, and its ports do not
-listen any more."
+  "Reset HOST's connections and close its ports at once: for other hosts its process has ended."
   (setf (host-up host) nil)
   (loop for socket across (copy-seq (host-sockets host))
         do (case (and socket (socket-state socket))
@@ -59,7 +58,8 @@ listen any more."
               (remhash (socket-port socket) (host-ports host))))))
 
 (defun end-processes (host drain)
-  "Stop HOST's servers, giving calls DRAIN seconds, nil as 0, and close its channels. Waits."
+  "Stop HOST's servers, give running calls DRAIN seconds (none if it is nil), and close its
+channels. Wait for all of this."
   (let ((loop:*world* (host-world host)))
     (dolist (process (shiftf (host-processes host) '()))
       (typecase process
@@ -68,7 +68,7 @@ listen any more."
         (t (calling:close-channel process))))))
 
 (defun stop-host (host &key (drain 10))
-  "End HOST's process in order: its servers give running calls DRAIN seconds. Waits for that. In a
+  "End HOST's process in order: its servers give running calls DRAIN seconds. Wait for its end. In a
 simulation, on the thread of its body or of a task."
   (record-at host :stops :drain drain)
   (setf (host-leaving host) t)
@@ -77,10 +77,10 @@ simulation, on the thread of its body or of a task."
   nil)
 
 (defun restart-host (host &key (down 1) drain)
-  "End HOST's process, and start it again after DOWN virtual seconds. With DRAIN, seconds, it ends
-in order, see STOP-HOST; else as if it was killed: its connections are reset at once. Does not wait:
-return the task that does this, or NIL if HOST is going down already. In a simulation, on any of its
-threads."
+  "End HOST's process, and start it again after DOWN virtual seconds. DRAIN, a number of seconds,
+makes the process end in order, as STOP-HOST does. Without DRAIN the process ends as if it was
+killed, and its connections are reset at once. Does not wait: return the task that does this, or NIL
+if HOST is going down already. In a simulation, on any of its threads."
   (unless (shiftf (host-leaving host) t)
     (start-task (format nil "restart ~A" (host-name host))
                 (lambda ()

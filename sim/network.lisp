@@ -35,7 +35,7 @@
 ;;; Telling the loop
 
 (defun tell (socket flags)
-  "FLAGS, as LOOP:+READABLE+, are news of SOCKET."
+  "Report FLAGS, such as LOOP:+READABLE+, of SOCKET."
   (let ((poller (socket-poller socket)))
     (when (and poller (zerop (socket-flags socket)))
       (push socket (pending-sockets (loop:poller-state poller))))
@@ -110,7 +110,7 @@ do nothing."
                    (arrive-at-peer (socket-peer socket) socket item)))))))
 
 (defun fail-socket (socket errno)
-  "SOCKET is of no use any more."
+  "Make SOCKET fail."
   (unless (eq :closed (socket-state socket))
     (setf (socket-failure socket) errno
           (socket-incoming socket) '()
@@ -119,7 +119,7 @@ do nothing."
     (tell socket (logior loop:+readable+ loop:+writable+ loop:+failed+))))
 
 (defun arrive-at-peer (peer sender item)
-  "ITEM of SENDER has come to PEER."
+  "Give PEER the ITEM of SENDER, which has come to it."
   (cond ((symbolp item)
          (record-for peer item)
          (ecase item

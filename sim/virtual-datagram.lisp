@@ -46,7 +46,7 @@ lost."
                           (datagram-refused socket))))))
 
 (defun datagram-returns (socket octets)
-  "OCTETS have come to SOCKET."
+  "Give SOCKET the OCTETS that have come to it."
   (unless (eq :closed (socket-state socket))
     (record-at (socket-host socket) :datagram (host-name (socket-far-host socket)) octets)
     (setf (socket-incoming socket) (append (socket-incoming socket) (list octets)))

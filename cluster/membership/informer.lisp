@@ -121,13 +121,13 @@ held."
                                    (lambda () (run-catch-up informer watcher))))))
 
 (defun drop-catch-up (informer watcher)
-  "WATCHER has its catch-up no more. The lock is held."
+  "Drop the catch-up of WATCHER. The lock is held."
   (when (watcher-catch-up watcher)
     (decf (informer-catch-ups informer))
     (setf (watcher-catch-up watcher) nil)))
 
 (defun end-catch-up (informer watcher condition)
-  "WATCHER has its catch-up no more; by CONDITION, if that is not nil, its call ends."
+  "Drop the catch-up of WATCHER. If CONDITION is not nil, end WATCHER's call with it."
   (with-informer (informer) (drop-catch-up informer watcher))
   (when condition (end-watcher watcher condition)))
 
@@ -294,8 +294,8 @@ got anything, so that they begin again."
       (end-watcher watcher condition))))
 
 (defun take-entries (informer entries revision)
-  "ENTRIES are all that the store has of members, at REVISION: at first, and whenever changes are
-compacted that were not told, or the store has lost its data or has older ones."
+  "Take ENTRIES, all entries of members in the store at REVISION. They are read at first, after a
+compaction of changes that had not come yet, and when the store has lost data or has older data."
   (let* ((members (entries-members entries (informer-cluster informer)))
          (view (informer-view informer))
          (before (view-revision view)))

@@ -67,8 +67,8 @@ member."
   (member-instance (node-asked node)))
 
 (defun node-state (node)
-  "Whether NODE is a member: :joining; :member; :lost, its lease has ended, or may have, or its
-entry is gone; :superseded, there is another of its name; :draining or :stopped. From any thread."
+  "The state of NODE's membership: :joining; :member; :lost, if its lease or entry has ended or may
+have; :superseded, if another node has its name; :draining or :stopped. From any thread."
   (with-node-lock (node) (node-%state node)))
 
 (defun node-generation (node)
@@ -149,14 +149,14 @@ the store cannot be reached within TIMEOUT seconds, the lease ends by itself."
                                                    :condition (princ-to-string condition))))))
 
 (defun tell-loss (node condition)
-  "NODE is a member no more, by CONDITION."
+  "Report that NODE has lost its membership because of CONDITION."
   (log-event :warning :cluster-node-lost :node (node-name node)
                                          :condition (princ-to-string condition))
   (when (node-on-loss node)
     (loop:guarding (:cluster-listener-error) (funcall (node-on-loss node) condition))))
 
 (defun supersede (node member)
-  "MEMBER has the name of NODE now."
+  "Handle that MEMBER now has the name of NODE."
   (multiple-value-bind (before lease) (change-state node '(:member :lost :joining) :superseded)
     (when before
       (tell-loss node (make-condition
@@ -167,7 +167,7 @@ the store cannot be reached within TIMEOUT seconds, the lease ends by itself."
       (give-back node lease 1))))
 
 (defun lose-membership (node generation control &rest arguments)
-  "NODE is not a member any more as GENERATION, as CONTROL and ARGUMENTS say."
+  "End the membership of NODE as GENERATION, for the reason that CONTROL and ARGUMENTS format."
   (when (= generation (node-generation node))
     (multiple-value-bind (before lease) (change-state node '(:member) :lost)
       (when before
@@ -211,8 +211,8 @@ the store cannot be reached within TIMEOUT seconds, the lease ends by itself."
             (t (give-back node lease 1))))))
 
 (defun look-back (node revision)
-  "NODE knows only now that it is a member, which it became at REVISION: check the changes of its
-entry meanwhile."
+  "Check the changes of NODE's entry since REVISION, at which NODE has become a member; it knows
+that only now."
   (multiple-value-bind (member at) (informer-member (node-informer node) (node-name node))
     (when (<= revision at)
       (note-entry node member))))

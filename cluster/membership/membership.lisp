@@ -37,7 +37,7 @@ condition, names the place that others write."
     (values entry (entry-member entry cluster) revision)))
 
 (defun unchanged (key entry)
-  "The comparison that KEY's entry is still ENTRY, or that there is none if that is nil."
+  "The comparison that KEY's entry is still ENTRY, or, if ENTRY is nil, that KEY has no entry."
   (if entry
       (list :changed key '= (etcd:entry-changed entry))
       (list :absent key)))

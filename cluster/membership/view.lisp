@@ -60,12 +60,11 @@ last.")
   (gethash name (view-members view)))
 
 (defun log-slot (view number)
-  "Where LOG has the revision that was put there as the one of NUMBER, as a list of the revision and
-its changes."
+  "The place in LOG for the revision with NUMBER: a list of the revision and its changes."
   (svref (view-log view) (mod number +remembered-revisions+)))
 
 (defun remember (view revision changes)
-  "VIEW has come to REVISION by CHANGES."
+  "Note that CHANGES have brought VIEW to REVISION."
   (let ((place (mod (view-count view) +remembered-revisions+)))
     (when (svref (view-log view) place)
       (setf (view-first view) (1+ (first (svref (view-log view) place)))))
@@ -88,8 +87,8 @@ changes."
     changes))
 
 (defun note-snapshot (view members revision)
-  "MEMBERS, a list, are all members at REVISION, and how they became that is not known. Return the
-changes that make VIEW so. Those before REVISION are remembered no more."
+  "Bring VIEW to MEMBERS, a list of all members at REVISION, and return the changes for that. The
+changes in between are not known, so VIEW forgets those before REVISION."
   (let* ((there (make-hash-table :test 'equal :size (1+ (length members))))
          (gone (progn
                  (dolist (member members) (setf (gethash (member-name member) there) member))

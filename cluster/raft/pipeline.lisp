@@ -46,7 +46,7 @@ counts, too."
   (reduce #'+ queued-requests :key key))
 
 (defun conclude (peer queued-requests response error)
-  "QUEUED-REQUESTS have left the pipe of PEER: call their functions with their outcomes."
+  "Call the functions of QUEUED-REQUESTS, which have left the pipe of PEER, with their outcomes."
   (let ((pipe (peer-pipe peer)))
     (flet ((change-telling (delta)
              (incf (pipe-telling pipe) delta)
@@ -79,7 +79,7 @@ counts, too."
   (status:make-rpc-error status :ended-by :local :message (apply #'format nil control arguments)))
 
 (defun take-answer (peer call response)
-  "RESPONSE has come on CALL, a stream of PEER: it is the answer to the oldest batch."
+  "Take RESPONSE, which has come on CALL, a stream of PEER, as the answer to the oldest batch."
   (let* ((pipe (peer-pipe peer))
          (batch (sb-thread:with-mutex ((pipe-lock pipe))
                   (when (and (eq call (pipe-call pipe)) (plusp (pipe-sent-count pipe)))
@@ -118,7 +118,7 @@ requests that were not, and the cause for which the stream was given up, or nil.
           (pipe-ending pipe) t)))
 
 (defun end-stream (peer call)
-  "CALL, a stream of PEER, has ended."
+  "Handle the end of CALL, a stream of PEER."
   (let ((pipe (peer-pipe peer)))
     (multiple-value-bind (batches queued-requests reason)
         (sb-thread:with-mutex ((pipe-lock pipe))

@@ -95,8 +95,8 @@ From any thread."
                 (gethash group (service-groups service)))))))
 
 (defun find-local-member (service group sender receiver)
-  "The local member of GROUP that is called RECEIVER. Refuse the request if there is none, or if
-SENDER cannot be another member."
+  "The local member of GROUP that is called RECEIVER. Refuse the request if GROUP has no such
+member, or if SENDER cannot be another member."
   (declare (type string group sender receiver))
   (let ((member (member-of-group service group)))
     (cond ((null member)

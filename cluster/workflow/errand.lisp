@@ -30,7 +30,7 @@ the removal of its errand.")
     (format stream "~A ~A" (errand-name errand) (errand-id errand))))
 
 (defun note-errand-done (draft errand)
-  "ERRAND is done with DRAFT."
+  "Note that ERRAND is done by DRAFT."
   (let ((key (errand-key errand)))
     (push (cons key (format nil "~A~C" key (code-char 0))) (draft-removals draft))))
 

@@ -38,7 +38,7 @@
           (t (remove-ready list id revision)))))
 
 (defun note-index-change (node change revision)
-  "CHANGE is one of the index, made at REVISION."
+  "Note CHANGE of the index, made at REVISION."
   (let* ((put (eq :put (etcd:change-kind change)))
          (parts (rest (key-parts (node-root node) (etcd:entry-key (etcd:change-entry change)))))
          (name (first parts)) (what (second parts)))
@@ -244,7 +244,8 @@ due again at once: until then NODE may have no entry, and a newcomer does not kn
     (when (date-changed-p node) (tell-date node))))
 
 (defun leave-nodes (node seconds)
-  "NODE is closing: give its shards to other nodes at once, if the store answers within SECONDS."
+  "Give the shards of NODE, which is closing, to other nodes at once, if the store answers within
+SECONDS."
   (let ((lease (shiftf (membership-lease (node-membership node)) nil)))
     (when lease
       (handler-case (etcd:revoke-lease lease :timeout seconds)

@@ -14,7 +14,7 @@
 (defconstant +most-ready+ 50000 "Tasks that a node knows of.")
 
 (defun drop-task (list task)
-  "TASK is in LIST, whose lock is held, no more."
+  "Remove TASK from LIST, whose lock is held."
   (let* ((kind (ready-task-kind task)) (rings (gethash kind (ready-list-kinds list))))
     (quit-ring task)
     (remhash (ready-task-id task) (ready-list-tasks list))
@@ -61,7 +61,7 @@ something newer is known."
     (when (and shard (third parts)) (add-ready list kind shard (third parts) revision))))
 
 (defun end-ready-list (list)
-  "LIST is not kept up to date any more."
+  "End the updates of LIST."
   (sb-thread:with-mutex ((ready-list-lock list)) (setf (ready-list-watched list) nil)))
 
 (defun fill-ready-list (node)
@@ -109,7 +109,7 @@ false if the store may have more."
               (and (ready-list-watched list) (not (ready-list-partial list)))))))
 
 (defun note-ready-state (list state revision)
-  "STATE is that of a workflow since REVISION, by a change of this node's."
+  "Note STATE, a workflow's since REVISION, which this node has changed."
   (let ((id (pb:workflow-state-id state)) (step (and (running-p state) (state-step state))))
     (if (and step (eq :ready (pb:step-state-status step)))
         (add-ready list (pb:step-task (pb:step-state-step step))

@@ -12,11 +12,11 @@
 
 (defconstant +default-session-seconds+ 10)
 (defconstant +gathering-seconds+ 1/4
-  "So long after a burst of renewals heartbeats wait for the next burst.")
+  "The time, in seconds, from one burst of renewals to the next, for which heartbeats wait.")
 (defconstant +most-waiting-heartbeats+ 10000 "The most heartbeats that wait at a node.")
 
 (defun session-number (session)
-  "The number of the lease that SESSION names. Signal SESSION-LOST if it names none."
+  "The number of the lease in the name SESSION. Signal SESSION-LOST if the name has no number."
   (let ((end (or (position #\. session) (length session))))
     (or (and (<= 1 end 16)
              (ignore-errors (parse-integer session :end end :radix 16)))
@@ -38,7 +38,7 @@
     (refuse :access-denied "the session ~A is another's" session)))
 
 (defun check-session (node session)
-  "Signal SESSION-LOST unless there is SESSION."
+  "Signal SESSION-LOST unless SESSION exists."
   (unless (etcd:fetch (node-etcd node) (session-key node session))
     (refuse :session-lost "there is no session ~A" session)))
 
@@ -79,8 +79,8 @@ session: a client that gives the number of another lease does nothing to that le
         (etcd:lease-not-found () (refuse-session))))))
 
 (defun renew-session (node session)
-  "Renew SESSION, and return how long it lasts. One that the watch of the index has told of is one;
-of another the store is asked whether it is. Signal SESSION-LOST if it has ended."
+  "Renew SESSION, and return how long it lasts. The watch of the index has reported most sessions;
+for another one the store is asked whether it exists. Signal SESSION-LOST if SESSION has ended."
   (if (session-known-p node session)
       (or (first (etcd:renew-leases (list (etcd:lease-by-number (node-etcd node)
                                                                 (session-number session)))))
@@ -88,7 +88,7 @@ of another the store is asked whether it is. Signal SESSION-LOST if it has ended
       (etcd:lease-seconds (session-lease node session))))
 
 (defun session-claims (node session)
-  "Ids of the workflows of which SESSION has claimed a task."
+  "The ids of the workflows of which SESSION has claimed a task."
   (let ((prefix (node-key node "claims" session "")))
     (loop for entry in (etcd:fetch-entries (node-etcd node) :prefix prefix :keys-only t)
           collect (subseq (etcd:entry-key entry) (length prefix)))))
@@ -108,9 +108,9 @@ of another the store is asked whether it is. Signal SESSION-LOST if it has ended
     (values claims times)))
 
 (defun drop-unheld (node session held-p seconds claims times)
-  "Give CLAIMS of SESSION that it does not know to others. They were claimed at TIMES; HELD-P is
-true of a claim that SESSION knows. The answer that announced an unknown claim is lost if the claim
-is older than SECONDS."
+  "Give to others those CLAIMS of SESSION, made at TIMES, that SESSION does not know; HELD-P is true
+of a claim that it knows. SESSION learns of a claim by an answer. It may still get that answer until
+the claim is SECONDS old; after that the answer is lost."
   (loop for claim in claims
         for (id . fence) = claim
         for time in times
@@ -120,13 +120,13 @@ is older than SECONDS."
                (change-workflow node id (lambda (draft) (lose-claim draft session fence)))))))
 
 (defun may-have-claims-p (node session)
-  "True unless SESSION has no claims as far as NODE knows: it has given it none since it looked, and
-the keeper has found none."
+  "False if SESSION has no claims as far as NODE knows: NODE has given it no task since its last
+look, and the keeper has found no claim."
   (or (nth-value 1 (gethash session (node-claiming node)))
       (plusp (sb-thread:with-mutex ((node-lock node)) (gethash session (node-grants node) 0)))))
 
 (defun look-at-claims (node session)
-  "CLAIMS-IN-FORCE of SESSION, which NODE counts by it."
+  "Return CLAIMS-IN-FORCE of SESSION, and note their number in NODE."
   (flet ((given () (sb-thread:with-mutex ((node-lock node))
                      (gethash session (node-grants node) 0))))
     (let ((before (given)))
@@ -137,8 +137,7 @@ the keeper has found none."
         (values claims times)))))
 
 (defun end-long-attempts (node session claims times)
-  "End those of CLAIMS, claimed by SESSION at TIMES, that have taken as long as they may. Return
-them."
+  "End those CLAIMS of SESSION, made at TIMES, whose attempts have taken too long. Return them."
   (let ((seconds (limits-attempt-seconds (node-limits node))) (now (node-now node)))
     (loop for claim in claims
           for (id . fence) = claim
@@ -151,7 +150,7 @@ them."
             collect claim)))
 
 (defun note-heartbeat (node session held)
-  "SESSION lives, and has HELD. Return those of HELD that are no longer its own."
+  "Note that SESSION lives, and holds HELD. Return those of HELD that belong to it no longer."
   (when (> (length held) +most-held+)
     (refuse-size :too-large :held +most-held+ (length held) "a worker has too many tasks"))
   (let ((known (make-hash-table :test 'equal)) (current (make-hash-table :test 'equal))
@@ -169,15 +168,15 @@ them."
 ;;; Heartbeats of workers without tasks
 
 (defun idle-heartbeat-p (node session held)
-  "True if a heartbeat of SESSION, which has HELD, only has to renew its lease."
+  "True if a heartbeat of SESSION, which holds HELD, only has to renew its lease."
   (and (node-renewer node)
        (zerop (length held))
        (session-known-p node session)
        (not (may-have-claims-p node session))))
 
 (defun queue-heartbeat (node session call)
-  "Let CALL, a heartbeat of SESSION, wait until the lease is renewed, with others. Return false if
-too many wait."
+  "Let CALL, a heartbeat of SESSION, wait until the session's lease is renewed together with others.
+Return false if too many heartbeats wait."
   (let ((queue (node-heartbeats node)) (number (session-number session)) (wake nil))
     (forget-load node session)
     (sb-thread:with-mutex ((heartbeat-queue-lock queue))
@@ -191,8 +190,8 @@ too many wait."
     t))
 
 (defun take-heartbeats (node)
-  "The heartbeats that wait at NODE, which do so no longer, the oldest first. If there are some, the
-next ones gather."
+  "Take the heartbeats that wait at NODE, and return them, the oldest first. If it has taken some,
+the next ones gather for a while."
   (let ((queue (node-heartbeats node)))
     (sb-thread:with-mutex ((heartbeat-queue-lock queue))
       (setf (heartbeat-queue-gathering queue) (plusp (heartbeat-queue-count queue))
@@ -232,7 +231,7 @@ next ones gather."
 
 (defun run-renewer (node)
   "Run the job that answers the heartbeats that wait at NODE. Return the seconds until it runs
-again, nil if none has come."
+again, nil if no heartbeat has come."
   (let* ((taken (take-heartbeats node))
          (waiting (remove-if (lambda (heartbeat) (rpc:call-status (cddr heartbeat))) taken))
          (again nil))
@@ -252,13 +251,13 @@ again, nil if none has come."
           do (fail-heartbeat node call (stopping-condition)))))
 
 (defun end-session-claims (node session)
-  "SESSION has ended: others get the tasks that it has claimed."
+  "Give the tasks that SESSION, which has ended, had claimed to others."
   (change-together node (shuffled node (session-claims node session))
                    (lambda (draft) (lose-claim draft session nil))))
 
 (defun close-session (node session)
-  "SESSION ends by itself: others get the tasks that it has not reported; these do not count as
-attempts."
+  "End SESSION for its worker. Others get the tasks that it has not reported, and those do not count
+as attempts."
   (let ((lease (session-lease node session)))
     (change-together node (session-claims node session)
                      (lambda (draft)

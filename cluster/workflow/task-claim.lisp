@@ -67,8 +67,8 @@ otherwise: it is now."
                              id)))))
 
 (defun leave-ids (node ids claimed)
-  "IDS are no longer about to be claimed. Wake other claims, which have passed these tasks by, for
-those that are not in CLAIMED."
+  "Note that IDS are no longer about to be claimed. Other claims have passed these tasks by: wake
+them for the tasks that are not in CLAIMED."
   (let ((task-queue (node-task-queue node)))
     (sb-thread:with-mutex ((task-queue-lock task-queue))
       (dolist (id ids)
@@ -165,7 +165,7 @@ if that does not lead to a claim, of the one of now."
                                  (note-not-ready node now))))))))
 
 (defun note-not-ready (node cached-state)
-  "CACHED-STATE has nothing that can be claimed. Return false."
+  "Note that CACHED-STATE has no task to claim. Return false."
   (remove-ready (node-ready-list node) (pb:workflow-state-id (cached-state-state cached-state))
                 (1+ (cached-state-revision cached-state)))
   nil)
@@ -210,7 +210,7 @@ last. A workflow that has failed by its last change gives none."
 ;;; when these might be too many: by then most have been reported.
 
 (defun note-granted (node session count)
-  "NODE has given SESSION tasks; COUNT is their number."
+  "Note that NODE has given SESSION tasks; COUNT is their number."
   (sb-thread:with-mutex ((node-lock node)) (incf (gethash session (node-grants node) 0) count))
   (note-load node session count))
 
@@ -338,14 +338,14 @@ TASK-QUEUE."
     queue-entry))
 
 (defun quit-queue (queue-entry)
-  "QUEUE-ENTRY is in its queue no more, which is forgotten if it is empty."
+  "Remove QUEUE-ENTRY from its queue, and forget the queue if it is empty then."
   (quit-ring queue-entry)
   (let ((name (queue-entry-queue queue-entry)) (table (queue-entry-table queue-entry)))
     (unless (or (null table) (ring-first (gethash name table)))
       (remhash name table))))
 
 (defun enter-task-queue (task-queue waiting)
-  "WAITING is parked, after all others."
+  "Park WAITING after all others."
   (incf (task-queue-parked task-queue))
   (setf (waiting-queue-entries waiting)
         (cons (task-queue-queue-entry task-queue waiting)
@@ -354,7 +354,7 @@ TASK-QUEUE."
                                                     (task-queue-queues task-queue))))))
 
 (defun quit-task-queue (task-queue waiting)
-  "WAITING is not parked any more, if it was."
+  "Take WAITING out of the parked ones, if it is among them."
   (when (waiting-queue-entries waiting)
     (decf (task-queue-parked task-queue))
     (mapc #'quit-queue (shiftf (waiting-queue-entries waiting) '()))))
@@ -389,7 +389,7 @@ and return it; or nil."
 ;;; Waking claims
 
 (defun retry-waiting (task-queue waiting &optional kind id)
-  "WAITING is to be tried again, for the task of ID, of KIND, or to look for any. The lock is held."
+  "Plan another try of WAITING, for the task of ID, of KIND, or for any task. The lock is held."
   (setf (waiting-woken waiting)
         (and kind (list kind id (arrivals task-queue (waiting-kinds waiting)))))
   (enqueue waiting (task-queue-retries task-queue))
@@ -404,7 +404,7 @@ is to try it. The lock is held."
     (when waiting (retry-waiting task-queue waiting kind id))))
 
 (defun pass-wake-up (task-queue waiting)
-  "WAITING does not claim the task that it was woken for: wake another claim for it."
+  "Wake another claim for the task that WAITING was woken for and does not claim."
   (sb-thread:with-mutex ((task-queue-lock task-queue))
     (let ((woken (shiftf (waiting-woken waiting) '())))
       (when woken (wake-claim task-queue (first woken) (second woken))))))
@@ -491,7 +491,8 @@ task that it was woken for."
       nil)))
 
 (defun next-retry (task-queue claimer)
-  "The claim that is to be tried now; if there is none CLAIMER, a job, is idle from now on."
+  "The claim that is to be tried now. If no claim is left, nil: CLAIMER, a job, is idle from now
+on."
   (sb-thread:with-mutex ((task-queue-lock task-queue))
     (or (dequeue (task-queue-retries task-queue))
         (not (push claimer (task-queue-idle task-queue))))))
@@ -515,7 +516,7 @@ task that it was woken for."
                         (alexandria:hash-table-keys (task-queue-sessions task-queue))))
 
 (defun end-claims-of (node session)
-  "SESSION has ended: its claims that wait at NODE end with SESSION-LOST."
+  "End the claims of SESSION, which has ended, that wait at NODE, with SESSION-LOST."
   (let* ((task-queue (node-task-queue node))
          (queue (sb-thread:with-mutex ((task-queue-lock task-queue))
                                       (gethash session (task-queue-sessions task-queue)))))
@@ -551,8 +552,8 @@ TASK-QUEUE. The lock is held."
     (when (zerop (incf (gethash owner owners 0) by)) (remhash owner owners))))
 
 (defun note-waiting (task-queue waiting limits)
-  "WAITING is known from now on, by its session, to wait at TASK-QUEUE for its end or a task. Signal
-BACKLOG-FULL if LIMITS do not allow it."
+  "Note WAITING, by its session, among the claims that wait at TASK-QUEUE for a task or for the
+session's end. Signal BACKLOG-FULL if LIMITS do not allow it."
   (sb-thread:with-mutex ((task-queue-lock task-queue))
     (check-waiting task-queue (waiting-session waiting) limits)
     (count-waiting task-queue (waiting-session waiting) 1)

@@ -10,11 +10,13 @@
 (in-package #:clgrpc.workflow)
 
 (defconstant +longest-sleep-seconds+ 1
-  "How long timers rest at most: the nodes' date may be moved.")
-(defconstant +full-seconds+ 5 "How long timers rest for which the store is full.")
-(defconstant +timer-jobs+ 4 "So many shards a node does at once.")
-(defconstant +due-page+ 100 "So many keys that are due are fetched at once.")
-(defconstant +overdue-ms+ 5000 "Others' timers are done as well once they are so late.")
+  "The longest sleep of a node's timers, in seconds, since the nodes' date may change meanwhile.")
+(defconstant +full-seconds+ 5
+  "The time, in seconds, for which timers rest while the store is full.")
+(defconstant +timer-jobs+ 4 "The number of shards whose timers a node handles at once.")
+(defconstant +due-page+ 100 "The number of due keys that are fetched at once.")
+(defconstant +overdue-ms+ 5000
+  "The delay, in milliseconds, after which a node handles timers of other nodes as well.")
 
 ;;; Times of shards
 
@@ -31,7 +33,7 @@
       (wake-timers node))))
 
 (defun own-shards (node shards)
-  "SHARDS, and no others, are those of NODE from now on."
+  "Make SHARDS, and no others, the shards of NODE."
   (let ((timer-queue (node-timer-queue node)))
     (sb-thread:with-mutex ((timer-queue-lock timer-queue))
       (dolist (shard (set-difference shards (timer-queue-own timer-queue)))

@@ -155,7 +155,7 @@ with that, since its workflow does. Its lock is held."
     (status:rpc-error ())))             ; its end is reported otherwise
 
 (defun queue-changes (subscription changes)
-  "CHANGES are for SUBSCRIPTION."
+  "Queue CHANGES for SUBSCRIPTION."
   (let ((full (sb-thread:with-mutex ((subscription-lock subscription))
                 (dolist (change changes)
                   (enqueue change (subscription-queue subscription))
@@ -189,7 +189,7 @@ with that, since its workflow does. Its lock is held."
         append subscriptions))
 
 (defun tell-subscriptions (feed changes revision)
-  "CHANGES, of states, have come at REVISION: queue them for those that want them."
+  "Queue CHANGES of states, which have come at REVISION, for the subscriptions that want them."
   (let ((told '()))                     ; (subscription . its changes, the last one first)
     (sb-thread:with-mutex ((feed-lock feed))
       (loop for (change . others) on changes

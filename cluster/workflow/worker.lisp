@@ -88,7 +88,7 @@ functions, and call ON-TASK-LOST."
           (funcall (worker-on-task-lost worker) task))))))
 
 (defun lose-session (worker session)
-  "SESSION has ended: WORKER's tasks belong to others."
+  "Handle the end of SESSION: WORKER's tasks belong to others now."
   (when (with-worker (worker)
           (when (equal session (worker-session worker))
             (setf (worker-session worker) nil)
@@ -343,8 +343,7 @@ wrong by itself, so that there is no use in another attempt."
     call))
 
 (defun claim-one (worker)
-  "Wait for a task. Return its message, or nil if there is none after a while, or WORKER is
-stopped."
+  "Wait for a task. Return its message, or nil if no task comes for a while, or WORKER is stopped."
   (let ((session (await-session worker)))
     (when session
       (let ((call (with-workflow-errors (call-claim worker session))))

@@ -149,7 +149,7 @@ router those of one group come after those of the other. Signal a WORKFLOW-ERROR
   (string= "" (watcher-id watcher)))
 
 (defun note-resumption (watcher revision)
-  "WATCHER, of all workflows, goes on from REVISION, if it ends now."
+  "Note that WATCHER, of all workflows, can go on from REVISION if it ends now."
   (when (< (watcher-revision watcher) revision)
     (sb-thread:with-mutex ((watcher-lock watcher))
       (setf (watcher-told watcher) '()
@@ -228,7 +228,7 @@ alone does not say so: a node or a proxy that has too much to do uses the same o
     (loop:end-background (watcher-background watcher))))
 
 (defun fail-watcher (watcher what condition)
-  "CONDITION, which came from WHAT, has ended WATCHER."
+  "End WATCHER because of CONDITION, which came from WHAT."
   (log-event :error :workflow-watch-error :condition (princ-to-string condition))
   (finish-watcher watcher (make-condition 'workflow-error
                                           :text (format nil "~A: ~A" what condition))))

@@ -254,8 +254,8 @@ not work at NODE."
   (some (lambda (kind) (known-ready node kind 1)) kinds))
 
 (defun begin-claim (node session kinds)
-  "Claim a task of KINDS for SESSION meanwhile. Return a future of a list of it, empty if there is
-none."
+  "Begin to claim a task of KINDS for SESSION. Return a future, whose value is a list of the task,
+or an empty list without one."
   (let ((future (loop:make-future)))
     (flet ((claim ()
              (let ((tasks '()))

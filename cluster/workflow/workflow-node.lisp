@@ -12,8 +12,9 @@
   (table nil :type (or null hash-table) :read-only t)) ; that has the queue
 
 (defstruct (task-queue (:copier nil))
-  "Where claims wait. LOCK guards the rest. A claim is in the queue of all and in that of each of
-its kinds, so that the first of a kind is found, and one that waits no more is taken out, at once."
+  "The queues in which claims wait. LOCK guards the rest. A claim is in the queue of all and in that
+of each of its kinds, so that the first of a kind is found, and one that waits no more is taken out,
+at once."
   (lock (sb-thread:make-mutex :name "clgrpc workflow task queue") :read-only t) ; of all below
   (idle '() :type list)                 ; jobs of claimers that have nothing to do
   (parked 0 :type index)                ; how many claims wait for a task
@@ -52,7 +53,7 @@ its kinds, so that the first of a kind is found, and one that waits no more is t
   (own '() :type list))                 ; the shards that are this node's, numbers
 
 (defstruct (membership (:copier nil))
-  "That a node is one of the nodes of its namespace. The keeper's alone."
+  "A node's membership among the nodes of its namespace. Only the keeper uses it."
   (lease nil :type (or null etcd:lease)) ; of its entry, once it has one
   (told-ms nil :type (or null integer)) ; its machine's date when it last reported it,
   (told-steady-ms 0 :type integer))     ; and when that was

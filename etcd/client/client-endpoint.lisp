@@ -59,8 +59,8 @@
   (dolist (part (endpoints-parts resolver)) (run-part resolver part)))
 
 (defun replace-parts (resolver parts)
-  "PARTS are those of RESOLVER from now on; those of them that have a target as one that it has are
-not begun, and that is kept. On its loop."
+  "Make PARTS the parts of RESOLVER. A part that RESOLVER has already for the same target stays, and
+the one among PARTS is not begun. On its loop."
   (let* ((old (endpoints-parts resolver))
          (kept (loop for part in parts
                      collect (or (find (client:resolver-target part) old
@@ -74,8 +74,8 @@ not begun, and that is kept. On its loop."
     (tell-answers resolver)))
 
 (defun set-endpoints (resolver endpoints)
-  "ENDPOINTS, a list of strings, are those of RESOLVER from now on. Signal MISUSE if one is not.
-From any thread."
+  "Make ENDPOINTS, a list of strings, the endpoints of RESOLVER. Signal MISUSE if one is not an
+endpoint. From any thread."
   (let ((parts (mapcar (lambda (endpoint)
                          (client:make-resolver endpoint (endpoints-options resolver)))
                        endpoints))

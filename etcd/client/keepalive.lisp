@@ -50,7 +50,7 @@
           present))))
 
 (defun end-keepalive (keepalive)
-  "KEEPALIVE, whose leases are kept alive no longer, is to do nothing any more."
+  "End KEEPALIVE, whose leases need no renewal any more."
   (end-cancellation-token (keepalive-cancellation-token keepalive))
   (loop:end-job (keepalive-job keepalive))
   (drop-stream keepalive))
@@ -89,7 +89,7 @@ know would be kept alive though no program has it."
       (loop:wake-job (keepalive-job keepalive)))))
 
 (defun forget-lease (keepalive lease)
-  "KEEPALIVE is to renew LEASE no more."
+  "Take LEASE out of the leases that KEEPALIVE renews."
   (sb-sys:without-interrupts
     (when (sb-thread:with-mutex ((keepalive-lock keepalive))
             (let ((leases (keepalive-leases keepalive)))
@@ -102,7 +102,7 @@ know would be kept alive though no program has it."
 ;;; Answers
 
 (defun note-answer (keepalive call response)
-  "RESPONSE has come on CALL, a stream of KEEPALIVE."
+  "Handle RESPONSE, which has come on CALL, a stream of KEEPALIVE."
   (let* ((number (pb:lease-keep-alive-response-id response))
          (seconds (lease-time (pb:lease-keep-alive-response-ttl response)))
          (asked (sb-thread:with-mutex ((keepalive-lock keepalive))
@@ -120,7 +120,7 @@ know would be kept alive though no program has it."
                                                              number))))))))
 
 (defun note-renewed (lease asked-ns seconds)
-  "LEASE was renewed for SECONDS, as was asked for at ASKED-NS."
+  "Note that LEASE was renewed for SECONDS, by a request of ASKED-NS."
   (let ((renewal (lease-renewal lease)))
     (extend-lease lease asked-ns seconds)
     (setf (renewal-next-ns renewal) (loop:notice-end (third-of-time lease))
@@ -129,7 +129,7 @@ know would be kept alive though no program has it."
     (when (lease-cleanups lease) (loop:wake-job (lease-job lease)))))
 
 (defun note-stream-end (keepalive call)
-  "CALL, a stream of KEEPALIVE, has ended."
+  "Handle the end of CALL, a stream of KEEPALIVE."
   (when (sb-thread:with-mutex ((keepalive-lock keepalive))
           (when (eq call (keepalive-call keepalive))
             (setf (keepalive-failure keepalive)

@@ -109,8 +109,8 @@ the lease, and may wait, but calls no CLOSE-ETCD. From any thread."
   (max 0 (lease-time (pb:lease-time-to-live-response-granted-ttl response))))
 
 (defun extend-lease (lease asked-ns seconds)
-  "LEASE was renewed for SECONDS by a request that was made at ASKED-NS. If there are two renewals,
-the later end counts."
+  "Note that LEASE was renewed for SECONDS by a request of ASKED-NS. Of two renewals the later end
+counts."
   (with-lease (lease)
     (setf (lease-until-ns lease) (max (lease-until-ns lease)
                                       (time-after (seconds-ns seconds) asked-ns)))))
@@ -190,7 +190,7 @@ before it."
                    (return)))))))
 
 (defun tell-loss (lease)
-  "LEASE was lost: call its loss functions."
+  "Call the loss functions of LEASE, which was lost."
   (setf (lease-told lease) t)
   (let ((condition (lease-loss lease)))
     (remove-ending (lease-etcd lease) (lease-ending lease))
@@ -203,7 +203,7 @@ before it."
         (funcall (the function function) condition)))))
 
 (defun lose-lease (lease condition)
-  "LEASE has ended, as CONDITION says, though it was not revoked."
+  "Note that LEASE has ended because of CONDITION, without a call of REVOKE-LEASE."
   (when (end-lease lease condition)
     (if (lease-job lease)
         (loop:wake-job (lease-job lease))

@@ -40,8 +40,8 @@
 (declaim (sb-ext:freeze-type mirror))
 
 (document-functions
-  mirror-watch "Return the watch that brings the changes of MIRROR, for AWAIT-PROGRESS; or nil while
-there is none.")
+  mirror-watch "Return the watch that brings the changes of MIRROR, for AWAIT-PROGRESS; nil while
+MIRROR has no watch.")
 
 (defmethod print-object ((mirror mirror) stream)
   (print-unreadable-object (mirror stream :type t)
@@ -58,13 +58,13 @@ there is none.")
     (with-function-failed () (funcall (mirror-function mirror) kind items revision))))
 
 (defun newest-entry (entries)
-  "That of ENTRIES which was changed last, or nil."
+  "The one of ENTRIES that was changed last, or nil."
   (and entries
        (reduce (lambda (one other) (if (> (entry-changed one) (entry-changed other)) one other))
                entries)))
 
 (defun note-watch-end (mirror watch condition)
-  "WATCH, of MIRROR, has ended with CONDITION."
+  "Handle the end of WATCH, MIRROR's, with CONDITION."
   (with-mirror (mirror)
     (when (eq watch (mirror-watch mirror))
       (setf (mirror-watch mirror) nil

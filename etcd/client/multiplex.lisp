@@ -75,7 +75,7 @@ is not interrupted."
                        200)))))
 
 (defun queue-response (watch response octets)
-  "WATCH has RESPONSE, of OCTETS, to take."
+  "Queue RESPONSE, of OCTETS, for WATCH."
   (sb-thread:with-mutex ((watch-lock watch))
     (enqueue (cons response octets) (watch-responses watch))
     (incf (watch-waiting-octets watch) octets)))
@@ -90,7 +90,7 @@ is not interrupted."
         (car next)))))
 
 (defun forget-watch (multiplex watch)
-  "WATCH is no more one of the stream of MULTIPLEX, whose lock is held."
+  "Take WATCH out of the watches of MULTIPLEX's stream. The lock of MULTIPLEX is held."
   (when (watch-number watch) (remhash (watch-number watch) (multiplex-watches multiplex))))
 
 (defun begun-watch (multiplex number)
@@ -116,7 +116,7 @@ nothing, the one that it was asked for first. The lock of MULTIPLEX is held."
             (t (watch-of number))))))
 
 (defun deliver (multiplex call response)
-  "RESPONSE has come on CALL, a stream of MULTIPLEX."
+  "Handle RESPONSE, which has come on CALL, a stream of MULTIPLEX."
   (let ((octets (response-octets response)))
     (flet ((queue ()
              (when (eq call (multiplex-call multiplex))
@@ -137,7 +137,7 @@ nothing, the one that it was asked for first. The lock of MULTIPLEX is held."
         finally (clrhash (multiplex-watches multiplex))))
 
 (defun break-stream (multiplex call condition)
-  "CALL, a stream of MULTIPLEX, has ended with CONDITION: its watches know it by that."
+  "Notify the watches of CALL, a stream of MULTIPLEX, that it has ended with CONDITION."
   (flet ((queue ()
            (when (eq call (multiplex-call multiplex))
              (loop for watch in (take-stream multiplex)
@@ -146,7 +146,7 @@ nothing, the one that it was asked for first. The lock of MULTIPLEX is held."
     (tell-watches multiplex #'queue)))
 
 (defun note-watches-end (multiplex call)
-  "CALL, a stream of MULTIPLEX, has ended."
+  "Handle the end of CALL, a stream of MULTIPLEX."
   (break-stream multiplex call
                 (if (eq :ok (rpc:call-status call))
                     (make-condition 'unavailable :text "the stream of the watches has ended")
@@ -203,7 +203,7 @@ for now."
     (unless (watch-open-p watch) (leave-stream watch))))
 
 (defun enter-stream (multiplex watch call)
-  "WATCH is one of CALL, the stream of MULTIPLEX, from now on. Return false if that has ended."
+  "Add WATCH to the watches of CALL, the stream of MULTIPLEX. Return false if CALL has ended."
   (with-multiplex (multiplex)
     (when (eq call (multiplex-call multiplex))
       (set-watch watch (lambda ()

@@ -56,7 +56,7 @@ CONDITION."
       (rpc:cancel call))))
 
 (defun note-renewal (stream call response)
-  "RESPONSE has come on CALL, of STREAM."
+  "Handle RESPONSE, which has come on CALL, STREAM's call."
   (let ((number (pb:lease-keep-alive-response-id response))
         (table (renewal-stream-pending stream)))
     (sb-thread:with-mutex ((renewal-stream-lock stream))
@@ -71,7 +71,7 @@ CONDITION."
               (sb-thread:condition-broadcast (renewal-stream-bell stream)))))))))
 
 (defun note-renewals-end (stream call)
-  "CALL, of STREAM, has ended."
+  "Handle the end of CALL, STREAM's call."
   (end-renewals stream call
                 (and (not (eq :ok (rpc:call-status call)))
                      (etcd-condition (rpc:call-condition call)))))

@@ -53,7 +53,8 @@
     (format stream " ~(~A~), revision ~D" (waiter-state waiter) (waiter-revision waiter))))
 
 (defun set-waiter (waiter state)
-  "WAITER comes to STATE, unless it is lost or left: then return false."
+  "Change the state of WAITER to STATE. Return false, and change nothing, if WAITER is lost or
+left."
   (sb-sys:without-interrupts
     (sb-thread:with-mutex ((waiter-lock waiter))
       (when (member (waiter-state waiter) '(:waiting :held))
@@ -62,7 +63,7 @@
         t))))
 
 (defun lose-waiter (waiter condition)
-  "WAITER is lost, as CONDITION says."
+  "Note that WAITER is lost because of CONDITION."
   (when (and (set-waiter waiter :lost) (waiter-on-loss waiter))
     (funcall (waiter-on-loss waiter) condition)))
 
@@ -73,7 +74,7 @@
                                 (waiter-key waiter))))
 
 (defun gone-error (waiter)
-  "Why WAITER is not in its queue: another thread has left it, or it is lost."
+  "The condition for WAITER, which is not in its queue: another thread has left it, or it is lost."
   (if (eq :left (waiter-state waiter))
       (make-condition 'not-obtained :text (format nil "~A was given up" (waiter-key waiter)))
       (lost-error waiter)))
@@ -262,7 +263,7 @@ caller looks again, since the removal may be one of them."
     (unless (typep failure '(or null compacted future-revision)) (error failure))))
 
 (defun hold-waiter (waiter)
-  "WAITER is at the head of its queue."
+  "Note that WAITER is at the head of its queue."
   (let ((meter (etcd-meter (waiter-etcd waiter))))
     (when (and (set-waiter waiter :held) meter)
       (metrics:record (meter-waits meter)

@@ -103,7 +103,7 @@ got all earlier changes. Another watch from it would go on without a gap.")
                (entry-of (mvccpb:event-prev-kv event))))
 
 (defun note-changes (watch changes)
-  "CHANGES are the next ones of WATCH."
+  "Handle CHANGES, the next changes of WATCH."
   (dolist (change changes)
     (let ((entry (change-entry change)))
       (setf (watch-next-revision watch) (max (1+ (entry-changed entry))
@@ -186,7 +186,8 @@ WATCH has ended, and return false."
       t)))
 
 (defun end-watch (watch condition)
-  "WATCH has ended, by CONDITION, or by its user if that is nil. Return false if it had."
+  "End WATCH because of CONDITION, or for its user if that is nil. Return false if it had ended
+before."
   (set-watch watch (lambda ()
                      (setf (watch-state watch) :ended
                            (watch-failure watch) condition))))
@@ -294,8 +295,8 @@ a condition, or nil if it may, since it has a new token."
         condition)))
 
 (defun fail-watch (watch condition)
-  "CONDITION has ended WATCH: call its end function, unless WATCH had ended, or has not begun: then
-AWAIT-OPENING signals it."
+  "End WATCH because of CONDITION, and call its end function. If WATCH has not begun, AWAIT-OPENING
+signals CONDITION instead. Do nothing if WATCH had ended before."
   (when (end-watch watch condition)
     (remove-ending (watch-etcd watch) (watch-ending watch))
     (leave-stream watch)
@@ -396,13 +397,13 @@ meanwhile, by WITH-TIMEOUT for example, no program has WATCH, and it ends."
 revision and that revision, for each revision in order, once, though connections break and members
 go meanwhile. The changes are those from now on; from REVISION on; or AFTER a revision that the
 store has had. MARK is then an entry of that revision, or nil, by which the store is recognized
-after a break. Return the watch when etcd has begun it. ONLY is :puts or :removals for these alone;
-with PREVIOUS changes have the entry before. FUNCTION runs on a thread for the watch and may wait,
-which delays no other watch; an error in it ends the watch. If the watch ends without CANCEL-WATCH
-or CLOSE-ETCD, ON-END is called there with the condition, perhaps before this returns: COMPACTED if
-the next changes are no longer in the store, FUTURE-REVISION if the store has lost its data, has
-older data, or is another. Signal an ETCD-ERROR if etcd has not begun it within TIMEOUT seconds, by
-default those of ETCD; then ON-END is not called. From any thread."
+after a break. Return the watch when etcd has begun it. ONLY, :puts or :removals, leaves the others
+out. If PREVIOUS is true, changes have the entry as it was before them. FUNCTION runs on a thread
+for the watch and may wait, which delays no other watch; an error in it ends the watch. If the watch
+ends without CANCEL-WATCH or CLOSE-ETCD, ON-END is called there with the condition, perhaps before
+this returns: COMPACTED if the next changes are no longer in the store, FUTURE-REVISION if the store
+has lost its data, has older data, or is another. Signal an ETCD-ERROR if etcd has not begun it
+within TIMEOUT seconds, by default those of ETCD; then ON-END is not called. From any thread."
   (declare (ignore key prefix from to revision after mark only previous on-end))
   (start-watch (apply #'new-watch etcd function (alexandria:remove-from-plist options :timeout))
                timeout))

@@ -33,7 +33,7 @@ list of a line that says so; with nil if that says nothing. FUNCTION stops SERVE
 (command:define-shared-options :registration
   (register "TARGET" #'parse-registration-target nil
             "Register the server in etcd: etcd://HOST:PORT/NAME is also the target by which
-      clients find it. At the end it is said to drain there before it stops, and then withdrawn.")
+      clients find it. At its end the server is marked as draining there, stops, and is withdrawn.")
   (register-as "ADDRESS" (command:address-parser 1) nil
                "The address by which clients reach it, if it is not the first it listens on.")
   (weight "N" (command:integer-parser 1 65535) nil "The weight with which it is registered.")

@@ -66,8 +66,8 @@ return false then."
   (setf (endpoint-table-left-out endpoint-table) nil))
 
 (defun note-change (endpoint-table change)
-  "CHANGE, of the store's, is of ENDPOINT-TABLE's name. Return false if it says nothing of a
-server."
+  "Note CHANGE, which the store reports for ENDPOINT-TABLE's name. Return false if it does not
+concern a server."
   (let ((entry (etcd:change-entry change)))
     (cond ((eq :put (etcd:change-kind change)) (note-put endpoint-table entry))
           (t
@@ -86,7 +86,7 @@ wrong."
     (invalid-utf8 () "(not UTF-8)")))
 
 (defun note-config (endpoint-table entry)
-  "ENTRY, or nil, is the service config of ENDPOINT-TABLE's name."
+  "Note ENTRY, or nil, as the service config of ENDPOINT-TABLE's name."
   (setf (endpoint-table-config endpoint-table) (and entry (config-text entry))))
 
 (defun all-endpoints (endpoint-table)

@@ -48,7 +48,7 @@
             (hosts-asking hosts))))
 
 (defun know-hosts (hosts addresses)
-  "ADDRESSES, texts with names in them, are those that HOSTS has to look up from now on."
+  "Make ADDRESSES, texts with names in them, the addresses that HOSTS looks up."
   (sb-thread:with-mutex ((hosts-lock hosts))
     (let ((table (make-hash-table :test #'equal)))
       (dolist (address addresses)
@@ -68,8 +68,8 @@
           thereis (not (or (lookup-addresses lookup) (lookup-failure lookup))))))
 
 (defun note-answer (hosts lookup texts failure)
-  "LOOKUP has found TEXTS, or FAILURE is why it has found nothing. Return true if that changes
-anything, and true if the failure is a new one."
+  "Note the outcome of LOOKUP: TEXTS, or FAILURE, the reason why it has found no address. Return two
+values: true if something has changed by it, and true if FAILURE is a new one."
   (sb-thread:with-mutex ((hosts-lock hosts))
     (let ((new-failure (and failure (not (equal failure (lookup-failure lookup)))))
           (new-addresses (not (or failure (equal texts (lookup-addresses lookup))))))

@@ -17,15 +17,18 @@
 
 (in-package #:clgrpc.discovery)
 
-(defconstant +write-seconds+ 2 "How long a request of a registration's may take.")
-(defconstant +last-seconds+ 1/2 "How long the last one may take if the one before has failed.")
-(defconstant +withdraw-seconds+ 3 "How long WITHDRAW takes at most.")
-(defconstant +first-pause-seconds+ 1/20 "How long one waits before it is made again.")
-(defconstant +longest-pause-seconds+ 2 "The longest such wait.")
-(defconstant +own-leases+ 4 "So many leases are remembered under which the key may stand.")
+(defconstant +write-seconds+ 2 "The time limit, in seconds, of a request of a registration's.")
+(defconstant +last-seconds+ 1/2
+  "The time limit, in seconds, of the last request if the one before has failed.")
+(defconstant +withdraw-seconds+ 3 "The longest duration of WITHDRAW, in seconds.")
+(defconstant +first-pause-seconds+ 1/20
+  "The wait, in seconds, before a request that has failed once is made again.")
+(defconstant +longest-pause-seconds+ 2 "The longest such wait, in seconds.")
+(defconstant +own-leases+ 4
+  "The number of leases under which the key may stand that are remembered.")
 
 (defstruct (registration (:constructor %make-registration) (:copier nil))
-  "A server's word in the store, see REGISTER."
+  "The entry of a server in the store, and the job that keeps it there; see REGISTER."
   (etcd nil :type etcd:etcd :read-only t) ; where it is
   (name "" :type string :read-only t)   ; of the service
   (key "" :type string :read-only t)    ; its key
@@ -58,8 +61,9 @@
   registration-endpoint "Return the description of REGISTRATION's server, an endpoint.")
 
 (defun registration-state (registration)
-  "Return the state in the store as far as that has answered: :registering if it has no entry yet,
-or none any more, since etcd is away; :serving; :draining; :withdrawn. From any thread."
+  "Return the state of REGISTRATION's entry, as far as the store has answered: :registering while
+the entry is missing, since etcd has not accepted it yet or has lost it; :serving; :draining;
+:withdrawn. From any thread."
   (sb-thread:with-mutex ((registration-lock registration))
     (cond ((registration-ended registration) :withdrawn)
           ((/= (registration-written registration) (registration-version registration))
@@ -72,8 +76,8 @@ or none any more, since etcd is away; :serving; :draining; :withdrawn. From any 
             (registration-state registration))))
 
 (defmacro with-registration ((registration) &body body)
-  "Evaluate BODY, which changes REGISTRATION, under its lock, and wake the threads that wait. It is
-not interrupted."
+  "Evaluate BODY, which changes REGISTRATION, under its lock and without interrupts, and wake the
+threads that wait."
   (let ((it (gensym "REGISTRATION")))
     `(let ((,it ,registration))
        (sb-sys:without-interrupts
@@ -82,8 +86,8 @@ not interrupted."
              (sb-thread:condition-broadcast (registration-bell ,it))))))))
 
 (defun await (registration end-ns predicate)
-  "Wait until PREDICATE, which is called under REGISTRATION's lock, is true, REGISTRATION ends, or
-it is END-NS. Return the value of PREDICATE."
+  "Wait until PREDICATE, which is called under REGISTRATION's lock, is true, until REGISTRATION
+ends, or until END-NS. Return the value of PREDICATE."
   (let ((value nil))
     (loop:await-until (registration-bell registration) (registration-lock registration) end-ns
                       (lambda ()
@@ -99,7 +103,7 @@ it is END-NS. Return the value of PREDICATE."
           (registration-name registration))))
 
 (defun drop-lease (registration number condition)
-  "The NUMBERth lease of REGISTRATION is lost, as CONDITION says."
+  "Note that the lease of REGISTRATION with NUMBER is lost because of CONDITION."
   (with-registration (registration)
     (when (= number (registration-leases registration))
       (count-standing registration nil)
@@ -109,13 +113,13 @@ it is END-NS. Return the value of PREDICATE."
             (registration-failure registration) condition))))
 
 (defun lose-lease (registration number condition)
-  "As DROP-LEASE, and have another be granted."
+  "As DROP-LEASE; then wake the job, which asks for another lease."
   (drop-lease registration number condition)
   (loop:wake-job (registration-job registration)))
 
 (defun ensure-lease (registration)
-  "The lease of REGISTRATION, a new one if it has none. Signal an ETCD-ERROR, also if REGISTRATION
-has ended when the lease comes."
+  "The lease of REGISTRATION, a new one if it has no lease. Signal an ETCD-ERROR, also if
+REGISTRATION has ended before the new lease comes."
   (or (registration-lease registration)
       (let* ((number (sb-thread:with-mutex ((registration-lock registration))
                        (incf (registration-leases registration))))
@@ -133,8 +137,8 @@ has ended when the lease comes."
         lease)))
 
 (defun put-own (registration text lease)
-  "Put TEXT under LEASE if the key of REGISTRATION is gone, or its own. Return false if another
-server has put it."
+  "Put TEXT under LEASE if the key of REGISTRATION is gone, or stands under a lease of its own.
+Return false if another server has put the key."
   (let ((key (registration-key registration)))
     (labels ((attempt (comparison &rest others)
                `(:when (,comparison) :then ((:put ,key ,text :lease ,lease))
@@ -149,14 +153,15 @@ server has put it."
         (done-p so values)))))
 
 (defun stands-p (registration text lease)
-  "True if the key of REGISTRATION is there under LEASE, and says TEXT."
+  "True if the key of REGISTRATION is in the store under LEASE and has the value TEXT."
   (let ((key (registration-key registration)))
     (etcd:transact (registration-etcd registration)
                    :when `((:lease ,key = ,lease) (:value ,key = ,text))
                    :timeout +write-seconds+)))
 
 (defun note-own (registration lease)
-  "The key of REGISTRATION may stand under LEASE. Leases of long before have ended."
+  "Note that the key of REGISTRATION may stand under LEASE. The oldest noted leases are forgotten,
+since they have ended."
   (let ((all (adjoin (etcd:lease-id lease) (registration-own registration))))
     (setf (registration-own registration) (subseq all 0 (min +own-leases+ (length all))))))
 
@@ -179,7 +184,7 @@ since it was gone; :left if another server has the key; nil if REGISTRATION has 
                (t :put)))))
 
 (defun note-outcome (registration outcome lease version)
-  "VERSION of REGISTRATION was written under LEASE, with OUTCOME."
+  "Note that VERSION of REGISTRATION was written under LEASE, with OUTCOME."
   (unless (eq :left outcome)
     (setf (registration-own registration) (list (etcd:lease-id lease))))
   (let ((meter (registration-meter registration)) (name (registration-name registration)))
@@ -192,7 +197,7 @@ since it was gone; :left if another server has the key; nil if REGISTRATION has 
             (registration-failure registration) nil))))
 
 (defun write-registration (registration)
-  "Put REGISTRATION's value into the store, if it is not there. Signal an ETCD-ERROR."
+  "Put REGISTRATION's value into the store, if the store lacks it. Signal an ETCD-ERROR."
   (multiple-value-bind (endpoint version written)
       (sb-thread:with-mutex ((registration-lock registration))
         (values (registration-endpoint registration) (registration-version registration)
@@ -279,7 +284,7 @@ for a wrong argument. From any thread."
     registration))
 
 (defun checked-endpoint (&rest arguments &key address weight zone hash-key &allow-other-keys)
-  "The endpoint that ARGUMENTS say. Signal MISUSE for a wrong one."
+  "The endpoint of ARGUMENTS, those of MAKE-ENDPOINT. Signal MISUSE for a wrong argument."
   (unless (typep weight `(or null (integer 1 ,+most-weight+)))
     (misuse "A weight is an integer from 1 to ~D, not ~S." +most-weight+ weight))
   (dolist (text (list zone hash-key))
@@ -328,13 +333,13 @@ thread."
   (apply #'say registration changes))
 
 (defun drain-registration (registration)
-  "Put the state :draining for REGISTRATION's server: channels turn to other servers, if there are
-any. From any thread."
+  "Put the state :draining for REGISTRATION's server: channels turn to other servers, if other
+servers are registered. From any thread."
   (say registration :state :draining))
 
 (defun end-keeping (registration)
-  "End the job of REGISTRATION. If it waits for an answer, it ends the lease that comes by that
-itself. This waits for nothing, and is not interrupted."
+  "End the job of REGISTRATION, without waiting and without interrupts. If the job waits for a
+lease, it ends that lease itself when it comes."
   (sb-sys:without-interrupts
     (with-registration (registration)
       (count-standing registration nil)
@@ -369,8 +374,8 @@ ends. Return within three seconds. From any thread."
   nil)
 
 (defun take-leave (registration drain-seconds)
-  "The server of REGISTRATION will be stopped, and has DRAIN-SECONDS for that: let its clients know.
-Return a function that withdraws it."
+  "Put the state :draining, since the server of REGISTRATION is going to be stopped and has
+DRAIN-SECONDS for that, and give its clients time. Return a function that withdraws REGISTRATION."
   (let ((share (/ drain-seconds 2)))
     (unless (registration-ended registration)
       (drain-registration registration)

@@ -112,7 +112,7 @@ new."
           when texts collect (cons texts (endpoint-attributes endpoint)))))
 
 (defun measure-servers (service-watcher all)
-  "ALL are the endpoints of SERVICE-WATCHER's name."
+  "Report the number of ALL, the endpoints of SERVICE-WATCHER's name."
   (let ((meter (service-watcher-meter service-watcher))
         (draining (count :draining all :key #'endpoint-state)))
     (when meter

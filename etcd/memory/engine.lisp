@@ -188,7 +188,7 @@ of its listener: that may have another one if it has fewer than are free."
       t)))
 
 (defun remove-watch (engine watch)
-  "WATCH, which is among those of ENGINE, is not any more. Its lock is held."
+  "Remove WATCH from the watches of ENGINE, whose lock is held."
   (setf (watch-dropped watch) t
         (engine-watches engine) (tree-without (engine-watches engine) (watch-key watch)))
   (decf (listener-watch-count (watch-listener watch))))

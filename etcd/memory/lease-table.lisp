@@ -40,7 +40,7 @@
         (setf (lease-items now) (tree-with (lease-items now) item))))))
 
 (defun note-octets (store change)
-  "CHANGE is one of the newest revision of STORE."
+  "Note CHANGE, which belongs to the newest revision of STORE."
   (when (change-previous change)
     (decf (store-newest-octets store) (item-cost (change-previous change))))
   (unless (removal-p change)

@@ -180,7 +180,7 @@ refusal if there is not enough."
       (1- (write-batch-revision write-batch))))
 
 (defun note-write (write-batch change)
-  "CHANGE, of one item, is a part of WRITE-BATCH."
+  "Add CHANGE, of one item, to WRITE-BATCH."
   (push change (write-batch-changes write-batch))
   (push change (write-batch-lease-notes write-batch)))
 

@@ -64,7 +64,7 @@ other's, since no other has SERIAL. A zero in START is followed by one, the end 
          (not (member (if (removal-p change) :nodelete :noput) (watch-filters watch))))))
 
 (defun make-ready (watch)
-  "WATCH may have something to send."
+  "Note that WATCH may have messages to send."
   (setf (watch-caught-up watch) nil)
   (enqueue watch (listener-ready (watch-listener watch))))
 

@@ -170,7 +170,8 @@ revision of the first record, or the one up to which ENGINE is compacted."
       (setf (gethash (watch-number watch) (watching-watches watching)) watch))))
 
 (defun note-due (watching watch)
-  "WATCH, of WATCHING, has to send progress unless it sends something else before that."
+  "Note that WATCH, of WATCHING, is due to send progress, unless it sends something else before
+that."
   (setf (watching-due-ns watching)
         (min (watching-due-ns watching)
              (+ (watch-sent-ns watch) (engine-progress-ns (watching-engine watching))))))

@@ -85,8 +85,8 @@ RESOLVER, for the certificate, and its proxy, AUTHORITY, a text, and OBSERVER."
              (connection-set-owners connection-set)))
 
 (defun change-link-states (subchannels state)
-  "Change the link state of SUBCHANNELS, all of one connection set, to STATE. Then, when all have
-the new state, call their watchers and, for each whose own state has changed, its balancer."
+  "Change the link state of all SUBCHANNELS, which belong to one connection set, to STATE. After
+that call their watchers, and notify the balancer of each subchannel whose own state has changed."
   (dolist (subchannel subchannels) (setf (subchannel-link-state subchannel) state))
   (dolist (subchannel subchannels)
     (tell-watchers subchannel)

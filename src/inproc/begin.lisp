@@ -16,7 +16,8 @@ OWN-THREAD is as for WITH-OTHERS-CODE."
     (values returned condition)))
 
 (define-hot conclude ((call-pair call-pair) returned condition) null
-  "The handler of CALL-PAIR has RETURNED something, or CONDITION has ended it."
+  "Answer or end the call of CALL-PAIR: its handler has RETURNED a value, or CONDITION, if not nil,
+has ended the handler."
   (let ((call (the inproc-call (call-pair-server call-pair))))
     (setf (call-pair-phase call-pair) :over)
     (cond (condition
@@ -27,7 +28,7 @@ OWN-THREAD is as for WITH-OTHERS-CODE."
   nil)
 
 (defun keep (call-pair)
-  "Note that the handler answers later."
+  "Note that the handler of CALL-PAIR has returned its call, and answers later."
   (open-mail call-pair)
   (let ((route (call-pair-route call-pair)))
     (setf (route-kept route) (method:binding-function (route-binding route))))
@@ -55,7 +56,7 @@ OWN-THREAD is as for WITH-OTHERS-CODE."
         (end-well call-pair))))
 
 (define-hot take-held ((call-pair call-pair)) null
-  "The handler of CALL-PAIR begins: make the requests that were sent before ready for it."
+  "Make the requests that were sent earlier ready for the handler of CALL-PAIR, which begins."
   (loop for old = (call-pair-held call-pair)
         until (eq old (compare-and-swap (call-pair-held call-pair) old :closed))
         finally (setf (call-pair-ready call-pair) (nreverse old)))
@@ -183,7 +184,7 @@ handler has returned, or it does not wait for anything that the client would do 
           (rpc:abort-as (call-pair-server call-pair) :handler-error))))))
 
 (define-hot begin-soon ((call-pair call-pair)) null
-  "The client of CALL-PAIR needs its handler to begin, but does not wait for it here."
+  "Begin the handler of CALL-PAIR; this thread, the client's, does not wait for it here."
   (if (and (keeps-p (call-pair-route call-pair))
            (eq :caller (inproc-core-execution (call-inproc-core (call-pair-client call-pair)))))
       (begin-eagerly call-pair)
@@ -191,9 +192,9 @@ handler has returned, or it does not wait for anything that the client would do 
   nil)
 
 (define-hot begin-for-receiver ((call-pair call-pair)) null
-  "The client of CALL-PAIR is about to wait. If its handler has all that it waits for (DRIVABLE-P),
-it runs on this thread now or, if it is to run on a loop, when the client drives that. Otherwise
-begin it elsewhere."
+  "See to it that the handler of CALL-PAIR runs while the client, on this thread, waits. If the
+handler waits for nothing of the client's (DRIVABLE-P), run it here now; or, if it is to run on a
+loop, leave it to the client, which drives that loop. Otherwise begin it elsewhere."
   (let ((execution (inproc-core-execution (call-inproc-core (call-pair-client call-pair)))))
     (cond ((and (eq :caller execution) (drivable-p call-pair)) (begin-here call-pair))
           ((and (loop-p execution) (drivable-p call-pair)))

@@ -7,8 +7,8 @@
 (in-package #:clgrpc.inproc)
 
 (define-hot wake-driver ((call-pair call-pair)) null
-  "Make the client of CALL-PAIR, for which something has arrived, check its call, if it is running
-the loop of its handlers."
+  "If the client of CALL-PAIR runs the loop of its handlers, make it check its call, for which a
+message or the end has arrived."
   (let ((driver (call-pair-driver call-pair)))
     (when (and driver (not (eq driver sb-thread:*current-thread*)))
       (loop:post (the loop:event-loop
@@ -21,7 +21,7 @@ the loop of its handlers."
   "End the call of CALL-PAIR and return true; return false if it had ended already. CLIENT-END and
 SERVER-END are the arguments of END-CALL for each end. If ANSWERED, the handler's side ends the
 call, and the client gets its trailers."
-  (sb-sys:without-interrupts            ; who claims the end brings it about
+  (sb-sys:without-interrupts            ; the thread that claims the end performs it
     (when (null (compare-and-swap (call-pair-claim call-pair) nil t))
       (let* ((client (call-pair-client call-pair))
              (server (call-pair-server call-pair))
@@ -64,7 +64,7 @@ notification is left by a non-local exit."
   nil)
 
 (define-hot end-well ((call-pair call-pair)) null
-  "End the call with :ok, since the handler has done its work."
+  "End the call with :ok, since its handler has returned."
   (end-call-pair call-pair '(:ok) '(:ok :ended-by :local) t)
   nil)
 
@@ -92,8 +92,8 @@ notification is left by a non-local exit."
                  t))
 
 (defun expire (call-pair)
-  "End the call of CALL-PAIR, whose deadline has passed: at each end as if that had found out by
-itself."
+  "End the call of CALL-PAIR, whose deadline has passed, at each end as if that end had noticed it
+by itself."
   (multiple-value-bind (status text) (rpc:verdict :deadline-passed)
     (let ((how (list status :message text :ended-by :local)))
       (end-call-pair call-pair how how nil))))
@@ -113,9 +113,9 @@ channel is closed; return its status."
 ;;; Calls that run on their own
 
 (defun register (call-pair)
-  "The call of CALL-PAIR goes on by itself: start the timer of its deadline, and register it with
-its callee."
-  (sb-sys:without-interrupts            ; who registers it looks whether it has ended
+  "Start the timer of the deadline of CALL-PAIR's call, and register the call with its callee: from
+now on no thread of the client's looks after it."
+  (sb-sys:without-interrupts            ; the thread that registers it checks its end
     (unless (shiftf (call-pair-registered call-pair) t)
       (let* ((callee (call-pair-callee call-pair))
              (call (call-pair-server call-pair))

@@ -33,7 +33,7 @@
   (the (values nanoseconds &optional) (funcall (inproc-core-clock inproc-core))))
 
 (define-hot (call-counts-of :inline t) ((call inproc-call)) (or null call-counts)
-  "The CALL-COUNTS of CALL, or nil if it has no observer."
+  "The CALL-COUNTS of CALL, or nil if no observer sees it."
   (declare (inline rpc:call-value))
   (values (the (or null call-counts) (values (rpc:call-value call 'call-counts)))))
 
@@ -68,7 +68,7 @@ has one attempt, which begins with it."
     (rpc:observe half-closed (inproc-observer server) server)))
 
 (defun tell-attempt-ended (client)
-  "CLIENT, a client's end, has ended, and its attempt with it."
+  "Report to the observer that the attempt of CLIENT, a client's end that has ended, is over."
   (let ((call-counts (call-counts-of client)))
     (when (and call-counts (shiftf (call-counts-attempt call-counts) nil))
       (rpc:observe attempt-ended (inproc-observer client) client

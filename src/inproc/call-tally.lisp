@@ -9,7 +9,8 @@
   "How many words two cache lines hold, since processors fetch them in pairs.")
 
 (deftype tally ()
-  "At each place, how many calls have begun on threads that count there, and how many have ended."
+  "Two counts for each place: the calls that have begun, and those that have ended, on the threads
+that count there."
   `(simple-array sb-ext:word (,(* +places+ +place-words+))))
 
 (defun make-tally ()

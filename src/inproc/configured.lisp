@@ -58,8 +58,9 @@ messages."
   request)
 
 (defun requests-at-hand (channel method request on-caller)
-  "A list of the requests in REQUEST, which is at hand, of a call of METHOD on CHANNEL, as attempts
-take them: copies, since the stub may have returned by then, unless ON-CALLER is true."
+  "A list of the requests in REQUEST, which is at hand, for the attempts of a call of METHOD on
+CHANNEL. They are copies, since the stub may return before an attempt begins, unless ON-CALLER is
+true."
   (flet ((keep (message)
            (if on-caller message (inproc-core-copy (channel-inproc-core channel) message))))
     (if (eq :client-streaming (rpc-method-kind method))
@@ -74,7 +75,8 @@ take them: copies, since the stub may have returned by then, unless ON-CALLER is
              (calling:credentials-metadata channel call-credentials method)))))
 
 (defun relay-route (callee method function)
-  "A route of CALLEE, that of all relays, for a call of METHOD: to FUNCTION of the handler's end."
+  "A route of CALLEE, the callee of all relays, for a call of METHOD. It leads to FUNCTION, which
+gets the handler's end."
   (make-inproc-route
    :server callee :epoch 1 :method method
    :binding (method:make-binding :class (find-class t)
@@ -84,7 +86,7 @@ take them: copies, since the stub may have returned by then, unless ON-CALLER is
                                               call))))
 
 (defun relayed-call-pair (relay outer-channel method deadline options)
-  "A call pair of a call of METHOD on OUTER-CHANNEL, with OPTIONS of its stub, for RELAY."
+  "A call pair for RELAY: of a call of METHOD on OUTER-CHANNEL with OPTIONS of its stub."
   (let* ((inproc-core (channel-inproc-core outer-channel))
          (callee (inproc-core-callee inproc-core))
          (call-pair (call-pair-to inproc-core callee
@@ -217,8 +219,8 @@ nil. OPTIONS say whether calls are tried again."
           (make-plan :config config :channel (derive-channel inproc-core :options limited))))))
 
 (defun make-outer-channel (inproc-core)
-  "A channel for calls on INPROC-CORE whose relays have a caller. Messages pass it as they are,
-since attempts copy them, and check their length."
+  "A channel for those calls on INPROC-CORE whose relays have a caller. It neither copies messages
+nor checks their length: the attempts do both."
   (derive-channel inproc-core :callee (relay-callee inproc-core) :name nil :share t
                   :execution :caller :server-operations **relay-operations**))
 

@@ -57,8 +57,8 @@ queued, since callbacks take messages from the queue."
                t))))))
 
 (define-hot run-due ((call inproc-call) &optional (message t nil)) null
-  "Run the callbacks of CALL that are due, before them that for MESSAGE unless that is nil.
-SCHEDULED is this thread's. Interrupts are off; callbacks run with them if they are allowed."
+  "Run the callbacks of CALL that are due, the one for MESSAGE first unless that is nil. This thread
+has set SCHEDULED. Interrupts are off; during callbacks they are on if the caller allows them."
   (let ((reactions (the rpc:reactions (rpc:call-reactions call)))
         (done nil))
     (unwind-protect
@@ -71,7 +71,7 @@ SCHEDULED is this thread's. Interrupts are off; callbacks run with them if they 
              (setf done t)
              (return))
            (setf (rpc:reactions-scheduled reactions) t)
-           ;; who has seen :again before that leaves what has come to this look
+           ;; a thread that has seen :again before this store leaves its event to the next look
            (sb-thread:barrier (:memory)))
       (unless done
         (setf (rpc:reactions-scheduled reactions) nil)
@@ -84,7 +84,7 @@ SCHEDULED is this thread's. Interrupts are off; callbacks run with them if they 
     (loop:call-user (inproc-core-execution (call-inproc-core call)) #'run call)))
 
 (defun post-run-due (loop call)
-  "Have LOOP run the callbacks of CALL that are due; return false if it runs no more."
+  "Post the callbacks of CALL that are due to LOOP; return false if LOOP has stopped."
   (loop:post loop (lambda () (loop:defer loop #'run-due-on-loop call))))
 
 (define-hot schedule ((call inproc-call)) null
@@ -95,7 +95,7 @@ SCHEDULED is this thread's. Interrupts are off; callbacks run with them if they 
     (loop
       (ecase (rpc:reactions-scheduled reactions)
         ((nil)
-         (when (sb-sys:without-interrupts ; who sets it runs them
+         (when (sb-sys:without-interrupts ; the thread that sets it runs them
                  (when (null (compare-and-swap (rpc:reactions-scheduled reactions) nil t))
                    (unless (and (loop-p execution) (post-run-due execution call))
                      (sb-sys:allow-with-interrupts (run-due call)))

@@ -4,7 +4,7 @@
 (in-package #:clgrpc.inproc)
 
 (defclass inproc-channel (method:channel)
-  ((inproc-core :initarg :inproc-core :reader channel-inproc-core) ; what its calls share
+  ((inproc-core :initarg :inproc-core :reader channel-inproc-core) ; the data that its calls share
    ;; of what follows, and of whether INPROC-CORE is open
    (lock :initform (sb-thread:make-mutex :name "clgrpc in-process channel") :reader channel-lock)
    (state-functions :initform '() :accessor channel-state-functions) ; see ON-STATE-CHANGE

@@ -41,7 +41,7 @@
 
 (defstruct (inproc-core (:copier nil))
   "The data that all calls of a channel share."
-  (target "" :type string)              ; what the channel was made for
+  (target "" :type string)              ; of the channel, as its user gave it
   (callee nil :type (or null callee))   ; looked up by NAME if that is not nil
   (name nil :type (or null string))     ; inproc:NAME, if the channel was made for that
   (options nil :type options)           ; the channel's limits
@@ -54,7 +54,7 @@
   (handlers 0 :type sb-ext:word)        ; on threads of their own; atomic
   (waiting nil :type (or null simple-vector)) ; calls that have not begun: see waiting.lisp
   (watched nil :type boolean)           ; a timer looks after those
-  ;; what deadlines of its calls are times of
+  ;; the clock of the deadlines of its calls
   (clock (loop:world-clock loop:*world*) :type function :read-only t)
   (client-operations nil :type rpc:operations :read-only t) ; of its calls
   (server-operations nil :type rpc:operations :read-only t) ; of the handlers' ends
@@ -93,8 +93,8 @@ which that function runs."
 (declaim (sb-ext:freeze-type consumer))
 
 (deftype mailbox ()
-  "A word that two threads look at, in the middle of words that no thread does: so nothing else is
-on its cache line."
+  "A word for two threads, in the middle of unused words, so that nothing else is on its cache
+line."
   '(simple-vector 24))
 
 (defconstant +mail+ 12 "The index of that word.")

@@ -127,8 +127,8 @@ ones lately."
                  (setf open nil)))))))
 
 (defun await-outcome (call returned condition)
-  "The handler of CALL, a unary one, has RETURNED something or ended with CONDITION. Values as
-CALL-UNARY."
+  "Answer or end CALL, a unary one, whose handler has RETURNED a value or ended with CONDITION, and
+wait for its end. Values as CALL-UNARY."
   (let ((call-pair (call-call-pair call)))
     (look call)
     (conclude call-pair returned condition)
@@ -180,7 +180,7 @@ no such callee or route, the call of the call pair has ended with the status tha
     call-pair))
 
 (defun end-unknown (call-pair)
-  "The callee of CALL-PAIR has no route for its call."
+  "End the call of CALL-PAIR, for which its callee has no route."
   (let ((tally (callee-tally (call-pair-callee call-pair))))
     (count-begun tally)
     (tell-begin call-pair)
@@ -266,7 +266,7 @@ are those of INVOKE."
                     (setf (call-pair-source call-pair) generator
                           (call-pair-consumer call-pair) (this-context nil))
                     (progn
-                      ;; what makes the requests may wait for the handler
+                      ;; the code that makes the requests may wait for the handler
                       (when (functionp request) (begin-elsewhere call-pair))
                       (calling:send-requests client generator)))
                 (finish-blocking call-pair channel method request options))))

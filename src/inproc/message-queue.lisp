@@ -59,7 +59,8 @@ empty, notify the sender, if it waits for room."
 ;;; Putting in and taking out
 
 (define-hot put-mail ((receiver inproc-call) message) boolean
-  "Give MESSAGE to RECEIVER if nothing is before it: mail is not charged, so there is one at most."
+  "Put MESSAGE into RECEIVER's mail and return true, if no other message waits. Mail is not charged,
+so it is one message at most."
   (let ((mail (mail receiver)))
     (and mail
          (null (rpc:call-incoming receiver))

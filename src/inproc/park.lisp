@@ -5,17 +5,17 @@
 
 (in-package #:clgrpc.inproc)
 
-(defconstant +spins+ 1000 "How often a waiting thread looks before it sleeps.")
+(defconstant +spins+ 1000 "How many times a waiting thread looks for an event before it sleeps.")
 
 (defconstant +yields+ 20
-  "The same with a single processor, where other threads run between the looks.")
+  "As +SPINS+, with a single processor, where other threads run between the looks.")
 
 (declaim (type fixnum **processors**))
 
 (defglobal **processors** 0)
 
 (defun count-processors ()
-  "Look how many processors there are for us."
+  "Count the processors that this process may use."
   (setf **processors** (max 1 (floor (os:processor-limit)))))
 
 (define-hot processors () fixnum
@@ -43,7 +43,8 @@
     (rpc:park call ready-p)))
 
 (defun client-park (call ready-p)
-  "The operation PARK of a client: if the handler runs on a loop, another thread must run that."
+  "The operation PARK of a client. If the handler runs on a loop, another thread must run that
+loop."
   (let ((execution (inproc-core-execution (call-inproc-core call))))
     (if (loop-p execution)
         (loop:call-served execution (lambda () (inproc-park call ready-p)) nil)

@@ -62,7 +62,7 @@
   (closed nil :type boolean))           ; it was told that there are no more requests
 
 (defstruct (relay (:constructor %make-relay) (:copier nil))
-  "The maker of the attempts of a call, which passes messages on as they arrive."
+  "An object that makes the attempts of a call, and passes messages on between the call and them."
   (channel nil :type configured-inproc-channel :read-only t) ; that the call was made on
   (plan nil :type plan :read-only t)    ; of its method
   (fields nil :type simple-vector :read-only t) ; the metadata of the call
@@ -75,8 +75,8 @@
   (kept nil :type list)                 ; a cons before the first request, nil once committed
   (last nil :type list)                 ; the last cons of that list
   (over nil :type boolean)              ; no more requests will come
-  (uncharged nil :type boolean :read-only t) ; what is kept is not charged
-  (replay nil :type (or null replay))   ; what is charged; nil once not all is kept
+  (uncharged nil :type boolean :read-only t) ; kept requests are not charged
+  (replay nil :type (or null replay))   ; the charged ones; nil once not all are kept
   (begun nil :type boolean)             ; the first attempt has
   (committed nil :type (or null relayed-attempt)) ; the one whose answer is the call's
   (here nil :type (or null call))       ; the client's end of the attempt that runs within ADVANCE
@@ -112,10 +112,11 @@ no more. The other ARGUMENTS are slots."
 ;;; Waking
 
 (defun wake (relay)
-  "Have RELAY look at everything: on this thread now, or by the one that does so already."
+  "Run ADVANCE for RELAY on this thread now; if another thread runs it, make that thread run it
+again."
   (loop
     (case (relay-state relay)
-      ((nil) (sb-sys:without-interrupts ; who sets it runs
+      ((nil) (sb-sys:without-interrupts ; the thread that sets it runs
                (when (null (compare-and-swap (relay-state relay) nil t))
                  (return-from wake (sb-sys:allow-with-interrupts (run-relay relay))))))
       ((t) (when (eq t (compare-and-swap (relay-state relay) t :again)) (return)))
@@ -143,18 +144,18 @@ no more. The other ARGUMENTS are slots."
           (setf done (eq t (compare-and-swap (relay-state relay) t nil))))
         (when done (return))
         (setf (relay-state relay) t)
-        ;; who has seen :again before that leaves what has come to this look
+        ;; a thread that has seen :again before this store leaves its event to the next look
         (sb-thread:barrier (:memory))))))
 
 (defun wake-owner (call)
-  "The operation SCHEDULE of both ends that a relay has: the callback for room stands for
-everything."
+  "The operation SCHEDULE of the two ends that belong to a relay. Their callback for room wakes the
+relay, whatever has happened."
   (let ((reactions (rpc:call-reactions call)))
     (when (and reactions (rpc:reactions-on-writable reactions))
       (funcall (rpc:reactions-on-writable reactions)))))
 
 (defun have-wake (relay call)
-  "Arrange that every event of CALL, an end that RELAY has, wakes RELAY."
+  "Arrange that every event of CALL, one of RELAY's ends, wakes RELAY."
   (setf (rpc:reactions-on-writable (rpc:ensure-reactions call)) (lambda () (wake relay))))
 
 (rpc:define-transport-end **attempt-operations** (:client :like **client-operations**)
@@ -170,7 +171,7 @@ everything."
   (rpc:interceptors-for (channel-attempt-interceptors channel) method))
 
 (defun view-attempt (relay number)
-  "As CALLING:VIEW-ATTEMPT, for the attempt of RELAY that NUMBER others came before."
+  "As CALLING:VIEW-ATTEMPT, for the attempt of RELAY after NUMBER others."
   (let ((client (relay-client relay))
         (interceptors (channel-attempt-interceptors (relay-channel relay))))
     (if interceptors
@@ -180,8 +181,8 @@ everything."
         (values nil nil))))
 
 (defun attempt-fields (relay number view)
-  "The metadata of the attempt of RELAY that comes after NUMBER others. VIEW is its view for
-interceptors, or nil."
+  "The metadata of the attempt of RELAY after NUMBER others. VIEW is its view for interceptors, or
+nil."
   (let ((fields (if view
                     (metadata-entries (calling:attempt-request-metadata view))
                     (relay-fields relay))))
@@ -196,8 +197,8 @@ interceptors, or nil."
     (when (or send receive) (rpc:begin-intent attempt nil send receive))))
 
 (defun begin-attempt (relay number channel)
-  "The call pair of the attempt of RELAY that NUMBER others came before, a call on CHANNEL whose
-handler has not begun. If interceptors have it fail it has ended."
+  "The call pair of the attempt of RELAY after NUMBER others, a call on CHANNEL. Its handler has not
+begun; if an interceptor has made the attempt fail, the call has ended."
   (let* ((call (relay-call relay))
          (method (call-rpc-method call))
          (deadline (call-deadline call))
@@ -221,7 +222,7 @@ handler has not begun. If interceptors have it fail it has ended."
         call-pair))))
 
 (defun end-attempt (relay attempt)
-  "ATTEMPT, the client's end of one of RELAY, is over: end it if it runs still."
+  "Note that ATTEMPT, the client's end of one of RELAY, is over. End it if it still runs."
   (unless (call-status attempt) (rpc:cancel attempt))
   (multiple-value-bind (sent received) (traffic attempt)
     (rpc:observe attempt-ended (inproc-observer (relay-client relay))
@@ -235,15 +236,15 @@ handler has not begun. If interceptors have it fail it has ended."
 ;;; What comes after one
 
 (defun failure-of (attempt)
-  "How ATTEMPT, which has ended, has failed."
+  "The ATTEMPT-FAILURE of ATTEMPT, which has ended."
   (multiple-value-bind (status text) (rpc:final-status attempt)
     (calling:make-attempt-failure status text
                                   :pushback (calling:metadata-pushback
                                              (rpc:call-trailers attempt)))))
 
 (defun record-failure (relay number)
-  "The last attempt of RELAY, which NUMBER others came before, has failed. If there might have been
-others, its user can ask for that later."
+  "Record the failure of RELAY's last attempt, which came after NUMBER others, for FAILED-ATTEMPTS;
+not if the call could have only one attempt."
   (when (plan-policy (relay-plan relay))
     (let ((attempt (relay-attempt relay)))
       (multiple-value-bind (status text) (rpc:final-status attempt)
@@ -258,7 +259,7 @@ others, its user can ask for that later."
 ;;; How the call ends
 
 (defun fail-relay (relay error)
-  "End RELAY's call with ERROR, which says that a request cannot be sent."
+  "End RELAY's call with ERROR, the reason why a request cannot be sent."
   (let ((how (list (status:rpc-error-status error) :message (status:rpc-error-message error)
                    :ended-by :local)))
     (end-call-pair (relay-call-pair relay) how how nil)))
@@ -289,13 +290,13 @@ others, its user can ask for that later."
 ;;; Performing decisions
 
 (defun sendable-p (relay)
-  "True if all that RELAY has had is kept for further attempts."
+  "True if all requests that have come for RELAY are kept for further attempts."
   (and (relay-kept relay)
        (or (relay-replay relay) (relay-uncharged relay))
        t))
 
 (defun begin-after (relay delay-ns)
-  "Have the next attempt of RELAY begin after DELAY-NS, and no other before."
+  "Plan the next attempt of RELAY for DELAY-NS from now. No other attempt begins before that."
   (let ((timer (list nil)))
     (setf (relay-timer relay) timer)
     (flet ((ring ()
@@ -313,8 +314,8 @@ others, its user can ask for that later."
       (eq sb-thread:*current-thread* (relay-caller relay))))
 
 (defun give-kept (relay call-pair attempt)
-  "Give the handler of CALL-PAIR, which is ATTEMPT of RELAY, the requests that RELAY has kept, which
-are all, as it asks for them."
+  "Give the handler of CALL-PAIR, which is ATTEMPT of RELAY, the requests one by one as it asks for
+them. RELAY has kept all requests."
   (setf (call-pair-source call-pair)
         (calling:request-generator (rest (relay-kept relay)))
         (call-pair-consumer call-pair) (this-context nil)
@@ -362,8 +363,8 @@ are all, as it asks for them."
      :fail (lambda (relay failure) (declare (ignore failure)) (end-relay relay nil))))
 
 (defun fail-late (relay number)
-  "The last attempt of RELAY, which NUMBER others came before and whose answer had begun, has
-failed: the throttle counts that."
+  "Count in the throttle the failure of RELAY's last attempt, which came after NUMBER others, and
+whose answer had begun."
   (let ((failure (failure-of (relay-attempt relay))))
     (record-failure relay number)
     (calling:tell-failed-late **retry-operations** relay failure)))
@@ -434,7 +435,7 @@ failed: the throttle counts that."
 ;;; Messages pass
 
 (defun pass-metadata (relay)
-  "Give the client of RELAY's call the headers that its attempt has got, if any."
+  "Pass the headers that RELAY's attempt has received, if any, on to the client of RELAY's call."
   (let ((fields (call-fields (relay-attempt relay)))
         (client (relay-client relay)))
     (when (and fields (null (call-fields client)))
@@ -448,7 +449,7 @@ relay."
       (progn (want-room call) (room-left-p call))))
 
 (defun next-arrived (call)
-  "The next message of CALL, an end of a relay, and nil; or nil and true if there will be no more."
+  "The next message of CALL, one of a relay's ends, and nil; nil and true after the last message."
   (let ((over (or (call-status call) (inproc-call-half-closed call)))) ; before looking for messages
     (sb-thread:barrier (:read))
     (let ((message (and (rpc:deliverable-p call) (next-message call))))
@@ -481,14 +482,15 @@ relay."
                     (options-total-replay-octets (channel-retry-options (relay-channel relay)))))
 
 (defun add-request (relay request)
-  "REQUEST has come for RELAY's attempts. If it is too much to be kept, the call is committed."
+  "Add REQUEST to the requests of RELAY's attempts. If there is no room to keep it, commit the call
+to its first attempt."
   (setf (relay-last relay) (setf (cdr (relay-last relay)) (list request)))
   (unless (or (not (sendable-p relay)) (kept-p relay request))
     (commit relay (first (relay-attempts relay)))))
 
 (defun pass-requests (relay)
-  "Send the requests of RELAY's client to the attempts. A request stays in its queue as long as no
-attempt is under way, or no attempt has been sent all requests before it."
+  "Send the requests of RELAY's client to the attempts. The next request stays in the client's queue
+until an attempt has been sent all requests before it."
   (loop
     (dolist (attempt (relay-attempts relay)) (feed relay attempt))
     (when (or (relay-over relay) (notany #'level-p (relay-attempts relay))) (return))
@@ -498,7 +500,8 @@ attempt is under way, or no attempt has been sent all requests before it."
             (t (return))))))
 
 (defun finish (relay attempt)
-  "ATTEMPT, which RELAY's call is committed to, is over, and all of its messages passed on."
+  "End RELAY's call as ATTEMPT has ended: the call is committed to it, and all of its messages are
+passed on."
   (let ((call (relayed-attempt-call attempt)))
     (calling:commit (relay-retries relay) nil)
     (end-attempt relay call)
@@ -523,7 +526,7 @@ attempt is under way, or no attempt has been sent all requests before it."
                          (t (return))))))))
 
 (defun advance (relay)
-  "Do for RELAY what can be done now."
+  "Perform every step of RELAY's call that is possible now."
   (flet ((runs-p () (null (call-status (relay-call relay)))))
     (when (and (runs-p) (null (relay-committed relay))) (look-at-attempts relay))
     (when (runs-p) (begin-due relay))
@@ -532,7 +535,7 @@ attempt is under way, or no attempt has been sent all requests before it."
     (unless (runs-p) (abandon relay))))
 
 (defun begin-relay (relay call)
-  "Begin RELAY: the handler of its call, whose end is CALL."
+  "Begin RELAY, which stands for the handler of the call whose handler's end is CALL."
   (setf (relay-call relay) call)
   (have-wake relay call)
   ;; if the requests cannot be kept there is only one attempt

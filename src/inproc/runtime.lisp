@@ -19,7 +19,7 @@ channel is closed."
                    (setf (inproc-core-client-loop inproc-core) client-loop)))))))
 
 (defun release-inproc-core (inproc-core)
-  "INPROC-CORE needs neither timers nor threads of the client any more."
+  "Release the client loop of INPROC-CORE, which needs no timers and threads any more."
   (sb-ext:cancel-finalization inproc-core)
   (let ((client-loop (sb-thread:with-mutex ((inproc-core-lock inproc-core))
                        (shiftf (inproc-core-client-loop inproc-core) nil))))
@@ -45,7 +45,7 @@ channel is closed."
                               (cancel-timer (loop:event-loop-wheel event-loop) timer))))))))
 
 (define-hot forget-timers ((call inproc-call)) null
-  "CALL has ended: no timer of AFTER is needed any more."
+  "Stop the timers of AFTER of CALL, which has ended."
   (let ((reactions (rpc:call-reactions call)))
     (when reactions
       (dolist (timer (rpc:reactions-timers reactions))

@@ -7,14 +7,14 @@
 ;;; From one end to the other
 
 (define-hot hand-over ((receiver inproc-call) message) boolean
-  "Call RECEIVER's callback with MESSAGE and return true, if RECEIVER has one that does not run now,
-and no other message waits before this one."
+  "Call RECEIVER's callback with MESSAGE and return true. Return false without a callback, while a
+callback runs, or if other messages wait before this one."
   (let ((reactions (rpc:call-reactions receiver)))
     (and reactions
          (rpc:reactions-on-message reactions)
          (eq :caller (inproc-core-execution (call-inproc-core receiver)))
          (null (rpc:reactions-scheduled reactions))
-         (sb-sys:without-interrupts     ; who sets it runs them
+         (sb-sys:without-interrupts     ; the thread that sets it runs them
            (when (null (compare-and-swap (rpc:reactions-scheduled reactions) nil t))
              (let ((message (and (null (rpc:call-incoming receiver))
                                  (null (rpc:call-received receiver))
@@ -50,8 +50,8 @@ and no other message waits before this one."
 ;;; From the handler to the client
 
 (define-hot consume ((call-pair call-pair) (consumer consumer) message) null
-  "Call CONSUMER's body with MESSAGE. If the body is left by a non-local exit, the call is over, and
-the handler that sends is unwound."
+  "Call CONSUMER's body with MESSAGE. If the body is left by a non-local exit, end the call and
+unwind the handler that sends."
   (let ((done nil))
     (setf (consumer-inside consumer) t)
     (unwind-protect
@@ -94,8 +94,8 @@ the handler that sends is unwound."
 ;;; From the client to the handler
 
 (define-hot keep-early ((call-pair call-pair) message (size index)) boolean
-  "Keep MESSAGE until the handler begins and return true; false if the handler has begun, or too
-much is kept already."
+  "Keep MESSAGE until the handler begins and return true. Return false if the handler has begun, or
+if too many octets are kept already."
   (let ((octets (+ (call-pair-held-octets call-pair) size rpc:+arrival-octets+)))
     (when (<= octets (options-send-budget-octets
                       (inproc-core-options (call-inproc-core (call-pair-client call-pair)))))
@@ -186,7 +186,8 @@ last."
     (look call)
     (when (and (call-pair-consumer call-pair) (consumer-inside (call-pair-consumer call-pair))
                (eq (call-pair-phase call-pair) sb-thread:*current-thread*))
-      (misuse "~A is received from within its own DO-MESSAGES, which its handler waits for." call))
+      (misuse "The body of DO-MESSAGES must not RECEIVE from the same call, ~A: its handler waits ~
+               for that body." call))
     (receive-next call)))
 
 (define-hot client-each ((call inproc-call) (function function)) t

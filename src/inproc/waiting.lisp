@@ -12,7 +12,8 @@
 (in-package #:clgrpc.inproc)
 
 (defconstant +patience-ns+ (* 20 1000 1000)
-  "A call that waits begins elsewhere after so long, or after twice as long at the latest.")
+  "The time, in nanoseconds, after which a call that waits begins elsewhere; it may take twice as
+long.")
 
 (define-hot (waiting-p :inline t) ((call-pair call-pair)) boolean
   (and (eq :waiting (call-pair-phase call-pair)) (null (call-pair-claim call-pair))))
@@ -22,8 +23,8 @@
     (or (compare-and-swap (inproc-core-waiting inproc-core) nil new) new)))
 
 (define-hot look-after ((call-pair call-pair)) null
-  "CALL-PAIR's client has opened it and does not wait for its handler: make sure that it begins
-soon."
+  "Make sure that the handler of CALL-PAIR begins soon: the client has opened the call and does not
+wait for it."
   (let* ((inproc-core (call-inproc-core (call-pair-client call-pair)))
          (places (or (inproc-core-waiting inproc-core) (make-places inproc-core)))
          (place (place))
@@ -37,7 +38,7 @@ soon."
 
 (defun watch (inproc-core)
   "Start the timer that looks after the calls of INPROC-CORE, unless it is running."
-  (sb-sys:without-interrupts            ; who sets it starts the timer
+  (sb-sys:without-interrupts            ; the thread that sets it starts the timer
     (when (null (compare-and-swap (inproc-core-watched inproc-core) nil t))
       (ring-later (make-timer #'look-around inproc-core) inproc-core))))
 
@@ -50,7 +51,8 @@ soon."
         finally (return old)))
 
 (defun look-around (inproc-core)
-  "Begin the calls of INPROC-CORE that have waited for long enough elsewhere. On the client's loop."
+  "Begin elsewhere those calls of INPROC-CORE that have waited for long enough. On the client's
+loop."
   (let ((overdue '()) (left nil) (places (inproc-core-waiting inproc-core)))
     (loop for place below (length places) by +place-words+
           do (dolist (call-pair (take-place places place))

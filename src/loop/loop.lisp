@@ -148,7 +148,7 @@ it is started."
   nil)
 
 (defun run-stop-functions (loop)
-  "LOOP is about to stop."
+  "Call the functions for the stop of LOOP, which is about to stop."
   (loop while (event-loop-at-stop loop)
         do (let ((function (pop (event-loop-at-stop loop))))
              (guarding (:stop-function-error :loop loop)

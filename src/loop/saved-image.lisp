@@ -24,7 +24,7 @@ thread."
   nil)
 
 (defun end-before-saving ()
-  "The image is about to be saved."
+  "Prepare for the saving of the image."
   (loop for (object . function) in (loop for object being the hash-keys of **ended-before-save**
                                            using (hash-value function)
                                          collect (cons object function))

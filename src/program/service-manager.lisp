@@ -48,7 +48,7 @@
 ;;; meanwhile, one more follows, which sees what they were sent for.
 
 (defstruct (reloader (:constructor make-reloader (server functions)) (:copier nil))
-  "What is reloaded at SIGHUP."
+  "The things that are reloaded at SIGHUP."
   (server nil :read-only t)             ; that the service manager hears of
   (functions '() :type list :read-only t) ; without arguments
   (state :idle :type (member :idle :under-way :wanted))) ; :wanted: under way, and once more

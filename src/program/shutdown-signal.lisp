@@ -12,7 +12,7 @@
   "How long the end of a program may take beside the draining of its server.")
 
 (defstruct (ending (:copier nil))
-  "Whether the process has been asked to end."
+  "The state of a process that may have been asked to end."
   (loop nil :type loop:event-loop)      ; on which signals come
   (told (sb-thread:make-semaphore :name "clgrpc ending") :type sb-thread:semaphore) ; is signalled
   (seconds +ending-seconds+ :type (real 0)) ; how long the end may take

@@ -103,8 +103,8 @@ limited too.")
 (defstruct (parts (:copier nil))
   "The parts of a call, each nil until it is needed."
   (gate nil :type (or null gate))       ; for threads that wait for the call
-  (inlet nil :type (or null inlet))     ; what comes in
-  (outlet nil :type (or null outlet))   ; what goes out
+  (inlet nil :type (or null inlet))     ; the incoming messages
+  (outlet nil :type (or null outlet))   ; the outgoing messages
   (reactions nil :type (or null reactions)) ; the callbacks of the user
   (ending nil :type (or null ending))   ; the end of the call
   (intent nil :type (or null intent))   ; the settings of the user

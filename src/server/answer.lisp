@@ -49,7 +49,8 @@ false: then POST-REPLY is to be called with the baton lent. On the loop."
         (t (loop:post (wire-call-loop call) (lambda () (reply-now call message))))))
 
 (defun note-answering (call count)
-  "COUNT octets of the answer to CALL are posted to its loop; if negative, they have arrived there."
+  "Charge CALL's link with COUNT octets of its answer, which are posted to the loop. If COUNT is
+negative, take so many octets off, since they have arrived there."
   (let ((link (the server-link (server-call-link call))))
     (sb-ext:atomic-incf (server-link-coming link) count)
     (if (minusp count)
@@ -96,8 +97,8 @@ false: then POST-REPLY is to be called with the baton lent. On the loop."
   (wire:post-in-turn call 0 (lambda () (server-finish call status message details trailers))))
 
 (defun tell-of-forgotten (call status)
-  "CALL is about to end with STATUS. If its handler has returned the call, to answer later, and has
-not answered by the deadline, the log gets the call's method and identifiers."
+  "Log CALL's method and identifiers if its handler has returned the call, to answer later, and has
+not answered by the deadline. CALL is about to end with STATUS."
   (let ((deferred-start (server-call-deferred-start call)))
     (when (and (eq :deadline-exceeded status) deferred-start (deferred-start-later deferred-start))
       (apply #'log-event :info :call-unanswered

@@ -71,7 +71,8 @@ The message may take four times the memory of its octets, and the messages insid
   nil)
 
 (defun end-plain-request (call)
-  "The plain request that CALL runs is whole. The half-close starts the handler, if there is one."
+  "Note that the plain request of CALL is whole. The half-close, which follows, starts its handler,
+if it has one."
   (let ((request (call-http-request call)))
     (setf (server-call-half-closed call) t)
     (exchange:end-body request)
@@ -80,7 +81,7 @@ The message may take four times the memory of its octets, and the messages insid
           (t (exchange:refuse-unrouted request)))))
 
 (defun end-other-request (call)
-  "The request of CALL, which is not gRPC's, is whole."
+  "Note that the request of CALL, which is not gRPC's, is whole."
   (cond ((call-claim call)
          (setf (exchange:http-request-whole (call-http-request call)) t)
          (unless (call-status call) (end-claimed-request call)))

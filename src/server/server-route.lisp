@@ -88,7 +88,7 @@ thread."
     (setf (route-blocks route) t)))
 
 (defun late-handler-ended (route)
-  "Note that a handler of ROUTE has returned for which NOTE-OVERSTAY was called, or is about to be."
+  "Note that a handler of ROUTE has returned. NOTE-OVERSTAY was called for it, or is about to be."
   (sb-ext:atomic-decf (route-late route))
   nil)
 

@@ -1,5 +1,5 @@
-;;;; What the head of a request says, for a protocol that claims it, and how the protocols differ in
-;;;; what they write: a STYLE. A claim is made once for a head that a peer repeats.
+;;;; The data in the head of a request for a protocol that claims it, and a STYLE, the functions in
+;;;; which protocols differ when they write. A claim is made once for a head that a peer repeats.
 
 (in-package #:clgrpc.web)
 
@@ -29,7 +29,7 @@ loop."
   (style nil :type style :read-only t)  ; of its form
   (codec nil :type codec :read-only t)  ; of its messages, and of the answer's
   (heads nil :type heads :read-only t)  ; how its answer begins
-  ;; what pages of the request's origin are told, an alist; nil without an origin that may call
+  ;; the headers for pages of the request's origin, an alist; nil without an origin that may call
   (cors '() :type list :read-only t)
   (text nil :type boolean :read-only t)) ; its bodies are base64
 
@@ -128,8 +128,9 @@ repeated header is read once. Use only one function for each header."
             (map 'octets #'char-code name)))))
 
 (defun common-encoding-p (encoding)
-  "True if ENCODING, or :unknown, is one that the protocols beside gRPC have. Encodings of users are
-not: some of what is decompressed here is so on the loop, which a user's function may not hold up."
+  "True if the protocols beside gRPC accept ENCODING, or :unknown. They do not accept users'
+encodings: some messages are decompressed on the loop here, and a user's function must not hold it
+up."
   (and (rpc:encoding-p encoding) (member (rpc:encoding-name encoding) '(:gzip :deflate)) t))
 
 (defun head-encoding (fields name)
@@ -157,7 +158,7 @@ one that it compresses by, INCOMING, if any."
           (t '()))))
 
 (defun metadata-rejection (fields)
-  "Why a call cannot have FIELDS as its metadata, or nil."
+  "The reason why a call cannot have FIELDS as its metadata, or nil."
   (unless (wire:sound-metadata-p fields)
     '(:invalid-argument
       "metadata whose name ends in -bin is not base64, or has too many values")))

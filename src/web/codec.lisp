@@ -33,7 +33,8 @@
   (if (protobuf:raw-type-p type) (protobuf:raw-type-decoded type) type))
 
 (defun as-received (call message)
-  "MESSAGE, which was in JSON, as the handler of CALL takes it: raw, if its method is so."
+  "MESSAGE, which was in JSON, for the handler of CALL: a raw message if its method has raw
+messages."
   (let ((type (rpc:incoming-type call)))
     (if (protobuf:raw-type-p type)
         (protobuf:make-raw-message type (protobuf:serialize message))

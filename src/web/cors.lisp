@@ -13,8 +13,8 @@
   "The headers that the answer to a preflight depends on.")
 
 (defun origin-headers (origins fields)
-  "What pages of the origin that FIELDS, of a request, name are told, an alist; nil if there is no
-origin, or none of ORIGINS. ORIGINS is that of START-SERVER."
+  "The headers, an alist, for pages of the origin in FIELDS, a request's; nil without an origin, or
+if ORIGINS, those of START-SERVER, do not allow it."
   (let ((origin (and origins (header-value fields "origin"))))
     (cond ((null origin) '())
           ((eq :any origins) '(("access-control-allow-origin" . "*")))
@@ -35,8 +35,8 @@ origin, or none of ORIGINS. ORIGINS is that of START-SERVER."
                           (member char '(#\- #\_ #\. #\, #\Space)))))))
 
 (defun preflight (origins fields http-methods)
-  "The answer to a preflight with FIELDS for a path that takes HTTP-METHODS, strings; nil if it is
-none, or asks for another method. ORIGINS is that of START-SERVER."
+  "The answer to a preflight with FIELDS for a path that takes HTTP-METHODS, strings; nil if the
+request is not a preflight, or asks for another method. ORIGINS are those of START-SERVER."
   (let ((asked (header-value fields "access-control-request-method"))
         (names (or (header-value fields "access-control-request-headers") "")))
     (when (and origins asked (header fields "origin") (find asked http-methods :test #'string=))

@@ -9,7 +9,7 @@
 
 (defstruct (notes (:copier nil))
   "The data of a call, beside those of every server's call. The loop's."
-  (body (make-octets 0) :type octets)   ; what has come of a bare body, up to FILL
+  (body (make-octets 0) :type octets)   ; the part of a bare body that has come, up to FILL
   (fill 0 :type index)                  ; how much of it that is
   (taken nil :type boolean)             ; the bare body was whole and has been delivered
   (too-long nil :type boolean)          ; the bare body is longer than messages may be

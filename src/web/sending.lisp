@@ -10,7 +10,7 @@
   (values (funcall (codec-encode (web-claim-codec (call-web-claim call))) call message compress)))
 
 (define-hot note-part ((call server:server-call) encoded) null
-  "ENCODED is about to be written."
+  "Note that ENCODED is about to be written."
   (let ((notes (call-web-notes call)))
     (setf (notes-sent notes)
           (ldb (byte 62 0) (+ (notes-sent notes)
@@ -21,7 +21,7 @@
 ;;; The only answer
 
 (define-hot keep-answer ((call server:server-call) encoded) null
-  "ENCODED is the answer of CALL, which ends well."
+  "Keep ENCODED, the answer of CALL, which ends with :ok."
   (wire:ensure-headers call)
   (note-part call encoded)
   (setf (notes-answer (call-web-notes call)) encoded)

@@ -57,8 +57,8 @@
            (encodings)))
 
 (defun parse-encoding (value)
-  "The encoding that VALUE, octets of grpc-encoding, names; nil for identity. For one that we cannot
-read :unknown, and a text for the error."
+  "The encoding that VALUE, octets of grpc-encoding, names; nil for identity. For an encoding that
+we cannot read return :unknown and the text of the error."
   (cond ((octets-equal value (load-time-value (ascii-octets "identity"))) nil)
         ((encoding-named value 0 (length value)))
         (t (values :unknown (unknown-encoding-text value)))))
@@ -146,8 +146,8 @@ if the peer is honest."
             new))))
 
 (defun call-by-turns (semaphore function &optional (take #'take-turn))
-  "Call FUNCTION once TAKE, a function of SEMAPHORE and a notification, has taken one of the turns
-that SEMAPHORE counts; return its values. In user code."
+  "Take one of the turns that SEMAPHORE counts by TAKE, a function of SEMAPHORE and a notification.
+Then call FUNCTION, give the turn back, and return FUNCTION's values. In user code."
   (declare (type function function take))
   (let ((turn (sb-thread:make-semaphore-notification)))
     (unwind-protect (progn (funcall take semaphore turn)
@@ -156,7 +156,8 @@ that SEMAPHORE counts; return its values. In user code."
         (sb-thread:signal-semaphore semaphore)))))
 
 (defun take-turn (semaphore turn)
-  "Wait for one of the turns that SEMAPHORE counts; TURN, a notification, notes that it is taken."
+  "Wait for one of the turns that SEMAPHORE counts, and note in TURN, a notification, that it is
+taken."
   (sb-thread:wait-on-semaphore semaphore :notification turn))
 
 (defun decompress-octets (encoding octets end limit)

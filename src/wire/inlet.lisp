@@ -62,8 +62,7 @@ through."
         do (seal-batch (pop (link-arriving link)))))
 
 (define-hot seal-arrivals ((call wire-call)) null
-  "Queue the messages of CALL's body that have come without a read of HTTP/2, which have been worked
-through."
+  "As SEAL-LINK, for the messages in CALL's body, which another protocol than HTTP/2 has read."
   (seal-link (the link (wire-call-link call))))
 
 (define-hot acceptable-prefix-p ((call wire-call) (flag octet) (length (unsigned-byte 32))) boolean
@@ -142,9 +141,10 @@ data."
 
 (define-hot keep-octets ((call wire-call) (octets octets) (start index) (end index))
     (values (or parcel packed) boolean)
-  "In DELIVER, make a parcel of the octets START to END, a long message: of a copy, or of the vector
-in which the message was put together. Return the parcel, PACKED if CALL's peer may compress. The
-second value is true if the message is long once it is decompressed, or may be."
+  "Return a parcel with the octets START to END, a long message that DELIVER has got. It has a copy
+of them, or the vector in which the message was put together. If CALL's peer may compress, the value
+is a PACKED of the parcel. The second value is true if the message is, or may be, long once it is
+decompressed."
   (let* ((partial (wire-call-partial call))
          (size (- end start))
          (parcel (cond ((and partial (eq octets (partial-body partial)))

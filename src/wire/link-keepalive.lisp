@@ -41,7 +41,7 @@
 ;;; never.
 
 (defun advance-core (link now)
-  "Let the core see to its own time-outs."
+  "Advance the core of LINK, which checks its own time-outs."
   (http2:advance-time (link-http2 link) now))
 
 (defun check-frame (link now)

@@ -231,7 +231,7 @@ it is 0 the loop may send something on CALL without overtaking them."
   "Post FUNCTION, which sends SIZE octets, at least 1, to CALL's loop, even from the loop itself.
 Until it is called CALL is charged with SIZE, so nothing overtakes it."
   (let ((outlet (ensure-wire-outlet call)))
-    (sb-sys:without-interrupts          ; what is charged is posted
+    (sb-sys:without-interrupts          ; so that charged octets are posted
       (sb-ext:atomic-incf (wire-outlet-unsent-octets outlet) size)
       (loop:post (wire-call-loop call)
                  (lambda ()

@@ -1,6 +1,6 @@
-;;;; The stages of a call on the wire, computed on demand from its marks (stage.lisp): the code that
-;;;; both ends share, that is the operation UNSENT-OCTETS and all of STAGES but the stages
-;;;; themselves.
+;;;; The stages of a call on the wire, computed on demand from its marks (stage.lisp): the
+;;;; operations UNSENT-OCTETS and STAGES of both ends. Each end has a function of its own for the
+;;;; names and times of its stages.
 
 (in-package #:clgrpc.wire)
 
@@ -41,9 +41,9 @@
   "Shorter stages lie within one turn of the loop and are not reported.")
 
 (defun list-stages (call spans connects)
-  "The operation STAGES, of CALL. SPANS is a function of CALL and how long that has taken in all, in
-nanoseconds, that returns its stages so far, a list of (stage . ns), oldest first. CONNECTS is how
-often it was attempted to connect while CALL waited for that."
+  "The operation STAGES, of CALL. SPANS is a function of CALL and of its duration in nanoseconds. It
+returns the stages so far, a list of (stage . ns), oldest first. CONNECTS is the number of attempts
+to connect that CALL has waited for."
   (declare (type function spans))
   (let* ((status (call-status call))
          (born (wire-call-born-ns call))

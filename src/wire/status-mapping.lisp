@@ -7,8 +7,9 @@
 ;;; HTTP and HTTP/2 codes to status
 
 (defun http-status-status (http-status)
-  "The status of a response without grpc-status that has HTTP-STATUS. The document has 431 as
-:internal of late; ConnectRPC's suite asks for :unknown, as all implementations had it."
+  "The status of a response without grpc-status that has HTTP-STATUS. For 431 it is :unknown, as in
+other implementations and in ConnectRPC's suite, though the newest version of the document says
+:internal."
   (case http-status
     (400 :internal) (401 :unauthenticated) (403 :permission-denied) (404 :unimplemented)
     ((429 502 503 504) :unavailable)
@@ -45,9 +46,9 @@ itself, else three for each octet of its UTF-8."
           (t 3))))
 
 (define-hot status-message-end ((message simple-string) (limit index)) (values index index boolean)
-  "Where to stop encoding MESSAGE so that at most LIMIT octets are written. The values are that
-position, the number of octets up to it, and whether MESSAGE goes on there: then an ellipsis is to
-follow, for which there is room within LIMIT."
+  "Find the part of MESSAGE that fits into LIMIT octets. The values are the position of its end, the
+number of its octets, and true if it is not all of MESSAGE. In that case LIMIT has room for an
+ellipsis after it."
   (let ((size 0) (end 0) (end-size 0))
     (declare (type index size end end-size))
     (dotimes (i (length message) (values (length message) size nil))

@@ -39,7 +39,7 @@ merely quiet, the rest of its calls begin in the next turn.")
 
 (define-hot (most-streams :inline t) ((http2 http2:connection) (now nanoseconds))
     (unsigned-byte 62)
-  "How many streams HTTP2 may have opened when it has had enough of the turn that began at NOW."
+  "The number of opened streams at which HTTP2 reads no more in the turn that began at NOW."
   (+ (streams-opened http2)
      (if (< (- now (http2:connection-last-receive-ns http2)) +long-turn-ns+)
          +calls-per-read+

@@ -20,7 +20,7 @@
 
 (defstruct (wire-call (:include call) (:constructor nil) (:copier nil))
   "A call on a stream of HTTP/2, at either end."
-  (endpoint nil :type endpoint)         ; what it shares with others
+  (endpoint nil :type endpoint)         ; the data that it shares with others
   (link nil :type (or null link))       ; nil while a client's call waits for a connection
   (stream nil :type (or null http2:stream)) ; nil before and after it has one
   (born-ns 0 :type nanoseconds)         ; when it began, 0 before that
@@ -95,8 +95,8 @@ is its number of octets; PLAIN, if it is compressed, the number before that, oth
         (values 0 0 (wire-call-born-ns call)))))
 
 (define-hot (mark-call :inline t) ((call wire-call) (mark mark)) null
-  "CALL has come to MARK, a moment, in this turn; or MARK is a flag, and true of CALL from now on.
-On its loop; a flag also before the loop begins CALL."
+  "Note that CALL has come to MARK, a moment, in this turn; or that MARK, a flag, is true of CALL
+from now on. On CALL's loop; a flag also before the loop begins CALL."
   (setf (wire-call-marks call)
         (if (typep mark 'flag)
             (logior (wire-call-marks call) (flag-bit mark))
@@ -113,7 +113,7 @@ On its loop; a flag also before the loop begins CALL."
   (moment-ns (wire-call-marks call) moment))
 
 (defun reset-marks (call)
-  "CALL, whose attempts so far have come to nothing, is as if no moment had come."
+  "Forget the moments of CALL, whose attempts so far have failed."
   (setf (wire-call-marks call) (without-moments (wire-call-marks call))))
 
 (define-hot wire-now ((call wire-call)) nanoseconds

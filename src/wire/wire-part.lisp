@@ -22,7 +22,7 @@
   "The parts of a call on a stream of HTTP/2."
   (timer nil :type (or null timer))     ; the deadline's
   (compression nil :type (or null compression)) ; of the messages both ways
-  (replay nil :type (or null replay)))  ; what is kept of what the call has sent
+  (replay nil :type (or null replay)))  ; the kept ones of the messages sent
 
 (declaim (sb-ext:freeze-type inlet))
 

@@ -24,8 +24,8 @@ lowest is that was tried; and the lowest for which it was not, or nil. RATE is t
     (values good bad)))
 
 (defun knee-verdict (run conditions)
-  "Why RUN is not good enough, a text, or nil if it is: one of CONDITIONS holds, or fewer calls
-ended than were due."
+  "The reason, a text, why RUN is not good enough: one of CONDITIONS holds, or fewer calls ended
+than were due. Nil if RUN is good enough."
   (or (first (report:broken-conditions conditions run))
       (and (< (report:figure-value "rps" run) (* 9/10 (load:run-intended-rps run)))
            "the server does not keep up")

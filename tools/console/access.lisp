@@ -80,8 +80,8 @@ token can repeat a long header by an octet or two, so nothing is copied before t
          (subseq value (length scheme)))))
 
 (defun token-place (console request)
-  "Where REQUEST has the token of CONSOLE: :header, which is a cookie or authorization, :address, or
-nil. :header if there is no token."
+  "The place of CONSOLE's token in REQUEST: :header, for a cookie or authorization; :address; or nil
+if REQUEST lacks it. Also :header if CONSOLE has no token."
   (let ((token (console-token console)))
     (flet ((right-p (given) (and given (secrets-equal-p token given))))
       (cond ((null token) :header)

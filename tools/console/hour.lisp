@@ -82,6 +82,6 @@ stopped. On LOOP."
   nil)
 
 (defun ensure-looks (console loop)
-  "LOOP is observed by CONSOLE: make sure that the last hour is kept."
+  "Make sure that the last hour of LOOP, which CONSOLE observes, is kept."
   (when (and loop (not (loop:simulated-p)))
     (loop:post loop (lambda () (begin-looks loop console)))))

@@ -125,7 +125,7 @@
     nil))
 
 (define-hot end-load-call ((load-call load-call) (code (integer 0 16)) (text (or null string))) null
-  "LOAD-CALL has ended now with the status CODE, and TEXT if that is not OK."
+  "End LOAD-CALL now with the status CODE, and TEXT if that is not OK."
   (let* ((generator (the generator (load-call-generator load-call)))
          (connection-slot (the connection-slot (load-call-connection-slot load-call)))
          (connection (load-call-connection load-call))

@@ -41,8 +41,8 @@ rows, where KEY is the same."
               interval interval)))
 
 (defun merge-rounds (runs)
-  "RUNS, one after the other, as one RUN: the only one itself, or a new one that has them as its
-rounds. Its seconds are theirs in their order, its duration is the sum."
+  "One RUN for RUNS, which ran one after the other: the only one itself, or a new RUN with them as
+its rounds. It has the seconds of all rounds in their order, and the sum of their durations."
   (if (null (rest runs))
       (first runs)
       (flet ((sum (reader) (reduce #'+ runs :key reader))

@@ -18,7 +18,8 @@
   (* *data-width* (scale-share x value)))
 
 (defun data-y (y value height)
-  "Where VALUE is on the scale Y of a chart that is HEIGHT pixels high, from its top."
+  "The distance in pixels from the top of a chart, which is HEIGHT pixels high, to VALUE on its
+scale Y."
   (* height (- 1 (scale-share y value))))
 
 (defun tick-anchor (share)

@@ -162,7 +162,7 @@ still; nil if a collection came between again and again."
 ;;; Locks
 
 (defun slot-address (object name)
-  "Where OBJECT, a structure, has its slot NAME, a string."
+  "The address of the slot NAME, a string, of OBJECT, a structure."
   ;; SBCL's own functions for this are not the same in all versions
   (let ((slot (find name (sb-kernel:dd-slots
                           (sb-kernel:find-defstruct-description (type-of object)))
@@ -171,7 +171,8 @@ still; nil if a collection came between again and again."
        (ash (+ sb-vm:instance-slots-offset (sb-kernel:dsd-index slot)) sb-vm:word-shift))))
 
 (defun lock-address (object)
-  "Where the kernel has threads wait for OBJECT, if it is a mutex or a condition, else nil."
+  "The address of the futex at which threads wait for OBJECT, if it is a mutex or a waitqueue; else
+nil."
   (typecase object
     (sb-thread:mutex (slot-address object "STATE"))
     (sb-thread:waitqueue (slot-address object "TOKEN"))))

@@ -95,7 +95,7 @@ counts."
 ;;; Lisp
 
 (defun word-end (name start)
-  "Where the part of NAME that begins at START and could be the name of a package ends."
+  "The end of the part of NAME from START that could be the name of a package."
   (or (position-if-not (lambda (char) (or (alphanumericp char) (find char ".-_/+%*"))) name
                        :start start)
       (length name)))

@@ -68,8 +68,8 @@
   (format nil "~,3F%" (* 100 share)))
 
 (defun stack-shares (root)
-  "A hash table from each stack of the tree ROOT, JSON, a list of names from the inside, to its
-share of the time; stacks that are there twice are added up."
+  "A hash table from the stacks in the tree ROOT, JSON, to their shares of the time. A stack is a
+list of names, the innermost first. Shares of equal stacks are added up."
   (let ((shares (make-hash-table :test 'equal)) (whole (max 1 (member-of root "ns"))))
     (labels ((visit (node stack)
                (let ((stack (cons (member-of node "name") stack)))

@@ -6,13 +6,13 @@
 ;;; Data
 
 (defun member-of (data &rest names)
-  "The value in DATA, alists with string keys, at the end of the path NAMES; nil if there is none."
+  "The value in DATA, alists with string keys, at the path NAMES; nil if DATA lacks it."
   (loop for name in names
         do (setf data (and (consp data) (cdr (assoc name data :test #'string=)))))
   (if (eq :null data) nil data))
 
 (defun object (&rest plist)
-  "An alist of JSON from names and values; those that are nil are left out."
+  "A JSON object, an alist, from names and values by turns; a name whose value is nil is left out."
   (loop for (name value) on plist by #'cddr
         when value collect (cons name value)))
 
@@ -35,19 +35,20 @@
 ;;; CPU
 
 (defun calls-between (record)
-  "The calls of the process during RECORD; nil if it has not told."
+  "The number of the process's calls during RECORD; nil if the process has not reported it."
   (counted "calls" (record-before record) (record-after record)))
 
 (defconstant +longest-switch-ns+ 3000
   "The longest time between samples, in ns, that one switch of threads can explain.")
 
 (defun unsampled-ns (kernel-ns sampled-ns switches)
-  "The CPU time, in ns, that the kernel counted and the samples miss, as far as SWITCHES of thread
-explain it: while a thread is switched no sample of it can be taken."
+  "The CPU time, in ns, that the kernel counted and the samples lack, as far as SWITCHES between
+threads explain it: during a switch no sample can be taken."
   (max 0 (min (- kernel-ns sampled-ns) (* switches +longest-switch-ns+))))
 
 (defun cpu-rows (table period-ns calls extra-name extra-ns kernel-ns)
-  "Rows of TABLE, from names to samples, with a row of EXTRA-NS."
+  "The rows of a profile from TABLE, which maps names to numbers of samples, with one row more for
+EXTRA-NS."
   (let ((rows (coerce (rows table (lambda (name samples) (cons name (* samples period-ns))))
                       'list)))
     (when (plusp extra-ns)
@@ -286,8 +287,8 @@ consed octets." (let* ((calls (member-of heap-histogram "calls"))
   (sb-ext:process-close process))
 
 (defun call-with-load (function subject load in-flight warm-seconds)
-  "Call FUNCTION while LOAD, a shell's command, :bench or nil for none, is on SUBJECT, and has been
-for WARM-SECONDS."
+  "Call FUNCTION while LOAD runs on SUBJECT, and has run for WARM-SECONDS. LOAD is a shell's
+command, :bench, or nil for no load."
   (declare (type function function))
   (if (null load)
       (funcall function)
@@ -363,8 +364,8 @@ function of a symbolizer that makes data of the samples."
        :seconds (+ 60 (ceiling seconds))))
 
 (defun ask-for-locks (subject path)
-  "A list of a stream of where the agent of SUBJECT says that its locks lie, which it writes to
-PATH; nil without one."
+  "A list of a stream, from which the addresses of SUBJECT's locks can be read; its agent writes
+them to the file PATH. Nil without an agent."
   (when (subject-process subject)
     (ask subject (format nil "locks ~A" path))
     (list (make-string-input-stream (uiop:read-file-string path :external-format :utf-8)))))
@@ -449,7 +450,7 @@ PERF is true."
             "unseen" (unseen-lines subject cpu events))))
 
 (defun without-flame (profile)
-  "PROFILE, a round of several, without its flame graphs."
+  "PROFILE, which is one of several rounds, without its flame graphs."
   (flet ((without (name alist) (remove name alist :key #'car :test #'string=)))
     (loop for (name . part) in profile
           collect (cons name (cond ((string= "cpu" name) (without "flame" part))
@@ -461,8 +462,8 @@ PERF is true."
     (if (and calls (plusp calls)) (/ ns calls) ns)))
 
 (defun one-of-rounds (profiles)
-  "Of PROFILES, rounds of one load, the one with the middle CPU a call; with several it has them all
-as its rounds."
+  "The one of PROFILES, the rounds of one load, with the middle CPU a call. If PROFILES are several,
+it gets all of them as its rounds."
   (let ((middle (elt (sort (copy-list profiles) #'< :key #'cpu-per-call)
                      (floor (1- (length profiles)) 2))))
     (append middle
@@ -474,7 +475,7 @@ as its rounds."
 ROUNDS times, while LOAD has run for WARM-SECONDS and goes on: a shell command in which {address}
 stands for the process's address, or :bench. SAMPLER is :perf, :sbcl, which works only with COMMAND,
 or :auto, perf if it is installed. Return the profile, data for WRITE-JSON: the round with the
-middle CPU a call, and all rounds. Signal a PROFILE-ERROR if it cannot be done."
+middle CPU a call, and all rounds. Signal a PROFILE-ERROR if that is impossible."
   (call-with-directory
    (lambda (directory)
      (let ((subject (if pid (running-subject pid) (start-subject command)))

@@ -14,9 +14,9 @@
 (in-package #:clgrpc.report)
 
 (defparameter *least-difference* 1/100 "Smaller changes do not count.")
-(defparameter *equivalence* 1/20 "Where the noise is below this share a figure is the same.")
+(defparameter *equivalence* 1/20 "A figure counts as the same if its noise is below this share.")
 (defparameter *equivalent-share* 1/1000
-  "Where the noise of a share, such as the error ratio, is below this, it is the same.")
+  "A share, such as the error ratio, counts as the same if its noise is below this.")
 
 (defstruct (comparison (:copier nil))
   "A figure before and after."

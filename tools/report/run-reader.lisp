@@ -12,8 +12,8 @@
   (error 'unreadable-run :text (format nil "~?" control arguments)))
 
 (defun member-of (object name type &optional (default nil default-p))
-  "The member NAME of the JSON OBJECT, which must be of the Lisp TYPE; DEFAULT, if that is given,
-where there is none or it is null, as Go writes empty values."
+  "The member NAME of the JSON OBJECT, which must be of the Lisp TYPE. If DEFAULT is given, it
+stands for a missing member and for null, which Go writes for empty values."
   (let ((member (and (listp object) (assoc name object :test #'string=))))
     (cond ((and default-p (or (null member) (eq :null (cdr member)))) default)
           ((and member (typep (cdr member) type)) (cdr member))
@@ -102,7 +102,7 @@ where there is none or it is null, as Go writes empty values."
   (append (member-of json "options" 'list '()) (member-of own "options" 'list '())))
 
 (defun read-own-run (json own)
-  "The run of JSON, a report of ours, with OWN under \"clgrpc\"."
+  "The run in JSON, a report of this program's, whose member \"clgrpc\" is OWN."
   (unless (eql 1 (member-of own "version" 'integer))
     (reject-run "it was written by a later version, whose reports are different"))
   (load:make-run
@@ -169,7 +169,7 @@ where there is none or it is null, as Go writes empty values."
           when (zerop (mod i step)) collect sample)))
 
 (defun read-ghz-run (json)
-  "The run of JSON, a report of ghz's, from its list of calls."
+  "The run in JSON, a report of ghz's, made from its list of calls."
   (let ((samples (vector-of #'read-detail json "details"))
         (latency (load:make-histogram)) (all (load:make-histogram))
         (by-status (make-hash-table :test 'equal))
@@ -206,8 +206,8 @@ ghz's. Signal UNREADABLE-RUN if it is not a report."
     (limit-exceeded (error) (reject-run "~A" error))))
 
 (defun error-reason (error)
-  "Why ERROR, about a file or a stream, came about: a few words, as the system has them, without the
-name of the file."
+  "The reason of ERROR, about a file or a stream: a few words of the system's, without the name of
+the file."
   (let* ((text (bounded-text error)) (colon (search ": " text :from-end t)))
     (cond (colon (subseq text (+ colon 2)))
           ;; SBCL says so of a path whose directory is missing
@@ -216,7 +216,7 @@ name of the file."
 
 (defun read-run-file (path)
   "The run whose report in JSON is in the file that PATH, a string, names. Signal UNREADABLE-RUN,
-which names the file, if there is none."
+which names the file, if the file has no run."
   (handler-case
       (parse-run (with-open-file (stream (uiop:parse-native-namestring path)
                                          :element-type '(unsigned-byte 8))

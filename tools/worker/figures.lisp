@@ -36,8 +36,8 @@ NOW, readings."
   (if (<= ns 1) 0 (floor (log (float ns 1d0) growth))))
 
 (defun driver-buckets (params)
-  "How many times as wide as the one before each of the buckets is that PARAMS, HistogramParams or
-nil, want, and the number of the last."
+  "Two values for the histogram that PARAMS, HistogramParams or nil, ask for: the factor by which
+each bucket is wider than the one before, and the number of the last bucket."
   (let* ((resolution (and params (testing:histogram-params-resolution params)))
          (most (and params (testing:histogram-params-max-possible params)))
          (wanted (and params (finite-p resolution) (finite-p most) (plusp resolution)))

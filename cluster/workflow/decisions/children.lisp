@@ -128,7 +128,7 @@ its parent's id, and has ended."
 ;;; They end
 
 (defstruct (child-end (:constructor make-child-end (place origin result)) (:copier nil))
-  "That a child has ended."
+  "The report that a child has ended."
   (place 0 :type (integer 0) :read-only t) ; of the child in its step
   (origin 0 :type (integer 0) :read-only t) ; of the child
   (result nil :type pb:child-result :read-only t)) ; its result
@@ -166,7 +166,7 @@ its parent's id, and has ended."
                                                 (pb:child-result-status result)))))
 
 (defun child-failure (step ends)
-  "Why STEP fails by ENDS, as text, or nil."
+  "The reason, a text, why STEP fails because of ENDS; nil if it does not fail."
   (let ((end (and (not (pb:children-report-failures (pb:step-children (pb:step-state-step step))))
                   (find :completed (mapcar #'child-end-result ends)
                         :test-not #'eq :key #'pb:child-result-status))))

@@ -41,7 +41,7 @@
     (add-event draft :ended :text reason)))
 
 (defun fail-at-step (draft step reason)
-  "STEP, which is under way, fails for good, and its workflow with it."
+  "Let STEP, which is under way, and its workflow fail for good."
   (setf (pb:step-state-status step) :failed
         (pb:step-state-error step) (short-text reason)
         (pb:step-state-ended-unix-ms step) (draft-now draft))
@@ -62,8 +62,8 @@
           (:children "children")))))
 
 (defun pass-step (draft step &key (key "") (octets 0) bringing)
-  "STEP, which is under way, is done; the next one is under way. If BRINGING, it has brought the
-payload at KEY, OCTETS long, which the next task gets."
+  "Note that STEP, which is under way, is done, and make the next step current. If BRINGING is true,
+STEP has brought the payload at KEY, OCTETS long, which the next task gets."
   (let ((state (draft-state draft)))
     (setf (pb:step-state-status step) :done
           (pb:step-state-error step) ""
@@ -110,7 +110,7 @@ it."
         (pb:step-state-due-unix-ms step) (draft-now draft)))
 
 (defun begin-step (draft step)
-  "STEP comes under way. Return true if it is done already."
+  "Begin STEP. Return true if it is done already."
   (let ((definition (pb:step-state-step step)) (now (draft-now draft)))
     (setf (pb:step-state-begun-unix-ms step) now)
     (ecase (pb:step-action-case definition)
@@ -276,7 +276,8 @@ another one."
          t)))
 
 (defun claim-step (draft session kinds)
-  "SESSION claims the task that is under way, if it is one of KINDS and no other session has it."
+  "Let SESSION claim the task that is under way, if its kind is one of KINDS and no other session
+has it."
   (let ((state (draft-state draft)) (step (draft-step draft)))
     (when (claimable-p state kinds)
       (let ((timeout (pb:step-attempt-timeout-ms (pb:step-state-step step))))
@@ -339,13 +340,13 @@ its back-off, from half of it to all as CHANCE, from 0 to 1, says."
     (< (pb:step-state-attempts step) (if (zerop most) +default-attempts+ most))))
 
 (defun pause-step (draft step count)
-  "STEP is left alone for a while after COUNT attempts that have come to nothing."
+  "Pause STEP, of which COUNT attempts have failed."
   (leave-claim draft step :pausing
                :due (later (draft-now draft) (pause-ms step count (draft-chance draft)))))
 
 (defun retry-step (draft step kind text)
-  "The attempt of STEP has failed, as TEXT says: an event of KIND. There is another one after a
-pause; if there may be no more, the step fails."
+  "Plan another attempt of STEP after a pause. The last one has failed because of TEXT, an event of
+KIND. If no more attempts are allowed, the step fails."
   (setf (pb:step-state-error step) (short-text text)
         (pb:step-state-losses step) 0
         (pb:step-state-given-back step) 0)
@@ -394,8 +395,8 @@ that refuses it."
                        (list (pb:make-recorded :fence fence :digest digest))))))
 
 (defun claim-next (draft fence session kinds)
-  "SESSION, which has reported the claim FENCE by DRAFT, claims the task that is under way now, if
-it is one of KINDS."
+  "Let SESSION, which has reported the claim FENCE by DRAFT, claim the task that is under way now,
+if its kind is one of KINDS."
   (when (claim-step draft session kinds)
     (let ((state (draft-state draft)))
       (setf (pb:recorded-next-fence (recorded-report state fence)) (pb:workflow-state-fence state))
@@ -452,9 +453,9 @@ it is one of KINDS."
        (string= session (pb:workflow-state-session state))))
 
 (defun lose-claim (draft session fence)
-  "SESSION has ended, or does not know of its claim FENCE (any, if that is nil): others get it. It
-does not count as an attempt, since a worker may lose many tasks at once; but a step that is lost
-again and again fails, since it may itself end its workers."
+  "Take the claim FENCE (any claim, if that is nil) from SESSION, which has ended or does not know
+of it, so that others get the task. It does not count as an attempt, since a worker may lose many
+tasks at once; but a step that is lost again and again fails, since it may itself end its workers."
   (let ((state (draft-state draft)) (step (draft-step draft)))
     (when (and (held-by-p state session)
                (or (null fence) (= fence (pb:workflow-state-fence state))))
@@ -493,14 +494,14 @@ that is have a timer; others are checked at each heartbeat of their worker."
 ;;; Requests of users
 
 (defun note-signalled-run (state)
-  "A signal is given to the present run of STATE."
+  "Note that the present run of STATE has got a signal."
   (let ((runs (coerce (pb:workflow-state-signal-runs state) 'list))
         (run (pb:workflow-state-run state)))
     (unless (member run runs)
       (setf (pb:workflow-state-signal-runs state) (append runs (list run))))))
 
 (defun note-signal (draft name key octets)
-  "A signal of NAME has come, whose payload is at KEY, OCTETS long."
+  "Handle a signal of NAME, which has come, with the payload at KEY, OCTETS long."
   (let ((state (draft-state draft)) (step (draft-step draft)))
     (unless (running-p state)
       (refuse :workflow-closed "the workflow ~A has ended (~(~A~))" (pb:workflow-state-id state)

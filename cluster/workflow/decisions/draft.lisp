@@ -54,8 +54,8 @@ random; REVISION is the store's revision of STATE."
              key))))
 
 (defun add-payload (draft key octets)
-  "OCTETS are to be put at KEY, below data/ID/, or where the same are, unless there are none. Return
-where they are, or \"\"."
+  "Plan to put OCTETS at KEY, below data/ID/, unless the same octets are stored at another key or
+OCTETS are empty. Return their key, or \"\" for no octets."
   (cond ((zerop (length octets)) "")
         ((<= (length octets) +small-octets+) (add-small-payload draft key octets))
         (t (push (cons key octets) (draft-payloads draft))

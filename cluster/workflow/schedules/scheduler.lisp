@@ -61,7 +61,8 @@ that returns nil. Signal SCHEDULE-NOT-FOUND."
 ;;; The errand
 
 (defun overlap-reason (node state)
-  "Why STATE starts nothing now, because of the last workflow that it has started, or nil."
+  "The reason why STATE starts no workflow now, because of the last one that it has started; nil if
+it starts one."
   (let ((last (pb:schedule-state-last-id state)))
     (and (eq :skip (pb:schedule-state-overlap state))
          (string/= "" last)

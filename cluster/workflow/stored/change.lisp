@@ -71,7 +71,7 @@ not exist."
 ;;; refused because of an old cached state.
 
 (defun forget-state (node id)
-  "NODE does not remember the state of the workflow ID any more."
+  "Make NODE forget the state of the workflow ID."
   (let ((recent (node-recent node)))
     (sb-ext:with-locked-hash-table (recent)
       (let ((cached-state (gethash id recent)))
@@ -80,15 +80,14 @@ not exist."
           (remhash id recent))))))
 
 (defun forget-states (node)
-  "NODE does not remember any state any more."
+  "Make NODE forget all states."
   (let ((recent (node-recent node)))
     (sb-ext:with-locked-hash-table (recent)
       (clrhash recent)
       (setf (node-recent-octets node) 0))))
 
 (defun remember-state (node state revision)
-  "NODE has put STATE, which has made REVISION: keep it. If there is no room, drop all kept states
-first."
+  "Keep STATE, which NODE has put at REVISION. Without room for it drop all kept states first."
   (let ((recent (node-recent node)) (id (pb:workflow-state-id state))
         (octets (protobuf:serialized-size state)))
     (sb-ext:with-locked-hash-table (recent)
@@ -124,7 +123,7 @@ first."
     (forget-state node (pb:workflow-state-id (draft-state draft)))))
 
 (defun note-put (node drafts revision)
-  "DRAFTS are in the store, at REVISION."
+  "Note that DRAFTS are in the store, at REVISION."
   (note-added node (reduce #'+ drafts :key #'put-octets))
   (dolist (draft drafts)
     (count-draft node draft)
@@ -208,11 +207,12 @@ nothing is there."
         (fetch-payload node state key))))
 
 (defun result-key (state)
-  "Where the last result of STATE is, below data/ID/; empty if nowhere."
+  "The key of the last result of STATE, below data/ID/; empty without a result."
   (if (pb:workflow-state-brought state) (pb:workflow-state-data-key state) ""))
 
 (defun input-key (state)
-  "Where the input of the task is that is under way in STATE, below data/ID/; empty if nowhere."
+  "The key of the input of the task that is under way in STATE, below data/ID/; empty without an
+input."
   (let ((step (state-step state)))
     (if (string/= "" (pb:step-state-input-key step))
         (pb:step-state-input-key step)

@@ -27,7 +27,7 @@
   (* size (floor (max 0 (- count +near-steps+)) size)))
 
 (defun head-range (state)
-  "Where the steps of the head of STATE, a whole one, begin and end."
+  "The begin and the end of the steps of the head of STATE, a whole state."
   (let ((count (length (pb:workflow-state-steps state)))
         (current (pb:workflow-state-current state)))
     (values (chunked current +done-chunk+)

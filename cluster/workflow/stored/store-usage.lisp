@@ -27,7 +27,7 @@
          (loop for (nil . octets) in (draft-payloads draft) sum (length octets)))))
 
 (defun note-added (node octets)
-  "NODE has put OCTETS, a number, into the store."
+  "Count OCTETS, a number, that NODE has put into the store."
   (let ((usage (node-usage node)))
     (sb-thread:with-mutex ((usage-lock usage)) (incf (usage-added usage) octets))))
 

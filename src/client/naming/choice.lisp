@@ -4,10 +4,12 @@
 ;;;;
 ;;;;   clientLanguage   a list of names; "common-lisp" and "lisp" are ours, in any case of letters
 ;;;;   clientHostname   a list of names, of which one is this machine's, exactly
-;;;;   percentage       of the clients that take it, 0 to 100. A client is one by a number from 0 to
-;;;;                    99 that its channel keeps, so that a share that grows loses nobody
+;;;;   percentage       0 to 100, the share of the clients that take the choice. Each channel draws
+;;;;                    a number from 0 to 99 once, and meets a percentage above that number; so a
+;;;;                    client that takes a choice still does so when its percentage grows
 ;;;;
-;;;; An invalid choice before that one, such as one with another field, makes the whole invalid.
+;;;; An invalid choice before the one that is taken, such as one with another field, makes the whole
+;;;; list invalid.
 
 (in-package #:clgrpc.client)
 

@@ -116,7 +116,8 @@ a table from calls in flight to the subchannels picked for them."
           picked))))
 
 (defun guarded-picker (core admitted picker)
-  "PICKER behind the guard of CORE's channel, whose calls in flight are in ADMITTED."
+  "A picker that checks each pick of PICKER by the guard of CORE's channel. ADMITTED has the
+channel's calls in flight."
   (if (typep picker '(or subchannel picker))
       (new-picker (lambda (call) (admit core admitted picker call))
                   (format nil "guarded, ~A" (if (picker-p picker)

@@ -115,7 +115,8 @@
                   due-ns))
 
 (defun await-due (state)
-  "See to it that STATE is looked at when its phase may have taken too long."
+  "Start STATE's timer, unless it is due early enough, for the time at which its phase takes too
+long."
   (let ((due (phase-due-ns state)))
     (when (or (not (timer-pending-p (state-timer state))) (< due (state-timer-ns state)))
       (look-again state due))))
@@ -189,7 +190,7 @@ header connection."
 ;;; Answers
 
 (defun end-request-answer (state whole)
-  "The answer to STATE's request has been written; WHOLE is false if it was cut off."
+  "Note that the answer to STATE's request is written. WHOLE is false if the answer was cut off."
   (let ((request (shiftf (state-request state) nil)))
     (when (shiftf (state-paused state) nil)
       (loop:start-reading (state-socket state)))
@@ -229,7 +230,8 @@ header connection."
     (end-request-answer state t)))
 
 (defun chunked-answer-p (state)
-  "True if the answer of STATE's request, in chunks of the handler's, is so on the line, too."
+  "True if the answer to STATE's request, which its handler gives in chunks, is sent in chunks of
+HTTP."
   (plusp (http1:message-minor (state-message state))))
 
 (defun begin-over-http1 (request answer)
@@ -387,7 +389,7 @@ begun is cut off."
         (setf (http1:message-memo message) (learn-head message router)))))
 
 (defun read-http1-request (state known)
-  "The request on STATE that KNOWN, a known head, is of."
+  "The request on STATE with the head KNOWN, a known head."
   (let* ((message (known-head-message known))
          (http (state-http state))
          (request (make-http1-request :responder **http1-responder** :connection state
@@ -412,7 +414,7 @@ sees it; else nil."
         nil)))
 
 (define-hot begin-request ((state http1-connection)) null
-  "The head of a request has come."
+  "Handle the head of a request, which has come."
   (let* ((options (state-options state))
          (message (the http1:message (http1:parser-message (state-parser state)))))
     (setf (state-message state) message)
@@ -443,7 +445,7 @@ sees it; else nil."
            (http1:write-response-head (state-output state) 100 '() nil)))))
 
 (define-hot end-request ((state http1-connection)) null
-  "The request is whole."
+  "Note that the request of STATE is whole."
   (let ((prompt (shiftf (state-prompt state) nil)))
     (enter-phase state :answer)
     (cond (prompt (write-answer state prompt)
@@ -526,7 +528,8 @@ time that a turn has for them. Return where that is, and true if there is more."
 ;;; The connection
 
 (define-hot http1-fill ((socket loop:connection)) null
-  "The handler's FILL: the peer takes output."
+  "The handler's FILL: note the time, since the peer takes output. If a request is claimed, let its
+owner write more."
   (let ((state (the http1-connection (loop:connection-user socket))))
     (setf (state-sent-ns state) (state-now state))
     (measure-state state)
@@ -576,7 +579,7 @@ functions."
        (if message (* 2 (http1:message-octets message)) 0))))
 
 (defun drain-http1 (state)
-  "The answer under way on STATE is the last."
+  "Let the answer under way on STATE be its last; without a request, end STATE now."
   (setf (state-last state) t)
   (case (state-phase state)
     (:idle (end-http1 state "drained"))

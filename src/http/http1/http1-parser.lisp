@@ -258,7 +258,7 @@ return nil if the line is incomplete."
                   (funcall (the function read) octets start (- end 2)))))
 
 (defun begin-chunk (parser octets start end)
-  "The line before a chunk is that from START to END."
+  "Read the line before a chunk, from START to END."
   (let ((length (chunk-length octets start end)))
     (setf (parser-left parser) length
           (parser-state parser) (if (zerop length) :trailers :chunk))))

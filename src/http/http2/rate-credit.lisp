@@ -33,7 +33,7 @@ one reset. The option max-reset-burst limits the unused resets that are kept."
   nil)
 
 (define-hot (note-data :inline t) ((connection connection)) null
-  "DATA with content was sent."
+  "Note that DATA with content was sent."
   (let ((counters (connection-counters connection)))
     (setf (counters-data-since-ping counters) t)
     (earn-updates counters)))

@@ -42,7 +42,7 @@ BURST and PER-SECOND are its size. End CONNECTION with TEXT if the limit is exce
        nil)))
 
 (define-hot charge-reset ((connection connection)) null
-  "The client has reset a stream, or made us reset one."
+  "Count that the client has reset a stream, or made us reset one."
   (when (and (connection-server-p connection) (not (reset-earned-p connection)))
     (charge (connection counters-resets-due options-max-reset-burst
                         options-max-resets-per-second)
@@ -50,13 +50,13 @@ BURST and PER-SECOND are its size. End CONNECTION with TEXT if the limit is exce
   nil)
 
 (define-hot charge-idle-frame ((connection connection)) null
-  "The peer has sent a frame that carries nothing."
+  "Count a frame of the peer's that carries no data."
   (charge (connection counters-idle-due options-max-idle-frame-burst
                       options-max-idle-frames-per-second)
           "too many frames that carry nothing"))
 
 (define-hot charge-update ((connection connection)) null
-  "The peer has sent a WINDOW_UPDATE, or a frame without content on a stream that has ended."
+  "Count a WINDOW_UPDATE of the peer's, or a frame without content on a stream that has ended."
   (let ((counters (connection-counters connection)))
     (if (plusp (counters-updates-earned counters))
         (decf (counters-updates-earned counters))

@@ -9,7 +9,7 @@
 ;;; Streams
 
 (define-hot store-segment ((segment segment)) null
-  "The octets of SEGMENT are sent, or will not be."
+  "Give back the octets of SEGMENT, which are sent or will never be sent."
   (when (segment-storable segment)
     (give-octets-back (shiftf (segment-octets segment) (load-time-value (make-octets 0)))))
   nil)
@@ -33,7 +33,8 @@ shrunk."
     (setf (stream-trailers-function stream) nil)))
 
 (define-hot return-to-connection ((connection connection) (count (unsigned-byte 31))) null
-  "COUNT received octets need the connection's window no longer."
+  "Note that COUNT received octets need the connection's window no longer. Give the window back once
+such octets are half of it."
   (let ((unreturned (+ (connection-unreturned connection) count)))
     (setf (connection-unreturned connection) unreturned)
     (when (<= (ash (connection-connection-window connection) -1) unreturned)

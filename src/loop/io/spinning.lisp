@@ -128,7 +128,7 @@ is 0."
     nil))
 
 (define-hot pause-trials ((spin-state spin-state) (driven boolean)) null
-  "A trial has failed, or spinning does not pay any more."
+  "Begin no trials for a while, since one has failed, or spinning does not pay any more."
   (when (= +wins+ (shiftf (spin-state-wins spin-state) 0))
         (setf (spin-state-pause spin-state) +least-pause+))
   (setf (spin-state-left spin-state) (spin-state-pause spin-state)

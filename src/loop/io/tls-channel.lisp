@@ -488,7 +488,7 @@ data."
                      (answer result (/= result +wants-read+))))))))))
 
 (defun end-of-records (byte-channel tls)
-  "The inner byte channel has ended, whether or not the peer said before that it would."
+  "Handle the end of the inner byte channel, which the peer may have announced or not."
   (if (eq :open (tls-state tls))
       (setf (tls-state tls) :ended)
       (fail-handshake byte-channel tls "the peer closed the connection")))

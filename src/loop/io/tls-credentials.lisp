@@ -73,7 +73,7 @@ TLS-CREDENTIALS has an argument for each slot but the last four, and explains it
   tls-credentials-server-name "The name that a client with CREDENTIALS expects of its server, a
 string, or nil for that of the channel's target."
   tls-credentials-alpn "True if connections with CREDENTIALS agree on HTTP/2 by ALPN."
-  tls-credentials-client-certificates "Whether a server with CREDENTIALS asks its peers for
+  tls-credentials-client-certificates "The demand of a server with CREDENTIALS for its peers'
 certificates: :none, :request or :require."
   tls-credentials-peer-check "A function that the peer's certificate must pass, or nil."
   tls-credentials-verify "True if a client with CREDENTIALS verifies its server."

@@ -40,8 +40,8 @@
   (print-unreadable-object (target stream :type t)
     (write-string (target-text target) stream)))
 
-(defconstant +default-port+ 443 "That of targets with a scheme and without a port.")
-(defconstant +dns-port+ 53 "That of DNS servers.")
+(defconstant +default-port+ 443 "The port of targets with a scheme and without a port.")
+(defconstant +dns-port+ 53 "The port of DNS servers.")
 
 (defun no-target (text control &rest arguments)
   (misuse "~S is not an address: ~?." text control arguments))

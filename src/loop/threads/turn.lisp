@@ -127,7 +127,7 @@ number. After a wait this thread may have lost the baton."
         (sleep-as-lender loop wait))))
 
 (define-hot note-events ((loop event-loop) (count (integer 0 256))) null
-  "A turn begins with the COUNT events that were fetched."
+  "Begin a turn with the COUNT events that were fetched."
   (setf (event-loop-now loop) (funcall (event-loop-clock loop))
         (event-loop-flushed-at loop) (event-loop-now loop))
   (incf (event-loop-turns loop))

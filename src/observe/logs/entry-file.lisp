@@ -16,7 +16,7 @@
   "The octets up to which entries are written together.")
 
 (defstruct (entry-file (:constructor %make-entry-file) (:copier nil))
-  "Where entries are written."
+  "The file to which entries are written."
   (name "" :type string :read-only t)   ; the path, for people
   (max-octets 1 :type (integer 1) :read-only t) ; the most that a file may have
   (kept 0 :type unsigned-byte :read-only t) ; how many older files are kept

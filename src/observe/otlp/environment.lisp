@@ -116,8 +116,8 @@ not of that form."
                           :key (value "CLIENT_KEY"))))
 
 (defun endpoint (signal target credentials get-variable)
-  "Where SIGNAL goes to, as a channel's target, and its credentials, nil for plaintext. TARGET and
-CREDENTIALS are what the user has given; without a target, the environment says both."
+  "The channel's target for SIGNAL, and its credentials, nil for plaintext. TARGET and CREDENTIALS
+are the user's; without a TARGET both come from the environment."
   (let ((named (or target (signal-variable signal "ENDPOINT" get-variable)
                    (format nil "http://localhost:~D" +collector-port+))))
     (multiple-value-bind (address security) (split-scheme named)

@@ -140,8 +140,8 @@
         (tell pipeline :warning :otlp-rejected :items rejected :reason why)))))
 
 (defun failure-reason (error channel)
-  "Why an export by CHANNEL failed with ERROR: if that is its deadline, why there was no connection
-meanwhile, as far as that is known."
+  "The reason why an export by CHANNEL failed with ERROR. For a deadline it is the reason why
+CHANNEL had no connection meanwhile, if that is known."
   (let ((reason (and (eq :deadline-exceeded (status:rpc-error-status error))
                       (loop for address in (calling:channel-addresses channel)
                               thereis (getf address :last-error)))))

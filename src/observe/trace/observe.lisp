@@ -57,19 +57,19 @@ beginning."
 ;;; A client's call
 
 (defun note-parent (call)
-  "CALL, a client's, is made on this thread: the current span here is its parent."
+  "Note the current span of this thread as the parent of CALL, a client's call that is made here."
   (let ((parent (current-context)))
     (when parent (setf (call-value call 'record) parent))))
 
 (defun begin-client-record (tracing queue call)
-  "CALL, a client's, has begun."
+  "Begin the record of CALL, a client's call."
   (let ((record (begin-record tracing queue (known-record call) nil)))
     (setf (call-value call 'record) record)
     (when (sampled-p record)
       (begin-record-span record (span-title "Sent" call) :client))))
 
 (defun end-record-span (call)
-  "CALL has ended, and its span with it."
+  "End the span of CALL, which has ended."
   (let ((record (known-record call)))
     (when (and (record-p record) (record-span record))
       (when (tracing-semantic (record-tracing record))
@@ -160,7 +160,7 @@ beginning."
           (t (record-context record)))))
 
 (defun note-server-record (call record sampled)
-  "RECORD is that of CALL, a server's; it gets a span if SAMPLED is true."
+  "Note RECORD as the record of CALL, a server's call. It gets a span if SAMPLED is true."
   (setf (call-value call 'record) record)
   (when sampled
     (let ((span (begin-record-span record (span-title "Recv" call) :server))
@@ -171,7 +171,8 @@ beginning."
         (put-attribute span "clgrpc.protocol" (string-downcase protocol))))))
 
 (define-hot begin-server-record ((tracing tracing) (queue queue) (call call)) null
-  "CALL, a server's, has begun. On the wire one that is not recorded gets no record."
+  "Begin the record of CALL, a server's call. On the wire a call that is not sampled gets no
+record."
   (let* ((inner (null (queue-loop queue)))
          (told (extract (tracing-propagators tracing) (rpc:call-fields call)))
          (parent (if (and told (not (and inner (bare-p told))))

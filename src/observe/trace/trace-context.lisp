@@ -16,7 +16,7 @@
 (in-package #:clgrpc.trace)
 
 (defstruct (span-context (:constructor nil) (:copier nil))
-  "Where a span is: in which trace, and which one there."
+  "The place of a span: its trace, and its id there."
   (high 0 :type id :read-only t)        ; the first half of the trace id
   (low 0 :type id :read-only t)         ; the other
   (id 0 :type id :read-only t))         ; the span id
@@ -109,7 +109,7 @@ digits. From any thread."
   (or (= code 32) (= code 9)))
 
 (define-hot traceparent-bounds ((octets octets)) (values index index)
-  "Where the text in OCTETS begins and ends without the white space around it."
+  "Two values: the begin and the end of the text in OCTETS without the white space around it."
   (let ((start 0) (end (length octets)))
     (declare (type index start end))
     (loop while (and (< start end) (blank-p (aref octets start))) do (incf start))

@@ -23,7 +23,7 @@ if it is longer than +MOST-STATE-OCTETS+.")
 (deftype state-text () "Text that may be a tracestate." '(simple-array character (*)))
 
 (defstruct (member-bounds (:constructor make-member-bounds (start equals end)) (:copier nil))
-  "Where in a text a member of a tracestate is."
+  "The place of a member of a tracestate in its text."
   (start 0 :type index :read-only t)    ; of its key
   (equals 0 :type index :read-only t)   ; where the key ends
   (end 0 :type index :read-only t))     ; of its value
@@ -141,8 +141,8 @@ or one is malformed."
       (incf at (1+ (length text))))))
 
 (defun read-tracestate (texts)
-  "The tracestate in TEXTS, the values of its headers in their order, as one text; empty if there is
-none or something in it is wrong."
+  "The tracestate in TEXTS, the values of its headers in their order, as one text; empty if it is
+missing or invalid."
   (if (or (null texts)
           (< (if (rest texts) +most-state-octets+ +longest-state-octets+)
              (loop for text in texts sum (length (the simple-string text)))))

@@ -173,7 +173,8 @@ enum does not know the value, :again to give up and read again."
 ;;; For layouts
 
 (defun of-layout-p (message layout)
-  "True if MESSAGE has LAYOUT and is not a forwarder, false if another one of the same type."
+  "True if MESSAGE has LAYOUT and is not a forwarder; false if it is of the same type and has
+another layout, or is a forwarder."
   (unless (and (message-p message) (eq (layout-type layout) (message-type-of message)))
     (error 'type-error :datum message
                        :expected-type `(message ,(message-type-name (layout-type layout)))))

@@ -84,7 +84,7 @@ overwrite up to nine octets after the end, if the vector has them.")
 (defglobal **epoch** 0)
 
 (defun note-definition ()
-  "A message type or an extension has a new definition."
+  "Note that a message type or an extension has a new definition."
   (sb-ext:atomic-incf **epoch**))
 
 (defmethod print-object ((type message-type) stream)

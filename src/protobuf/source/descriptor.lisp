@@ -122,7 +122,7 @@
 (document-functions
   descriptor-name "The name in the declaration of DESCRIPTOR, as written; of a file, its import
 path."
-  descriptor-full-name "That name with package and outer messages: \"helloworld.HelloReply\"."
+  descriptor-full-name "The full name, with package and outer messages: \"helloworld.HelloReply\"."
   descriptor-comment "The comment at the declaration, or nil."
   descriptor-options "The OPTIONs of the declaration, a list in order."
   descriptor-option-octets "The options of the declaration as a serialized message of their type in
@@ -155,8 +155,8 @@ descriptor.proto, such as google.protobuf.FieldOptions, without those of retenti
   field-descriptor-type-name "The full name of the field's message or enum type, or nil."
   field-descriptor-default "The default that the file gives the field, or nil."
   field-descriptor-json-name "The name of the field in JSON."
-  field-descriptor-presence "Whether it is known that the field is set: :implicit, :explicit,
-:required or :repeated."
+  field-descriptor-presence "The presence of the field, by which one knows whether it is set:
+:implicit, :explicit, :required or :repeated."
   field-descriptor-packed-p "True if the field is repeated and written packed."
   field-descriptor-oneof "The name of the oneof to which the field belongs, or nil."
   enum-descriptor-values "The descriptors of the enum's values, in order."

@@ -106,7 +106,8 @@ generated files as that of NAME, which is being loaded or compiled."
                                             (make-pathname :name nil :type nil :version nil
                                                            :directory root :defaults source))))))
           (unless file
-            (misuse "~A imports ~A, which is not loaded~@[ nor beside it~]." name import source))
+            (misuse "~A imports ~A, which is not loaded~:[~; and has no generated file beside this ~
+                     one~]; load it first." name import source))
           (load file))))))
 
 (defmacro define-file (name (&rest imports) content)

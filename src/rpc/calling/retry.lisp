@@ -81,7 +81,7 @@ structure."
   (running '() :type list)              ; the attempts under way, oldest first
   (pending '() :type list)              ; the numbers of those that begin as soon as they can
   (issued 1 :type index)                ; how many count so far, those of PENDING included
-  (awaited nil :type (member nil :retry :hedge)) ; what ATTEMPT-DUE will begin
+  (awaited nil :type (member nil :retry :hedge)) ; the kind that ATTEMPT-DUE will begin
   (over nil :type boolean)              ; no further attempt is to begin
   (waits 0 :type index)                 ; back-offs since a server said how long to wait
   (resent 0 :type index)                ; how often a server had not seen the call

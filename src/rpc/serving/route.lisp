@@ -7,7 +7,7 @@
 
 (defstruct (route (:copier nil))
   "The route of a path."
-  (server nil)                          ; who serves
+  (server nil)                          ; the server, or an object in its place
   (epoch 0 :type fixnum)                ; that of the table it is from
   (method nil :type (or null rpc-method)) ; nil for a path that leads nowhere
   (service nil)                         ; the object whose handler it is
@@ -36,7 +36,7 @@ given a short answer after long ones."
 (defstruct (route-table (:copier nil))
   "The routes of a server, or of an object that stands for one. A table is immutable; when a service
 is redefined, a new table takes its place."
-  (server nil)                          ; who serves
+  (server nil)                          ; the server, or an object in its place
   (epoch 0 :type fixnum)                ; one more than that of the table before
   (routes (make-hash-table :test 'equal) :type hash-table) ; by path
   ;; a function of another path that returns a ROUTE, or nil; nil if no service takes other paths

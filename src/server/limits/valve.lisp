@@ -23,8 +23,8 @@
 ;;; The connection that gives way; the admission's lock is held
 
 (defun largest-user-entry (admission spared)
-  "The entry of the peer that holds the most, after the octets that SPARED, a table by entry, has
-for it are subtracted."
+  "The entry of the peer that holds the most octets. SPARED is a table from entries to octets; these
+are subtracted first."
   (let ((largest-user nil) (most 0))
     (maphash (lambda (name entry)
                (declare (ignore name))

@@ -55,14 +55,14 @@
        (* 1000000 (parse-integer text))))
 
 (defun version-rejection (version)
-  "Why a request of VERSION, text or nil, is rejected, or nil."
+  "The reason why a request of VERSION, text or nil, is rejected, or nil."
   (unless (or (null version) (string= "1" version))
     (list :invalid-argument
           (format nil "the version of Connect is 1, not ~A"
                   (printable-text version :limit 20 :quoted t)))))
 
 (defun timeout-rejection (text timeout)
-  "Why a request with TEXT, its connect-timeout-ms or nil, is rejected, or nil."
+  "The reason why a request with TEXT, its connect-timeout-ms or nil, is rejected, or nil."
   (cond ((null text) nil)
         ((null timeout) '(:invalid-argument "malformed connect-timeout-ms"))
         ((zerop timeout) (multiple-value-list (rpc:verdict :came-too-late)))))

@@ -11,11 +11,12 @@
   "The messages that a body in JSON may have.")
 
 (defconstant +most-bound-texts+ 20000
-  "The most variables of the path and parameters of the query, times the messages that a body has.")
+  "The limit of the product of two numbers: the variables of the path with the parameters of the
+query, and the messages of the body, each of which gets their values.")
 
 (defconstant +most-bound-octets+ 4194304
-  "The most characters of path and query, times the messages that a body has: what they say is bound
-to each.")
+  "The limit of the product of two numbers: the characters of path and query, and the messages of
+the body, each of which gets the values in them.")
 
 (defun charset-of (content-type)
   "The charset that CONTENT-TYPE names, in lower case, or nil."
@@ -37,7 +38,7 @@ to each.")
       (refuse-request 415 :invalid-argument "the body must be in UTF-8"))))
 
 (defmacro reading-json (() &body body)
-  "Run BODY; what it finds wrong in JSON becomes a REQUEST-ERROR."
+  "Run BODY; signal a REQUEST-ERROR in place of its errors about JSON."
   `(handler-case (progn ,@body)
      (protobuf:message-text-error (condition)
        (let ((path (protobuf:message-text-error-path condition)))
@@ -90,7 +91,7 @@ they do not make one."
 ;;; Streams of clients
 
 (define-hot space-end ((octets octets) (start index) (end index)) index
-  "Where the blanks of JSON end that begin at START in OCTETS."
+  "The end of the blanks of JSON that begin at START in OCTETS."
   (loop for at of-type index from start below end
         for octet of-type octet = (aref octets at)
         unless (or (= octet 32) (<= 9 octet 10) (= octet 13))
@@ -98,7 +99,7 @@ they do not make one."
         finally (return end)))
 
 (define-hot string-end ((octets octets) (start index) (end index)) index
-  "Where the string of JSON ends whose quote is at START in OCTETS; END if it does not."
+  "The end of the string of JSON whose quote is at START in OCTETS; END if the string is not whole."
   (let ((at (1+ start)))
     (declare (type index at))
     (loop while (< at end)
@@ -109,9 +110,9 @@ they do not make one."
           finally (return end))))
 
 (define-hot value-end ((octets octets) (start index) (end index)) index
-  "Where the value of JSON ends that begins at START in OCTETS; START if none does. Only brackets
-and strings count: what is wrong in a value is found when it is decoded, on another thread if it is
-long."
+  "The end of the value of JSON that begins at START in OCTETS; START if no value begins there. Only
+brackets and strings count. Other errors in a value are found when it is decoded, on another thread
+if it is long."
   (let ((depth 0) (at start))
     (declare (type index depth at))
     (loop while (< at end)

@@ -186,8 +186,8 @@ Signal REQUEST-ERROR if they are wrong."
   (status-answer (status:sent-code status details) text details))
 
 (defun http-status-of (call status text)
-  "The status of HTTP of an answer that says that CALL has ended with STATUS and TEXT. A body that
-is too long is 413, also if it is so only once it is decompressed."
+  "The status of HTTP for the answer to CALL, which has ended with STATUS and TEXT. It is 413 if the
+body is too long, as it came or once it is decompressed."
   (if (or (web:notes-too-long (web:call-web-notes call))
           (wire:inflation-outcome-p '(:too-long) status text
                                     :limit (rpc:operate receive-limit call)))

@@ -19,7 +19,7 @@
   (ids (make-hash-table :test 'equal) :type hash-table)) ; the operationIds that are taken
 
 (defun object (&rest members)
-  "The JSON object of MEMBERS, names and values in turn; what is nil is left out."
+  "The JSON object of MEMBERS, names and values in turn; those whose value is nil are left out."
   (loop for (name value) on members by #'cddr
         when value collect (cons name value)))
 

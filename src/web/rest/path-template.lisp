@@ -5,9 +5,9 @@
 ;;;;   Segment   = "*" | "**" | LITERAL | Variable    Verb  = ":" LITERAL
 ;;;;
 ;;;; A template is read into its segments without variables, since those decide which paths match,
-;;;; and the variables with the range of segments that each has. "**" is last but for the verb and
-;;;; what closes its variable. A literal has the characters that a segment of a path may have
-;;;; (RFC 3986), without "*" and ":"; others are percent-encoded in it, and it matches the path
+;;;; and the variables with the range of segments that each has. After "**" only the end of its
+;;;; variable and the verb may follow. A literal has the characters that a segment of a path may
+;;;; have (RFC 3986), without "*" and ":"; others are percent-encoded in it, and it matches the path
 ;;;; decoded.
 
 (in-package #:clgrpc.rest)
@@ -44,9 +44,9 @@
   "A template that is being read."
   (text "" :type simple-string)         ; all of it
   (at 0 :type index)                    ; the index of what comes next
-  (segments '() :type list)             ; what has been read, the last first
+  (segments '() :type list)             ; those that were read, the last first
   (count 0 :type index)                 ; how many those are
-  (variables '() :type list))           ; what has been read, the last first
+  (variables '() :type list))           ; those that were read, the last first
 
 (defun peek (scan &optional (ahead 0))
   "The character of SCAN that comes AHEAD of the next, or nil."

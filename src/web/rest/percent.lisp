@@ -34,7 +34,8 @@ is all that a base string has."
 
 (defun decode-text (text start end &key keep-slashes plus)
   "TEXT from START to END with its escapes decoded, but for those of a slash with KEEP-SLASHES; with
-PLUS a plus sign is a space. Signal REQUEST-ERROR if an escape is none or the octets are not UTF-8."
+PLUS a plus sign is a space. Signal REQUEST-ERROR for an invalid escape, and if the octets are not
+UTF-8."
   (declare (type simple-string text))
   (if (plain-text-p text start end plus)
       (part-of text start end)

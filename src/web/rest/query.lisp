@@ -36,7 +36,7 @@ may have in all: each is looked up.")
   "The end of a longer parameter is searched for by CHAR-POSITION.")
 
 (define-hot parameter-ends ((query simple-string) (start index)) (values index index)
-  "Where the name of the parameter of QUERY at START ends, and where the parameter does."
+  "Two values: the ends of the name of the parameter of QUERY at START, and of the parameter."
   (let ((equals nil) (at start) (near (min (length query) (+ start +short-parameter+))))
     (declare (type (or null index) equals) (type index at near))
     (with-text-type (query)

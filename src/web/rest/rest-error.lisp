@@ -5,7 +5,7 @@
 
 (define-condition rule-error (clgrpc-error)
   ((rule :initarg :rule :reader rule-error-rule) ; which one, as text
-   (text :initarg :text :reader rule-error-text)) ; what is wrong with it
+   (text :initarg :text :reader rule-error-text)) ; the fault of the rule
   (:report (lambda (condition stream)
              (format stream "The HTTP rule ~A is wrong: ~A." (rule-error-rule condition)
                      (rule-error-text condition))))
@@ -14,7 +14,7 @@ why."))
 
 (document-functions
   rule-error-rule "Which rule is wrong, as text: its method of HTTP, its template and its RPC."
-  rule-error-text "Why the rule is wrong, as text.")
+  rule-error-text "The fault of the rule, as text.")
 
 (defvar *rule* "(unnamed)"
   "The rule at hand, as text.")
@@ -27,7 +27,7 @@ why."))
   ((http-status :initarg :http-status :initform 400 :reader request-error-http-status) ; of HTTP
    ;; the status of gRPC that says the same
    (status :initarg :status :initform :invalid-argument :reader request-error-status)
-   (text :initarg :text :reader request-error-text) ; what is wrong
+   (text :initarg :text :reader request-error-text) ; the fault
    (field :initarg :field :initform nil :reader request-error-field) ; the path of the field, or nil
    ;; the headers that go with the answer, an alist
    (headers :initarg :headers :initform '() :reader request-error-headers))

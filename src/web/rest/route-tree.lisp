@@ -106,15 +106,15 @@ many it has, at most one more."
     (values starts ends (if slash (1+ count) count))))
 
 (define-hot verb-colon ((path simple-string) (longest index)) (or null index)
-  "Where the colon is in PATH after which its verb would be, of LONGEST characters at most; nil if
-there is none."
+  "The index in PATH of the colon before its verb, if PATH has a verb of LONGEST characters at most;
+else nil."
   (loop for i of-type index from (length path) above (max 0 (- (length path) longest 1))
         do (case (char path (1- i))
              (#\/ (return nil))
              (#\: (return (1- i))))))
 
 (defun segment-end (match index)
-  "Where the segment of MATCH at INDEX ends."
+  "The end of the segment of MATCH at INDEX."
   (if (= (1+ index) (match-count match)) (match-end match) (svref (match-ends match) index)))
 
 (defun literal-node (node match index)

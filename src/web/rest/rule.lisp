@@ -15,17 +15,17 @@
   "Requests of HTTP that call a method."
   (verb "" :type string :read-only t)   ; the method of HTTP, or "*" for any
   (template nil :type template :read-only t) ; of the path
-  (method nil :type protobuf:method-descriptor :read-only t) ; what is called
+  (method nil :type protobuf:method-descriptor :read-only t) ; the method that is called
   (request-type nil :type protobuf:message-type :read-only t) ; of its messages
   (response-type nil :type protobuf:message-type :read-only t) ; of its answers
   (bindings '() :type list :read-only t) ; of its variables
-  ;; what of the request the body is: a field descriptor, :all or nil
+  ;; the part of the request that the body is: a field descriptor, :all or nil
   (body nil :type (or protobuf:field-descriptor (member nil :all)) :read-only t)
   (raw-body nil :type boolean :read-only t) ; that is a google.api.HttpBody
   ;; the field of the answer that the body of the response is, or nil for all of it
   (answer-field nil :type (or null protobuf:field-descriptor) :read-only t)
   (raw-answer nil :type boolean :read-only t) ; that is a google.api.HttpBody
-  (payload nil))                        ; what the owner of the router keeps for it
+  (payload nil))                        ; data of the router's owner
 
 (document-functions
   route-verb "The method of HTTP of ROUTE's requests, such as \"GET\", or \"*\" for any."

@@ -20,7 +20,7 @@
 
 (defstruct (yaml (:copier nil))
   "A text in YAML that is being read."
-  (lines '() :type list)                ; what is left of it
+  (lines '() :type list)                ; the lines that are left
   (raw #() :type simple-vector)         ; all lines as they are written
   (number 1 :type index)                ; of the line at hand
   (depth 0 :type index))                ; how many collections are open
