@@ -16,6 +16,13 @@ message or the end has arrived."
                  (constantly nil))))
   nil)
 
+(define-hot (note-settled :inline t) ((callee callee)) null
+  "Wake the threads that wait for the calls of CALLEE's server, if it stops. Call this when a call
+of CALLEE was counted as ended."
+  (unless (eq :open (callee-state callee))
+    (when (callee-server callee) (serving:note-emptied (callee-server callee))))
+  nil)
+
 (define-hot end-call-pair
             ((call-pair call-pair) (client-end list) (server-end list) (answered boolean)) boolean
   "End the call of CALL-PAIR and return true; return false if it had ended already. CLIENT-END and
@@ -35,9 +42,7 @@ call, and the client gets its trailers."
         (settle call-pair)
         (unwind-protect (sb-sys:allow-with-interrupts (tell-ended call-pair))
           (wake-driver call-pair)
-          (unless (eq :open (callee-state (call-pair-callee call-pair)))
-            (when (callee-server (call-pair-callee call-pair))
-              (serving:note-emptied (callee-server (call-pair-callee call-pair))))))
+          (note-settled (call-pair-callee call-pair)))
         t))))
 
 (define-hot settle ((call-pair call-pair)) null

@@ -121,7 +121,8 @@ ones lately."
              (uninterrupted             ; a call that has a status counts as ended
                (setf (call-status call) :ok)
                (count-ended tally)
-               (setf open nil))
+               (setf open nil)
+               (note-settled callee))
              (values reply (make-client-end method deadline :ok inproc-core nil)))
             (t (multiple-value-prog1 (await-outcome call returned condition)
                  (setf open nil)))))))

@@ -421,6 +421,28 @@ call that has ended stays as it is."
       (is-false (grpc:stop-server server :drain 0))
       (is (eq :unavailable (status-of-error (caught (grpc:receive call))))))))
 
+(define-case stopping-servers-see-the-end-of-the-last-call ()
+  "STOP-SERVER returns when it has ended, not when the time is up."
+  (let ((running (make-signal)) (go-on (make-signal)))
+    (with-transport (channel :server server)
+        (:ask (lambda (note call)
+                (signal-it running)
+                (await-signal go-on)
+                (double note call))
+         :chat #'echo)
+      (flet ((ended (thread) (sb-thread:join-thread thread :timeout 60 :default :late)))
+        (let ((caller (sb-thread:make-thread (lambda () (number-of (ask channel (note 2)))))))
+          (is (await-signal running))
+          (let ((stopper (sb-thread:make-thread
+                          (lambda () (grpc:stop-server server :drain 300)))))
+            (is (wait-until (lambda ()
+                              (eq :unavailable
+                                  (status-of-error
+                                   (caught (numbers (chat channel (list (note 1))))))))))
+            (signal-it go-on)
+            (is (eql 4 (ended caller)))
+            (is (eq t (ended stopper)))))))))
+
 (define-case servers-stopped-by-themselves ()
   "STOP-SERVER in a handler or callback of the server returns at once. The call ends as all others
 do, within the time that they have."
