@@ -552,7 +552,7 @@ status 415"
 (define-promises "doc/monitoring.md"
   ("further lists count together, with the attribute `otel.metric.overflow`"
    "metrics" "too-many-attributes-overflow"
-   "src/observe/metrics/user-instrument.lisp" "(< (hash-table-count rows) (custom-limit custom))"
+   "src/observe/metrics/user-instrument.lisp" "(< (custom-row-count custom) (custom-limit custom))"
    "t")
   ("or at the time that the collector gives (`RetryInfo`)"
    "otlp" "delays-grow-or-are-told"

@@ -1,8 +1,10 @@
 ;;;; Instruments of users: counters, up-down counters, gauges and histograms, read with all others.
 ;;;; Each has a row for each list of attribute values that it was given, up to a bound; beyond that
 ;;;; all are counted together, with the attribute otel.metric.overflow (OpenTelemetry's cardinality
-;;;; limit). Any thread may count: it adds atomically to one of several stripes of a row. Numbers
-;;;; are kept exactly, as integers and billionths.
+;;;; limit). Rows are found without a lock: a table of them only gets further ones in front of its
+;;;; lists, and is replaced by one of twice the length when it has as many rows as lists. Any thread
+;;;; may count: it adds atomically to one of several stripes of a row. Numbers are kept exactly, as
+;;;; integers and billionths.
 
 (in-package #:clgrpc.metrics)
 
@@ -30,7 +32,11 @@
   (bounds '() :type list :read-only t)  ; a histogram's, ascending reals
   (function nil :type (or null function) :read-only t) ; of MAKE-GAUGE, or nil
   (limit 0 :type (unsigned-byte 32) :read-only t) ; how many rows it may have
-  (rows (make-hash-table :test 'equal) :type hash-table)) ; by values; changed by one store
+  (rows '() :type list)                 ; but OVERFLOW, newest first
+  (row-count 0 :type (unsigned-byte 32)) ; the length of ROWS
+  ;; lists of ROWS by the hashes of their values; its length is a power of two
+  (table (make-array 8 :initial-element '()) :type simple-vector)
+  (overflow nil :type (or null row)))   ; the row for all other values
 
 (declaim (sb-ext:freeze-type row custom))
 
@@ -129,29 +135,66 @@ FUNCTION."
                                  collect (make-cells (+ 3 (length (custom-bounds custom)))))
                            'simple-vector)))
 
+(define-hot (table-place :inline t) ((table simple-vector) (values list)) index
+  "Where in TABLE, of a custom, the row for VALUES is, strings."
+  (let ((hash 0))
+    (declare (type (unsigned-byte 62) hash))
+    (dolist (value values)
+      (setf hash (ldb (byte 62 0) (+ (* 31 hash) (sxhash (the string value))))))
+    (logand hash (1- (length table)))))
+
+(define-hot find-row ((custom custom) (values list)) (or null row)
+  "The row of CUSTOM for VALUES, strings, or nil if it has none."
+  (let ((table (custom-table custom)))
+    (dolist (row (the list (svref table (table-place table values))) nil)
+      (when (equal values (row-values (the row row))) (return row)))))
+
+(defun widen-table (custom)
+  "Give CUSTOM a table of twice the length. The lock is held."
+  (let ((table (make-array (* 2 (length (custom-table custom))) :initial-element '())))
+    (dolist (row (custom-rows custom))
+      (push row (svref table (table-place table (row-values row)))))
+    (sb-thread:barrier (:write))
+    (setf (custom-table custom) table)))
+
+(defun put-row (custom row)
+  "Add ROW, which is complete, to CUSTOM and return it. The lock is held."
+  (when (= (custom-row-count custom) (length (custom-table custom)))
+    (widen-table custom))
+  (let* ((table (custom-table custom))
+         (place (table-place table (row-values row)))
+         (found (cons row (svref table place)))
+         (rows (cons row (custom-rows custom))))
+    (sb-thread:barrier (:write))
+    (sb-sys:without-interrupts          ; all or nothing, whatever unwinds this thread
+      (setf (svref table place) found
+            (custom-rows custom) rows)
+      (incf (custom-row-count custom)))
+    row))
+
+(defun overflow-row (custom)
+  "The row of CUSTOM for values without a row, made now unless there is one. The lock is held."
+  (or (custom-overflow custom)
+      (let ((row (new-row custom :overflow)))
+        (sb-thread:barrier (:write))
+        (setf (custom-overflow custom) row))))
+
 (defun add-row (custom values)
   "The row of CUSTOM for VALUES, made now unless there is one, or as many as there may be."
   (unless (= (length values) (length (custom-attributes custom)))
     (misuse "~A has the attributes ~S, not ~D values." (custom-name custom)
             (custom-attributes custom) (length values)))
-  (sb-thread:with-mutex ((metrics-lock (custom-metrics custom)))
-    (let* ((rows (custom-rows custom))
-           (values (mapcar #'value-text values))
-           (key (if (or (gethash values rows) (< (hash-table-count rows) (custom-limit custom)))
-                    values
-                    :overflow)))
-      (or (gethash key rows)
-          (let ((new (make-hash-table :test 'equal :size (* 2 (1+ (hash-table-count rows)))))
-                (row (new-row custom key)))
-            (maphash (lambda (key row) (setf (gethash key new) row)) rows)
-            (setf (gethash key new) row)
-            (sb-thread:barrier (:write))
-            (setf (custom-rows custom) new)
-            row)))))
+  (let ((values (mapcar #'value-text values)))
+    (sb-thread:with-mutex ((metrics-lock (custom-metrics custom)))
+      (cond ((find-row custom values))
+            ((< (custom-row-count custom) (custom-limit custom))
+             ;; copied: the caller may write other texts into its own strings
+             (put-row custom (new-row custom (mapcar #'copy-seq values))))
+            (t (overflow-row custom))))))
 
 (defun row-of (custom values)
   "The row of CUSTOM for VALUES."
-  (or (and (every #'stringp values) (gethash values (custom-rows custom)))
+  (or (and (every #'stringp values) (find-row custom values))
       (add-row custom values)))
 
 (defun count-real (cells at number)
@@ -239,6 +282,15 @@ ADD. From any thread."
               collect (make-point :attributes (named-values custom (mapcar #'value-text values))
                                   :value number)))))
 
+(defun all-rows (custom)
+  "The rows of CUSTOM, the oldest first, but those of a gauge in which a first number is about to be
+recorded."
+  (let ((rows (append (reverse (custom-rows custom))
+                      (and (custom-overflow custom) (list (custom-overflow custom))))))
+    (if (eq :gauge (custom-kind custom))
+        (remove nil rows :key #'row-last)
+        rows)))
+
 (defun custom-family (custom)
   "CUSTOM and its counts, as a FAMILY."
   (make-family
@@ -246,5 +298,4 @@ ADD. From any thread."
    :text (custom-text custom)
    :points (if (custom-function custom)
                (asked-points custom)
-               (loop for row being the hash-values of (custom-rows custom)
-                     collect (custom-point custom row)))))
+               (mapcar (lambda (row) (custom-point custom row)) (all-rows custom)))))

@@ -87,6 +87,51 @@
     (dolist (value '("x" :y 3 4 "x")) (grpc:add counter 1 value))
     (is (equal '(("true" 2) ("x" 2) ("y" 1)) (points metrics "c")))))
 
+(test a-gauge-without-its-first-number-is-left-out
+  "A reader may come when RECORD has made a series and not stored its number yet."
+  (let* ((metrics (grpc:make-metrics))
+         (level (grpc:make-gauge metrics "level" :attributes '("x"))))
+    (grpc:record level 1 "a")
+    (metrics::add-row level '("b"))
+    (is (equal '(("a" 1)) (points metrics "level")))
+    (is (plusp (length (grpc:metrics-text metrics))))
+    (grpc:record level 2 "b")
+    (is (equal '(("a" 1) ("b" 2)) (points metrics "level")))))
+
+(test a-series-costs-the-same-beside-many
+  "What is allocated for one does not grow with how many there are."
+  (let* ((count 10000)
+         (metrics (grpc:make-metrics))
+         (counter (grpc:make-counter metrics "c" :attributes '("a") :max-series count))
+         (before (sb-ext:get-bytes-consed)))
+    (loop repeat 2
+          do (dotimes (i count) (grpc:add counter 1 (princ-to-string i))))
+    (is (< (- (sb-ext:get-bytes-consed) before) (* 16384 count)))
+    (let ((points (metrics:family-points (family metrics "c"))))
+      (is (= count (length points)))
+      (is (every (lambda (point) (= 2 (metrics:point-value point))) points))
+      (is (equal '(("a" . "0")) (metrics:point-attributes (first points)))))))
+
+(test threads-that-begin-a-series-share-it
+  (let* ((metrics (grpc:make-metrics))
+         (counter (grpc:make-counter metrics "c" :attributes '("a" "b"))))
+    (with-threads (i 8)
+      (dotimes (i 500) (grpc:add counter 1 (princ-to-string (mod i 10)) (floor i 10))))
+    (let ((points (metrics:family-points (family metrics "c"))))
+      (is (= 500 (length points)))
+      (is (every (lambda (point) (= 8 (metrics:point-value point))) points)))))
+
+(test a-series-keeps-its-label
+  "Whatever the caller does with its string."
+  (let* ((metrics (grpc:make-metrics))
+         (counter (grpc:make-counter metrics "c" :attributes '("a")))
+         (text (make-array 3 :element-type 'character :fill-pointer t :initial-contents "one")))
+    (grpc:add counter 1 text)
+    (replace text "two")
+    (grpc:add counter 2 text)
+    (grpc:add counter 4 "one")
+    (is (equal '(("one" 5) ("two" 2)) (points metrics "c")))))
+
 (test wrong-instruments-are-refused
   (let* ((metrics (grpc:make-metrics))
          (counter (grpc:make-counter metrics "c" :attributes '("a"))))
