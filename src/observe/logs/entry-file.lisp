@@ -2,7 +2,8 @@
 ;;;; grpc-go writes them. All functions here run on the journal's thread, but for making one.
 ;;;;
 ;;;; 1. A file is replaced by a new one that only its owner can read. The old one is kept: FILE
-;;;;    becomes FILE.1, FILE.1 becomes FILE.2, and so on; the last of KEPT is removed.
+;;;;    becomes FILE.1, FILE.1 becomes FILE.2, and so on up to the first number without a file; if
+;;;;    there are KEPT older files the last of them is removed.
 ;;;; 2. So it is when FILE would get longer than MAX-OCTETS, and when ROTATE-ENTRY-FILE is called.
 ;;;; 3. A file ends with a whole entry. A write that fails, as on a full disk, may have written some
 ;;;;    of the entries; the file is cut off behind the last whole one, so all further ones can be
@@ -62,8 +63,11 @@
     file))
 
 (defun keep-older (file)
-  "Rename the files before FILE, and the one at its place, to the next number."
-  (loop for number from (1- (entry-file-kept file)) downto 1
+  "Rename the one at FILE's place, and the older ones that are in the way, to the next number."
+  (loop for number downfrom (1- (loop for free from 1 below (entry-file-kept file)
+                                      while (os:file-type (entry-path file free))
+                                      finally (return free)))
+          to 1
         do (os:rename-file-to (entry-path file number) (entry-path file (1+ number))))
   (let ((result (if (zerop (entry-file-kept file))
                     (os:remove-file (entry-path file))

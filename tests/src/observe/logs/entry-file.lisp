@@ -91,6 +91,22 @@
           (logs::close-entry-file file))
         (is (equal '((9) (8) (7)) (list (numbers) (numbers 1) (numbers 2))))))))
 
+(test only-files-that-are-there-get-another-number
+  "However many may be kept."
+  (with-log-path (path)
+    (flet ((write-number (number)
+             (let ((file (logs::open-entry-file path 1000 1000000000)))
+               (is (= 0 (add-numbers file (list number))))
+               (logs::close-entry-file file)))
+           (older (number) (format nil "~A.~D" path number)))
+      (mapc #'write-number '(1 2 3))
+      (is (equal '((3) (2) (1) nil)
+                 (mapcar #'numbers-in (list path (older 1) (older 2) (older 3)))))
+      (delete-file (older 1))
+      (write-number 4)
+      (is (equal '((4) (3) (1) nil)
+                 (mapcar #'numbers-in (list path (older 1) (older 2) (older 3))))))))
+
 (test the-log-of-the-run-before-is-kept
   (with-log-path (path)
     (flet ((log-a-call (&rest options)
