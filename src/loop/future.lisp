@@ -134,7 +134,7 @@ condition."
   (declare (type function function))
   (multiple-value-bind (value condition)
       (handler-case (values (await future) nil)
-        (error (condition) (values nil condition)))
+        ((or error storage-condition) (condition) (values nil condition)))
     (funcall function value condition)))
 
 (defgeneric run-completion (future function)
@@ -151,6 +151,22 @@ run users' functions.")
   "A function that wraps each function attached to a future, so that this runs in the current
 context, such as tracing's; or nil.")
 
+(defun add-completion (future function)
+  "As ATTACH, without the current context."
+  (loop
+    (let ((old (future-completions future)))
+      (cond ((eq :done old)
+             (run-completion future function)
+             (return future))
+            ((swap-completions future old (cons function old))
+             (return future))))))
+
+(defun detach (future function)
+  "Undo ADD-COMPLETION, unless FUTURE is settled."
+  (loop for old = (future-completions future)
+        until (or (eq :done old)
+                  (swap-completions future old (remove function old)))))
+
 (defun attach (future function &key on)
   "Call (FUNCTION value error) when FUTURE is settled, at once if it is: ERROR is nil, or the
 condition that stands for the value, which is nil then. FUNCTION runs on the loop ON if that is
@@ -161,25 +177,22 @@ FUTURE if it is not. Return FUTURE. From any thread."
                        (lambda (value error)
                          (post on (lambda () (funcall function value error))))
                        function)))
-    (loop
-      (let ((old (future-completions future)))
-        (cond ((eq :done old)
-               (run-completion future function)
-               (return future))
-              ((swap-completions future old (cons function old))
-               (return future)))))))
+    (add-completion future function)))
 
 (defun await-settlement (future timeout-seconds)
   "Wait until FUTURE is settled, TIMEOUT-SECONDS at most if that is not nil; then signal
 AWAIT-TIMEOUT."
   (unless (future-done-p future)
     (unless (prepare-to-wait) (misuse "This thread runs a loop, and must not wait for ~A." future))
-    (let ((settled (sb-thread:make-semaphore :name "clgrpc future")))
-      (attach future (lambda (value error)
-                       (declare (ignore value error))
-                       (sb-thread:signal-semaphore settled)))
-      (unless (await-semaphore settled :timeout-seconds timeout-seconds)
-        (error 'await-timeout :future future)))))
+    (let* ((settled (sb-thread:make-semaphore :name "clgrpc future"))
+           (wake (lambda (value error)
+                   (declare (ignore value error))
+                   (sb-thread:signal-semaphore settled))))
+      (unwind-protect
+           (progn (add-completion future wake)
+                  (unless (await-semaphore settled :timeout-seconds timeout-seconds)
+                    (error 'await-timeout :future future)))
+        (detach future wake)))))
 
 (defgeneric await (future &key timeout)
   (:documentation "Wait until FUTURE is settled; return its values (those of a call: its reply and
@@ -198,6 +211,14 @@ FUTURE. From any thread but one that runs a loop.")
 
 ;;; Several
 
+(defun add-completions (whole futures functions)
+  "Add to each of FUTURES that of FUNCTIONS in its place; take them away again once WHOLE, a future,
+is settled. A future that is not settled for long would keep them."
+  (mapc #'add-completion futures functions)
+  (add-completion whole (lambda (value error)
+                          (declare (ignore value error))
+                          (mapc #'detach futures functions))))
+
 (defun all (futures)
   "Return a future of the list of the first values of FUTURES, a sequence. It is rejected with the
 first error of one of them. Cancelling it cancels them. From any thread."
@@ -206,15 +227,13 @@ first error of one of them. Cancelling it cancels them. From any thread."
          (left (list (length futures)))
          (whole (make-future :on-cancel (lambda () (mapc #'cancel futures)))))
     (when (null futures) (resolve-future whole '()))
-    (loop for future in futures
-          for place on values
-          do (let ((place place))
-               (attach future (lambda (value error)
-                                (cond (error (reject-future whole error))
-                                      (t (setf (first place) value)
-                                         (when (= 1 (atomic-decf (car left)))
-                                           (resolve-future whole values))))))))
-    whole))
+    (flet ((keeper (place)
+             (lambda (value error)
+               (cond (error (reject-future whole error))
+                     (t (setf (first place) value)
+                        (when (= 1 (atomic-decf (car left)))
+                          (resolve-future whole values)))))))
+      (add-completions whole futures (maplist #'keeper values)))))
 
 (defun any (futures)
   "Return a future of the first value that any of FUTURES, a sequence, gets. It is rejected, with
@@ -224,10 +243,10 @@ them all. Signal MISUSE if FUTURES is empty. From any thread."
          (left (list (length futures)))
          (whole (make-future :on-cancel (lambda () (mapc #'cancel futures)))))
     (unless futures (misuse "ANY takes one future at least."))
-    (dolist (future futures whole)
-      (attach future (lambda (value error)
-                       (cond ((null error) (resolve-future whole value))
-                             ((= 1 (atomic-decf (car left))) (reject-future whole error))))))))
+    (flet ((settle (value error)
+             (cond ((null error) (resolve-future whole value))
+                   ((= 1 (atomic-decf (car left))) (reject-future whole error)))))
+      (add-completions whole futures (make-list (length futures) :initial-element #'settle)))))
 
 (defun call-in-loop (loop function)
   "Call FUNCTION, without arguments, on LOOP; return a future of its values. An error in FUNCTION
@@ -237,7 +256,8 @@ rejects the future. Signal MISUSE if LOOP has stopped. From any thread."
                   (lambda ()
                     (unless (future-done-p future)
                       (handler-case (multiple-value-list (funcall function))
-                        (error (error) (reject-future future error))
+                        ((or error storage-condition) (condition)
+                          (reject-future future condition))
                         (:no-error (values) (apply #'resolve-future future values))))))
       (misuse "~A has stopped." loop))
     future))

@@ -133,3 +133,28 @@
   (let ((gone (make-event-loop)))
     (stop-event-loop gone)
     (signals misuse (call-in-loop gone #'list))))
+
+(define-condition shortage (storage-condition) ())
+
+(test conditions-that-are-no-errors-settle-futures
+  "Such as that the stack is exhausted."
+  (with-loops (loop) ()
+    (let ((future (call-in-loop loop (lambda () (error 'shortage)))) (seen nil))
+      (signals shortage (loop:await future :timeout *patience-seconds*))
+      (attach future (lambda (value error) (setf seen (list value (type-of error)))))
+      (is (equal '(nil shortage) seen)))))
+
+(test futures-forget-functions-that-are-not-needed
+  "By a future that is not settled, for whatever the others bring."
+  (let ((never (make-future)) (settled (make-future)) (rejected (make-future)))
+    (resolve-future settled 1)
+    (reject-future rejected (make-condition 'mishap))
+    (is (equal '(1) (outcome (any (list never settled)))))
+    (is (equal '(1) (outcome (any (list settled never)))))
+    (is (eq 'mishap (outcome (all (list never rejected)))))
+    (let* ((later (make-future)) (whole (any (list never later))))
+      (is (= 1 (length (loop:future-completions never))))
+      (resolve-future later 2)
+      (is (equal '(2) (outcome whole))))
+    (signals await-timeout (loop:await never :timeout 0.001))
+    (is (null (loop:future-completions never)))))
