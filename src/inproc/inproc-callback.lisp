@@ -117,17 +117,21 @@ has set SCHEDULED. Interrupts are off; during callbacks they are on if the calle
 
 (defun run-after (call seconds function)
   "The operation AFTER."
-  (let ((inproc-core (call-inproc-core call)))
-    (flet ((run ()
-             (unless (call-status call)
-               (call-back call function nil))))
-      (let ((timer (make-timer (lambda (call)
-                                 (unless (call-status call)
-                                   (run-on-client-reserve inproc-core #'run)))
-                               call)))
-        (sb-ext:atomic-push timer (rpc:reactions-timers (rpc:ensure-reactions call)))
-        (run-timer inproc-core timer
-                   (status:deadline-in (seconds-ns seconds) (inproc-core-now inproc-core)))
-        ;; it may have ended before anybody could see that it has a timer
-        (when (call-status call) (stop-timer inproc-core timer)))))
+  (let ((inproc-core (call-inproc-core call))
+        (reactions (rpc:ensure-reactions call))
+        (timer nil))
+    (labels ((run ()
+               (unless (call-status call)
+                 (call-back call function nil)))
+             (ring (call)
+               (sb-ext:atomic-update (rpc:reactions-timers reactions)
+                                     (lambda (timers) (remove timer timers)))
+               (unless (call-status call)
+                 (run-on-client-reserve inproc-core #'run))))
+      (setf timer (make-timer #'ring call))
+      (sb-ext:atomic-push timer (rpc:reactions-timers reactions))
+      (run-timer inproc-core timer
+                 (status:deadline-in (seconds-ns seconds) (inproc-core-now inproc-core)))
+      ;; it may have ended before anybody could see that it has a timer
+      (when (call-status call) (stop-timer inproc-core timer))))
   nil)

@@ -48,8 +48,8 @@ channel is closed."
   "Stop the timers of AFTER of CALL, which has ended."
   (let ((reactions (rpc:call-reactions call)))
     (when reactions
-      (dolist (timer (rpc:reactions-timers reactions))
-        (stop-timer (call-inproc-core call) timer))))
+      (loop for timer = (sb-ext:atomic-pop (rpc:reactions-timers reactions))
+            while timer do (stop-timer (call-inproc-core call) timer))))
   nil)
 
 (defun client-reserve (inproc-core)

@@ -16,6 +16,21 @@ while there are none to run."
       (await-signal done)
       (is (= 20000 seen)))))
 
+(test timers-that-have-rung-are-forgotten
+  "A call that makes a timer after the other keeps none of them."
+  (let ((kept nil))
+    (with-inproc (channel)
+        (:ask (lambda (note call)
+                (let ((ticks 0))
+                  (labels ((tick ()
+                             (cond ((< (incf ticks) 20) (grpc:after call 0.001 #'tick))
+                                   (t (setf kept (rpc:reactions-timers (rpc:call-reactions call)))
+                                      (grpc:reply call note)))))
+                    (grpc:after call 0.001 #'tick)))
+                call))
+      (is (= 1 (number-of (ask channel (note 1)))))
+      (is (null kept)))))
+
 (test reactive-handlers-that-block
   "Who waits, having returned its call before, for his own caller gets an error, and is no longer
 taken for one who does not."
