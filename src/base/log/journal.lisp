@@ -88,13 +88,14 @@ entries, the oldest first, and the number that was dropped before them. From any
   "Call FUNCTION with the lock held: it may add an entry or a waiter to JOURNAL, and then returns
 true. If it does, wake the thread of JOURNAL."
   (let ((start nil) (first nil))
-    (sb-thread:with-mutex ((journal-lock journal))
-      (let ((empty (not (or (journal-entries journal) (journal-waiters journal)))))
-        (when (funcall function)
-          (setf first empty
-                start (not (shiftf (journal-running journal) t))))))
-    (cond (start (start-journal journal))
-          (first (sb-thread:signal-semaphore (journal-wake journal))))
+    (sb-sys:without-interrupts          ; a thread that is said to run is started
+      (sb-thread:with-mutex ((journal-lock journal))
+        (let ((empty (not (or (journal-entries journal) (journal-waiters journal)))))
+          (when (funcall function)
+            (setf first empty
+                  start (not (shiftf (journal-running journal) t))))))
+      (cond (start (start-journal journal))
+            (first (sb-thread:signal-semaphore (journal-wake journal)))))
     nil))
 
 (defun add-to-journal (journal entry &optional (octets (entry-octets entry)))

@@ -173,6 +173,21 @@
       (flush-log :timeout 60)
       (is (> (seconds-ns 50) (- (monotonic-ns) begin)) "nobody waits for what cannot be written"))))
 
+(test threads-that-are-made-to-leave-do-not-end-a-journal
+  "As by a time-out, when they have said that the journal's thread runs."
+  (let* ((ours sb-thread:*current-thread*) (count 0)
+         (log (log-in-background (lambda (&rest event) (declare (ignore event)) (incf count)))))
+    (sb-int:encapsulate 'clgrpc.base::start-journal 'leave
+                        (lambda (function &rest arguments)
+                          (when (eq ours sb-thread:*current-thread*)
+                            (sb-thread:interrupt-thread ours (lambda () (throw 'left :left))))
+                          (apply function arguments)))
+    (unwind-protect (is (eq :left (catch 'left (funcall log :info :one))))
+      (sb-int:unencapsulate 'clgrpc.base::start-journal 'leave))
+    (funcall log :info :two)
+    (is (flush-log :timeout 20))
+    (is (= 2 count))))
+
 (test journals-end-before-the-image-is-saved
   (let ((*log-function* (log-in-background #'list)))
     (log-event :info :event)
