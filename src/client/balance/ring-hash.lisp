@@ -174,12 +174,14 @@ one for each."
   (make-ring-note))
 
 (defun update-shares (leaf-policy backends)
-  "Set the weights of LEAF-POLICY's members from BACKENDS."
+  "Set the weights of LEAF-POLICY's members from BACKENDS. Backends beyond the subchannels that the
+channel may have are not members."
   (map-members (lambda (subchannel) (setf (note-share (subchannel-note subchannel)) 0)) leaf-policy)
   (dolist (backend backends)
-    (incf (note-share (subchannel-note (gethash (backend-key backend)
-                                                (leaf-policy-members leaf-policy))))
-          (or (said-weight (backend-attributes backend)) 1))))
+    (let ((member (gethash (backend-key backend) (leaf-policy-members leaf-policy))))
+      (when member
+        (incf (note-share (subchannel-note member))
+              (or (said-weight (backend-attributes backend)) 1))))))
 
 (defmethod update-backends ((leaf-policy ring-hash) backends config)
   (configure leaf-policy config)
@@ -187,7 +189,7 @@ one for each."
   (update-members leaf-policy backends)
   (update-shares leaf-policy backends)
   (setf (ring-hash-ring leaf-policy)
-        (and backends
+        (and (plusp (hash-table-count (leaf-policy-members leaf-policy)))
              (build-ring (alexandria:hash-table-values (leaf-policy-members leaf-policy)) config
                          (options-ring-size-limit
                           (client:core-options (balancer-core leaf-policy))))))

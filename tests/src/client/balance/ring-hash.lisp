@@ -212,3 +212,20 @@
                         collect text)
                   :test #'string=)))
       (is (equal '("1 is down" "2 is down") (sort texts #'string<))))))
+
+(test a-ring-is-of-the-servers-that-there-is-room-for
+  (let ((policy "{\"ring_hash\":{\"requestHashHeader\":\"x-key\"}}"))
+    (tests:with-core (core puppet :pick-first :options (:max-subchannels 2))
+      (update core (format nil "[~A]" policy) 1 2 3)
+      (is (= 2 (length (live core))))
+      (let ((ring (balance::ring-hash-ring (policy-of core))))
+        (is (null (set-exclusive-or (live core)
+                                    (coerce (balance::ring-servers ring) 'list))))))
+    (tests:with-core (core puppet :pick-first :options (:max-subchannels 2))
+      (update core (format nil "[{\"weighted_target_experimental\":{\"targets\":~
+                                 {\"a\":{\"weight\":1,\"childPolicy\":[~A]},~
+                                  \"b\":{\"weight\":1,\"childPolicy\":[~:*~A]}}}}]"
+                           policy)
+              1 2)
+      (is (= 2 (length (live core))))
+      (is (eq :connecting (state core)) "the other target has no servers"))))
