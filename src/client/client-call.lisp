@@ -7,16 +7,20 @@
   "The operation LAST-ERROR."
   (let ((core (client-call-core call)))
     (case (rpc:call-stage call)
-      ((:resolve :connect :handshake :back-off) (core-last-error core))
+      ((:resolve :connect :handshake :back-off) (unready-text core))
       (:queue (full-text core)))))
 
 (defun full-text (core)
-  "A text that all streams that CORE's servers allow are open, or nil if no server is connected."
+  "A text that all streams that CORE's servers allow are open, or nil if some are not, or no server
+is connected."
   (let* ((links (loop for subchannel in (core-subchannels core)
                       append (connection-set-links (subchannel-connection-set subchannel))))
          (limit (loop for link in links
-                      sum (http2:connection-peer-max-streams (client-link-http2 link)))))
+                      sum (http2:connection-peer-max-streams (client-link-http2 link))))
+         (open (loop for link in links
+                     sum (http2:connection-stream-count (client-link-http2 link)))))
     (and links
+         (>= open limit)
          (format nil "all ~D that ~A ~[allows~:;and ~:*~D more allow~] are open" limit
                  (wire:link-peer (first links)) (1- (length links))))))
 

@@ -208,13 +208,19 @@ calls of CORE wait in line, until one finds no stream."
 
 ;;; States
 
+(defun unready-text (core)
+  "The reason, a text, why CORE is not ready, or nil: that of its picker, for example that a server
+does not serve, or that of the last failure to connect. From any thread."
+  (let ((picker (core-picker core)))
+    (if (failure-p picker) (failure-text picker) (core-last-error core))))
+
 (defun change-core-state (core state)
   (trace-event :connectivity-state :state-changed :target (core-name core)
                :from (core-state core) :to state)
   (let ((failed (eq :transient-failure state)))
     (note-core-event core (if failed :warning :info) "state changed from ~A to ~A~@[: ~A~]"
                      (state-text (core-state core)) (state-text state)
-                     (and failed (core-last-error core))))
+                     (and failed (unready-text core))))
   (setf (core-state core) state)
   (sb-thread:with-mutex ((core-lock core))
     (sb-thread:condition-broadcast (core-changed core)))

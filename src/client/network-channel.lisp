@@ -240,7 +240,7 @@ that, or NIL after TIMEOUT seconds."
                              (:transient-failure
                               (unless (eql known (core-failed-attempts core))
                                 (error (status:make-rpc-error :unavailable
-                                                              :message (core-last-error core)
+                                                              :message (unready-text core)
                                                               :ended-by :transport :sent nil))))
                              (t (setf known nil)))))
       (error (status:make-rpc-error :deadline-exceeded :ended-by :local :sent nil
@@ -267,7 +267,7 @@ that, or NIL after TIMEOUT seconds."
   "A text for CORE, which is not connected after SECONDS."
   (format nil "not connected to ~A within ~A s, but ~A~@[; ~A~]" (core-name core) seconds
           (rpc:stage-text :client (wait-clock-stage (core-clock core)))
-          (core-last-error core)))
+          (unready-text core)))
 
 (defmethod calling:on-state-change ((channel wire-channel) function)
   (let ((core (channel-core channel)))

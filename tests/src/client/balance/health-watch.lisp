@@ -65,3 +65,17 @@
              (client:health-service core))))
     (is (string= "svc" (service)))
     (is (null (service :health-checking nil)))))
+
+(test ensure-connected-reports-servers-that-do-not-serve
+  "Although the channel has connected to them without an error."
+  (let* ((health (make-instance 'grpc:health-service))
+         (server (grpc:start-server (list (make-probe) health) :listen "127.0.0.1:0")))
+    (grpc:set-health-status health "svc" :not-serving)
+    (unwind-protect
+         (grpc:with-channel (channel (grpc:server-address server)
+                             :balance :round-robin
+                             :service-config "{\"healthCheckConfig\":{\"serviceName\":\"svc\"}}")
+           (let ((error (caught (grpc:ensure-connected channel :timeout 60))))
+             (is (typep error 'grpc:unavailable))
+             (is (search "svc" (grpc:rpc-error-message error)))))
+      (is-true (grpc:stop-server server :drain 5)))))
