@@ -23,13 +23,15 @@ before the server has reported its start."
 ;;; Metadata
 
 (defun client-metadata (call)
-  "The metadata for the backend server: that of CALL, the client's, and the client's address."
+  "The metadata for the backend server: that of CALL, the client's, and the client's address, the
+last of one x-forwarded-for: servers trust that one, however many the client has sent."
   (let* ((metadata (status:sendable-metadata (rpc:call-metadata call)))
-         (before (assoc "x-forwarded-for" metadata :test #'string=))
+         (name "x-forwarded-for")
+         (before (loop for (other . value) in metadata when (string= name other) collect value))
          (peer (or (rpc:call-peer call) "unknown")) ; as in RFC 7239
          (host (subseq peer 0 (position #\: peer :from-end t))))
-    (acons "x-forwarded-for" (if before (format nil "~A, ~A" (cdr before) host) host)
-           (remove before metadata))))
+    (acons name (format nil "~{~A, ~}~A" before host)
+           (remove name metadata :key #'car :test #'string=))))
 
 (defun tell-headers (call forwarded)
   "Send the metadata that the server has sent before its messages to the client of CALL."

@@ -92,6 +92,22 @@ front of a probe with HANDLERS."
         (is (string= "127.0.0.1" (value "from"))))
       (is (string= "2" (cdr (assoc "t" (grpc:call-trailers call) :test #'string=)))))))
 
+(test the-client-s-address-is-the-last-of-one-header
+  "However many of that name the client has sent: backend servers trust the last."
+  (by-either (channel :ask (lambda (request call)
+                             (grpc:send-metadata
+                              call (loop for (name . value) in (grpc:call-metadata call)
+                                         when (string= "x-forwarded-for" name)
+                                           collect (cons "from" value)))
+                             (double request call)))
+    (multiple-value-bind (reply call)
+        (ask channel (note 1) :metadata '(("x-forwarded-for" . "10.1.1.1")
+                                          ("x-forwarded-for" . "6.6.6.6")))
+      (is (= 2 (number-of reply)))
+      (is (equal '("10.1.1.1, 6.6.6.6, 127.0.0.1")
+                 (loop for (name . value) in (grpc:call-metadata call)
+                       when (string= "from" name) collect value))))))
+
 (test statuses-go-back-with-their-details
   (flet ((refuse (request call)
            (declare (ignore request))
