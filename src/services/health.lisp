@@ -54,7 +54,8 @@ watches.")
    (overall :initform (make-entry :serving) :reader service-overall)
    (strangers :initform (make-ring) :reader service-strangers) ; watchers of names without ENTRY
    (served :initform '() :accessor service-served) ; the names of the services of its servers
-   (stopping :initform nil :accessor service-stopping) ; true once its server stops
+   (servers :initform '() :accessor service-servers) ; those that run
+   (stopping :initform nil :accessor service-stopping) ; true once the last of these stops
    ;; of all of these
    (lock :initform (sb-thread:make-mutex :name "clgrpc health") :reader service-lock))
   (:documentation "The service grpc.health.v1.Health: give START-SERVER an instance beside your own
@@ -97,9 +98,10 @@ for the whole server. Signal MISUSE for a SERVICE or NAME of another type. From 
 (defun set-health-status (service name status)
   "Set the status of NAME in SERVICE, a health service, to STATUS: :serving, :not-serving or
 :unknown; return STATUS. NAME is the full name of a service, or \"\" for the whole server. Watchers
-get the new status. Once the server stops every status is :not-serving, and cannot be changed. If
-the server does not serve NAME, that is logged once, in case it is misspelt. Signal MISUSE for
-another status, and for a SERVICE or NAME of another type. From any thread."
+get the new status. Once the last server of SERVICE stops every status is :not-serving, and cannot
+be changed until another server starts with SERVICE. If the server does not serve NAME, that is
+logged once, in case it is misspelt. Signal MISUSE for another status, and for a SERVICE or NAME of
+another type. From any thread."
   (check-service service)
   (check-service-name name)
   (unless (member status '(:serving :not-serving :unknown))
@@ -138,20 +140,30 @@ Notify its watchers."
 (defmethod server:note-server-started ((service health-service) server)
   (let ((names (server:server-service-names server))
         (known (with-service (service)
-                 (loop for name being the hash-keys of (service-entries service) collect name))))
+                 (loop for name being the hash-keys of (service-entries service) collect name)))
+        (again nil))
     (with-service (service)
-      (setf (service-served service) (union names (service-served service) :test #'string=)))
+      (push server (service-servers service))
+      (setf (service-served service) (union names (service-served service) :test #'string=)
+            again (shiftf (service-stopping service) nil)))
     (dolist (name known) (note-unserved service name))
+    ;; it has been in a server that stopped, which put all out of service
+    (when again (dolist (name (adjoin "" names)) (change-status service name :serving)))
     (dolist (name names) (change-status service name :serving :if-unknown t))))
 
+(defun leave-server (service server)
+  "SERVER stops; after the last one nothing of SERVICE is served. Return the entries of all names."
+  (with-service (service)
+    (let* ((left (setf (service-servers service) (remove server (service-servers service))))
+           (stopping (setf (service-stopping service) (null left))))
+      (loop for entry being the hash-values of (service-entries service)
+            do (when stopping (setf (entry-status entry) :not-serving))
+            collect entry))))
+
 (defmethod server:note-server-stopping ((service health-service) server)
-  (declare (ignore server))
-  (let ((entries (with-service (service)
-                   (setf (service-stopping service) t)
-                   (loop for entry being the hash-values of (service-entries service)
-                         do (setf (entry-status entry) :not-serving)
-                         collect entry))))
-    ;; the server waits for its calls to end, and these would not by themselves
+  (let ((entries (leave-server service server)))
+    ;; the server waits for its calls to end, and these would not by themselves; those of another
+    ;; server call again
     (flet ((end-watcher (watcher)
              (tell-watcher watcher)
              (dismiss watcher)))

@@ -67,6 +67,38 @@
                            collect (cons name (health:health-check-response-status response)))
                      #'string< :key #'car)))))
 
+(test a-health-service-of-one-server-after-the-other
+  "Each new server puts its services into service again, and their status can be set."
+  (let ((service (make-instance 'grpc:health-service)))
+    (loop repeat 2
+          do (let ((server (grpc:start-server (list (make-probe) service))))
+               (unwind-protect
+                    (grpc:with-channel (channel (grpc:server-address server))
+                      (is (eq :serving (checked channel "")))
+                      (is (eq :serving (checked channel "lab.Bench")))
+                      (grpc:set-health-status service "lab.Bench" :unknown)
+                      (is (eq :unknown (next-status (watch-health channel "lab.Bench"))))
+                      (grpc:set-health-status service "lab.Bench" :serving))
+                 (grpc:stop-server server :drain 0))
+               (is (eq :not-serving (grpc:health-status service "lab.Bench")))
+               (is (eq :not-serving (grpc:health-status service "")))))))
+
+(test a-health-service-of-two-servers
+  "It is out of service after the last of them has stopped; watchers at the first one end."
+  (let* ((service (make-instance 'grpc:health-service))
+         (servers (loop repeat 2 collect (grpc:start-server (list (make-probe) service)))))
+    (unwind-protect
+         (grpc:with-channel (channel (grpc:server-address (first servers)))
+           (let ((watch (watch-health channel "lab.Bench")))
+             (is (eq :serving (next-status watch)))
+             (grpc:stop-server (first servers) :drain 20)
+             (is (typep (caught (loop (next-status watch))) 'grpc:unavailable)))
+           (is (eq :serving (grpc:health-status service "lab.Bench")))
+           (grpc:with-channel (channel (grpc:server-address (second servers)))
+             (is (eq :serving (checked channel "lab.Bench")))))
+      (dolist (server servers) (grpc:stop-server server :drain 0)))
+    (is (eq :not-serving (grpc:health-status service "lab.Bench")))))
+
 (test names-of-no-service-are-logged
   "Whether they get their status before or after the server starts: a warning if one is misspelt."
   (with-log ()
