@@ -347,10 +347,11 @@ have not ended."
 
 (defun call-before-stop (server function)
   "Make STOP-SERVER call FUNCTION first, while SERVER still accepts calls, on the thread of
-STOP-SERVER. Its argument is the number of seconds that running calls will have. FUNCTION should
-remove SERVER from registries and load balancers, and may block for a part of these seconds. It
-returns nil, or a function without arguments to be called when SERVER has stopped. An error in
-either goes to the log. Signal MISUSE if SERVER does not run. From any thread."
+STOP-SERVER; also if other such functions run already. Its argument is the number of seconds that
+running calls will have. FUNCTION should remove SERVER from registries and load balancers, and may
+block for a part of these seconds. It returns nil, or a function without arguments to be called when
+SERVER has stopped. An error in either goes to the log. Signal MISUSE if SERVER does not run. From
+any thread."
   (sb-thread:with-mutex ((server-routes-lock (checked-server server)))
     (unless (member (server-state server) '(:starting :serving))
       (misuse "~A does not run." server))
@@ -358,13 +359,17 @@ either goes to the log. Signal MISUSE if SERVER does not run. From any thread."
   nil)
 
 (defun say-farewells (server drain)
-  "Call the functions of CALL-BEFORE-STOP for SERVER. Return the functions to be called after it has
-stopped."
-  (loop for function in (sb-thread:with-mutex ((server-routes-lock server))
-                          (shiftf (server-farewells server) '()))
-        for after = (values (loop:guarding (:server-stop-error :server server)
-                              (funcall function drain)))
-        when after collect after))
+  "Call the functions of CALL-BEFORE-STOP for SERVER, those too that come meanwhile. Return the
+functions to be called after it has stopped, and the state that it had before it drains."
+  (let ((after '()))
+    (loop
+      (let ((functions (sb-thread:with-mutex ((server-routes-lock server))
+                         (or (shiftf (server-farewells server) '())
+                             (return (values after (shiftf (server-state server) :draining)))))))
+        (dolist (function functions)
+          (let ((value (loop:guarding (:server-stop-error :server server)
+                         (funcall function drain))))
+            (when value (push value after))))))))
 
 (defun call-after-stop (server functions)
   (dolist (function functions)
@@ -399,28 +404,26 @@ waited for SERVER's end."
 
 (defun stop-and-wait (server drain)
   "Stop SERVER, see STOP-SERVER, on a thread that runs none of SERVER's calls."
-  (let ((after (say-farewells server drain)))
-    (unwind-protect (end-server server drain)
+  (multiple-value-bind (after before) (say-farewells server drain)
+    (unwind-protect (end-server server drain before)
       (call-after-stop server after))))
 
-(defun end-server (server drain)
-  "Stop SERVER, see STOP-SERVER."
-  (let ((before (shiftf (server-state server) :draining)))
-    (when (eq before :stopped)
-      (setf (server-state server) :stopped)
-      (return-from end-server t))
-    (when (server-watcher server) (funcall (server-watcher server)))
-    (note-server-event server "draining")
-    (log-event :info :server-draining :addresses (server-addresses server) :seconds drain)
-    (mapc #'loop:close-listener (server-listeners server))
-    (mapc #'close-acceptor (server-acceptors server))
-    (tell-services #'note-server-stopping server)
-    ;; a server that could not start may have no loop that runs
-    (unless (eq before :starting) (drain-links server)))
+(defun end-server (server drain before)
+  "Stop SERVER, whose state was BEFORE; see STOP-SERVER."
+  (when (eq before :stopped)
+    (setf (server-state server) :stopped)
+    (return-from end-server t))
+  (when (server-watcher server) (funcall (server-watcher server)))
+  (note-server-event server "draining")
+  (log-event :info :server-draining :addresses (server-addresses server) :seconds drain)
+  (mapc #'loop:close-listener (server-listeners server))
+  (close-acceptor server)
+  (tell-services #'note-server-stopping server)
+  ;; a server that could not start may have no loop that runs
+  (unless (eq before :starting) (drain-links server))
   (let ((emptied (wait-for-links server drain)))
     (unless emptied
-      (dolist (acceptor (server-acceptors server))
-        (multiple-value-call #'close-acceptor acceptor (rpc:verdict :server-stopping)))
+      (multiple-value-call #'close-acceptor server (rpc:verdict :server-stopping))
       (call-on-loops server #'abandon-links)
       (wait-for-links server 1))
     (when emptied (wait-for-peers server (min drain +peer-seconds+)))

@@ -14,6 +14,7 @@
    (observer :initarg :observer :initform nil :reader server-observer) ; of its events, or nil
    (reserve :initarg :reserve :reader server-reserve) ; of threads, for handlers that block
    (acceptors :initform '() :accessor server-acceptors) ; by which calls within the image come
+   (accepting :initform t :accessor server-accepting) ; nil once the acceptors are closed
    ;; of the acceptors and the end
    (lock :initform (sb-thread:make-mutex :name "clgrpc server") :reader server-lock)
    ;; see NOTE-EMPTIED
@@ -38,16 +39,26 @@ under way ends after CLOSE-ACCEPTOR, NOTE-EMPTIED is called."))
 
 (defgeneric close-acceptor (acceptor &optional status text)
   (:documentation "Make ACCEPTOR refuse new calls; with STATUS and TEXT, end those that came by it
-with them."))
+with them. A server stands for all of its acceptors, and for those that it gets later."))
 
 (defun ensure-acceptor (server predicate make)
   "The acceptor of SERVER for which PREDICATE is true; if it has none, add and return the value of
-MAKE."
+MAKE, closed if SERVER's acceptors are."
   (flet ((find-acceptor () (find-if predicate (server-acceptors server))))
     (or (find-acceptor)
-        (sb-thread:with-mutex ((server-lock server))
-          (or (find-acceptor)
-              (first (push (funcall make) (server-acceptors server))))))))
+        (multiple-value-bind (acceptor accepting)
+            (sb-thread:with-mutex ((server-lock server))
+              (values (or (find-acceptor)
+                          (first (push (funcall make) (server-acceptors server))))
+                      (server-accepting server)))
+          (unless accepting (close-acceptor acceptor))
+          acceptor))))
+
+(defmethod close-acceptor ((server server) &optional status text)
+  (dolist (acceptor (sb-thread:with-mutex ((server-lock server))
+                      (setf (server-accepting server) nil)
+                      (server-acceptors server)))
+    (close-acceptor acceptor status text)))
 
 (defun note-emptied (server)
   "Wake the threads of AWAIT-EMPTIED, since calls or connections of SERVER, which stops, have

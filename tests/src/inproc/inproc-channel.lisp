@@ -37,6 +37,14 @@
                (is (= 4 (number-of (ask channel (note 2))))))))
       (is-true (grpc:stop-server server)))))
 
+(test channels-of-a-server-that-has-stopped
+  "Also the first one, made after the stop: no handler runs."
+  (let ((server (start-probe (list :ask #'double))))
+    (is-true (grpc:stop-server server))
+    (let ((channel (grpc:server-channel server)))
+      (is (eq :unavailable (status-of-error (caught (ask channel (note 1))))))
+      (grpc:close-channel channel))))
+
 (test states-of-channels
   (with-inproc (channel) (:ask #'double :chat #'echo)
     (is (eq :ready (grpc:channel-state channel)))

@@ -96,3 +96,26 @@ the grace."
     (memory:passes 20)
     (is (equal '((1 :unavailable)) (statuses)))
     (is-true (memory:end-shut memory:*end*))))
+
+;;; What is done before and after
+
+(test functions-for-the-stop-may-come-during-it
+  "One that is given while others run is called as well; after that none is taken."
+  (let ((begun (make-signal)) (go-on (make-signal)) (called '()))
+    (with-probe (channel :server server) (:ask #'double)
+      (grpc:call-before-stop server (lambda (drain)
+                                      (declare (ignore drain))
+                                      (signal-it begun)
+                                      (await-signal go-on)
+                                      (push 1 called)
+                                      nil))
+      (let ((stopper (sb-thread:make-thread (lambda () (grpc:stop-server server :drain 0)))))
+        (is (await-signal begun))
+        (grpc:call-before-stop server (lambda (drain)
+                                        (declare (ignore drain))
+                                        (push 2 called)
+                                        (lambda () (push 3 called))))
+        (signal-it go-on)
+        (sb-thread:join-thread stopper :timeout 60)
+        (is (equal '(3 2 1) called))
+        (signals grpc:misuse (grpc:call-before-stop server #'identity))))))
