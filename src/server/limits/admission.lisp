@@ -146,11 +146,15 @@ kept for other peers, since its address may be a load balancer's and stand for m
   (let ((entry (permit-entry permit)))
     (quit-ring permit)
     (note-permit-ready admission permit)
-    (when (zerop (change-owner-usage (admission-connections admission)
-                                     (peer-entry-connections entry) -1))
-      (quit-ring entry)
-      (enter-ring entry (admission-gone admission)))
-    (forget-entries admission)))
+    (change-owner-usage (admission-connections admission) (peer-entry-connections entry) -1)
+    (note-gone admission entry)))
+
+(defun note-gone (admission entry)
+  "Let ENTRY be forgotten, unless its peer has connections."
+  (when (zerop (owner-usage-count (peer-entry-connections entry)))
+    (quit-ring entry)
+    (enter-ring entry (admission-gone admission)))
+  (forget-entries admission))
 
 (defun forget-entries (admission)
   "Look at the two entries that have been in GONE for longest. An entry is dropped if its peer has
@@ -268,7 +272,10 @@ it. On SERVER-LOOP's loop."
     (multiple-value-bind (permit dismissed)
         (sb-thread:with-mutex ((admission-lock admission))
           (try-again admission (loop:read-clock (server-loop-loop server-loop)))
-          (try-to-permit admission (ensure-entry server admission name)))
+          (let ((entry (ensure-entry server admission name)))
+            (multiple-value-prog1 (try-to-permit admission entry)
+              ;; nothing else would forget a peer that was refused
+              (note-gone admission entry))))
       (loop for (permit . option) in dismissed do (expel server-loop permit option))
       (cond ((permit-p permit) permit)
             (t (complain server-loop permit name)

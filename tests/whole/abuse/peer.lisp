@@ -107,6 +107,16 @@ which is told by GOAWAY; that itself gets no more."
                                               greedy ids))
                 4))))))
 
+(test peers-that-were-refused-are-forgotten
+  "A server that is full keeps nothing of those that it has no place for."
+  (with-victim (address :server server :watched nil
+                        :options '(:max-connections 1 :max-connections-per-peer 1))
+    (let ((peers (server::admission-peers (admission-of server))))
+      (dotimes (i 40)
+        (with-attacker (refused address :from (vector 127 0 1 (1+ i)) :polite nil)
+          (is (eq :closed (hear-to-the-end refused)))))
+      (is-true (wait-until (lambda () (>= 3 (hash-table-count peers))))))))
+
 (test calls-of-one-address
   "Requests that never end, on many connections: another peer's calls begin, and those of another
 connection of the same peer."
