@@ -84,7 +84,8 @@ GRPC_BINARY_LOG_FILTER selects, all if it is not set."
                          &allow-other-keys)
       given
     (append (list :listen listen :loops loops :observer observers :credentials credentials)
-            (and web (list :protocols (server:protocol-names) :origins origins))
+            (and web (list :protocols (server:protocol-names)))
+            (and origins (list :origins origins))
             limits
             (list :max-receive-octets max-receive-octets)
             options)))

@@ -25,6 +25,14 @@ forms and exit hooks run."
                             "exit hook"))
           (is (search expected text) "~A is not in ~A" expected text))))))
 
+(test origins-without-web
+  "A program that names its protocols itself may be asked for origins all the same."
+  (is (equal '("https://app.example")
+             (getf (program::server-arguments '(:listen ("127.0.0.1:0")
+                                                :origins ("https://app.example"))
+                                              '() nil '(:protocols (:connect)))
+                   :origins))))
+
 (test a-second-signal-ends-at-once
   (with-greeter (program address "--limits" "drain-seconds=600")
     (grpc:with-channel (channel address)
