@@ -53,9 +53,10 @@ false: then POST-REPLY is to be called with the baton lent. On the loop."
 negative, take so many octets off, since they have arrived there."
   (let ((link (the server-link (server-call-link call))))
     (sb-ext:atomic-incf (server-link-coming link) count)
-    (if (minusp count)
-        (discharge-account (wire:link-account link) (- count))
-        (charge-account (wire:link-account link) count))))
+    (cond ((minusp count)
+           (discharge-account (wire:link-account link) (- count))
+           (look-at-held-up link))
+          (t (charge-account (wire:link-account link) count)))))
 
 (defun post-encoded-reply (call message)
   "As POST-REPLY, for gRPC."

@@ -324,6 +324,7 @@ has."
       (let ((link (server-call-link call)))
         (setf (server-call-stream call) nil)
         (release-stream-charge link stream)
+        (look-at-held-up link)
         (retire-call call link)
         (http2:release-stream stream)
         (let ((plain (call-http-request call)))

@@ -72,6 +72,11 @@
        (not (tracing-p :call :server))
        (not (output-waits-p link))))
 
+(defun measure-plain (link)
+  "The sink's MEASURE: also called when the peer has taken output."
+  (wire:measure-link link)
+  (look-at-held-up link))
+
 (defun retire-exchange (call)
   "The sink's DONE: the answer of CALL, over HTTP/1.1, has been written."
   (when (call-claim call) (count-end (server-link-owner (server-call-link call)) call))
@@ -94,7 +99,7 @@
        :posted (of-call (lambda (call) (wire:posted-octets call)))
        :on-end (of-call #'rpc:on-end) :peer (of-call #'rpc:call-peer)
        :secure-p (of-call (lambda (call) (and (rpc:call-security call) t)))
-       :prompt-p #'prompt-p :busy-p #'wire:read-enough-p :measure #'wire:measure-link
+       :prompt-p #'prompt-p :busy-p #'wire:read-enough-p :measure #'measure-plain
        :close #'wire:close-link
        :expel (lambda (link text) (wire:close-link link text :how :expel))
        :closed #'wire:end-link)))

@@ -91,3 +91,13 @@ long. On the loop."
 (defun server-note-long-message (call octets)
   "The operation NOTE-LONG-MESSAGE."
   (note-answer (server-call-route call) octets))
+
+;;; Calls that wait until answers before them have left, see HOLD-UP
+
+(define-hot look-at-held-up ((link server-link)) null
+  "Let LINK's calls that are held up look, if there are any: output has left or will not be sent. On
+the loop."
+  (let ((queue (server-link-held-up link)))
+    (when (and queue (fifo-items queue))
+      (wire:link-event (server-link-owner link) link :output-left))
+    nil))

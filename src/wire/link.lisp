@@ -26,7 +26,7 @@ protocol. All run on its loop. A server includes this structure."
   (measured 0 :type index)              ; charged by MEASURE-LINK, see link-memory.lisp
   (window-withheld nil :type boolean)   ; the connection's; see link-memory.lisp
   (arriving '() :type list)             ; calls that the read under way has brought messages for
-  (held-up nil :type (or null fifo))    ; calls that wait until output has left; see ANSWERS-LEFT
+  (held-up nil :type (or null fifo))    ; a server's calls that wait for output to leave
   (draining nil :type boolean)          ; it gets no more calls
   (stopped nil :type boolean)           ; the core reads no more until output has left
   (last-fields #() :type simple-vector) ; the metadata of the last call, to be shared

@@ -177,6 +177,29 @@ on the loop have sent them."
                                                                    (min count 100000))))
         finally (return t)))
 
+(test requests-that-wait-for-output-are-answered
+  "All of many that come at once, from a peer that reads late: the limit is reached in their midst."
+  (let ((count 4000))
+    (with-web (server :options (:max-unsent-octets 16384)
+                      :handlers (list (grpc:http-handler "/" 'tell-target :execution :inline)))
+      (with-plain-socket (socket (grpc:server-address server))
+        (let ((sender (sb-thread:make-thread
+                       (lambda ()
+                         (let ((text (wire-text "GET /0123456789 HTTP/1.1|Host: a||")))
+                           (dotimes (i (/ count 100))
+                             (say-text socket (format nil "~V@{~A~:*~}" 100 text)))
+                           (say-text socket (wire-text *last*)))))))
+          (is-true (wait-until (lambda ()
+                                 (or (not (sb-thread:thread-alive-p sender))
+                                     (loop for link in (server-links server)
+                                           thereis (server::output-waits-p link))))))
+          (let ((heard (map 'string #'code-char (hear-octets socket 100000000))))
+            (is (= (1+ count)
+                   (loop for at = (search "HTTP/1.1 200 OK" heard)
+                           then (search "HTTP/1.1 200 OK" heard :start2 (1+ at))
+                         while at count t))))
+          (sb-thread:join-thread sender :timeout 60))))))
+
 (test chunks-that-have-left-wait-for-nobody
   "A peer that has taken all gets a chunk of any size, whatever was sent before."
   (flet ((refused (takenp)
