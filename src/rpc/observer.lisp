@@ -7,7 +7,9 @@
 ;;;;
 ;;;; An observer's functions are called where the events happen: on the call's loop, with the baton
 ;;;; held. So they must be short, must not wait, and may only read the call. An error in a user's
-;;;; function goes to the log.
+;;;; function goes to the log: what a call does after an observer has been called, such as waking
+;;;; those that wait for its end, is done in any case. Observers of clgrpc's own establish no
+;;;; handlers, so they call each function of a user's in GUARDING.
 
 (in-package #:clgrpc.rpc)
 

@@ -56,9 +56,10 @@ TARGETS select the names with series of their own: functions of a name,
 the rest count as \"other\", as do methods without generated code. EXEMPLAR is a function of a call
 that has ended, or of an attempt's call, which returns an alist of strings, such as ((\"trace_id\" .
 \"…\")), or nil; the alist is the exemplar of the last call of each bucket of durations. It is
-called on the call's loop and must not wait. RESOURCE is an alist of attributes that identify this
-process, such as ((\"service.name\" . \"shop\")), for target_info in Prometheus. METRICS-TEXT and
-COLLECT read the counts. Signal MISUSE for a wrong argument. From any thread."
+called on the call's loop and must not wait. An error in one of these functions goes to the log; the
+name counts as \"other\" then, and the call is no exemplar. RESOURCE is an alist of attributes that
+identify this process, such as ((\"service.name\" . \"shop\")), for target_info in Prometheus.
+METRICS-TEXT and COLLECT read the counts. Signal MISUSE for a wrong argument. From any thread."
   (check-type enable (or (eql t) list))
   (unless (and (listp resource)
                (every (lambda (row) (and (consp row) (name-p (car row)))) resource))
@@ -78,7 +79,7 @@ COLLECT read the counts. Signal MISUSE for a wrong argument. From any thread."
                                         (not (member instrument off))))
                                  **instruments**)
                    :keep-method (keeper methods) :keep-target (keeper targets)
-                   :exemplar (check-function exemplar ":exemplar") :optional-labels optional-labels
+                   :exemplar (exemplar-function exemplar) :optional-labels optional-labels
                    :resource resource)))
 
 (defun check-function (function name)
@@ -92,8 +93,26 @@ COLLECT read the counts. Signal MISUSE for a wrong argument. From any thread."
   "A function that is true of the names that NAMES, see MAKE-METRICS, keeps; all if that is nil."
   (typecase names
     (null (constantly t))
-    (cons (lambda (name) (member name names :test #'string=)))
-    (t (check-function names ":methods or :targets"))))
+    (cons (unless (every (lambda (name) (typep name '(or string symbol))) names)
+            (misuse "~S are not names of methods or targets." names))
+          (lambda (name) (member name names :test #'string=)))
+    (t (let ((function (check-function names ":methods or :targets")))
+         (lambda (name)
+           (values (loop:guarding (:observer-error) (funcall function name))))))))
+
+(defun exemplar-function (exemplar)
+  "A function as EXEMPLAR, of MAKE-METRICS; an error in it, or a value that is no exemplar, goes to
+the log, and there is none then. Nil if EXEMPLAR is nil."
+  (let ((function (check-function exemplar ":exemplar")))
+    (and function
+         (lambda (call)
+           (values (loop:guarding (:observer-error)
+                     (let ((labels (funcall function call)))
+                       (unless (and (listp labels)
+                                    (every (lambda (label) (typep label '(cons string string)))
+                                           labels))
+                         (misuse "An exemplar is an alist of strings, not ~S." labels))
+                       labels)))))))
 
 ;;; Shards of loops
 

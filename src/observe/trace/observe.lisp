@@ -286,7 +286,8 @@ contexts go with the calls. SAMPLER says which traces are recorded: :always-on, 
 (:trace-id-ratio RATIO) with a ratio from 0 to 1, or (:parent-based ROOT &key remote-parent-sampled
 remote-parent-not-sampled local-parent-sampled local-parent-not-sampled), each a sampler, which
 takes the parent's decision, or that of ROOT without a parent; or a function of the parent (a
-context or nil) and the 16 octets of the trace id, called on the call's loop. PROPAGATORS are the
+context or nil) and the 16 octets of the trace id, called on the call's loop; an error in it goes to
+the log, and the trace is not recorded. PROPAGATORS are the
 forms in which contexts are sent and, the first that there is, read: :tracecontext (traceparent and
 tracestate of W3C Trace Context) and :grpc-trace-bin; beside them :baggage has WITH-BAGGAGE's
 entries sent and read (W3C Baggage). ON-BATCH is a function without arguments that is called, on the

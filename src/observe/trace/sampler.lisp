@@ -1,7 +1,8 @@
 ;;;; Which traces are recorded, in OpenTelemetry's words: always_on, always_off, traceidratio, and
 ;;;; parentbased, which follows the decision that came with the parent, so that a trace is recorded
 ;;;; whole or not at all. The ratio looks at the trace id alone, at the same bits as OpenTelemetry's
-;;;; implementations do: services with the same ratio choose the same traces. Pure.
+;;;; implementations do: services with the same ratio choose the same traces. Pure, but
+;;;; that an error in a user's function goes to the log.
 
 (in-package #:clgrpc.trace)
 
@@ -52,8 +53,9 @@ or is not, in another process and is, or is not, recorded."
           ((eq :always-off form) (constantly nil))
           ((functionp form)
            (lambda (parent span-context)
-             (funcall form parent (id-octets (span-context-high span-context)
-                                             (span-context-low span-context)))))
+             (values (loop:guarding (:observer-error)
+                       (funcall form parent (id-octets (span-context-high span-context)
+                                                       (span-context-low span-context)))))))
           ((typep form '(cons (eql :trace-id-ratio) (cons (real 0 1) null)))
            (ratio-sampler (second form)))
           ((and (typep form '(cons (eql :parent-based) (cons t list)))

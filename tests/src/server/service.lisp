@@ -66,3 +66,41 @@ EVENTS is logged as an error."
   "ASK, by a handler whose caller is to hear with which status that fails."
   (handler-case (apply #'ask channel note options)
     (status:rpc-error (error) (grpc:fail (status:rpc-error-status error) nil))))
+
+;;; Functions in observers
+
+(defun check-calls-at (end place make-observer)
+  "Check that two calls succeed, and one connection is enough for them, if END, :server or :client,
+has the observer that MAKE-OBSERVER returns: it is called with a function that fails, which that
+observer must call. PLACE is :wire or :image."
+  (let* ((failures (list 0))
+         (connections (list 0))
+         (observer (funcall make-observer (lambda (&rest arguments)
+                                            (declare (ignore arguments))
+                                            (sb-ext:atomic-incf (car failures))
+                                            (error "it fails"))))
+         (counting (grpc:make-observer :connection-begun
+                                       (lambda (peer)
+                                         (declare (ignore peer))
+                                         (sb-ext:atomic-incf (car connections)))))
+         (server (start-probe (list :ask (lambda (note call)
+                                           (declare (ignore call))
+                                           (note (1+ (number-of note)))))
+                              :listen (if (eq :wire place)
+                                          "127.0.0.1:0"
+                                          (format nil "inproc:~A" (gensym "OBSERVED")))
+                              :observer (if (eq :server end) (list observer counting) counting))))
+    (unwind-protect
+         (grpc:with-channel (channel (grpc:server-address server)
+                                     :observer (and (eq :client end) observer))
+           (is (= 8 (number-of (ask channel (note 7)))))
+           (is (= 9 (number-of (ask channel (note 8)))))
+           (is-true (wait-until (lambda () (plusp (car failures)))))
+           (when (eq :wire place) (is (= 1 (car connections)))))
+      (grpc:stop-server server :drain 0))))
+
+(defun check-failing-function (end make-observer)
+  "CHECK-CALLS-AT each place."
+  (with-log (:observer-error)
+    (check-calls-at end :wire make-observer)
+    (check-calls-at end :image make-observer)))

@@ -250,3 +250,36 @@ longer than the caller waits."
   (is (equal '(("subchannel shutdown" 1))
              (subchannel-disconnections :optional-labels '("grpc.disconnect_error"))))
   (signals misuse (grpc:make-metrics :optional-labels '("grpc.nothing"))))
+
+(test a-function-that-fails-loses-no-call
+  "Each of those that MAKE-METRICS takes, at each end that calls it."
+  (loop for (end name) in '((:server :exemplar) (:client :exemplar) (:server :methods)
+                            (:client :methods) (:client :targets))
+        do (check-failing-function end (lambda (function)
+                                         (grpc:make-metrics name function)))))
+
+(test an-error-in-an-exemplar-s-function-goes-to-the-log
+  (with-log (:observer-error)
+    (let ((metrics (grpc:make-metrics :exemplar (lambda (call) (/ 6 call)))))
+      ;; ten errors a second are logged: this may be the eleventh
+      (is-true (wait-until (lambda ()
+                             (or (metrics::labels-of (metrics::metrics-exemplar metrics) 0)
+                                 (events-of :observer-error)))))
+      (is (null (metrics::labels-of (metrics::metrics-exemplar metrics) 0))))))
+
+(test what-is-no-exemplar-loses-no-call
+  "Nor the text for Prometheus."
+  (dolist (wrong '(17 ("trace_id" . 17) (("trace_id" . 17))))
+    (dolist (end '(:server :client))
+      (let ((metrics nil))
+        (flet ((make-metrics (function)
+                 (setf metrics (grpc:make-metrics
+                                :exemplar (lambda (call)
+                                            (handler-case (funcall function call)
+                                              (error () wrong)))))))
+          (check-failing-function end #'make-metrics))
+        (is (plusp (length (grpc:metrics-text metrics :accept "application/openmetrics-text"))))))))
+
+(test names-that-are-none-are-refused
+  (signals misuse (grpc:make-metrics :methods '(17)))
+  (signals misuse (grpc:make-metrics :targets '("dns:///a" 17))))

@@ -424,3 +424,9 @@ that its handler sees."
                 do (is (equal (and wanted value) (attribute span name)) "~A is ~S" name
                        (attribute span name)))
           (is (eq wanted (and (attribute span "network.peer.port") t))))))))
+
+(test a-sampler-that-fails-loses-no-call
+  (dolist (end '(:server :client))
+    (check-failing-function end (lambda (function)
+                                  (grpc:make-tracing :sampler (list :parent-based function))))
+    (check-failing-function end (lambda (function) (grpc:make-tracing :sampler function)))))
