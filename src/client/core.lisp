@@ -88,11 +88,11 @@ and an ATTEMPT-FAILURE."
            (if (and (failure-p picked) (ends-p call picked))
                (deny call taker picked)
                (begin-place core call picked taker))))
-        (:shutdown (end-client-call call :unavailable "the channel is closed" :ended-by :local
-                                                                              :sent nil)))))
+        (:shutdown (rpc:abort-as call :channel-closed)))))
 
 (defun wanted-p (call)
-  "True if CALL, which waits for a stream, still needs one: attempts beside another may not."
+  "True if CALL, an attempt of which waits to begin, still needs it: attempts beside another may not
+be needed."
   (not (or (call-status call)
            (and (client-call-stream call)
                 (call-retries call)
@@ -462,11 +462,10 @@ the shortest wait."
   (stop-idle-watch core)
   (end-resolver-wait core)
   (quit-resolver (resolution-resolver (core-resolution core)))
-  (dolist (call (waiting-calls core))
-    (end-client-call-as call :channel-closed :ended-by :local :sent nil))
-  (dolist (call (append (alexandria:hash-table-keys (core-retrying core))
+  (dolist (call (append (waiting-calls core)
+                        (alexandria:hash-table-keys (core-retrying core))
                         (alexandria:hash-table-keys (core-asking core))))
-    (end-client-call-as call :channel-closed :ended-by :local))
+    (rpc:abort-as call :channel-closed))
   (mapc #'abandon-subchannel (core-subchannels core))
   (close-balancer (core-balancer core)))
 

@@ -57,7 +57,8 @@ it allows; or nil."
     (wire:reset-marks call)))
 
 (defun submit-again (call)
-  (unless (call-status call)
+  "Begin another attempt of CALL, unless another one has been answered or CALL has ended."
+  (when (wanted-p call)
     (guarding-call (call) (submit call nil))))
 
 (defun await-attempt (call delay-ns)
@@ -222,9 +223,12 @@ configs."
 given metadata and it has a stream."
   (let* ((parts (call-client-parts call))
          (identity (and parts (client-parts-identity parts))))
-    (if (and identity (not (shiftf (caller-identity-asked identity) nil)))
-        (ask-identity call identity request #'submit-identified)
-        (submit-now call request))))
+    (cond ((not (and identity (not (shiftf (caller-identity-asked identity) nil))))
+           (submit-now call request))
+          ;; an answer that comes after the end of the loop would reach no one
+          ((eq :shutdown (core-state (client-call-core call)))
+           (rpc:abort-as call :channel-closed))
+          (t (ask-identity call identity request #'submit-identified)))))
 
 (defun submit-identified (call request error)
   "Go on with the attempt of CALL, which runs, after its credentials have answered, with its only

@@ -55,11 +55,11 @@ In the caller's thread."
         (remhash call asking))))
 
 (defun go-on-later (call identity metadata error taker)
-  "Go on with an attempt of CALL that has waited, as ASK-IDENTITY. The service config may have come
-meanwhile."
+  "Go on with an attempt of CALL that has waited, as ASK-IDENTITY, if CALL still needs one: another
+attempt may have been answered. The service config may have come meanwhile."
   (declare (type function taker))
   (count-asking call -1)
-  (unless (call-status call)
+  (when (wanted-p call)
     (guarding-call (call)
       (when (and (core-methods (client-call-core call)) (limit-time call))
         (wire:start-deadline call))
@@ -67,9 +67,10 @@ meanwhile."
       (funcall taker call nil error))))
 
 (defun ask-identity (call identity request taker)
-  "Ask the credentials of CALL, which has IDENTITY. When they have answered, and CALL still runs,
-call TAKER with CALL, its only REQUEST, and nil or the RPC-ERROR of the credentials. REQUEST is nil
-for a stream, or if it is kept by then. Credentials may answer at once, or later on any thread."
+  "Ask the credentials of CALL, which has IDENTITY. When they have answered, and CALL still needs
+the attempt, call TAKER with CALL, its only REQUEST, and nil or the RPC-ERROR of the credentials.
+REQUEST is nil for a stream, or if it is kept by then. Credentials may answer at once, or later on
+any thread."
   (declare (type function taker))
   (let ((stage (list :asking)) (answered-metadata '()) (answered-error nil)
         (core (client-call-core call)))

@@ -139,7 +139,7 @@ another picker is published."
       ;; nothing changes it any more
       (client::change-picker core :ready nil)
       (is (eq :shutdown (client:core-state core)))
-      (is (eq :unavailable (grpc:call-status (begin-ask core)))))
+      (is (eq :cancelled (grpc:call-status (begin-ask core)))))
     (is-true (puppet-ended puppet-of))
     (is (equal '(:cancelled :cancelled) (mapcar #'grpc:call-status calls)))))
 

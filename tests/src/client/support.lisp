@@ -70,6 +70,7 @@
                                  :default-config (and default
                                                       (config:parse-service-config default))
                                  :receive-limit (getf options :max-receive-octets)
+                                 :plaintext-credentials t
                                  :authority (hpack:string-field ":authority" "x"))))
     (setf (client::core-balancer core)
           (make-instance 'client:switch :parent core))

@@ -209,6 +209,49 @@ answer after that is dropped."
       (is (equal '("t0" "t1" "t2") (reverse seen)))
       (is (= 3 (length (told-requests credentials)))))))
 
+(test a-hedge-whose-credentials-answer-too-late-does-not-begin
+  "The first attempt has been answered by then: its stream goes on, whether they answer or fail."
+  (dolist (settle (list (lambda (future) (grpc:resolve-future future '(("authorization" . "t1"))))
+                        (lambda (future)
+                          (grpc:reject-future future (make-condition 'simple-error
+                                                                     :format-control "x")))))
+    (let* ((future (grpc:make-future))
+           (credentials (told-credentials (lambda (request number)
+                                            (declare (ignore request))
+                                            (if (zerop number) '() future))))
+           (count (list 0))
+           (settled (make-signal)))
+      (with-told-probe (channel :call-credentials credentials
+                                :service-config (hedging-config :attempts 2 :delay "0.02s"))
+          (:watch (lambda (note call)
+                    (sb-ext:atomic-incf (car count))
+                    (wait-until (lambda () (rest (told-requests credentials))))
+                    (grpc:send call note)
+                    (await-signal settled)
+                    (grpc:send call note)))
+        (let ((call (watch channel (note 1))) (taken (make-signal)))
+          (is (eql 1 (number-of (grpc:receive call))))
+          (funcall settle future)
+          ;; what the loop does for the credentials comes before
+          (loop:post (client::wire-call-loop call) (lambda () (signal-it taken)))
+          (is-true (await-signal taken))
+          (is (= 1 (length (calling:retries-running (client::call-retries call)))))
+          (signal-it settled)
+          (is (equal '(1) (numbers call)))
+          (is (eq :ok (grpc:call-status call)))
+          (is (= 1 (car count))))))))
+
+(test calls-that-a-channel-gets-when-it-has-ended-are-cancelled
+  "As those it had; their credentials, which might answer when its loop has ended, are not asked."
+  (dolist (credentials (list nil (told-credentials (lambda (request number)
+                                                     (declare (ignore request number))
+                                                     (grpc:make-future)))))
+    (with-core (core puppet :pick-first)
+      (client::shut-down core)
+      (let ((call (begin-ask core :call-credentials credentials)))
+        (is (eq :cancelled (grpc:call-status call)))
+        (when credentials (is (null (told-requests credentials))))))))
+
 (defun fixed-a (path)
   (declare (ignore path))
   '(("x-who" . "a")))
