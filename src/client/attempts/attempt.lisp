@@ -154,6 +154,12 @@ ATTEMPT."
         (client-call-stream call) stream)
   nil)
 
+(defun change-over (call stream)
+  "Let CALL go on with another attempt, that on STREAM. There may be room on STREAM for the sender,
+whom the full stream of the attempt before has stopped."
+  (go-on-with call (stream-link stream) stream)
+  (wire:tell-writable call))
+
 (define-hot (new-attempt :inline t) ((call client-call) (stream http2:stream)) attempt
   "The attempt of CALL that begins on STREAM."
   (let ((attempt (stream-attempt stream))
@@ -286,7 +292,7 @@ with FAILURE."
     (when (eq (attempt-stream attempt) (client-call-stream call))
       (let ((other (first (client-retries-running retries))))
         (if other
-            (go-on-with call (stream-link (attempt-stream other)) (attempt-stream other))
+            (change-over call (attempt-stream other))
             (setf (client-call-stream call) nil))))
     (reset-attempt attempt)
     (unless (call-status call) (follow-failure call attempt number link failure))))
@@ -316,8 +322,8 @@ with FAILURE."
     (tell-overtaken call attempt)
     (unless (eq stream (client-call-stream call))
       (trace-event :call :attempt-committed :method (rpc:call-path call)
-                   :peer (wire:link-peer (stream-link stream)) :stream (http2:stream-id stream)))
-    (go-on-with call (stream-link stream) stream)
+                   :peer (wire:link-peer (stream-link stream)) :stream (http2:stream-id stream))
+      (change-over call stream))
     (cancel-retry call)
     (leave-places call)
     (mapc #'reset-attempt (calling:commit (call-retries call) attempt))))

@@ -43,3 +43,27 @@
           (assert (null (grpc:receive call)))))
     (is (eql 7 value))
     (is (= 1 (length exchanges)))))
+
+(test a-call-that-goes-on-with-its-hedge-sends-the-rest
+  "The first attempt reads nothing, so its stream has no room any more; it fails when the hedge has
+read all that was sent."
+  (let ((count (list 0)) (over (make-signal)))
+    (with-probe (channel :options '(:stream-window-octets 65535)
+                         :channel-options (list :service-config (hedging-config :attempts 2)))
+        (:chat (lambda (stream call)
+                 (unless (assoc "grpc-previous-rpc-attempts" (grpc:call-metadata call)
+                                :test #'string=)
+                   (await-signal over)
+                   (grpc:fail :unavailable "x"))
+                 (grpc:do-messages (note stream) (sb-ext:atomic-incf (car count)))
+                 (grpc:send call (note (car count)))))
+      (let ((call (chat channel (loop for i below 20 collect (note i :body 10000)))))
+        (is-true (wait-until
+                  (lambda ()
+                    (let ((outlet (client::call-client-outlet call)))
+                      (and outlet
+                           (client::client-outlet-writable-wanted outlet)
+                           (< 0 (car count) 20)
+                           (= (car count) (client::client-outlet-spoken outlet)))))))
+        (signal-it over)
+        (is (equal '(20) (numbers call)))))))
