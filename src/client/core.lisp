@@ -470,18 +470,24 @@ the shortest wait."
   (close-balancer (core-balancer core)))
 
 (defun close-core (core)
-  "End CORE, unless that is done, and give up its client loop. Not on its loop."
-  (when (sb-thread:with-mutex ((core-lock core)) (shiftf (core-open core) nil))
-    (trace-event :channel :channel-closed :target (core-name core))
-    (quit-registry core **cores**)
-    (let ((done (sb-thread:make-semaphore)))
-      (loop:run-or-post (core-loop core)
-                        (lambda ()
-                          (shut-down core)
-                          (sb-thread:signal-semaphore done)))
-      (loop:await-semaphore done :timeout-seconds 10)
-      (release-client-loop (core-client-loop core)
-                           (and (core-subchannel-pool core)
-                                (subchannel-pool-key (core-subchannel-pool core)))))
-    (loop:forget-ending core))
+  "End CORE, unless that is done, and give up its client loop, even if a non-local exit ends the
+wait. Not on its loop."
+  (sb-sys:without-interrupts            ; who closes it gives up its loop
+    (when (sb-thread:with-mutex ((core-lock core)) (shiftf (core-open core) nil))
+      (let ((done (sb-thread:make-semaphore)))
+        (trace-event :channel :channel-closed :target (core-name core))
+        (quit-registry core **cores**)
+        (unwind-protect
+             (progn
+               (sb-sys:allow-with-interrupts
+                 (loop:run-or-post (core-loop core)
+                                   (lambda ()
+                                     (shut-down core)
+                                     (sb-thread:signal-semaphore done))))
+               (sb-sys:with-local-interrupts
+                 (loop:await-semaphore done :timeout-seconds 10)))
+          (loop:forget-ending core)
+          (release-client-loop (core-client-loop core)
+                               (and (core-subchannel-pool core)
+                                    (subchannel-pool-key (core-subchannel-pool core))))))))
   nil)

@@ -23,18 +23,20 @@
     (signals grpc:misuse (grpc:make-channel "127.0.0.1:80" :max-receive-octets "x"))
     (is (= threads (our-threads)))))
 
+(defun loop-users ()
+  "How many channels have a loop."
+  (reduce #'+ (calling::client-loops) :key #'calling::client-loop-channels))
+
 (test wrong-names-are-misuse
   ;; they become the :authority of calls; the threads of channels are not left to nobody
-  (flet ((users ()
-           (reduce #'+ (calling::client-loops) :key #'calling::client-loop-channels)))
-    (let ((before (users)))
-      (dolist (host (list (format nil "b~Ccher.example" (code-char 252))
-                          (format nil "~C.example" (code-char 1088)) "a b"))
-        (dolist (credentials (list nil (grpc:tls-credentials :verify nil)))
-          (signals grpc:misuse
-            (grpc:make-channel (format nil "~A:80" host)
-                               :credentials credentials))))
-      (is (= before (users))))))
+  (let ((before (loop-users)))
+    (dolist (host (list (format nil "b~Ccher.example" (code-char 252))
+                        (format nil "~C.example" (code-char 1088)) "a b"))
+      (dolist (credentials (list nil (grpc:tls-credentials :verify nil)))
+        (signals grpc:misuse
+          (grpc:make-channel (format nil "~A:80" host)
+                             :credentials credentials))))
+    (is (= before (loop-users)))))
 
 (test channel-states
   (let ((server (start-probe (list :ask #'double))))
@@ -190,6 +192,23 @@
       (grpc:ensure-connected channel)
       (is (equal '(nil nil nil nil) (with-threads (i 4) (grpc:close-channel channel))))
       (is (eq :shutdown (grpc:channel-state channel))))))
+
+(test a-close-that-is-cut-short-gives-the-loop-up
+  "The thread that closes is terminated while the loop has other work."
+  (with-probe (channel) (:ask #'double)
+    (ask channel (note 1))
+    (let ((users (loop-users)) (begun (make-signal)) (over (make-signal)))
+      (loop:post (client:core-loop (client::channel-core channel))
+                 (lambda () (signal-it begun) (await-signal over)))
+      (is-true (await-signal begun))
+      (let ((closer (sb-thread:make-thread (lambda () (grpc:close-channel channel)))))
+        (is-true (wait-until (lambda () (not (client::channel-open-p channel)))))
+        (sb-thread:terminate-thread closer)
+        (signal-it over)
+        (sb-thread:join-thread closer :default nil :timeout +patience+)
+        (is (not (sb-thread:thread-alive-p closer))))
+      (is-true (wait-until (lambda () (eq :shutdown (grpc:channel-state channel)))))
+      (is (< (loop-users) users)))))
 
 (test states-can-be-waited-for
   (let ((server (start-probe (list :ask #'double))))
