@@ -6,22 +6,43 @@
 (in-package #:clgrpc.calling)
 
 (defglobal **endings** (list '()))      ; its car: functions, newest first; atomic
+(defglobal **closer-runs** (list nil))  ; its car: true if a thread calls them, or is made; atomic
 
 (defun end-elsewhere (function)
   "Call FUNCTION, which closes a dropped object, on a thread for such functions. From anywhere, also
-from finalizers and loops."
-  (unless (cdr (sb-ext:atomic-push function (car **endings**)))
-    (handler-case (sb-thread:make-thread #'run-endings :name "clgrpc closer")
+from finalizers and loops. If no thread can be made, FUNCTION waits for the next use of this."
+  (sb-ext:atomic-push function (car **endings**))
+  (when (become-closer)
+    (handler-case (make-closer)
       (error (error)
+        (setf (car **closer-runs**) nil)
         (log-event :error :no-reserve-thread :condition error)))))
 
-(defun run-endings ()
+(defun make-closer ()
+  (sb-thread:make-thread #'run-endings :name "clgrpc closer"))
+
+(defun become-closer ()
+  "Return true, once, if no thread calls the functions: the caller does, or makes one that does."
+  (null (sb-ext:compare-and-swap (car **closer-runs**) nil t)))
+
+(defun take-endings ()
+  "Remove the functions and return them, the oldest first."
   (loop for functions = (car **endings**)
-        while functions
-        do (when (eq functions (sb-ext:compare-and-swap (car **endings**) functions '()))
-             (dolist (function (reverse functions))
-               (loop:guarding (:close-error)
-                 (funcall (the function function)))))))
+        when (eq functions (sb-ext:compare-and-swap (car **endings**) functions '()))
+          return (reverse functions)))
+
+(defun run-endings ()
+  (loop
+    (unwind-protect
+         (loop for functions = (take-endings)
+               while functions
+               do (dolist (function functions)
+                    (loop:guarding (:close-error)
+                      (funcall (the function function)))))
+      (setf (car **closer-runs**) nil))
+    (sb-thread:barrier (:memory))
+    ;; a function that came just before has made no thread
+    (unless (and (car **endings**) (become-closer)) (return))))
 
 (defun when-dropped (channel target function)
   "Call FUNCTION once the collector has found that nothing refers to CHANNEL, an object to TARGET.

@@ -15,3 +15,21 @@
     (is (equal '(3 2 1) order))
     (is (not (member sb-thread:*current-thread* threads)))
     (dolist (thread threads) (sb-thread:join-thread thread :default nil :timeout 10))))
+
+(test endings-outlive-a-thread-that-cannot-be-made
+  "What is dropped then is closed with what is dropped next."
+  (let ((failed nil) (done (sb-thread:make-semaphore)))
+    (loop for closer = (find "clgrpc closer" (sb-thread:list-all-threads)
+                             :key #'sb-thread:thread-name :test #'equal)
+          while closer
+          do (sb-thread:join-thread closer :default nil))
+    (sb-int:encapsulate 'calling::make-closer 'fails-once
+                        (lambda (function)
+                          (if (shiftf failed t) (funcall function) (error "on purpose"))))
+    (unwind-protect
+         (let ((*log-function* (constantly nil)))
+           (loop repeat 2
+                 do (calling:end-elsewhere (lambda () (sb-thread:signal-semaphore done)))))
+      (sb-int:unencapsulate 'calling::make-closer 'fails-once))
+    (is-true failed)
+    (is-true (sb-thread:wait-on-semaphore done :n 2 :timeout 30))))
