@@ -136,12 +136,12 @@ subchannels."
   (dolist (owner (connection-set-owners connection-set))
     (when (resolving-wanted-for-p owner) (ask-resolver (subchannel-core owner)))))
 
-(defun room-p (subchannel)
-  "True if a link of SUBCHANNEL is likely to have a stream."
+(defun spare-stream-p (connection-set)
+  "True if a link of CONNECTION-SET is likely to have a stream."
   (some (lambda (link)
           (let ((http2 (client-link-http2 link)))
             (< (http2:connection-stream-count http2) (http2:connection-peer-max-streams http2))))
-        (connection-set-links (subchannel-connection-set subchannel))))
+        (connection-set-links connection-set)))
 
 (defun serve-owner (subchannel)
   "Serve calls that wait in SUBCHANNEL's channel, since a stream of SUBCHANNEL may be free."
@@ -160,7 +160,7 @@ CONNECTION-SET come first in turn."
                  (append (rest owners) (list (first owners))))
            (loop for owner in owners
                  do (serve-owner owner)
-                 while (room-p owner))))))
+                 while (spare-stream-p connection-set))))))
 
 (defun impatient-calls-p (connection-set)
   "True if calls without wait-for-ready wait for a connection of CONNECTION-SET."

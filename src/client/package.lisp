@@ -61,7 +61,7 @@
    #:subchannel-watchers #:subchannel-vetoes #:subchannel-balancer
    #:room-for-subchannel-p #:open-subchannel #:connect #:close-subchannel #:close-several
    #:change-addresses
-   #:last-error-text #:room-p #:subchannel-calls
+   #:last-error-text #:breaker-passed-p #:room-p #:subchannel-calls
    #:impose-veto #:lift-veto #:veto-name #:veto-state #:add-listener
    ;; internal-call.lisp
    #:open-internal-call #:close-internal-call

@@ -1,6 +1,6 @@
 ;;;; The policy least_request (gRFC A48): of choiceCount ready servers, each chosen at random and
 ;;;; independently of the others, the call goes to the one with the fewest calls in flight, of equal
-;;;; ones to the first.
+;;;; ones to the first. Those whose breakers refuse the call are as if not drawn.
 
 (in-package #:clgrpc.balance)
 
@@ -19,9 +19,9 @@
 (defmethod configure ((leaf-policy least-request) config)
   (setf (least-request-choices leaf-policy) config))
 
-(defun least-busy (ready choices random-state)
+(defun least-busy (ready choices random-state call)
   "The member with the fewest calls among CHOICES members of READY, a vector of subchannels, drawn
-by RANDOM-STATE."
+by RANDOM-STATE; nil if their breakers refuse CALL."
   (declare (type simple-vector ready) (type (integer 2 10) choices))
   (let ((best nil) (fewest most-positive-fixnum))
     (declare (type fixnum fewest))
@@ -29,18 +29,30 @@ by RANDOM-STATE."
           do (let* ((subchannel (svref ready (random (length ready) random-state)))
                     (calls (subchannel-calls subchannel)))
                (declare (type fixnum calls))
-               (when (< calls fewest)
+               (when (and (< calls fewest) (breaker-passed-p subchannel call))
                  (setf best subchannel
                        fewest calls))))
     best))
+
+(defun find-from (start test ready)
+  "The first element of READY, a vector, from the index START on, and around, of which TEST is true;
+or nil."
+  (declare (type simple-vector ready) (type function test))
+  (or (find-if test ready :start start)
+      (find-if test ready :end start)))
 
 (defmethod leaf-policy-picker ((leaf-policy least-request) ready)
   (let ((choices (least-request-choices leaf-policy))
         (random-state (balancer-random leaf-policy)))
     (new-picker (lambda (call)
-                   (declare (ignore call))
-                   (let ((best (least-busy ready choices random-state)))
-                     (if (room-p best)
+                   (let ((best (least-busy ready choices random-state call)))
+                     (if (and best (room-p best call))
                          best
-                         (or (find-if #'room-p ready) best))))
+                         (flet ((room-p (other) (room-p other call))
+                                (breaker-passed-p (other) (breaker-passed-p other call)))
+                           (let ((start (random (length ready) random-state)))
+                             (or (find-from start #'room-p ready)
+                                 best
+                                 (find-from start #'breaker-passed-p ready)
+                                 (svref ready start)))))))
                  (format nil "the least busy of ~D, ~D ready" choices (length ready)))))

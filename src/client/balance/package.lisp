@@ -19,8 +19,9 @@
                 #:subchannel #:open-subchannel #:connect #:subchannel-p
                 #:subchannel-state #:subchannel-link-state #:subchannel-addresses
                 #:subchannel-attributes
-                #:subchannel-key #:subchannel-note #:subchannel-watchers #:last-error-text #:room-p
-                #:subchannel-calls #:impose-veto #:lift-veto #:add-listener
+                #:subchannel-key #:subchannel-note #:subchannel-watchers #:last-error-text
+                #:breaker-passed-p #:room-p #:subchannel-calls
+                #:impose-veto #:lift-veto #:add-listener
                 #:switch #:open-internal-call #:close-internal-call)
   (:import-from #:clgrpc.loop
                 #:back-off #:make-back-off #:start-back-off #:stop-back-off #:forget-failures)

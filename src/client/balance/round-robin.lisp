@@ -9,17 +9,20 @@
 
 (defun turns-picker (ready last)
   "A picker of READY, a vector of subchannels, in turn, beginning after the index LAST. It passes
-over subchannels without a free stream, as long as others have one."
+over subchannels without a free stream, as long as others have one, and over those whose breakers
+refuse the call."
   (declare (type simple-vector ready) (type index last))
   (flet ((next ()
            (setf last (if (= (1+ last) (length ready)) 0 (1+ last)))
            (svref ready last)))
     (new-picker (lambda (call)
-                   (declare (ignore call))
-                   (loop repeat (length ready)
-                         for subchannel = (next)
-                         when (room-p subchannel) return subchannel
-                         finally (return (next))))
+                   (or (loop repeat (length ready)
+                             for subchannel = (next)
+                             when (room-p subchannel call) return subchannel)
+                       (loop repeat (length ready)
+                             for subchannel = (next)
+                             until (breaker-passed-p subchannel call)
+                             finally (return subchannel))))
                  (format nil "by turns, ~D ready" (length ready)))))
 
 (defmethod leaf-policy-picker ((leaf-policy round-robin) ready)

@@ -169,7 +169,7 @@ config says."
                      (if (and stride (= (length ready) (length (stride-weights stride))))
                          (loop repeat (length ready)
                                for subchannel = (svref ready (next-entry stride))
-                               when (room-p subchannel) return subchannel
+                               when (room-p subchannel call) return subchannel
                                finally (return (funcall turns call)))
                          (funcall turns call))))
                  (format nil "by weight, ~D ready" (length ready)))))

@@ -2,7 +2,7 @@
 ;;;; is closed it counts calls and failures over a window of time. When too large a part of enough
 ;;;; calls has failed it opens, and passes no calls for a while. Then it is half open and passes one
 ;;;; call at a time, until one has ended: after a success it is closed, after a failure it is open
-;;;; again.
+;;;; again. A call whose answer has begun is a success then, since a stream may last for days.
 ;;;;
 ;;;; The window is cut into parts, of which the oldest is dropped when a new one begins. So the
 ;;;; counts are of the last nine to ten tenths of the window.
@@ -60,21 +60,28 @@
         (breaker-until-ns breaker)
         (+ now (seconds-ns (options-breaker-open-seconds (breaker-options breaker))))))
 
-(defun admit-to-breaker (breaker call calls now)
-  "Nil if CALL may go to BREAKER's server, which has CALLS, at NOW; else the reason, a text. A call
-that has passed may pass again."
-  (let ((most (options-breaker-max-calls (breaker-options breaker))))
-    (when (and (eq :open (breaker-state breaker)) (<= (breaker-until-ns breaker) now))
-      (setf (breaker-state breaker) :half-open))
+(defun passes-p (breaker call calls now)
+  "True if CALL may go to BREAKER's server, which has CALLS, at NOW. A call that has passed may pass
+again."
+  (let ((most (options-breaker-max-calls (breaker-options breaker)))
+        (trial (breaker-trial breaker)))
     (ecase (breaker-state breaker)
-      (:closed (when (and (plusp most) (>= calls most))
-                 (format nil "it has ~D calls (breaker-max-calls)" calls)))
-      (:open "too many of its calls have failed (breaker-failure-percent)")
-      (:half-open (cond ((null (breaker-trial breaker))
-                         (setf (breaker-trial breaker) call)
-                         nil)
-                        ((eq call (breaker-trial breaker)) nil)
-                        (t "too many of its calls have failed, and one is tried"))))))
+      (:closed (or (zerop most) (< calls most)))
+      (:open (<= (breaker-until-ns breaker) now))
+      (:half-open (or (null trial) (eq call trial))))))
+
+(defun admit-to-breaker (breaker call calls now)
+  "Nil if CALL may go to BREAKER's server, as PASSES-P says, and is the trial if there is to be one;
+else the reason, a text."
+  (cond ((passes-p breaker call calls now)
+         (unless (eq :closed (breaker-state breaker))
+           (setf (breaker-state breaker) :half-open
+                 (breaker-trial breaker) call))
+         nil)
+        (t (ecase (breaker-state breaker)
+             (:closed (format nil "it has ~D calls (breaker-max-calls)" calls))
+             (:open "too many of its calls have failed (breaker-failure-percent)")
+             (:half-open "too many of its calls have failed, and one is tried")))))
 
 (defun note-end (breaker call failed now)
   "Count an attempt of CALL on BREAKER's server that has ended at NOW. FAILED is true if that was

@@ -74,12 +74,47 @@ answer, while one that began later has."
                         (note-attempt breaker call subchannel status)))
         (setf (subchannel-breaker subchannel) breaker))))
 
+(defun answering-subchannel (call)
+  "The subchannel whose server has begun to answer CALL, which is not over, or nil."
+  (let ((stream (client-call-stream call)))
+    (and stream
+         (wire:marked-p call :answer)
+         (attempt-subchannel (stream-attempt stream)))))
+
+(defun trial-decided-p (breaker)
+  "True if BREAKER has a trial that some server has begun to answer."
+  (let ((trial (breaker-trial breaker)))
+    (and trial (answering-subchannel trial) t)))
+
+(defun decide-trial (breaker subchannel)
+  "End the trial of BREAKER, which TRIAL-DECIDED-P, although it goes on: it is a success of
+SUBCHANNEL, whose breaker it is, unless it is a hedged call that another server answers."
+  (let ((trial (breaker-trial breaker)))
+    (if (eq subchannel (answering-subchannel trial))
+        (note-outcome breaker trial subchannel nil)
+        (forget-trial breaker trial))))
+
+(defun breaker-passed-p (subchannel call)
+  "True if SUBCHANNEL has no breaker, or CALL may pass it."
+  (let ((breaker (subchannel-breaker subchannel)))
+    (or (null breaker)
+        (passes-p breaker call (subchannel-calls subchannel)
+                  (core-now (subchannel-core subchannel)))
+        (trial-decided-p breaker))))
+
+(defun room-p (subchannel call)
+  "True if SUBCHANNEL is likely to have a stream for CALL, which its breaker passes."
+  (and (breaker-passed-p subchannel call)
+       (spare-stream-p (subchannel-connection-set subchannel))))
+
 (defun breaker-refusal (subchannel call)
   "Nil if CALL may go to SUBCHANNEL, else the FAILURE of its breaker."
-  (let ((text (and (breakers-p (core-options (subchannel-core subchannel)))
-                   (admit-to-breaker (ensure-breaker subchannel) call (subchannel-calls subchannel)
-                                     (core-now (subchannel-core subchannel))))))
-    (and text (refusal "~A: ~A" (server-text subchannel) text))))
+  (when (breakers-p (core-options (subchannel-core subchannel)))
+    (let ((breaker (ensure-breaker subchannel)))
+      (when (trial-decided-p breaker) (decide-trial breaker subchannel))
+      (let ((text (admit-to-breaker breaker call (subchannel-calls subchannel)
+                                    (core-now (subchannel-core subchannel)))))
+        (and text (refusal "~A: ~A" (server-text subchannel) text))))))
 
 (defun pick-past-breakers (picker call)
   "The pick of PICKER, a subchannel or a PICKER, for CALL among the servers whose breakers pass it;
@@ -94,12 +129,23 @@ else the FAILURE of the last breaker."
 
 ;;; The channel's calls
 
+(defun tried-at-p (call subchannel)
+  "True if an attempt of CALL has a stream of SUBCHANNEL."
+  (map-own-streams (lambda (stream)
+                     (when (eq call (attempt-call (stream-attempt stream)))
+                       (return-from tried-at-p t)))
+                   subchannel)
+  nil)
+
 (defun give-trial-back (subchannel call)
-  "Let SUBCHANNEL's breaker try the next call if CALL was its trial and has no stream. CALL, for
-which SUBCHANNEL was picked, goes elsewhere or has ended. The breaker gets the end of a stream by
-its listener."
-  (when (and (subchannel-breaker subchannel) (null (client-call-stream call)))
-    (forget-trial (subchannel-breaker subchannel) call)))
+  "Let SUBCHANNEL's breaker try the next call if CALL was its trial and has no stream there; a
+hedged call may have one elsewhere. CALL, for which SUBCHANNEL was picked, goes elsewhere or has
+ended. The breaker gets the end of a stream by its listener."
+  (let ((breaker (subchannel-breaker subchannel)))
+    (when (and breaker
+               (eq call (breaker-trial breaker))
+               (not (tried-at-p call subchannel)))
+      (forget-trial breaker call))))
 
 (defun admit (core admitted picker call)
   "The pick of PICKER for CALL of CORE's channel, or a FAILURE if a limit refuses CALL. ADMITTED is

@@ -11,7 +11,7 @@
   (:import-from #:clgrpc.tests.server #:double #:count-up #:add-up #:echo #:connect-socket
                   #:close-socket)
   ;; for other tests
-  (:export #:free-address #:puppet-asked #:refusing #:with-core))
+  (:export #:free-address #:open-breaker-of #:puppet-asked #:refusing #:with-core))
 
 (in-package #:clgrpc.tests.client)
 

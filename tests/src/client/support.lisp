@@ -98,6 +98,11 @@ question or pushes when it likes."
       (unwind-protect (loop::run-turn loop)
         (loop::hand-over loop)))))
 
+(defun open-breaker-of (subchannel)
+  "Have the breaker of SUBCHANNEL, made now if it has none, open."
+  (client::open-breaker (client::ensure-breaker subchannel)
+                        (client::core-now (client:subchannel-core subchannel))))
+
 (defun subchannel-to (core address)
   "The subchannel of CORE whose addresses are ADDRESS, text."
   (find address (client:core-subchannels core) :key #'client:server-text :test #'string=))

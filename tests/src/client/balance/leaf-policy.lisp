@@ -161,3 +161,24 @@ servers go there is room for others."
           (is (= 5 (update round-robin 5 6 7 8 9 10)))
           (is (zerop (update round-robin)))
           (is (zerop (client::core-subchannel-count core))))))))
+
+(test pickers-pass-over-servers-whose-breakers-refuse
+  "Also if the others have no stream now, for which calls wait. If all refuse one is picked, so that
+its breaker refuses the call."
+  (dolist (policy '("round_robin" "weighted_round_robin" "least_request_experimental"))
+    (with-core (core)
+      (update core (format nil "[{~S:{}}]" policy) 1 2 3)
+      (make-room core (list (member-to core 1)))
+      (bring core :ready 1 2 3)
+      (flet ((open-breaker (number)
+               (tests:open-breaker-of (member-to core number))))
+        (open-breaker 1)
+        (let ((tally (tally core 300)))
+          (is (= 0 (picks core 1 tally)))
+          (is (< 50 (picks core 2 tally) 250)))
+        (make-room core (live core))
+        (is (= 0 (picks core 1 (tally core 300))) "those with room get them")
+        (open-breaker 2)
+        (is (= 100 (picks core 3 (tally core 100))))
+        (open-breaker 3)
+        (is (client:subchannel-p (pick core)))))))

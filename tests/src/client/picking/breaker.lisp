@@ -95,3 +95,21 @@
     (is (admitted-p breaker :a 1 2))
     (is (not (admitted-p breaker :a 1 3)))
     (is (admitted-p breaker :a 1 2))))
+
+(test to-ask-a-breaker-changes-nothing
+  "PASSES-P says what ADMIT-TO-BREAKER would, in each state."
+  (let ((breaker (a-breaker :breaker-failure-percent 100 :breaker-min-calls 1 :breaker-max-calls 3
+                            :breaker-open-seconds 5)))
+    (flet ((passes-p (call now &optional (calls 0))
+             (let ((before (client::breaker-state breaker)))
+               (prog1 (client::passes-p breaker call calls (seconds-ns now))
+                 (is (eq before (client::breaker-state breaker)))))))
+      (is (passes-p :a 1 2))
+      (is (not (passes-p :a 1 3)))
+      (end-calls breaker 1 t)
+      (is (not (passes-p :a 5.9)))
+      (is (passes-p :a 6))
+      (is (passes-p :b 6))
+      (is (admitted-p breaker :a 6))
+      (is (passes-p :a 6))
+      (is (not (passes-p :b 6))))))

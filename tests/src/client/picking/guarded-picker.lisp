@@ -95,7 +95,8 @@
       (is (eq :open (breaker)))
       (let ((error (caught (ask channel (note 1) :wait-for-ready t))))
         (is (eq :unavailable (status:rpc-error-status error)))
-        (is (search "too many of its calls have failed" (princ-to-string error))))
+        (is (search "too many of its calls have failed" (princ-to-string error)))
+        (is (not (search "are open" (princ-to-string error))) "nor were there no streams"))
       (setf *sick* nil)
       (is (wait-until (lambda ()
                         (eql 2 (ignore-errors (number-of (ask channel (note 1))))))))
@@ -139,3 +140,61 @@
           (publish (subchannel-to core "127.0.0.1:2"))
           (is (null (grpc:call-status call)))
           (is (null (client::breaker-trial breaker))))))))
+
+(test a-hedge-that-waits-gives-the-trial-back
+  "When its call ends, or is answered, by another server, of which it has a stream. Else the breaker
+would wait for the end of a stream that does not exist."
+  (with-probe (channel :server server) (:chat #'echo)
+    (grpc:with-channel (channel (format nil "ipv4:~A,~A" (grpc:server-address server)
+                                        (free-address))
+                                :balance :round-robin :breaker-failure-percent 50)
+      (grpc:ensure-connected channel)
+      (let* ((core (client::channel-core channel))
+             (first (chat channel :open))
+             (second (chat channel :open))
+             (other (subchannel-without-links core))
+             (breaker (client::ensure-breaker other)))
+        (flet ((hedge (call)
+                 (client::ensure-retries call)
+                 (client::submit call nil)
+                 (list (eq call (client::breaker-trial breaker))
+                       (client:failure-p (client::breaker-refusal other nil))
+                       (client::breaker-state breaker))))
+          (is (equal '((t t :half-open) nil (t t :half-open) (t nil :half-open))
+                     ;; in one turn of the loop, so that no other picker is published
+                     (client::look-at core
+                                      (lambda ()
+                                        (setf (client::breaker-state breaker) :half-open)
+                                        (client::change-picker
+                                         core :ready
+                                         (client:make-picker (constantly other) "one"))
+                                        (list (hedge first)
+                                              (progn (grpc:cancel first)
+                                                     (client::breaker-trial breaker))
+                                              (hedge second)
+                                              (progn (wire:mark-call second :answer)
+                                                     (list (client::breaker-passed-p other nil)
+                                                           (client:failure-p
+                                                            (client::breaker-refusal other nil))
+                                                           (client::breaker-state breaker)))))))))
+        (grpc:cancel second)))))
+
+(defun subchannel-without-links (core)
+  "The subchannel of CORE that is not connected."
+  (find nil (client:core-subchannels core)
+        :key (lambda (subchannel) (client::connection-set-links (connection-set-of subchannel)))))
+
+(test a-trial-that-is-answered-closes-the-breaker
+  "Else a stream that is the trial would keep other calls away while it lives."
+  (with-probe (channel :channel-options '(:breaker-failure-percent 50)) (:ask #'double :chat #'echo)
+    (grpc:ensure-connected channel)
+    (let* ((core (client::channel-core channel))
+           (breaker (client::ensure-breaker (the-subchannel channel))))
+      (client::look-at core (lambda () (setf (client::breaker-state breaker) :half-open)))
+      (let ((trial (chat channel :open)))
+        (is (search "one is tried" (princ-to-string (caught (ask channel (note 1))))))
+        (speak trial 1)
+        (is (= 2 (number-of (ask channel (note 1)))))
+        (is (eq :closed (client::breaker-state breaker)))
+        (is (null (grpc:call-status trial)))
+        (grpc:cancel trial)))))
