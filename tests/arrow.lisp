@@ -319,7 +319,7 @@ returns them, define to the names of the files that do."
     ("serving" "method" 10) ("serving" "rpc" 10)
     ("wire" "base" 60) ("wire" "os" 10) ("wire" "loop" 47) ("wire" "hpack" 20) ("wire" "http2" 50)
     ("wire" "protobuf" 10) ("wire" "status" 10) ("wire" "method" 10) ("wire" "rpc" 74)
-    ("topic" "base" 15) ("topic" "loop" 8) ("topic" "rpc" 10) ("topic" "status" 4)
+    ("topic" "base" 15) ("topic" "loop" 8) ("topic" "rpc" 13) ("topic" "status" 5)
     ("token" "base" 30) ("token" "os" 5) ("token" "loop" 35) ("token" "http1" 15)
     ("token" "calling" 10) ("token" "status" 5) ("token" "wire" 2) ("token" "option" 2)
     ("proxy" "base" 14) ("proxy" "os" 5) ("proxy" "loop" 25) ("client" "proxy" 4)

@@ -445,8 +445,8 @@ status 415"
    "(enqueue message (subscription-queue subscription))")
   ("ends with `:resource-exhausted`"
    "topic" "a-slow-subscriber-is-ended"
-   "src/rpc/topic/topic.lisp" ":status :resource-exhausted :message \"the messages"
-   ":status :unavailable :message \"the messages")
+   "src/rpc/topic/topic.lisp" "(end-instead subscription :resource-exhausted"
+   "(end-instead subscription :unavailable")
   ("loses the oldest message that waits"
    "topic" "slow-subscribers-lose-messages"
    "src/rpc/topic/topic.lisp"
@@ -458,7 +458,7 @@ status 415"
 ")
   ("A call leaves its topic when it ends"
    "topic" "subscribers-come-and-go"
-   "src/rpc/topic/topic.lisp" "(rpc:on-end call (lambda () (unsubscribe topic call)))" "nil")
+   "src/rpc/topic/topic.lisp" "while topic do (unsubscribe topic call)" "while topic")
   ("ends with `:out-of-range` if that is kept no more"
    "topic" "positions"
    "src/rpc/topic/topic.lisp" "((<= before from (topic-position topic))"
@@ -466,10 +466,9 @@ status 415"
   ("`close-topic` ends all of its calls"
    "topic" "the-end-of-a-topic"
    "src/rpc/topic/topic.lisp"
-   "(setf (subscription-closing subscription) (topic-closing topic))
-          (setf"
-   "nil
-          (setf"))
+   "((topic-closing topic)
+               (setf (subscription-closing subscription) (topic-closing topic)))"
+   "((topic-closing topic))"))
 
 (define-promises "doc/in-process.md"
   ("Messages are copied, so neither side sees later changes of the other"

@@ -10,12 +10,19 @@
 ;;;;   :drop-oldest  the oldest message in the queue is dropped; with :queue 1 only the newest stays
 ;;;;   :drop-newest  the new message does not come into the queue
 ;;;;
+;;;; A message that cannot be sent, since a filter of the call fails or the message is too long for
+;;;; it, is logged. A call of a topic with :end, or whose filter has failed, ends; another loses the
+;;;; message, which is counted.
+;;;;
 ;;;; A call is used by one thread at a time, so one thread at a time pumps a subscription:
 ;;;;
 ;;;;   1. The first thread that comes sets PUMPING; another one sets AGAIN, and leaves.
 ;;;;   2. The pump takes messages out of the queue and sends them, until the queue is empty, or the
 ;;;;      call refuses a message, which the pump puts back.
 ;;;;   3. It leaves unless AGAIN is set; then it goes on at 2.
+;;;;
+;;;; Interrupts are off but in filters and where a thread waits. If one makes a thread leave, the
+;;;; loops of the calls do what it has left (ON-LOOP).
 ;;;;
 ;;;; Locks are taken in this order: the topic's, a subscription's. While a lock is held no operation
 ;;;; of a call and no function of users runs.
@@ -32,18 +39,20 @@
   (position 0 :type index)              ; the number of the last message
   (past (make-fifo) :type fifo :read-only t) ; the last messages
   (past-count 0 :type index)            ; how many those are
-  (dropped 0 :type index)               ; messages that a full queue has lost
+  (dropped 0 :type index)               ; messages lost by a full queue, or that could not be sent
   (ended 0 :type index)                 ; calls that were ended since they were slow
   (closing nil :type list))             ; once it is closed: the arguments of FINISH
 
-(defstruct (subscription (:constructor make-subscription (call)) (:copier nil))
+(defstruct (subscription (:constructor make-subscription (topic call)) (:copier nil))
   "A call that receives the messages of a topic."
+  (topic nil :type topic :read-only t)  ; the one whose messages it receives
   (call nil :read-only t)               ; a handler's
   (lock (sb-thread:make-mutex :name "clgrpc subscription") :read-only t) ; of all that follows
   (queue (make-fifo) :type fifo :read-only t) ; messages to be sent
   (count 0 :type index)                 ; how many those are
   (pumping nil :type boolean)           ; a thread sends them
   (again nil :type boolean)             ; and must look again before it leaves
+  (cut nil :type boolean)               ; CALL ends instead of sending what waits
   (closing nil :type list))             ; the arguments of FINISH, to be called once QUEUE is empty
 
 (declaim (sb-ext:freeze-type topic subscription))
@@ -72,7 +81,9 @@ first. From any thread.")
 (defun make-topic (&key (slow :end) (queue 100) (past 0))
   "Return a topic: BROADCAST sends messages to it, and all calls that SUBSCRIBE receive them.
 SLOW   the rule for a call that is too slow, once QUEUE messages wait for it: :end, the default,
-       ends it with :resource-exhausted; :drop-oldest and :drop-newest drop messages
+       ends it with :resource-exhausted; :drop-oldest and :drop-newest drop messages. A call that
+       cannot send a message, which is too long for it for example, ends by the first rule, with the
+       status of that error, and misses the message by the others; one whose filter fails ends
 QUEUE  an integer, 1 or more: how many messages may wait for each call, besides those on their way,
        which :send-budget-octets limits; 100 by default
 PAST   an integer, 0 or more: how many of the last messages are kept for calls that subscribe with
@@ -99,25 +110,66 @@ empty."
 (defun put-back (subscription message)
   "Put MESSAGE, which SUBSCRIPTION's call has refused, back to the head of the queue."
   (sb-thread:with-mutex ((subscription-lock subscription))
-    (enqueue-first message (subscription-queue subscription))
-    (incf (subscription-count subscription))))
+    (unless (subscription-cut subscription)
+      (enqueue-first message (subscription-queue subscription))
+      (incf (subscription-count subscription)))))
+
+(defun end-instead (subscription status text)
+  "Have SUBSCRIPTION's call end with STATUS and TEXT instead of what waits in the queue. The
+subscription's lock is held."
+  (clear-fifo (subscription-queue subscription))
+  (setf (subscription-count subscription) 0
+        (subscription-cut subscription) t
+        (subscription-closing subscription) (list :status status :message text)))
+
+(defun note-unsent (subscription condition)
+  "End the call of SUBSCRIPTION, a message of which could not be sent, by CONDITION; or count that
+message as dropped, if messages may be missing."
+  (let ((topic (subscription-topic subscription))
+        (refused (typep condition 'status:rpc-error)))
+    (cond ((and refused (not (eq :end (topic-slow topic))))
+           (sb-thread:with-mutex ((topic-lock topic))
+             (incf (topic-dropped topic))))
+          (t (unsubscribe topic (subscription-call subscription))
+             (sb-thread:with-mutex ((subscription-lock subscription))
+               (if refused
+                   (end-instead subscription (status:rpc-error-status condition)
+                                (status:rpc-error-message condition))
+                   (end-instead subscription :internal "a message could not be sent")))))))
+
+(defun send-message (call message)
+  "As TRY-SEND, but return nil also if CALL has ended. Interrupts are off, and on again only in
+filters and where this waits for room: if one makes it leave, MESSAGE is not sent."
+  (sb-sys:without-interrupts
+    (handler-case
+        (let ((message (sb-sys:with-local-interrupts (rpc:outgoing call message))))
+          (sb-sys:allow-with-interrupts (rpc:operate send call message nil :auto)))
+      (status:rpc-error (error)
+        (unless (rpc:call-status call) (error error))))))
 
 (defun send-next (subscription)
-  "Send the next message of SUBSCRIPTION; return true if there may be more messages to send at
-once."
-  (let ((message (next-waiting subscription))
-        (call (subscription-call subscription)))
-    (cond (message
-           (handler-case (or (rpc:try-send call message)
-                             (progn (put-back subscription message) nil))
-             ;; the call has ended, and the rest is not sent; or the message is too long for it
-             (status:rpc-error () (null (rpc:call-status call)))))
-          (t (let ((closing (sb-thread:with-mutex ((subscription-lock subscription))
-                              (shiftf (subscription-closing subscription) '()))))
-               (when closing
-                 (handler-case (apply #'rpc:finish call closing)
-                   (status:rpc-error () nil)))
-               nil)))))
+  "Send the next message of SUBSCRIPTION, or end its call if it is to end; return true if there may
+be more to do at once. Interrupts are off, but may be allowed."
+  (sb-sys:without-interrupts            ; they are not allowed while it has a message
+    (let ((message (next-waiting subscription))
+          (call (subscription-call subscription))
+          (done nil))
+      (cond (message
+             (unwind-protect
+                  (multiple-value-bind (sent condition)
+                      (loop:guarding (:topic-error :call call)
+                        (sb-sys:allow-with-interrupts (send-message call message)))
+                    (when condition (note-unsent subscription condition))
+                    (setf done (or sent condition)))
+               (unless done (put-back subscription message)))
+             (and done t))
+            (t (let ((closing (sb-thread:with-mutex ((subscription-lock subscription))
+                                (shiftf (subscription-closing subscription) '()))))
+                 (when closing
+                   (loop:guarding (:topic-error :call call)
+                     (handler-case (apply #'rpc:finish call closing)
+                       (status:rpc-error () nil))))
+                 nil))))))
 
 (defun leave-p (subscription)
   "True if the thread that pumps SUBSCRIPTION may leave; false if another thread has come
@@ -128,26 +180,39 @@ meanwhile."
         (progn (setf (subscription-pumping subscription) nil)
                t))))
 
+(defun on-loop (subscription)
+  "Have the loop of SUBSCRIPTION's call send the messages in the queue."
+  (rpc:after (subscription-call subscription) 0 (lambda () (pump subscription))))
+
 (defun pump (subscription)
   "Send the messages in the queue of SUBSCRIPTION, as far as its call has room."
-  (when (sb-thread:with-mutex ((subscription-lock subscription))
-          (if (subscription-pumping subscription)
-              (progn (setf (subscription-again subscription) t)
-                     nil)
-              (setf (subscription-pumping subscription) t)))
-    (let ((left nil))
-      (unwind-protect
-           (loop
-             (loop while (send-next subscription))
-             (when (setf left (leave-p subscription)) (return)))
-        ;; a filter of the call may signal an error
-        (unless left
-          (sb-thread:with-mutex ((subscription-lock subscription))
-            (setf (subscription-pumping subscription) nil)))))))
+  (sb-sys:without-interrupts
+    (when (sb-thread:with-mutex ((subscription-lock subscription))
+            (if (subscription-pumping subscription)
+                (progn (setf (subscription-again subscription) t)
+                       nil)
+                (setf (subscription-pumping subscription) t)))
+      (let ((left nil))
+        (unwind-protect
+             (loop
+               (loop while (sb-sys:allow-with-interrupts (send-next subscription)))
+               (when (setf left (leave-p subscription)) (return)))
+          (unless left
+            (sb-thread:with-mutex ((subscription-lock subscription))
+              (setf (subscription-pumping subscription) nil
+                    (subscription-again subscription) nil))
+            (on-loop subscription)))))))
+
+(defun pump-all (subscriptions)
+  "Send the messages in the queues of SUBSCRIPTIONS."
+  (sb-sys:without-interrupts
+    (unwind-protect (loop while subscriptions
+                          do (sb-sys:allow-with-interrupts (pump (pop subscriptions))))
+      (mapc #'on-loop subscriptions))))
 
 (defun put-in-queue (topic subscription message)
   "Add MESSAGE to the queue of SUBSCRIPTION, to TOPIC. Return how many messages are dropped for it,
-or :slow if there is no room. TOPIC's lock is held."
+or :slow if there is no room, and its call is to end. TOPIC's lock is held."
   (sb-thread:with-mutex ((subscription-lock subscription))
     (let ((queue (subscription-queue subscription))
           (full (<= (topic-queue-limit topic) (subscription-count subscription))))
@@ -156,7 +221,10 @@ or :slow if there is no room. TOPIC's lock is held."
                (incf (subscription-count subscription))))
         (cond ((not full) (add) 0)
               (t (ecase (topic-slow topic)
-                   (:end :slow)
+                   (:end
+                    (end-instead subscription :resource-exhausted
+                                 "the messages of the stream are not read")
+                    :slow)
                    (:drop-newest 1)
                    (:drop-oldest
                     (dequeue queue)
@@ -171,13 +239,6 @@ or :slow if there is no room. TOPIC's lock is held."
       (incf (topic-past-count topic))
       (dequeue (topic-past topic))))
 
-(defun end-slow (subscription)
-  "End the call of SUBSCRIPTION, which is not in its topic any more, since it is too slow."
-  (handler-case
-      (rpc:finish (subscription-call subscription)
-                  :status :resource-exhausted :message "the messages of the stream are not read")
-    (status:rpc-error () nil)))
-
 (defun check-fit (topic message)
   "Signal MISUSE if MESSAGE is not of the type that all calls of TOPIC send. TOPIC's lock is held. A
 thread that sends the message later, from a queue, could not report the error to its sender."
@@ -188,28 +249,40 @@ thread that sends the message later, from a queue, could not report the error to
 (defun broadcast (topic message)
   "Send MESSAGE to all calls that subscribe to TOPIC; each gets messages in the order of the
 broadcasts. Return the number of MESSAGE, see TOPIC-POSITION. MESSAGE must not be changed
-afterwards. Never wait for a call. Signal MISUSE if TOPIC is closed, or MESSAGE is not of the
-response type of all these calls; then no call gets it. From any thread."
+afterwards. Never wait until a call is read. Signal MISUSE if TOPIC is closed, or MESSAGE is not of
+the response type of all these calls; then no call gets it. A call that cannot send MESSAGE, which
+is too long for it or fails in its filter, misses it or ends; MAKE-TOPIC says which. From any
+thread."
   (check-topic topic)
-  (let ((heard '()) (slow '()) (number 0))
-    (sb-thread:with-mutex ((topic-lock topic))
-      (when (topic-closing topic) (misuse "~A is closed." topic))
-      (check-fit topic message)
-      (setf number (incf (topic-position topic)))
-      (loop for subscription being the hash-values of (topic-subscriptions topic)
-            for lost = (put-in-queue topic subscription message)
-            do (cond ((eq :slow lost) (push subscription slow))
-                     (t (incf (topic-dropped topic) lost)
-                        (push subscription heard))))
-      (dolist (subscription slow)
-        (incf (topic-ended topic))
-        (remhash (subscription-call subscription) (topic-subscriptions topic)))
-      (when (plusp (topic-past-limit topic)) (keep-past topic message)))
-    (mapc #'end-slow slow)
-    (mapc #'pump heard)
+  (let ((heard '()) (number 0))
+    (sb-sys:without-interrupts          ; each message in a queue is sent
+      (sb-thread:with-mutex ((topic-lock topic))
+        (when (topic-closing topic) (misuse "~A is closed." topic))
+        (check-fit topic message)
+        (setf number (incf (topic-position topic)))
+        (loop for subscription being the hash-values of (topic-subscriptions topic)
+              for lost = (put-in-queue topic subscription message)
+              do (push subscription heard)
+                 (cond ((eq :slow lost)
+                        (incf (topic-ended topic))
+                        (forget-subscriber topic (subscription-call subscription)))
+                       (t (incf (topic-dropped topic) lost))))
+        (when (plusp (topic-past-limit topic)) (keep-past topic message)))
+      (sb-sys:allow-with-interrupts (pump-all heard)))
     number))
 
 ;;; Subscribing
+
+(defun topics-cell (call)
+  "A cons whose car lists the topics that CALL, a handler's, subscribes to; it leaves them when it
+ends."
+  (or (rpc:call-value call 'topics)
+      (let ((cell (list '())))
+        (setf (rpc:call-value call 'topics) cell)
+        (rpc:on-end call (lambda ()
+                           (loop for topic = (sb-ext:atomic-pop (car cell))
+                                 while topic do (unsubscribe topic call))))
+        cell)))
 
 (defun past-from (topic from)
   "The messages of TOPIC after the one with the number FROM, or with :past all that are kept. Signal
@@ -236,30 +309,41 @@ thread."
   (check-topic topic)
   (unless (typep from '(or null (eql :past) index))
     (misuse ":FROM is nil, :past or the number of a message, not ~S." from))
-  (let ((subscription (make-subscription call)))
-    (sb-thread:with-mutex ((topic-lock topic))
-      (when (gethash call (topic-subscriptions topic))
-        (misuse "~A subscribes to ~A already." call topic))
-      (when from
-        (dolist (message (past-from topic from))
-          (enqueue message (subscription-queue subscription))
-          (incf (subscription-count subscription))))
-      (if (topic-closing topic)
-          (setf (subscription-closing subscription) (topic-closing topic))
-          (setf (gethash call (topic-subscriptions topic)) subscription)))
-    (rpc:on-end call (lambda () (unsubscribe topic call)))
-    (rpc:on-writable call (lambda () (pump subscription)))
-    (pump subscription))
+  (let ((subscription (make-subscription topic call)) (cell (topics-cell call)))
+    (sb-sys:without-interrupts          ; each call that a topic knows gets its messages
+      (sb-thread:with-mutex ((topic-lock topic))
+        (when (gethash call (topic-subscriptions topic))
+          (misuse "~A subscribes to ~A already." call topic))
+        (when from
+          (dolist (message (past-from topic from))
+            (enqueue message (subscription-queue subscription))
+            (incf (subscription-count subscription))))
+        (cond ((topic-closing topic)
+               (setf (subscription-closing subscription) (topic-closing topic)))
+              (t (setf (gethash call (topic-subscriptions topic)) subscription)
+                 (sb-ext:atomic-push topic (car cell)))))
+      ;; it may have ended, and left its topics, before
+      (when (rpc:call-status call) (unsubscribe topic call))
+      (rpc:on-writable call (lambda () (pump subscription)))
+      (sb-sys:allow-with-interrupts (pump subscription))))
   call)
+
+(defun forget-subscriber (topic call)
+  "Take CALL out of TOPIC, whose lock is held, and TOPIC out of CALL's. Return its subscription, or
+nil if it has none."
+  (let ((subscription (gethash call (topic-subscriptions topic))))
+    (when subscription
+      (remhash call (topic-subscriptions topic))
+      (sb-ext:atomic-update (car (rpc:call-value call 'topics))
+                            (lambda (topics) (remove topic topics)))
+      subscription)))
 
 (defun unsubscribe (topic call)
   "Send CALL no more messages of TOPIC, except one whose sending has begun. CALL does not end by
 this. Return true if CALL had subscribed. Signal MISUSE for another object than a topic. From any
 thread."
   (let ((subscription (sb-thread:with-mutex ((topic-lock (check-topic topic)))
-                        (let ((subscription (gethash call (topic-subscriptions topic))))
-                          (remhash call (topic-subscriptions topic))
-                          subscription))))
+                        (forget-subscriber topic call))))
     (when subscription
       (sb-thread:with-mutex ((subscription-lock subscription))
         (clear-fifo (subscription-queue subscription))
@@ -272,22 +356,23 @@ the messages broadcast before. Calls that subscribe later end so at once. Return
 was closed already. Signal MISUSE if STATUS is not a status. From any thread."
   (check-topic topic)
   (status:status-code status)
-  (let ((subscriptions
-          (sb-thread:with-mutex ((topic-lock topic))
-            (when (topic-closing topic) (return-from close-topic nil))
-            (setf (topic-closing topic) (list :status status :message message))
-            (loop for subscription being the hash-values of (topic-subscriptions topic)
-                  do (sb-thread:with-mutex ((subscription-lock subscription))
-                       (setf (subscription-closing subscription) (topic-closing topic)))
-                  collect subscription))))
-    (mapc #'pump subscriptions))
+  (sb-sys:without-interrupts
+    (let ((subscriptions
+            (sb-thread:with-mutex ((topic-lock topic))
+              (when (topic-closing topic) (return-from close-topic nil))
+              (setf (topic-closing topic) (list :status status :message message))
+              (loop for subscription being the hash-values of (topic-subscriptions topic)
+                    do (sb-thread:with-mutex ((subscription-lock subscription))
+                         (setf (subscription-closing subscription) (topic-closing topic)))
+                    collect subscription))))
+      (sb-sys:allow-with-interrupts (pump-all subscriptions))))
   t)
 
 (defun topic-statistics (topic)
   "Return a plist of counts of TOPIC: :SUBSCRIBERS, the calls that subscribe; :MESSAGES, the
 messages broadcast; :WAITING, the messages that wait in queues; :DROPPED, the messages dropped since
-queues were full; :ENDED, the calls ended for that reason. Signal MISUSE for another object than a
-topic. From any thread."
+queues were full or the messages could not be sent; :ENDED, the calls ended since their queues were
+full. Signal MISUSE for another object than a topic. From any thread."
   (sb-thread:with-mutex ((topic-lock (check-topic topic)))
     (list :subscribers (hash-table-count (topic-subscriptions topic))
           :messages (topic-position topic)

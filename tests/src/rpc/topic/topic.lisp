@@ -8,11 +8,12 @@
   '(:stream-window-octets 65535 :connection-window-octets 65535)
   "Options of a channel that takes little of what it does not read.")
 
-(defmacro with-topic ((topic channel &rest arguments) (&key options channel-options) &body body)
+(defmacro with-topic ((topic channel &rest arguments) (&key options channel-options events)
+                      &body body)
   "Evaluate BODY with CHANNEL to a server whose streams of answers subscribe to TOPIC, made with
-ARGUMENTS, from the number in the request, if that is not negative."
+ARGUMENTS, from the number in the request, if that is not negative. EVENTS as in WITH-PROBE."
   `(let ((,topic (grpc:make-topic ,@arguments)))
-     (with-probe (,channel :options ,options :channel-options ,channel-options)
+     (with-probe (,channel :options ,options :channel-options ,channel-options :events ,events)
          (:watch (lambda (note call)
                    (grpc:subscribe ,topic call :from (and (<= 0 (number-of note))
                                                           (number-of note))))
@@ -110,9 +111,9 @@ ARGUMENTS, from the number in the request, if that is not negative."
         (grpc:close-topic topic)
         (is (null (grpc:receive call)))))))
 
-(defun flood (topic count)
-  (dotimes (i count)
-    (grpc:broadcast topic (note i :body 10000))))
+(defun flood (topic count &key (first 0))
+  (loop for i from first repeat count
+        do (grpc:broadcast topic (note i :body 10000))))
 
 (test a-slow-subscriber-is-ended
   "And nobody else hears of that."
@@ -140,7 +141,9 @@ ARGUMENTS, from the number in the request, if that is not negative."
   (dolist (slow '(:drop-oldest :drop-newest))
     (with-topic (topic channel :slow slow :queue 5) (:channel-options *narrow*)
       (let ((call (first (subscribe-all topic (list channel)))))
-        (flood topic 500)
+        (flood topic 100)
+        (settled (lambda () (getf (grpc:topic-statistics topic) :waiting))) ; the window is full
+        (flood topic 400 :first 100)
         (let ((dropped (getf (grpc:topic-statistics topic) :dropped)) (numbers '()))
           (is (< 300 dropped 500))
           (grpc:close-topic topic)
@@ -179,6 +182,86 @@ ARGUMENTS, from the number in the request, if that is not negative."
         (grpc:broadcast topic (note 2))
         (grpc:finish ours)
         (is (null (grpc:receive call)))))))
+
+(test calls-that-come-back
+  "However often a call subscribes, it has one function for its end."
+  (let ((topic (grpc:make-topic)) (ours nil) (count 0))
+    (with-probe (channel) (:watch (lambda (note call)
+                                    (declare (ignore note))
+                                    (setf ours call)
+                                    (grpc:subscribe topic call)))
+      (let ((call (watch channel (note 0))))
+        (wait-until (lambda () (plusp (subscribers topic))))
+        (sb-int:encapsulate 'grpc:on-end 'count
+                            (lambda (function call end)
+                              (when (eq call ours) (incf count))
+                              (funcall function call end)))
+        (unwind-protect (dotimes (i 100)
+                          (grpc:unsubscribe topic ours)
+                          (grpc:subscribe topic ours))
+          (sb-int:unencapsulate 'grpc:on-end 'count))
+        (is (zerop count) "the first one suffices")
+        (grpc:cancel call)
+        (is (wait-until (lambda () (zerop (subscribers topic)))))
+        (grpc:subscribe topic ours)
+        (is (zerop (subscribers topic)) "it has ended")))))
+
+(defmacro with-filtered-topic ((topic before filtered after &key events) filter &body body)
+  "Evaluate BODY with three calls that subscribe to TOPIC: FILTERED has FILTER, a form, for what it
+sends."
+  `(let ((,topic (grpc:make-topic)) (filter ,filter))
+     (with-probe (channel :events ,events)
+         (:watch (lambda (note call)
+                   (when (= 1 (number-of note)) (grpc:filter-messages call :outgoing filter))
+                   (grpc:subscribe ,topic call)))
+       (flet ((call (number) (first (subscribe-all ,topic (list channel) :from number))))
+         (let* ((,before (call 0)) (,filtered (call 1)) (,after (call 2)))
+           ,@body)))))
+
+(test a-filter-that-fails-ends-its-call
+  "And nobody else hears of that."
+  (with-filtered-topic (topic before bad after :events (:topic-error))
+      (lambda (note) (if (= 20 (number-of note)) (error "No.") note))
+    (is (equal '(1 2 3) (loop for i in '(10 20 30) collect (grpc:broadcast topic (note i)))))
+    (is (equal '(10 20 30) (next-numbers before 3)))
+    (is (equal '(10 20 30) (next-numbers after 3)))
+    (is (equal '(10) (next-numbers bad 1)))
+    (is (typep (caught (grpc:receive bad)) 'grpc:internal))
+    (is (>= 1 (length (events-of :topic-error))) "ten errors in a second are logged")
+    (is (= 2 (subscribers topic)))))
+
+(test broadcasts-that-are-left
+  "As by a time-out: everybody gets the message."
+  (let ((thread sb-thread:*current-thread*) (left nil))
+    (with-filtered-topic (topic before filtered after)
+        (lambda (note)
+          (when (and (= 20 (number-of note))
+                     (eq thread sb-thread:*current-thread*)
+                     (not (shiftf left t)))
+            (throw 'left nil))
+          note)
+      (grpc:broadcast topic (note 10))
+      (catch 'left (grpc:broadcast topic (note 20)))
+      (dolist (call (list before filtered after))
+        (is (equal '(10 20) (next-numbers call 2)))))))
+
+(test messages-that-are-too-long
+  "If nothing may be missing the call ends; otherwise they are counted as dropped."
+  (dolist (slow '(:end :drop-oldest))
+    (with-topic (topic channel :slow slow) (:options '(:max-send-octets 5000)
+                                            :events (:topic-error))
+      (let ((call (first (subscribe-all topic (list channel)))))
+        (grpc:broadcast topic (note 1))
+        (grpc:broadcast topic (note 2 :body 6000))
+        (grpc:broadcast topic (note 3))
+        (is (equal '(1) (next-numbers call 1)))
+        (ecase slow
+          (:end
+           (is (typep (caught (grpc:receive call)) 'grpc:resource-exhausted)))
+          (:drop-oldest
+           (is (equal '(3) (next-numbers call 1)))
+           (is (= 1 (getf (grpc:topic-statistics topic) :dropped)))))
+        (is (>= 1 (length (events-of :topic-error))))))))
 
 (test wrong-messages-are-the-senders-error
   "Also while another thread sends what waits. No call gets one, or the number of one."
