@@ -266,20 +266,20 @@ status 415"
                   (1+ most))")
   ("calls of a server that has that many"
    "client" "a-breaker-limits-calls"
-   "src/client/picking/breaker.lisp" "(>= calls most)" "(> calls most)")
+   "src/client/picking/breaker.lisp" "(< calls most)" "(<= calls most)")
   ("out of at least `:breaker-min-calls`"
    "client" "a-share-is-of-enough-calls"
    "src/client/picking/breaker.lisp" "(>= calls (options-breaker-min-calls options))" "t")
   ("then it is half open and lets one call through, which closes it if the call succeeds"
    "client" "a-breaker-opens-half-opens-and-closes"
-   "src/client/picking/breaker.lisp" "(t \"too many of its calls have failed, and one is tried\")"
-   "(t nil)")
+   "src/client/picking/breaker.lisp" "(or (null trial) (eq call trial))" "t")
   ("a call is refused only if none is left"
    "client" "breakers-leave-calls-to-other-servers"
    "src/client/picking/guarded-picker.lisp" "(if (picker-p picker) +picks-past-breakers+ 1)" "1")
   ("the one with the fewest calls among some at random (A48)"
    "balance" "least-request-prefers-who-has-fewer-calls"
-   "src/client/balance/least-request.lisp" "(when (< calls fewest)" "(when (null best)")
+   "src/client/balance/least-request.lisp"
+   "(and (< calls fewest) (breaker-passed-p subchannel call))" "(null best)")
   ("a child policy, without servers that fail more than others (A50)"
    "balance" "who-fails-too-often-is-ejected"
    "src/client/balance/outlier-detection.lisp"
