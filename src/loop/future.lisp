@@ -151,15 +151,17 @@ run users' functions.")
   "A function that wraps each function attached to a future, so that this runs in the current
 context, such as tracing's; or nil.")
 
+(defun add-unless-settled (future function)
+  "Attach FUNCTION to FUTURE and return true; return false if FUTURE is settled."
+  (loop for old = (future-completions future)
+        until (eq :done old)
+          thereis (swap-completions future old (cons function old))))
+
 (defun add-completion (future function)
   "As ATTACH, without the current context."
-  (loop
-    (let ((old (future-completions future)))
-      (cond ((eq :done old)
-             (run-completion future function)
-             (return future))
-            ((swap-completions future old (cons function old))
-             (return future))))))
+  (unless (add-unless-settled future function)
+    (run-completion future function))
+  future)
 
 (defun detach (future function)
   "Undo ADD-COMPLETION, unless FUTURE is settled."
@@ -188,10 +190,11 @@ AWAIT-TIMEOUT."
            (wake (lambda (value error)
                    (declare (ignore value error))
                    (sb-thread:signal-semaphore settled))))
+      ;; a WAKE called here, by RUN-COMPLETION, would keep a user's time-out from this thread
       (unwind-protect
-           (progn (add-completion future wake)
-                  (unless (await-semaphore settled :timeout-seconds timeout-seconds)
-                    (error 'await-timeout :future future)))
+           (unless (or (not (add-unless-settled future wake))
+                       (await-semaphore settled :timeout-seconds timeout-seconds))
+             (error 'await-timeout :future future))
         (detach future wake)))))
 
 (defgeneric await (future &key timeout)
@@ -215,9 +218,12 @@ FUTURE. From any thread but one that runs a loop.")
   "Add to each of FUTURES that of FUNCTIONS in its place; take them away again once WHOLE, a future,
 is settled. A future that is not settled for long would keep them."
   (mapc #'add-completion futures functions)
-  (add-completion whole (lambda (value error)
-                          (declare (ignore value error))
-                          (mapc #'detach futures functions))))
+  (flet ((leave (value error)
+           (declare (ignore value error))
+           (mapc #'detach futures functions)))
+    (unless (add-unless-settled whole #'leave)
+      (leave nil nil)))
+  whole)
 
 (defun all (futures)
   "Return a future of the list of the first values of FUTURES, a sequence. It is rejected with the
