@@ -363,13 +363,13 @@ any thread."
 functions to be called after it has stopped, and the state that it had before it drains."
   (let ((after '()))
     (loop
-      (let ((functions (sb-thread:with-mutex ((server-routes-lock server))
-                         (or (shiftf (server-farewells server) '())
-                             (return (values after (shiftf (server-state server) :draining)))))))
-        (dolist (function functions)
-          (let ((value (loop:guarding (:server-stop-error :server server)
-                         (funcall function drain))))
-            (when value (push value after))))))))
+      (let* ((function
+               (sb-thread:with-mutex ((server-routes-lock server))
+                 (or (pop (server-farewells server))
+                     (return (values after (shiftf (server-state server) :draining))))))
+             (value (loop:guarding (:server-stop-error :server server)
+                      (funcall function drain))))
+        (when value (push value after))))))
 
 (defun call-after-stop (server functions)
   (dolist (function functions)
