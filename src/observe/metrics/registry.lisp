@@ -101,8 +101,8 @@ METRICS-TEXT and COLLECT read the counts. Signal MISUSE for a wrong argument. Fr
            (values (loop:guarding (:observer-error) (funcall function name))))))))
 
 (defun exemplar-function (exemplar)
-  "A function as EXEMPLAR, of MAKE-METRICS; an error in it, or a value that is no exemplar, goes to
-the log, and there is none then. Nil if EXEMPLAR is nil."
+  "A function that calls EXEMPLAR, of MAKE-METRICS. It logs an error in EXEMPLAR, or a value of
+another form, and then returns nil. Nil if EXEMPLAR is nil."
   (let ((function (check-function exemplar ":exemplar")))
     (and function
          (lambda (call)
