@@ -11,7 +11,7 @@
 (in-package #:clgrpc.loop)
 
 (defvar *unguarded* nil
-  "True while an error in a user's callback is signalled to handlers outside the loop.")
+  "True while a condition is signalled to the handlers outside of all GUARDING.")
 
 (defconstant +logged-errors+ 10
   "The most errors that each place logs in a second.")

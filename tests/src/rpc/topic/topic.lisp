@@ -166,45 +166,45 @@ ARGUMENTS, from the number in the request, if that is not negative. EVENTS as in
       (is (typep (caught (grpc:receive (watch channel (note -1)))) 'grpc:unavailable))
       (signals grpc:misuse (grpc:broadcast topic (note 5))))))
 
+(defmacro with-subscriber ((topic call ours) &body body)
+  "Evaluate BODY with CALL, which subscribes to TOPIC; OURS is its handler's end."
+  `(let ((,topic (grpc:make-topic)) (,ours nil))
+     (with-probe (channel) (:watch (lambda (note call)
+                                     (declare (ignore note))
+                                     (setf ,ours call)
+                                     (grpc:subscribe ,topic call)))
+       (let ((,call (watch channel (note 0))))
+         (wait-until (lambda () (plusp (subscribers ,topic))))
+         ,@body))))
+
 (test unsubscribed-calls-go-on
-  (let ((topic (grpc:make-topic)) (ours nil))
-    (with-probe (channel) (:watch (lambda (note call)
-                                    (declare (ignore note))
-                                    (setf ours call)
-                                    (grpc:subscribe topic call)))
-      (let ((call (watch channel (note 0))))
-        (wait-until (lambda () (plusp (subscribers topic))))
-        (signals grpc:misuse (grpc:subscribe topic ours))
-        (grpc:broadcast topic (note 1))
-        (is (= 1 (number-of (grpc:receive call))))
-        (is (grpc:unsubscribe topic ours))
-        (is (not (grpc:unsubscribe topic ours)))
-        (grpc:broadcast topic (note 2))
-        (grpc:finish ours)
-        (is (null (grpc:receive call)))))))
+  (with-subscriber (topic call ours)
+    (signals grpc:misuse (grpc:subscribe topic ours))
+    (grpc:broadcast topic (note 1))
+    (is (= 1 (number-of (grpc:receive call))))
+    (is (grpc:unsubscribe topic ours))
+    (is (not (grpc:unsubscribe topic ours)))
+    (grpc:broadcast topic (note 2))
+    (grpc:finish ours)
+    (is (null (grpc:receive call)))))
 
 (test calls-that-come-back
   "However often a call subscribes, it has one function for its end."
-  (let ((topic (grpc:make-topic)) (ours nil) (count 0))
-    (with-probe (channel) (:watch (lambda (note call)
-                                    (declare (ignore note))
-                                    (setf ours call)
-                                    (grpc:subscribe topic call)))
-      (let ((call (watch channel (note 0))))
-        (wait-until (lambda () (plusp (subscribers topic))))
-        (sb-int:encapsulate 'grpc:on-end 'count
-                            (lambda (function call end)
-                              (when (eq call ours) (incf count))
-                              (funcall function call end)))
-        (unwind-protect (dotimes (i 100)
-                          (grpc:unsubscribe topic ours)
-                          (grpc:subscribe topic ours))
-          (sb-int:unencapsulate 'grpc:on-end 'count))
-        (is (zerop count) "the first one suffices")
-        (grpc:cancel call)
-        (is (wait-until (lambda () (zerop (subscribers topic)))))
-        (grpc:subscribe topic ours)
-        (is (zerop (subscribers topic)) "it has ended")))))
+  (with-subscriber (topic call ours)
+    (let ((count 0))
+      (sb-int:encapsulate 'grpc:on-end 'count
+                          (lambda (function call end)
+                            (when (eq call ours) (incf count))
+                            (funcall function call end)))
+      (unwind-protect (dotimes (i 100)
+                        (grpc:unsubscribe topic ours)
+                        (grpc:subscribe topic ours))
+        (sb-int:unencapsulate 'grpc:on-end 'count))
+      (is (zerop count) "the first one suffices")
+      (grpc:cancel call)
+      (is (wait-until (lambda () (zerop (subscribers topic)))))
+      (grpc:subscribe topic ours)
+      (is (zerop (subscribers topic)) "it has ended"))))
 
 (defmacro with-filtered-topic ((topic before filtered after &key events) filter &body body)
   "Evaluate BODY with three calls that subscribe to TOPIC: FILTERED has FILTER, a form, for what it
@@ -230,20 +230,33 @@ sends."
     (is (>= 1 (length (events-of :topic-error))) "ten errors in a second are logged")
     (is (= 2 (subscribers topic)))))
 
-(test broadcasts-that-are-left
-  "As by a time-out: everybody gets the message."
+(defun check-left-broadcast (leave catch)
+  "Check that all calls get a message though LEAVE, a function, makes the thread that broadcasts it
+leave while one sends it. CATCH is called with the function that broadcasts, and is true if that was
+left."
   (let ((thread sb-thread:*current-thread*) (left nil))
     (with-filtered-topic (topic before filtered after)
         (lambda (note)
           (when (and (= 20 (number-of note))
                      (eq thread sb-thread:*current-thread*)
                      (not (shiftf left t)))
-            (throw 'left nil))
+            (funcall leave))
           note)
       (grpc:broadcast topic (note 10))
-      (catch 'left (grpc:broadcast topic (note 20)))
+      (is-true (funcall catch (lambda () (grpc:broadcast topic (note 20)) nil)))
       (dolist (call (list before filtered after))
         (is (equal '(10 20) (next-numbers call 2)))))))
+
+(test broadcasts-that-are-left
+  (check-left-broadcast (lambda () (throw 'left t))
+                        (lambda (function) (catch 'left (funcall function)))))
+
+(test broadcasts-that-time-out
+  "The time-out of SB-EXT:WITH-TIMEOUT leaves the broadcast; no call ends by it."
+  (check-left-broadcast (lambda () (error 'sb-ext:timeout :seconds 1))
+                        (lambda (function)
+                          (handler-case (funcall function)
+                            (sb-ext:timeout () t)))))
 
 (test messages-that-are-too-long
   "If nothing may be missing the call ends; otherwise they are counted as dropped."
