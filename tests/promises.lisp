@@ -272,7 +272,13 @@ status 415"
    "src/client/picking/breaker.lisp" "(>= calls (options-breaker-min-calls options))" "t")
   ("then it is half open and lets one call through, which closes it if the call succeeds"
    "client" "a-breaker-opens-half-opens-and-closes"
-   "src/client/picking/breaker.lisp" "(or (null trial) (eq call trial))" "t")
+   "src/client/picking/breaker.lisp"
+   "(or (null trial) (eq call trial) (<= (breaker-until-ns breaker) now))" "t")
+  ("If that call has no answer after another `:breaker-open-seconds`, the next call is tried"
+   "client" "a-trial-without-an-answer-is-another-calls"
+   "src/client/picking/breaker.lisp"
+   "(or (null trial) (eq call trial) (<= (breaker-until-ns breaker) now))"
+   "(or (null trial) (eq call trial))")
   ("a call is refused only if none is left"
    "client" "breakers-leave-calls-to-other-servers"
    "src/client/picking/guarded-picker.lisp" "(if (picker-p picker) +picks-past-breakers+ 1)" "1")

@@ -2,7 +2,9 @@
 ;;;; is closed it counts calls and failures over a window of time. When too large a part of enough
 ;;;; calls has failed it opens, and passes no calls for a while. Then it is half open and passes one
 ;;;; call at a time, until one has ended: after a success it is closed, after a failure it is open
-;;;; again. A call whose answer has begun is a success then, since a stream may last for days.
+;;;; again. A call whose answer has begun is a success then, since a stream may last for days. One
+;;;; that has no answer after the time for which a breaker is open decides nothing any more: the
+;;;; next call is tried. A call without a deadline at a server that hangs would last for ever.
 ;;;;
 ;;;; The window is cut into parts, of which the oldest is dropped when a new one begins. So the
 ;;;; counts are of the last nine to ten tenths of the window.
@@ -21,7 +23,8 @@
   "The circuit breaker of one subchannel."
   (options nil :type channel-options :read-only t) ; the channel's
   (state :closed :type (member :closed :open :half-open)) ; see above
-  (until-ns 0 :type nanoseconds)        ; while open: when it becomes half open
+  (until-ns 0 :type nanoseconds)        ; while open: when it becomes half open; then: when the
+                                        ; trial has had its time
   (trial nil)                           ; while half open: the call that has passed, or nil
   (part 0 :type unsigned-byte)          ; the newest part of the window, counted from time 0
   ;; how many calls ended in each part, at its number modulo the count of parts
@@ -53,12 +56,16 @@
     (when (> (- part (breaker-part breaker)) +window-parts+) (clear-window breaker))
     (setf (breaker-part breaker) (max part (breaker-part breaker)))))
 
-(defun open-breaker (breaker now)
-  (clear-window breaker)
-  (setf (breaker-state breaker) :open
-        (breaker-trial breaker) nil
+(defun keep-away (breaker state trial now)
+  "Put BREAKER into STATE with TRIAL, and let no other call pass for a while from NOW on."
+  (setf (breaker-state breaker) state
+        (breaker-trial breaker) trial
         (breaker-until-ns breaker)
         (+ now (seconds-ns (options-breaker-open-seconds (breaker-options breaker))))))
+
+(defun open-breaker (breaker now)
+  (clear-window breaker)
+  (keep-away breaker :open nil now))
 
 (defun passes-p (breaker call calls now)
   "True if CALL may go to BREAKER's server, which has CALLS, at NOW. A call that has passed may pass
@@ -68,15 +75,14 @@ again."
     (ecase (breaker-state breaker)
       (:closed (or (zerop most) (< calls most)))
       (:open (<= (breaker-until-ns breaker) now))
-      (:half-open (or (null trial) (eq call trial))))))
+      (:half-open (or (null trial) (eq call trial) (<= (breaker-until-ns breaker) now))))))
 
 (defun admit-to-breaker (breaker call calls now)
   "Nil if CALL may go to BREAKER's server, as PASSES-P says, and is the trial if there is to be one;
 else the reason, a text."
   (cond ((passes-p breaker call calls now)
-         (unless (eq :closed (breaker-state breaker))
-           (setf (breaker-state breaker) :half-open
-                 (breaker-trial breaker) call))
+         (unless (or (eq :closed (breaker-state breaker)) (eq call (breaker-trial breaker)))
+           (keep-away breaker :half-open call now))
          nil)
         (t (ecase (breaker-state breaker)
              (:closed (format nil "it has ~D calls (breaker-max-calls)" calls))

@@ -45,6 +45,21 @@
     (client::forget-trial breaker :a)
     (is (admitted-p breaker :b 2))))
 
+(test a-trial-without-an-answer-is-another-calls
+  "A trial that hangs keeps a server's breaker half open for as long as a breaker is open, no
+longer; what becomes of it later decides nothing."
+  (let ((breaker (a-breaker :breaker-failure-percent 100 :breaker-min-calls 1
+                            :breaker-open-seconds 5)))
+    (is (eq :open (end-calls breaker 1 t)))
+    (is (admitted-p breaker :a 6))
+    (is (admitted-p breaker :a 10) "it may ask again, which gives it no more time")
+    (is (not (admitted-p breaker :b 10.9)))
+    (is (admitted-p breaker :b 11))
+    (is (not (admitted-p breaker :c 15.9)))
+    (is (null (client::note-end breaker :a t (seconds-ns 15.9))))
+    (is (null (client::note-end breaker :a nil (seconds-ns 15.9))))
+    (is (eq :closed (client::note-end breaker :b nil (seconds-ns 15.9))))))
+
 (test a-trial-that-was-cancelled-decides-nothing
   (let ((breaker (a-breaker :breaker-failure-percent 100 :breaker-min-calls 1
                             :breaker-open-seconds 1)))
