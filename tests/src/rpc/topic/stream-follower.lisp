@@ -53,6 +53,19 @@
                  'grpc:permission-denied))
       (is (< 2 count)))))
 
+(test streams-without-messages-are-followed
+  "A stream that has nothing to say for longer than the patience, and breaks, is not one that cannot
+be had."
+  (let ((count 0))
+    (with-probe (channel) (:watch (lambda (note call)
+                                    (declare (ignore note))
+                                    (when (< (incf count) 4)
+                                      (sleep 0.11)
+                                      (grpc:fail :unavailable "quiet until now"))
+                                    (grpc:send call (note 7))))
+      (is (= 7 (follow channel #'identity :patience-seconds 0.1)))
+      (is (= 4 count)))))
+
 (test errors-of-followers-functions
   "They are the user's, and end the call."
   (let ((ended (make-signal)))
