@@ -8,7 +8,9 @@
 ;;;;   method   SayHello               → helloworld.greeter:say-hello
 ;;;;
 ;;;; Generated packages use no other package, so no name collides with Lisp's. Where an accessor's
-;;;; name is taken in its package, it gets the suffix -field, and if that is taken its number.
+;;;; name is taken in its package, it gets the suffix -field, and if that is taken its number. Where
+;;;; the name of a type, service or method is taken, as FooBar's is for Foo_Bar, it gets the suffix
+;;;; -2, or the next number that is free; an enum value gets its number.
 
 (in-package #:clgrpc.protobuf)
 
@@ -54,8 +56,20 @@ or digit, and before the last of several capitals when a small letter follows."
 (defun enum-value-keyword (name)
   (intern (lisp-name name) :keyword))
 
+(defun enum-value-keywords (enum)
+  "The keywords of the values of ENUM, in order: different ones for different numbers."
+  (let ((numbers (make-hash-table :test 'eq)))
+    (loop for value in (enum-descriptor-values enum)
+          for number = (enum-value-descriptor-number value)
+          collect (loop for keyword = (enum-value-keyword (descriptor-name value))
+                          then (intern (format nil "~A-~D" keyword number) :keyword)
+                        when (eql number (gethash keyword numbers number))
+                          do (setf (gethash keyword numbers) number)
+                             (return keyword)))))
+
 (defun service-package-name (service file)
-  (format nil "~A.~A" (file-lisp-package file) (lisp-name (descriptor-name service))))
+  "The name of the package with the methods of SERVICE, which has its symbol and is of FILE."
+  (format nil "~A.~A" (file-lisp-package file) (symbol-name (service-descriptor-symbol service))))
 
 (defun shows-others-p (package)
   "True if PACKAGE exports symbols of other packages, like the public package of a system."
@@ -75,22 +89,46 @@ if there is a package of that name that must not get them."
     (dolist (export exports package)
       (export (intern export package) package))))
 
-(defun assign-symbols (file)
-  "Give every type, service and method of FILE its symbol, in packages that this makes."
-  (let ((package (ensure-package (file-lisp-package file))))
-    (map-messages (lambda (message)
-                    (setf (message-descriptor-symbol message)
-                          (intern (local-lisp-name message file) package)))
-                  file)
-    (map-enums (lambda (enum)
-                 (setf (enum-descriptor-symbol enum) (intern (local-lisp-name enum file) package)))
-               file)
-    (dolist (service (file-descriptor-services file) file)
-      (setf (service-descriptor-symbol service) (intern (local-lisp-name service file) package))
-      (let ((own (ensure-package (service-package-name service file))))
-        (dolist (method (service-descriptor-methods service))
-          (setf (method-descriptor-symbol method)
-                (intern (lisp-name (descriptor-name method)) own)))))))
+(defun names-another-p (symbol descriptor file)
+  "True if SYMBOL names a declaration of a loaded file other than FILE, which declares DESCRIPTOR."
+  (let* ((owner (get symbol 'declared-as))
+         (home (and owner (file-of-symbol owner))))
+    (and home
+         (string/= owner (descriptor-full-name descriptor))
+         (string/= (descriptor-name home) (descriptor-name file)))))
+
+(defun distinct-symbol (name package descriptor file taken)
+  "The symbol called NAME in PACKAGE for DESCRIPTOR, of FILE, or one with a number after NAME, so
+that it is not among TAKEN, a table that gets it, and names nothing else."
+  (loop for i from 1
+        for symbol = (intern (if (= i 1) name (format nil "~A-~D" name i)) package)
+        unless (or (gethash symbol taken) (names-another-p symbol descriptor file))
+          do (setf (gethash symbol taken) t)
+             (return symbol)))
+
+(defun assign-symbols (files)
+  "Give every type, service and method of FILES its symbol, in packages that this makes. Return
+FILES."
+  (let ((taken (make-hash-table :test 'eq)))
+    (dolist (file files files)
+      (let ((package (ensure-package (file-lisp-package file))))
+        (flet ((type-symbol (descriptor)
+                 (distinct-symbol (local-lisp-name descriptor file) package descriptor file taken)))
+          (map-messages (lambda (message)
+                          (setf (message-descriptor-symbol message) (type-symbol message)))
+                        file)
+          (map-enums (lambda (enum) (setf (enum-descriptor-symbol enum) (type-symbol enum))) file)
+          (dolist (service (file-descriptor-services file))
+            (setf (service-descriptor-symbol service) (type-symbol service))
+            (assign-methods service file)))))))
+
+(defun assign-methods (service file)
+  "Give every method of SERVICE, which FILE declares, its symbol."
+  (let ((package (ensure-package (service-package-name service file)))
+        (taken (make-hash-table :test 'eq)))
+    (dolist (method (service-descriptor-methods service))
+      (setf (method-descriptor-symbol method)
+            (distinct-symbol (lisp-name (descriptor-name method)) package method file taken)))))
 
 (defun public-name (control symbol &rest arguments)
   "The symbol in the package of SYMBOL whose name CONTROL makes of SYMBOL and ARGUMENTS."

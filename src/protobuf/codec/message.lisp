@@ -272,13 +272,13 @@ a message type) means, or nil. From any thread."
 (defun install-enum (full-name)
   "Give the enum type FULL-NAME the values of its registered descriptor."
   (let ((type (intern-enum-type full-name)) (descriptor (find-descriptor full-name)))
-    (fill-enum type descriptor #'enum-value-keyword 'eq)
+    (fill-enum type descriptor (enum-value-keywords descriptor) 'eq)
     (setf (enum-type-symbol type) (enum-descriptor-symbol descriptor)
           (get (enum-descriptor-symbol descriptor) 'enum-type) type)))
 
-(defun fill-enum (type descriptor designator test)
-  "Give the enum TYPE the values of DESCRIPTOR. DESIGNATOR is a function from a value's name to its
-Lisp designator; TEST compares these."
+(defun fill-enum (type descriptor designators test)
+  "Give the enum TYPE the values of DESCRIPTOR. DESIGNATORS are the Lisp designators of the values,
+in order; TEST compares them."
   (let* ((values (enum-descriptor-values descriptor))
          ;; no vector that is long for few
          (limit (min +dense-enum-limit+ (+ 16 (* 4 (length values)))))
@@ -288,13 +288,13 @@ Lisp designator; TEST compares these."
          (keywords (make-array (or dense 0) :initial-element nil))
          (sparse (make-hash-table))
          (numbers (make-hash-table :test test)))
-    (dolist (value (reverse values))    ; so that of aliases the first stays
-      (let ((keyword (funcall designator (descriptor-name value)))
-            (number (enum-value-descriptor-number value)))
-        (setf (gethash keyword numbers) number)
-        (if (< -1 number limit)
-            (setf (svref keywords number) keyword)
-            (setf (gethash number sparse) keyword))))
+    (loop for value in (reverse values) ; so that of aliases the first stays
+          for keyword in (reverse designators)
+          for number = (enum-value-descriptor-number value)
+          do (setf (gethash keyword numbers) number)
+             (if (< -1 number limit)
+                 (setf (svref keywords number) keyword)
+                 (setf (gethash number sparse) keyword)))
     (setf (enum-type-descriptor type) descriptor
           (enum-type-numbers type) numbers
           (enum-type-sparse type) sparse

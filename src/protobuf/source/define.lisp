@@ -98,15 +98,16 @@ SERVICE-DESCRIPTOR. From any thread."
     ,@(loop for service in (file-descriptor-services file)
             collect `(ensure-package
                       ,(service-package-name service file)
-                      ',(mapcar (lambda (method) (lisp-name (descriptor-name method)))
+                      ',(mapcar (lambda (method) (symbol-name (method-descriptor-symbol method)))
                                 (service-descriptor-methods service))))))
 
 (defun enum-documentation (enum)
   (format nil "~@[~A~2%~]The enum ~A:~{ ~(~S~) (~D)~^,~}."
           (descriptor-comment enum) (descriptor-full-name enum)
           (loop for value in (enum-descriptor-values enum)
+                for keyword in (enum-value-keywords enum)
                 repeat 100              ; some have thousands
-                collect (enum-value-keyword (descriptor-name value))
+                collect keyword
                 collect (enum-value-descriptor-number value))))
 
 (defun enum-forms (file)
@@ -213,8 +214,8 @@ those of its oneofs."
 as PATH is; FOR-FILE is true if the form is for another image. MORE-PLACES are directories to look
 in last."
   (cond ((and (not source) (eq t (built-in path))) `',path)
-        (t (expand-files (mapc #'assign-symbols
-                               (read-protos path import-paths source directory more-places))
+        (t (expand-files (assign-symbols
+                          (read-protos path import-paths source directory more-places))
                          for-file))))
 
 (defun expand-files (files for-file)

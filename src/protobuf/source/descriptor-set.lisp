@@ -414,8 +414,8 @@ PROTOBUF-ERROR and PROTO-SYNTAX-ERROR."
 (defun name-fresh (files)
   "Give FILES, which LINK-SET found new, their symbols and fingerprints."
   (dolist (file files)
-    (setf (file-descriptor-fingerprint file) (hash-text (c-escaped (file-descriptor-octets file))))
-    (assign-symbols file)))
+    (setf (file-descriptor-fingerprint file) (hash-text (c-escaped (file-descriptor-octets file)))))
+  (assign-symbols files))
 
 (defun set-files (octets)
   "The FileDescriptorProtos in OCTETS, a FileDescriptorSet."

@@ -180,7 +180,7 @@ as an alist from paths to texts."
 imports first: an alist from paths, such as \"foo/bar.lisp\" for foo/bar.proto, to texts. Files that
 every image has are not among them. PATH and its imports are looked for as by DEFINE-PROTO; relative
 paths are relative to DIRECTORY. Signal PROTO-SYNTAX-ERROR, and MISUSE if there is no file PATH."
-  (let ((fresh (mapc #'assign-symbols (read-protos path import-paths nil directory '()))))
+  (let ((fresh (assign-symbols (read-protos path import-paths nil directory '()))))
     (generated-files (with-imports (first (last fresh)) fresh))))
 
 (defun with-imports (file fresh)

@@ -131,7 +131,7 @@ SYMBOL-TABLE is that of the files linked before FILE. Signal PROTO-SYNTAX-ERROR.
 (defun load-protos (name text places)
   "Parse and link TEXT as the file NAME and every import that is not registered as it now reads.
 Return the fresh file descriptors with their symbols, imports first."
-  (mapc #'assign-symbols (link-protos (parse-proto text name) text places)))
+  (assign-symbols (link-protos (parse-proto text name) text places)))
 
 (defun link-protos (file text places)
   "As LOAD-PROTOS, with FILE already parsed from TEXT; the files get no symbols."

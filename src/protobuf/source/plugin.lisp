@@ -22,7 +22,7 @@ image has. The second value is all linked files."
   (multiple-value-bind (all fresh)
       (link-set (map 'list #'serialize
                      (google.protobuf.compiler:code-generator-request-proto-file request)))
-    (mapc #'assign-symbols fresh)
+    (assign-symbols fresh)
     (let ((wanted (google.protobuf.compiler:code-generator-request-file-to-generate request)))
       (values (if imports
                   (remove-if (lambda (file) (eq t (built-in (descriptor-name file)))) all)

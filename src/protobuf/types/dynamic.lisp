@@ -113,7 +113,9 @@ fit together, MISUSE if a type is missing. From any thread."
       (map-enums (lambda (enum)
                    (let ((name (descriptor-full-name enum)))
                      (setf (gethash name (type-pool-enums pool))
-                           (fill-enum (%make-enum-type name) enum #'identity 'equal))))
+                           (fill-enum (%make-enum-type name) enum
+                                      (mapcar #'descriptor-name (enum-descriptor-values enum))
+                                      'equal))))
                  file))
     (loop for type being the hash-values of (type-pool-messages pool)
           do (install-dynamic pool type))

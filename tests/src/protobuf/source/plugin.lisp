@@ -24,8 +24,7 @@
                           ("high.proto" . "syntax = 'proto3'; package clgrpc.test.plugin.high;
 import 'low.proto'; import 'google/protobuf/empty.proto';
 message M { optional clgrpc.test.plugin.low.M low = 1; google.protobuf.Empty e = 2; }")))
-    (mapc #'protobuf::assign-symbols
-          (protobuf::read-protos "high.proto" '() nil directory '()))))
+    (protobuf::assign-symbols (protobuf::read-protos "high.proto" '() nil directory '()))))
 
 (test requests-are-answered
   (let* ((files (plugin-files))
