@@ -165,7 +165,7 @@ and the octets of values that its enum does not know; or :misfit if the TAG is n
                    (push value items)))))
       (cond ((and (eq kind :message) (= tag (slot-tag slot)))
              (if (slot-delimited-p slot)
-                 (push (cons at (- end (length (tag-octets (tag-of number 4))))) items)
+                 (push (cons at (content-end octets at end number)) items)
                  (with-delimited (start stop) (push (cons start stop) items))))
             ((eq kind :message) (setf items :misfit))
             ((= tag (slot-tag slot)) (take))
@@ -208,7 +208,8 @@ FINDINGs and the ranges of the rest, the latest first."
                       (items :misfit) (unknown '()))
                  (setf at (skip-field octets at end tag))
                  (cond ((and (message-type-message-set-p type) (= tag (tag-of 1 3)))
-                        (multiple-value-bind (number range) (read-set-item octets inside (1- at))
+                        (multiple-value-bind (number range)
+                            (read-set-item octets inside (content-end octets inside at 1))
                           (setf slot (and number (gethash number table)))
                           (when slot (setf items (list range)))))
                        (slot

@@ -387,6 +387,12 @@ does."
       (when (= tag (logior 4 (ash number 3))) (return (values here at)))
       (setf at (skip-field octets at end tag)))))
 
+(define-hot content-end ((octets octets) (at index) (end index) (number (unsigned-byte 29))) index
+  "Where the content of the group NUMBER ends, which begins at AT and whose end tag ends at END."
+  (if (zerop (aref octets (1- end)))    ; the varint of the tag is longer than needed
+      (values (group-end octets at end number))
+      (truly-the index (- end (varint-size (logior 4 (ash number 3)))))))
+
 ;;; Writing
 
 (defmacro put-octet (value)

@@ -123,6 +123,24 @@
       (is (equal "c001056009" (hex (unknown-fields message)))))
     (is (equal "520161" (hex (unknown-fields (parse "520161")))))))
 
+(test end-tags-longer-than-needed
+  "The varint of the tag that ends a group may have more octets than it needs: in an extension, in
+an item of a message set, and in a field of a message without coders of its own."
+  (let ((legacy (find-pool-type (pool-of "legacy.proto") "clgrpc.test.legacy.Legacy")))
+    (loop for (type hex expected)
+            in `((clgrpc.test.extension:base "cb01 0805 cc01 cb01 cc8100 73 0807 f48000"
+                  ,(base "bag" (list (clgrpc.test.extension:make-bag :weight 5)
+                                     (clgrpc.test.extension:make-bag))
+                         "box" (clgrpc.test.extension:make-box :width 7)))
+                 (clgrpc.test.extension:set "0b 10f9bb5e 1a05ca01026869 8c8000"
+                  ,(parse-message 'clgrpc.test.extension:set
+                                  (unhex "0b 10f9bb5e 1a05ca01026869 0c")))
+                 (,legacy "43 0805 c400 4b 4c 4b cc8000"
+                  ,(parse-message legacy (unhex "43 0805 44 4b 4c 4b 4c") :partial t)))
+          do (let ((message (parse-message type (unhex hex) :partial t)))
+               (is (null (unknown-fields message)))
+               (is (message= expected message))))))
+
 (test malformed-extensions-are-refused
   (dolist (bad '("6a0108" "6a020801 6a0208" "b20101ff" "7308"))
     (signals protobuf-error (parse-message 'clgrpc.test.extension:base (unhex bad)))))
