@@ -4,23 +4,26 @@
 
 (in-package #:clgrpc.protobuf)
 
-(defun find-requirement (type seen)
-  "True if messages of TYPE may lack a required field, themselves or in a message inside; messages
-of the types SEEN are not looked into."
-  (let ((layout (message-type-layout type)) (table (message-type-extensions type)))
-    (flet ((requires-p (slot)
+(defun find-requirement (type)
+  "True if messages of TYPE may lack a required field, themselves or in a message inside. Types may
+come from peers and be nested deeply, so this does not recur."
+  (let ((seen (make-hash-table :test 'eq)) (open (list type)))
+    (flet ((see-slot (slot)
              (let ((slot (or (slot-entry-value slot) slot)))
-               (or (slot-required-p slot)
-                   (and (eq :message (slot-kind slot))
-                        (not (gethash (slot-type-object slot) seen))
-                        (find-requirement (slot-type-object slot) seen))))))
-      (setf (gethash type seen) t)
-      (or (and layout (some #'requires-p (layout-slots layout)))
-          (and table (loop for slot being the hash-values of table thereis (requires-p slot)))))))
+               (when (slot-required-p slot) (return-from find-requirement t))
+               (when (eq :message (slot-kind slot)) (push (slot-type-object slot) open)))))
+      (loop while open
+            do (let ((type (pop open)))
+                 (unless (gethash type seen)
+                   (setf (gethash type seen) t)
+                   (let ((layout (message-type-layout type)) (table (message-type-extensions type)))
+                     (when layout (map nil #'see-slot (layout-slots layout)))
+                     (when table
+                       (loop for slot being the hash-values of table do (see-slot slot))))))))))
 
 (defun look-for-requirement (type)
   (let ((epoch **epoch**)
-        (needed (and (find-requirement type (make-hash-table :test 'eq)) t)))
+        (needed (find-requirement type)))
     (setf (message-type-requirement type) (+ (* 2 epoch) (if needed 1 0)))
     needed))
 

@@ -28,6 +28,24 @@
   (is (null (missing #'parse-message 'clgrpc.test.legacy:legacy (unhex "0801")
                      :into (legacy :needed t)))))
 
+(test requirements-at-any-depth-of-types
+  "Types of peers may stand in each other as deeply as there are types."
+  (let ((optional (protobuf::make-field-descriptor :presence :explicit))
+        (required (protobuf::make-field-descriptor :presence :required)))
+    (flet ((outermost (innermost)
+             "A type of messages with messages in them, 60,000 levels, with the slot INNERMOST."
+             (loop repeat 60000
+                   for slot = innermost
+                     then (protobuf::make-slot :field optional :kind :message :type type)
+                   for type = (protobuf::fresh-message-type "deep")
+                   do (setf (protobuf::message-type-layout type)
+                            (protobuf::make-layout :type type :slots (vector slot)))
+                   finally (return type))))
+      (is-false (protobuf::look-for-requirement
+                 (outermost (protobuf::make-slot :field optional))))
+      (is-true (protobuf::look-for-requirement
+                (outermost (protobuf::make-slot :field required)))))))
+
 (test required-fields-of-extensions-and-maps
   (define "required.proto"
     "syntax = \"proto2\"; package clgrpc.test.required; import \"extension.proto\";
