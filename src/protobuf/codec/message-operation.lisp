@@ -282,8 +282,7 @@ SOURCE."
                                               old (copy-value value))))
           ((and old (message-p value)) (merge-message old value))
           ((eq :singular (slot-label slot))
-           (set-slot target slot
-                     (if (message-p value) (copy-message value) (to-stored slot value))))
+           (set-slot target slot (copy-value (to-stored slot value))))
           (t (set-slot target slot (copy-value value))))))
 
 (defun append-unknown (message octets)

@@ -203,6 +203,13 @@
     (is (equalp #(9 2 9 2) (clgrpc.test:inner-xs target)))
     (signals type-error (merge-message target (all)))))
 
+(test merging-shares-no-octets
+  (let ((source (all :f15 (octets-of 1 2) :o15 (octets-of 3))) (target (all)))
+    (merge-message target source)
+    (is (message= source target))
+    (is (not (eq (clgrpc.test:all-f15 source) (clgrpc.test:all-f15 target))))
+    (is (not (eq (clgrpc.test:all-o15 source) (clgrpc.test:all-o15 target))))))
+
 (test cleared-messages-are-empty
   (let ((message (random-message "clgrpc.test.All" 0)))
     (is (eq message (clear-message message)))
