@@ -301,7 +301,7 @@ ranges before and gets theirs."
         (actual (if (field-descriptor-type-name field)
                     (format nil ".~A" (field-descriptor-type-name field))
                     (string-downcase (field-descriptor-type field)))))
-    (when (and type (string/= actual (if (or (scalar-type type) (char= #\. (char type 0)))
+    (when (and type (string/= actual (if (or (scalar-type type) (eql 0 (position #\. type)))
                                          type
                                          (format nil ".~A" type))))
       (funcall refuse "this extension is declared with the type ~A, not ~A" type actual))

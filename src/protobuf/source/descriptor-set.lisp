@@ -166,11 +166,11 @@ message, with nil for one that a proto3 optional field is alone in."
 (defun read-default (type octets)
   "The default of a field of TYPE in OCTETS, as text and, except for an enum, as a value."
   (let ((text (lenient-string octets)))
-    (flet ((number (kind)
-             (let ((token (svref (tokenize (string-left-trim "-" text) "") 0)))
-               (unless (member (token-kind token) kind)
-                 (fail-read 0 "\"~A\" is not a default of type ~(~A~)" text type))
-               (* (token-value token) (if (char= #\- (char text 0)) -1 1)))))
+    (labels ((refuse () (fail-read 0 "\"~A\" is not a default of type ~(~A~)" text type))
+             (magnitude (kinds)
+               (let ((token (svref (tokenize (string-left-trim "-" text) "") 0)))
+                 (if (member (token-kind token) kinds) (token-value token) (refuse))))
+             (signed (value) (if (char= #\- (char text 0)) (- value) value)))
       (case type
         (:bool (values text (string= text "true")))
         (:string (values octets text))
@@ -180,11 +180,13 @@ message, with nil for one that a proto3 optional field is alone in."
          (let ((value (cond ((string= text "nan") (double-nan))
                             ((string= text "inf") sb-ext:double-float-positive-infinity)
                             ((string= text "-inf") sb-ext:double-float-negative-infinity)
-                            (t (to-double (number '(:float :integer)))))))
+                            (t (signed (to-double (magnitude '(:float :integer))))))))
            (values text (if (eq type :float) (text-single value) value))))
-        (t (if (assoc type *integer-ranges*)
-               (values text (number '(:integer)))
-               (values text nil)))))))
+        (t (let ((range (rest (assoc type *integer-ranges*))))
+             (if range
+                 (let ((value (signed (magnitude '(:integer)))))
+                   (values text (if (<= (first range) value (second range)) value (refuse))))
+                 (values text nil))))))))
 
 ;;; Messages, enums, services
 

@@ -38,6 +38,12 @@
                         (is (= line (proto-syntax-error-line problem)) "~D: ~A" line
                             problem))))))))
 
+(test a-declaration-with-an-empty-type-is-refused
+  (signals proto-syntax-error
+    (define "declared_empty.proto" "syntax = 'proto2'; package clgrpc.test.declared_empty;
+message M { extensions 1 to 5 [declaration = { number: 2 full_name: '.a.b' type: '' }]; }
+extend M { optional int32 x = 2; }")))
+
 (test a-circle-of-imports-is-refused
   (with-directory (directory)
     (write-proto directory "a" (format nil "syntax = 'proto3';~%~%import 'b.proto';"))

@@ -130,6 +130,41 @@
                  (first (message-descriptor-fields
                          (first (file-descriptor-messages file))))))))))
 
+(defun set-with-field (&rest arguments)
+  "A descriptor set of a proto2 file with an enum p.E and a message p.M, whose field 1 is made with
+ARGUMENTS."
+  (let ((field (apply #'google.protobuf:make-field-descriptor-proto
+                      :name "f" :number 1 :label :label-optional arguments))
+        (zero (google.protobuf:make-enum-value-descriptor-proto :name "ZERO" :number 0)))
+    (serialize
+     (google.protobuf:make-file-descriptor-set
+      :file (list (google.protobuf:make-file-descriptor-proto
+                   :name "p.proto" :package "p"
+                   :message-type (list (google.protobuf:make-descriptor-proto
+                                        :name "M" :field (list field)))
+                   :enum-type (list (google.protobuf:make-enum-descriptor-proto
+                                     :name "E" :value (list zero)))))))))
+
+(test a-scalar-field-names-no-type
+  (dolist (name '(".p.E" ".p.M" "M.E"))
+    (signals proto-syntax-error (make-type-pool (set-with-field :type :type-string
+                                                                :type-name name)))))
+
+(test defaults-of-a-set
+  (flet ((default (type text)
+           (let ((pool (make-type-pool (set-with-field :type type :default-value text))))
+             (field-value (make-message (find-pool-type pool "p.M")) 1))))
+    (is (eql -0d0 (default :type-double "-0")))
+    (is (eql -0f0 (default :type-float "-0")))
+    (is (eql -1.5d0 (default :type-double "-1.5")))
+    (is (eql (- (expt 2 63)) (default :type-int64 "-9223372036854775808")))
+    (is (eql (1- (expt 2 64)) (default :type-uint64 "18446744073709551615")))
+    (loop for (type text) in '((:type-int32 "2147483648") (:type-sint32 "-2147483649")
+                               (:type-uint32 "-1") (:type-fixed64 "18446744073709551616")
+                               (:type-int64 "9223372036854775808") (:type-int32 "1.5")
+                               (:type-double "one") (:type-int32 ""))
+          do (signals protobuf-error (default type text)))))
+
 (test long-options-cost-what-they-are-long
   "Memory grows with the number of values of an option, not with its square."
   (let* ((record (protobuf::make-record (find-descriptor "google.protobuf.FieldOptions")))
