@@ -226,18 +226,20 @@ strings it may be done with some already."
   "The clauses, by tag, of a repeated SLOT: one value, and for numbers also many packed."
   (destructuring-bind (vector count) (rest (assoc slot (variables-vectors variables)))
     (let ((tag (slot-tag slot)) (kind (slot-kind slot)) (packed-tag (tag-of (slot-number slot) 2)))
-      (flet ((closed (start stop)
-               `(multiple-value-setq (,vector ,count ranges)
-                  (read-closed-elements octets ,start ,stop ,vector ,count ,(slot-number slot)
-                                        ,(type-form slot) ranges))))
-        (cond ((eq :message kind) `((,tag ,(repeated-message-arm slot vector count))))
-              ((slot-closed-p slot)
-               `((,packed-tag ,(closed 'start 'stop))
-                 (,tag ,(closed '(nth-value 1 (read-tag octets field-start end)) 'at))))
-              (t
-               `(,@(unless (= 2 (slot-wire slot))
-                     `((,packed-tag ,(read-packed-form slot vector count))))
-                 (,tag ,(one-element-arm slot vector count)))))))))
+      (cond ((eq :message kind) `((,tag ,(repeated-message-arm slot vector count))))
+            ((slot-closed-p slot)
+             `((,packed-tag
+                (multiple-value-setq (,vector ,count ranges)
+                  (read-closed-elements octets start stop ,vector ,count ,(slot-number slot)
+                                        ,(type-form slot) ranges)))
+               (,tag
+                (if (enum-known-p ,(type-form slot) ,(take-form slot))
+                    ,(one-element-arm slot vector count)
+                    (setf ranges (note-range ranges field-start at))))))
+            (t
+             `(,@(unless (= 2 (slot-wire slot))
+                   `((,packed-tag ,(read-packed-form slot vector count))))
+               (,tag ,(one-element-arm slot vector count))))))))
 
 (defun map-arm (slot)
   "Read one entry of the map SLOT."

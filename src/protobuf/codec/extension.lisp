@@ -151,17 +151,27 @@ after it."
   ;; its values, the latest first; of messages, ranges of octets
   (items '() :type list))
 
+(defun read-packed-elements (slot octets start stop)
+  "The vector of the packed elements of SLOT from START to STOP, and a list of the octets of
+elements that its enum does not know."
+  (let ((type (slot-type-object slot)) (scalar (slot-scalar slot)))
+    (multiple-value-bind (vector count unknown)
+        (if (slot-closed-p slot)
+            (read-closed-elements octets start stop (vector) 0 (slot-number slot) type '())
+            (funcall (the function (scalar-packed-reader scalar)) octets start stop
+                     (make-array 0 :element-type (scalar-element scalar)) 0 type))
+      (values (fit-vector vector count) unknown))))
+
 (defun read-items (slot tag octets at end)
-  "The items, the latest first, of the field of SLOT whose TAG ends before AT and which ends at END,
-and the octets of values that its enum does not know; or :misfit if the TAG is not one of SLOT's."
+  "A list of the item that is the field of SLOT whose TAG ends before AT and which ends at END, a
+vector for packed elements, and a list of the octets of elements that its enum does not know; or
+:misfit if the TAG is not one of SLOT's, or :unknown if the enum does not know its only value."
   (declare (type octets octets) (type index at end))
   (let ((items '()) (unknown '()) (number (slot-number slot)) (kind (slot-kind slot)))
     (flet ((take ()
-             (multiple-value-bind (value next)
-                 (funcall (scalar-reader (slot-scalar slot)) octets at end)
-               (setf at next)
+             (let ((value (funcall (scalar-reader (slot-scalar slot)) octets at end)))
                (if (and (slot-closed-p slot) (not (enum-known-p (slot-type-object slot) value)))
-                   (push (field-octets number value) unknown)
+                   (setf items :unknown)
                    (push value items)))))
       (cond ((and (eq kind :message) (= tag (slot-tag slot)))
              (if (slot-delimited-p slot)
@@ -171,8 +181,9 @@ and the octets of values that its enum does not know; or :misfit if the TAG is n
             ((= tag (slot-tag slot)) (take))
             ((and (= tag (tag-of number 2)) (eq :repeated (slot-label slot)))
              (with-delimited (start stop)
-               (setf end stop)
-               (loop while (< at stop) do (take))))
+               (multiple-value-bind (elements more) (read-packed-elements slot octets start stop)
+                 (when (plusp (length elements)) (push elements items))
+                 (setf unknown more))))
             (t (setf items :misfit))))
     (values items unknown)))
 
@@ -214,10 +225,30 @@ FINDINGs and the ranges of the rest, the latest first."
                           (when slot (setf items (list range)))))
                        (slot
                         (setf (values items unknown) (read-items slot tag octets inside at))))
-                 (cond ((eq items :misfit) (setf rest (note-range rest start at)))
+                 (cond ((keywordp items) (setf rest (note-range rest start at)))
                        (t (when items (note slot items))
                           (setf rest (append unknown rest)))))))
     (values (nreverse findings) rest)))
+
+(defun join-items (slot stored items)
+  "The vector of the repeated SLOT that has the elements of STORED, a vector or nil, and after them
+those of ITEMS: single ones, of an enum as numbers, and vectors of packed ones."
+  (let* ((kind (slot-kind slot)) (type (slot-type-object slot))
+         (packed (not (member kind '(:string :bytes)))) ; whose elements are vectors
+         (vector (make-array (loop for item in items
+                                   sum (if (and packed (vectorp item)) (length item) 1)
+                                     into count
+                                   finally (return (+ count (length stored))))
+                             :element-type (element-type kind)))
+         (at (length stored)))
+    (when stored (replace vector stored))
+    (dolist (item items vector)
+      (cond ((and packed (vectorp item))
+             (replace vector item :start1 at)
+             (incf at (length item)))
+            (t
+             (setf (aref vector at) (if (eq kind :enum) (enum-keyword-of type item) item))
+             (incf at))))))
 
 (defun finding-value (finding octets stored reading)
   "The value that the slot of FINDING now stores; STORED is the one before, or nil. The second value
@@ -231,12 +262,10 @@ is nil if reading must be given up and done again."
                  (return-from finding-value (values nil nil)))))
       (values
        (cond ((eq :repeated (slot-label slot))
-              (concatenate `(simple-array ,(element-type kind) (*)) stored
-                           (mapcar (case kind
-                                     (:message (lambda (range) (read-message (list range))))
-                                     (:enum (lambda (number) (enum-keyword-of type number)))
-                                     (t #'identity))
-                                   (reverse items))))
+              (join-items slot stored (if (eq kind :message)
+                                          (mapcar (lambda (range) (read-message (list range)))
+                                                  (reverse items))
+                                          (reverse items))))
              ((eq kind :message)
               (read-message (if stored (append items (list (message-octets stored))) items)))
              (t (first items)))

@@ -25,8 +25,10 @@ with VALUE bound."
   (take nil)                            ; reads a value
   (size nil)                            ; measures one
   (put nil)                             ; writes one
-  ;; a function that does TAKE; this and the next two are set by sequence.lisp
+  ;; a function that does TAKE; this and the next three are set by sequence.lisp
   (reader nil :type (or null function))
+  ;; one that reads packed values; nil for those that are never packed
+  (packed-reader nil :type (or null function))
   (sizer nil :type (or null function))  ; one that does SIZE
   (putter nil :type (or null function)))) ; one that does PUT
 

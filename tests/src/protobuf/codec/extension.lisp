@@ -123,6 +123,47 @@
       (is (equal "c001056009" (hex (unknown-fields message)))))
     (is (equal "520161" (hex (unknown-fields (parse "520161")))))))
 
+(defun packed-fields ()
+  "Of packed fields in each kind of coder the type of the message, the tag and, if the enum is
+closed, the values with the numbers 1 and 2."
+  (let ((legacy (find-pool-type (pool-of "legacy.proto") "clgrpc.test.legacy.Legacy")))
+    `((clgrpc.test.legacy:legacy #x32 :low :high)
+      (,legacy #x32 "LOW" "HIGH")
+      (,legacy #x3a)
+      (clgrpc.test.extension:base #xc2 :calm :angry)
+      (clgrpc.test.extension:base #xb2))))
+
+(defun field-octets (tag hex)
+  "TAG and the octets that HEX writes."
+  (concatenate 'octets (protobuf::tag-octets tag) (unhex hex)))
+
+(test elements-that-a-closed-enum-does-not-know
+  "They are unknown fields in their order, each with a tag of its own, however they came."
+  (loop for (type tag one two) in (packed-fields)
+        for single = (logandc2 tag 7) and minus = "ffffffffffffffffff01"
+        when one
+          do (let* ((octets (concatenate 'octets
+                                         (field-octets tag "0d 010502 ffffffffffffffffff01")
+                                         (field-octets single "07") (field-octets single "01")
+                                         (field-octets single minus)))
+                    (message (parse-message type octets :partial t)))
+               (is (equalp (vector one two one) (field-value message (ash tag -3))))
+               (is (equalp (concatenate 'octets (field-octets single "05")
+                                        (field-octets single minus) (field-octets single "07")
+                                        (field-octets single minus))
+                           (unknown-fields message))))))
+
+(test packed-elements-take-little-memory
+  "Some octets for each of theirs, also if an enum does not know them."
+  (let ((count 200000))
+    (loop for (type tag) in (packed-fields)
+          do (dolist (element '(1 99))
+               (let* ((octets (concatenate 'octets (field-octets tag "c09a0c")
+                                           (make-array count :initial-element element)))
+                      (before (sb-ext:get-bytes-consed)))
+                 (parse-message type octets :partial t)
+                 (is (> (* 40 count) (- (sb-ext:get-bytes-consed) before))))))))
+
 (test end-tags-longer-than-needed
   "The varint of the tag that ends a group may have more octets than it needs: in an extension, in
 an item of a message set, and in a field of a message without coders of its own."
