@@ -134,6 +134,16 @@ messages use the coders of generic-coder.lisp, without code of their own.")
                    ',(mapcar #'slot-reader (plan-slots plan))
                    ',(mapcar #'oneof-slot-reader (plan-oneofs plan))))
 
+(defun function-names (plans extensions)
+  "The names of the functions, and of setters, that users call for the messages of PLANS and for
+EXTENSIONS."
+  (append (mapcan #'public-functions plans)
+          (extension-names extensions)
+          (loop for reader in (append (loop for plan in plans
+                                            append (mapcar #'slot-reader (plan-slots plan)))
+                                      (mapcar #'cdr extensions))
+                collect `(setf ,reader))))
+
 (defun file-forms (file for-file)
   "The top-level forms of FILE. With FOR-FILE all of them, else only those that changed."
   (let* ((plans (file-plans file))
@@ -143,6 +153,9 @@ messages use the coders of generic-coder.lisp, without code of their own.")
         ,@(package-forms file plans extensions))
       (eval-when (:compile-toplevel :load-toplevel :execute)
         (register-file ',file))
+      ,@(when for-file                  ; the rest of the file is compiled before it is loaded
+          `((eval-when (:compile-toplevel)
+              (proclaim '(ftype function ,@(function-names plans extensions))))))
       ,@(enum-forms file)
       ,@(loop for plan in changed collect (public-structure (plan-message plan)))
       ,@(loop for plan in changed

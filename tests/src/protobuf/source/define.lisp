@@ -108,6 +108,25 @@ message Q { } service Silent { rpc Ask(Q) returns (Q); }")
           arguments)
    :output :string :error-output :output))
 
+(test functions-are-known-in-the-file-that-defines-them
+  "A file that calls the functions of its DEFINE-PROTO compiles without a warning."
+  (let ((warnings '()))
+    (handler-bind ((warning (lambda (warning)
+                              (push (princ-to-string warning) warnings)
+                              (muffle-warning warning))))
+      (call-with-compiled
+       "(clgrpc.protobuf:define-proto \"known.proto\" :source \"syntax = 'proto2';
+package clgrpc.test.known; message M { optional int32 a = 1; oneof o { string b = 2; M c = 3; }
+  extensions 10; } extend M { optional string e = 10; }\")
+(defun cl-user::use (m)
+  (setf (clgrpc.test.known:m-a m) 1
+        (clgrpc.test.known:e m) (clgrpc.test.known:m-b m))
+  (list (clgrpc.test.known:m-p m) (clgrpc.test.known:has-m-a m) (clgrpc.test.known:m-o-case m)
+        (clgrpc.test.known:clear-m-o m) (clgrpc.test.known:has-e m) (clgrpc.test.known:m-c m)))
+"
+       (constantly nil)))
+    (is (equal '() warnings))))
+
 (test compiled-files-work-in-another-image
   "Compile two files with the same definitions here, load them in another image, and let it speak."
   (let ((definition "(clgrpc.protobuf:define-proto \"other.proto\" :source \"syntax = 'proto3';
