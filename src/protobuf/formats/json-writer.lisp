@@ -29,6 +29,32 @@
     ("google.protobuf.StringValue" . :wrapper) ("google.protobuf.BytesValue" . :wrapper))
   "The message types that JSON writes in a form of their own.")
 
+(defparameter *form-fields*
+  '((:any (1 :string) (2 :bytes)) (:timestamp (1 :int64) (2 :int32))
+    (:duration (1 :int64) (2 :int32)) (:field-mask (1 :string :repeated))
+    (:struct (1 :message :map)) (:list (1 :message :repeated)) (:wrapper (1))
+    (:value (1 :enum) (2 :double) (3 :string) (4 :bool) (5 :message) (6 :message)))
+  "The number, kind and label, if not :SINGULAR, of the fields that each form is made of; without a
+kind it is any scalar.")
+
+(defun json-form (layout)
+  "The form of its own that the type of LAYOUT has in JSON, or nil. A peer's type may have the name
+of one with such a form, and other fields."
+  (let ((form (cdr (assoc (message-type-name (layout-type layout)) *json-forms*
+                          :test #'string=))))
+    (loop for (number kind label) in (rest (assoc form *form-fields*))
+          for slot = (find number (layout-slots layout) :key #'slot-number)
+          do (unless (and slot
+                          (eq (or label :singular) (slot-label slot))
+                          (if kind
+                              (eq kind (slot-kind slot))
+                              (not (eq :message (slot-kind slot)))))
+               (return nil))
+          finally (return form))))
+
+(defun any-layout-p (layout)
+  (eq :any (text-layout-form (json-text-layout layout))))
+
 (defun json-key (name)
   "The octets of NAME as a member's name, colon and all."
   (let ((buffer (make-buffer :size 32)))
@@ -45,9 +71,7 @@
                       (text-layout-ordered text-layout))))
           (setf (text-layout-keys text-layout) (keys #'slot-json-name)
                 (text-layout-proto-keys text-layout) (keys #'slot-proto-name)
-                (text-layout-form text-layout)
-                (cdr (assoc (message-type-name (layout-type layout)) *json-forms*
-                                                           :test #'string=))))
+                (text-layout-form text-layout) (json-form layout)))
         (setf (layout-json layout) text-layout))))
 
 ;;; Layout of the text

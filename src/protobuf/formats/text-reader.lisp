@@ -485,7 +485,7 @@ message."
          (slot (if bracketed (named-extension message name) (text-layout-slot text-layout name))))
     (cond (slot (read-text-field input partial-message slot))
           ((and bracketed (find #\/ name)
-                (string= "google.protobuf.Any" (message-type-name type)))
+                (any-layout-p (message-layout message)))
            (read-text-any input partial-message name token))
           ((or (input-ignore-unknown input) (and (not bracketed) (reserved-name-p type name)))
            (skip-text-field input))

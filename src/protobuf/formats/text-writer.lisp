@@ -157,8 +157,7 @@ too large."
   "Write the fields of MESSAGE."
   (with-level (output)
     (let ((message (current message)))
-      (unless (and (string= "google.protobuf.Any" (message-type-name (message-type-of message)))
-                   (put-any output message))
+      (unless (and (any-layout-p (message-layout message)) (put-any output message))
         (dolist (slot (present-slots message))
           (put-field output slot (present-stored message slot))))
       (when (text-output-unknown output)

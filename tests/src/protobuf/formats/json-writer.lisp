@@ -91,3 +91,25 @@
     (let ((message (parse-message "clgrpc.test.raw.Raw" (unhex octets))))
       (signals message-print-error (message-json message))
       (is (equal octets (hex (serialize message)))))))
+
+(test types-of-peers-that-are-called-like-those-with-a-form
+  "A peer's type may have the name of one with a form of its own in JSON, and other fields."
+  (let* ((field (google.protobuf:make-field-descriptor-proto
+                 :name "odd" :number 1 :type :type-string :label :label-repeated))
+         (names '("Any" "Timestamp" "Duration" "Struct" "Value" "ListValue" "StringValue"))
+         (pool (make-type-pool
+                (serialize
+                 (google.protobuf:make-file-descriptor-set
+                  :file (list (google.protobuf:make-file-descriptor-proto
+                               :name "odd.proto" :package "google.protobuf"
+                               :message-type
+                               (loop for name in names
+                                     collect (google.protobuf:make-descriptor-proto
+                                              :name name :field (list field))))))))))
+    (dolist (name names)
+      (let* ((type (find-pool-type pool (format nil "google.protobuf.~A" name)))
+             (message (parse-message type (unhex "0a0178"))))
+        (is (equal "{\"odd\":[\"x\"]}" (message-json message)) name)
+        (is (message= message (parse-json-message type (message-json message))))
+        (is (equal "odd: \"x\"" (string-right-trim '(#\Newline) (message-text message))) name)
+        (is (message= message (parse-text-message type (message-text message))))))))
