@@ -44,8 +44,8 @@ LOST              a function without arguments, called if a stream ends with :ou
                   messages and returns the position from which to go on, mostly nil. Without it the
                   error is signalled
 PATIENCE-SECONDS  a real: the longest time without a message, since the stream first broke, before
-                  the last error is signalled; 60 by default. A stream that reached its server and
-                  lasted longer than this before it broke counts as a message: its server had none
+                  the last error is signalled; 60 by default. A stream that lasted longer than this
+                  before it broke counts as a message: its server had none to send
 RETRY             a list of statuses after which the stream is requested again, after 1/4 to 5 s:
                   (:unavailable :cancelled :resource-exhausted) by default; others are signalled
 Only :keepalive-seconds of the channel detects a server that hangs. Signal MISUSE if one of these
@@ -71,7 +71,7 @@ functions is missing. From any thread but a loop's."
              (function-failed (failure) (error (function-failed-cause failure)))
              (status:rpc-error (error)
                (let ((status (status:rpc-error-status error)))
-                 (when (and (status:rpc-error-sent-p error) (< patient (loop:world-now)))
+                 (when (< patient (loop:world-now))
                    (note position))
                  (cond ((and lost (eq :out-of-range status))
                         (setf position (funcall (the function lost))))
