@@ -416,10 +416,23 @@ from the handler's FILL. On the loop."
      (discard-input connection)))
   (unless (member (connection-state connection) '(:aborting :closed))
     (read-soon connection))
+  (when (connection-write-wants-read connection) (go-on-writing connection))
   ;; output that is not there any more at the end of the turn does not count
   (when (or (connection-leftover connection) (plusp (connection-kept connection)))
     (charge-kept connection))
   nil)
+
+(define-hot write-again ((connection connection)) null
+  "Schedule another write of CONNECTION's output, for which input was needed and has come."
+  (setf (connection-write-wants-read connection) nil
+        (connection-blocked connection) nil)
+  (mark-dirty connection))
+
+(define-hot go-on-writing ((connection connection)) null
+  "CONNECTION, whose output waits for input, has been read. If that has ended a handshake, for which
+the octets had come in an earlier turn, no event follows after which the output would be written."
+  (unless (byte-channel-handshaking-p (connection-byte-channel connection))
+    (write-again connection)))
 
 (define-hot note-event ((connection connection) (flags (unsigned-byte 32))) null
   "Note that the poller has reported FLAGS for CONNECTION."
@@ -427,10 +440,7 @@ from the handler's FILL. On the loop."
     (setf (connection-readable connection) t)
     (when (logtest flags (logior +ended+ +failed+))
       (setf (connection-ended connection) t))
-    (when (connection-write-wants-read connection)
-      (setf (connection-write-wants-read connection) nil
-            (connection-blocked connection) nil)
-      (mark-dirty connection))
+    (when (connection-write-wants-read connection) (write-again connection))
     (if (and (logtest flags +failed+)
              (or (connection-stopped connection) (connection-throttled connection)))
         ;; it is not going to be read, which would say why

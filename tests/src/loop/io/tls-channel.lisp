@@ -374,6 +374,42 @@
             (loop repeat 5 do (make-turn-of loop))
             (is (= 20 (count-answered)))))))))
 
+(test output-leaves-with-the-end-of-the-handshake
+  "A server speaks first. The last octets of a handshake come in a turn that has done its share of
+handshakes, so a later one takes them, and no event follows: the output leaves all the same."
+  (with-still-loops (theirs)
+    (with-still-loop (loop)
+      (with-ends ((client theirs (client-credentials) :client))
+        (let* ((server (make-end))
+               (inner (make-byte-channel **memory** 1000001 "memory" server))
+               (connection (make-connection
+                            loop
+                            (make-tls-byte-channel loop inner (server-credentials) :server)
+                            (make-handler :input #'takes-all))))
+          (flet ((arrive ()
+                   (carry client server)
+                   (clgrpc.loop::note-event connection clgrpc.loop:+readable+))
+                 (be-busy ()            ; with the handshakes of others
+                   (setf (clgrpc.loop::event-loop-slow-turn loop) (1+ (event-loop-turns loop))
+                         (clgrpc.loop::event-loop-slow-ns loop) +ns-per-second+)))
+            (append-octets (connection-output connection) (octets-of 1 2 3))
+            (write-end client (octets-of))
+            (arrive)
+            (make-turn-of loop)
+            (carry server client)
+            (read-end client)
+            (is-true (established-p client))
+            (arrive)
+            (be-busy)
+            (make-turn-of loop)
+            (is (= 0 (carry server client)) "not yet")
+            (make-turn-of loop)
+            (carry server client)
+            (read-end client)
+            (is (equalp #(1 2 3) (let ((got (end-got client)))
+                                   (subseq (buffer-octets got) (buffer-start got)
+                                           (buffer-end got)))))))))))
+
 (test tls-endless-handshakes-end
   "A peer may be slow and wordy, but not for long, and its octets are taken in small parts."
   (with-still-loops (loop)
