@@ -121,7 +121,7 @@ slots, gathering.lisp."
   (discard-buffer (make-buffer :size 0) :type buffer) ; output of connections that are closed
   (tls-area nil :type (or null os:tls-area)) ; see tls-channel.lisp
   ;; connections that wait for their peer to close
-  (lingerers (make-fifo) :type fifo :read-only t) ; these and some that linger no more
+  (lingerers (make-fifo) :type fifo :read-only t) ; these
   (lingering 0 :type index)             ; the number of lingering connections
   ;; data of a layer above
   (datum nil)                           ; the layer's own; the loop does not use it

@@ -154,6 +154,10 @@ it is started."
              (guarding (:stop-function-error :loop loop)
                (funcall (the function function) loop)))))
 
+(defun first-source (loop start)
+  "The first place from START on where LOOP has a source, or nil."
+  (position-if #'identity (event-loop-sources loop) :start start))
+
 (defun release-sources (loop)
   "Close the connections and all other sources of LOOP, and call their owners."
   (flet ((release (source)
@@ -163,10 +167,12 @@ it is started."
                  (funcall (source-on-release source) source)))))
     (loop while (event-loop-unconnected loop)
           do (release (pop (event-loop-unconnected loop))))
-    (loop for source = (find-if #'identity (event-loop-sources loop))
-          while source
-          do (release source)
-             (remove-source source))))
+    ;; an owner that is called may have added others, also before the last
+    (loop for at = (first-source loop 0) then (or (first-source loop at) (first-source loop 0))
+          while at
+          do (let ((source (svref (event-loop-sources loop) at)))
+               (release source)
+               (remove-source source)))))
 
 (defun release-all (loop)
   "Close everything that LOOP owns. Return false if user code has lost the baton meanwhile; then

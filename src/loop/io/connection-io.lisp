@@ -529,13 +529,8 @@ that is done. Closing again does nothing, but for ABORT. On the loop."
 
 (defun bound-lingering (loop most)
   "Reduce the lingering connections of LOOP to MOST; those that have lingered longest end first."
-  (loop with queue = (event-loop-lingerers loop)
-        for first = (first (fifo-items queue))
-        while (and first
-                   (or (not (eq :lingering (connection-state first)))
-                       (< most (event-loop-lingering loop))))
-        do (dequeue queue)
-           (when (eq :lingering (connection-state first)) (abort-connection first nil))))
+  (loop while (< most (event-loop-lingering loop))
+        do (abort-connection (first (fifo-items (event-loop-lingerers loop))) nil)))
 
 (defun count-lingering (connection)
   "CONNECTION lingers from now on."
@@ -547,7 +542,9 @@ that is done. Closing again does nothing, but for ABORT. On the loop."
 (defun end-linger (connection)
   "Stop the lingering of CONNECTION, if it lingers, since it is about to be closed."
   (when (eq :lingering (connection-state connection))
-    (decf (event-loop-lingering (connection-loop connection)))))
+    (let ((loop (connection-loop connection)))
+      (remove-from-fifo connection (event-loop-lingerers loop)) ; +MOST-LINGERING+ at most
+      (decf (event-loop-lingering loop)))))
 
 (defun begin-linger (connection reason)
   "Shut down our side of CONNECTION, whose output was all sent, and wait a while until the peer ends

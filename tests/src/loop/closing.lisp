@@ -294,6 +294,46 @@ are no more to be had."
             (is (zerop (clgrpc.loop::event-loop-lingering loop)))
             (is (every #'client-ended-p (list a b c d)))))))))
 
+(defun stopping-time-ns (count)
+  "The processor time that the stop of a loop with COUNT connections takes, whose descriptors are so
+high that a search for them costs more than all else."
+  (let ((loop (make-event-loop :name "still" :poller (still-poller #'identity))))
+    (loop for descriptor from 1000001
+          repeat count
+          do (memory-connection loop descriptor #'takes-all))
+    (let ((begun (thread-time-ns)))
+      (stop-event-loop loop)
+      (- (thread-time-ns) begun))))
+
+(test stopping-a-loop-searches-once
+  "And not once for each connection."
+  (let ((few (stopping-time-ns 1)) (many (stopping-time-ns 300)))
+    (is (< many (* 20 few)) "~D ns for 1, ~D for 300" few many)))
+
+(test connections-that-linger-no-more-are-forgotten
+  "Also while an older one lingers on, and after it if no other comes to linger."
+  (with-still-loop (loop :clock (constantly +noon-ns+))
+    (let* ((pairs (loop for descriptor from 11 repeat 4
+                        collect (multiple-value-list
+                                 (memory-connection loop descriptor #'takes-all))))
+           (connections (mapcar #'first pairs)))
+      (flet ((lingering ()
+               (copy-list (fifo-items (clgrpc.loop::event-loop-lingerers loop))))
+             (end (connection peer)
+               (setf (end-over peer) t)
+               (clgrpc.loop::note-event connection (logior clgrpc.loop:+readable+
+                                                           clgrpc.loop:+ended+))))
+        (mapc #'close-connection connections)
+        (make-turn-of loop)
+        (is (equal connections (lingering)))
+        (loop for pair in (rest pairs) do (apply #'end pair))
+        (make-turn-of loop)
+        (is (equal (list (first connections)) (lingering)))
+        (is (= 1 (clgrpc.loop::event-loop-lingering loop)))
+        (apply #'end (first pairs))
+        (make-turn-of loop)
+        (is (null (lingering)))))))
+
 (test told-that-connections-have-gone
   "Who has asked is told at the end of a turn in which one has gone; until then they count as
 closing."
