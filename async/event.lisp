@@ -27,7 +27,7 @@
   (let ((loop (handle-loop event)))
     (begin-use event)
     (schedule-timer (loop:event-loop-wheel loop) (event-timer event)
-                    (+ (loop:event-loop-now loop) ns))))
+                    (time-after ns (loop:event-loop-now loop)))))
 
 (defun event-due (event)
   (if (plusp (%event-period-ns event))

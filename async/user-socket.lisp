@@ -287,7 +287,8 @@ sent, SOCKET is checked at the end of the turn."
         (let ((loop (handle-loop socket)))
           (setf (timeouts-written-at timeouts) (loop:event-loop-now loop))
           (schedule-timer (loop:event-loop-wheel loop) (timeouts-write-timer timeouts)
-                          (+ (loop:event-loop-now loop) (timeouts-write-ns timeouts)))))))
+                          (time-after (timeouts-write-ns timeouts)
+                                      (loop:event-loop-now loop)))))))
   nil)
 
 (define-hot write-socket-data ((socket socket) data &key (start index 0) (end (or null index))
@@ -373,16 +374,16 @@ its loop."
             (and (or read-timer write-timer)
                  (make-timeouts :read-timer read-timer :read-ns read-ns :read-at now
                                 :write-timer write-timer :write-ns write-ns :written-at now)))
-      (when read-timer (schedule-timer wheel read-timer (+ now read-ns)))
+      (when read-timer (schedule-timer wheel read-timer (time-after read-ns now)))
       (when (and write-timer (%socket-awaits socket))
-        (schedule-timer wheel write-timer (+ now write-ns)))
+        (schedule-timer wheel write-timer (time-after write-ns now)))
       nil)))
 
 (defun check-reading (socket)
   "The timer of the time-out for reading has rung."
   (let ((timeouts (%socket-timeouts socket)))
     (check-time socket (timeouts-read-timer timeouts)
-                (+ (timeouts-read-at timeouts) (timeouts-read-ns timeouts))
+                (time-after (timeouts-read-ns timeouts) (timeouts-read-at timeouts))
                 "nothing has come for too long")))
 
 (defun check-writing (socket)
@@ -390,7 +391,7 @@ its loop."
   (let ((timeouts (%socket-timeouts socket)))
     (when (%socket-awaits socket)
       (check-time socket (timeouts-write-timer timeouts)
-                  (+ (timeouts-written-at timeouts) (timeouts-write-ns timeouts))
+                  (time-after (timeouts-write-ns timeouts) (timeouts-written-at timeouts))
                   "the peer takes nothing"))))
 
 (defun check-time (socket timer end-ns text)

@@ -4,7 +4,6 @@
 
 (in-package #:clgrpc.loop)
 
-(defconstant +forever-seconds+ 1000000000)
 (defconstant +join-seconds+ 10
   "How long JOIN-EVENT-LOOP waits: longer than any turn, unless user code holds the loop up for
 good.")

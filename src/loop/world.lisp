@@ -172,6 +172,9 @@ an error: then this thread calls it once more."
                     failed)
           (return (sb-thread:with-mutex (mutex) (funcall predicate))))))))
 
+(defconstant +forever-seconds+ 1000000000
+  "The longest wait, thirty years: SBCL takes no time-out of many centuries.")
+
 (defun await-semaphore (semaphore &key (count 1) timeout-seconds)
   "Wait until SEMAPHORE can be lowered by COUNT, and lower it; false if that takes longer than
 TIMEOUT-SECONDS, or, if they are nil, never."
@@ -180,7 +183,13 @@ TIMEOUT-SECONDS, or, if they are nil, never."
                     (lambda () (<= count (sb-thread:semaphore-count semaphore)))
                     (and timeout-seconds (notice-end timeout-seconds)))
            (sb-thread:try-semaphore semaphore count))
-      (sb-thread:wait-on-semaphore semaphore :n count :timeout timeout-seconds)))
+      (cond ((null timeout-seconds) (sb-thread:wait-on-semaphore semaphore :n count))
+            ((plusp timeout-seconds)
+             (sb-thread:wait-on-semaphore semaphore
+                                          :n count :timeout (min timeout-seconds
+                                                                 +forever-seconds+)))
+            ;; SBCL takes no time-out of 0 either
+            (t (sb-thread:try-semaphore semaphore count)))))
 
 (defun await-futex (futex value)
   "Sleep until FUTEX, which has had VALUE, has another value. It may return without a reason."

@@ -18,6 +18,24 @@
     (with-program () (with-delay (0.05) (setf end (monotonic-ns))))
     (is (>= (- end begin) 50000000))))
 
+(test times-of-many-centuries
+  "They are later than any clock can say, and so mean never."
+  (let ((forever most-positive-fixnum) (connected nil))
+    (with-program ()
+      (let ((event (delay (lambda () (fail "never")) :time forever))
+            (end (interval (lambda () (fail "never")) :time forever))
+            (server (tcp-server nil 0 #'list :read-timeout forever :write-timeout forever)))
+        (tcp-connect "127.0.0.1" (server-port server) #'list
+                     :data "x" :connect-timeout forever :read-timeout forever
+                     :write-timeout forever
+                     :connect-cb (lambda (socket)
+                                   (setf connected t)
+                                   (cancel event)
+                                   (funcall end)
+                                   (close-socket socket)
+                                   (close-tcp-server server)))))
+    (is-true connected)))
+
 (test cancelled-delays
   (with-program ()
     (let ((event (delay (lambda () (fail "cancelled")) :time 0.01)))

@@ -88,7 +88,7 @@ target, or LOOP has stopped. From any thread."
   (let ((target (if (stringp target) (parse-target target) target)))
     (if (target-addresses target)
         (connect-addresses loop (target-text target) (target-addresses target) timeout-ns on-done)
-        (let ((end (+ (read-clock loop) timeout-ns)))
+        (let ((end (time-after timeout-ns (read-clock loop))))
           (lookup loop target timeout-ns
                   (lambda (addresses condition)
                     (if condition
@@ -107,7 +107,7 @@ target, or LOOP has stopped. From any thread."
 
 (defun due-from-now (connector)
   "The time limit of a step that begins now and has all of CONNECTOR's time."
-  (+ (event-loop-now (connector-loop connector)) (connector-timeout-ns connector)))
+  (time-after (connector-timeout-ns connector) (event-loop-now (connector-loop connector))))
 
 (defun connecting-end-ns (connector)
   "The time limit of an attempt of CONNECTOR that begins now."

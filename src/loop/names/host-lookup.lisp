@@ -174,7 +174,7 @@ returns. Signal MISUSE if LOOP has stopped. From any thread."
         (target (lookup-target lookup)))
     (push lookup (event-loop-unconnected loop))
     (schedule-timer (event-loop-wheel loop) (lookup-limit lookup)
-                    (+ (event-loop-now loop) timeout-ns))
+                    (time-after timeout-ns (event-loop-now loop)))
     (trace-event :dns-resolver :look-up :name (target-host target))
     (if (target-addresses target)
         (end-lookup lookup (target-addresses target) nil)

@@ -200,6 +200,8 @@
     (is (equal '("127.0.0.1:5" "127.0.0.2:6")
                (lookup-and-wait loop "ipv4:127.0.0.1:5,127.0.0.2:6")))
     (is (equal '("127.0.0.1:5" "[::1]:5") (lookup-and-wait loop "localhost:5")))
+    (is (equal '("127.0.0.1:5" "[::1]:5")
+               (lookup-and-wait loop "localhost:5" :seconds most-positive-fixnum)))
     (multiple-value-bind (addresses condition)
         (lookup-and-wait loop "nobody.invalid:1" :seconds 60)
       (is (null addresses))
