@@ -94,39 +94,49 @@ that, it calls (ON-CANCEL), which should stop the work that produces the value. 
 
 ;;; Settling
 
-(defun settle-future (future value)
-  "Set the VALUE of FUTURE unless it has one. Return true if it had none, and the function that
-CANCEL would have called."
+(defun settle-future (future value &key cancel)
+  "Set the VALUE of FUTURE unless it has one, and call the functions attached to it; if CANCEL is
+true, also the function that CANCEL calls. Return true if it had none."
   (loop
     (let ((old (promise-value future)))
       (unless (or (null old) (functionp old)) (return nil))
-      (when (eq old (compare-and-swap (promise-value future) old value))
-        (run-completions future)
-        (return (values t old))))))
+      ;; A thread that is unwound in between would leave others waiting for ever. So interrupts are
+      ;; on in functions of users only.
+      (when (sb-sys:without-interrupts
+              (when (eq old (compare-and-swap (promise-value future) old value))
+                (unwind-protect (sb-sys:allow-with-interrupts (run-completions future))
+                  (when (and cancel old)
+                    (sb-sys:allow-with-interrupts
+                      (sb-sys:with-interrupts (funcall (the function old))))))
+                t))
+        (return t)))))
 
 (defun resolve-future (future &rest values)
   "Settle FUTURE with VALUES. Return false, and do nothing, if it is settled. From any thread;
 attached functions run in it."
-  (values (settle-future future (cons :values values))))
+  (settle-future future (cons :values values)))
 
 (defun reject-future (future condition)
   "Settle FUTURE with CONDITION, an error, in place of a value. Return false, and do nothing, if it
 is settled. From any thread; attached functions run in it."
   (check-type condition condition)
-  (values (settle-future future condition)))
+  (settle-future future condition))
 
 (defmethod cancel ((promise promise) &optional (text "cancelled"))
-  (multiple-value-bind (settled on-cancel)
-      (settle-future promise (make-condition 'future-cancelled :text text))
-    (when (and settled on-cancel) (funcall on-cancel))
-    nil))
+  (settle-future promise (make-condition 'future-cancelled :text text) :cancel t)
+  nil)
+
+(defun run-each-completion (future functions)
+  "Call FUNCTIONS with the outcome of FUTURE, all of them also if a non-local exit leaves one."
+  (unwind-protect (loop while functions do (run-completion future (pop functions)))
+    (when functions (run-each-completion future functions))))
 
 (defun run-completions (future)
   "Call the functions attached to FUTURE, which is settled, in the order in which they were
 attached."
   (loop for old = (future-completions future)
         until (swap-completions future old :done)
-        finally (dolist (function (reverse old)) (run-completion future function))))
+        finally (run-each-completion future (reverse old))))
 
 (defun call-with-outcome (future function)
   "Call FUNCTION with the value of FUTURE, which is settled, and nil, or with nil and its
@@ -178,7 +188,8 @@ FUTURE if it is not. Return FUTURE. From any thread."
          (function (if on
                        (lambda (value error)
                          (post on (lambda () (funcall function value error))))
-                       function)))
+                       (lambda (value error)
+                         (sb-sys:with-interrupts (funcall function value error))))))
     (add-completion future function)))
 
 (defun await-settlement (future timeout-seconds)

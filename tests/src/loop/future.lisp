@@ -120,6 +120,62 @@
                (fail "~D runs, settled ~D times" (car runs) (car won)))))
   (pass))
 
+(test functions-that-leave-keep-nothing-from-others
+  "A function that is attached and left by a non-local exit: all others are called, and what CANCEL
+calls."
+  (flet ((called (settle)
+           (let* ((called '())
+                  (future (make-future :on-cancel (lambda () (push :cancelled called)))))
+             (flet ((note (name &optional leave)
+                      (lambda (value error)
+                        (declare (ignore value error))
+                        (push name called)
+                        (when leave (throw 'out :left)))))
+               (attach future (note 1))
+               (attach future (note 2 t))
+               (attach future (note 3 t))
+               (attach future (note 4))
+               (is (eq :left (catch 'out (funcall settle future)))))
+             (reverse called))))
+    (is (equal '(1 2 3 4) (called #'resolve-future)))
+    (is (equal '(1 2 3 4 :cancelled) (called #'cancel)))))
+
+(test interrupts-leave-no-future-between
+  "A thread that settles one and is interrupted, as by SB-EXT:WITH-TIMEOUT, has done it or not: it may
+leave a function of a user, but wakes all who wait."
+  (let ((future nil) (called 0) (woken 0))
+    (flet ((check (settle)
+             (let ((points (support:interrupt-at-each-call
+                            '(loop:run-completions loop:run-completion
+                              loop:call-with-outcome)
+                            (lambda ()
+                              (setf called 0 woken 0 future (make-future))
+                              (dotimes (i 3)
+                                (attach future (lambda (value error)
+                                                 (declare (ignore value error))
+                                                 (incf called)))
+                                (loop::add-completion future (lambda (value error)
+                                                               (declare (ignore value error))
+                                                               (incf woken))))
+                              (funcall settle future))
+                            (lambda (name)
+                              (is (eq t (loop:future-done-p future)) "~A" name)
+                              (is (<= 2 called 3) "~A" name)
+                              (is (= 3 woken) "~A" name)))))
+               (is (< 3 points)))))
+      (check #'resolve-future)
+      (check #'cancel))))
+
+(test waits-of-many-centuries
+  "SBCL takes no such time-out; it means that there is none."
+  (let* ((future (make-future))
+         (thread (sb-thread:make-thread
+                  (lambda ()
+                    (loop until (loop:future-completions future) do (sb-thread:thread-yield))
+                    (resolve-future future 7)))))
+    (is (eql 7 (loop:await future :timeout most-positive-fixnum)))
+    (sb-thread:join-thread thread)))
+
 (test calls-in-a-loop
   (with-loops (loop) ()
     (is (equal (list loop 2) (outcome (call-in-loop loop (lambda () (values *event-loop* 2))))))
