@@ -19,7 +19,8 @@ cannot be reached or does not answer."
   (let ((records (message-records message)))
     (flet ((data (name type)
              (loop for record in records
-                   when (and (= type (record-type record)) (equalp name (record-name record)))
+                   when (and (= type (record-type record))
+                             (octets-equal name (record-name record)))
                      collect (record-data record))))
       (loop repeat (1+ +most-aliases+)
             for found = (data name type)
