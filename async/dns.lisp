@@ -59,7 +59,10 @@ gets a DNS-ERROR. Signal MISUSE if ADDRESS is not numeric. From any thread."
                      (misuse "~S is not a numeric address." address)))
          (query (begin-query loop)))
     (flet ((lookup ()
-             (multiple-value-bind (host service failure) (os:lookup-name octets)
+             (multiple-value-bind (host service failure)
+                 (handler-case (os:lookup-name octets)
+                   ;; such as a name that is not UTF-8
+                   (error (error) (values nil nil (princ-to-string error))))
                (post loop (lambda ()
                             (end-query query address failure event-cb
                                        (lambda () (funcall function host service))))))))

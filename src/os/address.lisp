@@ -175,7 +175,7 @@ the service's name, or nil, nil and the reason of the failure, as text."
                    (vector-sap address) (length address) (vector-sap host) (length host)
                    (vector-sap service) (length service) +ni-namereqd+)))
         (if (zerop code)
-            (flet ((text (octets) (octets-ascii octets 0 (position 0 octets))))
+            (flet ((text (octets) (decode-utf8 octets 0 (position 0 octets))))
               (values (text host) (text service) nil))
             (values nil nil (lookup-failure (address-host address) code)))))))
 
