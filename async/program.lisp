@@ -74,8 +74,10 @@ handler, for CANCEL. Signal MISUSE if NUMBER is not a signal, or one that cannot
          (watch (make-signal-watch :loop loop :number number :callback function
                                    :event-cb event-cb)))
     (on-loop (loop)
-      (free-signal-now loop number)
       (begin-use watch)
+      ;; ON-SIGNAL replaces its function, so that the signal never has its default action meanwhile
+      (let ((before (take-signal-watch loop number)))
+        (when before (end-use before)))
       (loop:call-at-stop loop #'end-program)
       (push watch (program-signal-handlers (loop-program loop)))
       (loop:on-signal loop number
@@ -88,12 +90,16 @@ handler, for CANCEL. Signal MISUSE if NUMBER is not a signal, or one that cannot
   (loop:on-signal (handle-loop watch) (signal-watch-number watch) nil)
   (end-use watch))
 
-(defun free-signal-now (loop number)
+(defun take-signal-watch (loop number)
+  "Take the handler of the signal NUMBER off LOOP's list; return it, or nil."
   (let* ((program (loop-program loop))
          (watch (find number (program-signal-handlers program) :key #'signal-watch-number)))
-    (when watch
-      (setf (program-signal-handlers program) (delete watch (program-signal-handlers program)))
-      (end-signal-handler watch))))
+    (setf (program-signal-handlers program) (delete watch (program-signal-handlers program)))
+    watch))
+
+(defun free-signal-now (loop number)
+  (let ((watch (take-signal-watch loop number)))
+    (when watch (end-signal-handler watch))))
 
 (defun end-signal-handlers (loop)
   (let ((program (loop-program loop)))

@@ -194,6 +194,27 @@
     (signal-handler +sigusr1+ #'identity)
     (delay #'clear-signal-handlers)))
 
+(test a-signal-handler-replaces-another-at-once
+  "The signal never has its default action meanwhile, which would end the process."
+  (let ((reset 0) (got '()))
+    (sb-int:encapsulate 'os:reset-signal 'count (lambda (function signal)
+                                                  (incf reset)
+                                                  (funcall function signal)))
+    (unwind-protect
+         (with-program ()
+           (flet ((handle (name)
+                    (signal-handler +sigusr1+ (lambda (number)
+                                                (push name got)
+                                                (free-signal-handler number)))))
+             (handle :first)
+             (handle :second)
+             (is (= 0 reset))
+             (is (= 1 (getf (stats) :uses)) "that of the second"))
+           (delay (lambda () (send-signal +sigusr1+))))
+      (sb-int:unencapsulate 'os:reset-signal 'count))
+    (is (equal '(:second) got))
+    (is (= 1 reset))))
+
 (test statistics-as-data
   (let ((during nil) (after nil))
     (with-program ()
