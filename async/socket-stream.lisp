@@ -14,6 +14,7 @@
                            sb-gray:fundamental-character-output-stream)
   ((socket :initarg :socket :reader stream-socket)   ; the SOCKET that it reads and writes
    (unread :initform nil :accessor stream-unread)    ; nil or a buffer that is not empty
+   (searched :initform 0 :accessor stream-searched)  ; its first octets without a newline, so many
    (stopped :initform nil :accessor stream-stopped)) ; the socket is not read for now
   (:documentation "A socket as a stream, by :STREAM of TCP-SERVER, TCP-CONNECT, PIPE-SERVER and
 PIPE-CONNECT. READ-BYTE, READ-SEQUENCE (octets) and READ-LINE (UTF-8) read it, on its loop and
@@ -76,6 +77,7 @@ READ-CB."
   (let ((unread (stream-unread stream)))
     (when (and unread (= (buffer-end unread) (incf (buffer-start unread) count)))
       (setf (stream-unread stream) nil))
+    (setf (stream-searched stream) (max 0 (- (stream-searched stream) count)))
     (mind-water stream)))
 
 (defmethod sb-gray:stream-listen ((stream async-io-stream))
@@ -113,7 +115,10 @@ whole; END if it is ASCII."
          (octets (if unread (buffer-octets unread) (make-octets 0)))
          (start (if unread (buffer-start unread) 0))
          (end (if unread (buffer-end unread) 0))
-         (newline (position 10 octets :start start :end end)))
+         ;; octets may come one by one, and a line be asked for after each
+         (newline (position 10 octets :start (+ start (stream-searched stream)) :end end)))
+    (declare (type octets octets))
+    (unless newline (setf (stream-searched stream) (- end start)))
     (flet ((text (end count)
              (let ((line (subseq-octets octets start end)))
                (take-unread stream count) ; also if it is not UTF-8

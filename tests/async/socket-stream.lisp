@@ -69,6 +69,29 @@
     (is (equal '("one" "zwölf" "") (reverse lines)))
     (is (equal '("open é" t) rest))))
 
+(test lines-are-searched-once
+  "Octets that come one by one are not all searched each time for the end of their line."
+  (with-program ()
+    (let* ((socket (as::%make-socket :loop *event-loop* :settings (as::make-socket-settings)))
+           (stream (make-instance 'async-io-stream :socket socket))
+           (buffer (make-buffer)))
+      (setf (as::stream-unread stream) buffer)
+      (flet ((time-ns (function)
+               (let ((begun (thread-time-ns)))
+                 (dotimes (i 10000)
+                   (append-octet buffer 97)
+                   (funcall function stream))
+                 (- (thread-time-ns) begun))))
+        (let ((looking (time-ns #'listen)) (reading (time-ns (lambda (stream)
+                                                                (read-line stream nil)))))
+          (is (< reading (* 300 looking)) "~D ns to look, ~D to read" looking reading)))
+      (append-octet buffer 10)
+      (append-octet buffer 98)
+      (is (= 20000 (length (read-line stream))))
+      (append-octet buffer 10)
+      (is (equal "b" (read-line stream)))
+      (is (null (read-line stream nil))))))
+
 (test unread-streams-hold-their-peer-up
   "What nobody reads stops at the high-water mark, and goes on when it is read."
   (let ((most 0) (total 0) (turns 0) (size 400000))
