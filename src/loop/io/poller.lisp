@@ -164,7 +164,10 @@ a turn of the loop for each. Signal SOCKET-ERROR if the process has no descripto
     0))
 
 (defun remove-from-poll (poller descriptor)
-  (setf (svref (polled-tokens (poller-state poller)) descriptor) 0))
+  ;; a poller that has taken the place of another may not know DESCRIPTOR
+  (let ((tokens (polled-tokens (poller-state poller))))
+    (when (< descriptor (length tokens)) (setf (svref tokens descriptor) 0)))
+  0)
 
 (defun fill-poll-area (poller)
   "Write the events to wait for into the area. Return the number of places used; the first is the

@@ -31,5 +31,13 @@ suite itself reports."
                          "~S" value)
                   (funcall (clgrpc.loop::poller-close poller) poller)))))))
 
+(test poll-forgets-what-it-does-not-know
+  "A poller that has taken the place of another is asked to forget the descriptors of that one."
+  (let ((poller (make-poll-poller)))
+    (unwind-protect
+         (dolist (descriptor '(3 1000))
+           (is (= 0 (funcall (clgrpc.loop::poller-remove poller) poller descriptor))))
+      (funcall (clgrpc.loop::poller-close poller) poller))))
+
 (test the-loop-over-poll
   (check-over-poll :clgrpc.loop))
