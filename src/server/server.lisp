@@ -181,7 +181,10 @@ an address. From any thread."
     (setf (server-claimers server) (prepare-claimers server (server-protocols server) routes)
           (server-router server) (make-server-router server (if (listp http) http (list http))
                                                      fallback execution))
-    (when credentials (loop:check-credentials credentials :server))
+    (when credentials
+      (loop:check-credentials credentials (if (and (server-router server) (options-http1 options))
+                                              :http-server
+                                              :server)))
     (unless (typep loops '(integer 1 1024)) (misuse "LOOPS must be from 1 to 1024, not ~S." loops))
     (note-server-event server "server created")
     (unless (loop:simulated-p) (enter-registry server **servers**)) ; only its own loops answer

@@ -342,18 +342,22 @@ Without the lock."
         (setf (tls-credentials-looking credentials) nil)
         (sb-thread:condition-broadcast (tls-credentials-looked credentials))))))
 
+(defvar *look-end-ns* nil
+  "The time until which this thread, which looks up contexts, waits for checks of files.")
+
+(defun look-end-ns ()
+  (+ (monotonic-ns) (if (runs-loop-p) +look-ns+ +patient-look-ns+)))
+
 (defun have-files-looked-at (credentials context role)
-  "Start a thread that checks the files, unless one does, and wait for it for a while. With the
-lock."
+  "Start a thread that checks the files, unless one does, and wait for it until *LOOK-END-NS*. With
+the lock."
   (flet ((look () (look-at-files credentials context role)))
     (when (and (not (tls-credentials-looking credentials))
                (setf (tls-credentials-looking credentials)
                      (and (run-on-reader #'look) t)))
-      (let ((end (+ (monotonic-ns)
-                    (if (runs-loop-p) +look-ns+ +patient-look-ns+))))
-        (loop while (and (tls-credentials-looking credentials)
-                         (await-notice (tls-credentials-looked credentials)
-                                       (tls-credentials-lock credentials) end)))))))
+      (loop while (and (tls-credentials-looking credentials)
+                       (await-notice (tls-credentials-looked credentials)
+                                     (tls-credentials-lock credentials) *look-end-ns*))))))
 
 (defun current-context (credentials role)
   "The context of CREDENTIALS for ROLE. It is made if it does not exist or its files have changed.
@@ -369,9 +373,10 @@ With the lock, which is released meanwhile."
              (role-context credentials role)))))
 
 (defmacro with-context ((context credentials role) &body body)
-  "Do BODY with CONTEXT bound to the context of CREDENTIALS to use for ROLE now."
+  "Do BODY with CONTEXT bound to the context of CREDENTIALS to use for ROLE now. The checks of all
+files that are due, those of others' included, are waited for together."
   (let ((held (gensym "CREDENTIALS")) (wanted (gensym "ROLE")))
-    `(let ((,held ,credentials) (,wanted ,role))
+    `(let ((,held ,credentials) (,wanted ,role) (*look-end-ns* (or *look-end-ns* (look-end-ns))))
        (sb-thread:with-mutex ((tls-credentials-lock ,held))
          (let ((,context (current-context ,held ,wanted)))
            (unless (or (eq ,wanted :client) (null (tls-credentials-others ,held)))
@@ -394,11 +399,12 @@ others. With the lock."
                 (context-others context))))
 
 (defun check-credentials (credentials role)
-  "Signal MISUSE if CREDENTIALS are not TLS credentials or lack a part that ROLE, :client or
-:server, needs, and TLS-ERROR if they cannot be used. From any thread."
+  "Signal MISUSE if CREDENTIALS are not TLS credentials or lack a part that ROLE needs, TLS-ERROR if
+they cannot be used. ROLE is :client, :server, or :http-server for a server that speaks HTTP/1.1
+as well. The files are read now, for all connections of that ROLE. From any thread."
   (unless (tls-credentials-p credentials)
     (misuse "~S are not TLS credentials: give a value of TLS-CREDENTIALS." credentials))
-  (when (and (eq role :server) (null (tls-credentials-certificate credentials)))
+  (unless (or (eq role :client) (tls-credentials-certificate credentials))
     (misuse "A server's TLS credentials need a certificate and its key."))
   (when (and (eq role :client)
              (tls-credentials-verify credentials)

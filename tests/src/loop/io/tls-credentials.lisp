@@ -125,6 +125,21 @@ clients and servers; what is wrong with the file is said of it."
   (clgrpc.loop::with-context (context credentials :server)
     (clgrpc.loop::context-pointer context)))
 
+(test files-are-read-when-credentials-are-checked
+  "Those of a server that speaks HTTP/1.1 as well, too: its connections do not read them."
+  (dolist (role '(:server :http-server))
+    (call-with-certificate-copy
+     (lambda (certificate key install)
+       (declare (ignore install))
+       (let ((credentials (tls-credentials :certificate certificate :key key
+                                           :check-seconds nil)))
+         (check-credentials credentials role)
+         (delete-file key)
+         (is (plusp (clgrpc.loop::with-context (context credentials role)
+                      (clgrpc.loop::context-pointer context))))
+         (uiop:copy-file (certificate-file "server.key") key)))))
+  (signals misuse (check-credentials (tls-credentials) :http-server)))
+
 (test credentials-renewed
   (call-with-certificate-copy
    (lambda (certificate key install)
@@ -172,6 +187,36 @@ clients and servers; what is wrong with the file is said of it."
              (delete-file certificate)
              (uiop:copy-file (certificate-file "server.pem") certificate)))
          (is (= first (server-context-of credentials))))))))
+
+(test files-of-others-that-hang-are-waited-for-together
+  "However many others there are, the loop waits no longer than for one."
+  (call-with-certificate-copy
+   (lambda (certificate key install)
+     (declare (ignore install))
+     (flet ((credentials (certificate key &rest more)
+              (apply #'tls-credentials :certificate certificate :key key :check-seconds 0 more)))
+       (let* ((others (loop repeat 3 collect (credentials certificate key)))
+              (own (credentials (certificate-file "server.pem") (certificate-file "server.key")
+                                :others others))
+              (queues (mapcar #'clgrpc.loop::tls-credentials-looked (cons own others)))
+              (first (server-context-of own))
+              (ends '()) (go-on (sb-thread:make-semaphore)))
+         (sb-int:encapsulate 'clgrpc.loop::file-digest 'hang
+                             (lambda (function source)
+                               (when (eq source certificate) (await go-on))
+                               (funcall function source)))
+         (sb-int:encapsulate 'clgrpc.loop:await-notice 'note-end
+                             (lambda (function queue mutex end-ns &rest more)
+                               (when (member queue queues) (push end-ns ends))
+                               (apply function queue mutex end-ns more)))
+         (with-loops (loop) ()
+           (unwind-protect
+                (progn (is (= first (on-loop loop (lambda () (server-context-of own)))))
+                       (is (every #'clgrpc.loop::tls-credentials-looking others)))
+             (sb-int:unencapsulate 'clgrpc.loop:await-notice 'note-end)
+             (sb-int:unencapsulate 'clgrpc.loop::file-digest 'hang)
+             (sb-thread:signal-semaphore go-on (length others))))
+         (is (= 1 (length (remove-duplicates ends)))))))))
 
 (test credentials-from-the-future
   ;; files that are newer than now, since the clock was set back, are not taken for changed ones
