@@ -126,18 +126,23 @@ now on no thread of the client's looks after it."
              (call (call-pair-server call-pair))
              (inproc-core (call-inproc-core call))
              (deadline (call-deadline call))
+             (timer (and (plusp deadline)
+                         (make-timer (lambda (call-pair)
+                                       (run-on-client-reserve inproc-core
+                                                              (lambda () (expire call-pair))))
+                                     call-pair)))
              (open (sb-thread:with-mutex ((callee-lock callee))
                      (setf (gethash call-pair (callee-call-pairs callee)) t)
                      (hash-table-count (callee-call-pairs callee)))))
-        (when (plusp deadline)
-          (setf (call-pair-timer call-pair)
-                (make-timer (lambda (call-pair)
-                              (run-on-client-reserve inproc-core (lambda () (expire call-pair))))
-                            call-pair))
-          (run-timer inproc-core (call-pair-timer call-pair) deadline))
+        (when timer
+          (setf (call-pair-timer call-pair) timer)
+          (run-timer inproc-core timer deadline))
         ;; it may have ended meanwhile, or its callee been given up
         (sb-sys:allow-with-interrupts
-          (cond ((call-pair-claim call-pair) (unregister call-pair))
+          (cond ((call-pair-claim call-pair)
+                 (unregister call-pair)
+                 ;; the thread that ended it may have stopped the timer before that was set
+                 (when timer (stop-timer inproc-core timer)))
                 ((> open (options-max-calls (callee-options callee)))
                  (rpc:abort-as call :too-many-calls))
                 (t (look call))))))))
