@@ -82,13 +82,17 @@ in one is logged, and the others are called."
            (setf (reloader-state reloader) :under-way))
       (unless over (setf (reloader-state reloader) :idle))))) ; the thread is ended by force
 
+(defun start-reload (reloader)
+  (sb-thread:make-thread #'reload-as-wanted :name "clgrpc reload" :arguments (list reloader)))
+
 (defun want-reload (reloader)
   "Reload on a thread of its own, or once more after the reload that is under way. By one thread at
 a time."
   (cond ((change-state reloader :under-way :wanted))
         ((change-state reloader :idle :under-way)
-         (sb-thread:make-thread #'reload-as-wanted :name "clgrpc reload"
-                                                   :arguments (list reloader)))))
+         (let ((started nil))
+           (unwind-protect (setf started (start-reload reloader))
+             (unless started (setf (reloader-state reloader) :idle)))))))
 
 (defun reload-at-hang-up (ending server &rest functions)
   "At SIGHUP RELOAD those of FUNCTIONS, each nil or without arguments, that are not nil, on a

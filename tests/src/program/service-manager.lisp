@@ -109,6 +109,10 @@ lines of what that hears next."
             (last-lines program)
             (is (= 0 (support:program-exit-code program)))))))))
 
+(defun reload-threads ()
+  (remove "clgrpc reload" (sb-thread:list-all-threads) :key #'sb-thread:thread-name
+                                                       :test-not #'equal))
+
 (test many-hang-ups-are-one-more-reload
   "While one is under way; and what comes after the last is not lost."
   (let* ((server (grpc:start-server (make-instance 'grpc:health-service) :listen "127.0.0.1:0"))
@@ -119,24 +123,43 @@ lines of what that hears next."
                             (sb-thread:signal-semaphore begun)
                             (sb-thread:wait-on-semaphore go-on :timeout 60))))))
     (flet ((begun-p () (sb-thread:wait-on-semaphore begun :timeout 60))
-           (go-on () (sb-thread:signal-semaphore go-on))
-           (threads () (remove "clgrpc reload" (sb-thread:list-all-threads)
-                               :key #'sb-thread:thread-name :test-not #'equal)))
+           (go-on () (sb-thread:signal-semaphore go-on)))
       (unwind-protect
            (dotimes (round 2)
              (program::want-reload reloader)
              (is-true (begun-p))
              (dotimes (i 100) (program::want-reload reloader))
-             (let ((threads (threads)))
+             (let ((threads (reload-threads)))
                (is (= 1 (length threads)))
                (go-on)
                (is-true (begun-p))
-               (is (equal threads (threads)))
+               (is (equal threads (reload-threads)))
                (go-on)
                (dolist (thread threads) (sb-thread:join-thread thread :timeout 60)))
              (is (eq :idle (program::reloader-state reloader)))
              (is (zerop (sb-thread:semaphore-count begun))))
         (grpc:stop-server server)))))
+
+(test a-reload-that-cannot-begin-is-no-last-one
+  "Where a thread for it cannot be made, the next signal reloads."
+  (let* ((server (grpc:start-server (make-instance 'grpc:health-service) :listen "127.0.0.1:0"))
+         (reloaded (sb-thread:make-semaphore))
+         (reloader (program::make-reloader
+                    server (list (lambda () (sb-thread:signal-semaphore reloaded)))))
+         (left 1))
+    (sb-int:encapsulate 'program::start-reload 'fails-once
+                        (lambda (function reloader)
+                          (if (minusp (decf left))
+                              (funcall function reloader)
+                              (error "There is no room for a thread."))))
+    (unwind-protect
+         (progn
+           (signals error (program::want-reload reloader))
+           (program::want-reload reloader)
+           (is-true (sb-thread:wait-on-semaphore reloaded :timeout 60))
+           (dolist (thread (reload-threads)) (sb-thread:join-thread thread :timeout 60)))
+      (sb-int:unencapsulate 'program::start-reload 'fails-once)
+      (grpc:stop-server server))))
 
 (test sighup-without-anything-to-reload
   "Ends the process, as a terminal that is closed wants. What has started the tests may ignore the
