@@ -86,11 +86,19 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
 
 ;;; Channels
 
+(defun keep-former-callee (inproc-core callee)
+  "Keep CALLEE, to which the name of INPROC-CORE leads no more, while it has open calls."
+  (flet ((over-p (callee) (zerop (tally-open (callee-tally callee)))))
+    (sb-ext:atomic-update (inproc-core-former inproc-core)
+                          (lambda (callees) (remove-if #'over-p (adjoin callee callees))))))
+
 (defun find-named-callee (inproc-core)
   "Look up the callee of INPROC-CORE, which has had no callee so far, or one that is closed. Return
 it, or nil if no server listens on its name."
-  (let ((name (inproc-core-name inproc-core)))
+  (let ((name (inproc-core-name inproc-core))
+        (before (inproc-core-callee inproc-core)))
     (when name
+      (when before (keep-former-callee inproc-core before))
       (setf (inproc-core-callee inproc-core) (values (gethash name **callees**))))))
 
 (define-hot callee-of ((inproc-core inproc-core)) (or null callee)
@@ -102,11 +110,11 @@ it, or nil if no server listens on its name."
 
 (defmethod calling:close-channel ((channel inproc-channel))
   (let* ((inproc-core (channel-inproc-core channel))
-         (callee (inproc-core-callee inproc-core)))
+         (callees (adjoin (inproc-core-callee inproc-core) (inproc-core-former inproc-core))))
     (when (sb-thread:with-mutex ((channel-lock channel))
             (prog1 (shiftf (inproc-core-open inproc-core) nil)
               (sb-thread:condition-broadcast (channel-closed channel))))
-      (when callee
+      (dolist (callee (remove nil callees))
         (dolist (call-pair (callee-open-call-pairs callee))
           (when (eq inproc-core (call-inproc-core (call-pair-server call-pair)))
             (rpc:abort-as (call-pair-client call-pair) :channel-closed))))

@@ -43,6 +43,7 @@
   "The data that all calls of a channel share."
   (target "" :type string)              ; of the channel, as its user gave it
   (callee nil :type (or null callee))   ; looked up by NAME if that is not nil
+  (former '() :type list)               ; callees that NAME led to before, with open calls; atomic
   (name nil :type (or null string))     ; inproc:NAME, if the channel was made for that
   (options nil :type options)           ; the channel's limits
   (observer nil :type (or null rpc:observer)) ; the channel's

@@ -25,6 +25,31 @@
              (is (eq :unavailable (try)))))
       (grpc:close-channel channel))))
 
+(test calls-of-a-former-server-end-with-the-channel
+  "Its name leads elsewhere since that server stops, but calls of it are open."
+  (let* ((begun (sb-thread:make-semaphore)) (go-on (sb-thread:make-semaphore))
+         (server (server-at "inproc:former" :ask (lambda (note call)
+                                                   (declare (ignore call))
+                                                   (sb-thread:signal-semaphore begun)
+                                                   (sb-thread:wait-on-semaphore
+                                                    go-on :timeout +patience+)
+                                                   note)))
+         (channel (grpc:make-channel "inproc:former" :threads t))
+         (call (grpc:call-async #'lab.bench:ask channel (note 1)))
+         (stopping (progn
+                     (is-true (sb-thread:wait-on-semaphore begun :timeout +patience+))
+                     (sb-thread:make-thread (lambda () (grpc:stop-server server :drain 1000))))))
+    (unwind-protect
+         (progn
+           (is-true (wait-until (lambda ()
+                                  (not (eq :open (inproc::callee-state
+                                                  (inproc::server-callee server)))))))
+           (is (eq :unavailable (status-of-error (caught (ask channel (note 1))))))
+           (grpc:close-channel channel)
+           (is (eq :cancelled (status-of-error (caught (grpc:await call))))))
+      (sb-thread:signal-semaphore go-on)
+      (sb-thread:join-thread stopping))))
+
 (test several-acceptors
   "A server may listen on names and on ports."
   (let ((server (start-probe (list :ask #'double)
