@@ -196,10 +196,11 @@ waits for nothing."
                 (setf (background-ended background) t)
                 (sb-thread:condition-broadcast (background-bell background))
                 (copy-list (background-jobs background))))
-        (seconds (if (reserve-thread-p (background-reserve background)) 0 seconds)))
-    (dolist (job jobs) (end-job job :seconds seconds))
-    (end-thread (background-thread background))
-    (close-reserve (background-reserve background) seconds))
+        (end (notice-end (if (reserve-thread-p (background-reserve background)) 0 seconds))))
+    (flet ((seconds-left () (seconds-until end 0)))
+      (dolist (job jobs) (end-job job :seconds (seconds-left)))
+      (end-thread (background-thread background))
+      (close-reserve (background-reserve background) (seconds-left))))
   nil)
 
 ;;; Failures

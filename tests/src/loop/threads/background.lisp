@@ -185,3 +185,25 @@ runs, which would neither run again nor end."
                                                       (sb-thread:condition-broadcast queue))))))
                                   value))))
         (sb-thread:join-thread thread)))))
+
+(test the-end-of-a-background-waits-for-all-jobs-together
+  "For as long as it is told, and not for so long for each."
+  (let ((background (make-background "tests background"))
+        (entered (sb-thread:make-semaphore)) (go-on (sb-thread:make-semaphore))
+        (waits '()))
+    (dotimes (i 3)
+      (wake-job (add-job background (lambda ()
+                                      (sb-thread:signal-semaphore entered)
+                                      (await go-on)
+                                      nil))))
+    (is-true (await entered 3))
+    (sb-int:encapsulate 'end-job 'note-wait (lambda (function job &key seconds)
+                                              (push seconds waits)
+                                              (funcall function job :seconds seconds)))
+    (unwind-protect (end-background background :seconds 1/100)
+      (sb-int:unencapsulate 'end-job 'note-wait)
+      (sb-thread:signal-semaphore go-on 3))
+    (end-background background)
+    (destructuring-bind (third second first) waits
+      (is (<= 0 first 1/100))
+      (is (= 0 second third)))))
