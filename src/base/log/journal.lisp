@@ -176,7 +176,9 @@ if a waiting event could not be written. From any thread but an event loop's."
                                             (sb-thread:signal-semaphore done)))
                (incf waiting))
     (or (zerop waiting)
-        (and (sb-thread:wait-on-semaphore done :n waiting :timeout timeout)
+        (and (if (plusp timeout)        ; SBCL takes no time-out of 0
+                 (sb-thread:wait-on-semaphore done :n waiting :timeout timeout)
+                 (sb-thread:try-semaphore done waiting))
              (not failed)))))
 
 (defun end-journals ()

@@ -166,8 +166,9 @@ leave a function of a user, but wakes all who wait."
       (check #'resolve-future)
       (check #'cancel))))
 
-(test waits-of-many-centuries
-  "SBCL takes no such time-out; it means that there is none."
+(test waits-of-no-time-and-of-many-centuries
+  "SBCL takes no such time-out. The one looks, the other means that there is none."
+  (signals await-timeout (loop:await (make-future) :timeout 0))
   (let* ((future (make-future))
          (thread (sb-thread:make-thread
                   (lambda ()

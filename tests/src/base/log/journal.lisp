@@ -80,6 +80,7 @@
     (log-event :info :first)
     (is (sb-thread:wait-on-semaphore entered :timeout 20))
     (loop repeat 100 do (log-event :info :long :text (make-string 1000000 :initial-element #\a)))
+    (is (null (flush-log :timeout 0)) "it only looks")
     (sb-thread:signal-semaphore go-on 1000)
     (is (flush-log :timeout 20))
     (is (= 4 (count :long events :key #'second)))
