@@ -161,10 +161,12 @@ tasks, which others would have to do again, half of it. A short session leaves n
 again."
   (handler-case (progn (beat worker)
                        (if (worker-session worker) (beat-seconds worker) 0))
-    (workflow-error (condition)
+    ;; every error, such as one of the channel's interceptor: without this job the worker would have
+    ;; no session any more
+    (error (condition)
       (unless (closed-p worker)
-        (log-event :warning :workflow-heartbeat :worker (worker-name worker)
-                                                :condition (princ-to-string condition)))
+        (log-event (if (typep condition 'workflow-error) :warning :error) :workflow-heartbeat
+                   :worker (worker-name worker) :condition (princ-to-string condition)))
       (loop:next-pause (worker-pauses worker)))))
 
 ;;; Doing tasks
@@ -435,7 +437,7 @@ goes on, and its report is refused. From any thread but the worker's own."
       (handler-case (ask-once #'methods:close-session (worker-channel worker)
                               (pb:make-close-session-request :session (worker-session worker))
                               +closing-seconds+)
-        ;; its channel may have been closed before
-        ((or workflow-error misuse) ())))
+        ;; its channel may have been closed before, or an interceptor of that fails
+        (error ())))
     (loop:end-background (worker-background worker) :seconds (if done 60 0))
     done))

@@ -150,3 +150,11 @@ That is also assumed of a status without information, such as that of a proxy's 
   "Evaluate BODY; an RPC-ERROR in it is signalled as the condition of etcd's that it is."
   `(handler-case (progn ,@body)
      (status:rpc-error (error) (error (etcd-condition error)))))
+
+(defun stream-error-of (error)
+  "The ETCD-ERROR that ERROR is to a job that opens a stream. One of a user's interceptor, for
+instance, is UNAVAILABLE, since the next stream may be opened without it."
+  (if (typep error 'etcd-error)
+      error
+      (make-condition 'unavailable :cause error
+                                   :text (format nil "a stream cannot be opened: ~A" error))))

@@ -223,10 +223,11 @@ CONDITION for want of that."
         (with-etcd-errors
           (let ((call (or (keepalive-call keepalive) (open-keep-alive keepalive))))
             (dolist (lease leases) (ask-for lease call))))
-      (etcd-error (condition)
-        (dolist (lease leases)
-          (setf (renewal-asked-ns (lease-renewal lease)) nil)
-          (fail-renewal keepalive lease condition))))))
+      (error (error)
+        (let ((condition (stream-error-of error)))
+          (dolist (lease leases)
+            (setf (renewal-asked-ns (lease-renewal lease)) nil)
+            (fail-renewal keepalive lease condition)))))))
 
 (defun seconds-to-rest (leases)
   "The seconds until the next renewal of LEASES."

@@ -190,7 +190,10 @@ for now."
     (setf (watch-token watch) token
           (watch-fragments watch) '())
     (unless (sb-thread:with-mutex ((multiplex-send-lock multiplex))
-              (setf call (with-etcd-errors (stream-with multiplex etcd token)))
+              (setf call (handler-case (with-etcd-errors (stream-with multiplex etcd token))
+                           ;; the channel was closed: no stream can be opened any more
+                           (misuse (error) (error error))
+                           (error (error) (error (stream-error-of error)))))
               (and (enter-stream multiplex watch call)
                    ;; a progress request from now on is sent after this
                    (send-request call (creation watch))))

@@ -223,7 +223,9 @@ since it was gone; :left if another server has the key; nil if REGISTRATION has 
                        (loop:tell-recovery (registration-job registration) :server-registered-again
                                            :key (registration-key registration))
                        (registration-seconds registration))
-    (etcd:etcd-error (condition)
+    ;; every error, such as one of an interceptor of the client's channel: without this job the
+    ;; server would be registered no more
+    (error (condition)
       (with-registration (registration)
         (setf (registration-failure registration) condition))
       (note (registration-meter registration) #'meter-writes 1

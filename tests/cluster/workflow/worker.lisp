@@ -230,3 +230,28 @@ each of TEXTS."
         (with-worker-of (worker node :kinds `(("once" . ,(constantly "done"))))
           (start-workflow node "w" '((:task "once" :attempts 1)))
           (is (equal '(:completed "done" "") (outcome node "w"))))))))
+
+(test a-worker-outlives-an-error-of-its-channel
+  "An interceptor that fails as its session is opened costs it a pause; one that fails as that is
+closed leaves nothing of the worker."
+  (with-memory-node (node)
+    (let ((server (server:start-server node)) (failed '()) (background nil))
+      (flet ((fail-once (method request options next)
+               (declare (ignore method))
+               (let ((type (find request '(pb:open-session-request pb:close-session-request)
+                                 :test #'typep)))
+                 (when (and type (not (member type failed)))
+                   (push type failed)
+                   (error "This is a bug of the test.")))
+               (funcall next request options)))
+        (unwind-protect
+             (client:with-channel (channel (server:server-address server)
+                                           :interceptors (list #'fail-once))
+               (with-worker-of (worker channel :kinds `(("a" . ,(constantly "done"))))
+                 (setf background (workflow::worker-background worker))
+                 (start-workflow node "w" '("a"))
+                 (is (equal '(:completed "done" "") (outcome node "w"))))
+               (is (= 2 (length failed)))
+               ;; it takes no more jobs
+               (is-true (loop:job-ended (loop:add-job background #'list))))
+          (server:stop-server server))))))

@@ -374,3 +374,53 @@ of its loops stood still meanwhile."
           (etcd:renew-lease lease)
           (is-true (etcd:lease-alive-p lease))
           (is (> (etcd::lease-end-ns lease) (base:monotonic-ns)) "by the loops' clock"))))))
+
+(defun failing-once (name)
+  "An interceptor of channels: the first call whose method has NAME fails with an error of the
+user's, and not with a status."
+  (let ((failed nil))
+    (lambda (method request options next)
+      (when (and (search name (princ-to-string method)) (not (shiftf failed t)))
+        (error "This is a bug of the test."))
+      (funcall next request options))))
+
+(defun call-with-failing-client (function store name)
+  "Call FUNCTION with a client of STORE whose channel fails once at NAME, see FAILING-ONCE."
+  (let ((etcd (etcd:make-etcd nil :channel (inproc:service-channel
+                                            store :interceptors (list (failing-once name)))))
+        (base:*log-function* nil))
+    (unwind-protect (funcall function etcd)
+      (etcd:close-etcd etcd))))
+
+(test leases-are-kept-after-an-error-of-the-channel
+  "An interceptor fails when the stream of the renewals is opened; then another is."
+  (with-stand-in (store other)
+    (call-with-failing-client
+     (lambda (etcd)
+       (let ((runs 0))
+         (sb-int:encapsulate 'clgrpc.etcd::keep-leases 'count
+                             (lambda (function keepalive)
+                               (prog1 (funcall function keepalive) (incf runs))))
+         (unwind-protect
+              (let* ((lease (etcd:grant-lease etcd 60)) (end (lease-end lease)))
+                ;; the job has seen the lease, and rests
+                (is-true (wait-until (lambda () (plusp runs))))
+                (setf (clgrpc.etcd::renewal-next-ns (clgrpc.etcd::lease-renewal lease))
+                      (base:monotonic-ns))
+                (loop:wake-job (clgrpc.etcd::keepalive-job (clgrpc.etcd::keepalive-of etcd)))
+                (is-true (wait-until (lambda () (< end (lease-end lease))))))
+           (sb-int:unencapsulate 'clgrpc.etcd::keep-leases 'count))))
+     store "KeepAlive")))
+
+(test watches-begin-after-an-error-of-the-channel
+  (with-stand-in (store other)
+    (call-with-failing-client
+     (lambda (etcd)
+       (let* ((heard 0) (watch (etcd:watch etcd (lambda (changes revision)
+                                                  (declare (ignore revision))
+                                                  (incf heard (length changes)))
+                                           :key "a" :timeout +patience+)))
+         (etcd:put other "a" "1")
+         (is-true (wait-until (lambda () (= 1 heard))))
+         (etcd:cancel-watch watch)))
+     store "Watch")))

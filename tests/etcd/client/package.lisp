@@ -13,7 +13,7 @@
   ;; server.lisp, for tests of what stands on etcd
   (:export #:with-store #:with-cluster #:end-store #:*etcd* #:run-store-tests #:store-address
            #:store-program #:begin-store #:wait-until #:need-etcd #:free-port #:+patience+
-           #:with-stand-in #:unwind-within)
+           #:with-stand-in #:unwind-within #:call-with-failing-client)
   ;; for other tests
   (:export #:new-cluster #:new-store #:seconds-of #:store-folder #:store-name))
 

@@ -316,3 +316,13 @@ have one thread that waits; threads of the reserve end once there is nothing to 
         (setf registration (discovery:register nil "greeter" :etcd other :address "127.0.0.1:5"))
         (is-true (discovery:await-registration registration :timeout +patience+)))
       (is (eq :withdrawn (discovery:registration-state registration))))))
+
+(test servers-are-registered-after-an-error-of-the-channel
+  "An interceptor fails as a lease is asked for; then it is asked for again."
+  (with-stand-in (store other)
+    (call-with-failing-client
+     (lambda (etcd)
+       (let ((registration (discovery:register nil "greeter" :etcd etcd :address "127.0.0.1:5")))
+         (is-true (discovery:await-registration registration :timeout +patience+))
+         (discovery:withdraw registration)))
+     store "Grant")))
