@@ -114,11 +114,12 @@ cannot be begun the step fails."
 
 (defun child-result (node errand parent)
   "The ChildResult that ERRAND, of a child of PARENT that has ended, is to report."
-  (let* ((id (errand-id errand)) (entry (fetch-entry node id)) (state (entry-state entry)))
-    (if (and state (not (running-p state)) (pb:workflow-state-parent state)
-             (protobuf:message= parent (pb:workflow-state-parent state)))
-        (pb:make-child-result :id id :status (pb:workflow-state-status state)
-                              :result (fetch-payload node state (result-key state))
+  (let* ((id (errand-id errand)) (entry (fetch-entry node id)) (state (entry-state entry))
+         (result (and state (not (running-p state)) (pb:workflow-state-parent state)
+                      (protobuf:message= parent (pb:workflow-state-parent state))
+                      (fetch-result node state))))
+    (if result
+        (pb:make-child-result :id id :status (pb:workflow-state-status state) :result result
                               :reason (pb:workflow-state-reason state))
         (pb:make-child-result :id id :status :cancelled
                               :reason "it was deleted before its end was reported to its parent"))))

@@ -54,9 +54,18 @@ another one."
           (t (check-backlog node)
              (start-anew node request)))))
 
-(define-answer methods:get-workflow-state :read (node request)
+(defun see-result (node id)
+  "The present state of the workflow ID, a cached state, and its last result. Signal
+WORKFLOW-NOT-FOUND if it does not exist."
+  (loop repeat +most-tries+
+        do (let* ((now (see-state node id)) (result (fetch-result node (cached-state-state now))))
+             ;; else it has begun again, or was deleted, between the two reads
+             (when result (return (values now result))))
+        finally (refuse :store-unavailable "too many changes of ~A at once" id)))
+
+(defun seen-reply (node request now result)
+  "The answer to REQUEST, whose workflow is NOW, a cached state; RESULT is its result, or nil."
   (let* ((id (pb:get-workflow-state-request-id request))
-         (now (see-state node id))
          (state (cached-state-state now))
          (reply (pb:make-get-workflow-state-reply :state (told-state state)
                                                   :revision (cached-state-revision now))))
@@ -64,13 +73,19 @@ another one."
       (let ((changes '()))
         (fetch-history node id :function (lambda (change) (push change changes)))
         (setf (pb:get-workflow-state-reply-history reply) (nreverse changes))))
-    (when (pb:get-workflow-state-request-result request)
-      (setf (pb:get-workflow-state-reply-result reply)
-            (fetch-payload node state (result-key state))))
+    (when result (setf (pb:get-workflow-state-reply-result reply) result))
     (when (pb:get-workflow-state-request-input request)
       (setf (pb:get-workflow-state-reply-input reply)
             (fetch-payload node state (payload-key state "input"))))
     reply))
+
+(define-answer methods:get-workflow-state :read (node request)
+  (let ((id (pb:get-workflow-state-request-id request)))
+    (multiple-value-bind (now result)
+        (if (pb:get-workflow-state-request-result request)
+            (see-result node id)
+            (see-state node id))
+      (seen-reply node request now result))))
 
 (defun new-signal-id (node)
   (format nil "~(~32,'0X~)" (below node (ash 1 128))))

@@ -200,6 +200,13 @@ nothing is there."
                                                        (pb:workflow-state-id state) key)))))
         (if entry (etcd:entry-value entry) (make-octets 0)))))
 
+(defun fetch-result (node state)
+  "The last result of STATE; nil if it has gone since STATE was read, with its workflow."
+  (let ((octets (fetch-payload node state (result-key state))))
+    (and (= (length octets)
+            (if (pb:workflow-state-brought state) (pb:workflow-state-data-octets state) 0))
+         octets)))
+
 (defun draft-input (node state draft)
   "The input of the task that is under way in STATE: of DRAFT's payloads, or out of the store."
   (let ((key (input-key state)))
