@@ -265,29 +265,39 @@ thread of the watch's own. From any thread."
     (misuse "A watch of all workflows is of one group; ROUTER-CHANNELS returns the channels."))
   (let ((watcher (make-watcher :channel (if id (route channel id) channel) :id (or id "")
                                :function function :after after :revision revision
-                               :end-function on-end)))
-    (loop:wake-job (loop:add-job (watcher-background watcher)
-                                 (lambda () (attend-watcher watcher))))
-    ;; until it knows where it goes on
-    (when (of-all-p watcher)
-      (await-watcher watcher timeout (lambda (watcher) (plusp (watcher-revision watcher)))))
+                               :end-function on-end))
+        (begun nil))
+    ;; a watch that no program gets, since this thread is unwound, ends
+    (with-undoing ((loop:wake-job (loop:add-job (watcher-background watcher)
+                                                (lambda () (attend-watcher watcher))))
+                   (unless begun (leave-watcher watcher)))
+      ;; until it knows where it goes on
+      (when (of-all-p watcher)
+        (await-watcher watcher timeout (lambda (watcher) (plusp (watcher-revision watcher)))))
+      (setf begun t))
     watcher))
 
-(defun end-watching (watcher)
-  "End WATCHER, of WATCH-WORKFLOW: its functions are called no more once this has returned. From any
-thread; in its function, that call is the last."
+(defun leave-watcher (watcher &optional (seconds 0))
+  "End WATCHER, and wait for its functions, SECONDS at most."
   (sb-thread:with-mutex ((watcher-lock watcher))
     (setf (watcher-ended watcher) t)
     (sb-thread:condition-broadcast (watcher-bell watcher))
     (when (watcher-call watcher) (rpc:cancel (watcher-call watcher))))
-  (loop:end-background (watcher-background watcher)))
+  (loop:end-background (watcher-background watcher) :seconds seconds))
+
+(defun end-watching (watcher)
+  "End WATCHER, of WATCH-WORKFLOW: its functions are called no more once this has returned. From any
+thread; in its function, that call is the last."
+  (leave-watcher watcher 60))
 
 (defun await-end (channel id timeout)
   "Wait until the workflow ID has ended, TIMEOUT seconds at most. Return the workflow error that has
 ended the watch, or nil."
-  (let ((watcher (watch-workflow (constantly nil) channel id)))
-    (unwind-protect (await-watcher watcher timeout)
-      (end-watching watcher))
+  (let ((watcher nil))
+    (with-undoing ((setf watcher (watch-workflow (constantly nil) channel id))
+                   (leave-watcher watcher))
+      (await-watcher watcher timeout))
+    (end-watching watcher)
     (watcher-failure watcher)))
 
 (defun await-workflow (channel id &key (timeout 60))

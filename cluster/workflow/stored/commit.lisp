@@ -120,31 +120,40 @@ there. Its lock is held."
       (error (condition)
         (dolist (commit commits) (loop:reject-future (commit-future commit) condition))))))
 
-(defun send-commits (node group)
+(defun queue-commit (group commit)
+  "Queue COMMIT in GROUP, whose lock is held. Return true if its thread is to send a request: it is
+counted as under way then."
+  (enqueue commit (commit-group-queue group))
+  (when (< (commit-group-flying group) +most-flying+)
+    (incf (commit-group-flying group))))
+
+(defun end-sending (node group commits)
+  "A request with COMMITS, of GROUP of NODE, is over: a job sends the rest of the queue."
+  (dolist (commit commits)
+    (unless (loop:future-done-p (commit-future commit))
+      (loop:reject-future (commit-future commit)
+                          (make-condition 'etcd:unavailable :perhaps-done t
+                                                            :text "its sender was left"))))
+  (when (more-to-send-p group)
+    (etcd:run-in-background (node-etcd node) (lambda () (send-commits node group)))))
+
+(defun send-commits (node group &optional commit)
   "Send the first commits in the queue of GROUP, of NODE; a job sends the rest. A thread that is
-left by a non-local exit, as of WITH-TIMEOUT, does so, too."
-  (let* ((etcd (node-etcd node))
-         (commits (sb-thread:with-mutex ((commit-group-lock group)) (take-commits group))))
-    (unwind-protect
-         (cond ((eq group (node-stale-reads node)) (settle-stale-reads etcd commits))
-               ((rest commits) (settle-commits etcd commits))
-               (t (dolist (commit commits) (settle-commit etcd commit))))
-      (dolist (commit commits)
-        (unless (loop:future-done-p (commit-future commit))
-          (loop:reject-future (commit-future commit)
-                              (make-condition 'etcd:unavailable :perhaps-done t
-                                                                :text "its sender was left"))))
-      (when (more-to-send-p group)
-        (etcd:run-in-background etcd (lambda () (send-commits node group)))))))
+left by a non-local exit, as of WITH-TIMEOUT, does so, too. With COMMIT queue that first, and send
+nothing if enough requests are under way."
+  (let ((etcd (node-etcd node)) (sends (null commit)) (commits '()))
+    (with-undoing ((sb-thread:with-mutex ((commit-group-lock group))
+                     (when commit (setf sends (queue-commit group commit)))
+                     (when sends (setf commits (take-commits group))))
+                   (when sends (end-sending node group commits)))
+      (cond ((eq group (node-stale-reads node)) (settle-stale-reads etcd commits))
+            ((rest commits) (settle-commits etcd commits))
+            (t (dolist (commit commits) (settle-commit etcd commit)))))))
 
 (defun do-commit (node group commit)
   "Do COMMIT together with other commits of GROUP, of NODE, at this time. Return the values of
 TRANSACT."
-  (when (sb-thread:with-mutex ((commit-group-lock group))
-          (enqueue commit (commit-group-queue group))
-          (when (< (commit-group-flying group) +most-flying+)
-            (incf (commit-group-flying group))))
-    (send-commits node group))
+  (send-commits node group commit)
   (await-commit commit))
 
 (defun transact (node ids &key when then else)

@@ -3,6 +3,47 @@
 (in-package #:clgrpc.tests.workflow)
 (in-suite :clgrpc.workflow)
 
+(test watches-of-unwound-threads-end
+  "A watch that was not returned ends."
+  (with-memory-node (node)
+    (let ((watchers '()) (returned '()) (points 0))
+      (sb-int:encapsulate 'workflow::make-watcher 'keep
+                          (lambda (function &rest arguments)
+                            (let ((watcher (apply function arguments)))
+                              (push watcher watchers)
+                              watcher)))
+      (unwind-protect
+           (setf points
+                 (support:interrupt-at-each-call
+                  '(loop:add-job loop:wake-job workflow::await-watcher loop:await-until)
+                  (lambda () (push (watch-workflow #'identity node nil) returned))
+                  (lambda (name)
+                    (declare (ignore name))
+                    (mapc #'end-watching (shiftf returned '()))
+                    (is (every (lambda (watcher)
+                                 (loop:job-ended (loop:add-job (workflow::watcher-background watcher)
+                                                               #'list)))
+                               watchers)))))
+        (sb-int:unencapsulate 'workflow::make-watcher 'keep))
+      (is (<= 3 points)))))
+
+(test requests-of-unwound-threads-hold-up-no-other
+  "A thread is unwound at each call that it makes as it sends transactions of several together: two
+that are counted and send nothing would hold up all."
+  (with-idle-node (node 1000000)
+    (let ((group (workflow::make-commit-group)))
+      (setf (workflow::node-commits node) group)
+      (flet ((read-one ()
+               (workflow::transact node '() :then (list (list :get "none")))))
+        (is (<= 4 (support:interrupt-at-each-call
+                   '(workflow::send-commits workflow::take-commits workflow::settle-commit
+                     workflow::more-to-send-p workflow::await-commit)
+                   #'read-one
+                   (lambda (name)
+                     (is (wait-until (lambda () (zerop (workflow::commit-group-flying group))))
+                         "one is left at ~(~A~)" name)
+                     (is-true (read-one))))))))))
+
 (defun call-deleting (function id)
   "Call FUNCTION; before a payload of the workflow ID is read, that is deleted."
   (sb-int:encapsulate 'workflow::fetch-payload 'delete
