@@ -17,6 +17,8 @@
 (in-package #:clgrpc.workflow)
 
 (defconstant +most-waiting-changes+ 1000 "Of a watch whose peer does not take them.")
+(defconstant +most-waiting-of-all+ 1000000
+  "Of all watches of a node: each may have its share of these.")
 (defconstant +most-early-changes+ 20000 "The state of a watch that still gets earlier changes.")
 (defconstant +most-senders+ 32
   "Threads of a node that wait for room to send earlier changes: other jobs of the store's client
@@ -154,18 +156,20 @@ with that, since its workflow does. Its lock is held."
         (end-subscription subscription nil))
     (status:rpc-error ())))             ; its end is reported otherwise
 
-(defun queue-changes (subscription changes)
-  "Queue CHANGES for SUBSCRIPTION."
-  (let ((full (sb-thread:with-mutex ((subscription-lock subscription))
-                (dolist (change changes)
-                  (enqueue change (subscription-queue subscription))
-                  (incf (subscription-waiting subscription)))
-                (< (if (subscription-live subscription)
-                       +most-waiting-changes+
-                       +most-early-changes+)
-                   (subscription-waiting subscription)))))
+(defun most-waiting (feed)
+  "How many changes may wait for a watch of FEED."
+  (min +most-waiting-changes+ (floor +most-waiting-of-all+ (max 1 (feed-count feed)))))
+
+(defun queue-change (feed subscription change)
+  "Queue CHANGE, of FEED, for SUBSCRIPTION."
+  (let* ((most (most-waiting feed))
+         (full (sb-thread:with-mutex ((subscription-lock subscription))
+                 (enqueue change (subscription-queue subscription))
+                 (incf (subscription-waiting subscription))
+                 (< (if (subscription-live subscription) most +most-early-changes+)
+                    (subscription-waiting subscription)))))
     (flush-subscription subscription)
-    (when (and full (< +most-waiting-changes+ (subscription-waiting subscription)))
+    (when (and full (< most (subscription-waiting subscription)))
       (end-subscription subscription
                         (make-condition 'store-unavailable
                                         :text "the watch does not take its changes")))))
@@ -180,8 +184,8 @@ with that, since its workflow does. Its lock is held."
 ;;; The hub
 
 (defun subscriptions-for (feed id)
-  "The subscriptions to changes of the workflow ID. FEED's lock is held."
-  (append (gethash id (feed-subscriptions feed)) (gethash "" (feed-subscriptions feed))))
+  "The subscriptions to changes of the workflow ID, a fresh list. FEED's lock is held."
+  (append (gethash id (feed-subscriptions feed)) (gethash "" (feed-subscriptions feed)) '()))
 
 (defun subscriptions (feed)
   "All subscriptions of FEED, whose lock is held."
@@ -190,19 +194,12 @@ with that, since its workflow does. Its lock is held."
 
 (defun tell-subscriptions (feed changes revision)
   "Queue CHANGES of states, which have come at REVISION, for the subscriptions that want them."
-  (let ((told '()))                     ; (subscription . its changes, the last one first)
-    (sb-thread:with-mutex ((feed-lock feed))
-      (loop for (change . others) on changes
-            for entry = (etcd:change-entry change)
-            for subscriptions = (subscriptions-for feed (key-id (etcd:entry-key entry)))
-            for message = (and subscriptions (message-of entry others revision))
-            do (dolist (subscription subscriptions)
-                 (let ((item (assoc subscription told)))
-                   (if item
-                       (push message (cdr item))
-                       (push (list subscription message) told))))))
-    (loop for (subscription . messages) in told
-          do (queue-changes subscription (reverse messages)))))
+  (loop for (change . others) on changes
+        for entry = (etcd:change-entry change)
+        for id = (key-id (etcd:entry-key entry))
+        for subscriptions = (sb-thread:with-mutex ((feed-lock feed)) (subscriptions-for feed id))
+        for message = (and subscriptions (message-of entry others revision))
+        do (dolist (subscription subscriptions) (queue-change feed subscription message))))
 
 (defun end-subscriptions (subscriptions condition)
   "The watch of the store that has served SUBSCRIPTIONS has ended with CONDITION."
@@ -228,7 +225,11 @@ with that, since its workflow does. Its lock is held."
                                   :after (store-revision node) :on-end #'end))
           (sb-thread:with-mutex ((feed-lock feed))
             ;; it may have ended before this thread knew it
-            (unless ended (setf (feed-watch feed) watch))))))))
+            (unless ended (setf (feed-watch feed) watch))))))
+    ;; a node that closed meanwhile has not seen it
+    (when (task-queue-closed (node-task-queue node))
+      (stop-feed feed)
+      (error (stopping-condition)))))
 
 (defun stop-feed (feed)
   "End FEED. This may wait for its watch."

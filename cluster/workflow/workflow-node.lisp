@@ -135,6 +135,8 @@ change."
    ;; from names of open sessions, as the watch of the index reports them, to :open, and of sessions
    ;; that are being opened here to :reserved; under the lock
    (sessions :initform (make-hash-table :test 'equal) :reader node-session-names)
+   ;; from owners, which certificates prove, to how many of these sessions they have; likewise
+   (owners :initform (make-hash-table :test 'equal) :reader node-owners)
    ;; from sessions to how many tasks this node has given them since they were counted in the store
    (grants :initform (make-hash-table :test 'equal) :reader node-grants) ; under the lock
    ;; the keys are the sessions that had claims when the keeper looked last; never changed
@@ -194,10 +196,25 @@ change."
   "How many sessions are open, as far as NODE knows: those of its own at once."
   (sb-thread:with-mutex ((node-lock node)) (hash-table-count (node-session-names node))))
 
+(defun session-owner (session)
+  "The owner in the name of SESSION; empty for one of a peer without a certificate."
+  (let ((dot (position #\. session)))
+    (if dot (subseq session (1+ dot)) "")))
+
+(defun count-session (node session by)
+  "The owner of SESSION has BY more sessions. The lock is held."
+  (let ((owner (session-owner session)) (owners (node-owners node)))
+    (unless (string= "" owner)
+      (when (zerop (incf (gethash owner owners 0) by)) (remhash owner owners)))))
+
+(defun enter-session (node session what)
+  "SESSION is WHAT, :open or :reserved. The lock is held."
+  (unless (shiftf (gethash session (node-session-names node)) what)
+    (count-session node session 1)))
+
 (defun note-session (node session)
   "SESSION is open."
-  (sb-thread:with-mutex ((node-lock node))
-    (setf (gethash session (node-session-names node)) :open)))
+  (sb-thread:with-mutex ((node-lock node)) (enter-session node session :open)))
 
 (defun session-known-p (node session)
   "True if SESSION is open as far as NODE knows."
@@ -216,13 +233,8 @@ about to be."
 (defun forget-session (node session)
   (sb-thread:with-mutex ((node-lock node))
     (remhash session (node-grants node))
-    (remhash session (node-session-names node)))
+    (when (remhash session (node-session-names node)) (count-session node session -1)))
   (forget-load node session))
-
-(defun session-owner (session)
-  "The owner in the name of SESSION; empty for one of a peer without a certificate."
-  (let ((dot (position #\. session)))
-    (if dot (subseq session (1+ dot)) "")))
 
 (defun load-key (session)
   "The key of SESSION in the loads of a task queue: its owner's name if a certificate says that."
@@ -245,15 +257,12 @@ about to be."
 
 (defun check-sessions-of (node owner)
   "Signal BACKLOG-FULL if OWNER, if that is not empty, has too many sessions for another one. The
-lock need not be held."
-  (let* ((names (node-session-names node))
-         (most (limits-max-sessions-per-identity (node-limits node))))
-    (when (and (string/= "" owner) (<= most (hash-table-count names)))
-      (let ((count (loop for session being the hash-keys of names
-                         count (string= owner (session-owner session)))))
-        (when (<= most count)
-          (refuse-size :backlog-full :max-sessions-per-identity most count
-                       "too many sessions of one identity"))))))
+lock is held."
+  (let ((most (limits-max-sessions-per-identity (node-limits node)))
+        (count (gethash owner (node-owners node) 0)))
+    (when (<= most count)
+      (refuse-size :backlog-full :max-sessions-per-identity most count
+                   "too many sessions of one identity"))))
 
 (defun check-sessions (node)
   "Signal BACKLOG-FULL if there are too many sessions for another one. The lock need not be held."
@@ -267,7 +276,7 @@ lock need not be held."
   (sb-thread:with-mutex ((node-lock node))
     (check-sessions node)
     (check-sessions-of node (session-owner session))
-    (setf (gethash session (node-session-names node)) :reserved)))
+    (enter-session node session :reserved)))
 
 (defun below (node limit)
   "A random number from 0 to below LIMIT, an integer or a float."

@@ -118,3 +118,26 @@ this when it looks; counts of other sessions stay."
         (is (= 4 (length (counted))))
         (workflow::sweep-sessions node)
         (is (equal (list (cons stays 1) (cons stays 1)) (counted)))))))
+
+(test a-session-costs-the-same-beside-many-others
+  "Those of an identity are counted as they come and go."
+  (with-idle-node (node 1000000 :max-sessions-per-identity 2)
+    (let ((names 0))
+      (dotimes (i 2000) (workflow::note-session node (format nil "~X.~D" i (floor i 2))))
+      (sb-int:encapsulate 'workflow::session-owner 'count
+                          (lambda (function session)
+                            (incf names)
+                            (funcall function session)))
+      (unwind-protect
+           (progn
+             (signals backlog-full (workflow::reserve-session node "a.7"))
+             (workflow::forget-session node "E.7")
+             (workflow::forget-session node "E.7")
+             (workflow::note-session node "F.7")
+             (finishes (workflow::reserve-session node "a.7"))
+             (signals backlog-full (workflow::reserve-session node "b.7"))
+             (is (> 20 names)))
+        (sb-int:unencapsulate 'workflow::session-owner 'count))
+      (loop for session in (alexandria:hash-table-keys (workflow::node-session-names node))
+            do (workflow::forget-session node session))
+      (is (zerop (hash-table-count (workflow::node-owners node)))))))

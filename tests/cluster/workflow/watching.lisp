@@ -3,6 +3,66 @@
 (in-package #:clgrpc.tests.workflow)
 (in-suite :clgrpc.workflow)
 
+(defun changes-of-two ()
+  "Changes of a store by which two workflows have begun, as a watch brings them."
+  (let ((told '()))
+    (with-idle-node (node 1000000)
+      (let ((watch (etcd:watch (workflow::node-etcd node)
+                               (lambda (changes revision)
+                                 (declare (ignore revision))
+                                 (setf told (append told changes)))
+                               :prefix (workflow::node-key node "state" ""))))
+        (start-workflow node "v" '("a"))
+        (start-workflow node "w" '("a"))
+        (is-true (wait-until (lambda () (= 2 (length told)))))
+        (etcd:cancel-watch watch)))
+    told))
+
+(defun cost-of-telling (changes count)
+  "The nanoseconds of this thread that it takes to tell COUNT watches of all workflows of CHANGES,
+two of one revision. No watch sends what it is told."
+  (let ((feed (workflow::make-feed))
+        (subscriptions (loop repeat count collect (workflow::make-subscription nil "" ""))))
+    (setf (gethash "" (workflow::feed-subscriptions feed)) subscriptions)
+    (let ((since (base:thread-time-ns)))
+      (workflow::tell-subscriptions feed changes 5)
+      (let ((cost (- (base:thread-time-ns) since)))
+        (is (every (lambda (subscription)
+                     (equal '(5 6) (mapcar #'pb:change-resume-revision
+                                           (base:fifo-items
+                                            (workflow::subscription-queue subscription)))))
+                   subscriptions))
+        cost))))
+
+(test a-change-costs-the-same-for-each-watch
+  "With eight times as many watches it takes eight times as long, not 64 times."
+  (let ((changes (changes-of-two)))
+    (flet ((least (count) (loop repeat 3 minimize (cost-of-telling changes count))))
+      (let ((few (least 1500)) (many (least 12000)))
+        (is (< many (* 24 few)) "~D and ~D ns" few many)))))
+
+(test many-watches-that-take-nothing-hold-little
+  "The more watches there are the fewer changes wait for each, then it ends."
+  (let ((feed (workflow::make-feed)) (ended '()))
+    (sb-int:encapsulate 'workflow::send-waiting 'take-nothing (constantly nil))
+    (sb-int:encapsulate 'workflow::end-subscription 'note
+                        (lambda (function subscription condition)
+                          (declare (ignore function condition))
+                          (push subscription ended)))
+    (unwind-protect
+         (loop for (count most) in '((0 1000) (1 1000) (1000 1000) (10000 100) (20000 50))
+               for subscription = (workflow::make-subscription nil "" "")
+               do (setf (workflow::feed-count feed) count
+                        (workflow::subscription-live subscription) t
+                        ended '())
+                  (dotimes (i most)
+                    (workflow::queue-change feed subscription (pb:make-change)))
+                  (is (null ended) "~D wait with ~D watches" most count)
+                  (workflow::queue-change feed subscription (pb:make-change))
+                  (is (equal (list subscription) ended)))
+      (sb-int:unencapsulate 'workflow::end-subscription 'note)
+      (sb-int:unencapsulate 'workflow::send-waiting 'take-nothing))))
+
 (test watches-of-unwound-threads-end
   "A watch that was not returned ends."
   (with-memory-node (node)
