@@ -93,6 +93,11 @@
                                 (wake-keeper node (lambda (wakeup)
                                                     (setf (wakeup-lost-watch wakeup) t))))))))
 
+(defun end-index-watch (node)
+  "End the watch of the index, if there is one."
+  (let ((watch (shiftf (node-index-watch node) nil)))
+    (when watch (etcd:cancel-watch watch))))
+
 (defun ensure-index-watch (node)
   "Watch the index unless it is watched. Return true if it was not."
   (when (wakeup-lost-watch (node-wakeup node))
@@ -103,7 +108,9 @@
                        (sb-thread:with-mutex ((wakeup-lock (node-wakeup node)))
                          (setf (wakeup-lost-watch (node-wakeup node)) t)))))
       (watch-index node))
+    ;; these two cannot fail, so what has come while there was no watch is looked at
     (retry-all-claims node)
+    (look-at-all-timers node)
     (end-claims-of-lost-sessions node)
     t))
 
@@ -201,11 +208,20 @@ session has counted its tasks since then."
           for name in names
           do (note-node node name entry))))
 
+(defun drop-lease (node seconds)
+  "End the lease of the entry of NODE, if it has one, at once if the store answers within SECONDS.
+A lease that seems to have ended may have been renewed after all: its entry would stand for a node
+that is not there, and has a share of the timers."
+  (let ((lease (shiftf (membership-lease (node-membership node)) nil)))
+    (when lease
+      (handler-case (etcd:revoke-lease lease :timeout seconds)
+        (etcd:etcd-error ())))))
+
 (defun ensure-lease (node)
   "Get a lease for the entry of NODE. Return true if it is a new one."
   (let* ((membership (node-membership node)) (lease (membership-lease membership)))
     (unless (and lease (etcd:lease-alive-p lease))
-      (setf (membership-lease membership) nil)
+      (drop-lease node +ending-seconds+)
       (setf (membership-lease membership)
             (etcd:grant-lease (node-etcd node) +node-lease-seconds+))
       (share-out-shards node)
@@ -243,14 +259,6 @@ due again at once: until then NODE may have no entry, and a newcomer does not kn
       (setf (membership-told-ms (node-membership node)) nil))
     (when (date-changed-p node) (tell-date node))))
 
-(defun leave-nodes (node seconds)
-  "Give the shards of NODE, which is closing, to other nodes at once, if the store answers within
-SECONDS."
-  (let ((lease (shiftf (membership-lease (node-membership node)) nil)))
-    (when lease
-      (handler-case (etcd:revoke-lease lease :timeout seconds)
-        (etcd:etcd-error ())))))
-
 ;;; The job
 
 (defun count-seconds (node)
@@ -282,7 +290,6 @@ since it was last true for that name."
     (each-though-full
       (do-ended-sessions node)
       (keep-membership node)
-      (when new (look-at-all-timers node))
       (when (or new (funcall due :sweep +sweep-seconds+))
         (sweep-sessions node)
         (refill-ready-list node))
@@ -387,11 +394,13 @@ that hangs: then both end when it has answered, or is closed."
                       count (not (loop:end-job job :seconds (loop:seconds-until end 0))) into left
                       finally (return (zerop left)))))
     (if ended
-        (leave-nodes node (loop:seconds-until end +least-leaving-seconds+))
+        (drop-lease node (loop:seconds-until end +least-leaving-seconds+))
         (etcd:run-in-background (node-etcd node)
                                 (lambda ()
                                   (mapc #'loop:end-job (node-jobs node))
-                                  (leave-nodes node +ending-seconds+))))))
+                                  (drop-lease node +ending-seconds+)
+                                  ;; the keeper may have begun it since
+                                  (end-index-watch node))))))
 
 (defun close-workflow-service (service)
   "End SERVICE, of MAKE-WORKFLOW-SERVICE: claims and watches that wait end, its threads end. Its
@@ -404,8 +413,7 @@ its own."
   (end-watches service)
   (stop-feed (node-feed service))
   (end-jobs service)
-  (when (node-index-watch service)
-    (etcd:cancel-watch (shiftf (node-index-watch service) nil)))
+  (end-index-watch service)
   ;; by which the service was called as an object
   (let ((channel (method:direct-channel service)))
     (when channel (calling:close-channel channel)))

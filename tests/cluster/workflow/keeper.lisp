@@ -119,6 +119,69 @@ this when it looks; counts of other sessions stay."
         (workflow::sweep-sessions node)
         (is (equal (list (cons stays 1) (cons stays 1)) (counted)))))))
 
+(test a-node-has-one-entry-among-the-nodes
+  "Its lease seems to have ended, and was renewed after all: the node gets another one, and the
+entry of the first, which would have a share of the timers, goes."
+  (with-idle-node (node 150000)
+    (workflow::keep-membership node)
+    (sb-int:encapsulate 'etcd:lease-alive-p 'seem-ended (constantly nil))
+    (unwind-protect (workflow::keep-membership node)
+      (sb-int:unencapsulate 'etcd:lease-alive-p 'seem-ended))
+    (is (equal (list (etcd:lease-id (workflow::membership-lease (workflow::node-membership node))))
+               (etcd:list-leases (workflow::node-etcd node))))
+    (is (= 1 (etcd:count-entries (workflow::node-etcd node)
+                                 :prefix (workflow::node-key node "index/nodes" ""))))))
+
+(test timers-are-looked-at-after-a-watch-was-lost
+  "They may have come while there was none; the store that fails again right then changes nothing of
+that."
+  (with-idle-node (node 1000000)
+    (let ((times (workflow::timer-queue-times (workflow::node-timer-queue node))))
+      (flet ((run-once () (workflow::run-keeper node (constantly nil))))
+        (run-once)
+        (is (every #'integerp times) "all shards are its own")
+        (fill times nil)
+        (setf (workflow::wakeup-lost-watch (workflow::node-wakeup node)) t)
+        (sb-int:encapsulate 'workflow::end-claims-of-lost-sessions 'fail
+                            (lambda (function node)
+                              (declare (ignore function node))
+                              (error 'etcd:unavailable :text "broken by the test")))
+        (unwind-protect (signals etcd:unavailable (run-once))
+          (sb-int:unencapsulate 'workflow::end-claims-of-lost-sessions 'fail))
+        (is (every #'integerp times))))))
+
+(test a-closed-node-watches-nothing
+  "Its keeper waits for the store while the node closes, which does not wait for it; a user's watch
+begins at that time. Neither leaves a watch to the client of the store."
+  (let* ((engine (memory:make-engine)) (etcd (memory:connect engine)) (watches '())
+         (entered (sb-thread:make-semaphore)) (gate (sb-thread:make-semaphore)))
+    (sb-int:encapsulate 'workflow::fill-ready-list 'wait
+                        (lambda (function node)
+                          (sb-thread:signal-semaphore entered)
+                          (sb-thread:wait-on-semaphore gate :timeout +patience+)
+                          (funcall function node)))
+    (sb-int:encapsulate 'loop:end-job 'hurry
+                        (lambda (function job &key (seconds 3600))
+                          (funcall function job :seconds (if (<= seconds 1) 0 seconds))))
+    (sb-int:encapsulate 'etcd:watch 'keep
+                        (lambda (function &rest arguments)
+                          (first (push (apply function arguments) watches))))
+    (unwind-protect
+         (let ((node (make-workflow-service etcd)))
+           (is-true (sb-thread:wait-on-semaphore entered :timeout +patience+))
+           (close-workflow-service node)
+           (is (null watches) "it has not waited")
+           (sb-thread:signal-semaphore gate)
+           (is-true (wait-until (lambda () (and watches (notany #'etcd:watch-open-p watches)))))
+           (signals store-unavailable (workflow::start-feed node))
+           (is (= 2 (length watches)))
+           (is (notany #'etcd:watch-open-p watches)))
+      (sb-int:unencapsulate 'etcd:watch 'keep)
+      (sb-int:unencapsulate 'loop:end-job 'hurry)
+      (sb-int:unencapsulate 'workflow::fill-ready-list 'wait)
+      (etcd:close-etcd etcd)
+      (memory:close-engine engine))))
+
 (test a-session-costs-the-same-beside-many-others
   "Those of an identity are counted as they come and go."
   (with-idle-node (node 1000000 :max-sessions-per-identity 2)
