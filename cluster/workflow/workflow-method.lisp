@@ -174,7 +174,10 @@ of STATE, or to a run since then."
   (let ((seconds (pb:open-session-request-seconds request)))
     (multiple-value-bind (session seconds)
         (open-session node (pb:open-session-request-worker request)
-                      (if (zerop seconds) +default-session-seconds+ seconds)
+                      (if (zerop seconds)
+                          (min +default-session-seconds+
+                               (limits-max-session-seconds (node-limits node)))
+                          seconds)
                       (call-owner call))
       (pb:make-open-session-reply :session session :seconds seconds))))
 

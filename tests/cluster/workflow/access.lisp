@@ -261,3 +261,11 @@ waits for."
          (signals backlog-full (open-a-session worker))
          (is-true (open-a-session other))))
      node)))
+
+(test a-session-that-asks-for-no-time-is-not-too-long
+  "It lasts ten seconds, or as long as the node allows if that is less."
+  (loop for (most seconds) in '((5 5) (120 10))
+        do (with-memory-node (node :max-session-seconds most)
+             (is (= seconds (pb:open-session-reply-seconds
+                             (workflow::ask #'methods:open-session node
+                                            (pb:make-open-session-request :worker "w") 10)))))))
