@@ -73,8 +73,35 @@ first; the middle between the greatest single and infinity counts as the former.
       (and (null problems) (= 2 (length tokens)) (eq :string (token-kind token))
            (token-value token)))))
 
+(defun character-code-at (octets at)
+  "The code of the character whose UTF-8 is in OCTETS at AT, and the number of its octets; the code
+of the replacement character, and 1, where no character is."
+  (let* ((lead (aref octets at))
+         (size (cond ((< lead #x80) 1)
+                     ((<= #xC2 lead #xDF) 2)
+                     ((<= #xE0 lead #xEF) 3)
+                     ((<= #xF0 lead #xF4) 4)
+                     (t 0)))
+         (code (if (= 1 size) lead (logand lead (ash #x7F (- size)))))
+         (end (min (+ at size) (length octets))))
+    (loop for i from (1+ at) below end
+          always (= #x80 (logand #xC0 (aref octets i)))
+          do (setf code (logior (ash code 6) (logand #x3F (aref octets i))))
+          finally (when (and (plusp size) (= end (+ at size))
+                             (<= (aref #(0 0 #x80 #x800 #x10000) size) code #x10FFFF)
+                             (not (<= #xD800 code #xDFFF)))
+                    (return-from character-code-at (values code size))))
+    (values #xFFFD 1)))
+
 (defun lenient-string (octets)
-  "The string that OCTETS are in UTF-8; where they are not, a replacement character."
+  "The string that OCTETS are in UTF-8; for each octet where they are not, a replacement character.
+SBCL's own decoder allocates some 300 octets for each of these."
   (handler-case (octets-string octets)
     (invalid-utf8 ()
-      (sb-ext:octets-to-string octets :external-format '(:utf-8 :replacement #\ufffd)))))
+      (let ((string (make-string (length octets))) (count 0) (at 0))
+        (loop while (< at (length octets))
+              do (multiple-value-bind (code size) (character-code-at octets at)
+                   (setf (schar string count) (code-char code))
+                   (incf count)
+                   (incf at size)))
+        (subseq string 0 count)))))

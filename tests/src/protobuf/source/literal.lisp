@@ -67,3 +67,18 @@ message M { option (plain) = ~D; option (inner) = { x: ~:*~D };
   (let ((octets (coerce (loop for i below 256 collect i) 'octets)))
     (is (equalp octets (protobuf::c-unescaped (protobuf::c-escaped octets)))))
   (is (equal "a\\000\\n\\\"\\377" (protobuf::c-escaped (unhex "61000a22ff")))))
+
+(test octets-that-are-no-text
+  "Each octet that is not UTF-8 is one replacement character, and takes few octets of memory."
+  (flet ((string-of (hex) (protobuf::lenient-string (unhex hex))))
+    (loop for (hex . codes) in '(("61" #x61) ("c3a9" #xE9) ("e282ac" #x20AC) ("f09f9880" #x1F600)
+                                 ("61ff62" #x61 #xFFFD #x62) ("c3" #xFFFD) ("a9c3" #xFFFD #xFFFD)
+                                 ("c080" #xFFFD #xFFFD) ("e28261" #xFFFD #xFFFD #x61)
+                                 ("eda080" #xFFFD #xFFFD #xFFFD) ("e09f80" #xFFFD #xFFFD #xFFFD)
+                                 ("f4908080" #xFFFD #xFFFD #xFFFD #xFFFD)
+                                 ("f5ffc3a9" #xFFFD #xFFFD #xE9))
+          do (is (equal codes (map 'list #'char-code (string-of hex))) hex)))
+  (let* ((octets (make-array 100000 :element-type 'octet :initial-element #xFF))
+         (before (sb-ext:get-bytes-consed)))
+    (is (= 100000 (length (protobuf::lenient-string octets))))
+    (is (< (- (sb-ext:get-bytes-consed) before) 2000000))))
