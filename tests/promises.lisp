@@ -779,6 +779,9 @@ read between two of them"
   ("answers that the peer does not read are bounded"
    "http2" "answers-are-counted-until-sent"
    "src/http/http2/rate-limit.lisp" "(incf (counters-control-frames counters))" "0")
+  ("a peer that reads a long stream may send PINGs without end"
+   "http2" "answers-that-leave-are-counted-no-longer"
+   "src/http/http2/rate-limit.lisp" "(when (<= (counters-control-mark counters) sent)" "(when nil")
   ("a stream that we reset is known while its late frames may come"
    "http2" "resets-are-known-in-any-order"
    "src/http/http2/reset.lisp" "(if (< (aref resets middle) id)" "(if (< id (aref resets middle))")

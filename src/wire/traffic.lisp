@@ -86,8 +86,8 @@ the rest of OCTETS is left for the next turn."
     ;; a frame at least, since the loop asks again only if this adds something
     (http2:write-queued http2 (if (< unsent +fill-octets+) +fill-octets+ (1+ unsent)))
     ;; the loop takes its buffer back when it has flushed: the core asks for one again
-    (setf (http2:connection-output http2) nil
-          (link-filled-ns link) (loop:event-loop-now (link-loop link)))
+    (http2:give-output-back http2)
+    (setf (link-filled-ns link) (loop:event-loop-now (link-loop link)))
     (measure-link link)
     (when (and (link-stopped link) (not (http2:connection-stop-reading-p http2)))
       (setf (link-stopped link) nil)

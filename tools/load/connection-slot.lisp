@@ -157,7 +157,7 @@
   (let* ((connection (the connection (loop:connection-user socket)))
          (http2 (the http2:connection (connection-http2 connection))))
     (http2:write-queued http2 (+ 262144 (loop:connection-unsent socket)))
-    (setf (http2:connection-output http2) nil)
+    (http2:give-output-back http2)
     (note-flushed connection)
     (when (and (connection-stopped connection) (not (http2:connection-stop-reading-p http2)))
       (setf (connection-stopped connection) nil)

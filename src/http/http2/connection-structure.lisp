@@ -55,7 +55,9 @@ function that does nothing, except ON-OUTPUT, which has no default.
   "The memory and work that a peer causes at one connection: present amounts, counts since the
 connection began, and the state of its rate limits (rate-limit.lisp)."
   (queued-octets 0 :type index)         ; DATA that waits for windows or a turn
-  (control-frames 0 :type event-count)  ; answers appended since the output was last empty
+  (control-frames 0 :type event-count)  ; answers in the output, with some that have left lately
+  (later-control-frames 0 :type event-count) ; those of them that are behind CONTROL-MARK
+  (control-mark 0 :type event-count)    ; a place in the output, as SENT-OCTETS counts
   (block-octets 0 :type index)          ; of the header block that is being collected
   (streams-opened 0 :type event-count)  ; by either side
   (streams-failed 0 :type event-count)  ; of those opened: ended before the server had said all
@@ -119,6 +121,8 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (counters (make-counters) :type counters) ; the work that the peer caused
   (phase +awaiting-preface+ :type (unsigned-byte 3)) ; a constant above
   (output nil :type (or null buffer))   ; to append to; nil until it is borrowed
+  (given-octets 0 :type index)          ; how much it held when it was given back
+  (sent-octets 0 :type event-count)     ; how many had left it when it was borrowed
   (encoder nil :type hpack:encoder)     ; of our header blocks
   (decoder nil :type hpack:decoder)     ; of the peer's
   (error-text "" :type simple-string)   ; the last error, for logs
@@ -290,9 +294,6 @@ SETFable.")
    (connection-options "The OPTIONS that limit a connection.")
    (connection-sink "The SINK that a connection calls.")
    (connection-counters "The counters of a connection: a COUNTERS structure.")
-   (connection-output
-    "The buffer that a connection appends to, or NIL if it has had no output since the owner set
-this to NIL. The owner does so each time it takes the buffer away to send it.")
    (connection-stream-count "The number of streams of a connection that are not closed yet.")
    (connection-error-text
     "The reason of the last stream error or of the end of a connection, as text for logs.")
@@ -306,7 +307,7 @@ this to NIL. The owner does so each time it takes the buffer away to send it.")
    (connection-send-window "The octets of DATA that the peer still takes on a connection.")
    (connection-receive-window "The octets of DATA that the peer may still send on a connection.")
    (counters-queued-octets "DATA octets queued on all streams, waiting for windows or a turn.")
-   (counters-control-frames "Answers appended since the output was last empty.")
+   (counters-control-frames "Answers in the output, with some that have left it lately.")
    (counters-block-octets "Octets of the header block that is being collected.")
    (counters-streams-opened "Streams that were opened, by either side.")
    (counters-streams-failed

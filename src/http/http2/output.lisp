@@ -2,17 +2,27 @@
 ;;;; layout that no rule of ours limits: WINDOW_UPDATE, PING and GOAWAY (RFC 9113 sections 6.7 to
 ;;;; 6.9).
 ;;;;
-;;;; The owner lends the buffer by ON-OUTPUT and takes it away by setting CONNECTION-OUTPUT to NIL
-;;;; once it is flushed.
+;;;; The owner lends the buffer by ON-OUTPUT and takes it back, to send what is in it, by
+;;;; GIVE-OUTPUT-BACK. It is lent again with what has not been sent, so the octets that have left
+;;;; can be counted.
 
 (in-package #:clgrpc.http2)
 
 (define-hot borrow-output ((connection connection)) buffer
   (let ((buffer (funcall (sink-on-output (connection-sink connection)) connection)))
     (declare (type buffer buffer))
-    (when (zerop (buffer-fill buffer))
-      (setf (counters-control-frames (connection-counters connection)) 0))
+    (incf (connection-sent-octets connection)
+          (max 0 (- (connection-given-octets connection) (buffer-fill buffer))))
     (setf (connection-output connection) buffer)))
+
+(define-hot (give-output-back :inline t) ((connection connection)) null
+  "Give the buffer that ON-OUTPUT has lent to CONNECTION back to the owner, who sends what is in it.
+To be called when the owner has filled it up by WRITE-QUEUED, and before it sends anything."
+  (let ((output (connection-output connection)))
+    (when output
+      (setf (connection-given-octets connection) (buffer-fill output)
+            (connection-output connection) nil)))
+  nil)
 
 (define-hot (output-buffer :inline t) ((connection connection)) buffer
   "The buffer to append to. Calling it also notifies the owner that there will be output."

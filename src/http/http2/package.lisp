@@ -24,7 +24,7 @@
    #:stream-tally-out #:stream-charge #:stream-queued-octets
    #:stream-sendable-p #:stream-receivable-p #:stream-open-p
    #:connection #:connection-role #:connection-user
-   #:connection-output #:connection-counters #:connection-stream-count
+   #:connection-counters #:connection-stream-count
    #:connection-closed-p #:connection-ready-p #:connection-error-text
    #:connection-last-receive-ns #:connection-peer-max-streams #:connection-peer-max-header-list
    #:connection-goaway-received #:connection-send-window #:connection-receive-window
@@ -38,7 +38,7 @@
    ;; rate-credit.lisp
    #:note-call-served
    ;; output.lisp
-   #:send-ping
+   #:send-ping #:give-output-back
    ;; stream-table.lisp
    #:map-streams #:release-stream
    ;; stream-end.lisp

@@ -14,7 +14,10 @@
 ;;;; sender did not know yet. Other PINGs of clients are strikes, the stricter rule of gRFC A8.
 ;;;;
 ;;;; Answers are counted while they wait in the output; more than the option
-;;;; max-queued-control-frames end the connection.
+;;;; max-queued-control-frames end the connection. The output of a busy connection may never be
+;;;; empty, so answers are counted in two parts, those in front of a mark and those behind it. When
+;;;; the octets in front of the mark have left, so have these answers; then the mark moves to the
+;;;; end of the output.
 
 (in-package #:clgrpc.http2)
 
@@ -93,8 +96,15 @@ BURST and PER-SECOND are its size. End CONNECTION with TEXT if the limit is exce
 
 (define-hot note-control-frame ((connection connection)) null
   "Count an answer that the peer provoked, before it is written."
-  (let ((counters (connection-counters connection)))
-    (output-buffer connection)          ; if it is empty the count restarts
+  (let* ((counters (connection-counters connection))
+         (fill (buffer-fill (output-buffer connection)))
+         (sent (connection-sent-octets connection)))
+    (when (<= (counters-control-mark counters) sent)
+      (setf (counters-control-frames counters)
+            (if (zerop fill) 0 (counters-later-control-frames counters))
+            (counters-later-control-frames counters) 0
+            (counters-control-mark counters) (+ sent fill)))
+    (incf (counters-later-control-frames counters))
     (when (< (options-max-queued-control-frames (connection-options connection))
              (incf (counters-control-frames counters)))
       (fail-connection connection +enhance-your-calm+ "answers to too many frames are not read"))

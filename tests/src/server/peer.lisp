@@ -110,8 +110,8 @@ has been reached on."
                    (incf (buffer-start output)
                          (sb-bsd-sockets:socket-send (peer-socket peer) octets (length octets)))))
       (sb-bsd-sockets:socket-error () (setf (peer-closed peer) t)))
-    (clear-buffer output)
-    (setf (http2:connection-output (peer-http2 peer)) nil)))
+    (http2:give-output-back (peer-http2 peer))
+    (clear-buffer output)))
 
 (defun send-octets (peer octets)
   "Send OCTETS as they are, outside of what the core does."

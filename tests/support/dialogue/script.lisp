@@ -82,7 +82,7 @@
   "Take what is to be sent, as an owner does; return the octets."
   (h2:write-queued (connection) 65536)
   (let ((buffer (dialogue-buffer *dialogue*)))
-    (setf (h2:connection-output (connection)) nil)
+    (h2:give-output-back (connection))
     (prog1 (subseq-octets (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer))
       (clear-buffer buffer))))
 

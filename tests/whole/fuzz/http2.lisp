@@ -97,7 +97,7 @@ be whole."
          (last-type nil))
     (flet ((flush ()
              (http2:write-queued connection 65536)
-             (setf (http2:connection-output connection) nil)
+             (http2:give-output-back connection)
              (let ((start (buffer-start buffer)))
                ;; a client begins with its preface
                (when (and (< start (buffer-end buffer))

@@ -20,7 +20,7 @@
 (defun carry (from to)
   "Like PUMP in one direction, without allocation: straight from one buffer into the other end."
   (h2:write-queued (end-connection from) 65536)
-  (setf (h2:connection-output (end-connection from)) nil)
+  (h2:give-output-back (end-connection from))
   (let ((buffer (end-buffer from)))
     (h2:receive-octets (end-connection to) (buffer-octets buffer) (buffer-start buffer)
                        (buffer-end buffer) 0)
@@ -60,7 +60,7 @@
     (is (< (octets-per-run (lambda ()
                              (h2:receive-octets (end-connection server) updates 0
                                                 (length updates) 0)
-                             (setf (h2:connection-output (end-connection server)) nil)
+                             (h2:give-output-back (end-connection server))
                              (clear-buffer (end-buffer server))))
            2))))
 

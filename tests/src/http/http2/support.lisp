@@ -30,7 +30,7 @@
   "What END has to send, as its owner takes it."
   (h2:write-queued (end-connection end) 65536)
   (let ((buffer (end-buffer end)))
-    (setf (h2:connection-output (end-connection end)) nil)
+    (h2:give-output-back (end-connection end))
     (prog1 (subseq-octets (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer))
       (clear-buffer buffer))))
 
