@@ -197,6 +197,7 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (user nil)                            ; any object of the owner
   (next nil :type (or null stream))     ; in its chain of the table, or in the pool
   (ring-next nil :type (or null stream)) ; in the ring of writers
+  (ring-before nil :type (or null stream)) ; likewise
   (due nil :type (or null stream))      ; in the list of streams with a due WINDOW_UPDATE
   (send-window 0 :type window)          ; octets of DATA that the peer still takes
   (receive-window 0 :type window)       ; how much the peer may still send

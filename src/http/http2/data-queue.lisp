@@ -2,9 +2,9 @@
 ;;;;
 ;;;; A stream is in the ring while it has queued octets and room in its own window. Streams in the
 ;;;; ring take turns: a stream writes one DATA frame and goes to the end of the ring. A stream whose
-;;;; window is used up leaves the ring and comes back with WINDOW_UPDATE or SETTINGS. When the
-;;;; connection's window is used up, all keep their places. While the ring is not empty no other
-;;;; stream writes.
+;;;; window is used up leaves the ring and comes back with WINDOW_UPDATE or SETTINGS; one that ends
+;;;; leaves it at once. When the connection's window is used up, all keep their places. While the
+;;;; ring is not empty no other stream writes.
 ;;;;
 ;;;; An empty DATA frame needs no window (RFC 9113 section 6.9.1), so an empty queue never waits:
 ;;;; END_STREAM goes with the last octet of a queue, and trailers are written when that octet has
@@ -143,14 +143,15 @@ before."
     (let ((head (connection-ring-head connection)))
       (cond ((or (null head) (connection-closed-p connection))
              (return nil))
-            ((not (stream-waiting-p head)) ; reset, or its window was taken back by SETTINGS
-             (recycle-stream (leave-ring connection)))
+            ((not (stream-waiting-p head)) ; its window was taken back by SETTINGS
+             (leave-ring connection head))
             ((<= (connection-send-window connection) 0)
              (return nil))
             ((<= limit-octets (output-fill connection))
              (return t))
             (t
-             (write-turn connection (leave-ring connection)))))))
+             (leave-ring connection head)
+             (write-turn connection head))))))
 
 (define-hot (write-queued :inline t) ((connection connection) (limit-octets index)) boolean
   "Append the WINDOW_UPDATEs that are due, then queued DATA, a frame of each waiting stream in

@@ -118,18 +118,9 @@ it before each flush must call this."
       (if tail
           (setf (stream-ring-next tail) stream)
           (setf (connection-ring-head connection) stream))
-      (setf (connection-ring-tail connection) stream)))
+      (setf (stream-ring-before stream) tail
+            (connection-ring-tail connection) stream)))
   nil)
-
-(define-hot leave-ring ((connection connection)) stream
-  "Take the first stream out of the ring, which is not empty."
-  (let* ((stream (the stream (connection-ring-head connection)))
-         (next (stream-ring-next stream)))
-    (setf (connection-ring-head connection) next
-          (stream-ring-next stream) nil)
-    (unless next (setf (connection-ring-tail connection) nil))
-    (clear-stream-flag stream +in-ring+)
-    stream))
 
 (define-hot raise-connection-window ((connection connection) (increment (unsigned-byte 31))) null
   "The peer's WINDOW_UPDATE for the connection."

@@ -32,6 +32,21 @@ shrunk."
             (stream-queue-tail stream) nil))
     (setf (stream-trailers-function stream) nil)))
 
+(define-hot leave-ring ((connection connection) (stream stream)) null
+  "Take STREAM out of the ring of writers."
+  (let ((before (stream-ring-before stream))
+        (next (stream-ring-next stream)))
+    (if before
+        (setf (stream-ring-next before) next)
+        (setf (connection-ring-head connection) next))
+    (if next
+        (setf (stream-ring-before next) before)
+        (setf (connection-ring-tail connection) before))
+    (setf (stream-ring-next stream) nil
+          (stream-ring-before stream) nil)
+    (clear-stream-flag stream +in-ring+))
+  nil)
+
 (define-hot return-to-connection ((connection connection) (count (unsigned-byte 31))) null
   "Note that COUNT received octets need the connection's window no longer. Give the window back once
 such octets are half of it."
@@ -50,6 +65,8 @@ such octets are half of it."
       (set-stream-flag stream +finished+)
       (remove-stream connection stream)
       (drop-queue stream)
+      ;; those before it may wait for the connection's window for long
+      (when (stream-flag-p stream +in-ring+) (leave-ring connection stream))
       (when (eq stream (connection-opening connection))
         (setf (connection-opening connection) nil))
       (setf (stream-unconsumed stream) 0

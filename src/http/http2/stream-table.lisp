@@ -105,7 +105,7 @@ finished connection do not go there, since they would keep it from the collector
          (pool (connection-pool connection)))
     (when (and (= (logior +finished+ +released+)
                   (logand (stream-flags stream)
-                          (logior +finished+ +released+ +in-ring+ +update-due+)))
+                          (logior +finished+ +released+ +update-due+)))
                (not (eq stream (connection-current connection)))
                (not (connection-closed-p connection))
                (< (pool-stream-count pool) +pool-streams+))

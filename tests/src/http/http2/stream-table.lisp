@@ -90,8 +90,8 @@ one of them."
         (is (eq early (call nil t)))
         (is (eq early (call nil nil)))))))
 
-(test a-waiting-stream-is-not-used-again
-  "A stream that is reset while in the ring of writers leaves it first."
+(test a-waiting-stream-that-is-reset-is-used-again
+  "A stream that is reset while it is among the writers is not one of them any more."
   (let ((*dialogue* (begin-dialogue :server '())))
     (shake-hands)
     (hears '(:headers 1 :get :end-stream) '(:headers 3 :get :end-stream))
@@ -103,8 +103,69 @@ one of them."
       (h2:reset-stream stream 8)
       (h2:release-stream stream)
       (hears '(:headers 5 :get :end-stream))
-      (is (not (eq stream (find-stream 5))))
+      (is (eq stream (find-stream 5)))
+      (respond 5 :ok)
+      (h2:send-data stream (make-octets 1000) 0 1000 nil)
+      (is-false (h2:stream-queue-empty-p stream))
       (hears '(:window-update 0 1000))
       (flush)
-      (hears '(:headers 7 :get :end-stream))
-      (is (eq stream (find-stream 7))))))
+      (is-true (h2:stream-queue-empty-p stream)))))
+
+(defun writers (connection)
+  "The identifiers of the streams of CONNECTION that take turns to write."
+  (loop for stream = (h2::connection-ring-head connection) then (h2::stream-ring-next stream)
+        while stream
+        collect (h2:stream-id stream)))
+
+(test streams-that-are-reset-are-not-kept
+  "A stream that ends while those before it wait for the connection's window is kept no longer."
+  (let ((*dialogue* (begin-dialogue :server '())) (octets (make-octets 70000)))
+    (shake-hands)
+    (loop for id from 1 to 199 by 2
+          do (hears (list :headers id :get :end-stream))
+             (respond id :ok)
+             (h2:send-data (find-stream id) octets 0 70000 nil)
+             (flush)
+             (unless (member id '(1 51))
+               (hears (list :rst-stream id :cancel))))
+    (is (equal '(51) (writers (connection)))) ; the window of 1 is used up as well
+    (hears '(:window-update 1 10))
+    (is (equal '(51 1) (writers (connection))))
+    (hears '(:rst-stream 1 :cancel))
+    (is (equal '(51) (writers (connection))))
+    (hears '(:rst-stream 51 :cancel))
+    (is (null (writers (connection))))))
+
+(test streams-are-looked-at-only-while-they-are-the-connections
+  "A function that looks at the streams of a connection ends another of them, whose structure is
+used again for another connection: it does not get that."
+  (let* ((pool (h2:make-pool)) (peer (make-peer)) (buffer (make-buffer)) (begun nil) first second
+         (options (make-options))
+         (sink (h2:make-sink
+                :on-output (lambda (connection) (declare (ignore connection)) buffer)
+                :on-reset (lambda (stream code source)
+                            (declare (ignore stream code source))
+                            (unless begun
+                              (h2:reset-stream second 8)
+                              (setf begun (h2:open-stream first))
+                              (send-headers begun *request-fields* nil)))
+                :on-stream-closed #'h2:release-stream)))
+    (labels ((connect ()
+             (let ((connection (h2:make-connection :client sink options :pool pool)))
+               (h2:start-connection connection 0)
+               (tell connection '(:settings))
+               connection))
+           (tell (connection &rest frames)
+             (let ((octets (frames-octets peer frames)))
+               (h2:receive-octets connection octets 0 (length octets) 0))))
+      (setf first (connect))
+      (let ((leaving (connect)))
+        (send-headers (h2:open-stream leaving) *request-fields* nil)
+        (setf second (h2:open-stream leaving))
+        (send-headers second *request-fields* nil)
+        (tell leaving '(:goaway 0 :no-error))
+        (is (eq begun second))
+        (is (eq first (h2:stream-connection begun)))
+        (is-true (h2:stream-open-p begun))
+        (is (zerop (h2:connection-stream-count leaving)))
+        (is (= 1 (h2:connection-stream-count first)))))))
