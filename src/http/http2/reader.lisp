@@ -416,8 +416,7 @@ process as refused (6.8). A later GOAWAY may only lower the last stream identifi
                (subseq-octets octets (+ start +goaway-octets+) end))
       (unless (connection-server-p connection)
         (map-streams (lambda (stream)
-                       (unless (stream-flag-p stream +finished+)
-                         (reset-finished-stream stream +closed+ +refused-stream+ :goaway)))
+                       (reset-finished-stream stream +closed+ +refused-stream+ :goaway))
                      connection last-id)))))
 
 (defun receive-settings-frame (connection octets start end flags)

@@ -98,9 +98,7 @@ side: then the rest of the client's side does not matter."
 ;;; Connections
 
 (defun finish-all-streams (connection code)
-  (map-streams (lambda (stream)
-                 (unless (stream-flag-p stream +finished+)
-                   (reset-finished-stream stream +closed+ code :connection)))
+  (map-streams (lambda (stream) (reset-finished-stream stream +closed+ code :connection))
                connection))
 
 (defun end-connection (connection code text)

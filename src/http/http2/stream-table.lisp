@@ -64,14 +64,17 @@
 
 (defun map-streams (function connection &optional (above 0))
   "Call FUNCTION with each stream of CONNECTION that is not finished and whose identifier is ABOVE
-the one given, oldest first. It may end streams."
-  (let ((streams '()))
+the one given, oldest first. It may end streams; those that it has ended are left out."
+  (let ((ids '()))
     (loop for chain across (connection-table connection)
           do (loop for stream = chain then (stream-next stream)
                    while stream
                    when (> (stream-id stream) above)
-                     do (push stream streams)))
-    (mapc function (sort streams #'< :key #'stream-id))
+                     do (push (stream-id stream) ids)))
+    ;; one that has ended may be a stream of another connection by now
+    (dolist (id (sort ids #'<))
+      (let ((stream (find-stream connection id)))
+        (when stream (funcall function stream))))
     nil))
 
 ;;; Making and using again
