@@ -170,8 +170,11 @@ long."
   nil)
 
 (defun connection-option (state)
-  "The value of the header connection in an answer of STATE, nil for none."
-  (cond ((not (stays-p state)) "close")
+  "The value of the header connection in an answer of STATE, nil for none. Once it is \"close\", the
+connection ends with that answer (RFC 9112 section 9.6)."
+  (cond ((not (stays-p state))
+         (setf (state-last state) t)
+         "close")
         ((zerop (http1:message-minor (state-message state))) "keep-alive")))
 
 (defun write-new-head (state answer body)

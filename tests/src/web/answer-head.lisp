@@ -76,6 +76,21 @@ handler sends as metadata later is in the trailers."
         (is (assoc "x-early" (nth-value 1 (ask-for-fields server row go)) :test #'string=)
             "~A" (first row))))))
 
+(test a-connection-ends-once-its-end-was-announced
+  "A stream of answers that begins before the request is whole says that the connection ends with
+it, since the request may have no end; so it ends, although the rest of the request comes."
+  (let ((*bench-rules* '((:selector "lab.Bench.Chat" :post "/v1/chat" :body "*"))))
+    (with-all-protocols (server)
+        (:chat (lambda (stream call)
+                 (grpc:do-messages (message stream) (grpc:send call message))))
+      (with-plain-socket (socket (grpc:server-address server))
+        (say-text socket (request-text '(:chat "POST /v1/chat" "application/json")
+                                       "Transfer-Encoding: chunked|"
+                                       (wire-text "c|{\"number\":1}|")))
+        (is (search "|connection: close|" (heard-until socket "||")))
+        (say-text socket (wire-text (concatenate 'string "0||" *behind*)))
+        (is (equal '() (heard-statuses (hear-all socket))))))))
+
 (test an-early-error-has-its-status
   "An error before that is one of REST's own statuses; so is one of a request that is queued, or
 whose body takes long."
