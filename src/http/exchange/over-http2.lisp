@@ -120,6 +120,16 @@ incomplete."
 
 ;;; The request
 
+(defun join-cookies (headers)
+  "HEADERS, an alist, with one cookie in place of several, which HTTP/2 allows (RFC 9113 section
+8.2.3)."
+  (flet ((cookie-p (entry) (string= "cookie" (car entry))))
+    (let ((cookies (remove-if-not #'cookie-p headers)))
+      (if (rest cookies)
+          (cons (cons "cookie" (format nil "~{~A~^; ~}" (mapcar #'cdr cookies)))
+                (remove-if #'cookie-p headers))
+          headers))))
+
 (defun read-http2-request (list stream router sink options refusal)
   "The request with the header LIST on STREAM, whose owner has SINK and OPTIONS, with its route of
 ROUTER. REFUSAL, or nil, is its answer if it has no handler."
@@ -133,7 +143,7 @@ ROUTER. REFUSAL, or nil, is its answer if it has no handler."
               ((= kind http2:+kind-path+) (setf (http-request-target request) value)))
         (let ((entry (field-entry field)))
           (when entry (push entry (http-request-source request))))))
-    (setf (http-request-source request) (nreverse (http-request-source request)))
+    (setf (http-request-source request) (join-cookies (nreverse (http-request-source request))))
     (find-request-route router request)
     request))
 

@@ -65,6 +65,19 @@ gRPC does not come to it, nor do its calls count with those of gRPC."
           (is (string= "" (body-text exchange))))
         (is (zerop (getf (grpc:server-statistics server) :calls)))))))
 
+(test cookies-of-a-request-are-one-header
+  "Over HTTP/2 a browser sends each cookie in a header of its own (RFC 9113 section 8.2.3)."
+  (flet ((cookies (http-method path headers body)
+           (declare (ignore http-method path body))
+           (values 200 '() (format nil "~{~A~^|~}" (loop for (name . value) in headers
+                                                         when (string= "cookie" name)
+                                                           collect value)))))
+    (with-fallback (peer server #'cookies)
+      (loop for (expected . sent) in '(("") ("a=b" "a=b") ("a=b; c=d; e=" "a=b" "c=d" "e="))
+            for fields = (loop for cookie in sent
+                               append `(("cookie" . ,cookie) ("x-between" . "1")))
+            do (is (string= expected (body-text (ask-plainly peer "/" :fields fields))))))))
+
 (test answers-of-a-fallback
   "Strings are UTF-8, octets go as they are, large ones as the windows allow; what cannot be sent is
 an error of the fallback's."
