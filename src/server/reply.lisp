@@ -107,16 +107,18 @@ keyword."
                             (hpack:string-field "grpc-status" (format nil "~D" code)) :plain)
         (write-status-code status encoder buffer))))
 
-(define-hot write-status ((call server-call) (encoder hpack:encoder) (buffer buffer)) null
+(define-hot write-status ((call server-call) (encoder hpack:encoder) (buffer buffer)) list
+  "Write the status of CALL. Return what was left out, see WRITE-WHOLE-STATUS."
   (multiple-value-bind (status text details trailers) (rpc:final-status call)
-    (if (or trailers details (plusp (length text)))
-        (write-whole-status call text details trailers encoder buffer)
-        (write-status-code status encoder buffer)))
-  nil)
+    (cond ((or trailers details (plusp (length text)))
+           (write-whole-status call text details trailers encoder buffer))
+          (t (write-status-code status encoder buffer)
+             '()))))
 
 (defun write-whole-status (call text details trailers encoder buffer)
   "Write the status of CALL, and its TEXT, DETAILS and TRAILERS as far as there is room. A long text
-is cut; details or trailers that do not fit are left out."
+is cut; details or trailers that do not fit are left out. Return a list of those, of :details and
+:trailers."
   (let* ((status (call-status call))
          (left (max 0 (- (header-list-limit call) (constant-octets call))))
          (kept (min left +kept-text-octets+ (length text)))
@@ -143,10 +145,14 @@ is cut; details or trailers that do not fit are left out."
       (hpack:encode-literal encoder buffer **grpc-status-details**
                             (ascii-octets (encode-base64 details :padding nil)) :plain))
     (wire:encode-metadata trailers encoder buffer)
-    (when left-out
-      (apply #'log-event :warning :status-cut :method (rpc:call-path call)
-             :peer (rpc:call-peer call) :status (call-status call) :left-out left-out
-             (funcall rpc:**call-ids** call)))))
+    left-out))
+
+(defun report-status-cut (call left-out)
+  "Log that LEFT-OUT of the status of CALL was not sent. Only when the header block has been ended,
+since a user's function for the log may send something on the same connection."
+  (apply #'log-event :warning :status-cut :method (rpc:call-path call)
+         :peer (rpc:call-peer call) :status (call-status call) :left-out left-out
+         (funcall rpc:**call-ids** call)))
 
 (define-hot (note-served :inline t) ((call server-call)) null
   "Note that the end of CALL's answer is written. Over HTTP/2, an answer with :ok allows its
@@ -165,8 +171,9 @@ connection one more reset by the peer."
             (http2:begin-headers stream)
             (progn (wire:mark-call call :headers)
                    (write-headers-start stream call)))
-      (write-status call encoder buffer)
-      (http2:end-headers stream t))
+      (let ((left-out (write-status call encoder buffer)))
+        (http2:end-headers stream t)
+        (when left-out (report-status-cut call left-out))))
     (note-served call)
     ;; the answer is whole, so the rest of the request is not needed (RFC 9113 8.1)
     (unless (server-call-half-closed call) (http2:reset-stream stream http2:+no-error+))

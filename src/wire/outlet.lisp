@@ -113,9 +113,10 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
            (multiple-value-bind (octets at) (http2:begin-data stream total)
              (declare (type octets octets) (type index at))
              (write-sized type message octets at size)
+             (http2:end-data stream total last)
+             ;; only now, since an observer may send something on the same connection
              (observe content-sent (call-observer call) call octets
-                      (+ at +prefix-octets+) (+ at total) nil)
-             (http2:end-data stream total last))
+                      (+ at +prefix-octets+) (+ at total) nil))
            (note-message-sent (the link (wire-call-link call)))
            (tell-sent call stream size nil)
            t)

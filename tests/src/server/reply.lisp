@@ -241,6 +241,29 @@ and our own limit where that names none."
           (is (eq :ok (status-of (ask-raw peer "/lab.Bench/Ask"
                                           :data (note-octets -1 :text "100"))))))))))
 
+(test a-function-for-the-log-may-send
+  "That details or trailers were left out is reported when the end has been written: a function for
+the log may send the report on another call of the connection."
+  (let* ((kept nil)
+         (listener (lambda (level event &rest plist)
+                     (declare (ignore level plist))
+                     (when (eq :status-cut event) (grpc:try-send kept (note 5))))))
+    (with-server-loop (server-loop)
+        (:ask #'fail-at-length
+         :watch (lambda (note call) (declare (ignore note)) (setf kept call)))
+      (comes server-loop)
+      (asks 1 "Watch" 21)
+      (memory:said)
+      (add-log-listener listener)
+      (unwind-protect (asks 3 "Ask" 10 :text "100000")
+        (remove-log-listener listener))
+      (let ((frames (memory:said)))
+        (is (equal '((:headers 3) (:headers 1) (:data 1))
+                   (mapcar (lambda (frame) (subseq frame 0 2)) frames)))
+        (is (equal (map 'string #'code-char (note-octets 5)) (third (third frames)))))
+      (asks 5 "Ask" -1)
+      (answered '(5 :ok)))))
+
 (test metadata-that-the-client-does-not-take
   "SEND-METADATA says so in the handler."
   (with-log ()

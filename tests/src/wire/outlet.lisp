@@ -16,6 +16,23 @@
       (is (equal '(:data :data) (mapcar #'first (memory:said))))
       (is (zerop (rpc:call-unsent-octets call))))))
 
+(test observers-of-contents-may-send
+  "A function that gets the octets of a message may send something on another call of the
+connection: both messages go out as they are."
+  (with-link (link)
+    (let ((first (calls 1)) (second (calls 3)) (seen '()))
+      (setf (wire::endpoint-observer *station*)
+            (rpc:make-observer
+             :content-sent (lambda (call octets start end encoding)
+                             (declare (ignore encoding))
+                             (when (eq call first) (rpc:send second (letter 4)))
+                             (push (subseq octets start end) seen))))
+      (on-loop (lambda () (rpc:send first (letter 3))))
+      (flet ((text (octets) (map 'string #'code-char octets)))
+        (is (equal `((:data 1 ,(text (letter-octets 3))) (:data 3 ,(text (letter-octets 4))))
+                   (remove :headers (memory:said) :key #'first))))
+      (is (equalp (list (subseq (letter-octets 3) 5) (subseq (letter-octets 4) 5)) seen)))))
+
 (test messages-wait-for-the-window
   "What the peer has no window for is queued, counts, leaves when there is window, and its sender
 hears of the room."
