@@ -82,9 +82,13 @@ the rest of OCTETS is left for the next turn."
 (define-hot link-fill ((socket loop:connection)) null
   (let* ((link (loop:connection-user socket))
          (http2 (link-http2 (the link link)))
-         (unsent (loop:connection-unsent socket)))
-    ;; a frame at least, since the loop asks again only if this adds something
-    (http2:write-queued http2 (if (< unsent +fill-octets+) +fill-octets+ (1+ unsent)))
+         (unsent (loop:connection-unsent socket))
+         ;; with more than its MAX-UNSENT it would not be read, not even WINDOW_UPDATEs
+         (limit (min +fill-octets+ (ash (loop:connection-max-unsent socket) -1))))
+    (declare (type index unsent limit))
+    (http2:write-queued http2 (if (< unsent limit) limit 0))
+    ;; the loop asks again in this turn only if something was added
+    (unless (< unsent limit) (loop:defer (link-loop link) #'loop:connection-output socket))
     ;; the loop takes its buffer back when it has flushed: the core asks for one again
     (http2:give-output-back http2)
     (setf (link-filled-ns link) (loop:event-loop-now (link-loop link)))

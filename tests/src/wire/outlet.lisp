@@ -76,17 +76,51 @@ hears of the room."
 (test output-of-long-messages-stays-short
   "However slowly the peer takes a long message, the connection's buffer does not grow beyond what
 the loop keeps for the next."
+  (dolist (portion '(50000 5000))
+    (with-link (link)
+      (let ((call (calls 1)) (end memory:*end*) (longest 0) (taken 0))
+        (memory:hears '(:window-update 0 4000000) '(:window-update 1 4000000))
+        (memory:said)
+        (setf (memory:end-portion end) portion)
+        (on-loop (lambda () (rpc:send call (letter 3000000))))
+        (loop for buffer = (loop::connection-buffer (wire::link-socket link))
+              do (incf taken (length (memory:take-said end)))
+              while buffer
+              do (setf longest (max longest (length (buffer-octets buffer)))
+                       (memory:end-news end) loop:+writable+)
+                 (memory:run-turns memory:*world*))
+        (is (< 3000000 taken))
+        (is (<= 65536 longest loop::+pooled-buffer-octets+))))))
+
+(test output-that-leaves-at-once-is-filled-up-again
+  "The peer takes all of an output that was too long for more DATA: what is queued follows it."
   (with-link (link)
-    (let ((call (calls 1)) (end memory:*end*) (longest 0) (taken 0))
+    (let ((call (calls 1)) (end memory:*end*))
       (memory:hears '(:window-update 0 4000000) '(:window-update 1 4000000))
       (memory:said)
-      (setf (memory:end-portion end) 50000)
+      (setf (memory:end-portion end) 1)
       (on-loop (lambda () (rpc:send call (letter 3000000))))
-      (loop for buffer = (loop::connection-buffer (wire::link-socket link))
-            do (incf taken (length (memory:take-said end)))
-            while buffer
-            do (setf longest (max longest (length (buffer-octets buffer)))
-                     (memory:end-news end) loop:+writable+)
+      (is (<= wire::+fill-octets+ (loop:connection-unsent (wire::link-socket link))))
+      (setf (memory:end-portion end) nil
+            (memory:end-news end) loop:+writable+)
+      (memory:run-turns memory:*world*)
+      (is (< 3000000 (length (memory:take-said end)))))))
+
+(test peers-are-read-while-they-get-a-long-message
+  "A connection with more unsent output than its limit is not read; queued DATA alone does not fill
+the output so far. Otherwise nothing of a peer were read, not even a PING, until the end of a long
+message."
+  (with-link (link :options '(:max-unsent-octets 65536))
+    (let ((call (calls 1)) (end memory:*end*))
+      (memory:hears '(:window-update 0 4000000) '(:window-update 1 4000000))
+      (memory:said)
+      (setf (memory:end-portion end) 20000)
+      (on-loop (lambda () (rpc:send call (letter 3000000))))
+      (memory:passes 1)
+      (memory:hears '(:ping 1))
+      (loop repeat 5
+            do (setf (memory:end-news end) loop:+writable+)
                (memory:run-turns memory:*world*))
-      (is (< 3000000 taken))
-      (is (<= 65536 longest loop::+pooled-buffer-octets+)))))
+      (is (< (length (memory:take-said end)) 200000))
+      (is (= (memory:world-now memory:*world*)
+             (http2:connection-last-receive-ns (wire::link-http2 link)))))))
