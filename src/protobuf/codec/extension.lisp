@@ -151,39 +151,48 @@ after it."
   ;; its values, the latest first; of messages, ranges of octets
   (items '() :type list))
 
+(defconstant +short-packed+ 16
+  "The most octets of a packed field whose elements are read one by one.")
+
 (defun read-packed-elements (slot octets start stop)
   "The vector of the packed elements of SLOT from START to STOP, and a list of the octets of
 elements that its enum does not know."
-  (let ((type (slot-type-object slot)) (scalar (slot-scalar slot)))
+  (let ((type (slot-type-object slot)))
     (multiple-value-bind (vector count unknown)
         (if (slot-closed-p slot)
             (read-closed-elements octets start stop (vector) 0 (slot-number slot) type '())
-            (funcall (the function (scalar-packed-reader scalar)) octets start stop
-                     (make-array 0 :element-type (scalar-element scalar)) 0 type))
+            (funcall (the function (scalar-packed-reader (slot-scalar slot))) octets start stop
+                     type))
       (values (fit-vector vector count) unknown))))
 
 (defun read-items (slot tag octets at end)
   "A list of the item that is the field of SLOT whose TAG ends before AT and which ends at END, a
-vector for packed elements, and a list of the octets of elements that its enum does not know; or
-:misfit if the TAG is not one of SLOT's, or :unknown if the enum does not know its only value."
+vector for more than a few packed elements, and a list of the octets of elements that its enum does
+not know; or :misfit if the TAG is not one of SLOT's, or :unknown if the enum does not know its only
+value."
   (declare (type octets octets) (type index at end))
   (let ((items '()) (unknown '()) (number (slot-number slot)) (kind (slot-kind slot)))
-    (flet ((take ()
-             (let ((value (funcall (scalar-reader (slot-scalar slot)) octets at end)))
+    (flet ((take (at end)
+             (multiple-value-bind (value next)
+                 (funcall (scalar-reader (slot-scalar slot)) octets at end)
                (if (and (slot-closed-p slot) (not (enum-known-p (slot-type-object slot) value)))
                    (setf items :unknown)
-                   (push value items)))))
+                   (push value items))
+               next)))
       (cond ((and (eq kind :message) (= tag (slot-tag slot)))
              (if (slot-delimited-p slot)
                  (push (cons at (content-end octets at end number)) items)
                  (with-delimited (start stop) (push (cons start stop) items))))
             ((eq kind :message) (setf items :misfit))
-            ((= tag (slot-tag slot)) (take))
+            ((= tag (slot-tag slot)) (take at end))
             ((and (= tag (tag-of number 2)) (eq :repeated (slot-label slot)))
              (with-delimited (start stop)
-               (multiple-value-bind (elements more) (read-packed-elements slot octets start stop)
-                 (when (plusp (length elements)) (push elements items))
-                 (setf unknown more))))
+               (if (or (slot-closed-p slot) (< +short-packed+ (- stop start)))
+                   (multiple-value-bind (elements more)
+                       (read-packed-elements slot octets start stop)
+                     (when (plusp (length elements)) (push elements items))
+                     (setf unknown more))
+                   (loop while (< start stop) do (setf start (take start stop))))))
             (t (setf items :misfit))))
     (values items unknown)))
 

@@ -27,7 +27,8 @@ with VALUE bound."
   (put nil)                             ; writes one
   ;; a function that does TAKE; this and the next three are set by sequence.lisp
   (reader nil :type (or null function))
-  ;; one that reads packed values; nil for those that are never packed
+  ;; a function of octets, start, end and enum type that returns a vector whose first elements are
+  ;; the packed values there, and their count; nil for values that are never packed
   (packed-reader nil :type (or null function))
   (sizer nil :type (or null function))  ; one that does SIZE
   (putter nil :type (or null function)))) ; one that does PUT

@@ -549,7 +549,15 @@ the end, and one with checks for the rest."
         (define-hot ,(funcall name "PUT-PACKED")
             ((vector ,vector) (octets octets) (at index) (size index) (type t)) index
           (progn size
-                 (,(funcall name "PUT-ELEMENTS") vector octets at 0 type)))))))
+                 (,(funcall name "PUT-ELEMENTS") vector octets at 0 type))))))
+
+  (defun packed-reader-form (scalar name)
+    "A form that gives the row of SCALAR its reader of packed values."
+    `(setf (scalar-packed-reader (scalar-of ,(scalar-kind scalar)))
+           (lambda (octets at end type)
+             (,(funcall name "READ-PACKED")
+              octets at end
+              (load-time-value (make-array 0 :element-type ',(scalar-element scalar)) t) 0 type)))))
 
 (macrolet ((define-kinds ()
              `(progn
@@ -565,9 +573,7 @@ the end, and one with checks for the rest."
                                                      ((varint-bits scalar)
                                                       (varint-functions scalar #'name))
                                                      (t (packed-functions scalar #'name)))
-                                             (setf (scalar-packed-reader
-                                                    (scalar-of ,(scalar-kind scalar)))
-                                                   #',(name "READ-PACKED"))))))))))
+                                             ,(packed-reader-form scalar #'name)))))))))
   (define-kinds))
 
 ;;; Elements of closed enums: numbers without a name become unknown fields
@@ -588,7 +594,7 @@ room. Return that vector and the position after the field."
     (values simple-vector index list)
   "Read the packed enum elements from AT to END. Return the vector, the count, and RANGES with the
 octets of unknown ones, all in one vector: one for each would take fifty times their octets."
-  (let ((unknown (make-octets 0)) (size 0))
+  (let ((unknown (load-time-value (make-octets 0) t)) (size 0))
     (declare (type octets unknown) (type index size))
     (loop while (< at end)
           do (let ((value (signed-32 (take-varint32))))

@@ -164,6 +164,26 @@ closed, the values with the numbers 1 and 2."
                  (parse-message type octets :partial t)
                  (is (> (* 40 count) (- (sb-ext:get-bytes-consed) before))))))))
 
+(defun varints (numbers)
+  (coerce (loop for number in numbers append (protobuf::tag-octets (ldb (byte 64 0) number)))
+          'octets))
+
+(test packed-elements-of-any-number
+  "A few are read one by one, and more together; fields that follow each other are one."
+  (let ((type (find-pool-type (pool-of "legacy.proto") "clgrpc.test.legacy.Legacy")))
+    (dolist (count '(0 1 15 16 17 40))
+      (let* ((values (loop for i below count collect (if (evenp i) i (- i))))
+             (field (concatenate 'octets (unhex "3a")
+                                 (protobuf::tag-octets (length (varints values)))
+                                 (varints values)))
+             (message (parse-message type (concatenate 'octets field (unhex "3809") field)
+                                     :partial t)))
+        (is (equalp (coerce (append values '(9) values) 'vector)
+                    (field-value message "numbers")))))
+    ;; the last element is cut off
+    (dolist (hex '("3a0180" "3a02ff80" "3a11 0101010101010101010101010101010180"))
+      (signals protobuf-error (parse-message type (unhex hex) :partial t)))))
+
 (test end-tags-longer-than-needed
   "The varint of the tag that ends a group may have more octets than it needs: in an extension, in
 an item of a message set, and in a field of a message without coders of its own."
