@@ -4,7 +4,9 @@
 ;;;;
 ;;;; A watcher holds no thread: its call is kept, and gets a message when the status changes.
 ;;;; Nothing is queued for a slow watcher; when there is room again it gets the status of then. LOCK
-;;;; orders the changes and the messages to watchers; nothing waits while it is held.
+;;;; orders the changes; nothing waits while it is held. No message is sent and no call is ended
+;;;; while it is held either: within the image both run the other end's callbacks on this thread.
+;;;; One thread at a time sends to a watcher, also the status that others set meanwhile.
 ;;;;
 ;;;; A peer can have as many watchers as calls. So a watcher leaves without a search, a change
 ;;;; notifies a few of them before it gives LOCK to others for a moment, and no table has the names
@@ -42,6 +44,8 @@ watches.")
   (call nil :type rpc:call :read-only t) ; the watching call
   (name "" :type string :read-only t)   ; the name of the watched service
   (entry nil :type (or null entry))     ; of that name; nil while it is not known
+  (leaving nil :type boolean)           ; its call is to end, since the server stops
+  (wanted 0 :type sb-ext:word)          ; how often TELL-WATCHER has been called; atomic
   (told nil :type symbol))              ; the last status sent to it
 
 (defun make-watcher (&key call name)
@@ -133,7 +137,7 @@ Notify its watchers."
     (when new
       (note-unserved service name)
       (adopt-strangers service name entry))
-    (when entry (map-watchers #'tell-watcher service (entry-watchers entry)))))
+    (when entry (map-watchers #'identity service (entry-watchers entry)))))
 
 ;;; The server's life
 
@@ -164,12 +168,12 @@ Notify its watchers."
   (let ((entries (leave-server service server)))
     ;; the server waits for its calls to end, and these would not by themselves; those of another
     ;; server call again
-    (flet ((end-watcher (watcher)
-             (tell-watcher watcher)
-             (dismiss watcher)))
-      (map-watchers #'end-watcher service (service-strangers service))
+    (flet ((leave (watcher)
+             (quit-ring watcher)
+             (setf (watcher-leaving watcher) t)))
+      (map-watchers #'leave service (service-strangers service))
       (dolist (entry entries)
-        (map-watchers #'end-watcher service (entry-watchers entry))))))
+        (map-watchers #'leave service (entry-watchers entry))))))
 
 (defun dismiss (watcher)
   "End WATCHER's call, since the server stops."
@@ -183,20 +187,28 @@ Notify its watchers."
 
 (defun map-watchers (function service head)
   "Call FUNCTION, with the lock held, with each watcher that is in the list of HEAD, and perhaps
-with some that come meanwhile. Now and then the lock is given to others."
+with some that come meanwhile. After each few call TELL-WATCHER, without the lock, with those of
+them for which FUNCTION has returned true, and give the lock to others."
   ;; where to go on is a link in the list; for RING-FIRST and ENTER-RING any link is a head
   (let ((place (make-ring)))
     (flet ((pass-some ()
-             (with-service (service)
-               (loop for next = (ring-first place)
-                     repeat +told-at-once+
-                     until (eq next head)
-                     do (quit-ring place)
-                        (enter-ring place (ring-first next))
-                        (when (watcher-p next) (funcall function next))
-                     finally (return (not (eq next head)))))))
+             (let ((chosen '()))
+               (values (with-service (service)
+                         (loop for next = (ring-first place)
+                               repeat +told-at-once+
+                               until (eq next head)
+                               do (quit-ring place)
+                                  (enter-ring place (ring-first next))
+                                  (when (and (watcher-p next) (funcall function next))
+                                    (push next chosen))
+                               finally (return (not (eq next head)))))
+                       (nreverse chosen)))))
       (with-service (service) (enter-ring place (or (ring-first head) head)))
-      (unwind-protect (loop while (pass-some) do (loop:world-sleep +pause-seconds+))
+      (unwind-protect (loop
+                        (multiple-value-bind (more chosen) (pass-some)
+                          (mapc #'tell-watcher chosen)
+                          (unless more (return))
+                          (loop:world-sleep +pause-seconds+)))
         (with-service (service) (quit-ring place))))))
 
 (defun adopt-strangers (service name entry)
@@ -204,7 +216,8 @@ with some that come meanwhile. Now and then the lock is given to others."
   (map-watchers (lambda (watcher)
                   (when (string= name (watcher-name watcher))
                     (quit-ring watcher)
-                    (join-list watcher entry service)))
+                    (join-list watcher entry service))
+                  nil)                  ; the watchers of ENTRY are told after this
                 service (service-strangers service)))
 
 (defun join-list (watcher entry service)
@@ -212,8 +225,8 @@ with some that come meanwhile. Now and then the lock is given to others."
   (setf (watcher-entry watcher) entry)
   (enter-ring watcher (if entry (entry-watchers entry) (service-strangers service))))
 
-(defun tell-watcher (watcher)
-  "Send WATCHER the status it wants to know, unless it knows. The lock is held."
+(defun tell-status (watcher)
+  "Send WATCHER the status that it wants to know, unless it knows, and end its call if it leaves."
   (let* ((entry (watcher-entry watcher))
          (status (if entry (entry-status entry) :service-unknown)))
     (unless (or (eq status (watcher-told watcher))
@@ -222,18 +235,40 @@ with some that come meanwhile. Now and then the lock is given to others."
           (when (rpc:try-send (watcher-call watcher) (answer status))
             (setf (watcher-told watcher) status))
         ;; it has ended meanwhile; ON-CANCEL follows
-        (status:rpc-error ())))))
+        (status:rpc-error ())))
+    (when (watcher-leaving watcher) (dismiss watcher))))
+
+(defun tell-watcher (watcher)
+  "TELL-STATUS of WATCHER. While a thread does that, also one that has called this function before
+and runs a callback of the client, it does so once more for the others that call. So the status that
+is sent last is the latest. Call this without the lock."
+  (sb-sys:without-interrupts
+    (when (zerop (sb-ext:atomic-incf (watcher-wanted watcher)))
+      (let ((wanted 0) (done nil))
+        (flet ((done-p ()
+                 (= wanted (sb-ext:compare-and-swap (watcher-wanted watcher) wanted 0))))
+          (unwind-protect
+               (loop do (setf wanted (watcher-wanted watcher))
+                        (sb-sys:with-local-interrupts (tell-status watcher))
+                     until (setf done (done-p)))
+            ;; this thread is ended by force, and others may have left their status to it
+            (unless (or done (done-p))
+              (setf (watcher-wanted watcher) 0)
+              (tell-watcher watcher))))))))
 
 (defun answer (status)
   (health:make-health-check-response :status status))
 
 (defun add-watcher (service watcher)
+  "Make WATCHER one of SERVICE's, and tell it the present status."
   (with-service (service)
     ;; one that has ended may have been removed already
     (unless (rpc:call-status (watcher-call watcher))
       (join-list watcher (find-entry service (watcher-name watcher)) service)
-      (tell-watcher watcher)
-      (when (service-stopping service) (dismiss watcher)))))
+      (when (service-stopping service)
+        (quit-ring watcher)
+        (setf (watcher-leaving watcher) t))))
+  (tell-watcher watcher))
 
 (defun remove-watcher (service watcher)
   (with-service (service) (quit-ring watcher)))
@@ -261,8 +296,9 @@ with some that come meanwhile. Now and then the lock is given to others."
     (when (> (length name) +longest-name+)
       (status:fail :invalid-argument "the name of the service is too long"))
     (rpc:on-cancel call (lambda () (remove-watcher service watcher)))
-    (rpc:on-writable call (lambda () (with-service (service) (tell-watcher watcher))))
     (add-watcher service watcher)
+    ;; last: it is called at once if there is room, when the watcher must have its entry
+    (rpc:on-writable call (lambda () (tell-watcher watcher)))
     call))
 
 ;;; Over plain HTTP

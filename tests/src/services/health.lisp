@@ -252,9 +252,56 @@
           (is (< seconds 5) "watchers do not hold the drain up: ~,2F s" seconds))
         (is (eq :not-serving (next-status watch)))
         (is (typep (caught (next-status watch)) 'grpc:unavailable))
+        (is (zerop (count-watchers service)) "none is kept for the next server")
         (is (eq :not-serving (grpc:health-status service "")))
         (grpc:set-health-status service "" :serving)
         (is (eq :not-serving (grpc:health-status service "")) "it stays so")))))
+
+(test watchers-within-the-image
+  "Callbacks run where a status is set: they may read the status, set another and leave. The first
+status is the right one, and at the end each watcher is told that and ends."
+  (with-log ()
+    (with-health (server service wire)
+      (let ((channel (grpc:server-channel server)) (statuses '()))
+        (unwind-protect
+             (let ((call (watch-health channel "lab.Bench")) (other (watch-health channel "")))
+               (is (eq :serving (next-status other)))
+               (grpc:on-message call
+                                (lambda (response)
+                                  (grpc:health-status service "lab.Bench")
+                                  (push (health:health-check-response-status response) statuses)
+                                  (case (length statuses)
+                                    (2 (grpc:set-health-status service "lab.Bench" :unknown))
+                                    (3 (grpc:cancel call)))))
+               (is (wait-until (lambda () (= 1 (length statuses)))))
+               (grpc:set-health-status service "lab.Bench" :not-serving)
+               (is (wait-until (lambda () (= 1 (count-watchers service)))))
+               (is (equal '(:serving :not-serving :unknown) (reverse statuses)))
+               (is-true (grpc:stop-server server :drain 20))
+               (is (eq :not-serving (next-status other)))
+               (is (typep (caught (next-status other)) 'grpc:unavailable))
+               (is (zerop (count-watchers service))))
+          (grpc:close-channel channel))))
+    (is (null (events-of :handler-error)))))
+
+(test a-thread-that-is-ended-leaves-no-status-untold
+  "Another thread has left its status to the one that is sending to the watcher."
+  (with-health (server service channel)
+    (grpc:with-call (watch (watch-health channel ""))
+      (is (eq :serving (next-status watch)))
+      (let ((watcher (services::make-watcher :call (call-of-watcher service) :name "")) (calls 0))
+        (sb-int:encapsulate 'services::tell-status 'ended
+                            (lambda (function watcher)
+                              (when (= 1 (incf calls))
+                                (services::tell-watcher watcher) ; as the other does
+                                (throw 'ended :ended))
+                              (funcall function watcher)))
+        (unwind-protect
+             (progn (is (eq :ended (catch 'ended (services::tell-watcher watcher))))
+                    (is (= 2 calls))
+                    (services::tell-watcher watcher)
+                    (is (= 3 calls)))
+          (sb-int:unencapsulate 'services::tell-status 'ended))))))
 
 (defun probe-health (service path)
   "The status and the text with which a handler of SERVICE answers a GET of PATH."
