@@ -16,6 +16,30 @@
     (openapi-document (router-routes (make-router (make-routes methods :rules (rules-for methods))))
                       :title title :version version :methods (and connect methods))))
 
+;;; To make a document takes milliseconds, to ask for it some octets
+
+(defconstant +document-time+ internal-time-units-per-second
+  "A document is given for so long, a second, before it is made again.")
+
+(defun kept-document (function &optional (clock #'get-internal-real-time))
+  "A function that returns the document that FUNCTION returns, which it calls now, and later once in
++DOCUMENT-TIME+ by CLOCK at most. From any thread."
+  (declare (type function function clock))
+  ;; a cons, never changed, of when the document was made, and the document
+  (let ((kept (list (cons (funcall clock) (funcall function)))))
+    (lambda ()
+      (let* ((old (car kept))
+             (now (funcall clock))
+             (next (cons now (cdr old))))
+        ;; in a saved image that time may be to come. Of those that find the document too old one
+        ;; makes it; the others are given the old one
+        (if (and (not (<= (car old) now (+ (car old) +document-time+ -1)))
+                 (eq old (sb-ext:compare-and-swap (car kept) old next)))
+            (let ((document (funcall function)))
+              (sb-ext:compare-and-swap (car kept) next (cons now document))
+              document)
+            (cdr old))))))
+
 (defun check-services (services)
   "Return SERVICES, a service object or a list of them, as a list. Signal MISUSE for other objects."
   (loop for service in (if (listp services) services (list services))
@@ -27,15 +51,16 @@
 (defun openapi-handler (path services &key (title "API") (version "1") connect)
   "Return a handler for START-SERVER's :http that answers GET for PATH, such as \"/openapi.json\",
 with the OpenAPI 3.1 document of the REST routes of SERVICES, a service object or a list of them,
-and with CONNECT also of their unary methods by Connect. The handler makes the document for each
-request, from their descriptors, with the comments of the .proto files. TITLE and VERSION are the
-document's, strings. Signal RULE-ERROR if a rule is wrong, MISUSE for a wrong argument. From any
-thread."
-  (let ((services (check-services services)))
-    (services-document services title version connect) ; so that errors in rules are found now
+and with CONNECT also of their unary methods by Connect. The handler makes the document from their
+descriptors, with the comments of the .proto files, and makes it again after a second, at the next
+request. TITLE and VERSION are the document's, strings. Signal RULE-ERROR if a rule is wrong, MISUSE
+for a wrong argument. From any thread."
+  (let* ((services (check-services services))
+         (document (kept-document (lambda ()
+                                    (services-document services title version connect)))))
     (exchange:http-handler path
                            (lambda (request)
                              (declare (ignore request))
                              (values 200 '(("content-type" . "application/json"))
-                                     (services-document services title version connect)))
+                                     (funcall document)))
                            :quiet t)))

@@ -212,3 +212,25 @@ status, for each version of HTTP, at a server of the library with OPTIONS."
       (is (equal "Books" (at document "info" "title")))
       (is (at document "paths" "/v1/books/{name}" "get"))
       (is (at document "paths" "/clgrpc.tests.library.Library/Silent" "post")))))
+
+(test a-document-is-not-made-for-each-request
+  "To make it takes milliseconds: who asks for thousands gets the last once more, and soon a new
+one. One that cannot be made is an error, and the last is kept."
+  (let* ((count 0) (now 0) (fails nil) (second rest::+document-time+)
+         (document (rest::kept-document (lambda ()
+                                          (when fails (error "no document"))
+                                          (incf count))
+                                        (lambda () now))))
+    (flet ((ask (&optional (times 1)) (loop repeat times collect (funcall document))))
+      (is (equal '(1) (remove-duplicates (ask 1000))))
+      (setf now second)
+      (is (equal '(2) (remove-duplicates (ask 1000))))
+      (setf now (* 2 second)
+            fails t)
+      (is (typep (nth-value 1 (ignore-errors (ask))) 'simple-error))
+      (is (equal '(2) (ask)) "the next request does not try it again")
+      (setf now (* 3 second)
+            fails nil)
+      (is (equal '(3) (ask)))
+      (setf now 0)
+      (is (equal '(4) (ask)) "the image was saved and the machine has started again"))))
