@@ -168,7 +168,7 @@ it may be tried again."
                              (format nil "~(~A~): ~A" (status:rpc-error-status error)
                                      (status:rpc-error-message error)))
                  :done)))
-      (error (error)
+      ((or error storage-condition) (error)
         (fail)
         (drop-batch pipeline batch (princ-to-string error))
         :done)
@@ -203,9 +203,9 @@ the seconds to wait until the next round."
     (count-overflow pipeline)))
 
 (defun try-round (pipeline)
-  "RUN-ROUND, with its errors handled."
+  "RUN-ROUND, with its errors handled, and a full heap, which would end the thread."
   (handler-case (run-round pipeline)
-    (error (error)
+    ((or error storage-condition) (error)
       (incf (pipeline-failures pipeline))
       (tell pipeline :error :otlp-error :reason (princ-to-string error))
       (own-delay (pipeline-failures pipeline) (pipeline-random pipeline)))))

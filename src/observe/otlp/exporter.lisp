@@ -11,7 +11,8 @@
 (defclass otlp-exporter ()
   ((pipelines :initarg :pipelines :reader exporter-pipelines) ; one or two
    (metrics :initarg :metrics :reader exporter-metrics) ; in which it counts, or nil
-   (tracing :initarg :tracing :reader exporter-tracing)) ; whose spans are exported, or nil
+   (tracing :initarg :tracing :reader exporter-tracing) ; whose spans are exported, or nil
+   (ring :initform nil :accessor exporter-ring)) ; that it has as the ON-BATCH of TRACING, or nil
   (:documentation "A sender of metrics and spans to a collector: see MAKE-OTLP-EXPORTER."))
 
 (defmethod print-object ((exporter otlp-exporter) stream)
@@ -222,7 +223,8 @@ any thread."
     (loop:end-before-save exporter (lambda (exporter) (stop-exporter exporter :timeout 1)))
     (dolist (pipeline pipelines)
       (when (eq :traces (pipeline-signal pipeline))
-        (setf (trace:on-batch tracing) (lambda () (ring-pipeline pipeline))))
+        (setf (exporter-ring exporter) (lambda () (ring-pipeline pipeline))
+              (trace:on-batch tracing) (exporter-ring exporter)))
       (start-pipeline pipeline))
     exporter))
 
@@ -241,8 +243,10 @@ seconds (a real); unsent data is dropped and counted. Return true if it could se
 exporter stays stopped. Not on an event loop's thread."
   (prog1 (flush-exporter exporter :timeout timeout)
     (loop:forget-ending exporter)
-    (when (exporter-tracing exporter)
-      (setf (trace:on-batch (exporter-tracing exporter)) nil))
+    (let ((tracing (exporter-tracing exporter)))
+      ;; another exporter may have taken its place
+      (when (and tracing (eq (exporter-ring exporter) (trace:on-batch tracing)))
+        (setf (trace:on-batch tracing) nil)))
     (watch-pipelines (exporter-metrics exporter) (exporter-pipelines exporter) nil)
     (mapc #'stop-pipeline (exporter-pipelines exporter))))
 

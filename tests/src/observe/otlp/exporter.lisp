@@ -169,6 +169,44 @@
         (end-spans tracing 20)
         (is-true (wait-until (lambda () (= 20 (length (spans-taken collector))))))))))
 
+(test an-exporter-takes-the-place-of-another
+  "The end of the first does not keep full batches from the second."
+  (with-collector (collector address)
+    (let* ((tracing (grpc:make-tracing :sampler :always-on :batch-spans 20))
+           (first (grpc:make-otlp-exporter address :tracing tracing :span-interval 3600)))
+      (with-exporter (second address :tracing tracing :span-interval 3600)
+        (is-true (grpc:stop-exporter first :timeout +patience+))
+        (end-spans tracing 20)
+        (is-true (wait-until (lambda () (= 20 (length (spans-taken collector))))))
+        (is-true (grpc:stop-exporter second :timeout +patience+))
+        (is (null (trace:on-batch tracing)))))))
+
+(test a-full-heap-does-not-end-the-exporter
+  "It is logged, the batch is counted as dropped, and the thread goes on to the next round."
+  (with-log (:otlp-dropped :otlp-error)
+    (let* ((full t)
+           (pipeline (otlp::make-pipeline
+                      :take (lambda ()
+                              (when (eq :take full) (error 'heap-full :octets 1))
+                              (list (otlp::make-batch '() 7)))
+                      :request #'identity :count (constantly nil) :overflow (constantly 0)
+                      :export (lambda (channel request &rest options)
+                                (declare (ignore channel request options))
+                                (when full (error 'heap-full :octets 1))
+                                (values 0 "")))))
+      (flet ((try ()
+               ;; there is no channel whose pause could be ended
+               (setf (otlp::pipeline-failures pipeline) 0)
+               (otlp::try-round pipeline)))
+        (is (null (try)))
+        (is (= 7 (otlp::tally-dropped (otlp::pipeline-tally pipeline))))
+        (setf full :take)
+        (is (plusp (try)) "it is tried again after a while")
+        (is (= 1 (length (events-of :otlp-dropped)) (length (events-of :otlp-error))))
+        (setf full nil)
+        (is (null (try)))
+        (is (= 7 (otlp::tally-exported (otlp::pipeline-tally pipeline))))))))
+
 (test spans-wait-for-a-collector-and-the-rest-is-counted
   (with-log (:otlp-dropped)
     (let ((address (with-collector (collector address) address))
