@@ -154,11 +154,13 @@ apart."
 
 ;;; Target records and method records
 
-(defun kept-target (metrics target)
-  "The value of grpc.target for TARGET. The lock is held."
+;; Functions of users are called without the lock: they may count or read themselves, or take a lock
+;; that a thread holds which counts
+
+(defun kept-target (metrics target kept)
+  "The value of grpc.target for TARGET; KEPT is that of KEEP-TARGET for it. The lock is held."
   (cond ((member target (metrics-targets metrics) :test #'equal) target)
-        ((or (>= (length (metrics-targets metrics)) +most-targets+)
-             (not (funcall (the function (metrics-keep-target metrics)) target)))
+        ((or (>= (length (metrics-targets metrics)) +most-targets+) (not kept))
          "other")
         (t (push target (metrics-targets metrics))
            target)))
@@ -166,9 +168,13 @@ apart."
 (defun ensure-target-record (shard role target protocol)
   "The target record of SHARD for ROLE, TARGET and PROTOCOL, a string or nil, made now if SHARD
 lacks it. From any thread."
-  (let ((metrics (shard-metrics shard)))
+  (let* ((metrics (shard-metrics shard))
+         (client (eq :client role))
+         (kept (and client
+                    (or (member target (metrics-targets metrics) :test #'equal)
+                        (funcall (the function (metrics-keep-target metrics)) target)))))
     (sb-thread:with-mutex ((metrics-lock metrics))
-      (let ((target (and (eq :client role) (kept-target metrics target))))
+      (let ((target (and client (kept-target metrics target kept))))
         (or (find-if (lambda (target-record)
                        (and (eq role (target-record-role target-record))
                             (equal target (target-record-target target-record))
@@ -207,8 +213,9 @@ the loop."
 (defun add-method-record (target-record method)
   "The method record of TARGET-RECORD for METHOD, an RPC-METHOD or nil, made now unless another
 thread has made it."
-  (let ((metrics (shard-metrics (target-record-shard target-record)))
-        (number (if method (method:rpc-method-number method) 0)))
+  (let* ((metrics (shard-metrics (target-record-shard target-record)))
+         (number (if method (method:rpc-method-number method) 0))
+         (text (method-text metrics method)))
     (sb-thread:with-mutex ((metrics-lock metrics))
       (let ((method-records (target-record-method-records target-record)))
         (when (>= number (length method-records))
@@ -216,12 +223,11 @@ thread has made it."
                                                     :initial-element nil)
                                         method-records)))
         (or (svref method-records number)
-            (let* ((text (method-text metrics method))
-                   (method-record
-                     (or (find text method-records
-                               :key (lambda (other) (and other (method-record-method other)))
-                               :test #'equal)
-                         (make-method-record text))))
+            (let ((method-record
+                    (or (find text method-records
+                              :key (lambda (other) (and other (method-record-method other)))
+                              :test #'equal)
+                        (make-method-record text))))
               (setf (svref method-records number) method-record)
               (sb-thread:barrier (:write))
               (setf (target-record-method-records target-record) method-records)

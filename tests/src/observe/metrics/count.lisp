@@ -201,6 +201,25 @@ longer than the caller waits."
                          (metrics:family-points
                           (family metrics "grpc.client.attempt.duration"))))))))
 
+(test functions-of-names-may-read-and-count
+  "They are called without the lock of the metrics: a thread that counts may hold a lock of theirs."
+  (with-log ()
+    (let* ((metrics nil)
+           (keep (lambda (name)
+                   (metrics:add (metrics:ensure-instruments
+                                 metrics 'names
+                                 (lambda (metrics)
+                                   (metrics:make-counter metrics "test.names"
+                                                         :attributes '("name"))))
+                                1 name)
+                   (metrics:collect metrics))))
+      (setf metrics (grpc:make-metrics :methods keep :targets keep))
+      (with-probe (channel :channel-options (list :observer metrics)) (:ask #'double)
+        (ask channel (note 1))
+        (is-true (ended-p metrics "grpc.client.attempt.duration" 1))
+        (is (equal '(("lab.Bench/Ask" "OK" 1)) (points metrics "grpc.client.call.duration")))
+        (is (= 2 (length (metrics:family-points (family metrics "test.names")))))))))
+
 (test calls-within-the-image
   (let* ((metrics (grpc:make-metrics))
          (probe (start-probe (list :ask #'double) :observer metrics))
