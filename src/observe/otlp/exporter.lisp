@@ -146,7 +146,8 @@ the reason."
 (defun traces-pipeline (tracing target resource metrics options get-variable)
   (let ((limit (or (getf options :batch-spans)
                    (positive (read-count "OTEL_BSP_MAX_EXPORT_BATCH_SIZE" get-variable))
-                   512)))
+                   512))
+        (before (trace:spans-dropped tracing))) ; an exporter before this one has counted them
     (new-pipeline
      :traces target metrics options get-variable
      :interval-seconds (or (getf options :span-interval)
@@ -155,7 +156,7 @@ the reason."
      :take (lambda () (span-batches (trace:drain tracing) (min limit +most-batch-spans+)))
      :request (lambda (spans) (spans-request spans resource))
      :export #'export-spans :keeps t :queued (lambda () (trace:spans-waiting tracing))
-     :overflow (lambda () (trace:spans-dropped tracing)))))
+     :overflow (lambda () (max 0 (- (trace:spans-dropped tracing) before))))))
 
 ;;; Interface
 

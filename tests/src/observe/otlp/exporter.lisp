@@ -238,7 +238,9 @@
       (is-false (grpc:stop-exporter exporter :timeout 1/5))
       (is (= 50 (statistic exporter :traces :dropped)))
       (is (= 10 (statistic exporter :traces :overflowed)))
-      (is (zerop (statistic exporter :traces :waiting))))))
+      (is (zerop (statistic exporter :traces :waiting)))
+      (with-exporter (next address :tracing tracing)
+        (is (zerop (statistic next :traces :overflowed)) "they are not counted again")))))
 
 (test every-span-has-one-fate
   ;; a collector that fails in all ways while spans come from several threads
