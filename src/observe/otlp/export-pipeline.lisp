@@ -51,7 +51,7 @@
   (request nil :type function :read-only t) ; of a batch's contents, returns the message
   ;; of CHANNEL, a request and options of a stub, returns how many items were rejected, and why
   (export nil :type function :read-only t)
-  (overflow nil :type function :read-only t) ; returns how many items found no room, ever
+  (overflow nil :type function :read-only t) ; returns how many items have found no room
   (queued (constantly 0) :type function :read-only t) ; returns how many items are to be taken
   ;; a function of an outcome, a word, and its number of items; for the metrics
   (count nil :type function :read-only t)

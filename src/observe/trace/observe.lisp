@@ -214,7 +214,7 @@ TOLD-SIZE says of it."
            (add-event span
                       (cond ((not compressed) (if inbound "Inbound message" "Outbound message"))
                             (inbound "Inbound compressed message")
-                            (t "Outbound compressed message"))
+                            (t "Outbound message compressed"))
                       (acons "sequence-number" number sizes))))
     (case plain
       ((nil) (event nil (cons "message-size" octets)))

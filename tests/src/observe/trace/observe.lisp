@@ -102,6 +102,15 @@ the image, both traced by TRACING."
           (is (equal '(0 1 2) (sequence-of span "Outbound message")))
           (is (equal '(0 1 2) (sequence-of span "Inbound message"))))))))
 
+(test compressed-messages-of-unknown-length
+  "Their events have the names of gRFC A72."
+  (let ((tracing (grpc:make-tracing :sampler :always-on)))
+    (grpc:with-span ("messages" :tracing tracing)
+      (dolist (inbound '(t nil))
+        (trace::add-message-event (trace::current-span) inbound 0 5 t)))
+    (is (equal '("Inbound compressed message" "Outbound message compressed")
+               (mapcar #'trace:event-name (trace:span-events (first (trace:drain tracing))))))))
+
 (test compressed-messages-say-so
   "With both sizes, as grpc-go's; when deflate is used the receiver does not know the larger one."
   (dolist (encoding '(:gzip :deflate))
