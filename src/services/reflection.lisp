@@ -8,14 +8,21 @@
 (in-package #:clgrpc.services)
 
 (defclass reflection-service ()
-  ((names :initform '() :accessor service-names) ; of the services that it lists
+  (;; from each server that serves it to the names of the services there
+   (names :initform (make-hash-table :test 'eq :weakness :key :synchronized t)
+          :reader service-names)
    ;; from a file to its octets, which take a thousand times as long to make as the request for them
    (images :initform (make-hash-table :test 'eq :weakness :key :synchronized t)
            :reader service-images))
   (:documentation "The common part of the two versions of the reflection service."))
 
 (defmethod server:note-server-started ((service reflection-service) server)
-  (setf (service-names service) (sort (server:server-service-names server) #'string<)))
+  (setf (gethash server (service-names service))
+        (sort (server:server-service-names server) #'string<)))
+
+(defun names-for (service call)
+  "The names of the services of the server that CALL has come to, which serves SERVICE."
+  (values (gethash (rpc:operate server call) (service-names service))))
 
 ;;; Answers: (:files octets…), (:numbers type number…), (:services name…) or (:error status text)
 
@@ -89,7 +96,7 @@ METHODS."
                                            (,(name "EXTENSION-REQUEST-EXTENSION-NUMBER") value)
                                            sent))
                         (:all-extension-numbers-of-type (answer-numbers value))
-                        (:list-services (cons :services (service-names service)))
+                        (:list-services (cons :services (names-for service call)))
                         (t (list :error :invalid-argument "the request asks for nothing")))))
                   (response (request kind values)
                     (flet ((answer (&rest field)

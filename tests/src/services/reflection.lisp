@@ -43,6 +43,29 @@ a list of (case value)."
                      (v1:list-service-response-service
                       (second (first (reflect channel '(:list-services "")))))))))))
 
+(test services-of-the-server-are-listed
+  "Though another one serves the same reflection services, and after that has stopped."
+  (let* ((services (grpc:reflection-services))
+         (first (grpc:start-server (cons (make-probe) services)))
+         (second (grpc:start-server services)))
+    (flet ((listed (channel)
+             (map 'list #'v1:service-response-name
+                  (v1:list-service-response-service
+                   (second (first (reflect channel '(:list-services ""))))))))
+      (unwind-protect
+           (let ((within (grpc:server-channel first)))
+             (unwind-protect
+                  (grpc:with-channel (channel (grpc:server-address first))
+                    (grpc:with-channel (other (grpc:server-address second))
+                      (is (= 3 (length (listed channel)) (length (listed within))))
+                      (is (equal (remove "lab.Bench" (listed channel) :test #'string=)
+                                 (listed other))))
+                    (grpc:stop-server second)
+                    (is (= 3 (length (listed channel)))))
+               (grpc:close-channel within)))
+        (grpc:stop-server first)
+        (grpc:stop-server second)))))
+
 (test files-are-found
   (call-with-reflection
    (lambda (channel)
