@@ -266,6 +266,7 @@ TOLD-SIZE says of it."
 
 (defmethod rpc:observer-for ((source tracing) &key role target loop)
   (declare (ignore target))
+  (renew-offset source)
   (let ((queue (queue-for source loop)))
     (ecase role
       (:client (client-observer source queue))

@@ -36,6 +36,14 @@
       0
       (- (real-time-ns) (monotonic-ns))))
 
+(defun renew-offset (&optional (tracing **tracing**))
+  "Have the spans of TRACING, or nil, begin and end by the date that the machine has now. A saved
+image starts in another process, perhaps on another machine, whose loops' clock began elsewhere."
+  (when (and tracing (not (loop:simulated-p)))
+    (setf (tracing-offset-ns tracing) (clock-offset))))
+
+(pushnew 'renew-offset sb-ext:*init-hooks*)
+
 (defun new-queue (tracing loop)
   "A queue of TRACING for LOOP, or for the threads that run none if that is nil."
   (let ((clock (if loop
@@ -93,8 +101,7 @@
 (defun drain (tracing)
   "Return the SPANs of TRACING that have ended since this was called last, a list, the oldest of
 each loop first. The queues do not keep them. From any thread."
-  (unless (loop:simulated-p)
-    (setf (tracing-offset-ns tracing) (clock-offset)))
+  (renew-offset tracing)
   (prog1 (loop for queue in (all-queues tracing) nconc (take-spans queue))
     (forget-stopped-loops tracing)))
 

@@ -102,6 +102,20 @@ the image, both traced by TRACING."
           (is (equal '(0 1 2) (sequence-of span "Outbound message")))
           (is (equal '(0 1 2) (sequence-of span "Inbound message"))))))))
 
+(test spans-of-a-saved-image-have-the-date
+  "One that was made before the image was saved has the offset of that process and machine."
+  (flet ((dated-p (tracing)
+           (grpc:with-span ("work" :tracing tracing :parent nil))
+           (< (abs (- (real-time-ns) (trace:span-start-ns (first (last (trace:drain tracing))))))
+              (* 3600 +ns-per-second+))))
+    (let ((first (grpc:make-tracing :sampler :always-on))
+          (last (grpc:make-tracing :sampler :always-on)))
+      (dolist (tracing (list first last)) (setf (trace::tracing-offset-ns tracing) 0))
+      (mapc #'funcall (intersection sb-ext:*init-hooks* '(trace::renew-offset)))
+      (is (dated-p last) "the last one has it as soon as the image starts")
+      (with-probe (channel :options (list :observer first)) (:ask #'double)
+        (is (dated-p first) "others from their first server or channel on")))))
+
 (test compressed-messages-of-unknown-length
   "Their events have the names of gRFC A72."
   (let ((tracing (grpc:make-tracing :sampler :always-on)))
