@@ -331,7 +331,7 @@ is sent last is the latest. Call this without the lock."
   "Return a handler for START-SERVER's :http that answers over HTTP/1.1 and HTTP/2, at PATH, a
 string, with the status in SERVICE, a health service, of the whole server, or of the service named
 by the parameter \"service\" of the query: 200 while it is :serving, 503 while it is not, 503 and
-\"draining\" once a server that SERVICE is served with stops, 404 for a name that it does not know.
+\"draining\" once the last server of SERVICE stops, 404 for a name that it does not know.
 The handler need not be given to the same server: on one of its own it answers while the other
 drains. Requests are in traces and, if they end well, in access logs only if QUIET is false. From
 any thread. Signal MISUSE if SERVICE is not a health service."
