@@ -1,13 +1,14 @@
 ;;;; Reading: all shards are added up, and the process is asked. Each instrument of the table names
-;;;; its source, a reader of METRICS that returns points.
+;;;; its source, a reader of METRICS that returns points. Readers take no lock, since they need many
+;;;; milliseconds for many methods, and a loop that counts something new would wait: the lists and
+;;;; vectors that they read only get further elements, which are complete.
 
 (in-package #:clgrpc.metrics)
 
 (defglobal **readers** (make-hash-table :test 'eq)) ; by source
 
 (defmacro define-reader (source (metrics) &body body)
-  "Define the reader SOURCE of the table of instruments: BODY returns points of METRICS, whose lock
-is held."
+  "Define the reader SOURCE of the table of instruments: BODY returns points of METRICS."
   `(setf (gethash ',source **readers**)
          (lambda (,metrics) (declare (ignorable ,metrics)) ,@body)))
 
@@ -270,7 +271,7 @@ first refusals Prometheus would see no increase.")
 ;;; All of it
 
 (defun read-instrument (metrics instrument)
-  "INSTRUMENT and its counts in METRICS, as a FAMILY. The lock is held."
+  "INSTRUMENT and its counts in METRICS, as a FAMILY."
   (make-family :name (instrument-name instrument) :kind (instrument-kind instrument)
                :unit (instrument-unit instrument) :text (instrument-text instrument)
                :alias (instrument-alias instrument)
@@ -287,11 +288,10 @@ of the wanted ones: the others are not read. From any thread."
                (remove-if-not (lambda (item) (member (funcall key item) names :test #'string=))
                               items))))
     (remove nil
-            (append (sb-thread:with-mutex ((metrics-lock metrics))
-                      (let ((*process* nil))
-                        (loop for instrument in (wanted (metrics-instruments metrics)
-                                                        #'instrument-name)
-                              collect (read-instrument metrics instrument))))
+            (append (let ((*process* nil))
+                      (loop for instrument in (wanted (metrics-instruments metrics)
+                                                      #'instrument-name)
+                            collect (read-instrument metrics instrument)))
                     (mapcar #'custom-family (wanted (reverse (metrics-customs metrics))
                                                     #'custom-name)))
             :key #'family-points)))

@@ -116,13 +116,21 @@ another form, and then returns nil. Nil if EXEMPLAR is nil."
 
 ;;; Shards of loops
 
+(defmacro push-complete (item place)
+  "Push ITEM onto PLACE, whose readers take no lock: they find it complete. Return it."
+  `(let* ((item ,item) (items (cons item ,place)))
+     (sb-thread:barrier (:write))
+     (setf ,place items)
+     item))
+
 (defun shard-of-loop (metrics loop)
   "The shard of METRICS that LOOP has, from now on until it stops. From any thread."
   (let ((new nil))
     (prog1 (sb-thread:with-mutex ((metrics-lock metrics))
              (or (find loop (metrics-shards metrics) :key #'shard-loop)
                  (let ((shard (or (find nil (metrics-shards metrics) :key #'shard-loop)
-                                  (first (push (make-shard metrics) (metrics-shards metrics))))))
+                                  (push-complete (make-shard metrics)
+                                                 (metrics-shards metrics)))))
                    (setf new t)
                    (push (sb-ext:make-weak-pointer loop) (metrics-loops metrics))
                    (setf (shard-loop shard) loop)
@@ -180,9 +188,8 @@ lacks it. From any thread."
                             (equal target (target-record-target target-record))
                             (equal protocol (target-record-protocol target-record))))
                      (shard-target-records shard))
-            (let ((target-record (make-target-record role target protocol shard)))
-              (push target-record (shard-target-records shard))
-              target-record))))))
+            (push-complete (make-target-record role target protocol shard)
+                           (shard-target-records shard)))))))
 
 (defun add-protocol-record (target-record protocol)
   "The target record, beside TARGET-RECORD, of the calls of servers that come by PROTOCOL."
@@ -228,6 +235,7 @@ thread has made it."
                               :key (lambda (other) (and other (method-record-method other)))
                               :test #'equal)
                         (make-method-record text))))
+              (sb-thread:barrier (:write))
               (setf (svref method-records number) method-record)
               (sb-thread:barrier (:write))
               (setf (target-record-method-records target-record) method-records)
@@ -265,9 +273,8 @@ another thread has made it."
                              (and (eq kind (car (first entry))) (string= text (cdr (first entry)))))
                            (target-record-labelled target-record))))
            (add-label (text)
-             (let ((cells (make-cells 1)))
-               (push (cons (cons kind text) cells) (target-record-labelled target-record))
-               cells)))
+             (cdr (push-complete (cons (cons kind text) (make-cells 1))
+                                 (target-record-labelled target-record)))))
       (or (find-label text)
           (if (< (length (target-record-labelled target-record)) +most-labels+)
               (add-label text)

@@ -201,6 +201,16 @@ longer than the caller waits."
                          (metrics:family-points
                           (family metrics "grpc.client.attempt.duration"))))))))
 
+(test reading-holds-up-no-loop-that-counts
+  "Reading takes long where there are many methods, and takes no lock."
+  (let ((metrics (grpc:make-metrics)))
+    (sb-thread:with-mutex ((metrics::metrics-lock metrics))
+      (is (eq :read (sb-thread:join-thread
+                     (sb-thread:make-thread (lambda ()
+                                              (metrics:collect metrics)
+                                              :read))
+                     :timeout +patience+ :default nil))))))
+
 (test functions-of-names-may-read-and-count
   "They are called without the lock of the metrics: a thread that counts may hold a lock of theirs."
   (with-log ()
