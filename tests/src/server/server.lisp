@@ -81,6 +81,19 @@
     (is (wait-until (lambda () (= threads (our-threads)))))
     (is (wait-until (lambda () (= descriptors (open-descriptors)))))))
 
+(loop:register-scheme "left" :listen (lambda (server address)
+                                       (declare (ignore server address))
+                                       (throw 'left :left)))
+
+(test a-start-that-is-left-leaves-nothing-behind
+  "As by an interrupt while a name is looked up: the loops, and the first address, are given up."
+  (let ((descriptors (open-descriptors)) (threads (our-threads))
+        (servers (registered server:**servers**)))
+    (is (eq :left (catch 'left (start-probe '() :listen '("127.0.0.1:0" "left:x") :loops 2))))
+    (is (null (set-difference (registered server:**servers**) servers)))
+    (is (wait-until (lambda () (= threads (our-threads)))))
+    (is (wait-until (lambda () (= descriptors (open-descriptors)))))))
+
 ;;; Stopping
 
 (test drain-lets-calls-end
