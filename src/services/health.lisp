@@ -156,13 +156,15 @@ Notify its watchers."
     (dolist (name names) (change-status service name :serving :if-unknown t))))
 
 (defun leave-server (service server)
-  "SERVER stops; after the last one nothing of SERVICE is served. Return the entries of all names."
+  "SERVER stops; after the last one nothing of SERVICE is served. Return the entries of all names;
+nil if SERVER could not start, which changes nothing."
   (with-service (service)
-    (let* ((left (setf (service-servers service) (remove server (service-servers service))))
-           (stopping (setf (service-stopping service) (null left))))
-      (loop for entry being the hash-values of (service-entries service)
-            do (when stopping (setf (entry-status entry) :not-serving))
-            collect entry))))
+    (when (member server (service-servers service))
+      (let* ((left (setf (service-servers service) (remove server (service-servers service))))
+             (stopping (setf (service-stopping service) (null left))))
+        (loop for entry being the hash-values of (service-entries service)
+              do (when stopping (setf (entry-status entry) :not-serving))
+              collect entry)))))
 
 (defmethod server:note-server-stopping ((service health-service) server)
   (let ((entries (leave-server service server)))
@@ -171,7 +173,7 @@ Notify its watchers."
     (flet ((leave (watcher)
              (quit-ring watcher)
              (setf (watcher-leaving watcher) t)))
-      (map-watchers #'leave service (service-strangers service))
+      (when entries (map-watchers #'leave service (service-strangers service)))
       (dolist (entry entries)
         (map-watchers #'leave service (entry-watchers entry))))))
 

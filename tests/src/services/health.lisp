@@ -99,6 +99,23 @@
       (dolist (server servers) (grpc:stop-server server :drain 0)))
     (is (eq :not-serving (grpc:health-status service "lab.Bench")))))
 
+(test a-server-that-cannot-start-changes-no-status
+  "As one whose address is taken; the next one has the statuses that were set before."
+  (let ((service (make-instance 'grpc:health-service))
+        (other (grpc:start-server '())))
+    (unwind-protect
+         (progn
+           (grpc:set-health-status service "" :not-serving)
+           (grpc:set-health-status service "lab.Bench" :unknown)
+           (is (null (ignore-errors (grpc:start-server (list (make-probe) service)
+                                                       :listen (grpc:server-address other)))))
+           (let ((server (grpc:start-server (list (make-probe) service))))
+             (unwind-protect
+                  (progn (is (eq :not-serving (grpc:health-status service "")))
+                         (is (eq :unknown (grpc:health-status service "lab.Bench"))))
+               (grpc:stop-server server :drain 0))))
+      (grpc:stop-server other :drain 0))))
+
 (test names-of-no-service-are-logged
   "Whether they get their status before or after the server starts: a warning if one is misspelt."
   (with-log ()
