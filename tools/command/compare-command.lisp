@@ -22,7 +22,8 @@
      (terpri))
     (:html (profile:write-profile-page after *standard-output* :before before))))
 
-(defconstant +exit-unclear+ 5 "Nothing is worse as far as is known, and something is unclear.")
+(defconstant +exit-unclear+ 5
+  "Nothing is worse as far as is known, and something is unclear or unknown.")
 
 (defun verdict-exit-code (comparisons)
   "The exit code of --fail-if-worse for COMPARISONS; a FAILURE if one is worse. Print unclear
@@ -34,7 +35,8 @@ figures on standard error."
           (unclear (words-of #'report:unclear-p)))
       (when worse (fail-command "~{~A~^; ~}" worse))
       (when unclear
-        (format *error-output* "clgrpc compare: ~{~A~^; ~}~%" unclear)
+        (format *error-output* "clgrpc compare: ~{~A~^; ~}~:[~;; measure both with --rounds 5~]~%"
+                unclear (find :unknown comparisons :key #'report:comparison-verdict))
         (finish-output *error-output*))
       (if unclear +exit-unclear+ 0))))
 

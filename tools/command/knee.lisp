@@ -23,12 +23,18 @@ lowest is that was tried; and the lowest for which it was not, or nil. RATE is t
           do (if (funcall good-p next) (setf good next) (setf bad next)))
     (values good bad)))
 
+(defun tool-limited-p (run)
+  "True if the tool was a limit of RUN."
+  (and (load:run-limited run) (search "the tool" (load:run-limited run)) t))
+
 (defun knee-verdict (run conditions)
   "The reason, a text, why RUN is not good enough: one of CONDITIONS holds, or fewer calls ended
 than were due. Nil if RUN is good enough."
   (or (first (report:broken-conditions conditions run))
       (and (< (report:figure-value "rps" run) (* 9/10 (load:run-intended-rps run)))
-           "the server does not keep up")
+           (if (tool-limited-p run)
+               "the tool, or its machine, does not keep up"
+               "the server does not keep up"))
       (and (plusp (load:run-under-way run)) "calls have not ended")))
 
 (defun tell-step (run verdict)
@@ -40,22 +46,44 @@ than were due. Nil if RUN is good enough."
             (time-of "p50") (time-of "p99") (or verdict "good enough") (load:run-limited run))
     (finish-output *error-output*)))
 
-(defun run-at-knee (plan conditions rate)
+(defun tell-knee (good bad by-tool)
+  "A line about the result of a search, on standard error: the highest rate GOOD, and BAD, a rate
+that is too high, or nil; BY-TOOL is true if the tool was a limit of the run at BAD."
+  (format *error-output* "The knee is at ~,1F calls a second~@[~A~]~@[; ~,1F are too many~].~%"
+          good
+          (and by-tool " or above, as the tool was a limit of the runs at higher rates")
+          (and (not by-tool) bad))
+  (finish-output *error-output*))
+
+(defun run-at-knee (plan conditions rate perform)
   "Search the knee of PLAN's calls by CONDITIONS, from RATE on; return the RUN of the highest rate
-that meets them. A FAILURE if none does."
-  (let ((best nil))
-    (multiple-value-bind (good bad)
-        (find-knee (lambda (rate)
-                     (setf (load:plan-rate plan) (load:make-schedule :start (float rate 1d0)))
-                     (let* ((run (load:perform-run plan)) (verdict (knee-verdict run conditions)))
-                       (tell-step run verdict)
-                       (when (member (load:run-ended-early run) '(:interrupted :terminated))
-                         (fail-command "the search was broken off"))
-                       (unless verdict (setf best run))
-                       (null verdict)))
-                   rate)
-      (unless good (fail-command "no rate is good enough, not even ~,1F a second" bad))
-      (format *error-output* "The knee is at ~,1F calls a second~@[; ~,1F are too many~].~%"
-              good bad)
-      (finish-output *error-output*)
-      best)))
+that meets them. PERFORM is a function that makes the run of PLAN. If the search is broken off,
+return the RUN that this ended. A FAILURE if no rate meets the conditions. A server that cannot be
+reached any more after a run is one for which the next rate was too high."
+  (declare (type function perform))
+  (let ((best nil) (by-tool nil))
+    (flet ((good-p (rate)
+             (setf (load:plan-rate plan) (load:make-schedule :start (float rate 1d0)))
+             (let* ((run (handler-case (funcall perform)
+                           (load:run-failed (error)
+                             (unless best (error error))
+                             (format *error-output* "~10,1F/s  ~A~%" rate (shown (princ-to-string
+                                                                                  error)))
+                             (finish-output *error-output*)
+                             (setf by-tool nil)
+                             (return-from good-p nil))))
+                    (verdict (knee-verdict run conditions)))
+               (tell-step run verdict)
+               (when (member (load:run-ended-early run) '(:interrupted :terminated))
+                 (format *error-output* "clgrpc load: the search was broken off, and this is the ~
+                                         report of its last run~%")
+                 (finish-output *error-output*)
+                 (return-from run-at-knee run))
+               (if verdict
+                   (setf by-tool (tool-limited-p run))
+                   (setf best run))
+               (null verdict))))
+      (multiple-value-bind (good bad) (find-knee #'good-p rate)
+        (unless good (fail-command "no rate is good enough, not even ~,1F a second" bad))
+        (tell-knee good bad by-tool)
+        best))))

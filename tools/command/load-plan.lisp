@@ -184,9 +184,9 @@ or an empty one."
 
 ;;; Schedules
 
-(defun load-schedule (name kind value start step end step-seconds max-seconds)
-  "The schedule that the options called --NAME… say, of VALUE if it is constant; nil if that is
-nil."
+(defun load-schedule (name option kind value start step end step-seconds max-seconds)
+  "The schedule that the options called --NAME… say, of VALUE, of OPTION, if it is constant; nil if
+that is nil."
   (flet ((number (value) (float value 1d0)))
     (cond ((eq :const kind)
            (when (or start step end max-seconds)
@@ -195,6 +195,8 @@ nil."
            (and value (load:make-schedule :start (number value))))
           ((not (and start step))
            (refuse "--~A-schedule ~(~A~) needs --~2:*~A-start and --~:*~A-step" name kind))
+          (value (refuse "--~A-schedule ~(~A~) begins with --~2:*~A-start, and ~*~A does not go ~
+                          with it" name kind option))
           (t (load:make-schedule :kind kind :start (number start) :step (number step)
                                  :end (and end (number end))
                                  :step-seconds (number step-seconds)
@@ -203,7 +205,7 @@ nil."
 (defun load-rate (&key load-schedule rps load-start load-step load-end load-step-duration
                     load-max-duration &allow-other-keys)
   "The schedule of an open loop; nil of a closed one."
-  (load-schedule "load" load-schedule rps load-start load-step load-end load-step-duration
+  (load-schedule "load" "--rps" load-schedule rps load-start load-step load-end load-step-duration
                  load-max-duration))
 
 (defconstant +default-workers+ 50 "So many workers there are if nothing says otherwise.")
@@ -213,7 +215,7 @@ nil."
                        concurrency-max-duration &allow-other-keys)
   "The schedule of the workers of a run at RATE, a schedule or nil; nil for as many as are due."
   (unless (and rate async)
-    (load-schedule "concurrency" concurrency-schedule
+    (load-schedule "concurrency" "-c" concurrency-schedule
                    (or concurrency
                        (and (null rate) (eq :const concurrency-schedule) +default-workers+))
                    concurrency-start concurrency-step concurrency-end concurrency-step-duration
@@ -233,6 +235,10 @@ nil."
     (when (and workers (eq :const concurrency-schedule)
                (< (load:schedule-value workers 0) connections))
       (refuse "there are more --connections than workers (-c)"))
+    (loop for (given name) in `((,poisson "--poisson") (,(and together (plusp together)) "--together")
+                                (,(getf options :async) "--async"))
+          when (and given (null rate))
+            do (refuse "~A goes with --rps or --load-schedule, which say when calls begin" name))
     (when (and poisson together (plusp together))
       (refuse "--together makes bursts, which --poisson's calls at random times are not"))
     (append (list :rate rate :workers workers :connections connections

@@ -142,11 +142,20 @@ one; those that are left are not made once one was broken off."
                                    (lambda () (load:perform-run plan :on-progress progress)))
       (when progress (clear-progress)))))
 
-(defun load-to-knee (&rest options &key knee rps duration rounds &allow-other-keys)
+(defun load-to-knee (&rest options &key knee rps duration rounds total max-duration load-schedule
+                     &allow-other-keys)
   "The RUN at the highest rate that the conditions KNEE allow."
-  (when (< 1 rounds) (refuse "--knee makes rounds of its own; --rounds does not go with it"))
-  (let ((options (list* :rps (or rps 100) :duration (or duration 5) options)))
-    (run-at-knee (apply #'make-load-plan options) knee (or rps 100))))
+  (loop for (given name) in `((,(< 1 rounds) "--rounds") (,total "-n") (,max-duration "-x")
+                              (,(not (eq :const load-schedule)) "--load-schedule"))
+        when given
+          do (refuse "--knee makes runs of its own, of -z; ~A does not go with it" name))
+  (when (and rps (< rps 1/2)) (refuse "--knee searches rates from 0.5 calls a second on"))
+  (let* ((options (list* :rps (or rps 100) :duration (or duration 5) options))
+         (plan (apply #'make-load-plan options)))
+    (run-at-knee plan knee (or rps 100)
+                 (lambda ()
+                   (call-beside-server (getf options :server-metrics) (getf options :method)
+                                       (lambda () (load:perform-run plan)))))))
 
 (defun counted-reading (url name)
   "The counts of the server with metrics at URL for the method NAME, a METHOD-READING or nil."
@@ -157,7 +166,10 @@ one; those that are left are not made once one was broken off."
 
 (defun server-figures (before after)
   "The counts of a server between BEFORE, a METHOD-READING or nil, and AFTER, as RUN-SERVER has
-them."
+them. A FAILURE if they are not known."
+  (unless after (fail-command "there is nothing about the method"))
+  (when (and before (< (method-reading-ended after) (method-reading-ended before)))
+    (fail-command "they have fallen, as those of a server do that was started again"))
   (let ((buckets (buckets-since after before)))
     (cons (cons "count" (- (method-reading-ended after)
                            (if before (method-reading-ended before) 0)))
@@ -167,15 +179,19 @@ them."
 
 (defun call-beside-server (url method function)
   "The RUN that FUNCTION, without arguments, returns, with the counts of METHOD meanwhile by the
-server with metrics at URL, or nil."
+server with metrics at URL, or nil. A line on standard error if the server does not say them
+after the run, which is reported without them."
   (if (null url)
       (funcall function)
       (let* ((name (subseq (method-path method) 1))
              (before (counted-reading url name))
-             (run (funcall function))
-             (after (counted-reading url name)))
-        (unless after (fail-command "~A has nothing about ~A" (third url) name))
-        (setf (load:run-server run) (server-figures before after))
+             (run (funcall function)))
+        (handler-case (setf (load:run-server run)
+                            (server-figures before (counted-reading url name)))
+          (failure (failure)
+            (format *error-output* "clgrpc load: the server's own counts are not known: ~A~%"
+                    (shown (failure-text failure)))
+            (finish-output *error-output*)))
         run)))
 
 (defun count-errors-in (run)
@@ -206,12 +222,11 @@ server with metrics at URL, or nil."
       (when compare (refuse "csv has no place for --compare"))
       (when workers (refuse "csv lists single calls, and workers do not")))
     (when output (call-with-output (constantly nil) output)) ; rather now than after an hour
-    (let ((run (call-beside-server
-                (getf options :server-metrics) (getf options :method)
-                (lambda () (apply (cond (workers #'load-by-workers)
-                                        ((getf options :knee) #'load-to-knee)
-                                        (t #'load-alone))
-                                  options)))))
+    (let ((run (if (and (getf options :knee) (not workers))
+                   (apply #'load-to-knee options)
+                   (call-beside-server
+                    (getf options :server-metrics) (getf options :method)
+                    (lambda () (apply (if workers #'load-by-workers #'load-alone) options))))))
       (when count-errors (count-errors-in run))
       (call-with-output (lambda (stream) (report:write-report format run stream :before compare))
                         output)
@@ -277,21 +292,21 @@ server with metrics at URL, or nil."
        "Event loops, each with a thread and its share of the connections.")
       ((timeout nil "-t") "DURATION" #'parse-duration 20
        "How long a call may take; 0 for no limit.")
-      (connect-timeout "DURATION" #'parse-duration 10 "How long connecting may take.")
+      (connect-timeout "DURATION" #'parse-seconds 10 "How long connecting may take.")
       (load-schedule "KIND" (choice-parser :const :step :line) :const
                      "How the rate changes: const; step, by --load-step every --load-step-duration;
       line, by --load-step a second.")
       (load-start "N" #'parse-rate nil "The rate to begin with.")
       (load-step "N" #'parse-step nil "The number that is added; may be negative.")
       (load-end "N" #'parse-rate nil "The rate at which it stays.")
-      (load-step-duration "DURATION" #'parse-duration 1 "How long a step of the rate is.")
+      (load-step-duration "DURATION" #'parse-seconds 1 "How long a step of the rate is.")
       (load-max-duration "DURATION" #'parse-duration nil "After which the rate stays.")
       (concurrency-schedule "KIND" (choice-parser :const :step :line) :const
                             "How the number of workers changes, as --load-schedule.")
       (concurrency-start "N" #'parse-rate nil "The workers to begin with.")
       (concurrency-step "N" #'parse-step nil "How many are added; may be negative.")
       (concurrency-end "N" #'parse-rate nil "The number at which it stays.")
-      (concurrency-step-duration "DURATION" #'parse-duration 1 "How long such a step is.")
+      (concurrency-step-duration "DURATION" #'parse-seconds 1 "How long such a step is.")
       (concurrency-max-duration "DURATION" #'parse-duration nil "After which the number stays.")
       (async "[BOOLEAN]" #'parse-boolean nil
              "With --rps, begin calls when they are due even if -c are under way.")

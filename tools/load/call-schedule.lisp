@@ -59,6 +59,8 @@
 
 (declaim (sb-ext:freeze-type pacer))
 
+(defconstant +longest-interval-ns+ 4d17 "A rate at which twelve years pass between calls is as 0.")
+
 (defun make-pacer (schedule &key (generators 1) (generator 0) (arrival :constant) (group-ns 0)
                               (group-above 0) (random (sb-ext:seed-random-state 1)))
   "A pacer for the number GENERATOR of GENERATORS that share the rate SCHEDULE. Calls within
@@ -69,11 +71,12 @@ GROUP-NS are due together while the rate is above GROUP-ABOVE."
                              :group-ns group-ns :group-above (float group-above 1d0)
                              :random random)))
     (when even
-      (setf (pacer-interval-ns pacer) (/ 1d9 rate)
+      (setf (pacer-interval-ns pacer) (min +longest-interval-ns+ (/ 1d9 rate))
             (pacer-group pacer) (if (< group-above (schedule-start schedule))
                                     (max 1 (floor (* rate group-ns) +ns-per-second+))
                                     1)
-            (pacer-offset-ns pacer) (* generator (/ 1d9 (schedule-start schedule)))))
+            (pacer-offset-ns pacer) (min +longest-interval-ns+
+                                         (* generator (/ 1d9 (schedule-start schedule))))))
     (when (eq :poisson arrival) (advance-pacer pacer))
     pacer))
 

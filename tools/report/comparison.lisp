@@ -75,7 +75,7 @@ least one real. Return a COMPARISON."
 (defun unclear-p (comparison)
   "True if COMPARISON does not know, of a figure that a run of ordinary length has settled: more
 than the slowest calls in a thousand."
-  (and (eq :unclear (comparison-verdict comparison))
+  (and (member (comparison-verdict comparison) '(:unclear :unknown))
        (not (member (comparison-name comparison) *tail-figures* :test #'string=))))
 
 ;;; In words
@@ -117,7 +117,7 @@ than the slowest calls in a thousand."
                   (:better "better")
                   (:worse "worse")
                   (:unclear (unclear-words comparison))
-                  (:unknown "noise is unknown"))))))
+                  (:unknown "noise is unknown with one round"))))))
 
 (defun unclear-words (comparison)
   "The reason why COMPARISON is unclear, and the rounds that would decide."

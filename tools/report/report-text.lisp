@@ -146,8 +146,11 @@ that one slow call does not press all others into one, and the slowest."
 (defun server-words (run)
   "The server's own counts of the calls of RUN, beside the tool's."
   (flet ((figure (name) (cdr (assoc name (load:run-server run) :test #'string=))))
-    (format nil "~D calls of the method~{, ~A ~A of ~A here~}, by its metrics' buckets"
+    (format nil "~D calls of the method~:[~; with those that do not count here~]~
+                 ~{, ~A ~A of ~A here~}, by its metrics' buckets"
             (figure "count")
+            (intersection '("warm-up" "skipFirst") (mapcar #'car (load:run-options run))
+                          :test #'string=)
             (loop for name in '("p50" "p90" "p99")
                   when (and (figure name) (figure-value name run))
                     append (list name (page:duration-text (figure name))

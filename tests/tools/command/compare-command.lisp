@@ -44,6 +44,19 @@ own."
        (is (= 0 code))
        (is (search "rounds would decide" output))))))
 
+(test compare-does-not-pass-single-rounds
+  "Nothing is known of their noise, so a figure that is ten times as bad is not passed."
+  (call-with-report
+   (lambda (before)
+     (call-with-report
+      (lambda (after)
+        (fails-p 5 "noise is unknown with one round" "compare" before after "--fail-if-worse")
+        (fails-p 5 "measure both with --rounds 5" "compare" before after "--fail-if-worse")
+        (is (= 0 (run-line "compare" before after)))
+        (is (= 0 (run-line "compare" before before "--fail-if-worse")) "nothing differs"))
+      2000000 '()))
+   200000 '()))
+
 (defun call-with-reports (before after function)
   "Call FUNCTION with the paths of two reports, whose rounds have the medians BEFORE and AFTER."
   (flet ((call-with (medians function)

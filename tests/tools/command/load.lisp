@@ -354,6 +354,35 @@ standard input."
       (is (= 2 (run-line "load" address "helloworld.Greeter/SayHello" "--load-schedule" "step")))
       (is (= 2 (run-line "load" address "helloworld.Greeter/SayHello" "--load-step" "5"))))))
 
+(test load-takes-times-and-rates-at-their-ends
+  "A run ends at a rate at which the second call is due in years, and steps have a length."
+  (with-greeter (address)
+    (flet ((code (&rest options)
+             (values (apply #'run-line "load" address "helloworld.Greeter/SayHello" "-n" "1"
+                            options))))
+      (is (= 0 (code "--rps" "0.00000000001" "-z" "50ms")))
+      (is (= 0 (code "--connect-timeout" "100s")))
+      (is (member (code "--connect-timeout" "100ms") '(0 1)) "a busy machine may take longer")
+      (is (= 2 (code "--connect-timeout" "0")))
+      (is (= 2 (code "--load-schedule" "step" "--load-start" "5" "--load-step" "5"
+                     "--load-step-duration" "0"))))))
+
+(test load-refuses-what-it-would-ignore
+  (with-greeter (address)
+    (flet ((refused-p (text &rest options)
+             (apply #'fails-p 2 text "load" address "helloworld.Greeter/SayHello" options)))
+      (refused-p "--load-schedule step begins with --load-start, and --rps does not go with it"
+                 "--load-schedule" "step" "--load-start" "5" "--load-step" "5" "--rps" "9")
+      (refused-p "and -c does not go with it" "--concurrency-schedule" "line"
+                 "--concurrency-start" "5" "--concurrency-step" "5" "-c" "9")
+      (dolist (options '(("--poisson") ("--together" "5ms") ("--async")))
+        (apply #'refused-p (format nil "~A goes with --rps" (first options)) options))
+      (dolist (options '(("-n" "5") ("-x" "5s") ("--rounds" "2")
+                         ("--load-schedule" "line" "--load-start" "1" "--load-step" "1")))
+        (apply #'refused-p (format nil "of -z; ~A does not go with it" (first options)) "--knee"
+               "p99 > 1s" options))
+      (refused-p "from 0.5 calls a second on" "--knee" "p99 > 1s" "--rps" "0.2"))))
+
 (test load-leaves-the-first-calls-out
   (with-greeter (address)
     (flet ((count-of (&rest options)

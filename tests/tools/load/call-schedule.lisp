@@ -34,6 +34,12 @@
     (dues 1000000 pacer)
     (is (< (abs (- (load:next-due pacer) (/ 1000000 999.7d-9))) 1000))))
 
+(test rates-near-zero
+  "The second call is due in years, not beyond what a clock can say."
+  (destructuring-bind (first second) (dues 2 (load:make-pacer (load:make-schedule :start 1d-11)))
+    (is (= 0 first))
+    (is (< 100000000000000000 second 1000000000000000000))))
+
 (test calls-due-together
   "At a high rate those due within a group are due together, at its end, if that is asked for and
 the rate is above the one where it begins."

@@ -106,7 +106,7 @@ they do not know, and how many rounds would; without a change two of a hundred f
                  (words "p50" :time :less '(1000000) '(1000000))))
     (is (search "): unclear, the noise is ±" (words "p50" :time :less '(1000000 1400000 600000)
                                                    '(900000 1300000 600000))))
-    (is (string= "p50 fell from 2.00 ms to 1.00 ms (−50 %): noise is unknown"
+    (is (string= "p50 fell from 2.00 ms to 1.00 ms (−50 %): noise is unknown with one round"
                  (words "p50" :time :less '(2000000) '(1000000))))))
 
 (defun rounds-of (median-ns seeds)
