@@ -87,11 +87,18 @@ takes.")
 ;;; Values
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
+  (defun decimal-readings (number)
+    "The rationals that users may write for NUMBER, a real of a row: of 0.1 are 1/10, 0.1f0 and
+0.1d0 three different numbers."
+    (let ((exact (rationalize number)))
+      (list exact (rational (float exact 1f0)) (rational (float exact 1d0)))))
+
   (defun option-type (default minimum maximum unit)
     "The type of the values of a row."
     (cond ((typep default 'boolean) 'boolean)
           ((and (integerp default) (string/= unit "seconds")) `(integer ,minimum ,maximum))
-          (t `(real ,minimum ,maximum))))
+          (t `(real ,(reduce #'min (decimal-readings minimum))
+                    ,(reduce #'max (decimal-readings maximum))))))
 
   (defun parse-option-row (scope form)
     "The arguments of MAKE-OPTION-ROW for FORM, a row of the section SCOPE of DEFINE-OPTIONS."

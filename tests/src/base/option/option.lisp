@@ -37,6 +37,15 @@
                      (t (dolist (value (good-values row))
                           (signals misuse (funcall make name value)))))))))
 
+(test bounds-are-decimals
+  "The bound 0.1 is one in each way to write a tenth, though the floats are three numbers."
+  (dolist (row (option-table))
+    (when (floatp (option-row-minimum row))
+      (let ((exact (rationalize (option-row-minimum row))))
+        (dolist (value (list exact (float exact 1f0) (float exact 1d0)))
+          (is (null (check-option row value)) "~S of ~S" value (option-row-name row)))
+        (signals misuse (check-option row (* 99/100 exact)))))))
+
 (test scopes-say-who-takes-an-option
   (flet ((takers (name)
            (loop for (taker) in *makers*
