@@ -81,9 +81,15 @@ with our own `load` for services of `serve`, else nil."
       threads sleep.")))
     "Show where the time of a process goes: CPU by subsystem, by phase of a call and by function,
 system calls, waits and switches of thread, batons, allocation and collections. Samples with perf."
-  (let* ((pid (and (null (rest what)) (parse-integer (first what) :junk-allowed t)))
+  (let* ((pid (and (null (rest what)) (every #'digit-char-p (first what))
+                   (parse-integer (first what) :junk-allowed t)))
          (command (and (null pid) (check-command what)))
+         (stacks-only (member output '(:folded :pprof)))
          (load (or load (default-load command in-flight))))
+    (when (and compare stacks-only)
+      (refuse "~(~A~) has no place for --compare" output))
+    (when (and (eq :off-cpu stacks) (not stacks-only))
+      (refuse "--stacks goes with -O folded or pprof"))
     (when (and command (null load))
       (format *error-output* "clgrpc profile: nothing puts load on it; name a load by --load~%")
       (finish-output *error-output*))

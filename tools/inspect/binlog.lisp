@@ -9,7 +9,10 @@
   (handler-case
       (with-open-file (stream (sb-ext:parse-native-namestring file)
                               :element-type '(unsigned-byte 8))
-        (loop for entry = (grpc:read-binary-log stream)
+        (loop for entry = (handler-case (grpc:read-binary-log stream)
+                            ;; not one of the standard output
+                            (stream-error (error)
+                              (fail-command "~A: ~A" file (report:error-reason error))))
               while entry do (format t "~A~%" (grpc:message-json entry))))
     (file-error (error) (fail-command "~A: ~A" file (report:error-reason error)))
     ((or misuse grpc:protobuf-error) (error) (fail-command "~A: ~A" file error)))

@@ -25,10 +25,16 @@
         (incf at)
         (when (char= #\, (char line at)) (incf at))))))
 
+(defconstant +exact-float+ 1d15 "Floats below this are whole or not; greater ones have no fraction.")
+
 (defun parse-number (text)
-  "The number that TEXT means, or nil if JSON cannot have it, such as NaN."
+  "The number that TEXT means, an integer if it is whole, which some libraries write as 5.0; nil if
+JSON cannot have it, such as NaN."
   (let ((number (handler-case (parse-json text) (clgrpc-error () nil))))
-    (and (realp number) number)))
+    (cond ((not (realp number)) nil)
+          ((and (floatp number) (< (abs number) +exact-float+) (= number (ffloor number)))
+           (round number))
+          (t number))))
 
 (defun parse-sample (line)
   "The name, the labels and the number of LINE of a text for Prometheus; nil if it has none."

@@ -75,6 +75,22 @@ it need not serve channelz."
 
 ;;; The table
 
+(defun earlier-p (old new)
+  "True if OLD, a sample, is of the process that NEW is of, earlier: none of its counts is higher."
+  (flet ((fallen-p (olds news same-p count)
+           (declare (type function same-p count))
+           (loop for old in olds
+                 for new = (find old news :test same-p)
+                 thereis (and new (< (funcall count new) (funcall count old)))))
+         (same-reading-p (a b) (= (reading-number a) (reading-number b)))
+         (began (sample)
+           (cdr (assoc "process_start_time_seconds" (sample-figures sample) :test #'string=))))
+    (not (or (and (began old) (began new) (< (began old) (began new)))
+             (fallen-p (sample-readings old) (sample-readings new) #'same-reading-p
+                       #'reading-started)
+             (fallen-p (sample-methods old) (sample-methods new) #'same-method-p
+                       #'method-reading-ended)))))
+
 (defun rate (new old seconds reader)
   "The difference of READER's values for NEW and OLD, readings or nil, for each of SECONDS."
   (declare (type function reader))
@@ -263,7 +279,7 @@ show that, and ask it again."
                                (float interval) order)
            do (handler-case
                   (let ((new (take-sample channel url)))
-                    (draw-lines (screen-lines title new old order))
+                    (draw-lines (screen-lines title new (and old (earlier-p old new) old) order))
                     (setf old new))
                 ((or grpc:rpc-error failure) (error)
                   ;; perhaps it was restarted; its former counts are gone then
@@ -292,6 +308,7 @@ channelz service, and reads its metrics."
       (if (or once (not (terminal-p)))
           (let ((old (take-sample channel url)))
             (sleep interval)
-            (write-sample (take-sample channel url) old))
+            (let ((new (take-sample channel url)))
+              (write-sample new (and (earlier-p old new) old))))
           (draw-samples channel url address interval))))
   0)

@@ -109,9 +109,16 @@ true."
   "Have this process end as it does at SIGTERM, which lets running calls end."
   (sb-unix:unix-kill (sb-unix:unix-getpid) os:+sigterm+))
 
+(defun parse-host-and-port (string)
+  "STRING, an address that has a port, since the servers of a worker have others on its host."
+  (funcall (address-parser 0) string)
+  (when (uiop:string-prefix-p "unix" string)
+    (refuse "a host and a port are wanted, not ~S: servers listen on the same host" string))
+  string)
+
 (define-command "qps-worker"
     (()
-     ((listen "ADDRESS" (address-parser 0) "127.0.0.1:10000"
+     ((listen "HOST:PORT" #'parse-host-and-port "127.0.0.1:10000"
               "Where the driver finds this worker; its servers listen on the same host.")
       (server-port "PORT" (integer-parser 0 65535) 0
                    "Where its servers listen, if the driver does not say; 0 picks a free port.")

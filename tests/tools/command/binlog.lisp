@@ -31,6 +31,7 @@
       (declare (ignore output))
       (is (eql 1 code))
       (is (search "within an entry" error-output))))
+  (fails-p 1 "clgrpc binlog: /: " "binlog" "/")
   (multiple-value-bind (code output error-output) (run-line "binlog" "/nowhere/at/all")
     (is (eql 1 code))
     (is (string= "" output))

@@ -10,7 +10,8 @@
     (is (equal '("a" () 1) (read-line-of "a 1 1700000000")))
     (is (equal (list "a" (list (cons "b" (format nil "x\"y\\z~%,}="))) 1)
                (read-line-of "a{b=\"x\\\"y\\\\z\\n,}=\"} 1")))
-    (is (= 1500000 (third (read-line-of "a{b=\"c\"} 1.5e+06"))))
+    (loop for (text number) in '(("1.5e+06" 1500000) ("5.0" 5) ("0.5" 0.5d0) ("1e300" 1d300))
+          do (is (eql number (third (read-line-of (format nil "a{b=\"c\"} ~A" text))))))
     (dolist (wrong '("" "a" "a{" "a{b" "a{b=\"c" "a{b=\"c\"}" "a NaN" "a{b=\"c\"} +Inf" "a x"))
       (is (equal '(nil) (read-line-of wrong)) "~S" wrong))))
 
@@ -66,6 +67,18 @@ and one of up to 0.1 that failed."
     (is (equal '(("server" "10.0" "0.0" "50.00" "99.00" 2 41 1 "M"))
                (tools::method-rows (look 3 30 5 5) (look 1 10 5 5))))
     (is (equal '("-" "-") (subseq (first (tools::method-rows (look 3 30 5 5) nil)) 1 3)))))
+
+(test a-process-that-was-started-again-has-no-rates
+  "Its counts have fallen, or it has another start."
+  (flet ((look (&key (methods '(5 5 5)) (began 100) (calls 7))
+           (tools::make-sample :methods (list (apply #'told-methods methods))
+                               :figures (list (cons "process_start_time_seconds" began))
+                               :readings (list (tools::make-reading :number 3 :started calls)))))
+    (is-true (tools::earlier-p (look) (look)))
+    (is-true (tools::earlier-p (look) (look :methods '(5 6 5) :calls 8)))
+    (is (not (tools::earlier-p (look) (look :methods '(4 5 5)))))
+    (is (not (tools::earlier-p (look) (look :calls 6))))
+    (is (not (tools::earlier-p (look) (look :began 101))))))
 
 (test top-reads-metrics
   "At the URL given, or at the address asked if it answers there; then it needs no channelz."

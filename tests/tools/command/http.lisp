@@ -35,6 +35,30 @@
     (signals tools:failure (tools::get-over-http (tools::parse-url base) :timeout 5)
              "nobody listens there any more")))
 
+(test answers-that-never-pause-have-a-deadline
+  "Octets that are there already do not count once it has passed."
+  (let* ((server (grpc:start-server '() :http (list (grpc:http-handler
+                                                     "/" (lambda (request)
+                                                           (declare (ignore request))
+                                                           (values 200 '() "x"))))))
+         (end-ns (+ (base:monotonic-ns) 60000000000))
+         (socket (destructuring-bind (host port path)
+                     (tools::parse-url (format nil "http://~A/" (grpc:server-address server)))
+                   (declare (ignore path))
+                   (tools::connect-to host port end-ns))))
+    (unwind-protect
+         (progn
+           (tools::send-request socket
+                                (base:string-octets
+                                 (format nil "GET / HTTP/1.1~C~%host: x~C~%~C~%" #\Return #\Return
+                                         #\Return))
+                                end-ns)
+           (tools::await-socket socket clgrpc.os:+event-in+ end-ns)
+           (signals tools:failure (tools::receive-some socket (base:make-octets 10) 0))
+           (is (= 10 (tools::receive-some socket (base:make-octets 10) end-ns))))
+      (clgrpc.os:close-descriptor socket)
+      (grpc:stop-server server :drain 0))))
+
 (test servers-without-http-are-no-answer
   (let ((server (grpc:start-server (make-instance 'clgrpc.examples:greeter))))
     (unwind-protect

@@ -178,3 +178,7 @@ ignored."
                   (worker-methods:core-count channel (testing:make-core-request) :timeout 10))))
       (worker-methods:quit-worker channel (testing:make-void) :timeout 10))
     (is (= 1 ended))))
+
+(test a-worker-listens-at-a-host
+  "Its servers do, too, at other ports."
+  (fails-p 2 "a host and a port are wanted" "qps-worker" "--listen" "unix:/tmp/worker"))
