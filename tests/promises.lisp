@@ -462,7 +462,7 @@ status 415"
 "
    "                    (progn)
 ")
-  ("A call leaves its topic when it ends"
+  ("A call leaves its topics, of which it may have several, when it ends"
    "topic" "subscribers-come-and-go"
    "src/rpc/topic/topic.lisp" "while topic do (unsubscribe topic call)" "while topic")
   ("ends with `:out-of-range` if that is kept no more"

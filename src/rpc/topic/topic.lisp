@@ -14,18 +14,19 @@
 ;;;; it, is logged. A call of a topic with :end, or whose filter has failed, ends; another loses the
 ;;;; message, which is counted.
 ;;;;
-;;;; A call is used by one thread at a time, so one thread at a time pumps a subscription:
+;;;; A call is used by one thread at a time, so one thread at a time pumps a call, whose SUBSCRIBER
+;;;; has the subscriptions to all topics:
 ;;;;
 ;;;;   1. The first thread that comes sets PUMPING; another one sets AGAIN, and leaves.
-;;;;   2. The pump takes messages out of the queue and sends them, until the queue is empty, or the
-;;;;      call refuses a message, which the pump puts back.
+;;;;   2. The pump takes messages out of the queues and sends them, until the queues are empty, or
+;;;;      the call refuses a message, which the pump puts back.
 ;;;;   3. It leaves unless AGAIN is set; then it goes on at 2.
 ;;;;
 ;;;; Interrupts are off but in filters and where a thread waits. If one makes a thread leave, the
 ;;;; loops of the calls do what it has left (ON-LOOP).
 ;;;;
-;;;; Locks are taken in this order: the topic's, a subscription's. While a lock is held no operation
-;;;; of a call and no function of users runs.
+;;;; Locks are taken in this order: the topic's, a subscription's or a subscriber's. While a lock is
+;;;; held no operation of a call and no function of users runs.
 
 (in-package #:clgrpc.topic)
 
@@ -43,19 +44,33 @@
   (ended 0 :type index)                 ; calls that were ended since they were slow
   (closing nil :type list))             ; once it is closed: the arguments of FINISH
 
-(defstruct (subscription (:constructor make-subscription (topic call)) (:copier nil))
-  "A call that receives the messages of a topic."
-  (topic nil :type topic :read-only t)  ; the one whose messages it receives
+(defstruct (subscriber (:constructor make-subscriber (call)) (:copier nil))
+  "A call that receives the messages of topics."
   (call nil :read-only t)               ; a handler's
+  (topics '() :type list)               ; those that it leaves when it ends
+  (subscriptions '() :type list)        ; to these, and those after which it is to end
+  (lock (sb-thread:make-mutex :name "clgrpc subscriber") :read-only t) ; of all that follows
+  (pumping nil :type boolean)           ; a thread sends the messages in the queues
+  (again nil :type boolean))            ; and must look again before it leaves
+
+(defstruct (subscription (:constructor make-subscription (topic subscriber limit)) (:copier nil))
+  "The messages of a topic that a call is to receive."
+  (topic nil :type topic :read-only t)  ; the one whose messages it receives
+  (subscriber nil :type subscriber :read-only t) ; of the call
   (lock (sb-thread:make-mutex :name "clgrpc subscription") :read-only t) ; of all that follows
   (queue (make-fifo) :type fifo :read-only t) ; messages to be sent
   (count 0 :type index)                 ; how many those are
-  (pumping nil :type boolean)           ; a thread sends them
-  (again nil :type boolean)             ; and must look again before it leaves
-  (cut nil :type boolean)               ; CALL ends instead of sending what waits
+  ;; how many there may be: the topic's limit, and those of the past with which it began; of these,
+  ;; one less with each that is sent
+  (limit 0 :type index)
+  (cut nil :type boolean)               ; the call ends instead of sending what waits
   (closing nil :type list))             ; the arguments of FINISH, to be called once QUEUE is empty
 
-(declaim (sb-ext:freeze-type topic subscription))
+(declaim (sb-ext:freeze-type topic subscriber subscription))
+
+(defun subscription-call (subscription)
+  "The call of SUBSCRIPTION."
+  (subscriber-call (subscription-subscriber subscription)))
 
 (defun check-topic (thing)
   "Return THING. Signal MISUSE unless it is a topic."
@@ -73,6 +88,11 @@ first. From any thread.")
             (hash-table-count (topic-subscriptions topic)) (topic-position topic)
             (topic-closing topic))))
 
+(defmethod print-object ((subscriber subscriber) stream)
+  (print-unreadable-object (subscriber stream :type t)
+    (format stream "~A, ~D topics" (subscriber-call subscriber)
+            (length (subscriber-topics subscriber)))))
+
 (defmethod print-object ((subscription subscription) stream)
   (print-unreadable-object (subscription stream :type t)
     (format stream "~A, ~D wait" (subscription-call subscription)
@@ -85,7 +105,7 @@ SLOW   the rule for a call that is too slow, once QUEUE messages wait for it: :e
        cannot send a message, which is too long for it for example, ends by the first rule, with the
        status of that error, and misses the message by the others; one whose filter fails ends
 QUEUE  an integer, 1 or more: how many messages may wait for each call, besides those on their way,
-       which :send-budget-octets limits; 100 by default
+       which :send-budget-octets limits, and those of PAST with which it begins; 100 by default
 PAST   an integer, 0 or more: how many of the last messages are kept for calls that subscribe with
        :from; 0 by default
 Signal MISUSE for a wrong argument. From any thread."
@@ -130,7 +150,7 @@ message as dropped, if messages may be missing."
     (cond ((and refused (not (eq :end (topic-slow topic))))
            (sb-thread:with-mutex ((topic-lock topic))
              (incf (topic-dropped topic))))
-          (t (unsubscribe topic (subscription-call subscription))
+          (t (leave-topic topic (subscription-call subscription))
              (sb-thread:with-mutex ((subscription-lock subscription))
                (if refused
                    (end-instead subscription (status:rpc-error-status condition)
@@ -152,6 +172,12 @@ filters and where this waits for room: if one makes it leave, MESSAGE is not sen
 call sends, which is no fault of that call."
   (let ((loop:*unguarded* t)) (signal timeout)))
 
+(defun narrow (subscription)
+  "A message of SUBSCRIPTION has been sent; if it was one of the past, one less may wait."
+  (when (< (topic-queue-limit (subscription-topic subscription)) (subscription-limit subscription))
+    (sb-thread:with-mutex ((subscription-lock subscription))
+      (decf (subscription-limit subscription)))))
+
 (defun send-next (subscription)
   "Send the next message of SUBSCRIPTION, or end its call if it is to end; return true if there may
 be more to do at once. Interrupts are off, but may be allowed."
@@ -166,7 +192,7 @@ be more to do at once. Interrupts are off, but may be allowed."
                         (handler-bind ((sb-ext:timeout #'pass-timeout))
                           (sb-sys:allow-with-interrupts (send-message call message))))
                     (when condition (note-unsent subscription condition))
-                    (setf done (or sent condition)))
+                    (when (setf done (or sent condition)) (narrow subscription)))
                (unless done (put-back subscription message)))
              (and done t))
             (t (let ((closing (sb-thread:with-mutex ((subscription-lock subscription))
@@ -177,51 +203,52 @@ be more to do at once. Interrupts are off, but may be allowed."
                        (status:rpc-error () nil))))
                  nil))))))
 
-(defun leave-p (subscription)
-  "True if the thread that pumps SUBSCRIPTION may leave; false if another thread has come
-meanwhile."
-  (sb-thread:with-mutex ((subscription-lock subscription))
-    (if (shiftf (subscription-again subscription) nil)
+(defun leave-p (subscriber)
+  "True if the thread that pumps SUBSCRIBER may leave; false if another thread has come meanwhile."
+  (sb-thread:with-mutex ((subscriber-lock subscriber))
+    (if (shiftf (subscriber-again subscriber) nil)
         nil
-        (progn (setf (subscription-pumping subscription) nil)
+        (progn (setf (subscriber-pumping subscriber) nil)
                t))))
 
-(defun on-loop (subscription)
-  "Have the loop of SUBSCRIPTION's call send the messages in the queue."
-  (rpc:after (subscription-call subscription) 0 (lambda () (pump subscription))))
+(defun on-loop (subscriber)
+  "Have the loop of SUBSCRIBER's call send the messages in the queues."
+  (rpc:after (subscriber-call subscriber) 0 (lambda () (pump subscriber))))
 
-(defun pump (subscription)
-  "Send the messages in the queue of SUBSCRIPTION, as far as its call has room."
+(defun pump (subscriber)
+  "Send the messages in the queues of SUBSCRIBER, as far as its call has room."
   (sb-sys:without-interrupts
-    (when (sb-thread:with-mutex ((subscription-lock subscription))
-            (if (subscription-pumping subscription)
-                (progn (setf (subscription-again subscription) t)
+    (when (sb-thread:with-mutex ((subscriber-lock subscriber))
+            (if (subscriber-pumping subscriber)
+                (progn (setf (subscriber-again subscriber) t)
                        nil)
-                (setf (subscription-pumping subscription) t)))
+                (setf (subscriber-pumping subscriber) t)))
       (let ((left nil))
         (unwind-protect
              (loop
-               (loop while (sb-sys:allow-with-interrupts (send-next subscription)))
-               (when (setf left (leave-p subscription)) (return)))
+               (dolist (subscription (subscriber-subscriptions subscriber))
+                 (loop while (sb-sys:allow-with-interrupts (send-next subscription))))
+               (when (setf left (leave-p subscriber)) (return)))
           (unless left
-            (sb-thread:with-mutex ((subscription-lock subscription))
-              (setf (subscription-pumping subscription) nil
-                    (subscription-again subscription) nil))
-            (on-loop subscription)))))))
+            (sb-thread:with-mutex ((subscriber-lock subscriber))
+              (setf (subscriber-pumping subscriber) nil
+                    (subscriber-again subscriber) nil))
+            (on-loop subscriber)))))))
 
 (defun pump-all (subscriptions)
-  "Send the messages in the queues of SUBSCRIPTIONS."
+  "Send the messages in the queues of SUBSCRIPTIONS' calls."
   (sb-sys:without-interrupts
     (unwind-protect (loop while subscriptions
-                          do (sb-sys:allow-with-interrupts (pump (pop subscriptions))))
-      (mapc #'on-loop subscriptions))))
+                          do (sb-sys:allow-with-interrupts
+                               (pump (subscription-subscriber (pop subscriptions)))))
+      (dolist (subscription subscriptions) (on-loop (subscription-subscriber subscription))))))
 
 (defun put-in-queue (topic subscription message)
   "Add MESSAGE to the queue of SUBSCRIPTION, to TOPIC. Return how many messages are dropped for it,
 or :slow if there is no room, and its call is to end. TOPIC's lock is held."
   (sb-thread:with-mutex ((subscription-lock subscription))
     (let ((queue (subscription-queue subscription))
-          (full (<= (topic-queue-limit topic) (subscription-count subscription))))
+          (full (<= (subscription-limit subscription) (subscription-count subscription))))
       (flet ((add ()
                (enqueue message queue)
                (incf (subscription-count subscription))))
@@ -279,16 +306,15 @@ thread."
 
 ;;; Subscribing
 
-(defun topics-cell (call)
-  "A cons whose car lists the topics that CALL, a handler's, subscribes to; it leaves them when it
-ends."
+(defun subscriber-of (call)
+  "The SUBSCRIBER of CALL, a handler's, which leaves its topics when it ends."
   (or (rpc:call-value call 'topics)
-      (let ((cell (list '())))
-        (setf (rpc:call-value call 'topics) cell)
+      (let ((subscriber (make-subscriber call)))
+        (setf (rpc:call-value call 'topics) subscriber)
         (rpc:on-end call (lambda ()
-                           (loop for topic = (sb-ext:atomic-pop (car cell))
+                           (loop for topic = (sb-ext:atomic-pop (subscriber-topics subscriber))
                                  while topic do (unsubscribe topic call))))
-        cell)))
+        subscriber)))
 
 (defun past-from (topic from)
   "The messages of TOPIC after the one with the number FROM, or with :past all that are kept. Signal
@@ -310,12 +336,13 @@ FROM  the first message for CALL: nil, the default, for the next one that is bro
       (TOPIC-POSITION), for a client that resumes
 Signal :out-of-range, which ends CALL, if some of these messages are kept no more, or FROM is
 greater than the number of the last; MISUSE for a wrong argument. If TOPIC is closed CALL ends as
-its other calls did. Until then only the topic may send on CALL and set its ON-WRITABLE. From any
-thread."
+its other calls did. Until then only topics, of which a call may have several, may send on CALL and
+set its ON-WRITABLE. From any thread, but of one call by one thread at a time."
   (check-topic topic)
   (unless (typep from '(or null (eql :past) index))
     (misuse ":FROM is nil, :past or the number of a message, not ~S." from))
-  (let ((subscription (make-subscription topic call)) (cell (topics-cell call)))
+  (let* ((subscriber (subscriber-of call))
+         (subscription (make-subscription topic subscriber (topic-queue-limit topic))))
     (sb-sys:without-interrupts          ; each call that a topic knows gets its messages
       (sb-thread:with-mutex ((topic-lock topic))
         (when (gethash call (topic-subscriptions topic))
@@ -323,15 +350,17 @@ thread."
         (when from
           (dolist (message (past-from topic from))
             (enqueue message (subscription-queue subscription))
-            (incf (subscription-count subscription))))
+            (incf (subscription-count subscription))
+            (incf (subscription-limit subscription))))
+        (sb-ext:atomic-push subscription (subscriber-subscriptions subscriber))
         (cond ((topic-closing topic)
                (setf (subscription-closing subscription) (topic-closing topic)))
               (t (setf (gethash call (topic-subscriptions topic)) subscription)
-                 (sb-ext:atomic-push topic (car cell)))))
+                 (sb-ext:atomic-push topic (subscriber-topics subscriber)))))
       ;; it may have ended, and left its topics, before
       (when (rpc:call-status call) (unsubscribe topic call))
-      (rpc:on-writable call (lambda () (pump subscription)))
-      (sb-sys:allow-with-interrupts (pump subscription))))
+      (rpc:on-writable call (lambda () (pump subscriber)))
+      (sb-sys:allow-with-interrupts (pump subscriber))))
   call)
 
 (defun forget-subscriber (topic call)
@@ -340,20 +369,29 @@ nil if it has none."
   (let ((subscription (gethash call (topic-subscriptions topic))))
     (when subscription
       (remhash call (topic-subscriptions topic))
-      (sb-ext:atomic-update (car (rpc:call-value call 'topics))
+      (sb-ext:atomic-update (subscriber-topics (subscription-subscriber subscription))
                             (lambda (topics) (remove topic topics)))
+      subscription)))
+
+(defun leave-topic (topic call)
+  "Take CALL out of TOPIC, with the messages that wait for it. Return its subscription, or nil if it
+has none."
+  (let ((subscription (sb-thread:with-mutex ((topic-lock topic))
+                        (forget-subscriber topic call))))
+    (when subscription
+      (sb-thread:with-mutex ((subscription-lock subscription))
+        (clear-fifo (subscription-queue subscription))
+        (setf (subscription-count subscription) 0))
       subscription)))
 
 (defun unsubscribe (topic call)
   "Send CALL no more messages of TOPIC, except one whose sending has begun. CALL does not end by
 this. Return true if CALL had subscribed. Signal MISUSE for another object than a topic. From any
 thread."
-  (let ((subscription (sb-thread:with-mutex ((topic-lock (check-topic topic)))
-                        (forget-subscriber topic call))))
+  (let ((subscription (leave-topic (check-topic topic) call)))
     (when subscription
-      (sb-thread:with-mutex ((subscription-lock subscription))
-        (clear-fifo (subscription-queue subscription))
-        (setf (subscription-count subscription) 0))
+      (sb-ext:atomic-update (subscriber-subscriptions (subscription-subscriber subscription))
+                            (lambda (subscriptions) (remove subscription subscriptions)))
       t)))
 
 (defun close-topic (topic &key (status :ok) (message ""))

@@ -152,6 +152,47 @@ ARGUMENTS, from the number in the request, if that is not negative. EVENTS as in
           (is (apply #'> numbers))
           (is (eq (eq slow :drop-oldest) (= 499 (first numbers)))))))))
 
+(test a-call-has-several-topics
+  "Each sends its messages in order, while others send on the same call and it is not read."
+  (let ((topics (loop repeat 3 collect (grpc:make-topic :queue 1000))))
+    (with-probe (channel :channel-options *narrow*)
+        (:watch (lambda (note call)
+                  (declare (ignore note))
+                  (dolist (topic topics call) (grpc:subscribe topic call))))
+      (let ((call (watch channel (note 0))))
+        (wait-until (lambda () (every (lambda (topic) (= 1 (subscribers topic))) topics)))
+        (mapc #'sb-thread:join-thread
+              (loop for topic in topics
+                    for first from 0 by 100
+                    collect (sb-thread:make-thread
+                             (lambda (topic first) (flood topic 30 :first first))
+                             :arguments (list topic first))))
+        (let ((numbers (next-numbers call 90)))
+          (dolist (first '(0 100 200))
+            (is (equal (loop for i from first repeat 30 collect i)
+                       (remove-if-not (lambda (n) (<= first n (+ first 29))) numbers)))))
+        (mapc #'grpc:close-topic topics)
+        (is (null (grpc:receive call)))))))
+
+(test the-past-is-not-what-a-call-has-not-read
+  "A call that begins with more messages than may wait is not slow; later its limit is as others'."
+  (dolist (slow '(:end :drop-newest))
+    (let ((topic (grpc:make-topic :past 30 :queue 2 :slow slow)))
+      (flood topic 30)
+      (with-probe (channel :channel-options *narrow*)
+          (:watch (lambda (note call)
+                    (declare (ignore note))
+                    (grpc:subscribe topic call :from :past)))
+        (flet ((waiting () (getf (grpc:topic-statistics topic) :waiting)))
+          (let ((call (watch channel (note 0))))
+            (is-true (wait-until (lambda () (< 2 (waiting)))))
+            (flood topic 1 :first 30)
+            (is (equal (loop for i below 31 collect i) (next-numbers call 31)))
+            (when (eq :drop-newest slow)
+              (flood topic 200 :first 31)
+              (is (>= 2 (settled #'waiting))))
+            (grpc:cancel call)))))))
+
 (test the-end-of-a-topic
   "Calls get what was broadcast before, then its status; later ones that at once."
   (with-topic (topic channel) ()
