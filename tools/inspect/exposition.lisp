@@ -25,7 +25,7 @@
         (incf at)
         (when (char= #\, (char line at)) (incf at))))))
 
-(defconstant +exact-float+ 1d15 "Floats below this are whole or not; greater ones have no fraction.")
+(defconstant +exact-float+ 1d15 "Greater floats have no fraction.")
 
 (defun parse-number (text)
   "The number that TEXT means, an integer if it is whole, which some libraries write as 5.0; nil if
