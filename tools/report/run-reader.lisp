@@ -20,7 +20,7 @@ stands for a missing member and for null, which Go writes for empty values."
           (t (reject-run "it has no ~S that is a report's" name)))))
 
 (defun whole-member (object name)
-  (member-of object name 'unsigned-byte 0))
+  (member-of object name '(unsigned-byte 62) 0))
 
 (defun read-histogram (json)
   (load:restore-histogram
@@ -41,7 +41,7 @@ stands for a missing member and for null, which Go writes for empty values."
    :name (member-of json "name" 'string) :code (member-of json "code" '(unsigned-byte 8))
    :count (whole-member json "count") :latency (histogram-member json "latency")
    :messages (loop for (message . count) in (member-of json "messages" 'list '())
-                   unless (typep count 'unsigned-byte)
+                   unless (typep count '(unsigned-byte 62))
                      do (reject-run "the count of a message is not an integer")
                    collect (cons message count))))
 
@@ -110,11 +110,11 @@ stands for a missing member and for null, which Go writes for empty values."
    :target (member-of own "target" 'string) :method (member-of own "method" 'string)
    :kind (read-kind own "kind" '(:unary :client-streaming :server-streaming :bidi))
    :started-unix-ns (whole-member own "started")
-   :duration-ns (member-of json "total" 'unsigned-byte)
+   :duration-ns (member-of json "total" '(unsigned-byte 62))
    :options (read-options json own) :tags (member-of json "tags" 'list '())
    :loop-kind (read-kind own "loop" '(:open :closed))
    :intended-rps (member-of own "intendedRps" 'real nil)
-   :count (member-of json "count" 'unsigned-byte)
+   :count (member-of json "count" '(unsigned-byte 62))
    :latency (histogram-member own "latency") :all-latency (histogram-member own "allLatency")
    :statuses (vector-of #'read-status own "statuses")
    :backends (vector-of (lambda (json) (read-share json "address")) own "backends")
@@ -152,7 +152,7 @@ stands for a missing member and for null, which Go writes for empty values."
 (defun read-ghz-statuses (json by-status)
   "The STATUS-ROWs of JSON, a report of ghz's, with the histograms of the table BY-STATUS."
   (loop for (name . count) in (member-of json "statusCodeDistribution" 'list '())
-        unless (typep count 'unsigned-byte)
+        unless (typep count '(unsigned-byte 62))
           do (reject-run "the count of a status is not an integer")
         collect (load:make-status-row :name name :count count
                                       :code (or (position name *status-names* :test #'string=) 2)
@@ -185,8 +185,8 @@ stands for a missing member and for null, which Go writes for empty values."
      :name (member-of json "name" 'string nil)
      :target (member-of options "host" 'string "") :method (member-of options "call" 'string "")
      :started-unix-ns (if samples (reduce #'min samples :key #'load:sample-unix-ns) 0)
-     :duration-ns (member-of json "total" 'unsigned-byte)
-     :options options :count (member-of json "count" 'unsigned-byte)
+     :duration-ns (member-of json "total" '(unsigned-byte 62))
+     :options options :count (member-of json "count" '(unsigned-byte 62))
      :latency latency :all-latency all
      :statuses (read-ghz-statuses json by-status)
      :ended-early (read-end-reason json)

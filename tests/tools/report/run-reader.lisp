@@ -59,6 +59,9 @@
                              ("{\"clgrpc\":5}" "\"clgrpc\"")
                              ("{\"total\":5,\"count\":1,\"details\":[{\"latency\":-1}]}"
                               "\"latency\"")
+                             ("{\"total\":5,\"count\":4611686018427387904}" "\"count\"")
+                             ("{\"total\":1e30,\"count\":1}" "\"total\"")
+                             ("{\"total\":10000000000000000000,\"count\":1}" "\"total\"")
                              ("{\"total\":5,\"count\":1,\"details\":[{\"latency\":1,
                                \"status\":\"OK\",\"timestamp\":\"noon\"}]}"
                               "\"noon\" is not a time"))
