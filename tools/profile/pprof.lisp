@@ -29,7 +29,8 @@ nanoseconds that are its own."
 microseconds of each."
   (map-stacks (lambda (stack ns)
                 (format stream "~{~A~^;~} ~D~%"
-                        (mapcar (lambda (name) (substitute #\: #\; name)) (reverse stack))
+                        (mapcar (lambda (name) (substitute #\: #\; (printable-text name)))
+                                (reverse stack))
                         (max 1 (round ns 1000))))
               (profile-stacks profile stacks)))
 

@@ -3,9 +3,11 @@
 (in-package #:clgrpc.profile)
 
 (defun write-rows (stream titles rows)
-  "Write ROWS, lists of strings, below TITLES, in columns; all but the first to the right."
-  (let ((widths (apply #'mapcar (lambda (&rest column) (reduce #'max column :key #'length))
-                       titles rows)))
+  "Write ROWS, lists of strings, below TITLES, in columns; all but the first to the right. Names of
+threads and functions are whatever the process has made them, so control characters are escaped."
+  (let* ((rows (loop for row in rows collect (mapcar #'printable-text row)))
+         (widths (apply #'mapcar (lambda (&rest column) (reduce #'max column :key #'length))
+                        titles rows)))
     (dolist (row (cons titles rows))
       (format stream "  ~VA~{  ~V@A~}~%" (first widths) (first row)
               (mapcan #'list (rest widths) (rest row))))
@@ -163,7 +165,8 @@
 
 (defun write-profile (profile stream)
   "Write PROFILE, a value of the function PROFILE, to STREAM as text."
-  (format stream "~A~@[ under ~A~].~2%" (profile-title profile) (member-of profile "load"))
+  (format stream "~A~@[ under ~A~].~2%" (printable-text (profile-title profile))
+          (and (member-of profile "load") (printable-text (member-of profile "load"))))
   (write-cpu stream profile)
   (flet ((write-part (name function)
            (when (member-of profile name) (funcall function stream (member-of profile name)))))

@@ -53,18 +53,21 @@ else of the one that it wrote on another request, which may be missing."
     path))
 
 (defun read-perf-map (path)
-  "RANGES of the file at PATH, as WRITE-PERF-MAP writes it; nil if the file does not exist."
-  (with-open-file (stream path :if-does-not-exist nil :external-format :utf-8)
+  "RANGES of the file at PATH, as WRITE-PERF-MAP writes it; nil if the file does not exist. Lines
+that are not such are left out: another user, or another program, may have written them."
+  (with-open-file (stream path :if-does-not-exist nil
+                               :external-format '(:utf-8 :replacement #\?))
     (and stream
          (rows-ranges
           (loop for line = (read-line stream nil)
                 while line
                 for first = (position #\Space line)
                 for second = (and first (position #\Space line :start (1+ first)))
-                when second
-                  collect (list (parse-integer line :end first :radix 16)
-                                (parse-integer line :start (1+ first) :end second :radix 16)
-                                (subseq line (1+ second))))))))
+                for address = (parse-integer line :end first :radix 16 :junk-allowed t)
+                for octets = (and second (parse-integer line :start (1+ first) :end second
+                                                             :radix 16 :junk-allowed t))
+                when (and address octets (not (minusp address)) (plusp octets))
+                  collect (list address octets (subseq line (1+ second))))))))
 
 ;;; Where files lie in memory
 

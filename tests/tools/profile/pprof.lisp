@@ -63,3 +63,21 @@ DURATION."
                  (profile::flame-graph *tree* "x" :before (tree "all" 10 (tree "main" 10))))))
     (is (search "--h:0" markup))
     (is (search "before" markup))))
+
+(test names-do-not-reach-the-terminal-as-they-are
+  "A process names its threads and functions as it likes."
+  (let* ((evil (format nil "a~C[2J~C" #\Escape (code-char #x9b)))
+         (node (list (cons "name" evil) (cons "ns" 1000))))
+    (flet ((seen (function)
+             (let ((text (with-output-to-string (stream) (funcall function stream))))
+               (is (search "a\\x1b[2J\\x9b" text) "~S" text)
+               (is (notany (lambda (char)
+                             (or (< (char-code char) 10) (<= 11 (char-code char) 31)
+                                 (<= 127 (char-code char) 159)))
+                           text)))))
+      (seen (lambda (stream) (profile::write-rows stream '("thread" "ms") (list (list evil "1")))))
+      (seen (lambda (stream)
+              (profile:write-folded
+               (list (cons "cpu" (list (cons "flame" (list (cons "name" "all") (cons "ns" 1000)
+                                                           (cons "children" (vector node)))))))
+               stream))))))

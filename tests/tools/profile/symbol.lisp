@@ -24,3 +24,17 @@
            (address (sb-kernel:get-lisp-obj-address #'profile::find-range)))
       (is (equal "clgrpc.profile::find-range" (profile::find-range ranges address)))))
   (is (null (profile::read-perf-map "/nowhere/at/all.map"))))
+
+(test maps-of-others
+  "Lines that are none of a map are left out, and octets that are no text."
+  (uiop:with-temporary-file (:pathname path)
+    (with-open-file (stream path :direction :output :if-exists :supersede
+                                 :element-type '(unsigned-byte 8))
+      (loop for line in '("100 10 a" "" "x" "x y z" "0x200 10 b" "-5 10 c" "300 -1 d" "400  e"
+                          "500 8 f g")
+            do (write-sequence (clgrpc.base:string-octets (format nil "~A~%" line)) stream))
+      (write-sequence #(#x36 #x30 #x30 #x20 #x38 #x20 #xff #xc3 10) stream))
+    (let ((ranges (profile::read-perf-map path)))
+      (loop for (place name) in '((#x100 "a") (#x200 nil) (#x300 nil) (#x400 nil) (#x500 "f g"))
+            do (is (equal name (profile::find-range ranges place)) "~X" place))
+      (is (stringp (profile::find-range ranges #x600))))))
