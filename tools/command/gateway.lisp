@@ -21,7 +21,8 @@
       (proto-pool file import-paths)
       (protobuf:make-type-pool
        (handler-case (alexandria:read-file-into-byte-vector file)
-         (file-error (error) (refuse "~A" error))))))
+         (error (error)
+           (refuse "~A cannot be read: ~A" file (report:error-reason error)))))))
 
 (defun gateway-pool (channel file import-paths)
   (if file (descriptor-file-pool file import-paths) (reflected-pool channel)))

@@ -19,7 +19,8 @@
 (defun file-rules (path)
   "The rules of the service config in the file PATH."
   (rest:read-rules (handler-case (uiop:read-file-string path :external-format :utf-8)
-                     (file-error (error) (refuse "~A" error)))))
+                     (error (error)
+                       (refuse "~A cannot be read: ~A" path (report:error-reason error))))))
 
 (defun pool-document (pool names rules title version connect)
   "The OpenAPI document of the services called NAMES of POOL, as text."

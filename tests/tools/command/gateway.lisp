@@ -57,4 +57,5 @@ calls by gRPC are forwarded."
 (test gateway-arguments
   (is (= 2 (run-line "gateway")))
   (is (= 1 (run-line "gateway" "127.0.0.1:1" "--types" "no-such.proto" "--listen" "127.0.0.1:0")))
+  (fails-p 2 "/ cannot be read: " "gateway" "127.0.0.1:1" "--types" "/" "--listen" "127.0.0.1:0")
   (is (= 2 (run-line "gateway" "127.0.0.1:1" "--behind-name" "x" "--listen" "127.0.0.1:0"))))
