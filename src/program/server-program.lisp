@@ -106,6 +106,44 @@ TLS if TLS is true."
           (and metrics-url (list (format nil "metrics at ~A" metrics-url)))
           (telemetry-lines (getf given :trace-sample) (getf given :otlp))))
 
+(defun serve-with (observers binary-log metrics credentials services given ending options
+                   &key report paths reload)
+  "SERVE-AS-ASKED with what that has made: OBSERVERS, of which BINARY-LOG and METRICS are, each or
+nil, and CREDENTIALS."
+  (call-with-metrics-page
+   (getf given :metrics) credentials metrics (first-of 'services:health-service services)
+   (lambda (metrics-url)
+     (let ((server (apply #'server:start-server
+                          (if (getf given :channelz)
+                              (cons (make-instance 'channelz:channelz-service) services)
+                              services)
+                          (server-arguments given observers credentials options)))
+           (exporter nil))
+       (unwind-protect
+            (progn
+              (call-at-map ending #'begin-perf-map)
+              (when report (call-at-report ending (lambda () (funcall report server))))
+              (reload-at-hang-up
+               ending server
+               (and credentials (lambda () (loop:reload-credentials credentials)))
+               (and binary-log (lambda () (logs:rotate-binary-log binary-log)))
+               reload)
+              (setf (ending-seconds ending)
+                    (+ (options-drain-seconds (serving:server-options server)) +ending-seconds+)
+                    exporter (begin-exporting (getf given :otlp) metrics
+                                              (first-of 'trace:tracing observers)))
+              (call-with-groups
+               server (list* :observer observers :credentials credentials given)
+               (lambda (lines)
+                 (announce server (append (page-lines server given metrics-url credentials paths)
+                                          lines))
+                 (tell-serving server)
+                 (await-end ending)
+                 (tell-stopping (ending-seconds ending))
+                 (server:stop-server server))))
+         (server:stop-server server)
+         (end-exporting exporter))))))
+
 (defun serve-as-asked (services given ending options &key report paths reload)
   "Serve SERVICES, a list, as GIVEN, the plist of a command line with the options :SERVING and those
 of the groups, and OPTIONS, arguments of START-SERVER, say. Print the addresses, the PATHS of pages,
@@ -118,40 +156,10 @@ of all that."
                                           :credentials credentials given)))
          (asked (asked-observers given own))
          (binary-log (first-of 'logs:binary-log asked))
-         (observers (append own asked))
-         (metrics (first-of 'metrics:metrics observers)))
+         (observers (append own asked)))
     (begin-logging (getf given :log-level) (getf given :log-format) (getf given :access-log))
-    (call-with-metrics-page
-     (getf given :metrics) credentials metrics (first-of 'services:health-service services)
-     (lambda (metrics-url)
-       (let ((server (apply #'server:start-server
-                            (if (getf given :channelz)
-                                (cons (make-instance 'channelz:channelz-service) services)
-                                services)
-                            (server-arguments given observers credentials options)))
-             (exporter nil))
-         (unwind-protect
-              (progn
-                (call-at-map ending #'begin-perf-map)
-                (when report (call-at-report ending (lambda () (funcall report server))))
-                (reload-at-hang-up
-                 ending server
-                 (and credentials (lambda () (loop:reload-credentials credentials)))
-                 (and binary-log (lambda () (logs:rotate-binary-log binary-log)))
-                 reload)
-                (setf (ending-seconds ending)
-                      (+ (options-drain-seconds (serving:server-options server)) +ending-seconds+)
-                      exporter (begin-exporting (getf given :otlp) metrics
-                                                (first-of 'trace:tracing observers)))
-                (call-with-groups
-                 server (list* :observer observers :credentials credentials given)
-                 (lambda (lines)
-                   (announce server (append (page-lines server given metrics-url credentials paths)
-                                            lines))
-                   (tell-serving server)
-                   (await-end ending)
-                   (tell-stopping (ending-seconds ending))
-                   (server:stop-server server))))
-           (server:stop-server server)
-           (when binary-log (logs:close-binary-log binary-log))
-           (end-exporting exporter)))))))
+    (unwind-protect (serve-with observers binary-log (first-of 'metrics:metrics observers)
+                                credentials services given ending options
+                                :report report :paths paths :reload reload)
+      ;; also if nothing could be served
+      (when binary-log (logs:close-binary-log binary-log)))))

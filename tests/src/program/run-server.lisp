@@ -33,6 +33,22 @@ forms and exit hooks run."
                                               '() nil '(:protocols (:connect)))
                    :origins))))
 
+(defun open-p (path)
+  "True if this process has the file at PATH open."
+  (loop for descriptor from 3 below 1024
+        thereis (equal path (sb-unix:unix-readlink (format nil "/proc/self/fd/~D" descriptor)))))
+
+(test a-start-that-fails-leaves-no-binary-log-open
+  (let ((server (grpc:start-server '() :listen "127.0.0.1:0"))
+        (*error-output* (make-broadcast-stream)))
+    (unwind-protect
+         (uiop:with-temporary-file (:pathname path)
+           (is (= 1 (grpc:run-server '() :exit nil :log-level nil
+                                         :listen (grpc:server-address server)
+                                         :binary-log (uiop:native-namestring path))))
+           (is (not (open-p (uiop:native-namestring path)))))
+      (grpc:stop-server server :drain 0))))
+
 (test a-second-signal-ends-at-once
   (with-greeter (program address "--limits" "drain-seconds=600")
     (grpc:with-channel (channel address)
