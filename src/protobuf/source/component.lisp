@@ -85,7 +85,8 @@ after these."))
 ;;; Compiling and loading
 
 (defun component-expansion (component for-file)
-  (let ((source (asdf:component-pathname component)))
+  (let* ((source (asdf:component-pathname component))
+         (*definer* (and for-file (sb-ext:native-namestring source))))
     (proto-expansion (sb-ext:native-namestring source)
                      :directory (directory-of source)
                      :import-paths (given-places component)

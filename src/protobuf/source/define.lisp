@@ -152,7 +152,7 @@ EXTENSIONS."
     `((eval-when (:compile-toplevel :load-toplevel :execute)
         ,@(package-forms file plans extensions))
       (eval-when (:compile-toplevel :load-toplevel :execute)
-        (register-file ',file))
+        (register-file ',file ,@(when for-file (list *definer*))))
       ,@(when for-file                  ; the rest of the file is compiled before it is loaded
           `((eval-when (:compile-toplevel)
               (proclaim '(ftype function ,@(function-names plans extensions))))))
@@ -226,10 +226,15 @@ those of its oneofs."
   "The form that defines the declarations of the file PATH. IMPORT-PATHS are relative to DIRECTORY,
 as PATH is; FOR-FILE is true if the form is for another image. MORE-PLACES are directories to look
 in last."
-  (cond ((and (not source) (eq t (built-in path))) `',path)
-        (t (expand-files (assign-symbols
-                          (read-protos path import-paths source directory more-places))
-                         for-file))))
+  (let ((*definer* (and for-file (or *definer* (own-definer)))))
+    (cond ((and (not source) (eq t (built-in path))) `',path)
+          (t (expand-files (assign-symbols
+                            (read-protos path import-paths source directory more-places))
+                           for-file)))))
+
+(defun own-definer ()
+  "The definer of what the file that is being compiled defines, or nil."
+  (and *compile-file-truename* (sb-ext:native-namestring *compile-file-truename*)))
 
 (defun expand-files (files for-file)
   "The form that defines the declarations of FILES, fresh file descriptors, imports first."

@@ -323,9 +323,43 @@ a message, enum, enum value, field, oneof, extension, service or method; or nil.
                         (remhash (field-descriptor-number field) table))))
                   file))
 
-(defun register-file (file)
+;;; Which compiled files define a .proto file
+
+(defglobal **definers** (make-hash-table :test 'eq :weakness :key :synchronized t)
+  "From a file descriptor that a compiled file defines to its definer, a text that names the source
+of that compiled file, and a weak pointer to the run of the compiler that has compiled it, or nil.")
+
+(defvar *definer* nil
+  "The definer of the descriptors in the form that is being expanded, or nil at the REPL.")
+
+(defun current-compilation ()
+  "An object that identifies the run of COMPILE-FILE in this thread, or nil without one."
+  (let ((symbol (find-symbol "*SOURCE-INFO*" "SB-C"))) ; LOAD binds it as well
+    (and *compile-file-truename* symbol (boundp symbol) (symbol-value symbol))))
+
+(defun provided-p (file)
+  "True if the form that is being expanded may leave out FILE, a registered file descriptor. At the
+REPL it always may. A form for another image may only if that image gets FILE in another way: FILE
+is built in, another compiled file defines it, or an earlier form of the same run of the compiler
+does. What this image got from an earlier version of the same file, that image will not have."
+  (or (null *definer*)
+      (eq t (built-in (descriptor-name file)))
+      (destructuring-bind (&optional definer . compilation) (gethash file **definers**)
+        (and definer
+             (or (string/= definer *definer*)
+                 (let ((current (current-compilation)))
+                   (and current
+                        compilation
+                        (eq current (sb-ext:weak-pointer-value compilation)))))))))
+
+(defun register-file (file &optional definer)
   "Register FILE for FIND-FILE-DESCRIPTOR, and its declarations for FIND-DESCRIPTOR, FILE-OF-SYMBOL
-and FIND-EXTENSION-DESCRIPTOR, in place of those of an earlier file of that name. Return FILE."
+and FIND-EXTENSION-DESCRIPTOR, in place of those of an earlier file of that name. DEFINER is that of
+the compiled file that contains it. Return FILE."
+  (when definer
+    (let ((compilation (current-compilation)))
+      (setf (gethash file **definers**)
+            (cons definer (and compilation (sb-ext:make-weak-pointer compilation))))))
   (let ((before (find-file-descriptor (descriptor-name file))))
     (when before (forget-file before)))
   (flet ((note (descriptor &optional symbol)

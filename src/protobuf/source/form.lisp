@@ -126,7 +126,8 @@ PROTOBUF-ERROR if CONTENT is not such a message. The value is NAME."
 
 (defmacro define-linked-file (name content)
   "DEFINE-FILE with everything that it imports loaded."
-  (expand-files (list (link-form name content)) (and *compile-file-truename* t)))
+  (let ((*definer* (own-definer)))
+    (expand-files (list (link-form name content)) (and *definer* t))))
 
 ;;; Generated files
 

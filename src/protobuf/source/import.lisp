@@ -129,7 +129,8 @@ SYMBOL-TABLE is that of the files linked before FILE. Signal PROTO-SYNTAX-ERROR.
     file))
 
 (defun load-protos (name text places)
-  "Parse and link TEXT as the file NAME and every import that is not registered as it now reads.
+  "Parse and link TEXT as the file NAME and every import that is not registered as it now reads, or
+not PROVIDED-P.
 Return the fresh file descriptors with their symbols, imports first."
   (assign-symbols (link-protos (parse-proto text name) text places)))
 
@@ -141,8 +142,9 @@ Return the fresh file descriptors with their symbols, imports first."
                (multiple-value-bind (text truename) (import-text name places)
                  (let ((known (find-file-descriptor name)))
                    (cond ((and known (or (null text)
-                                         (string= (hash-text text)
-                                                  (file-descriptor-fingerprint known))))
+                                         (and (provided-p known)
+                                              (string= (hash-text text)
+                                                       (file-descriptor-fingerprint known)))))
                           (setf (gethash name files) known))
                          (text
                           (setf (gethash name parsed)
@@ -227,6 +229,7 @@ PLACES; built-in files are not among them."
 (defun find-file (path places)
   "The truename of PATH in PLACES; signal MISUSE if it is in none."
   (or (find-proto path places)
-      (misuse "There is no file ~A in ~{~A~^, ~}." path
+      (misuse "There is no file ~A in ~{~A~^, ~}~@[: ~A~]." path
               (mapcar #'sb-ext:native-namestring
-                      (remove-duplicates places :test #'equal :from-end t)))))
+                      (remove-duplicates places :test #'equal :from-end t))
+              (and (find #\; path) "the text of a file is the value of :source, after a name"))))

@@ -147,6 +147,69 @@ package clgrpc.test.other; enum E { A = 0; B = 1; } message M { E e = 1; map<str
             (is (search "#(18 7 10 1 107 18 2 8 1)" output) "~A" output)
             (is (not (search "WARNING" output)) "~A" output))))))))
 
+(defun call-with-import (function)
+  "Call FUNCTION with the text of a Lisp file that defines two .proto files. Both import a third,
+which is a file on disk while FUNCTION runs."
+  (let ((directory (uiop:ensure-directory-pathname
+                    (format nil "~Aclgrpc-import-~36R" (namestring (uiop:temporary-directory))
+                            (random (expt 36 12) (make-random-state t))))))
+    (flet ((form (name)
+             (format nil "(clgrpc.protobuf:define-proto \"twice_~A.proto\" :import-paths (~S)
+  :source \"syntax = 'proto3'; package clgrpc.test.twice.~:*~:*~A; import 'twice_part.proto';
+message Whole { clgrpc.test.twice.part.Part part = 1; }\")~%"
+                     name (namestring directory))))
+      (ensure-directories-exist directory)
+      (unwind-protect
+           (progn
+             (with-open-file (stream (merge-pathnames "twice_part.proto" directory)
+                                     :direction :output)
+               (write-string "syntax = 'proto3'; package clgrpc.test.twice.part;
+message Part { string name = 1; }" stream))
+             (funcall function (concatenate 'string (form "first") (form "second"))))
+        (uiop:delete-directory-tree directory :validate t)))))
+
+(test files-compiled-again-keep-their-imports
+  "A Lisp file that is compiled again, in the image that has loaded it, still defines what its
+.proto files import: a fresh image does not have that from elsewhere."
+  (call-with-import
+   (lambda (text)
+     (uiop:with-temporary-file (:pathname source :type "lisp" :stream stream :direction :output)
+       (write-string text stream)
+       :close-stream
+       (let ((fasl (compile-file source)))
+         (unwind-protect
+              (progn
+                (load fasl)
+                (compile-file source)
+                ;; as in an image that does not have it
+                (remhash "twice_part.proto" protobuf::**files**)
+                (load fasl)
+                (is-true (find-file-descriptor "twice_part.proto")))
+           (delete-file fasl)))))))
+
+(defvar *provided* nil)
+
+(test imports-that-another-file-provides
+  "They are left out of a compiled file if it surely gets them: they are built in, come from another
+compiled file, or from an earlier form of the same one in this run of the compiler."
+  (define "provided.proto" "syntax = 'proto3'; package clgrpc.test.provided; message M { }")
+  (let ((file (find-file-descriptor "provided.proto")))
+    (flet ((provided-p (definer file)
+             (let ((protobuf::*definer* definer)) (protobuf::provided-p file))))
+      (is-true (provided-p nil file))
+      (is-false (provided-p "a.lisp" file))
+      (is-true (provided-p "a.lisp" (find-file-descriptor "google/protobuf/any.proto")))
+      (protobuf::register-file file "b.lisp")
+      (is-true (provided-p "a.lisp" file))
+      (is-false (provided-p "b.lisp" file))
+      (setf *provided* (lambda ()
+                         (protobuf::register-file file "b.lisp")
+                         (is-true (provided-p "b.lisp" file))))
+      (call-with-compiled (format nil "(eval-when (:compile-toplevel) (funcall ~S))"
+                                  '*provided*)
+                          #'identity)
+      (is-false (provided-p "b.lisp" file)))))
+
 (test published-files-compile
   "The project's own .proto files, as others import them."
   (dolist (name '("grpc/testing/test.proto" "grpc/testing/benchmark_service.proto"
