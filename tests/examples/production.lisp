@@ -42,13 +42,25 @@ value is several words, and values."
   "The command line of the unit, as a list of words, for the node a."
   (let* ((unit (production-text "clgrpc-node@.service"))
          (start (+ (search "ExecStart=" unit) (length "ExecStart=")))
-         (end (search "LoadCredential" unit :start2 start)))
+         (end (search "# may read" unit :start2 start)))
     (words (apply #'replace-all (subseq unit start end) "%i" "a" "%d" "/run/x"
                   (environment-values (production-text "node.env"))))))
 
 (test the-units-command-is-taken
   (is-true (taken-p (rest (unit-command))))
   (is-true (notany (lambda (word) (find #\$ word)) (unit-command))))
+
+(test units-see-renewed-certificates
+  "No unit gives its program copies of certificates: those of LoadCredential stay as they were when
+the unit was started, and SIGHUP would read them again in vain."
+  (dolist (file '("examples/production/clgrpc-node@.service" "examples/program/greeter.service"
+                  "doc/guides/first-service.md"))
+    (let ((text (uiop:read-file-string (support:root-file file) :external-format :utf-8)))
+      (dolist (option '("--tls-cert" "--tls-key" "--client-ca"))
+        (loop for at = (search option text) then (search option text :start2 (1+ at))
+              while at
+              do (is (not (find (char text (+ at (length option) 1)) "%$"))
+                     "~A: ~A" file (subseq text at (position #\Newline text :start at))))))))
 
 (defun check-unit (source name program)
   "Check that systemd takes the file at SOURCE as the unit NAME, with /bin/true for PROGRAM, a path."
