@@ -30,6 +30,7 @@
   (text "" :type string :read-only t)   ; for people
   (attributes '() :type list :read-only t) ; their names
   (bounds '() :type list :read-only t)  ; a histogram's, ascending reals
+  (shown-bounds '() :type list :read-only t) ; the same as they are read, see SHOWN-BOUND
   (function nil :type (or null function) :read-only t) ; of MAKE-GAUGE, or nil
   (limit 0 :type (unsigned-byte 32) :read-only t) ; how many rows it may have
   (rows '() :type list)                 ; but OVERFLOW, newest first
@@ -56,19 +57,29 @@
                                   (or (alphanumericp char) (find char "._-/"))))
               text)))
 
+(defun shown-bound (bound)
+  "BOUND as points have it. Of a single float this is the double float of the same digits: 0.1 is
+not read as 0.10000000149011612."
+  (if (typep bound 'single-float) (coerce (rationalize bound) 'double-float) bound))
+
 (defun add-custom (metrics name kind &key (unit "") (text "") attributes bounds function
                                        (max-series 2000))
   "Make an instrument of METRICS, see MAKE-COUNTER, and return it."
   (check-type metrics metrics)
-  (unless (name-p name) (misuse "~S cannot name an instrument." name))
-  (unless (every #'name-p attributes) (misuse "~S are not names of attributes." attributes))
+  (unless (name-p name)
+    (misuse "~S cannot name an instrument: give a string of letters, digits and . _ - /, which ~
+             begins with a letter and has less than 256 characters." name))
+  (unless (and (listp attributes) (every #'name-p attributes))
+    (misuse "The names of attributes are a list of strings like names of instruments, not ~S."
+            attributes))
   (unless (and (every #'realp bounds) (or (null bounds) (apply #'< bounds)))
     (misuse "Bounds are ascending numbers, not ~S." bounds))
   (check-type unit string)
   (check-type text string)
   (check-type max-series (integer 1 1000000))
   (let ((custom (make-custom :metrics metrics :name name :kind kind :unit unit :text text
-                             :attributes attributes :bounds bounds :function function
+                             :attributes attributes :bounds bounds
+                             :shown-bounds (mapcar #'shown-bound bounds) :function function
                              :limit max-series)))
     (sb-thread:with-mutex ((metrics-lock metrics))
       (when (or (find name **instruments** :key #'instrument-name :test #'string-equal)
@@ -267,7 +278,8 @@ ADD. From any thread."
       ((:counter :up-down-counter) (make-point :attributes attributes :value (row-total row)))
       (:gauge (make-point :attributes attributes :value (row-last row)))
       (:histogram
-       (make-point :attributes attributes :sum (row-total row) :bounds (custom-bounds custom)
+       (make-point :attributes attributes :sum (row-total row)
+                   :bounds (custom-shown-bounds custom)
                    :buckets (loop for i from 0 to (length (custom-bounds custom))
                                   collect (loop for cells across (row-stripes row)
                                                 sum (aref (the cells cells)

@@ -132,12 +132,24 @@
     (grpc:add counter 4 "one")
     (is (equal '(("one" 5) ("two" 2)) (points metrics "c")))))
 
+(test bounds-are-shown-as-written
+  "A single float's, which Lisp reads by default, has no further digits as a double float; a value
+that is equal to the bound stays below it."
+  (let* ((metrics (grpc:make-metrics))
+         (histogram (grpc:make-histogram metrics "packing" :bounds '(0.1 1/4 2.5d0))))
+    (grpc:record histogram 0.1)
+    (let ((text (map 'string #'code-char (grpc:metrics-text metrics))))
+      (dolist (line '("le=\"0.1\"} 1" "le=\"0.25\"} 1" "le=\"2.5\"} 1" "le=\"+Inf\"} 1"))
+        (is (search line text) "~A" line)))))
+
 (test wrong-instruments-are-refused
   (let* ((metrics (grpc:make-metrics))
          (counter (grpc:make-counter metrics "c" :attributes '("a"))))
     (signals misuse (grpc:make-counter metrics "c"))
     (signals misuse (grpc:make-counter metrics "grpc.server.call.started"))
     (signals misuse (grpc:make-counter metrics "no name"))
+    (signals misuse (grpc:make-counter metrics "d" :attributes "a"))
+    (signals misuse (grpc:make-counter metrics "d" :attributes '(a)))
     (signals misuse (grpc:make-histogram metrics "h" :bounds '(2 1)))
     (signals misuse (grpc:add counter 1))
     (signals misuse (grpc:add counter -1 "x"))
