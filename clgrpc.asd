@@ -53,7 +53,8 @@
   :description "The options of servers, channels and tracing."
   :depends-on ("clgrpc/base")
   :pathname "src/base/option/" :serial t
-  :components ((:file "package") (:file "keyword-function") (:file "option")))
+  :components ((:file "package") (:file "keyword-function") (:file "arity")
+               (:file "option")))
 
 (defsystem "clgrpc/os"
   :description "The only code that touches the kernel: sockets, epoll, eventfd, signals."

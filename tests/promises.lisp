@@ -432,6 +432,10 @@ status 415"
    "src/rpc/calling/call-credentials.lisp" "(apply #'append answers)" "(first answers)"))
 
 (define-promises "doc/interceptors.md"
+  ("not take the arguments described below is refused"
+   "base" "interceptors-take-their-arguments"
+   "src/base/option/arity.lisp" "(check-arity function arguments \"An interceptor\")"
+   "(list function arguments)")
   ("Servers and channels take a list of them; the first is the outermost"
    "calling" "the-first-interceptor-is-the-outermost"
    "src/rpc/serving/handler-answer.lisp" "(funcall (first interceptors) call request"

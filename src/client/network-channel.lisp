@@ -108,8 +108,10 @@ CREDENTIALS cannot be used. From any thread."
                           :resolvers)))
          (own-resolver (own-resolver target (getf arguments :resolvers)))
          (observers (rpc:check-observer (getf arguments :observer)))
-         (attempt-interceptors (append (rpc:check-interceptors
-                                        (getf arguments :attempt-interceptors))
+         (attempt-interceptors (append (check-arities
+                                        (rpc:check-interceptors
+                                         (getf arguments :attempt-interceptors))
+                                        '(attempt))
                                        (rpc:observer-interceptors observers)))
          (resolver (if own-resolver
                        (make-user-resolver own-resolver target)
@@ -117,7 +119,8 @@ CREDENTIALS cannot be used. From any thread."
          (balancing (and balance (config:default-policy-config balance)))
          (config (and service-config (config:parse-service-config service-config)))
          (encoding (wire:find-encoding compression))
-         (interceptors (rpc:check-interceptors interceptors))
+         (interceptors (check-arities (rpc:check-interceptors interceptors)
+                                      '(method request options next)))
          (call-credentials (and call-credentials
                                 (calling:check-credentials call-credentials)))
          (codec (method:codec-of-name (getf arguments :codec)))

@@ -42,7 +42,8 @@
                    (t (if intercepted 'intercepted-inproc-channel 'inproc-channel)))
              :inproc-core inproc-core
              (append (when intercepted
-                       (list :interceptors (rpc:check-interceptors interceptors)
+                       (list :interceptors (check-arities (rpc:check-interceptors interceptors)
+                                                   '(method request options next))
                              :call-credentials call-credentials))
                      (when configured
                        (configured-arguments (and service-config

@@ -238,7 +238,7 @@ config or nil. OPTIONS say whether and how often calls are tried again."
       (when interceptors (add-plan nil)))
     (list :config config :options options :plans plans
           :outer-channel (make-outer-channel inproc-core)
-          :attempt-interceptors (rpc:check-interceptors interceptors)
+          :attempt-interceptors (check-arities (rpc:check-interceptors interceptors) '(attempt))
           :throttle (calling:current-throttle nil config))))
 
 (defmethod calling:close-channel :after ((channel configured-inproc-channel))

@@ -163,7 +163,8 @@ an address. From any thread."
                                 :protocols (find-protocols protocols)
                                 :origins (check-origins origins)
                                 :loop-count loops
-                                :interceptors (rpc:check-interceptors interceptors)
+                                :interceptors (check-arities (rpc:check-interceptors interceptors)
+                                                             '(call request next))
                                 :observer (rpc:check-observer observer)
                                 :credentials credentials
                                 :channel-trace (make-channel-trace (loop:world-now))
@@ -176,6 +177,7 @@ an address. From any thread."
                               :interceptors interceptors)))
     (unless (typep fallback '(or null function (and symbol (satisfies fboundp))))
       (misuse "FALLBACK is a function, not ~S." fallback))
+    (when fallback (check-arity fallback '(http-method path headers body) "FALLBACK"))
     (read-environment)
     (check-methods execution interceptors routes)
     (setf (server-claimers server) (prepare-claimers server (server-protocols server) routes)
@@ -218,8 +220,10 @@ an address. From any thread."
 (defun check-services (services)
   (dolist (service services services)
     (unless (typep service 'method:service)
-      (misuse "~S is not a service: give instances of subclasses of the classes that define-proto ~
-               makes." service))))
+      (misuse "~S is not a service: ~A." service
+              (if (and (consp service) (typep (first service) 'method:service))
+                  "put its elements into the list of services, by LIST* or APPEND"
+                  "give instances of subclasses of the classes that define-proto makes")))))
 
 (defun check-origins (origins)
   "Return ORIGINS if it is valid for START-SERVER; else signal MISUSE."
@@ -360,8 +364,9 @@ have not ended."
 STOP-SERVER; also if other such functions run already. Its argument is the number of seconds that
 running calls will have. FUNCTION should remove SERVER from registries and load balancers, and may
 block for a part of these seconds. It returns nil, or a function without arguments to be called when
-SERVER has stopped. An error in either goes to the log. Signal MISUSE if SERVER does not run. From
-any thread."
+SERVER has stopped. An error in either goes to the log. Signal MISUSE if SERVER does not run, or
+FUNCTION takes no argument. From any thread."
+  (check-arity function '(seconds) "The function of CALL-BEFORE-STOP")
   (sb-thread:with-mutex ((server-routes-lock (checked-server server)))
     (unless (member (server-state server) '(:starting :serving))
       (misuse "~A does not run." server))

@@ -133,6 +133,8 @@ takes.")
 (defparameter *keyword-hints*
   '((:port "it is a part of the address, \"HOST:PORT\"") (:host :port) (:address :port)
     (:tls ":credentials makes it TLS, see TLS-CREDENTIALS") (:ssl :tls) (:secure :tls)
+    (:tls-cert :tls) (:tls-key :tls) (:tls-ca :tls) (:certificate :tls) (:key :tls)
+    (:log "*LOG-FUNCTION* gets the events of the whole process") (:logger :log) (:log-level :log)
     (:timeout "it is a keyword of each call") (:deadline :timeout) (:metadata :timeout)
     (:max-message-size ":max-receive-octets and :max-send-octets are the limits")
     (:max-message-length :max-message-size) (:max-message-octets :max-message-size)

@@ -16,6 +16,8 @@
    #:option-row-reason #:check-option
    ;; keyword-function.lisp
    #:define-keyword-function
+   ;; arity.lisp
+   #:check-arity #:check-arities
    ;; the values of options
    #:options-max-concurrent-streams #:options-max-header-list-octets #:options-header-table-octets
    #:options-max-frame-octets #:options-max-receive-octets #:options-max-send-octets

@@ -44,6 +44,7 @@ QUIET      true: traces have no spans of the requests, and access logs only thos
     (misuse "~S is not a path: it begins with a slash and has no query." path))
   (unless (typep function '(or function (and symbol (satisfies fboundp))))
     (misuse "The handler of ~A is a function, not ~S." path function))
+  (check-arity function '(request) (format nil "The handler of ~A" path))
   (unless (and methods (listp methods) (every #'stringp methods))
     (misuse "METHODS is a list of strings such as \"GET\", not ~S." methods))
   (unless (member execution '(nil :inline :blocking :auto))

@@ -55,6 +55,7 @@
   (let ((server (start-probe '())))
     (signals grpc:misuse (grpc:stop-server server :drain :no))
     (signals grpc:misuse (grpc:stop-server server :drain -1))
+    (signals grpc:misuse (grpc:call-before-stop server (lambda () nil)))
     (is (grpc:server-running-p server))
     (grpc:stop-server server)))
 

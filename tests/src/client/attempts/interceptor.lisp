@@ -121,7 +121,7 @@
   (signals grpc:misuse (grpc:make-channel "127.0.0.1:80" :interceptors '(1)))
   (signals grpc:misuse (grpc:start-server (make-probe) :interceptors #'double))
   (dolist (where '("lab.Absent" "lab" lab.absent:ask car))
-    (handler-case (progn (grpc:start-server (make-probe) :interceptors (list (list where 'double)))
+    (handler-case (progn (grpc:start-server (make-probe) :interceptors (list (list where 'list)))
                          (fail "No error"))
       (grpc:misuse (error) (is (search (prin1-to-string where) (princ-to-string error)))))))
 

@@ -33,6 +33,7 @@
   (signals misuse (exchange:http-handler "" 'tell))
   (signals misuse (exchange:http-handler "/a?b" 'tell))
   (signals misuse (exchange:http-handler "/a" 'no-such-function))
+  (signals misuse (exchange:http-handler "/a" (lambda () 204)))
   (signals misuse (exchange:http-handler "/a" 'tell :methods '(:get)))
   (signals misuse (exchange:http-handler "/a" 'tell :methods '()))
   (signals misuse (exchange:http-handler "/a" 'tell :execution :soon))

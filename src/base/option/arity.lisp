@@ -1,0 +1,42 @@
+;;;; Functions that users give: whether they can be called as they will be. A function with too few
+;;;; parameters is refused where it is given, rather than at the first call.
+
+(in-package #:clgrpc.option)
+
+(defun known-lambda-list (function)
+  "The lambda list of FUNCTION, a function or a symbol; :unknown if it is not recorded, or if the
+symbol names no function yet."
+  (cond ((symbolp function)
+         (if (and (fboundp function) (not (macro-function function)))
+             (known-lambda-list (fdefinition function))
+             :unknown))
+        ((typep function 'generic-function) (sb-mop:generic-function-lambda-list function))
+        (t (sb-kernel:%fun-lambda-list function))))
+
+(defun takes-positional-p (lambda-list count)
+  "True if a function with LAMBDA-LIST can be called with COUNT positional arguments."
+  (let ((least 0) (most 0) (optional nil))
+    (dolist (parameter lambda-list (<= least count most))
+      (case parameter
+        ((&rest sb-int:&more) (return (<= least count)))
+        (&optional (setf optional t))
+        ((&key &aux) (return (<= least count most)))
+        (t (incf most)
+           (unless optional (incf least)))))))
+
+(defun check-arity (function arguments text)
+  "Signal MISUSE if FUNCTION, a function or a symbol, is known not to accept ARGUMENTS, a list of
+their names. TEXT names the function's role, as the subject of a sentence. Return FUNCTION."
+  (let ((lambda-list (known-lambda-list function)))
+    (unless (or (not (listp lambda-list))
+                (takes-positional-p lambda-list (length arguments)))
+      (misuse "~A is called with ~R argument~:P, ~(~:A~), but ~S takes ~(~:A~)."
+              text (length arguments) arguments function lambda-list)))
+  function)
+
+(defun check-arities (interceptors arguments)
+  "CHECK-ARITY of each function of INTERCEPTORS, a list of functions and of lists (WHERE .
+FUNCTIONS). Return INTERCEPTORS."
+  (dolist (item interceptors interceptors)
+    (dolist (function (if (consp item) (rest item) (list item)))
+      (check-arity function arguments "An interceptor"))))
