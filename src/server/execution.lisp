@@ -329,12 +329,28 @@ RPC-ERROR that ended the handler. On the loop."
                            nil)))
   nil)
 
+(defglobal **methods-not-sent** (make-hash-table :test 'eq :weakness :key :synchronized t)
+  "A set of the methods that NOTE-NOT-SENT has logged.")
+
+(defun note-not-sent (call value)
+  "Log once for the method of CALL that its handler has returned messages, if VALUE, what it has
+returned, is a message or a list of messages. They are not sent, and nothing else was."
+  (let ((message (if (consp value) (first value) value))
+        (method (call-rpc-method call)))
+    (when (and (protobuf:message-p message)
+               (eq (protobuf:message-type-of message) (rpc:outgoing-type call))
+               (not (gethash method **methods-not-sent**)))
+      (setf (gethash method **methods-not-sent**) t)
+      (apply #'log-event :error :messages-not-sent :method (rpc:call-path call)
+             :reason "the handler has returned messages; the answers of a stream are sent by SEND"
+             (funcall rpc:**call-ids** call)))))
+
 (define-hot end-with ((call server-call) value) null
   "End CALL without an answer. If VALUE, the outcome of its handler, is an RPC-ERROR, CALL ends with
 its status, else with :ok. On the loop."
-  (if (status:failure-p value)
-      (finish-with-condition call value)
-      (server-finish call :ok "" nil '()))
+  (cond ((status:failure-p value) (finish-with-condition call value))
+        (t (when (and value (not (wire:marked-p call :headers))) (note-not-sent call value))
+           (server-finish call :ok "" nil '())))
   nil)
 
 (defun post-end (call value)

@@ -110,11 +110,33 @@ loader and CLOS hold during definitions. They call this code with it held, so a 
 taken in the wrong order."
   `(sb-c::with-world-lock () ,@body))
 
+(declaim (inline plist-p))
+(defun plist-p (list)
+  "True if LIST consists of keywords and values by turns."
+  (loop for rest = list then (cddr rest)
+        while rest always (and (keywordp (first rest)) (rest rest))))
+
+(defun refuse-arguments (function given options)
+  "Signal MISUSE: FUNCTION, a stub, was called without a request if GIVEN is false, else with
+OPTIONS after it that are not keywords and values."
+  (let ((method (method-function-rpc-method function)))
+    (misuse "~S is called with a channel, its request~@[, a ~A,~] and then keywords and values; ~A."
+            (rpc-method-function-name method)
+            (and (member (rpc-method-kind method) '(:unary :server-streaming))
+                 (protobuf:message-type-name (rpc-method-request-type method)))
+            (if given
+                (let ((wrong (loop for rest on options by #'cddr
+                                   unless (and (keywordp (first rest)) (rest rest))
+                                     return (first rest))))
+                  (format nil (if (keywordp wrong) "~S has no value" "~S is not a keyword") wrong))
+                "there is no request"))))
+
 (defmethod sb-mop:compute-discriminating-function ((function method-function))
   (let ((dispatch (call-next-method)))
     (declare (type function dispatch))
-    (lambda (target request &rest options)
+    (lambda (target &optional (request nil given) &rest options)
       (declare (dynamic-extent options))
+      (unless (and given (plist-p options)) (refuse-arguments function given options))
       (apply dispatch
              (if (and (null *call*) (typep target 'service)
                       (null (getf options :call))) ; from EFFECTIVE-FUNCTION
@@ -187,11 +209,28 @@ one of its methods.")
   (:method (service method)
     (ensure-binding (fdefinition (rpc-method-function-name method)) (class-of service))))
 
+(defun check-specializers (function method)
+  "Signal MISUSE if METHOD, a new method of FUNCTION, can never be a handler: if its second argument
+is of a class that no request is of."
+  (let* ((rpc-method (method-function-rpc-method function))
+         (class (second (sb-mop:method-specializers method)))
+         (streams (and rpc-method (member (rpc-method-kind rpc-method) '(:client-streaming :bidi))))
+         (request (and rpc-method
+                       (if streams
+                           'call
+                           (protobuf:message-type-symbol (rpc-method-request-type rpc-method))))))
+    (when (and request (typep class 'class) (find-class request nil)
+               (not (subtypep class request)) (not (subtypep request class)))
+      (misuse "The second argument of a handler of ~S is ~:[the request, a ~S~;the stream of ~
+               requests, a ~S~], and never a ~S; the first is the service."
+              (rpc-method-function-name rpc-method) streams request (class-name class)))))
+
 (defmethod add-method :around ((function method-function) method)
   (unless (intersection '(&key &rest) (sb-mop:method-lambda-list method))
     (misuse "A handler of ~S has &key at the end of its lambda list, (service request &key), not ~
              ~(~S~)." (rpc-method-function-name (method-function-rpc-method function))
             (sb-mop:method-lambda-list method)))
+  (check-specializers function method)
   ;; replacing a method removes it first: no binding may be made in between
   (with-bindings-lock ()
     (multiple-value-prog1 (let ((*publishing* t)) (call-next-method))

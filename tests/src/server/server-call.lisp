@@ -356,6 +356,28 @@ that tells whether all echoes of a call ran on the loop."
                     (substitute #\Space #\Newline
                                 (princ-to-string (getf (first logged) :condition)))))))))
 
+(test handlers-of-streams-that-return-messages
+  "They are not sent; the log says so once for a method. A handler that has sent something may return
+what it likes, and so may one that returns other things."
+  (flet ((watched (answer sent)
+           (clrhash server::**methods-not-sent**)
+           (with-probe (channel :events (:messages-not-sent))
+               (:watch (lambda (note call)
+                         (dotimes (i sent) (grpc:send call note))
+                         answer))
+             (dotimes (i 2)
+               (let ((count 0))
+                 (grpc:do-messages (message (watch channel (note 1))) (incf count))
+                 (is (= sent count))))
+             (events-of :messages-not-sent))))
+    (dolist (answer (list (note 2) (list (note 2) (note 3))))
+      (let ((logged (watched answer 0)))
+        (is (= 1 (length logged)))
+        (is (equal "/lab.Bench/Watch" (getf (first logged) :method))))
+      (is (null (watched answer 2))))
+    (dolist (answer (list nil t (list 1) (make-instance 'standard-object)))
+      (is (null (watched answer 0))))))
+
 (test handler-runs-out-of-stack
   "Even that ends the call and not the server."
   (support:exhausting-a-stack

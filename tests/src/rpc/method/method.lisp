@@ -25,6 +25,22 @@
   (handler-case (words.speaker:echo "127.0.0.1:1" (words:make-word))
     (misuse (error) (is (search "is called with a channel" (princ-to-string error))))))
 
+(test stubs-say-which-argument-is-wrong
+  "No request, fields in its place, and a time-out without its keyword."
+  (flet ((refusal (&rest arguments)
+           (handler-case (progn (apply #'words.speaker:echo arguments) "it was called")
+             (misuse (error) (princ-to-string error)))))
+    (let ((channel (make-instance 'method:channel)))
+      (loop for (arguments reason) in `((() "there is no request") ((:text "x") "\"x\" is not a")
+                                        ((,(words:make-word) 5) "5 is not a keyword")
+                                        ((,(words:make-word) 5 6) "5 is not a keyword")
+                                        ((,(words:make-word) :timeout) ":TIMEOUT has no value"))
+            do (let ((text (apply #'refusal channel arguments)))
+                 (is (search "WORDS.SPEAKER:ECHO is called with a channel, its request, a words.Word,"
+                             text)
+                     "~A" text)
+                 (is (search reason text) "~A" text))))))
+
 (defun definition-places (name kind file)
   "The words in FILE, and the names of other files, that NAME, of a KIND, is said to be defined at."
   (loop with text = (uiop:read-file-string file)
@@ -75,6 +91,31 @@ service Teller { rpc Tell(Word) returns (Word);~%  rpc TellAll(Word) returns (st
     (misuse (error)
       (is (search "WORDS.SPEAKER:ECHO has &key" (princ-to-string error)))
       (is (search "(service request &key)" (princ-to-string error))))))
+
+(test handlers-are-for-requests
+  "A method whose second argument is of a class that no request is of would never be called, so it
+is refused: arguments in the wrong order, and another message."
+  (flet ((refusal (form)
+           (handler-case (progn (evaluate form) (fail "~S was defined" form) "")
+             (misuse (error) (princ-to-string error)))))
+    (dolist (method '(words.speaker:echo words.speaker:join))
+      (is (search (format nil "The second argument of a handler of ~S is the " method)
+                  (refusal `(defmethod ,method (request (service words:speaker) &key) request))))
+      (is (search "never a GOOGLE.RPC:STATUS"
+                  (refusal `(defmethod ,method ((service words:speaker)
+                                                (request google.rpc:status) &key)
+                              request)))))
+    (is (search "the stream of requests, a "
+                (refusal '(defmethod words.speaker:join ((service words:speaker)
+                                                         (words words:word) &key)
+                           words))))
+    ;; these are handlers
+    (dolist (class '(words:word structure-object t))
+      (let ((method (evaluate `(defmethod words.speaker:echo ((service (eql 'nobody))
+                                                              (request ,class) &key)
+                                 request))))
+        (is-true method)
+        (remove-method #'words.speaker:echo method)))))
 
 (test several-services
   "A class of two services has the methods of both."
