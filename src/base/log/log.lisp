@@ -1,8 +1,8 @@
 ;;;; The log: events as data. They go to *LOG-FUNCTION*, the user's choice, which by default writes
 ;;;; errors to the standard error, and to any number of listeners, which libraries add. Logging must
 ;;;; never make anything fail, so errors in these functions are ignored, and so are events that they
-;;;; log themselves. Events of tracers (tracer.lisp) have the details; functions that write events
-;;;; are in journal.lisp.
+;;;; log themselves; the standard error has the first error of *LOG-FUNCTION*. Events of tracers
+;;;; (tracer.lisp) have the details; functions that write events are in journal.lisp.
 
 (in-package #:clgrpc.base)
 
@@ -13,8 +13,9 @@
 function must be quick: LOG-WRITER returns one that writes lines, LOG-IN-BACKGROUND one that calls
 another, possibly slow, function on a thread of its own. LEVEL is :debug, :info, :warning, :error
 or, for tracers (see TRACERS), :trace; EVENT is a keyword, PLIST its data; doc/observability.md
-lists them. Errors in the function are ignored. Set it globally; a binding affects one thread only.
-It belongs to the program: libraries use ADD-LOG-LISTENER instead.")
+lists them. An error in the function is written to the standard error, once. Set it globally; a
+binding affects one thread only. It belongs to the program: libraries use ADD-LOG-LISTENER
+instead.")
 
 (declaim (type list **log-listeners**))
 (defglobal **log-listeners** '()
@@ -69,6 +70,18 @@ tracing's ids, to be added to each event; or nil.")
         (append plist more)
         plist)))
 
+(defglobal **failing-log-function** nil
+  "The value of *LOG-FUNCTION* whose error was written last.")
+
+(defun report-log-function (function condition)
+  "Write to the standard error that FUNCTION, the value of *LOG-FUNCTION*, has signalled CONDITION:
+once, since it may do so for each event."
+  (unless (or (eq function **failing-log-function**) (null **line-function**))
+    (setf **failing-log-function** function)
+    (handler-case (funcall **line-function** :error :log-function-error :function function
+                                                                        :condition condition)
+      (serious-condition () nil))))
+
 (defun log-event (level event &rest plist)
   "Pass EVENT to *LOG-FUNCTION*, if it is not nil, and to the listeners. Return nothing; never
 signal. From any thread."
@@ -79,9 +92,11 @@ signal. From any thread."
                 (not (or function listeners)))
       (let ((*log-function* #'log-nothing))
         (flet ((tell (function)
-                 (handler-case (apply function level event (with-log-context plist))
-                   (serious-condition () nil))))
-          (when function (tell function))
+                 (handler-case (progn (apply function level event (with-log-context plist)) nil)
+                   (serious-condition (condition) condition))))
+          (when function
+            (let ((condition (tell function)))
+              (when condition (report-log-function function condition))))
           (mapc #'tell listeners)))))
   (values))
 

@@ -42,6 +42,19 @@
     (log-event :info :started :port 80)
     (is (equal '((:info :started :port 80)) events))))
 
+(test log-functions-that-fail-are-reported-once
+  "On the standard error, so that a wrong one is noticed; another one is reported as well."
+  (flet ((text-of (function)
+           (errors-written (lambda ()
+                             (let ((*log-function* function))
+                               (log-event :info :started)
+                               (log-event :info :stopped))))))
+    (dolist (function (list (lambda (level) level) (lambda (&rest event) (error "~S" event))))
+      (let ((text (text-of function)))
+        (is (search "ERROR log-function-error" text))
+        (is (= 1 (count #\Newline text)) "~A" text)
+        (is (string= "" (text-of function)))))))
+
 (test log-swallows-errors
   (let* ((calls 0)
          (*log-function* (lambda (&rest event)
