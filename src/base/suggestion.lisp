@@ -26,5 +26,7 @@ NAME, or the one nearest to it."
                                     :key (lambda (known) (edit-distance name known))))))
           (and nearest
                (<= 4 (length name))
-               (<= (edit-distance name nearest) (max 2 (floor (length name) 4)))
+               (<= (edit-distance name nearest)
+                   (min (max 2 (floor (length name) 4))
+                        (floor (length nearest) 2))) ; "kind" does not mean "id"
                nearest)))))

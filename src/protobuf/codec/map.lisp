@@ -121,7 +121,10 @@ FIELD, a full name."
   (let ((map (make-proto-map key-kind value-kind value-type)))
     (naming-field (field)
       (etypecase entries
-        (list (loop for (key . value) in entries do (setf (map-value map key) value)))
+        (list (loop for entry in entries
+                    do (if (consp entry)
+                           (setf (map-value map (car entry)) (cdr entry))
+                           (refuse-value entries (accepted-type :map nil) field))))
         (hash-table (maphash (lambda (key value) (setf (map-value map key) value)) entries))
         (proto-map (do-map ((key value) entries) (setf (map-value map key) value)))))
     map))

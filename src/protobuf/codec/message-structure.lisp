@@ -200,10 +200,20 @@ accessors, so they are compiled with less optimization, in half the time."
   (let ((known (constructor-keywords name)))
     (unless (or (eq :any known) (member keyword known))
       (let ((names (mapcar #'string-downcase known)))
-        (format nil "~(~S~) has no field ~(~S~)~@[ (is it :~A?)~]; it has~:[ none~;~:*~{ :~A~^,~}~]"
-                name keyword
-                (and (symbolp keyword) (suggested-name (string-downcase keyword) names))
-                names)))))
+        (format nil "~(~S~) has no field ~(~S~)~@[ (~A)~]; it has~:[ none~;~:*~{ :~A~^,~}~]"
+                name keyword (keyword-hint name keyword names) names)))))
+
+(defun keyword-hint (name keyword names)
+  "A text about KEYWORD, which the constructor NAME does not take: that it is a oneof, or which of
+NAMES was probably meant; or nil."
+  (when (symbolp keyword)
+    (let* ((message (subseq (string name) (length "MAKE-")))
+           (accessor (find-symbol (format nil "~A-~A-CASE" message keyword)
+                                  (symbol-package name))))
+      (if (and accessor (fboundp accessor))
+          "which is a oneof: give one of its fields"
+          (let ((likely (suggested-name (string-downcase keyword) names)))
+            (and likely (format nil "is it :~A?" likely)))))))
 
 (defun refuse-unknown-keyword (name keyword)
   "Signal MISUSE unless the constructor NAME takes KEYWORD by now."

@@ -211,13 +211,22 @@ error."
 (defun scalar-type-of (kind)
   (scalar-lisp-type (scalar-of kind)))
 
+(defun proper-list-p (value)
+  "True if VALUE is a list that ends with nil; PUSH on a vector makes one that does not."
+  (and (listp value) (ignore-errors (list-length value)) t))
+
+(deftype repeated-values ()
+  "The values that a repeated field accepts."
+  '(or vector (satisfies proper-list-p)))
+
 (defun to-vector (kind value type field)
   "The sequence VALUE as a simple vector for the repeated FIELD, a full name, of KIND."
   (let ((element (element-type kind)))
     (if (and (not (eq element t)) (typep value `(simple-array ,element (*))))
         value
-        (naming-field (field)           ; also if VALUE is an improper list
-          (when (stringp value) (refuse-value value '(and sequence (not string)) field))
+        (naming-field (field)
+          (unless (typep value '(and repeated-values (not string)))
+            (refuse-value value '(and sequence (not string)) field))
           (let ((vector (make-array (length value) :element-type element)) (i 0))
             (map nil (lambda (item)
                        (setf (aref vector i) (to-kind kind item type))

@@ -309,6 +309,8 @@ longer than MAX-OCTETS, or if messages, those in Anys too, nest deeper than MAX-
 levels. Signal PROTOBUF-ERROR if the octets in an Any are not a message of its type, or if the
 messages in Anys take more than MAX-DECODED-OCTETS of memory over eight times their size. Source:
 protobuf.dev, ProtoJSON format. From any thread, while no other thread changes MESSAGE."
+  (unless (typep indent '(or null (integer 0 16)))
+    (misuse "INDENT is a number of spaces from 0 to 16, not ~S." indent))
   (if (and (not defaults) (<= 2 max-octets) (empty-message-p (current message)))
       (ecase as
         (:string (copy-seq "{}"))

@@ -32,6 +32,15 @@
     (says "takes a sequence" 'sequence)
     (says "takes octets" 'protobuf::octet-sequence)
     (says "an alist, a hash table or another map" '(or list hash-table))
+    (says "of type GOOGLE.PROTOBUF:TIMESTAMP (UNIX-TIME-TIMESTAMP or UNIVERSAL-TIME-TIMESTAMP makes"
+          '(or null google.protobuf:timestamp))
+    (says "(SECONDS-DURATION makes one)" '(or null google.protobuf:duration))
+    (says "(ANY-PACK makes one of a message)" '(or null google.protobuf:any))
+    (says "(DATA-VALUE makes one)" '(or null google.protobuf:value))
+    (says "(ALIST-STRUCT makes one)" '(or null google.protobuf:struct))
+    (says "(google.protobuf:make-int32-value makes one)"
+          '(or null google.protobuf:int32-value))
+    (says "a message of type GOOGLE.RPC:STATUS, not" '(or null google.rpc:status))
     (says "takes an object of type (SIGNED-BYTE 32)" '(signed-byte 32)))
   (let ((text (said 'field-type-error :field "a.B.c" :expected-type 'real
                                       :datum (make-string 100000 :initial-element #\x))))

@@ -34,12 +34,13 @@
                                          (:r15 ((1 2) (300)) "takes octets")
                                          (:m6 ((1 . "abc")) "takes octets")
                                          (:r3 (1 "a") "takes an object of type")
-                                         (:r3 (1 . 2) "takes an object of type")
                                          (:r14 ("a" 5) "takes a string, not 5")
                                          (:m1 ((5 . 5)) "takes a string, not 5")
                                          (:f17 5 "takes a message of type")
                                          (:r3 5 "takes a sequence, not 5")
                                          (:r14 "PG" "takes a list or a vector, since it is")
+                                         (:r3 (1 . 2) "takes a list or a vector, since it is")
+                                         (:m1 (1 2) "takes an alist, a hash table or another map")
                                          (:m1 5 "takes an alist, a hash table or another map"))
           do (destructuring-bind (field text) (complaint (lambda () (all keyword value)))
                (is (string-equal field (format nil "clgrpc.test.All.~A" keyword)))
@@ -78,6 +79,8 @@ keyword twice, or after :ALLOW-OTHER-KEYS, is taken as by any function."
                         (refused (lambda () (apply #'clgrpc.test:make-all '(:f14x "a" :f1 1d0))))))
       (is (search "clgrpc.test:make-all has no field :f14x (is it :f14?); it has :f1," text)
           "~A" text))
+    (is (search "has no field :pick (which is a oneof: give one of its fields);"
+                (refused (lambda () (funcall 'clgrpc.test:make-all :pick "a")))))
     (is (search "has no field 14;" (refused (lambda () (funcall 'clgrpc.test:make-all 14 "a"))))))
   (is (equal "a" (clgrpc.test:all-f14 (funcall 'clgrpc.test:make-all :f14 "a" :f14 "b"))))
   (is (equal "a" (clgrpc.test:all-f14 (funcall 'clgrpc.test:make-all

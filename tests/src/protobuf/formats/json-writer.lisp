@@ -43,7 +43,9 @@
     (is (equalp (string-octets (message-json message)) (message-json message :as :octets))))
   (is (json= "{'a':0,'s':'','xs':[],'children':{}}" (clgrpc.test:make-inner) :defaults t))
   (is (json= "{}" (all :f3 0)))
-  (is (json= "{}" (clgrpc.test:make-inner) :indent 2)))
+  (is (json= "{}" (clgrpc.test:make-inner) :indent 2))
+  (signals misuse (message-json (clgrpc.test:make-inner) :indent t))
+  (signals misuse (message-json (clgrpc.test:make-inner) :indent 17)))
 
 (defun any (message)
   (google.protobuf:make-any
