@@ -34,6 +34,11 @@ START-SERVER's.")
   "The level of the log that is begun, nil where the program has chosen a log itself."
   (and (member *log-function* (list 'log-errors #'log-errors)) :info))
 
+(defun without-program (arguments)
+  "ARGUMENTS, a list of strings. If they are SB-EXT:*POSIX-ARGV*, leave out the program's own name,
+with which that list begins."
+  (if (eq arguments sb-ext:*posix-argv*) (rest arguments) arguments))
+
 (defun run-as-asked (services arguments options)
   "Serve as RUN-SERVER does, and return the exit code."
   (flet ((complain (error code)
@@ -41,7 +46,7 @@ START-SERVER's.")
            code))
     (handler-case
         (let* ((command (server-command (append options (list :log-level (log-default)))))
-               (given (parse-arguments command arguments)))
+               (given (parse-arguments command (without-program arguments))))
           (if (eq :help given)
               (write-command-help command *standard-output*)
               (progn
@@ -77,8 +82,9 @@ reader has stopped reading but is still there, such as a pager that waits for a 
 STOP-SERVER does, write the rest of the log and of the standard output, and exit with 0. For the
 main function of a program.
 ARGUMENTS   a list of strings, such as (uiop:command-line-arguments): options of the command line,
-            those of `clgrpc serve` (--listen, --metrics, --tls-cert and more; --help lists
-            them). A wrong one is a line on the standard error and exit code 2. Options of
+            without the program's name, or SB-EXT:*POSIX-ARGV* itself, which begins with that.
+            They are those of `clgrpc serve` (--listen, --metrics, --tls-cert and more; --help
+            lists them). A wrong one is a line on the standard error and exit code 2. Options of
             other systems, such as --register of clgrpc-etcd/discovery and --console of
             clgrpc-tools/console, are there once those are loaded.
 EXIT        true by default; if false, return the exit code instead of exiting

@@ -15,6 +15,8 @@ begin new lines."
                    do (case char
                         (#\\ (write-string "\\e" out))
                         (#\- (write-string "\\-" out))
+                        ;; a terminal of ASCII would drop it
+                        (#\HORIZONTAL_ELLIPSIS (write-string "..." out))
                         (t (write-char char out))))
              (when more (terpri out)))))
 

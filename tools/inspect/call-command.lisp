@@ -36,7 +36,10 @@ reflection, or reads --proto."
 reflection, or reads --proto."
   (call-with-descriptor-source
    (lambda (symbol list pool-of)
-     (let* ((symbols (if symbol (list (string-left-trim "." symbol)) (funcall list)))
+     (let* ((symbols (if symbol
+                         ;; a method may also be written as `call` takes it
+                         (list (string-left-trim "." (substitute #\. #\/ symbol)))
+                         (funcall list)))
             (index (pool-index (funcall pool-of symbols))))
        (dolist (symbol symbols)
          (let ((descriptor (need-symbol index symbol)))
@@ -241,6 +244,8 @@ come from the server's reflection or from --proto. Exits with 0 if the call ends
 plus the code of its status if it ends with another (69 is NOT_FOUND), with 1 if it could not be
 made, such as for want of the method or for a request that is not of its type, and with 2 if the
 arguments are wrong."
+  (when (and data (< 1 (length data)) (char= #\@ (char data 0)))
+    (refuse "--data: @ alone reads the standard input, so write -d @ <~A" (subseq data 1)))
   (let ((credentials (client-credentials tls-ca tls-cert tls-key tls-name)))
     (handler-case
         (call-with-reflector

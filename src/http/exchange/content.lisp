@@ -87,7 +87,11 @@ Signal an error if it cannot be a header."
 (defun check-answer (http-status headers body)
   "The PLAIN-ANSWER that the values of a handler stand for. Signal an error if they are not."
   (unless (typep http-status '(integer 200 599))
-    (error "A handler has returned ~S, which is not an HTTP status from 200 to 599." http-status))
+    (error "A handler has returned ~S, which is not an HTTP status from 200 to 599; headers and a ~
+            body are its second and third value." http-status))
+  (unless (listp headers)
+    (error "Headers, the second value of a handler, are an alist from strings to strings, not ~S."
+           headers))
   (let ((headers (loop for entry in headers
                        for checked = (check-header entry)
                        when checked collect checked)))

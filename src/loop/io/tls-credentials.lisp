@@ -403,7 +403,8 @@ others. With the lock."
 they cannot be used. ROLE is :client, :server, or :http-server for a server that speaks HTTP/1.1
 as well. The files are read now, for all connections of that ROLE. From any thread."
   (unless (tls-credentials-p credentials)
-    (misuse "~S are not TLS credentials: give a value of TLS-CREDENTIALS." credentials))
+    (misuse "~S are not TLS credentials: give a value of TLS-CREDENTIALS, or nil for plaintext."
+            credentials))
   (unless (or (eq role :client) (tls-credentials-certificate credentials))
     (misuse "A server's TLS credentials need a certificate and its key."))
   (when (and (eq role :client)

@@ -191,7 +191,12 @@ authority. Signal MISUSE if that is wrong, or TEXT is not FOR-CHANNEL."
   "The target that TEXT, a string, means; see above. Ports are from SMALLEST-PORT on: 0 is for
 listening, and then no host means every IPv4 address. If it is FOR-CHANNEL it may name a DNS server,
 and needs no port. Signal MISUSE if it means none. From any thread."
-  (unless (stringp text) (misuse "An address is a string, not ~S." text))
+  (unless (stringp text)
+    (misuse "An address is a string, not ~S~@[: ~A~]." text
+            (typecase text
+              (integer "a port is a part of it, HOST:PORT")
+              (cons "several are written in one, ipv4:10.0.0.1:50051,10.0.0.2:50051")
+              (standard-object "SERVER-ADDRESS returns that of a server"))))
   (let ((scheme (find-scheme text))
         (colon (position #\: text)))
     (cond (scheme

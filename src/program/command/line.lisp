@@ -16,6 +16,24 @@
         collect (argument-name option)
         append (argument-aliases option)))
 
+(defparameter *option-hints*
+  '((("--plaintext" "-plaintext" "--insecure" "-insecure") "--tls-ca"
+     "plaintext is the default, and --tls-ca makes it TLS")
+    (("--tls" "--ssl" "--cacert" "-cacert") "--tls-ca"
+     "--tls-ca FILE, or --tls-ca system, makes it TLS")
+    (("--header" "--metadata" "--rpc-header") "-H" "it is -H 'NAME: VALUE'")
+    (("--port" "--host" "--address" "-p") "--listen" "--listen HOST:PORT is the address"))
+  "Hints for options of other programs. A row is a list of such options, the option that a command
+needs for the hint, and the hint.")
+
+(defun option-hint (name names)
+  "A text about the unknown option NAME of a command with the options NAMES, or nil."
+  (or (loop for (others needed hint) in *option-hints*
+            when (and (member name others :test #'string=) (member needed names :test #'string=))
+              return hint)
+      (let ((likely (suggested-name name names)))
+        (and likely (format nil "is it ~A?" likely)))))
+
 (defun parse-option (command token rest)
   "Parse the option that TOKEN begins; REST are the tokens after it. Return its key, its value and
 the rest of REST."
@@ -27,8 +45,8 @@ the rest of REST."
                           (command-options command))))
     (cond ((null option)
            (refuse-absent name)
-           (refuse "there is no option ~A~@[ (is it ~A?)~]; `~A --help` lists all"
-                   name (suggested-name name (option-names command)) (command-invocation command)))
+           (refuse "there is no option ~A~@[ (~A)~]; `~A --help` lists all"
+                   name (option-hint name (option-names command)) (command-invocation command)))
           (equals (values (argument-key option) (parse-value option (subseq token (1+ equals)))
                           rest))
           ((optional-p option) (values (argument-key option) (parse-value option "true") rest))

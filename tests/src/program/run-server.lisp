@@ -131,6 +131,20 @@ key: SIGTERM ends the program all the same."
     (is (eq :refused (longest)))
     (is (= 2008 (longest "--max-receive-octets" "5000")))))
 
+(test the-whole-command-line-is-taken
+  "SB-EXT:*POSIX-ARGV* may be given as it is; another list has no program's name."
+  (flet ((code (argv arguments)
+           (let* ((sb-ext:*posix-argv* argv)
+                  (*standard-output* (make-broadcast-stream))
+                  (*error-output* *standard-output*))
+             (grpc:run-server '() :arguments arguments :exit nil))))
+    (let ((argv (list "greeter" "--listne")))
+      (is (= 2 (code argv argv))))
+    (let ((argv (list "greeter" "--help")))
+      (is (= 0 (code argv argv)))
+      (is (= 0 (code argv (rest argv))))
+      (is (= 2 (code argv (list "greeter" "--listne")))))))
+
 (test wrong-command-lines
   (flet ((ended (&rest arguments)
            (multiple-value-bind (code lines)

@@ -90,6 +90,8 @@
                      (format nil "rpc RouteChat ( stream .routeguide.RouteNote ) returns ~
                                   ( stream .routeguide.RouteNote );"))
                (described address "routeguide.RouteGuide.RouteChat")))
+    (is (equal (described address "routeguide.RouteGuide.RouteChat")
+               (described address "routeguide.RouteGuide/RouteChat")))
     (is (equal '("grpc.reflection.v1.ServerReflectionResponse.original_request is a field:"
                  ".grpc.reflection.v1.ServerReflectionRequest original_request = 2;")
                (described address
@@ -104,7 +106,9 @@
       (is (= 0 code))
       (is (search "  oneof message_request {" output))
       (is (search "    string file_by_filename = 3;" output)))
-    (fails-p 1 "there is no symbol x.Y" "describe" address "x.Y")))
+    (fails-p 1 "there is no symbol x.Y" "describe" address "x.Y")
+    (fails-p 2 "so write -d @ <point.json" "call" address "routeguide.RouteGuide/GetFeature"
+             "-d" "@point.json")))
 
 (test call-of-each-kind
   (with-reflected (address)

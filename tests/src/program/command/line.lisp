@@ -30,6 +30,25 @@
     (is (search "--listen needs a value" (complaint-of "--listen")))
     (is (search "one argument too many" (complaint-of "more")))))
 
+(test options-of-other-programs
+  "A hint names the option that a command has instead, if it has one."
+  (flet ((complaint-of (name &rest options)
+           (complaint (lambda ()
+                        (command:parse-arguments
+                         (command:make-command :name "sample" :invocation "sample"
+                                               :options options)
+                         (list name))))))
+    (let ((options (command:option-list (tls-ca "FILE" #'identity nil "Whom to trust.")
+                                        ((headers "-H") "X" #'identity nil "Metadata.")
+                                        (listen "ADDRESS" #'identity nil "Where."))))
+      (loop for (name hint) in '(("-plaintext" "plaintext is the default")
+                                 ("--tls" "--tls-ca FILE, or --tls-ca system")
+                                 ("--header" "it is -H 'NAME: VALUE'")
+                                 ("--port" "--listen HOST:PORT"))
+            do (is (search (format nil "there is no option ~A (~A" name hint)
+                           (apply #'complaint-of name options)))
+               (is (search (format nil "there is no option ~A;" name) (complaint-of name)))))))
+
 (test options-of-systems-that-are-not-loaded
   "They are refused with the name of the system."
   (is (search "--register needs the system clgrpc-etcd/discovery"
