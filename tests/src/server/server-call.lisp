@@ -357,8 +357,8 @@ that tells whether all echoes of a call ran on the loop."
                                 (princ-to-string (getf (first logged) :condition)))))))))
 
 (test handlers-of-streams-that-return-messages
-  "They are not sent; the log says so once for a method. A handler that has sent something may return
-what it likes, and so may one that returns other things."
+  "They are not sent; the log says so once for a method. A handler that has sent something may
+return what it likes, and so may one that returns other things."
   (flet ((watched (answer sent)
            (clrhash server::**methods-not-sent**)
            (with-probe (channel :events (:messages-not-sent))

@@ -36,7 +36,7 @@
                                         ((,(words:make-word) 5 6) "5 is not a keyword")
                                         ((,(words:make-word) :timeout) ":TIMEOUT has no value"))
             do (let ((text (apply #'refusal channel arguments)))
-                 (is (search "WORDS.SPEAKER:ECHO is called with a channel, its request, a words.Word,"
+                 (is (search "ECHO is called with a channel, its request, a words.Word, and"
                              text)
                      "~A" text)
                  (is (search reason text) "~A" text))))))
