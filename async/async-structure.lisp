@@ -10,9 +10,10 @@
 (defstruct (program (:copier nil))
   "The users' objects on one loop. Only the thread that runs the loop writes it."
   (uses 0 :type index)                  ; handles that keep the loop from ending
-  (until-unused nil :type boolean)      ; the loop ends when USES comes to be 0
-  (catch-errors t :type (or boolean callback)) ; T: to the log; a callback: to that; NIL: not at all
-  (errors-to-event-cb t :type boolean)  ; caught ones go to the event callback, where there is one
+  (until-unused nil :type boolean)      ; the loop ends when USES becomes 0
+  ;; errors in callbacks: T: are logged; a callback: it gets them; NIL: are not caught
+  (catch-errors t :type (or boolean callback))
+  (errors-to-event-cb t :type boolean)  ; caught ones go to the event callback if there is one
   (exit-callbacks '() :type list)       ; functions, the last added first
   (signal-handlers '() :type list)      ; SIGNAL-WATCHes
   (incoming 0 :type index)              ; open sockets that servers have accepted

@@ -59,13 +59,13 @@ event, for CANCEL. From any thread."
     event))
 
 (defmacro with-delay ((&optional (seconds 0)) &body body)
-  "DELAY with BODY for the function."
+  "Evaluate BODY on the event loop of this thread after SECONDS; see DELAY."
   `(delay (lambda () ,@body) :time ,seconds))
 
 (defun interval (function &key time event-cb (loop *event-loop*))
-  "Call FUNCTION, without arguments, on LOOP every TIME seconds, a positive real, the first time in
-TIME seconds. Return a function that ends it, as CANCEL and REMOVE-INTERVAL of that do, and the
-event. From any thread."
+  "Call FUNCTION, without arguments, on LOOP every TIME seconds, a positive real, the first time
+TIME seconds from now. Return a function that ends the interval when it is called, or given to
+CANCEL or REMOVE-INTERVAL; and the event. From any thread."
   (let ((period (timeout-ns time)))
     (unless (plusp period) (misuse "~S is not a time in seconds for an interval." time))
     (let ((event (%make-event :loop (the-loop loop) :function function :event-cb event-cb
@@ -74,11 +74,11 @@ event. From any thread."
       (values (lambda () (cancel event)) event))))
 
 (defmacro with-interval ((seconds) &body body)
-  "INTERVAL with BODY for the function."
+  "Evaluate BODY on the event loop of this thread every SECONDS; see INTERVAL."
   `(interval (lambda () ,@body) :time ,seconds))
 
 (defun remove-interval (function)
-  "End the interval that FUNCTION was returned for. From any thread."
+  "End the interval for which INTERVAL has returned FUNCTION. From any thread."
   (cancel function))
 
 (defun make-event (function &key event-cb (loop *event-loop*))
@@ -88,7 +88,7 @@ thread."
 
 (defun add-event (event &key timeout activate)
   "Schedule EVENT for TIMEOUT seconds from now, a real; nil: as soon as possible. If it is scheduled
-already it is moved. Nothing depends on ACTIVATE. From any thread."
+already, it is scheduled for the new time instead. ACTIVATE has no effect. From any thread."
   (declare (ignore activate))
   (when (%event-freed event) (misuse "~A has been freed." event))
   (let ((loop (handle-loop event)) (ns (timeout-ns timeout)))

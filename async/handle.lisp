@@ -3,20 +3,21 @@
 ;;;;
 ;;;; A handle that is in use counts as one of its loop's USES, unless UNREF says otherwise. A loop
 ;;;; begun by START-EVENT-LOOP ends with its last use; it looks at the end of the turn, so a
-;;;; callback may give up one thing and begin another. The thread that runs the loop makes and uses
-;;;; handles; a function for users that is called by another thread posts to the loop.
+;;;; callback may end the last handle in use and begin another. The thread that runs the loop makes
+;;;; and uses handles; a function for users that is called by another thread posts to the loop.
 ;;;;
 ;;;; An error in a callback: if the loop catches errors, the callback is left, and the condition
 ;;;; goes to its event callback or to the log. If not, handlers outside the loop see it, and then
-;;;; the debugger, with restarts. The restarts are made only then, on top of the error, so a
-;;;; callback in which nothing goes wrong pays for one handler and no more.
+;;;; the debugger, with restarts. The restarts are established only when an error is
+;;;; signalled, so a callback without an error pays for one handler and no more.
 
 (in-package #:clgrpc.async)
 
 (defstruct (handle (:constructor nil) (:copier nil))
   "A user's object on a loop, such as a timer or a socket."
-  (loop nil :type event-loop)           ; whose it is
-  (use :idle :type (member :idle :counted :uncounted))) ; in use it counts among LOOP's USES, or not
+  (loop nil :type event-loop)           ; where it is used
+  ;; :COUNTED and :UNCOUNTED: it is in use, and one of LOOP's USES or not
+  (use :idle :type (member :idle :counted :uncounted)))
 
 (defmethod print-object ((handle handle) stream)
   (print-unreadable-object (handle stream :type t :identity t)
@@ -25,8 +26,8 @@
 (defun the-loop (loop)
   "Return LOOP, a caller's argument :LOOP; signal MISUSE if it is nil."
   (cond ((null loop)
-         (misuse "No event loop runs in this thread: call from inside of WITH-EVENT-LOOP, or say ~
-                  which with :LOOP."))
+         (misuse "No event loop runs in this thread: call this within WITH-EVENT-LOOP, or give ~
+                  the loop as :LOOP."))
         ((eq :stopped (loop:event-loop-state loop)) (misuse "~A has stopped." loop))
         (t loop)))
 
@@ -51,7 +52,7 @@ LOOP has stopped."
     (loop:call-last loop #'stop-unless-used loop)))
 
 (defun end-use (handle)
-  "Note that HANDLE is not in use any more."
+  "Note that HANDLE is no longer in use."
   (when (eq :counted (shiftf (handle-use handle) :idle))
     (give-up-use (handle-loop handle))))
 

@@ -1,14 +1,14 @@
-;;;; A program on a loop: START-EVENT-LOOP runs one in this thread until nothing is left to do. Its
-;;;; signals, its exit callbacks and its statistics stand here as well.
+;;;; A program on a loop: START-EVENT-LOOP runs one in this thread until nothing is left to do. The
+;;;; loop's signals, exit callbacks and statistics are in this file as well.
 
 (in-package #:clgrpc.async)
 
 (defun start-event-loop (function &key catch-app-errors (send-errors-to-eventcb t)
                                     (name "event loop") poller)
-  "Make an event loop, call FUNCTION, without arguments, on it, and run it in this thread until
-nothing is left that it waits for (timers, sockets, servers, signal handlers and the like),
-EXIT-EVENT-LOOP is called, or a non-local exit; either way all its objects are closed then. NAME is
-for people; POLLER, a value of MAKE-EPOLL-POLLER or MAKE-POLL-POLLER, is epoll by default.
+  "Make an event loop, call FUNCTION, without arguments, on it, and run it in this thread until it
+has nothing left to wait for (timers, sockets, servers, signal handlers and the like), until
+EXIT-EVENT-LOOP is called, or until a non-local exit. Then all its objects are closed. NAME is shown
+in logs and by STATS; POLLER, a value of MAKE-EPOLL-POLLER or MAKE-POLL-POLLER, is epoll by default.
 An error in a callback: with CATCH-APP-ERRORS nil, handlers around this call see it, and then the
 debugger, with the restarts ABORT-CALLBACK, CONTINUE-EVENT-LOOP, CLOSE-SOCKET and EXIT-EVENT-LOOP.
 Otherwise the callback is left. The error goes to the event callback of the object that it is about,
@@ -30,12 +30,13 @@ else to the log. Signal MISUSE if this thread runs a loop already."
     nil))
 
 (defmacro with-event-loop ((&rest arguments) &body body)
-  "START-EVENT-LOOP with BODY for the function and ARGUMENTS for the keyword arguments."
+  "Evaluate BODY on a new event loop, which runs in this thread. ARGUMENTS are the keyword arguments
+of START-EVENT-LOOP."
   `(start-event-loop (lambda () ,@body) ,@arguments))
 
 (defun add-event-loop-exit-callback (function &key (loop *event-loop*))
-  "Call FUNCTION, without arguments, on LOOP when that ends, before its sockets and other objects
-are closed; the last one added is called first. From any thread."
+  "When LOOP ends, call FUNCTION, without arguments, on it, before its sockets and other objects are
+closed. Of several such functions the last one added is called first. From any thread."
   (let ((loop (the-loop loop)))
     (on-loop (loop)
       (loop:call-at-stop loop #'end-program)
@@ -68,7 +69,7 @@ handler, for CANCEL. Signal MISUSE if NUMBER is not a signal, or one that cannot
 +SIGUSR2+ is among these, since SBCL stops threads by it. From any thread."
   (unless (os:may-handle-signal-p number)
     (misuse "~:[A signal that can be handled is wanted, such as +SIGINT+, not ~S.~;~
-             SIGUSR2, ~D, is taken: by it SBCL stops threads for the collector.~]"
+             SIGUSR2, ~D, cannot be handled: SBCL stops threads by it for the collector.~]"
             (eql os:+sigusr2+ number) number))
   (let* ((loop (the-loop loop))
          (watch (make-signal-watch :loop loop :number number :callback function
@@ -130,7 +131,7 @@ handles it. From any thread."
 
 (defun stats (&key (loop *event-loop*))
   "Return a property list about LOOP: :INCOMING-TCP-CONNECTIONS and :OUTGOING-TCP-CONNECTIONS,
-sockets that are open; :CONNECTIONS, all that LOOP has, those among them that are being closed;
+sockets that are open; :CONNECTIONS, all that LOOP has, including those that are being closed;
 :OPEN-DNS-QUERIES; :TIMERS that are to run; :USES, the number of objects that keep the loop from
 ending; :TURNS it has made; its :NAME and :STATE. From any thread."
   (let* ((loop (or loop (the-loop loop)))

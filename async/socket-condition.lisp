@@ -1,5 +1,5 @@
-;;;; The conditions that event callbacks get. SOCKET-ERROR stands above all of them. Those that the
-;;;; loop signals as well are defined in clgrpc.loop; here are the others, and cl-async's names.
+;;;; The conditions that event callbacks get. All are kinds of SOCKET-ERROR. Those that the loop
+;;;; signals as well are defined in clgrpc.loop; here are the others, and cl-async's names.
 
 (in-package #:clgrpc.async)
 
@@ -8,7 +8,7 @@
   (:documentation "The peer has closed the connection."))
 
 (define-condition socket-closed (socket-error) ()
-  (:documentation "A socket that has been closed was to be used."))
+  (:documentation "A function was called for a socket that is closed."))
 
 (macrolet ((define-aliases (&rest pairs)
              `(progn
@@ -33,5 +33,5 @@
   (loop:socket-error-owner condition))
 
 (defun tcp-socket (condition)
-  "As SOCKET, under cl-async's name. From any thread."
+  "The same as SOCKET, by the name that cl-async has for it. From any thread."
   (socket condition))

@@ -1,9 +1,9 @@
 ;;;; Sockets as Gray streams: READ-BYTE, READ-SEQUENCE, READ-LINE, WRITE-BYTE, WRITE-SEQUENCE,
-;;;; FORMAT and CLOSE on a socket of the loop. Nothing here waits: where octets have not come yet,
-;;;; it is the end of file for now, and output goes through WRITE-SOCKET-DATA.
+;;;; FORMAT and CLOSE on a socket of the loop. Nothing here waits: a read of more octets than have
+;;;; come reports the end of file, for now, and output goes through WRITE-SOCKET-DATA.
 ;;;;
-;;;; Octets that have come and are not read are kept, up to HIGH-WATER and one read of the loop.
-;;;; Then the socket is not read until only LOW-WATER are left. A stream without unread octets has
+;;;; Octets that have come and are not read are kept. Once more than HIGH-WATER are kept, the socket
+;;;; is not read until only LOW-WATER are left. A stream without unread octets has
 ;;;; no buffer. Input is read on the loop; output may be written by any thread.
 
 (in-package #:clgrpc.async)
@@ -18,12 +18,13 @@
    (stopped :initform nil :accessor stream-stopped)) ; the socket is not read for now
   (:documentation "A socket as a stream, by :STREAM of TCP-SERVER, TCP-CONNECT, PIPE-SERVER and
 PIPE-CONNECT. READ-BYTE, READ-SEQUENCE (octets) and READ-LINE (UTF-8) read it, on its loop and
-without waiting: when all octets that have come are read, that is the end of file, for now.
-READ-LINE gives whole lines; one that is longer than :HIGH-WATER of its socket, or that the peer has
-not ended before it closed, comes as it is, with true for a second value; a line that is not UTF-8
-is skipped with INVALID-UTF8. LISTEN returns true if there are octets. It is written by WRITE-BYTE,
-WRITE-SEQUENCE, WRITE-STRING, FORMAT and the like (UTF-8), from any thread, as by WRITE-SOCKET-DATA.
-CLOSE is CLOSE-SOCKET, with :ABORT its :FORCE."))
+without waiting: when all octets that have come are read, they report the end of file, for now.
+READ-LINE returns whole lines. If a line is longer than :HIGH-WATER of the socket, or the peer has
+closed the connection within it, READ-LINE returns the part that has come, and true as the second
+value. A line that is not UTF-8 is skipped, and INVALID-UTF8 is signalled. LISTEN returns true if
+there are octets to read. WRITE-BYTE, WRITE-SEQUENCE, WRITE-STRING, FORMAT and the like (UTF-8)
+write it as WRITE-SOCKET-DATA does, from any thread. CLOSE calls CLOSE-SOCKET; :ABORT is its
+:FORCE."))
 
 (document-functions
   stream-socket "The socket of the ASYNC-IO-STREAM given.")

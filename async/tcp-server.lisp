@@ -22,14 +22,15 @@
     (parse-integer address :start (1+ (position #\: address :from-end t)))))
 
 (defun host-target (host port)
-  "The text of a target for HOST, a name or numeric address, and PORT."
+  "The target, as text, that HOST, a name or numeric address, and PORT make."
   (unless (and (stringp host) (typep port '(or string integer)))
     (misuse "A host and a port are wanted, such as \"127.0.0.1\" and 8080, not ~S and ~S." host
             port))
   (format nil "~:[~A~;[~A]~]:~D" (find #\: host) host port))
 
 (defun event-cb-first (arguments)
-  "ARGUMENTS, keyword arguments, but cl-async still allows the event callback before them."
+  "The keyword arguments that ARGUMENTS are. As in cl-async, the event callback may stand before
+them."
   (if (oddp (length arguments))
       (list* :event-cb arguments)
       arguments))
@@ -121,11 +122,11 @@ ASYNC-IO-STREAM, to read them from.
 :TLS, credentials, as TLS-CREDENTIALS returns with :ALPN nil: the connections speak TLS.
 :BACKLOG, connections that may wait to be accepted; :MAX-CONNECTIONS, those held at once; more are
 closed; :REUSE-PORT true: other processes may share the port, if they set it too.
-:LOOP, an event loop, by default that of this thread; or :LOOPS, a list of them, to the least loaded
-of which each connection goes, and which runs its callbacks. The server counts for the first.
-Signal SOCKET-ERROR, for instance SOCKET-ADDRESS-IN-USE, if the address cannot be had, MISUSE if
-ADDRESS and PORT are not an address or the loop has stopped. A call with EVENT-CB for the fourth
-argument works too. From any thread."
+:LOOP, an event loop, by default that of this thread; or :LOOPS, a list of event loops: each
+connection goes to the one with the fewest, which runs its callbacks. The server keeps the first of
+them from ending. Signal SOCKET-ERROR, for instance SOCKET-ADDRESS-IN-USE, if the server cannot
+listen on the address, MISUSE if ADDRESS and PORT are not an address or the loop has stopped.
+EVENT-CB may also be the fourth argument. From any thread."
   (apply #'serve (host-target (or address "0.0.0.0") port) read-cb (event-cb-first arguments)))
 
 (defun pipe-server (name read-cb &rest arguments)
@@ -212,8 +213,8 @@ certificates: the connection speaks TLS with HOST; written octets wait for the h
 octets have come, and this function returns that stream, an ASYNC-IO-STREAM, instead of the socket.
 :WRITE-CB, :DRAIN-CB, :HIGH-WATER, :LOW-WATER, :MAX-UNSENT-OCTETS, :READ-TIMEOUT, :WRITE-TIMEOUT and
 :IN-PLACE as for TCP-SERVER.
-Signal MISUSE if HOST and PORT are not an address, or the loop has stopped. A call with EVENT-CB for
-the fourth argument works too. From any thread."
+Signal MISUSE if HOST and PORT are not an address, or the loop has stopped. EVENT-CB may also
+be the fourth argument. From any thread."
   (apply #'connect (host-target host port) read-cb (event-cb-first arguments)))
 
 (defun pipe-connect (name read-cb &rest arguments)

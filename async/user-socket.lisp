@@ -8,10 +8,11 @@
 ;;;; (socket) when the output has gone down to LOW-WATER octets after there was more than
 ;;;; HIGH-WATER.
 ;;;;
-;;;; Output is sent at the end of the turn. A socket that needs to know when its output has gone
-;;;; AWAITS that: before each attempt to send, the connection's FILL defers a look at the octets
-;;;; left, which the next turn does. When octets come or go only a time is noted; the timer of a
-;;;; time-out compares that time when it rings.
+;;;; Output is sent at the end of the turn. While a socket's slot AWAITS is true, a callback or a
+;;;; time-out waits for its output to be sent: then the connection's FILL, which is called before
+;;;; each attempt to send, defers a function that looks in the next turn how many octets are left.
+;;;; When octets come or go, only the time is noted; the timer of a time-out looks at that time when
+;;;; it rings.
 
 (in-package #:clgrpc.async)
 
@@ -26,11 +27,11 @@
   (write-cb nil :type callback)         ; called when all is written
   (drain-cb nil :type callback)         ; called when there is room again
   (in-place nil :type boolean)          ; READ-CB reads where the loop has the octets
-  (stream nil :type (or null function)) ; makes READ-CB of a callback that takes a stream
+  (stream nil :type (or null function)) ; makes READ-CB from a callback for a stream
   (incoming nil :type boolean)          ; a server has accepted the sockets
   (tls nil :type (or null tls-credentials)) ; nil: they do not speak TLS
   (high-water +high-water-octets+ :type index) ; more unsent octets than this are too many
-  (low-water (ash +high-water-octets+ -2) :type index) ; then DRAIN-CB waits for so few
+  (low-water (ash +high-water-octets+ -2) :type index) ; DRAIN-CB is called when so few are left
   ;; octets, past which there is no room
   (max-unsent (options-max-unsent-octets loop:**default-options**) :type index)
   (read-timeout nil :type (or null real)) ; in seconds; nil: none
@@ -225,9 +226,9 @@ that is impossible, close BYTE-CHANNEL and signal SOCKET-ERROR or TLS-ERROR."
           (t (log-event :info :socket-failed :socket handle :reason (princ-to-string condition))))))
 
 (defun close-socket (socket &key force)
-  "Close SOCKET: send its output first, or with FORCE drop it; a peer that takes nothing of it for
-two seconds loses the rest. Its event callback is not called. Closing again does nothing. From any
-thread."
+  "Close SOCKET after its output is sent; with FORCE, drop the output. A peer that takes none of it
+for two seconds loses the rest. Its event callback is not called. Closing again does nothing. From
+any thread."
   (let ((loop (handle-loop socket)))
     (loop:with-baton (loop) (close-now socket force)
       (post loop (lambda () (close-now socket force))))
@@ -253,7 +254,7 @@ thread."
 ;;; Output
 
 (defun output-octets (data)
-  "The octets for DATA from a user, which is a string or another sequence than OCTETS."
+  "DATA of a user, a string or a sequence of integers, as OCTETS."
   (typecase data
     (string (string-octets data))
     (sequence (coerce data 'octets))
@@ -332,8 +333,8 @@ thread than the loop's this returns true if SOCKET was not closed."
 ;;; Input
 
 (defun disable-socket (socket &key read)
-  "With READ, read no more of SOCKET until ENABLE-SOCKET. Octets that the peer sends wait, and in
-the end the peer does. On its loop."
+  "With READ, read no more of SOCKET until ENABLE-SOCKET. Octets that the peer sends then wait, and
+once the buffers between are full, the peer cannot send. On its loop."
   (let ((connection (%socket-connection socket)))
     (when (and read connection) (loop:stop-reading connection))
     nil))

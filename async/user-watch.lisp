@@ -1,5 +1,5 @@
-;;;; Other objects of users on a loop: functions called in each turn, functions that other threads
-;;;; trigger, and descriptors of the user's own.
+;;;; Further objects of users on a loop: functions called in each turn, functions that other threads
+;;;; trigger, and functions called when a descriptor of the user's is readable or writable.
 
 (in-package #:clgrpc.async)
 
@@ -49,9 +49,9 @@ function's value. LOOP does not sleep meanwhile. EVENT-CB gets errors in FUNCTIO
 
 (defun make-notifier (function &key event-cb (single-shot t) (loop *event-loop*))
   "Return a notifier: each TRIGGER-NOTIFIER of it, in any thread, calls FUNCTION, without arguments,
-on LOOP. With SINGLE-SHOT that is once, and the notifier is freed; else it keeps LOOP from ending
-until FREE-NOTIFIER. EVENT-CB gets errors in it. POST does the same without a notifier. From any
-thread."
+on LOOP. With SINGLE-SHOT the first call frees the notifier. Until it is freed, by that or by
+FREE-NOTIFIER, it keeps LOOP from ending. EVENT-CB gets errors in FUNCTION. POST, too, calls a
+function on a loop, without a notifier. From any thread."
   (let* ((loop (the-loop loop))
          (notifier (%make-notifier :loop loop :callback function :event-cb event-cb
                                    :single-shot (and single-shot t))))
@@ -110,8 +110,8 @@ From any thread."
 (defun poll (descriptor function &key event-cb (poll-for '(:readable :writable)) socket
                                    (loop *event-loop*))
   "Call (FUNCTION events) on LOOP again and again while DESCRIPTOR is :readable or :writable, as far
-as the list POLL-FOR names these; EVENTS is the list of its present ones. FREE-POLLER, or CANCEL, of
-this function's value ends it, and must come before DESCRIPTOR is closed. EVENT-CB gets errors in
+as the list POLL-FOR names these; EVENTS lists the present ones. FREE-POLLER or CANCEL of
+the returned value ends this; call it before DESCRIPTOR is closed. EVENT-CB gets errors in
 FUNCTION. SOCKET has no effect. Signal SOCKET-ERROR if DESCRIPTOR cannot be watched, or LOOP watches
 it already. On LOOP."
   (declare (ignore socket))

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tools)
 
 (defun read-config-text (string)
-  "The JSON that STRING is, or that is in the file it names."
+  "The JSON in STRING or, if STRING names a file, in that file."
   (if (uiop:string-prefix-p "{" (string-left-trim '(#\Space #\Tab #\Newline #\Return) string))
       string
       (handler-case (alexandria:read-file-into-string string :external-format :utf-8)
@@ -11,14 +11,14 @@
                                (report:error-reason error))))))
 
 (defun parse-config-argument (string)
-  "The text of the service config that STRING is, or that is in the file it names."
+  "The text of a service config: STRING or, if STRING names a file, the contents of that file."
   (let ((text (read-config-text string)))
     (handler-case (config:parse-service-config text)
       (config:service-config-error (error) (refuse "~A" error)))
     text))
 
 (defun policy-text (keyword)
-  "How users may write the name of the policy KEYWORD."
+  "The name of the policy KEYWORD as users may write it."
   (substitute #\_ #\- (string-downcase keyword)))
 
 (defun parse-policy-name (string)
@@ -33,7 +33,7 @@ _experimental."
 
 (define-shared-options balancing-options
   (service-config "JSON|FILE" #'parse-config-argument nil
-                  "A service config or the file that it is in: time-outs, retries, balancing.")
+                  "A service config, or a file that contains one: time-outs, retries, balancing.")
   ((balance nil "--lb-strategy") "NAME" #'parse-policy-name nil
            "The policy that shares calls among the servers of ADDRESS, such as round_robin. By
 default the service config decides, or else the first server that answers gets all calls."))

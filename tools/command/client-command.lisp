@@ -1,5 +1,5 @@
-;;;; The commands that show a client: `routeguide-client`, which calls any RouteGuide server, and
-;;;; `demo`, which brings its own.
+;;;; The commands that demonstrate a client: `routeguide-client` calls any RouteGuide server; `demo`
+;;;; starts one of its own and calls it.
 
 (in-package #:clgrpc.tools)
 

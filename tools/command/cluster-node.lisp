@@ -4,7 +4,8 @@
 (in-package #:clgrpc.tools)
 
 (defconstant +superseded-code+ 3
-  "The exit code of a node whose name another has taken: it is not to be started again by itself.")
+  "The exit code of a node whose name another process has taken. A service manager should not start
+it again.")
 
 (defun parse-label (string)
   "The label, a cons of name and value, that STRING, NAME=VALUE, says."
@@ -49,7 +50,7 @@
 
 ;;; Example steps of workflows
 
-(defconstant +longest-sleep-seconds+ 3600 "How long the step `sleep` sleeps at most.")
+(defconstant +longest-sleep-seconds+ 3600 "The longest time that the step `sleep` sleeps.")
 
 (workflow:define-step "echo" (task)
   (workflow:task-input task))
@@ -67,15 +68,15 @@
 ;;; The store
 
 (defun store-credentials (roots certificate key)
-  "The credentials by which etcd is spoken to, nil without ROOTS."
+  "The credentials of the connection to etcd; nil without ROOTS."
   (cond (roots (client-credentials roots certificate key nil))
         ((or certificate key) (refuse "--store-cert and --store-key go with --store-ca"))))
 
 (defparameter *password-variable* "CLGRPC_STORE_PASSWORD"
-  "The variable of the environment that has the password of --store-user.")
+  "The environment variable that contains the password of --store-user.")
 
 (defun first-line (file)
-  "The first line of FILE, as text; refuses one that cannot be read, or has none."
+  "The first line of FILE, as text. Refuse a FILE that cannot be read or whose first line is empty."
   (let ((line (handler-case (with-open-file (stream (sb-ext:parse-native-namestring file)
                                                     :external-format :utf-8)
                               (string-right-trim '(#\Return) (read-line stream nil "")))
@@ -111,9 +112,9 @@ environment's; nil without USER."
 ;;; Being a node
 
 (defun call-with-named-store (function name options)
-  "Call FUNCTION with the store NAME, a client of etcd with OPTIONS of MAKE-ETCD, and a list of
-services by which others reach it: those of an engine in memory, which is there for this process
-alone otherwise and takes no options."
+  "Call FUNCTION with the store NAME, a client of etcd with OPTIONS of MAKE-ETCD, and a list of the
+services through which other processes reach the store. Only a store in memory has such services:
+without them only this process could use it. It takes no OPTIONS."
   (let* ((engine (and (string= "memory" name) (memory:make-engine)))
          (store (if engine
                     (memory:connect engine)
@@ -122,13 +123,14 @@ alone otherwise and takes no options."
       (etcd:close-etcd store)
       (when engine (memory:close-engine engine)))))
 
-(defconstant +longest-own-session-seconds+ 120 "Of the node's own worker.")
+(defconstant +longest-own-session-seconds+ 120 "The longest session of the node's own worker.")
 
 (defun call-with-workflows (function store namespace limits allow metrics health worker-name
                             seconds)
-  "Call FUNCTION with a service of workflows in STORE, with LIMITS, a plist, for peers that ALLOW,
-permissions, gives roles, and a worker of its own called WORKER-NAME, whose sessions last SECONDS;
-or nil, if that is. FUNCTION stops the worker."
+  "Call FUNCTION with a service of workflows in STORE, and with a worker of its own. LIMITS, a
+plist, are the service's; ALLOW, a list of permissions, gives roles to its peers. The worker is
+called WORKER-NAME and its sessions last SECONDS; it is nil if WORKER-NAME is nil. FUNCTION stops
+the worker."
   (let ((service (apply #'workflow:make-workflow-service store
                         :namespace namespace :allow allow :metrics metrics :health health limits))
         (seconds (min seconds +longest-own-session-seconds+)))
@@ -140,8 +142,8 @@ or nil, if that is. FUNCTION stops the worker."
       (workflow:close-workflow-service service))))
 
 (defun note-loss (condition ending)
-  "Print that the node is not a member, by CONDITION; if another process has its name, end this one,
-by ENDING."
+  "Print that the node is no longer a member, because of CONDITION. If another process has taken its
+name, end this process by ENDING."
   (format t "no member: ~A~%" (shown (princ-to-string condition)))
   (finish-output)
   (when (typep condition 'cluster:superseded) (program:end ending)))
@@ -154,21 +156,21 @@ by ENDING."
 (defun superseded-p (node) (eq :superseded (cluster:node-state node)))
 
 (defconstant +disconnecting-seconds+ 1
-  "So long after the drain nothing waits for the store any more, so that the node is gone in little
-more.")
+  "So long after the drain nothing waits for the store any more, so that the node ends soon even if
+the store hangs.")
 
 (defun end-node (node worker drain)
-  "Stop WORKER, or nil, which needs NODE's service of workflows, and then NODE, within DRAIN seconds
-and little more even if the store hangs: the store gets no more requests then."
+  "Stop WORKER, unless it is nil, and then NODE, whose service of workflows WORKER needs. This takes
+DRAIN seconds and little more, even if the store hangs: it gets no more requests after that."
   (let ((end (+ (monotonic-ns) (seconds-ns drain))))
     (etcd:close-after (cluster:node-store node) (+ drain +disconnecting-seconds+))
     (when worker (workflow:stop-worker worker :drain drain))
     (cluster:stop-node node :drain (max 0 (ns-seconds (- end (monotonic-ns)))))))
 
 (defun run-node (name worker drain lines arguments)
-  "Be the node NAME, of START-NODE with ARGUMENTS, until the process is asked to end or another has
-its name, then for DRAIN seconds at most, in which WORKER, or nil, is stopped, too. LINES are
-printed once it is a member. Return the exit code."
+  "Run the node NAME, which START-NODE starts with ARGUMENTS, until the process is asked to end or
+another process takes the name. Then stop it, and WORKER unless that is nil, within DRAIN seconds.
+Print LINES once the node is a member. Return the exit code."
   (program:call-with-ending
    (lambda (ending)
      (setf (program:ending-seconds ending) (+ drain program:+ending-seconds+))
@@ -207,24 +209,24 @@ printed once it is a member. Return the exit code."
       again whenever etcd wants it; without this, it is in the variable CLGRPC_STORE_PASSWORD.")
       (cluster "NAME" #'identity "default" "Which cluster.")
       (advertise "ADDRESS" (address-parser 1) nil
-                 "Where others reach the node, if that is not where it listens; needed if it
-      listens on 0.0.0.0.")
+                 "The address at which others reach the node, if it is not ADDRESS; needed if the
+      node listens on 0.0.0.0.")
       ((label "--label") "NAME=VALUE" #'parse-label '()
        "A label of the node, such as zone=a; may be given several times.")
       (lease-seconds "N" (integer-parser 2 3600) 10
                      "How long it stays a member after it has died or is cut off, and how long its
       worker keeps its tasks then.")
       (if-taken "CHOICE" (choice-parser :take-over :refuse) :take-over
-                "If there is a member of its name: take its place (take-over), or refuse to start
-      (refuse).")
+                "What to do if another member has the name: take its place (take-over), or do not
+      start (refuse).")
       ((allow "--allow") "ROLE=PATTERN" #'parse-permission '()
-       "Give a role to peers whose certificate has a name of this pattern; may be given several
-      times. Roles: start (start and signal workflows, create schedules), work (or work:KIND), read,
-      operate (cancel and delete workflows, pause and delete schedules), join (be a member by a
-      call, without a store of one's own). Patterns: a DNS name, or spiffe://DOMAIN/PATH, where * is
-      one label or one segment, and for join {name} is the member's name; * alone is any
-      certificate; anyone is without one, too.")
-      (namespace "NAME" #'identity "default" "Whose workflows it serves.")
+       "Give a role to peers whose certificate has a name that matches the pattern; may be given
+      several times. Roles: start (start and signal workflows, create schedules), work (or
+      work:KIND), read, operate (cancel and delete workflows, pause and delete schedules), join (be
+      a member by a call, without a store of one's own). Patterns: a DNS name, or
+      spiffe://DOMAIN/PATH, where * is one label or one segment, and for join {name} is the member's
+      name; * alone matches any certificate; anyone also matches peers without one.")
+      (namespace "NAME" #'identity "default" "The namespace whose workflows it serves.")
       ((limits "--limit") "NAME=VALUE" #'parse-limit '()
        "A limit of its workflows, such as max-running=100000, retention-seconds=86400,
       retention-octets=500000000, store-quota=8000000000 or max-store-share=0.6; the value none

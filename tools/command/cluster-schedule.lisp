@@ -54,6 +54,6 @@ TIMES, arguments of CREATE-SCHEDULE, and print whether this created it."
                    :timeout (and (plusp ms) (/ ms 1000)) :call-timeout timeout times))))
 
 (defun delete-a-schedule (channel id timeout)
-  "Have the schedule ID be removed, and print whether it was there."
+  "Delete the schedule ID, and print whether it existed."
   (format t "~A ~:[was not there~;deleted~]~%" (shown id)
           (workflow:delete-schedule channel id :timeout timeout)))

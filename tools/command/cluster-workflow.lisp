@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tools)
 
 (defun milliseconds-text (unix-ms)
-  "UNIX-MS in UTC, or \"\" for 0."
+  "UNIX-MS, milliseconds since 1970, as a time in UTC; \"\" for 0."
   (if (zerop unix-ms) "" (time-text (grpc:unix-time-timestamp (/ unix-ms 1000)))))
 
 (defun workflow-row (summary)
@@ -18,8 +18,8 @@
         (workflow-v1:workflow-summary-reason summary)))
 
 (defun parse-moment (string)
-  "The time that STRING says, in seconds since 1970: as RFC 3339 writes times, or so long ago, a
-duration."
+  "The time that STRING means, in seconds since 1970: a time of RFC 3339, or a duration, which means
+so long before now."
   (if (find #\T string)
       (handler-case (grpc:timestamp-unix-time
                      (grpc:parse-json-message 'google.protobuf:timestamp
@@ -110,11 +110,11 @@ is nil."
     (refuse "a workflow is started with --task or with --request")))
 
 (defun argument-text (argument)
-  "The text of ARGUMENT, or nil: itself, or the standard input if it is @."
+  "The text that ARGUMENT, or nil, stands for: the standard input if it is @, else ARGUMENT itself."
   (if (equal argument "@") (uiop:slurp-stream-string *standard-input*) argument))
 
 (defun start-request (tasks request)
-  "The StartRequest of the TASKS, or the one that REQUEST says, which is the ARGUMENT-TEXT of JSON."
+  "The StartRequest for TASKS; or that in REQUEST, JSON or @, see ARGUMENT-TEXT."
   (if request
       (handler-case (grpc:parse-json-message 'workflow-v1:start-request (argument-text request))
         (grpc:protobuf-error (error) (refuse "--request: ~A" error)))
@@ -122,8 +122,8 @@ is nil."
        :steps (loop for task in tasks collect (workflow-v1:make-step :task task)))))
 
 (defun start-a-workflow (channel id request input timeout)
-  "Have the workflow ID start as REQUEST says, with INPUT unless that is nil, and print whether it
-has begun by that."
+  "Start the workflow ID by REQUEST, with INPUT unless that is nil. Print whether this has started
+it or it was started before."
   (let ((ms (workflow-v1:start-request-timeout-ms request)))
     (format t "~A ~:[was started before~;started~]~%" (shown id)
             (workflow:start-workflow channel id
@@ -134,6 +134,6 @@ has begun by that."
                                      :call-timeout timeout))))
 
 (defun delete-a-workflow (channel id cancel reason timeout)
-  "Have the workflow ID be deleted, cancelled first with CANCEL, and print whether it was there."
+  "Delete the workflow ID, and print whether it existed. If CANCEL is true, cancel it first."
   (format t "~A ~:[was not there~;deleted~]~%" (shown id)
           (workflow:delete-workflow channel id :cancel cancel :reason reason :timeout timeout)))

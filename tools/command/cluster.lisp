@@ -1,5 +1,5 @@
-;;;; The command `cluster`: a node's data of its cluster, as tables for people or as JSON. The texts
-;;;; of nodes go through SHOWN, which removes control sequences of terminals.
+;;;; The command `cluster`: what a node knows of its cluster, as tables or as JSON. All texts that a
+;;;; node sends go through SHOWN, which removes control sequences of terminals.
 
 (in-package #:clgrpc.tools)
 
@@ -37,8 +37,8 @@
                  (shown (labels-text (cluster:member-labels member)))))))
 
 (defun watch-cluster (channel revision json count timeout)
-  "Print the changes of the cluster of CHANNEL's server from REVISION on, COUNT of them if that is
-not nil. Gives up TIMEOUT seconds after the last node went that could be reached."
+  "Print the changes of the cluster of CHANNEL's server from REVISION on; at most COUNT of them, if
+that is not nil. Give up when no node could be reached for TIMEOUT seconds."
   (block watching
     (cluster:follow-cluster
      (lambda (kind items revision)
@@ -64,7 +64,7 @@ not nil. Gives up TIMEOUT seconds after the last node went that could be reached
       schedule, create-schedule, pause-schedule, resume-schedule, delete-schedule, one of them.")
       (address "ADDRESS" (address-parser 1)
                "Where a node serves, or several: ipv4:10.0.0.1:50051,10.0.0.2:50051.")
-      (id "[ID]" #'identity "Which workflow, or which schedule.")
+      (id "[ID]" #'identity "The id of the workflow or of the schedule.")
       (name "[SIGNAL]" #'identity "Which signal."))
      ((json "[true|false]" #'parse-boolean nil
             "Print the answers in JSON, those of watch and each workflow in a line of its own.")
@@ -98,14 +98,14 @@ not nil. Gives up TIMEOUT seconds after the last node went that could be reached
       (overlap "skip|allow" (choice-parser :skip :allow) :skip
                "Whether it starts one while the last one runs.")
       (catch-up "N" (integer-parser 1 100) 1
-                "How many times are made up for that passed while there was no node.")
+                "How many of the times that passed while there was no node are made up for.")
       (count "N" (integer-parser 1 (expt 10 9)) nil
              "The number of changes after which to stop watching; the most workflows to show.")
       (timeout "DURATION" #'parse-seconds 10
-               "How long an answer is waited for; of watch, how long no node may be reached.")
+               "How long to wait for an answer; with watch, for a node that can be reached.")
       client-tls))
     "Show the members of a cluster, its workflows or its schedules, or watch the members: each
-change is printed once, also if the node that is asked goes and another of ADDRESS can be reached.
+change is printed once, even if the node that is asked ends and another of ADDRESS takes its place.
 Start, signal, cancel, delete and show one workflow; create, pause, resume, delete and show one
 schedule. Exits with 0, also if the workflow had been started alike before; with 1 if no node has
 answered in time, or the request was refused; with 2 if the arguments are wrong."

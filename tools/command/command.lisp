@@ -29,8 +29,8 @@
   "Define the command NAME, a string. PARAMETERS are lists (variable VALUE parser documentation);
 those whose VALUE is in brackets may be left out, and one whose VALUE ends in … takes all that are
 left, as a list. OPTIONS are rows as COMMAND:OPTION-LIST has them. BODY returns the exit code. NAME
-may be a list (name variable): then that VARIABLE, not one for each, is bound to the plist of
-parameters and options, keywords and values."
+may be a list (name variable). Then there is only that VARIABLE: it is bound to a plist of the
+keywords of all parameters and options and their values."
   `(add-command
     (command:make-command
      :name ,(if (consp name) (first name) name)
@@ -45,7 +45,8 @@ parameters and options, keywords and values."
                  ,@body))))
 
 (defun parse-channel-target (string)
-  "STRING, the target of a channel: an address, or what a resolver of its scheme takes."
+  "STRING if it can be the target of a channel: an address, or a name that a resolver of its scheme
+understands."
   (let ((scheme (loop:find-scheme string)))
     (handler-case (if (and scheme (loop:scheme-resolver scheme))
                       (funcall (loop:scheme-resolver scheme) string (make-channel-options))
@@ -82,10 +83,11 @@ parameters and options, keywords and values."
 ;;; Printing
 
 (defparameter *longest-text* 10000
-  "How many characters are printed of a name, status message or complaint.")
+  "The most characters that are printed of a name, status message or complaint.")
 
 (defun shown (text)
-  "TEXT, which a server may have sent, as it may go to a terminal: in one line, visible, bounded."
+  "TEXT, which a server may have sent, made safe for a terminal: on one line, with visible
+characters only, and not longer than *LONGEST-TEXT*."
   (printable-text text :limit *longest-text*))
 
 ;;; Running

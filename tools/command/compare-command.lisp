@@ -23,11 +23,11 @@
     (:html (profile:write-profile-page after *standard-output* :before before))))
 
 (defconstant +exit-unclear+ 5
-  "Nothing is worse as far as is known, and something is unclear or unknown.")
+  "The exit code if no figure is known to be worse, and one is unclear or unknown.")
 
 (defun verdict-exit-code (comparisons)
-  "The exit code of --fail-if-worse for COMPARISONS; a FAILURE if one is worse. Print unclear
-figures on standard error."
+  "The exit code of --fail-if-worse for COMPARISONS. Signal a FAILURE if a figure is worse. Print
+unclear figures on standard error."
   (flet ((words-of (test)
            (mapcar #'report:comparison-words (remove-if-not test comparisons))))
     (let ((worse (words-of (lambda (comparison)
@@ -41,8 +41,8 @@ figures on standard error."
       (if unclear +exit-unclear+ 0))))
 
 (defun compare-runs (format before after fail-if-worse)
-  "Print the differences of the runs BEFORE and AFTER in FORMAT; return the exit code. A FAILURE if
-FAIL-IF-WORSE is true and one is worse."
+  "Print the differences of the runs BEFORE and AFTER in FORMAT; return the exit code. If
+FAIL-IF-WORSE is true, signal a FAILURE if a figure is worse."
   (ecase format
     (:summary (report:write-comparison before after *standard-output*))
     (:json (write-json (report:runs-comparison-json before after) :stream *standard-output*)
@@ -59,11 +59,11 @@ FAIL-IF-WORSE is true and one is worse."
      (((format nil "-O") "FORMAT" (choice-parser :summary :json :html) :summary
        "Print the differences, in words or as JSON, or write a page about AFTER with them.")
       (fail-if-worse "[BOOLEAN]" #'parse-boolean nil
-                     "Exit with 1 if a figure of a run is worse by more than noise, and with 5 if
-      none is, but the noise of one could hide that it is, beyond p99.9 and the slowest.")))
+                     "Exit with 1 if a figure of a run is worse by more than noise. Exit with 5 if
+      none is, but noise could hide that one is; p99.9, p99.99 and max do not count for this.")))
     "Compare two runs of `clgrpc load`, or two profiles. Prints each change, its size, and whether
-it is more than noise, which is known if both were made with --rounds. A change that it cannot judge
-is called unclear, with the number of rounds that would decide."
+it is more than noise; the noise is known only if both were made with --rounds. A change that cannot
+be judged is called unclear, and the number of rounds that would decide is printed."
   (cond ((and (listp before) (listp after))
          (when fail-if-worse (refuse "--fail-if-worse is about runs, not profiles"))
          (compare-profiles format before after)

@@ -4,7 +4,7 @@
 (in-package #:clgrpc.tools)
 
 (defun word-names (command)
-  "The options of COMMAND as one writes them, a list of (names takes-value file-p text)."
+  "The options of COMMAND as users type them, a list of (names takes-value file-p text)."
   (cons (list '("--help" "-h") nil nil "Explain the command.")
         (loop for option in (command-options command)
               collect (destructuring-bind (names value text default)
@@ -128,7 +128,7 @@ complete -c clgrpc -n __fish_use_subcommand -l version -d 'Print the version.'~%
 (define-command "completion" (((shell "SHELL" (command:choice-parser :bash :zsh :fish)
                                       "bash, zsh or fish."))
                               ())
-    "Print what a shell reads to complete command lines of clgrpc, such as by
+    "Print a script for a shell, which then completes command lines of clgrpc. In bash, for example:
 `source <(clgrpc completion bash)`."
   (ecase shell
     (:bash (write-bash-completion *standard-output*))

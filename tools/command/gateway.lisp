@@ -1,6 +1,6 @@
 ;;;; `gateway`: all protocols of a server in front of any gRPC server. The types come from the
-;;;; server's reflection, or from a .proto file or descriptor set, and are looked for again from
-;;;; time to time; methods whose types are not known can be called by gRPC all the same.
+;;;; server's reflection, or from a .proto file or descriptor set, and are read again from time
+;;;; to time. Methods whose types are not known can still be called by gRPC.
 
 (in-package #:clgrpc.tools)
 
@@ -28,12 +28,12 @@
   (if file (descriptor-file-pool file import-paths) (reflected-pool channel)))
 
 (defun pool-octets (pool)
-  "A value that differs between POOL and others: the octets of its files."
+  "The octets of the files of POOL, by which it is compared with another pool."
   (mapcar #'protobuf:file-descriptor-octets (protobuf:type-pool-files pool)))
 
 (defun renew-types (service pool known)
-  "Have SERVICE know the methods of POOL, unless its files are KNOWN, of POOL-OCTETS. Return what is
-known now."
+  "Give SERVICE the methods of POOL, unless KNOWN, a value of POOL-OCTETS, shows that it has them.
+Return the POOL-OCTETS of POOL."
   (let ((octets (pool-octets pool)))
     (unless (equalp octets known)
       (setf (grpc:generic-service-methods service) (grpc:pool-methods pool :raw t))
@@ -41,16 +41,16 @@ known now."
     octets))
 
 (defun renew-gateway (service channel file import-paths known)
-  "As RENEW-TYPES, with the types that there are now. If they cannot be read, log why, and change
-nothing."
+  "Read the types again and call RENEW-TYPES with them. If they cannot be read, log the reason and
+change nothing."
   (handler-case (renew-types service (gateway-pool channel file import-paths) known)
     ((or failure grpc:rpc-error clgrpc-error) (error)
       (log-event :warning :gateway-types-unknown :reason (princ-to-string error))
       known)))
 
 (defun first-types (service channel)
-  "As RENEW-TYPES, with the types of the server of CHANNEL, before the log is open. If the server
-does not give them, say so on the standard error, and return nil."
+  "Call RENEW-TYPES with the types of the server of CHANNEL, before the log is open. If the server
+does not report them, say so on standard error and return nil."
   (handler-case (renew-types service (reflected-pool channel) nil)
     ((or failure grpc:rpc-error clgrpc-error) (error)
       (format *error-output* "clgrpc gateway: no types yet, so only calls by gRPC are forwarded: ~
@@ -58,8 +58,8 @@ does not give them, say so on the standard error, and return nil."
       nil)))
 
 (defun call-with-gateway (function channel file import-paths seconds)
-  "Call FUNCTION with a service that forwards to CHANNEL and looks for other types each SECONDS.
-Signal a FAILURE if FILE, where there is one, cannot be read now."
+  "Call FUNCTION with a service that forwards calls to CHANNEL and reads the types again every
+SECONDS. If FILE is not nil, signal a FAILURE if it cannot be read now."
   (let* ((service (grpc:make-gateway-service channel))
          (ended (sb-thread:make-semaphore))
          (known (if file
@@ -77,19 +77,20 @@ Signal a FAILURE if FILE, where there is one, cannot be read now."
 (define-command ("gateway" given)
     (((target "TARGET" #'parse-channel-target "The gRPC server that gets the calls."))
      ((types "FILE" #'identity nil
-             "The .proto file, or the serialized descriptor set, that declares the services; without
-      it, the reflection of the server is asked.")
+             "The .proto file, or the serialized descriptor set, that declares the services; by
+      default the server's reflection is asked.")
       (import-path "DIR[:DIR…]" #'parse-directories nil
-                   "Where the imports of --types are found first.")
+                   "The directories where the imports of --types are looked for first.")
       (renew "DURATION" #'parse-seconds 30
-             "How long after one another types are looked for again.")
+             "The time after which the types are read again.")
       (behind-ca "FILE" #'identity nil
                  "Speak TLS with the server behind the gateway, and trust the certificates in FILE
       (PEM), or with `system` the system's.")
-      (behind-cert "FILE" #'identity nil "The certificates to show it if it asks for some.")
+      (behind-cert "FILE" #'identity nil "The certificates to show that server if it asks for
+      them.")
       (behind-key "FILE" #'identity nil
-                  "The private key of --behind-cert; without it, in that file.")
-      (behind-name "NAME" #'identity nil "The name that its certificate must be for.")
+                  "The private key of --behind-cert; by default it is in that file.")
+      (behind-name "NAME" #'identity nil "The name that must be in that server's certificate.")
       balancing-options
       :serving))
     "Speak gRPC, gRPC-Web, Connect and REST (google.api.http) in front of a gRPC server, and forward

@@ -1,5 +1,6 @@
-;;;; The commands `gen` and `protoc-gen`: .proto files to Lisp sources, by oneself or as a plug-in
-;;;; of protoc and buf. bin/protoc-gen-clgrpc is a link to bin/clgrpc, which then is `protoc-gen`.
+;;;; The commands `gen` and `protoc-gen`: they make Lisp sources of .proto files; `protoc-gen` does
+;;;; so as a plug-in of protoc and buf. bin/protoc-gen-clgrpc is a link to bin/clgrpc, which then is
+;;;; `protoc-gen`.
 
 (in-package #:clgrpc.tools)
 
@@ -20,9 +21,10 @@
 
 (define-command "gen"
     (((file "FILE" #'identity "A .proto file."))
-     ((o "DIR" #'identity "." "The directory that the sources go to.")
+     ((o "DIR" #'identity "." "The directory to write the sources to.")
       (import-path "DIR[:DIR…]" #'parse-directories nil
-                   "Where imports are found first, and where the names of files begin.")))
+                   "The directories where imports are looked for first, and below which files
+      have their names.")))
   "Write the Lisp source of a .proto file and of its imports. foo/bar.proto becomes
 DIR/foo/bar.lisp, which needs clgrpc but not the .proto file. Prints the files that have changed."
   (let ((here (uiop:getcwd)) (protobuf:*import-option* "--import-path"))
@@ -36,7 +38,7 @@ DIR/foo/bar.lisp, which needs clgrpc but not the .proto file. Prints the files t
 ;;; The plug-in
 
 (defun called-arguments (arguments)
-  "The command line that ARGUMENTS, with the name of the program first, mean."
+  "The command line for ARGUMENTS, the first of which is the name of the program."
   (if (string= "protoc-gen-clgrpc" (file-namestring (first arguments)))
       (cons "protoc-gen" (rest arguments))
       (rest arguments)))
@@ -50,10 +52,10 @@ DIR/foo/bar.lisp, which needs clgrpc but not the .proto file. Prints the files t
     (subseq-octets (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer))))
 
 (define-command "protoc-gen" (() ())
-  "Be a plug-in of protoc or buf. Reads a CodeGeneratorRequest from the standard input and writes
-the response to the standard output; bin/protoc-gen-clgrpc does so too:
-`protoc --plugin=bin/protoc-gen-clgrpc --clgrpc_out=DIR x.proto`. The parameter `imports`
-(--clgrpc_opt=imports) has the sources of imported files written too."
+  "Work as a plug-in of protoc or buf. Reads a CodeGeneratorRequest from the standard input and
+writes the response to the standard output; bin/protoc-gen-clgrpc does so too:
+`protoc --plugin=bin/protoc-gen-clgrpc --clgrpc_out=DIR x.proto`. With the parameter `imports`
+(--clgrpc_opt=imports) it also generates the sources of imported files."
   (let ((output (make-standard-output)))
     (write-sequence (protobuf:answer-request (read-all (octet-input))) output)
     (finish-output output)

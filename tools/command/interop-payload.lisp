@@ -3,10 +3,11 @@
 (in-package #:clgrpc.tools)
 
 (defconstant +max-payload-octets+ (* 64 1024 1024)
-  "The largest payload made for a peer; it costs a peer nothing to ask for 2 GB.")
+  "The largest payload that a peer may ask for; to ask for 2 GB would cost it nothing.")
 
 (defun payload-of-size (type size)
-  "Return a grpc.testing.Payload of SIZE octets of TYPE; fail the call if there can be none."
+  "Return a grpc.testing.Payload of SIZE octets of TYPE. Fail the call if TYPE is unknown or SIZE
+too large."
   (unless (eq type :compressable)
     (grpc:fail :invalid-argument (format nil "there is no payload type ~A" type)))
   (unless (<= 0 size +max-payload-octets+)

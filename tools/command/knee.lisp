@@ -1,17 +1,18 @@
-;;;; The knee of a server: the highest rate at which it still is good enough, such as with a p99
-;;;; below 10 ms. The rate is doubled until it is too high, then the gap is halved, on a logarithmic
+;;;; The knee of a server: the highest rate at which it meets given conditions, such as a p99 below
+;;;; 10 ms. The rate is doubled until it is too high, then the gap is halved, on a logarithmic
 ;;;; scale, until its ends are within +KNEE-RATIO+. Each step is a run of its own.
 
 (in-package #:clgrpc.tools)
 
 (defconstant +knee-ratio+ 21/20
-  "The precision of the search: the ratio of the lowest rate that is too high and the highest that
-is not.")
+  "The precision of the search: it ends when the lowest rate found too high and the highest rate
+found good have at most this ratio.")
 (defconstant +most-steps+ 24 "How many runs a search may take.")
 
 (defun find-knee (good-p rate)
-  "The highest rate for which GOOD-P, a function of a rate, a real, is true, or nil if not even the
-lowest is that was tried; and the lowest for which it was not, or nil. RATE is the first."
+  "Search the rates, beginning with RATE. Return two values: the highest rate that was tried for
+which GOOD-P, a function of a rate, is true, and the lowest for which it is false; each nil if there
+is no such rate."
   (declare (type function good-p))
   (let ((good nil) (bad nil))
     (loop repeat +most-steps+
@@ -38,7 +39,7 @@ than were due. Nil if RUN is good enough."
       (and (plusp (load:run-under-way run)) "calls have not ended")))
 
 (defun tell-step (run verdict)
-  "A line about a step of the search, on standard error."
+  "Print a line about a step of the search on standard error."
   (flet ((time-of (name)
            (let ((value (report:figure-value name run)))
              (if value (page:duration-text value) "none"))))
@@ -47,8 +48,8 @@ than were due. Nil if RUN is good enough."
     (finish-output *error-output*)))
 
 (defun tell-knee (good bad by-tool)
-  "A line about the result of a search, on standard error: the highest rate GOOD, and BAD, a rate
-that is too high, or nil; BY-TOOL is true if the tool was a limit of the run at BAD."
+  "Print the result of a search on standard error: the highest rate GOOD, and BAD, a rate that is
+too high, or nil. BY-TOOL is true if the tool was a limit of the run at BAD."
   (format *error-output* "The knee is at ~,1F calls a second~@[~A~]~@[; ~,1F are too many~].~%"
           good
           (and by-tool " or above, as the tool was a limit of the runs at higher rates")
@@ -56,10 +57,10 @@ that is too high, or nil; BY-TOOL is true if the tool was a limit of the run at 
   (finish-output *error-output*))
 
 (defun run-at-knee (plan conditions rate perform)
-  "Search the knee of PLAN's calls by CONDITIONS, from RATE on; return the RUN of the highest rate
-that meets them. PERFORM is a function that makes the run of PLAN. If the search is broken off,
-return the RUN that this ended. A FAILURE if no rate meets the conditions. A server that cannot be
-reached any more after a run is one for which the next rate was too high."
+  "Search the knee of PLAN's calls by CONDITIONS, beginning with RATE. Return the RUN at the highest
+rate that meets them. PERFORM is a function that makes the run of PLAN. If the search is broken off,
+return the RUN that this ended. Signal a FAILURE if no rate meets the conditions. A rate after which
+the server cannot be reached any more is too high."
   (declare (type function perform))
   (let ((best nil) (by-tool nil))
     (flet ((good-p (rate)

@@ -1,26 +1,26 @@
-;;;; The options of the command `load`, and the plan of clgrpc.load that they say. Each part of the
-;;;; plan is made by a function of the options it needs, which returns a part of MAKE-PLAN's
-;;;; arguments.
+;;;; The options of the command `load`, and the plan of clgrpc.load that is made from them. Each
+;;;; part of the plan is made by a function that takes the options it needs and returns some of
+;;;; MAKE-PLAN's arguments.
 
 (in-package #:clgrpc.tools)
 
 ;;; Parsers
 
 (defun parse-rate (string)
-  "The positive number that STRING says."
+  "The positive number in STRING."
   (let* ((what "a number above 0 is wanted")
          (value (parse-decimal string what)))
     (unless (plusp value) (refuse "~A, not ~S" what string))
     value))
 
 (defun parse-step (string)
-  "The number, which may be negative, that STRING says."
+  "The number in STRING, which may be negative."
   (if (uiop:string-prefix-p "-" string)
       (- (parse-decimal (subseq string 1) "a number is wanted"))
       (parse-decimal string "a number is wanted")))
 
 (defun parse-string-object (string what)
-  "The alist of STRING, a JSON object of strings. The error names WHAT, its purpose."
+  "The JSON object in STRING, whose values must be strings, as an alist. A complaint calls it WHAT."
   (let ((object (handler-case (parse-json string)
                   (clgrpc-error (error) (refuse "~A is not JSON: ~A" what error)))))
     (unless (and (listp object) (every (lambda (row) (and (consp row) (stringp (car row))
@@ -30,7 +30,7 @@
     object))
 
 (defun parse-conditions (string)
-  "The conditions of --fail-if that STRING says."
+  "The conditions of --fail-if that STRING, their text, means."
   (handler-case (report:parse-conditions string)
     (report:condition-syntax-error (error) (refuse "~A" error))))
 
@@ -54,7 +54,7 @@
 ;;; Options from a file
 
 (defun config-value-text (value)
-  "VALUE, JSON, as the command line has it."
+  "VALUE, JSON, as it would be written on the command line."
   (cond ((eq :true value) "true")
         ((eq :false value) "false")
         ((stringp value) value)
@@ -63,8 +63,8 @@
         (t (write-json value))))
 
 (defun parse-config-file (file)
-  "The arguments that FILE, an object in JSON whose members are named as options are, says; host is
-where the server listens."
+  "The arguments in FILE, a JSON object whose members have the names of options. The member host is
+the address of the server."
   (let* ((text (read-text-file file))
          (object (handler-case (parse-json text)
                    (clgrpc-error (error) (refuse "~A is not JSON: ~A" file error)))))
@@ -84,16 +84,16 @@ where the server listens."
     (protobuf:protobuf-error (error) (refuse "~A is not a descriptor set: ~A" file error))))
 
 (defun reflection-arguments (credentials connect-timeout)
-  "The arguments of MAKE-CHANNEL for questions to reflection: CREDENTIALS, and the seconds that
-connecting may take, if that is a time for a channel."
+  "The arguments of MAKE-CHANNEL for questions to reflection: CREDENTIALS, and CONNECT-TIMEOUT in
+seconds if a channel accepts that value."
   (let ((seconds (max 1/10 (min 600 connect-timeout))))
     (list :credentials credentials :connect-timeout-seconds seconds
           :preface-timeout-seconds seconds)))
 
 (defun load-pool (credentials &key target method proto protoset import-path headers
                     reflect-metadata connect-timeout &allow-other-keys)
-  "A pool of types in which METHOD, a full name with dots, is declared; TARGET, which is asked by
-reflection if need be, is called with CREDENTIALS."
+  "A pool of types in which METHOD, a full name with dots, is declared. Without a file, TARGET is
+asked by reflection, over a channel with CREDENTIALS."
   (cond (proto (proto-pool proto import-path))
         (protoset (protoset-pool protoset))
         (t (call-with-reflector
@@ -106,8 +106,8 @@ reflection if need be, is called with CREDENTIALS."
             30))))
 
 (defun load-text (method data data-file)
-  "The requests of METHOD in JSON: DATA, a text or where it is, else what is in DATA-FILE, else none
-or an empty one."
+  "The requests of METHOD in JSON: DATA, the text itself or @ or - for standard input; else the
+contents of DATA-FILE; else no request if METHOD takes a stream, and an empty one if not."
   (cond ((member data '("@" "-") :test #'equal)
          (alexandria:read-stream-content-into-string *standard-input*))
         (data)
@@ -147,11 +147,11 @@ or an empty one."
 (defstruct (weighted-method (:copier nil))
   "One row of --mix."
   (method "" :type string)              ; a full name with dots
-  (weight 1 :type (integer 1 1000))     ; how many of the calls are of it, beside others' weights
+  (weight 1 :type (integer 1 1000))     ; its share of the calls, relative to others' weights
   (data nil :type (or null string)))    ; the requests, JSON; nil for an empty one, or none
 
 (defun parse-weighted-method (json)
-  "The row of --mix that JSON, an object, says."
+  "The row of --mix in JSON, an object."
   (flet ((member-of (name)
            (and (consp json) (every #'consp json) (cdr (assoc name json :test #'string=)))))
     (let ((method (member-of "method")) (weight (or (member-of "weight") 1)))
@@ -168,7 +168,7 @@ or an empty one."
                                 (and data (write-json (cdr data))))))))
 
 (defun parse-mix (string)
-  "The parts of a mix that STRING, an array in JSON, or the file that it names, says."
+  "The rows of --mix in STRING, an array in JSON or the name of a file that contains one."
   (let* ((text (if (uiop:string-prefix-p "[" (string-left-trim " " string))
                    string
                    (read-text-file string)))
@@ -185,8 +185,8 @@ or an empty one."
 ;;; Schedules
 
 (defun load-schedule (name option kind value start step end step-seconds max-seconds)
-  "The schedule that the options called --NAME… say, of VALUE, of OPTION, if it is constant; nil if
-that is nil."
+  "The schedule that the options with names --NAME… describe. If it is constant its value is VALUE,
+which OPTION gives, and the result is nil if VALUE is nil."
   (flet ((number (value) (float value 1d0)))
     (cond ((eq :const kind)
            (when (or start step end max-seconds)
@@ -204,16 +204,17 @@ that is nil."
 
 (defun load-rate (&key load-schedule rps load-start load-step load-end load-step-duration
                     load-max-duration &allow-other-keys)
-  "The schedule of an open loop; nil of a closed one."
+  "The schedule of the rate of an open loop; nil for a closed loop."
   (load-schedule "load" "--rps" load-schedule rps load-start load-step load-end load-step-duration
                  load-max-duration))
 
-(defconstant +default-workers+ 50 "So many workers there are if nothing says otherwise.")
+(defconstant +default-workers+ 50 "The number of workers if no option gives one.")
 
 (defun load-workers (rate &key async concurrency concurrency-schedule concurrency-start
                        concurrency-step concurrency-end concurrency-step-duration
                        concurrency-max-duration &allow-other-keys)
-  "The schedule of the workers of a run at RATE, a schedule or nil; nil for as many as are due."
+  "The schedule of the number of workers of a run at RATE, a schedule or nil. Nil means that there
+is a worker for each call that is due."
   (unless (and rate async)
     (load-schedule "concurrency" "-c" concurrency-schedule
                    (or concurrency
@@ -222,14 +223,15 @@ that is nil."
                    concurrency-max-duration)))
 
 (defconstant +even-rate+ 4000
-  "Up to so many calls a second each begins at a time of its own: a waking of the tool costs about
-50 µs of CPU time, and no more than a fifth of a core is spent so.")
+  "Up to this rate each call begins at a time of its own. To wake up for a call costs the tool about
+50 µs of CPU time; so this takes a fifth of a core at most.")
 
-(defconstant +burst-ns+ 1000000 "Above that rate calls within this time begin together.")
+(defconstant +burst-ns+ 1000000 "Above +EVEN-RATE+ calls that are due within this time begin
+together.")
 
 (defun load-width (&rest options &key connections loops poisson together concurrency-schedule
                    details &allow-other-keys)
-  "The part of a plan about concurrency, and the times at which calls begin."
+  "The arguments of MAKE-PLAN for concurrency and for the times at which calls begin."
   (let* ((rate (apply #'load-rate options))
          (workers (apply #'load-workers rate options)))
     (when (and workers (eq :const concurrency-schedule)
@@ -240,7 +242,7 @@ that is nil."
           when (and given (null rate))
             do (refuse "~A goes with --rps or --load-schedule, which say when calls begin" name))
     (when (and poisson together (plusp together))
-      (refuse "--together makes bursts, which --poisson's calls at random times are not"))
+      (refuse "--together and --poisson exclude each other: bursts are not random times"))
     (append (list :rate rate :workers workers :connections connections
                   :generators (min loops connections)
                   :arrival (if poisson :poisson :constant)
@@ -251,7 +253,7 @@ that is nil."
 
 (defun load-length (&key total duration max-duration duration-stop warm-up skip-first
                     &allow-other-keys)
-  "The part of a plan about the end of the run, and its time that does not count."
+  "The arguments of MAKE-PLAN for the end of the run, and for the calls that do not count."
   (let ((seconds (or duration max-duration)))
     (when (eql 0 seconds) (refuse "-z and -x are longer than 0"))
     (when (and total (null duration) (<= total skip-first))
@@ -262,7 +264,7 @@ that is nil."
 
 (defun load-streams (&key stream-call-count stream-interval stream-call-duration
                        stream-dynamic-messages &allow-other-keys)
-  "The part of a plan about streams."
+  "The arguments of MAKE-PLAN for streams."
   (list :messages stream-call-count :interval-ns (nanoseconds-of stream-interval)
         :call-duration-ns (nanoseconds-of stream-call-duration)
         :fresh-messages stream-dynamic-messages))
@@ -276,9 +278,9 @@ that is nil."
     (format nil "/~A/~A" (subseq method 0 dot) (subseq method (1+ dot)))))
 
 (defun spread-targets (target balance config connect-timeout)
-  "The targets that connections go to in turn: each address of TARGET, text, if the policy that
-BALANCE or CONFIG names shares calls among them, else TARGET, whose first address that answers has
-them all."
+  "A list of targets, to which connections are made in turn. If the policy that BALANCE or CONFIG
+names shares calls among the addresses of TARGET, text, each address is a target. Else TARGET is the
+only one, and its first address that answers gets all calls."
   (let* ((parsed (loop:parse-target target))
          (balancing (and config (config:service-config-balancing config)))
          (policy (or balance (and balancing (config:policy-config-name balancing)))))
@@ -287,8 +289,8 @@ them all."
         (load:single-targets parsed (seconds-ns connect-timeout)))))
 
 (defun with-connections (options addresses)
-  "OPTIONS with the number of connections to ADDRESSES: by default one to each, as far as there are
-workers for them. Say on standard error if some of ADDRESSES have none."
+  "OPTIONS with a number of connections: by default one to each of ADDRESSES, but not more than
+there are workers. Print a line on standard error if some of ADDRESSES get no connection."
   (let* ((count (length addresses))
          (most (if (eq :const (getf options :concurrency-schedule))
                    (or (getf options :concurrency) +default-workers+)
@@ -301,8 +303,8 @@ workers for them. Say on standard error if some of ADDRESSES have none."
     (list* :connections connections options)))
 
 (defun shorter-timeout (timeout config path)
-  "The seconds that calls of the method at PATH may take, 0 for no limit: TIMEOUT, or less if CONFIG
-says so."
+  "The seconds that calls of the method at PATH may take, 0 for no limit: TIMEOUT, or the timeout in
+CONFIG if that is shorter."
   (let* ((method (and config (config:find-method-config config path)))
          (ns (and method (config:method-config-timeout-ns method))))
     (cond ((null ns) timeout)
@@ -310,13 +312,13 @@ says so."
           (t (min timeout (ns-seconds ns))))))
 
 (defun refuse-retries (config path)
-  "Refuse CONFIG if it has calls of the method at PATH retried or hedged, which would hide how each
-fared."
+  "Refuse CONFIG if it makes calls of the method at PATH be retried or hedged, which would hide the
+failures of single calls."
   (let ((method (and config (config:find-method-config config path))))
     (when (and method (or (config:method-config-retry method)
                           (config:method-config-hedging method)))
-      (refuse "--service-config: a load counts each call as it fared, and neither retries nor ~
-               hedges; leave retryPolicy and hedgingPolicy out"))))
+      (refuse "--service-config: a load counts each call by itself, without retries and ~
+               hedging; leave out retryPolicy and hedgingPolicy"))))
 
 (defun loads-credentials (&key tls-ca tls-cert tls-key tls-name skip-tls insecure
                             &allow-other-keys)
@@ -328,8 +330,8 @@ fared."
       (client-credentials tls-ca tls-cert tls-key tls-name)))
 
 (defun disobeyed-members (config path)
-  "The settings of CONFIG for calls of the method at PATH, or for channels, that a load ignores:
-texts."
+  "Texts about the settings of CONFIG that a load ignores, for calls of the method at PATH and for
+channels."
   (let* ((method (config:find-method-config config path))
          (balancing (config:service-config-balancing config))
          (policy (and balancing (config:policy-config-name balancing))))
@@ -345,11 +347,11 @@ texts."
                   "waitForReady (calls fail while their connection cannot be made)")
                  (,(and method (or (config:method-config-max-request-octets method)
                                    (config:method-config-max-response-octets method)))
-                  "maxRequestMessageBytes and maxResponseMessageBytes (sizes are not looked at)"))
+                  "maxRequestMessageBytes and maxResponseMessageBytes (sizes are not checked)"))
           when given collect text)))
 
 (defun tell-disobeyed (config path)
-  "Print the settings of CONFIG that are not obeyed for the method at PATH on standard error."
+  "Print on standard error which settings of CONFIG a load ignores for the method at PATH."
   (let ((texts (disobeyed-members config path)))
     (when texts
       (format *error-output* "clgrpc load: of the service config, not obeyed: ~{~A~^; ~}~%" texts)
@@ -375,11 +377,11 @@ texts."
     ("enable-compression" :enable-compression) (:poisson :poisson) (:warm-up :warm-up ns)
     (:balance :balance) (:stream-call-count :stream-call-count)
     (:stream-interval :stream-interval ns) (:stream-call-duration :stream-call-duration ns))
-  "The name of an option in reports, ghz's where ghz has it, its keyword, and the form of its
-value.")
+  "Rows for the options in reports: the name there, which is ghz's if ghz has the option; its
+keyword; and the form of its value.")
 
 (defun told-value (value how)
-  "VALUE, of an option, as JSON of ghz's type."
+  "VALUE of an option as JSON, of the type that ghz has for it."
   (cond ((eq 'ns how) (nanoseconds-of value))
         ((eq 'json how) (handler-case (parse-json value) (clgrpc-error () value)))
         ((eq t value) :true)
@@ -389,15 +391,16 @@ value.")
         (t value)))
 
 (defun told-p (key options)
-  "True if the option KEY of OPTIONS was given, or has a default that means something in this run."
+  "True if reports show the option KEY of OPTIONS: it was given, or has a default that matters in
+this run."
   (case key
     ((:load-step-duration) (eq :step (getf options :load-schedule)))
     ((:concurrency-step-duration) (eq :step (getf options :concurrency-schedule)))
     (t (not (member (getf options key) '(nil 0))))))
 
 (defun told-options (plan options)
-  "The alist from names to JSON that reports have about OPTIONS, a plist of the command's, and about
-PLAN, the plist made of them."
+  "The options in reports, an alist from names to JSON: those of OPTIONS, the command's plist, and
+of PLAN, the plist that was made from it."
   (append (loop for (name key how) in *told-options*
                 when (told-p key options)
                   collect (cons (if (stringp name) name (string-downcase name))
@@ -416,7 +419,7 @@ PLAN, the plist made of them."
 ;;; The plan
 
 (defun load-route (config &key target balance connect-timeout &allow-other-keys)
-  "The part of a plan about connections and their targets, by CONFIG, a service config or nil, too."
+  "The arguments of MAKE-PLAN for connections and their targets. CONFIG is a service config or nil."
   (list :target target :addresses (spread-targets target balance config connect-timeout)
         :server-name (loop:target-host (loop:parse-target target))
         :connect-timeout-ns (seconds-ns connect-timeout)
@@ -446,7 +449,7 @@ in a mix."
        :metadata-maker maker))))
 
 (defun load-requests (credentials timeout &rest options &key mix &allow-other-keys)
-  "The part of a plan about the called methods, with CREDENTIALS and TIMEOUT in seconds."
+  "The arguments of MAKE-PLAN for the called methods, with CREDENTIALS and TIMEOUT in seconds."
   (list :timeout-ns (nanoseconds-of timeout)
         :requests
         (if mix
@@ -458,7 +461,7 @@ in a mix."
             (list (apply #'load-request credentials timeout 1 options)))))
 
 (defun make-load-plan (&rest options &key service-config timeout name tags &allow-other-keys)
-  "The plan that OPTIONS, those of the command `load`, say."
+  "The plan for OPTIONS, those of the command `load`."
   (let* ((config (and service-config (config:parse-service-config service-config)))
          (paths (mapcar #'method-path (apply #'methods-called options)))
          (tags (and tags (parse-string-object tags "--tags")))

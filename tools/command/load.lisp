@@ -15,8 +15,8 @@
 ;;; Progress
 
 (defun progress-function (total)
-  "A function for PERFORM-RUN that keeps one line on standard error about how the run goes; TOTAL
-calls will be made, or nil."
+  "A function for PERFORM-RUN that shows the progress of the run in one line on standard error.
+TOTAL is the number of calls that will be made, or nil."
   (let ((begin (monotonic-ns)) (last-ns 0) (last-count 0))
     (lambda (control)
       (let ((now (monotonic-ns)))
@@ -75,11 +75,11 @@ calls will be made, or nil."
                      unless (or (member key *options-of-workers*)
                                 (equal (getf options key) (argument-default option)))
                        collect (argument-name option))))
-    (when wrong (refuse "~{~A~^, ~} cannot go with --workers, whose protocol lacks this" wrong))))
+    (when wrong (refuse "~{~A~^, ~} cannot go with --workers: their protocol lacks this" wrong))))
 
 (defun seconds-progress-function (seconds)
-  "A function for DRIVE-WORKERS that keeps one line on standard error about how many of SECONDS are
-over."
+  "A function for DRIVE-WORKERS that shows in one line on standard error how many of SECONDS have
+passed."
   (lambda (second)
     (format *error-output* "~C[K~C~D s of ~D s~C" #\Escape #\Return second seconds #\Return)
     (finish-output *error-output*)))
@@ -89,8 +89,8 @@ over."
   (and (not quiet) (interactive-stream-p sb-sys:*stderr*)))
 
 (defun repeat-rounds (rounds make-run)
-  "The run that MAKE-RUN, a function without arguments, makes or, of several ROUNDS, all of them as
-one; those that are left are not made once one was broken off."
+  "Call MAKE-RUN, a function without arguments that makes a run, ROUNDS times, and return all these
+runs as one. If the user breaks one off, no more are made."
   (load:merge-rounds (loop repeat rounds
                            for run = (funcall make-run)
                            collect run
@@ -98,7 +98,8 @@ one; those that are left are not made once one was broken off."
                                          '(:interrupted :terminated)))))
 
 (defun load-by-workers (&rest options &key rounds name tags quiet &allow-other-keys)
-  "The RUN of the workers that OPTIONS name, which call a method of grpc.testing.BenchmarkService."
+  "The RUN that the workers named in OPTIONS make by calling a method of
+grpc.testing.BenchmarkService."
   (refuse-options-of-one options)
   (let ((progress (progress-wanted-p quiet)))
     (unwind-protect
@@ -121,7 +122,7 @@ one; those that are left are not made once one was broken off."
     (unless (or streaming (string= path (concatenate 'string service "UnaryCall")))
       (refuse "workers call ~AUnaryCall and ~:*~AStreamingCall only" service))
     (unless (and duration (plusp duration))
-      (refuse "--workers goes with -z, for how long they are to call"))
+      (refuse "--workers needs -z, the time for which they call"))
     (handler-case
         (drive-workers workers target
                        :streaming streaming :rate rps :connections (or connections 1)
@@ -135,7 +136,7 @@ one; those that are left are not made once one was broken off."
       (grpc:rpc-error (error) (fail-command "a worker: ~A" error)))))
 
 (defun load-alone (&rest options &key rounds quiet &allow-other-keys)
-  "The RUN of this process as OPTIONS say."
+  "The RUN that this process makes by OPTIONS."
   (let* ((plan (apply #'make-load-plan options))
          (progress (and (progress-wanted-p quiet) (progress-function (load:plan-total plan)))))
     (unwind-protect (repeat-rounds rounds
@@ -158,15 +159,15 @@ one; those that are left are not made once one was broken off."
                                        (lambda () (load:perform-run plan)))))))
 
 (defun counted-reading (url name)
-  "The counts of the server with metrics at URL for the method NAME, a METHOD-READING or nil."
+  "The counts for the method NAME in the metrics of the server at URL: a METHOD-READING or nil."
   (find-if (lambda (reading)
              (and (string= "server" (method-reading-role reading))
                   (string= name (method-reading-name reading))))
            (get-metrics url)))
 
 (defun server-figures (before after)
-  "The counts of a server between BEFORE, a METHOD-READING or nil, and AFTER, as RUN-SERVER has
-them. A FAILURE if they are not known."
+  "What a server has counted between BEFORE, a METHOD-READING or nil, and AFTER, in the form of
+RUN-SERVER. Signal a FAILURE if that is not known."
   (unless after (fail-command "there is nothing about the method"))
   (when (and before (< (method-reading-ended after) (method-reading-ended before)))
     (fail-command "they have fallen, as those of a server do that was started again"))
@@ -178,9 +179,9 @@ them. A FAILURE if they are not known."
                 when seconds collect (cons name (round (* +ns-per-second+ seconds)))))))
 
 (defun call-beside-server (url method function)
-  "The RUN that FUNCTION, without arguments, returns, with the counts of METHOD meanwhile by the
-server with metrics at URL, or nil. A line on standard error if the server does not say them
-after the run, which is reported without them."
+  "Call FUNCTION, without arguments, and return its RUN. Unless URL is nil, add what the server
+whose metrics are at URL has counted for METHOD meanwhile; if the server does not tell that after
+the run, print the reason on standard error and return the RUN without it."
   (if (null url)
       (funcall function)
       (let* ((name (subseq (method-path method) 1))
@@ -195,7 +196,7 @@ after the run, which is reported without them."
         run)))
 
 (defun count-errors-in (run)
-  "Make the latencies in reports of RUN and its rounds those of all calls."
+  "Change RUN and its rounds so that reports show the latencies of all calls, failed ones included."
   (dolist (one (cons run (load:run-rounds run)))
     (setf (load:run-latency one) (load:run-all-latency one))))
 
@@ -238,8 +239,8 @@ after the run, which is reported without them."
      (((total nil "-n") "N" (integer-parser 1 1000000000000) nil
        "How many calls; 200 without -z.")
       ((concurrency nil "-c") "N" (integer-parser 1 1000000) nil
-       "How many calls may be under way at once, each by a worker. By default 50 without --rps; with
---rps there is no limit.")
+       "How many calls may be under way at once, each by a worker. By default 50; with --rps there
+      is no limit by default.")
       ((rps nil "-r") "N" #'parse-rate nil
        "Begin calls at this rate, independent of earlier calls: an open loop. Latencies count from
       when each call was due. Without it each worker makes one call after the other.")
@@ -268,7 +269,7 @@ after the run, which is reported without them."
       (reflect-metadata "JSON" #'identity nil
                         "Metadata for the server's reflection only, an object of strings.")
       (disable-template-data "[BOOLEAN]" #'parse-boolean nil
-                             "Take templates in data and metadata for mere text.")
+                             "Do not fill in templates in data and metadata.")
       ((enable-compression nil "-e") "[BOOLEAN]" #'parse-boolean nil
        "Send requests in gzip.")
       (config "FILE" #'parse-config-file '()
@@ -282,7 +283,7 @@ after the run, which is reported without them."
       (proto "FILE" #'identity nil
              "The .proto file that declares the service; without it, the server's reflection is
       asked.")
-      (protoset "FILE" #'identity nil "The same as a compiled FileDescriptorSet.")
+      (protoset "FILE" #'identity nil "The same from a compiled FileDescriptorSet.")
       ((import-path nil "-i" "--import-paths") "DIR[:DIR…]" #'parse-directories nil
        "Where the imports of --proto are found first.")
       (connections "N" (integer-parser 1 100000) nil
@@ -300,14 +301,17 @@ after the run, which is reported without them."
       (load-step "N" #'parse-step nil "The number that is added; may be negative.")
       (load-end "N" #'parse-rate nil "The rate at which it stays.")
       (load-step-duration "DURATION" #'parse-seconds 1 "How long a step of the rate is.")
-      (load-max-duration "DURATION" #'parse-duration nil "After which the rate stays.")
+      (load-max-duration "DURATION" #'parse-duration nil "The time after which the rate stays the
+      same.")
       (concurrency-schedule "KIND" (choice-parser :const :step :line) :const
                             "How the number of workers changes, as --load-schedule.")
       (concurrency-start "N" #'parse-rate nil "The workers to begin with.")
-      (concurrency-step "N" #'parse-step nil "How many are added; may be negative.")
+      (concurrency-step "N" #'parse-step nil "The number of workers that is added; may be
+      negative.")
       (concurrency-end "N" #'parse-rate nil "The number at which it stays.")
       (concurrency-step-duration "DURATION" #'parse-seconds 1 "How long such a step is.")
-      (concurrency-max-duration "DURATION" #'parse-duration nil "After which the number stays.")
+      (concurrency-max-duration "DURATION" #'parse-duration nil "The time after which the number
+      stays the same.")
       (async "[BOOLEAN]" #'parse-boolean nil
              "With --rps, begin calls when they are due even if -c are under way.")
       (poisson "[BOOLEAN]" #'parse-boolean nil
@@ -317,7 +321,7 @@ after the run, which is reported without them."
       which costs the tool a fraction and is in the latencies; 0 begins each at a time of its own.
       By default 0, and 1ms at rates above 4,000 a second.")
       (details "N" (integer-parser 2 10000000) 4096
-               "The most calls to list one by one, evenly over the run.")
+               "The most calls to list one by one; they are taken evenly from the whole run.")
       ((skip-first nil "--skipFirst") "N" (integer-parser 0 1000000000) 0
        "The number of calls at the beginning that do not count.")
       (warm-up "DURATION" #'parse-duration 0 "The time before the run whose calls do not count.")
@@ -337,29 +341,32 @@ after the run, which is reported without them."
                             "For how long a stream sends or, where only the server streams, receives
       before it is cancelled.")
       (workers "ADDRESSES" (addresses-parser 1) nil
-               "Have these, each `clgrpc qps-worker` or that of another gRPC, call together:
-      UnaryCall or StreamingCall of grpc.testing.BenchmarkService, for -z, with -c, --connections
-      and --rps, which is by chance, of all; of -d only the sizes count.")
+               "Let these workers make the calls, together: each is `clgrpc qps-worker` or the
+      worker of another gRPC. METHOD is UnaryCall or StreamingCall of grpc.testing.BenchmarkService;
+      -z says for how long; -c, --connections and --rps are for all workers together, and with --rps
+      calls begin at random times; of -d only the sizes count.")
       (stream-dynamic-messages "[BOOLEAN]" #'parse-boolean nil
                                "Fill in templates for each message of a stream, not for each call.")
       ((tls-ca nil "--cacert") "FILE" #'identity nil
        "Speak TLS, and trust the certificates in FILE (PEM), or with `system` the system's.")
       ((tls-cert nil "--cert") "FILE" #'identity nil
-       "The certificates to show a server that asks for some.")
+       "The certificates to show a server that asks for them.")
       ((tls-key nil "--key") "FILE" #'identity nil
-       "The private key of --tls-cert; without it, in that file.")
+       "The private key of --tls-cert; by default it is in that file.")
       ((tls-name nil "--cname") "NAME" #'identity nil
-       "The name that the server's certificate must be for.")
+       "The name that must be in the server's certificate.")
       ((skip-tls nil "--skipTLS") "[BOOLEAN]" #'parse-boolean nil
        "Speak TLS with any server, without verifying its certificate.")
       (insecure "[BOOLEAN]" #'parse-boolean nil
-                "Speak plaintext; the default, for command lines of ghz.")
+                "Speak plaintext. This is the default; the option exists for command lines of ghz.")
       (authority "NAME" #'identity nil "The :authority of calls, by default the target's.")
       balancing-options
       ((format nil "-O") "FORMAT" (apply #'choice-parser report:*formats*) :summary
        "How to report: summary, json as ghz writes it with more, pretty, csv, or html, a page.")
-      ((output nil "-o") "FILE" #'identity nil "Where to, instead of standard output.")
-      (compare "FILE" #'parse-run-argument nil "Compare with the run of this JSON.")
+      ((output nil "-o") "FILE" #'identity nil "The file to write the report to, instead of standard
+      output.")
+      (compare "FILE" #'parse-run-argument nil "Compare with the run in this file, a report in
+      JSON.")
       ((fail-if "--fail-if") "CONDITIONS" #'parse-conditions '()
        "Exit with 4 if one of these holds, such as 'p99 > 10ms, errors > 0'; may be given several
       times.")
@@ -368,7 +375,7 @@ after the run, which is reported without them."
       (name "TEXT" #'identity nil "The name of the run, for reports.")
       (tags "JSON" #'identity nil "An object of strings, for reports.")
       (quiet "[BOOLEAN]" #'parse-boolean nil
-             "Say nothing on standard error meanwhile; so if that is not a terminal.")))
+             "Show no progress on standard error. There is none if that is not a terminal.")))
     "Load any server with calls of one method, or of several, and report their latencies. Types come
 from the server's reflection, --proto or --protoset. With --rps calls begin on time, independent of
 earlier ones, and latencies count from when they were due; the report shows how late the tool itself

@@ -8,9 +8,9 @@
                            :external-format '(:utf-8 :replacement #\?)))
 
 (defun open-standard-descriptors ()
-  "Have those of descriptors 0 to 2 that the caller closed be /dev/null, open to read: input is at
-its end, and writing fails. SBCL waits for ever for octets of a closed one, and what else is opened
-would get its number."
+  "If the caller has closed descriptors 0, 1 or 2, open /dev/null for reading in their places: then
+input is at its end, and writing fails. Otherwise SBCL would wait for ever for octets from a closed
+descriptor, and the next file that is opened would get its number."
   (loop for descriptor = (sb-unix:unix-open "/dev/null" sb-unix:o_rdonly 0)
         while (and descriptor (<= descriptor 2))
         finally (when descriptor (sb-unix:unix-close descriptor))))

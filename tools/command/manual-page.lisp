@@ -4,8 +4,8 @@
 (in-package #:clgrpc.tools)
 
 (defun roff (text)
-  "TEXT as roff prints it: nothing in it is a request or an escape, lines flow, and items of a list
-begin new lines."
+  "TEXT in the form that makes roff print it: nothing in it is a request or an escape, lines flow,
+and items of a list begin new lines."
   (with-output-to-string (out)
     (loop for (line . more) on (uiop:split-string text :separator '(#\Newline))
           for bare = (string-left-trim " " line)

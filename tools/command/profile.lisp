@@ -3,9 +3,9 @@
 (in-package #:clgrpc.tools)
 
 (defun default-load (command in-flight)
-  "The load for the program that COMMAND, words of the command line, starts, with IN-FLIGHT calls at
-once: :bench for servers of RouteGuide if this program has a client of benchmarks, a shell's command
-with our own `load` for services of `serve`, else nil."
+  "The load for the program that COMMAND, words of the command line, starts: IN-FLIGHT calls at
+once. It is :bench for servers of RouteGuide if this program has the command `bench-client`, a shell
+command that runs our `load` for other services of `serve`, and nil for anything else."
   (let ((services (and (equal "serve" (first command))
                        (loop for word in (rest command)
                              append (uiop:split-string word :separator ",")))))
@@ -33,8 +33,8 @@ with our own `load` for services of `serve`, else nil."
     command))
 
 (defun write-profile-as (format profile before stacks stream)
-  "Write PROFILE to STREAM in FORMAT, with BEFORE, another or nil, side by side. STACKS, :cpu or
-:off-cpu, are those to write where the format has one kind only."
+  "Write PROFILE to STREAM in FORMAT, side by side with BEFORE unless that is nil. If FORMAT can
+hold only one kind of stacks, STACKS, :cpu or :off-cpu, says which."
   (ecase format
     (:text (profile:write-profile profile stream)
      (when before (profile:write-difference before profile stream)))
@@ -50,7 +50,7 @@ with our own `load` for services of `serve`, else nil."
     (:pprof (profile:write-pprof profile :stacks stacks))))
 
 (defun call-for-profile (function &rest arguments)
-  "Call FUNCTION with ARGUMENTS; a PROFILE-ERROR is a FAILURE."
+  "Call FUNCTION with ARGUMENTS; signal a FAILURE in place of a PROFILE-ERROR."
   (handler-case (apply function arguments)
     (profile:profile-error (error) (fail-command "~A" error))))
 
@@ -61,24 +61,24 @@ with our own `load` for services of `serve`, else nil."
      ((load "COMMAND" #'identity nil
             "A shell command that puts load on the server meanwhile; {address} in it stands for the
       server's address. By default, for services of `serve`, a client of ours.")
-      (in-flight "N" (integer-parser 1 10000) 100 "Calls at once of the load by default.")
+      (in-flight "N" (integer-parser 1 10000) 100 "How many calls the default load makes at once.")
       (seconds "DURATION" #'parse-seconds 3 "How long CPU is sampled; system calls are followed for
       a second more.")
-      (rounds "N" (integer-parser 1 100) 1 "How often to measure under one load. Compared figures
-      are then means, and the noise is the variation between rounds.")
+      (rounds "N" (integer-parser 1 100) 1 "How often to measure under one load. Figures that are
+      compared are then means of the rounds, and their noise is the variation between rounds.")
       (sampler "NAME" (choice-parser :auto :perf :sbcl) :auto
-               "The sampler: perf, sbcl, which works for a command only, or auto, perf if
-      installed.")
+               "The sampler: perf; sbcl, which works only for a command; or auto: perf if it is
+      installed, else sbcl.")
       (compare "FILE" #'identity nil
                "An earlier profile, JSON, to show the differences from.")
       ((output nil "-O" "--format") "FORMAT" (choice-parser :text :json :html :folded :pprof)
               :text
-              "The format of the report; html is one page, with a flame graph, and with --compare
-      one of the differences; folded are stacks for speedscope and its like, pprof is for `go tool
-      pprof`.")
+              "The format of the report. html is one page with a flame graph, and with --compare a
+      second one, coloured by the differences; folded are stacks for programs such as speedscope;
+      pprof is for `go tool pprof`.")
       (stacks "KIND" (choice-parser :cpu :off-cpu) :cpu
-              "The stacks that folded and pprof have: those of CPU time, or, off-cpu, those in which
-      threads sleep.")))
+              "The stacks that folded and pprof contain: those of CPU time, or, with off-cpu, those
+      in which threads sleep.")))
     "Show where the time of a process goes: CPU by subsystem, by phase of a call and by function,
 system calls, waits and switches of thread, batons, allocation and collections. Samples with perf."
   (let* ((pid (and (null (rest what)) (every #'digit-char-p (first what))
@@ -91,7 +91,7 @@ system calls, waits and switches of thread, batons, allocation and collections. 
     (when (and (eq :off-cpu stacks) (not stacks-only))
       (refuse "--stacks goes with -O folded or pprof"))
     (when (and command (null load))
-      (format *error-output* "clgrpc profile: nothing puts load on it; name a load by --load~%")
+      (format *error-output* "clgrpc profile: there is no load on the process; --load gives one~%")
       (finish-output *error-output*))
     (let ((before (and compare (call-for-profile #'profile:read-profile compare))))
       (call-for-profile #'write-profile-as output

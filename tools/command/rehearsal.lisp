@@ -1,12 +1,13 @@
 ;;;; The rehearsal, which runs once before the command is saved. CLOS compiles discriminating
-;;;; functions and the like when a generic function is first called: 3 ms in the first call to a
-;;;; server, 10 in that of a client. A core that is saved after some calls has them.
+;;;; functions and the like when a generic function is first called, which takes 3 ms in the first
+;;;; call of a server and 10 ms in that of a client. A core that is saved after some calls contains
+;;;; these functions.
 
 (in-package #:clgrpc.tools)
 
 (defun rehearse ()
-  "Serve, and run commands that call that server, in this image; true if all went well. Their output
-is lost. Leaves nothing running."
+  "Start a server in this image, run commands that call it, without their output, and stop it.
+Return true if all of them succeeded."
   (let ((server (grpc:start-server (append (list (make-instance 'grpc:health-service))
                                            (grpc:reflection-services)
                                            (offered-services

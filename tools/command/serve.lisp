@@ -1,5 +1,5 @@
-;;;; The command `serve`: example services, and those that other systems offer, on an address, until
-;;;; SIGTERM or SIGINT.
+;;;; The command `serve`: it serves example services, and services that other systems add by
+;;;; ADD-OFFER, until SIGTERM or SIGINT.
 
 (in-package #:clgrpc.tools)
 
@@ -15,9 +15,9 @@
 (defvar *offers* '() "The services of `serve`, in the order of its help text.")
 
 (defun add-offer (name summary maker &key execution page)
-  "Have `serve` offer NAME, of which its help says SUMMARY: the service objects that the function
-MAKER returns, whose methods run as EXECUTION says: an alist for START-SERVER, or :inline for all.
-With --web there is a PAGE as well, a handler of HTTP."
+  "Let `serve` offer services under NAME, described by SUMMARY in its help: the service objects that
+the function MAKER returns. EXECUTION says where their methods run: an alist for START-SERVER, or
+:inline for all of them. PAGE, if given, is a handler of HTTP that is served with --web."
   (setf *offers* (append (remove name *offers* :key #'offer-name :test #'string=)
                          (list (make-offer :name name :summary summary :maker maker
                                            :execution execution :page page))))
@@ -42,7 +42,7 @@ With --web there is a PAGE as well, a handler of HTTP."
   (mapcar #'offer-name *offers*))
 
 (defun parse-services (string)
-  "The offers that STRING, names with commas between, means."
+  "The offers whose names are in STRING, with commas between."
   (let ((offers (loop for name in (uiop:split-string string :separator ",")
                       collect (or (find name *offers* :key #'offer-name :test #'string=)
                                   (refuse "there is no service ~S; there are ~{~A~^, ~}" name
@@ -52,8 +52,8 @@ With --web there is a PAGE as well, a handler of HTTP."
     offers))
 
 (defun offered-services (offers)
-  "The service objects of OFFERS, and as second value where their methods run, an alist for
-START-SERVER. Refuses offers of the same service."
+  "The service objects of OFFERS, and as the second value the alist for START-SERVER that says where
+their methods run. Refuse OFFERS if two of them have the same service."
   (let ((services '()) (execution '()))
     (dolist (offer offers)
       (let ((made (funcall (offer-maker offer))))
@@ -63,7 +63,8 @@ START-SERVER. Refuses offers of the same service."
     (values services execution)))
 
 (defun placement (offer services)
-  "Where the methods of OFFER, whose service objects are SERVICES, run."
+  "The alist for START-SERVER that says where the methods of OFFER run; its service objects are
+SERVICES."
   (if (eq :inline (offer-execution offer))
       (loop for service in services
             append (loop for method in (method:service-methods service)
@@ -71,7 +72,7 @@ START-SERVER. Refuses offers of the same service."
       (offer-execution offer)))
 
 (defun refuse-duplicates (offers services)
-  "Refuse OFFERS if two of their SERVICES serve the same."
+  "Refuse OFFERS if two of their SERVICES have the same name."
   (flet ((names (service)
            (remove-duplicates (mapcar #'method:rpc-method-service-name
                                       (method:service-methods service))
@@ -89,8 +90,8 @@ START-SERVER. Refuses offers of the same service."
     (finish-output)))
 
 (defun serve-until-told (server)
-  "Print the addresses of SERVER, and its statistics at each SIGUSR1; return when the process has
-been asked to end and SERVER has stopped."
+  "Print the addresses of SERVER, and its statistics at each SIGUSR1. Return when the process was
+asked to end and SERVER has stopped."
   (program:call-with-ending
    (lambda (ending)
      (program:call-at-report ending (lambda () (print-statistics server)))
@@ -101,7 +102,7 @@ been asked to end and SERVER has stopped."
 ;;; For measurements of memory
 
 (defun collect-at-each-line ()
-  "For each line on standard input collect all garbage and print the remaining octets."
+  "For each line on standard input collect all garbage and print how many octets are still in use."
   (loop while (read-line *standard-input* nil)
         do (let ((start-ns (monotonic-ns)))
              (sb-ext:gc :full t)

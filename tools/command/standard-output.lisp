@@ -1,5 +1,5 @@
-;;;; The standard output and the standard error of the command, of text in UTF-8 and of octets, and
-;;;; its standard input as octets.
+;;;; Streams for the command: its standard output and standard error, for text in UTF-8 and octets,
+;;;; and its standard input, for octets.
 ;;;;
 ;;;; When the reader of a pipe goes away in the middle of a write, SBCL's own streams wait until the
 ;;;; pipe can be written, which is never, and use a whole processor for that. These write until the
@@ -12,9 +12,10 @@
 (in-package #:clgrpc.tools)
 
 (defconstant +exit-broken-pipe+ 141
-  "The reader of the output, such as `head`, has gone: the code of a process that SIGPIPE ended.")
+  "The exit code if the reader of the output, such as `head`, has gone: that of a process that
+SIGPIPE ended.")
 
-(defconstant +output-octets+ 65536 "How much a stream gathers before it writes.")
+(defconstant +output-octets+ 65536 "The octets that a stream gathers before it writes them.")
 
 (define-condition output-error (stream-error)
   ((reason :initarg :reason :reader output-error-reason))
@@ -22,12 +23,12 @@
              (format stream "cannot write to ~A: ~A"
                      (output-name (stream-error-stream condition))
                      (output-error-reason condition))))
-  (:documentation "Output cannot be written for REASON, a text of the system."))
+  (:documentation "Output cannot be written; REASON is the system's text for the cause."))
 
 (defclass output (sb-gray:fundamental-character-output-stream
                   sb-gray:fundamental-binary-output-stream)
   ((descriptor :initarg :descriptor :reader output-descriptor)
-   (name :initarg :name :reader output-name) ; for people
+   (name :initarg :name :reader output-name) ; for error messages
    ;; a function that is called when the reader has gone
    (unread :initarg :unread :reader output-unread)
    (gathered :initform (make-buffer) :reader output-gathered) ; octets to be written
@@ -46,7 +47,7 @@
   (sb-sys:wait-until-fd-usable (output-descriptor output) :output 1 nil))
 
 (defun fail-output (output result)
-  "Writing to OUTPUT has failed with RESULT."
+  "Handle the failure of a write to OUTPUT, whose result was RESULT."
   (setf (output-torn output) (/= 10 (output-last output)))
   (if (= result (- os:+epipe+))
       (funcall (output-unread output))
@@ -115,15 +116,15 @@ call the function UNREAD if its reader has gone."
 (defvar *unread-caught* nil "True in a thread that evaluates the body of WITH-UNREAD-OUTPUT.")
 
 (defun end-unread ()
-  "The reader of the standard output has gone: end the command, which may clean up, or else the
-process."
+  "End the command, since the reader of the standard output has gone: unwind its thread, so that it
+can clean up, or else end the process."
   (if *unread-caught*
       (throw 'output-unread +exit-broken-pipe+)
       (sb-ext:exit :code +exit-broken-pipe+ :abort t)))
 
 (defmacro with-unread-output (&body body)
-  "Evaluate BODY; the value is +EXIT-BROKEN-PIPE+, at once, if the reader of the standard output
-has gone."
+  "Evaluate BODY and return its value. As soon as the reader of the standard output has gone, leave
+BODY and return +EXIT-BROKEN-PIPE+."
   `(let ((*unread-caught* t))
      (catch 'output-unread ,@body)))
 

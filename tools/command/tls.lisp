@@ -5,13 +5,13 @@
 (define-shared-options client-tls
   (tls-ca "FILE" #'identity nil
           "Speak TLS, and trust the certificates in FILE (PEM), or with `system` the system's.")
-  (tls-cert "FILE" #'identity nil "The certificates to show a server that asks for some.")
-  (tls-key "FILE" #'identity nil "The private key of --tls-cert; without it, in that file.")
-  (tls-name "NAME" #'identity nil "The name that the server's certificate must be for."))
+  (tls-cert "FILE" #'identity nil "The certificates to show a server that asks for them.")
+  (tls-key "FILE" #'identity nil "The private key of --tls-cert; by default it is in that file.")
+  (tls-name "NAME" #'identity nil "The name that must be in the server's certificate."))
 
 (defun client-credentials (roots certificate key name &optional (prefix "tls"))
-  "The credentials that the options CLIENT-TLS, or those with another PREFIX, mean; nil without
-them."
+  "The credentials for the values of the options CLIENT-TLS; nil if none is given. PREFIX is the
+beginning of these options' names."
   (cond (roots
          (when (and key (not certificate)) (refuse "--~A-key goes with --~:*~A-cert" prefix))
          (grpc:tls-credentials :roots (if (string= roots "system") :system roots)

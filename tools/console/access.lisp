@@ -1,10 +1,11 @@
-;;;; Access to the console: by default only this machine has it, with the token. The address that
-;;;; CONSOLE-URL returns has the token; its answer moves it into a cookie, so that it is in no
-;;;; address afterwards. A program gives it as `authorization: Bearer TOKEN`.
+;;;; Access to the console: by default only programs on this machine may open it, and only with the
+;;;; token. The address that CONSOLE-URL returns contains the token; the answer moves it into a
+;;;; cookie, so that no later address contains it. A program sends it as `authorization: Bearer
+;;;; TOKEN`.
 ;;;;
 ;;;; A page of another site cannot read the console: its scripts have no cookie to send (SameSite).
-;;;; A page whose name is made to lead to this machine (DNS rebinding) asks for a host of that name,
-;;;; which is refused.
+;;;; If an attacker makes the name of a site lead to this machine (DNS rebinding), requests ask for
+;;;; that name as their host, and are refused.
 
 (in-package #:clgrpc.console)
 
@@ -91,19 +92,19 @@ if REQUEST lacks it. Also :header if CONSOLE has no token."
             ((right-p (exchange:http-request-parameter request "token")) :address)))))
 
 (defun host-allowed-p (console request)
-  "True if REQUEST asks for a host that CONSOLE may be asked for by: unless it is remote, this
-machine by one of its own names."
+  "True if the host that REQUEST asks for is allowed: any host if CONSOLE is remote, else only a
+name or address of this machine."
   (or (console-remote-p console)
       (loopback-host-p (host-part (or (exchange:http-request-header request "host") "")))))
 
 (defun peer-allowed-p (console peer)
-  "True if PEER, the address of a connection, may look at CONSOLE if it has the token."
+  "True if PEER, the address of a connection, may look at CONSOLE, provided that it has the token."
   (or (console-remote-p console) (loopback-address-p peer)))
 
 ;;; Answers
 
 (defun safe-headers (type &rest more)
-  "The headers of an answer of TYPE, a media type, with MORE, entries of the alist."
+  "The headers, an alist, of an answer whose media type is TYPE, and the entries MORE."
   (list* (cons "content-type" type)
          '("cache-control" . "no-store")
          '("x-content-type-options" . "nosniff")
@@ -131,8 +132,7 @@ machine by one of its own names."
           nil))
 
 (defun call-if-allowed (console request function)
-  "Call FUNCTION, which answers REQUEST, if that has access to CONSOLE; else answer with the
-refusal."
+  "If REQUEST has access to CONSOLE, call FUNCTION, which answers it; else refuse it."
   (cond ((not (peer-allowed-p console (exchange:http-request-peer request)))
          (refuse 403 "This console is for the machine it runs on."))
         ((not (host-allowed-p console request))

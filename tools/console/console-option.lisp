@@ -1,22 +1,22 @@
-;;;; The option by which a server's command line has the console shown.
+;;;; The option --console of commands that serve.
 
 (in-package #:clgrpc.console)
 
 (defun open-console (addresses metrics credentials)
-  "A console of METRICS to be shown on ADDRESSES. It has a secret, which other machines may send
-only if there are CREDENTIALS."
+  "Return a console of METRICS that will be shown on ADDRESSES. Its address contains a secret; so
+ADDRESSES may be reached by other machines only over TLS, by CREDENTIALS."
   (let ((remote (notevery #'loopback-address-p addresses)))
     (when (and remote (null credentials))
-      (command:refuse "--console ~{~A~^,~}: others than this machine would send its secret over ~
-                       the network as it is; give --tls-cert, or an address of this machine ~
-                       such as 127.0.0.1:0"
+      (command:refuse "--console ~{~A~^,~}: the secret of the console would cross the network ~
+                       unencrypted; give --tls-cert, or an address of this machine that no ~
+                       other reaches, such as 127.0.0.1:0"
                       addresses))
     (make-console :metrics metrics :remote remote)))
 
 (defun call-with-console (addresses metrics credentials function)
-  "Call FUNCTION with a console of METRICS, which is shown on ADDRESSES, over TLS if there are
-CREDENTIALS, while it runs, and where that is, a string; with nil and nil if ADDRESSES are nil. From
-any thread."
+  "Call FUNCTION with a console of METRICS and its address, a string, and show the console on
+ADDRESSES while FUNCTION runs, over TLS if there are CREDENTIALS. If ADDRESSES is nil, call FUNCTION
+with nil and nil. From any thread."
   (if (null addresses)
       (funcall function nil nil)
       (let ((console (open-console addresses metrics credentials)))
@@ -28,8 +28,9 @@ any thread."
   (find-if (lambda (observer) (typep observer 'console)) observers))
 
 (defun make-console-as-asked (given)
-  "A list of the console that GIVEN, the plist of a command line, asks for, and of its metrics if
-the observers of GIVEN have none; without a console if these have one."
+  "The observers that the option --console in GIVEN, the plist of a command line, adds: a console,
+and its metrics if the observers of GIVEN include no metrics. Without a console if they include
+one."
   (destructuring-bind (&key console observer credentials &allow-other-keys) given
     (when (and console (not (find-console observer)))
       (let* ((own (find-if (lambda (observer) (typep observer 'metrics:metrics)) observer))
@@ -39,9 +40,9 @@ the observers of GIVEN have none; without a console if these have one."
         (if own (list made) (list metrics made))))))
 
 (defun call-with-console-page (server given function)
-  "Call FUNCTION, which stops SERVER, while the console among its observers is shown where GIVEN,
-the plist of a command line, says, with a list of a line that says so; with nil if that says
-nothing."
+  "Call FUNCTION, which stops SERVER. If GIVEN, the plist of a command line, has addresses for the
+console, show the console among SERVER's observers there meanwhile, and call FUNCTION with a list of
+one line that contains its address; else call it with nil."
   (declare (ignore server))
   (destructuring-bind (&key addresses observer credentials &allow-other-keys)
       (list* :addresses (getf given :console) given)
@@ -54,8 +55,8 @@ nothing."
 
 (command:define-shared-options :console
   (console "ADDRESSES" (command:addresses-parser 0) nil
-           "Serve a page with the process's calls and counts at ADDRESSES; prints the address to
-      open, which has a secret in it. If others than this machine reach ADDRESSES, they may look,
+           "Serve a page with the process's calls and counts at ADDRESSES. Prints the address to
+      open, which contains a secret. If other machines can reach ADDRESSES, they may look as well,
       over HTTPS: that needs --tls-cert."))
 
 (command:add-group "clgrpc-tools/console" (command:option-list :console) 'call-with-console-page

@@ -1,7 +1,7 @@
-;;;; The page, whose files in page/ are compiled into the image and sent as one, what it asks for:
-;;;; the events, and the options; and pages of other systems, such as that of workflows. Its policy
-;;;; (Content-Security-Policy) lets it run the script that it came with, by a nonce that is new each
-;;;; time, and talk to where it came from; nothing else.
+;;;; The page, and what it requests: the events, and the options. Its files in page/ are compiled
+;;;; into the image and sent as one. Other systems can add pages, such as that of workflows. The
+;;;; policy of a page (Content-Security-Policy) lets it run its own script, which is known by a
+;;;; nonce that is new each time, and send requests to the server that it came from; nothing else.
 
 (in-package #:clgrpc.console)
 
@@ -14,8 +14,9 @@
           while end)))
 
 (defmacro page-parts (page &rest marks-and-files)
-  "The parts of PAGE, a file below this one's folder, a list of strings; the nonce goes between
-them. MARKS-AND-FILES are what stands in PAGE in double braces, and the file that goes there."
+  "The parts of PAGE, a file below the folder of this one, as a list of strings; the nonce goes
+between them. MARKS-AND-FILES are words by turns with files: where PAGE has the word in double
+braces, the contents of the file are inserted."
   (labels ((file-text (name)
              (uiop:read-file-string
               (merge-pathnames name (or *compile-file-truename* *load-truename*))
@@ -33,7 +34,7 @@ them. MARKS-AND-FILES are what stands in PAGE in double braces, and the file tha
               "script" "page/console.js"))
 
 (defun page-text (parts nonce)
-  "The page of PARTS, see PAGE-PARTS."
+  "The page that PARTS, a value of PAGE-PARTS, make with NONCE."
   (with-output-to-string (stream)
     (loop for (part . more) on parts
           do (write-string part stream)
@@ -45,7 +46,7 @@ them. MARKS-AND-FILES are what stands in PAGE in double braces, and the file tha
                frame-ancestors 'none'" nonce))
 
 (defun send-page (parts)
-  "Answer with the page of PARTS, see PAGE-PARTS. From any thread."
+  "Answer with the page that PARTS, a value of PAGE-PARTS, make. From any thread."
   (let ((nonce (random-text 16)))
     (values 200
             (safe-headers "text/html; charset=utf-8"
@@ -79,10 +80,10 @@ them. MARKS-AND-FILES are what stands in PAGE in double braces, and the file tha
 ;;; Pages of others
 
 (defun add-page (console name title function)
-  "Add a page to CONSOLE, whose own page links to it by TITLE, at NAME below its path, a string of
-letters. FUNCTION gets a request for a path below NAME/, and that path, a string; it returns the
-status, headers and text of the answer, as SEND-PAGE, SEND-JSON and REFUSE do, and may wait. From
-any thread."
+  "Add a page to CONSOLE. Its path is NAME, a string of letters, below CONSOLE's path; CONSOLE's own
+page links to it by TITLE. FUNCTION is called for each request whose path is below NAME/, with the
+request and the rest of the path. It returns the status, headers and text of the answer, as
+SEND-PAGE, SEND-JSON and REFUSE do, and may wait. From any thread."
   (check-type name string)
   (sb-thread:with-mutex ((console-lock console))
     (setf (console-pages console)
@@ -90,7 +91,8 @@ any thread."
                   (list (list name title function))))))
 
 (defun page-below (console below)
-  "The page of CONSOLE, a list of its name, title and function, that BELOW, a path, is in, or nil."
+  "The page of CONSOLE to which BELOW, a path, belongs: a list of its name, title and function; or
+nil."
   (let ((slash (position #\/ below)))
     (and slash (assoc (subseq below 0 slash) (console-pages console) :test #'string=))))
 
@@ -113,12 +115,12 @@ any thread."
           ((string/= "GET" (exchange:http-request-method request))
            (refuse 405 "Events are for GET."))
           ((add-viewer console request))
-          (t (refuse 503 (format nil "~D look at this console already." +viewers+))))))
+          (t (refuse 503 (format nil "~D viewers look at this console already." +viewers+))))))
 
 (defun console-handler (console)
   "Return a handler for START-SERVER's :http that shows CONSOLE, a value of MAKE-CONSOLE, in a
-browser, at CONSOLE's path. The server may be one that serves gRPC or one of its own, which is the
-better choice if others can reach the first. From any thread."
+browser, at CONSOLE's path. The server may be one that serves gRPC. If other machines can
+reach that, a server for the console alone is the better choice. From any thread."
   (check-type console console)
   (exchange:http-handler (console-path console)
                        (lambda (request)
@@ -126,8 +128,9 @@ better choice if others can reach the first. From any thread."
                                           (lambda () (answer console request))))))
 
 (defun console-url (console server)
-  "Return the address of CONSOLE, whose handler SERVER has, for a browser: a string, a secret since
-it contains the token. Nil if SERVER listens on no address of the network. From any thread."
+  "Return the address at which a browser finds CONSOLE, whose handler SERVER has. The address is a
+string, and secret since it contains the token. Return nil if SERVER listens on no address of the
+network. From any thread."
   (let ((address (find-if-not (lambda (address)
                                 (or (uiop:string-prefix-p "unix" address)
                                     (uiop:string-prefix-p "inproc:" address)))

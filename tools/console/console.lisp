@@ -1,6 +1,6 @@
-;;;; The console object. Given to servers and channels as :observer it keeps the calls that are
-;;;; worth a look, in a sample set for each loop, and counts in its metrics. It gets the events of
-;;;; the log until it is garbage.
+;;;; The console object. As the :observer of servers and channels it keeps slow and failed calls, in
+;;;; a sample set for each loop, and counts in its metrics. It gets the events of the log until it
+;;;; is garbage.
 
 (in-package #:clgrpc.console)
 
@@ -9,10 +9,10 @@
 (defclass console ()
   ((metrics :initarg :metrics :reader console-metrics) ; whose counts it shows
    (token :initarg :token :reader console-token) ; a string that viewers must have, or nil
-   (name :initform (random-text 4) :reader console-name) ; distinguishes its cookie from others of
-                                                         ; the host
+   (name :initform (random-text 4) :reader console-name) ; distinguishes its cookie from those of
+                                                         ; other consoles on the host
    (path :initarg :path :reader console-path) ; of its page, which ends with a slash
-   (remote :initarg :remote :reader console-remote-p) ; true if not only this machine may look
+   (remote :initarg :remote :reader console-remote-p) ; true if other machines may look
    (exemplar :initarg :exemplar :reader console-exemplar) ; see MAKE-CONSOLE
    (tail :initform (make-tail) :reader console-tail) ; of the log
    (lock :initform (sb-thread:make-mutex :name "clgrpc console") :reader console-lock) ; of the rest
@@ -59,22 +59,23 @@
 
 (defun make-console (&key metrics exemplar (path "/console/") remote
                        (token (random-text +token-octets+)))
-  "Return a console, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL; all that have
-it are shown together. CONSOLE-HANDLER makes the page that shows it; CONSOLE-URL returns its
-address. The page shows the counts of METRICS, a value of MAKE-METRICS; by default the console has
-its own, see CONSOLE-METRICS. They count all that the console observes, and count it once only if
-they are given to :observer as well. EXEMPLAR, such as TRACE-EXEMPLAR, is a function of a call that
-has ended, which returns an alist of strings to be shown with it, or nil; it is called on the call's
-loop and must not wait. PATH is that of the page, with a slash at both ends. Unless REMOTE is true
-only this machine may look. A request for the page must have TOKEN, 16 to 256 letters, digits and
--_., random by default; nil means that any user of this machine may look.
-Signal MISUSE for a wrong argument, as REMOTE without a TOKEN is. From any thread."
+  "Return a console, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL. It shows all
+servers and channels that have it together. CONSOLE-HANDLER makes the page that shows it;
+CONSOLE-URL returns its address. The page shows the counts of METRICS, a value of MAKE-METRICS; by
+default the console has its own, see CONSOLE-METRICS. They count all that the console observes; a
+server or channel whose :observer has both the console and METRICS is still counted once. EXEMPLAR,
+such as TRACE-EXEMPLAR, is a function of a call that has ended, which returns an alist of strings to
+be shown with it, or nil; it is called on the call's loop and must not wait. PATH is that of the
+page, with a slash at both ends. Unless REMOTE is true only this machine may look. A request for the
+page must have TOKEN, 16 to 256 letters, digits and -_., random by default; nil means that any user
+of this machine may look. Signal MISUSE for a wrong argument, as REMOTE without a TOKEN is. From any
+thread."
   (unless (typep metrics '(or null metrics:metrics))
     (misuse ":metrics is a value of MAKE-METRICS, not ~S." metrics))
   (unless (typep exemplar '(or symbol function))
     (misuse ":exemplar is a function of a call, not ~S." exemplar))
   (when (and remote (null token))
-    (misuse "A console that others than this machine may look at has a token."))
+    (misuse "A console that other machines may look at needs a token."))
   (let ((console (make-instance 'console :metrics (or metrics (metrics:make-metrics))
                                          :token (check-token token)
                                          :path (check-path path) :remote (and remote t)
@@ -111,8 +112,8 @@ Signal MISUSE for a wrong argument, as REMOTE without a TOKEN is. From any threa
             sample-set)))))
 
 (defun keeping-observer (console target loop)
-  "An observer that keeps calls of LOOP, or of threads without one, for CONSOLE. TARGET is that of
-their channel, or nil."
+  "An observer that keeps, for CONSOLE, calls of LOOP or, if LOOP is nil, of threads without a loop.
+TARGET is that of their channel, or nil."
   (let* ((sample-set (sample-set-of-loop console loop))
          (lock (sample-set-lock sample-set))
          (exemplar (console-exemplar console)))
@@ -127,7 +128,7 @@ their channel, or nil."
                           (loop:event-loop-now loop) #'describe-call)))
            (lambda (call)
              (let ((ns (operate elapsed-ns call)) (now (monotonic-ns)))
-               ;; a thread that another is ahead of goes on: calls cost more to keep than to lose
+               ;; a thread does not wait for the lock: it is better to lose this call than to wait
                (sb-thread:with-mutex (lock :wait-p nil)
                  (note-call sample-set call (eq :ok (call-status call)) ns now
                             #'describe-call)))))))))

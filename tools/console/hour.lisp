@@ -1,14 +1,16 @@
-;;;; The last hour: the counts and values of a console are looked at every twelve seconds, whether
-;;;; the page has viewers or not. So a viewer that comes after an incident still sees it.
+;;;; The last hour: every twelve seconds the console takes a look, which notes the counts and values
+;;;; of its metrics, whether the page has viewers or not. So a viewer that comes after an incident
+;;;; still sees it.
 ;;;;
-;;;; The looks are an update stream like that of viewers, with its own series; the lock guards it,
-;;;; since threads of loops' reserves take them and the viewers' thread reads them. :hello has all
-;;;; of them as "hour", {"series": …, "frames": […]}, and a :frame has those that have come since.
+;;;; The looks are kept in an update stream like that of viewers, with its own series. A lock guards
+;;;; it, since threads of loops' reserves write it and the viewers' thread reads it. The event
+;;;; :hello contains all looks as "hour", {"series": …, "frames": […]}, and a :frame those that are
+;;;; new.
 
 (in-package #:clgrpc.console)
 
 (defconstant +look-seconds+ 12
-  "How far apart looks are: as many as an update stream has are an hour.")
+  "The seconds between two looks: an update stream holds +UPDATES+ of them, which is an hour.")
 
 (defstruct (hour (:copier nil))
   "The looks of the last hour."
@@ -25,7 +27,7 @@
     (format stream "~D looks" (hour-looks hour))))
 
 (defun take-look (hour metrics now)
-  "Look at METRICS at NOW of the monotonic clock, for HOUR."
+  "Add a look at METRICS to HOUR. NOW is the time by the monotonic clock."
   (sb-thread:with-mutex ((hour-lock hour))
     (let ((update-stream (hour-update-stream hour)))
       (multiple-value-bind (counts values)
@@ -36,7 +38,8 @@
     nil))
 
 (defun hour-object (hour looks series)
-  "The last LOOKS of HOUR, and its series from the number SERIES on. The lock is held."
+  "The JSON object with the last LOOKS looks of HOUR, and with its series from the number SERIES on.
+The lock is held."
   (let* ((update-stream (hour-update-stream hour))
          (updates (fifo-items (update-stream-updates update-stream))))
     (list (cons "series" (json-list (mapcar #'series-row (all-series update-stream :from series))))
@@ -58,7 +61,7 @@
 ;;; Looking
 
 (defun look-if-due (console)
-  "Look at CONSOLE, unless another of its loops has had that done."
+  "Take a look at CONSOLE, unless another of its loops has caused one a short while ago."
   (let* ((hour (console-hour console))
          (now (monotonic-ns))
          (taken-ns (update-stream-taken-ns (hour-update-stream hour))))
@@ -67,8 +70,8 @@
       (take-look hour (console-metrics console) now))))
 
 (defun begin-looks (loop console)
-  "Look at CONSOLE now and then by a thread of LOOP's reserve, until it is garbage or LOOP has
-stopped. On LOOP."
+  "Take looks at CONSOLE at intervals, on a thread of LOOP's reserve, until CONSOLE is garbage or
+LOOP has stopped. On LOOP."
   (let ((pointer (sb-ext:make-weak-pointer console)) (timer nil))
     (flet ((ring (pointer)
              (let ((console (sb-ext:weak-pointer-value pointer)))

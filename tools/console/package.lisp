@@ -1,7 +1,7 @@
 ;;;; The console: a page for the browser, served by the process itself, that shows its present calls
-;;;; and counts. The files, from the ground up: calls that are kept to be looked at; the log's tail;
-;;;; the console, which is an observer's source; updates, the changes of a second; viewers; access;
-;;;; the page; the option of command lines.
+;;;; and counts. The files, each of which uses only those before it: the calls that are kept; the
+;;;; last events of the log; the console, which makes observers; updates, the changes of a second;
+;;;; viewers; access; the page; the option of command lines.
 
 (defpackage #:clgrpc.console
   (:use #:cl #:clgrpc.base #:clgrpc.option)

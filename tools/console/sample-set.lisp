@@ -3,19 +3,20 @@
 ;;;; each loop, written with its baton held, and one for the threads without a loop, written under a
 ;;;; lock. Any thread reads: a kept call never changes, and takes its place by one store.
 ;;;;
-;;;; Most calls cost two comparisons. A call is looked at closely only if it is slower than the
-;;;; fastest of the slow ones, which is so for some 16 × ln(n / 16) of a minute's n calls, or if it
-;;;; fails, and then at most +FAILURES-PER-SECOND+ times.
+;;;; Most calls cost two comparisons. More is done only for a call that is slower than the fastest
+;;;; of the slow ones, which are about 16 × ln(n / 16) of a minute's n calls, and for a call that
+;;;; has failed, at most +FAILURES-PER-SECOND+ times a second.
 
 (in-package #:clgrpc.console)
 
 (defconstant +slow-calls+ 16 "How many slow calls of a minute a sample set keeps.")
 (defconstant +remembered-calls+ 120
-  "How many slow calls of minutes before a sample set remembers: an hour of them.")
-(defconstant +remembered-a-minute+ 2 "How many of a minute.")
+  "How many slow calls of earlier minutes a sample set remembers: those of an hour.")
+(defconstant +remembered-a-minute+ 2 "How many of them are of one minute.")
 (defconstant +failed-calls+ 32 "How many failed calls a sample set keeps.")
 (defconstant +failures-per-second+ 10 "How many failed calls a sample set takes in a second.")
-(defconstant +minute-ns+ 60000000000 "How long the slowest calls are collected together.")
+(defconstant +minute-ns+ 60000000000 "How long slow calls are collected before a new collection
+begins.")
 
 (defstruct (sample (:constructor make-sample (number unix-ns ns plist)) (:copier nil))
   "A call that has ended, to be looked at."
@@ -31,14 +32,14 @@
   "Calls of one loop, or of the threads without one, that are kept."
   ;; true of the sample set of threads without a loop
   (lock nil :type (or null sb-thread:mutex) :read-only t)
-  (slow (empty-places +slow-calls+) :type simple-vector) ; KEPTs or nil, of this minute, in no order
+  (slow (empty-places +slow-calls+) :type simple-vector) ; SAMPLEs or nil, of this minute, unsorted
   (before (empty-places +slow-calls+) :type simple-vector) ; the SLOW of a minute ago
   ;; the slowest of each minute before that, a ring
   (remembered (empty-places +remembered-calls+) :type simple-vector :read-only t)
   (remembered-next 0 :type index)       ; the place in REMEMBERED of the next
   (least-ns 0 :type (unsigned-byte 62)) ; a call must take longer to be among the slow ones
   (turn-ns 0 :type (unsigned-byte 62))  ; when the minute is over, by the loop's clock
-  (failed (empty-places +failed-calls+) :type simple-vector :read-only t) ; KEPTs or nil, a ring
+  (failed (empty-places +failed-calls+) :type simple-vector :read-only t) ; SAMPLEs or nil, a ring
   (next 0 :type index)                  ; the place in FAILED of the next
   (second-ns 0 :type (unsigned-byte 62)) ; when the second of COUNT is over
   (count 0 :type index))                ; how many failed calls were taken in it
@@ -59,14 +60,14 @@
     (make-array 1 :element-type 'sb-ext:word :initial-element 0))
 
 (defun keep-call (call ns describe)
-  "A SAMPLE of CALL, which has taken NS and which DESCRIBE, a function, turns into a plist."
+  "A SAMPLE of CALL, which took NS nanoseconds. DESCRIBE, a function, returns the plist about it."
   (prog1 (make-sample (1+ (sb-ext:atomic-incf (aref **numbered** 0))) (real-time-ns) ns
                       (funcall (the function describe) call))
-    ;; calls that readers find are complete
+    ;; so that a reader never finds an incomplete sample
     (sb-thread:barrier (:write))))
 
 (defun remember-slowest (sample-set samples)
-  "Of SAMPLES, a vector with KEPTs or nil, SAMPLE-SET remembers the slowest."
+  "Remember in SAMPLE-SET the slowest of SAMPLES, a vector of SAMPLEs and nil."
   (let ((slowest (sort (remove nil samples) #'> :key #'sample-ns)))
     (loop for sample across slowest
           repeat +remembered-a-minute+
@@ -77,7 +78,7 @@
                    (mod (1+ (sample-set-remembered-next sample-set)) +remembered-calls+)))))
 
 (defun turn-page (sample-set now)
-  "A minute of SAMPLE-SET is over NOW."
+  "Begin a new minute of SAMPLE-SET, NOW."
   (remember-slowest sample-set (sample-set-before sample-set))
   (setf (sample-set-before sample-set) (sample-set-slow sample-set)
         (sample-set-slow sample-set) (empty-places +slow-calls+)
@@ -88,14 +89,15 @@
   (if place (sample-ns place) 0))
 
 (defun keep-slow (sample-set call ns describe)
-  "Keep CALL, which took NS, in SAMPLE-SET in the place of the fastest of the slow ones."
+  "Keep CALL, which took NS, in SAMPLE-SET, in place of the fastest of its slow calls."
   (let* ((slow (sample-set-slow sample-set))
          (place (position (reduce #'min slow :key #'kept-or-zero) slow :key #'kept-or-zero)))
     (setf (svref slow place) (keep-call call ns describe)
           (sample-set-least-ns sample-set) (reduce #'min slow :key #'kept-or-zero))))
 
 (defun keep-failed (sample-set call ns now describe)
-  "Keep CALL, which took NS and has failed, in SAMPLE-SET, unless many have within this second."
+  "Keep CALL, which took NS and has failed, in SAMPLE-SET, unless it has taken enough failed calls
+in this second."
   (when (>= now (sample-set-second-ns sample-set))
     (setf (sample-set-second-ns sample-set) (+ now +ns-per-second+)
           (sample-set-count sample-set) 0))
@@ -108,14 +110,15 @@
 (define-hot note-call ((sample-set sample-set) call (ok boolean) (ns (unsigned-byte 62))
                        (now (unsigned-byte 62)) (describe function))
     null
-  "Keep CALL in SAMPLE-SET if it is worth that. It has taken NS and is OK or has failed; NOW is the
-time of SAMPLE-SET's loop. DESCRIBE returns its description."
+  "Keep CALL, which took NS, in SAMPLE-SET if it is slow or has failed. OK is true if it has not
+failed; NOW is the time of SAMPLE-SET's loop. DESCRIBE, a function of CALL, returns a plist about
+it."
   (when (>= now (sample-set-turn-ns sample-set)) (turn-page sample-set now))
   (cond ((not ok) (keep-failed sample-set call ns now describe))
         ((> ns (sample-set-least-ns sample-set)) (keep-slow sample-set call ns describe)))
   nil)
 
 (defun sample-set-calls (sample-set)
-  "The calls that SAMPLE-SET has, a list of KEPTs, in no order. From any thread."
+  "The SAMPLEs of SAMPLE-SET, a list, in no order. From any thread."
   (remove nil (concatenate 'list (sample-set-slow sample-set) (sample-set-before sample-set)
                            (sample-set-remembered sample-set) (sample-set-failed sample-set))))

@@ -1,14 +1,14 @@
 ;;;; The log's tail: the last events, as text, for the console. Values become text when they are
-;;;; logged, since they may change or hold much memory; how long they may get, and how many events a
-;;;; second are taken, is bounded. Events of calls, the access log's, are many; they have places and
-;;;; a rate of their own, so that they push nothing else out.
+;;;; logged, since they may change or hold much memory. The length of a text and the number of
+;;;; events taken in a second are limited. The access log's events about calls are many; they have a
+;;;; ring and a limit of their own, so that they do not push other events out.
 
 (in-package #:clgrpc.console)
 
 (defconstant +tail-events+ 200
-  "How many events the tail has, and how many of calls beside.")
+  "How many events each of the two rings holds: the one of calls and the other one.")
 (defconstant +events-per-second+ 50
-  "How many events the tail takes in a second, and how many of calls beside.")
+  "How many events each of the two rings takes in a second.")
 (defconstant +value-characters+ 300 "How long a value in the tail may be.")
 (defconstant +value-backtrace+ 4000 "How long a backtrace in the tail may be.")
 
@@ -34,7 +34,7 @@
   (others (make-event-ring) :type event-ring :read-only t) ; all but those of calls
   (calls (make-event-ring) :type event-ring :read-only t) ; of calls
   (second-ns 0 :type (unsigned-byte 62)) ; when the second in which rings take is over
-  (dropped 0 :type index))              ; how many were not, ever
+  (dropped 0 :type index))              ; how many events were not taken so far
 
 (declaim (sb-ext:freeze-type entry event-ring tail))
 

@@ -1,41 +1,43 @@
-;;;; Updates, which are sent to the page. The first that a viewer gets, :hello, has all data; then
-;;;; one comes each second, :frame, which has the changes. An UPDATE-STREAM has the data of its last
-;;;; look, so that it finds new ones, and the updates of the last minutes, for later viewers.
+;;;; Updates, which are sent to the page in JSON. The first event that a viewer gets, :hello, has
+;;;; all data; after that an event :frame comes each second with the changes. An UPDATE-STREAM keeps
+;;;; the data of its last look, to find what has changed, and the updates of the last minutes, for
+;;;; viewers that come later.
 ;;;;
-;;;; In JSON. Everything but "time" and "seconds" is left out if nothing of it has changed.
+;;;; An update has these members; all but "time" and "seconds" are left out if they have not
+;;;; changed.
 ;;;;
-;;;;   "time"     when, in ms since 1970; "seconds" since the update before
+;;;;   "time"     of the update, in ms since 1970; "seconds": the time since the update before
 ;;;;   "bounds"   of the buckets, in seconds, once there are any
 ;;;;   "series"   new ones of calls: [[number, role, method, status, target, protocol], …]
 ;;;;   "counts"   [[number of the series, seconds, bucket, calls, bucket, calls, …], …]: how
 ;;;;              many calls have ended, by bucket of their duration, and how long they took
 ;;;;              together
 ;;;;   "values"   {"process.cpu.time": 12.5, …}: numbers that have changed, as they are now
-;;;;   "calls"    calls that are kept since; "log": events since
+;;;;   "calls"    calls that were kept since the update before; "log": events since then
 ;;;;   "servers"  their loops and some connections; "threads": [[name, how many], …]
 ;;;;
-;;;;   "hour"     what hour.lisp has seen since
+;;;;   "hour"     looks of hour.lisp since then
 ;;;;
 ;;;; :hello has the same members, with totals in "counts", "process" and "started", which never
 ;;;; change, and "frames", the last ones.
 
 (in-package #:clgrpc.console)
 
-(defconstant +updates+ 300 "How many updates an update stream has, and the page shows.")
+(defconstant +updates+ 300 "How many updates an update stream keeps and the page shows.")
 (defconstant +links+ 50 "How many connections of a loop are shown.")
 (defconstant +threads+ 100 "How many names of threads are shown.")
 
 (defparameter *durations*
   '(("grpc.server.call.duration" . "server") ("grpc.client.call.duration" . "client"))
-  "The instruments that series are made of, with the role of each.")
+  "The instruments from which series are made, with the role of each.")
 
 (defparameter *values*
   '("grpc.server.call.started" "clgrpc.server.connections" "clgrpc.server.connections_accepted"
     "clgrpc.server.refusals" "clgrpc.loop.turns" "clgrpc.loop.connections"
     "clgrpc.gc.collections" "clgrpc.gc.pause" "clgrpc.heap.used" "clgrpc.heap.limit"
     "clgrpc.heap.allocated" "process.cpu.time" "process.memory.usage" "process.thread.count")
-  "The instruments whose values are shown. Descriptors are not counted: to list thousands of them
-takes long.")
+  "The instruments whose values are shown. The number of open descriptors is not among them: to
+count thousands takes long.")
 
 (defstruct (series (:constructor make-series (number attributes)) (:copier nil))
   "The calls of one role, method, status, target and protocol, as last seen."
@@ -55,7 +57,7 @@ takes long.")
   (threads '() :type list)              ; the last data of threads
   (taken-ns 0 :type (unsigned-byte 62)) ; when the last update was made
   (updates (make-fifo) :type fifo :read-only t) ; the last of them
-  (count 0 :type index))                ; how many those are
+  (count 0 :type index))                ; the length of UPDATES
 
 (declaim (sb-ext:freeze-type series update-stream))
 
@@ -78,7 +80,7 @@ takes long.")
   (coerce items 'simple-vector))
 
 (defun json-value (value)
-  "VALUE, of a plist of ours, as WRITE-JSON takes it."
+  "VALUE of a plist, of any type, as WRITE-JSON takes it."
   (typecase value
     (null :null)
     ((eql t) :true)
@@ -162,7 +164,8 @@ slashes, except the protocol."
             (push (cons name (metrics:point-value point)) sums))))))
 
 (defun update-value (update-stream name value)
-  "Note in UPDATE-STREAM that NAME is VALUE; return the member of \"values\", or nil if it was."
+  "Note in UPDATE-STREAM that the value NAME is VALUE. Return the member for \"values\"; nil if the
+value was the same before."
   (let ((table (update-stream-values update-stream)))
     (unless (eql value (gethash name table))
       (setf (gethash name table) value)
@@ -247,8 +250,7 @@ slashes, except the protocol."
   (json-list (mapcar #'json-number (update-stream-bounds update-stream))))
 
 (defun timed-members (update-stream now &rest names-and-values)
-  "As MEMBERS, of an update that UPDATE-STREAM takes NOW, with when that is and how long after the
-update before."
+  "As MEMBERS, for an update that UPDATE-STREAM takes NOW: with \"time\" and \"seconds\" besides."
   (let ((before-ns (shiftf (update-stream-taken-ns update-stream) now)))
     (apply #'members "time" (unix-ms (real-time-ns))
            "seconds" (ns-seconds (if (zerop before-ns) 0 (- now before-ns)))

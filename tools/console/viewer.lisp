@@ -1,24 +1,25 @@
 ;;;; The viewers of the console, and the thread that makes updates for them. The thread is there
-;;;; only while there are viewers. It makes an update each second, or less often if that took much
-;;;; of a processor, so that it never takes more than a hundredth of one. Time that it waits, such
-;;;; as for a loop that does not answer, does not count: updates must not become rare when they are
-;;;; needed most. All viewers get the same updates. Updates for which a slow viewer has no room wait
-;;;; for it, and follow together. If there are too many, it gets, once it has caught up, all data
-;;;; again.
+;;;; only while there are viewers. It makes an update each second. If an update takes much processor
+;;;; time, the next one comes later, so that the thread never uses more than a hundredth of a
+;;;; processor. Time in which it waits, such as for a loop that does not answer, does not count:
+;;;; updates must not become rare when they are needed most. All viewers get the same updates. If
+;;;; the connection of a slow viewer has no room, its updates wait and are sent together later. If
+;;;; too many wait they are dropped, and once the viewer has caught up it gets all data again.
 
 (in-package #:clgrpc.console)
 
-(defconstant +viewers+ 16 "How many may look at once.")
-(defconstant +period-ns+ 1000000000 "How much later the next update is due.")
-(defconstant +thrift+ 100 "How many times as long as an update took the processor none is made.")
+(defconstant +viewers+ 16 "How many viewers a console may have at once.")
+(defconstant +period-ns+ 1000000000 "The shortest time between two updates, in ns.")
+(defconstant +thrift+ 100 "The next update is due after this many times the processor time of the
+last.")
 (defconstant +waiting-characters+ 1000000
-  "How long the updates that wait for a slow viewer may be together: some minutes of them.")
+  "The most characters of updates that may wait for a slow viewer: those of some minutes.")
 (defconstant +update-stream-ns+ 60000000000
-             "How long an update stream goes on without a viewer.")
+             "How long an update stream is kept without a viewer.")
 
 (defstruct (viewer (:constructor make-viewer (request)) (:copier nil))
   "A viewer of the console."
-  (request nil :type exchange:http-request :read-only t) ; whose response is sent over time
+  (request nil :type exchange:http-request :read-only t) ; its response, of events, stays open
   ;; it has got all updates until now, except those that wait for it; the thread's, as are the slots
   ;; below
   (current nil :type boolean)
@@ -35,15 +36,16 @@
   (exchange:response-open-p (viewer-request viewer)))
 
 (defun fresh-update-stream (console now)
-  "The update stream of CONSOLE, a new one if its last update is too old NOW."
+  "The update stream of CONSOLE. If its last update is too old at the time NOW, make a new one."
   (let ((update-stream (console-update-stream console)))
     (if (and update-stream (< now (+ (update-stream-taken-ns update-stream) +update-stream-ns+)))
         update-stream
         (setf (console-update-stream console) (make-update-stream)))))
 
 (defun send-waiting (viewer text)
-  "Send VIEWER, which is current, the updates that wait for it and then that of TEXT. If there is no
-room they wait, unless that is too much."
+  "Send VIEWER, which is current, the updates that wait for it, and then TEXT, the next one. If the
+connection has no room they wait; if they are too many then, drop them, and VIEWER is not current
+any more."
   (let ((updates (cons text (viewer-waiting viewer))))
     (cond ((exchange:send-chunk (viewer-request viewer)
                               (apply #'concatenate 'string (reverse updates)))
@@ -54,8 +56,8 @@ room they wait, unless that is too much."
     (setf (viewer-waiting viewer) updates)))
 
 (defun send-update (console update-stream update viewers)
-  "Send UPDATE of UPDATE-STREAM to the VIEWERS that have got the one before, all of CONSOLE to
-others."
+  "Send UPDATE of UPDATE-STREAM to those of VIEWERS that have got the update before it, and all data
+of CONSOLE to the others."
   (let ((text (event-text "frame" update)) (hello nil))
     (dolist (viewer viewers)
       (if (viewer-current viewer)
@@ -72,7 +74,8 @@ others."
   (+ now (max +period-ns+ (* +thrift+ spent-ns))))
 
 (defun show-update (console viewers)
-  "Make the next update of CONSOLE and send it to VIEWERS. Return when the one after it is due."
+  "Make the next update of CONSOLE and send it to VIEWERS. Return the time at which the update after
+it is due."
   (let* ((now (monotonic-ns))
          (begin-ns (thread-time-ns))
          (update-stream (fresh-update-stream console now))
@@ -82,15 +85,15 @@ others."
     (update-due-ns now (- (thread-time-ns) begin-ns))))
 
 (defun current-viewers (console)
-  "The viewers of CONSOLE; if there are none any more its thread, this one, is not there for later
-viewers."
+  "The viewers of CONSOLE. If there are none, note that its thread, this one, ends: another thread
+starts for the next viewer."
   (sb-thread:with-mutex ((console-lock console))
     (let ((viewers (delete-if-not #'viewer-open-p (console-viewers console))))
       (unless viewers (setf (console-thread console) nil))
       (setf (console-viewers console) viewers))))
 
 (defun greet (console viewers)
-  "Send all data to the VIEWERS that have got nothing yet."
+  "Send all data to those of VIEWERS that have got nothing yet."
   (let ((update-stream (console-update-stream console)))
     (when update-stream
       (let ((new (remove-if #'viewer-current viewers)))
@@ -104,7 +107,7 @@ viewers."
    :timeout (ns-seconds (max 1000 (- due-ns (monotonic-ns))))))
 
 (defun show-updates (console)
-  "Make updates as long as CONSOLE has viewers. The function of its thread."
+  "The function of CONSOLE's thread: make updates as long as there are viewers."
   (loop with due-ns = 0
         for viewers = (current-viewers console)
         for now = (monotonic-ns)
@@ -117,7 +120,8 @@ viewers."
            (wait-for-bell console due-ns)))
 
 (defun add-viewer (console request)
-  "Begin to answer REQUEST with updates of CONSOLE; return it, or nil if too many look."
+  "Begin to answer REQUEST with updates of CONSOLE, and return REQUEST. Return nil if CONSOLE has
+too many viewers."
   (sb-thread:with-mutex ((console-lock console))
     (when (< (count-if #'viewer-open-p (console-viewers console)) +viewers+)
       (exchange:begin-response request :headers (safe-headers "text/event-stream"))

@@ -4,7 +4,7 @@
 (in-package #:clgrpc.tools)
 
 (defun pool-methods (pool names)
-  "The methods of the services called NAMES of POOL, as REST:MAKE-ROUTES takes them."
+  "The methods of the services of POOL that are called NAMES, as REST:MAKE-ROUTES takes them."
   (flet ((type-of-name (name)
            (or (protobuf:find-pool-type pool name) (fail-command "there is no ~A" name))))
     (loop for name in names
@@ -23,7 +23,7 @@
                        (refuse "~A cannot be read: ~A" path (report:error-reason error))))))
 
 (defun pool-document (pool names rules title version connect)
-  "The OpenAPI document of the services called NAMES of POOL, as text."
+  "The OpenAPI document, as text, of the services of POOL that are called NAMES."
   (let ((methods (pool-methods pool names)) (index (pool-index pool)))
     (octets-string
      ;; a router, since that finds shadows
@@ -44,7 +44,7 @@
       (title "TEXT" #'identity "API" "The title of the document.")
       (api-version "TEXT" #'identity "1" "The version of the API.")
       (connect "[BOOLEAN]" #'parse-boolean nil
-               "Have the unary methods as the Connect protocol has them, too.")))
+               "Include the unary methods in the form of the Connect protocol as well.")))
     "Print the OpenAPI 3.1 document of the REST interface of services, by the google.api.http
 annotations of their methods. Asks the server's reflection, or reads --proto. Rules that are wrong
 are errors."

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tools)
 
 (define-command "binlog"
-    (((file "FILE" #'identity "A binary log: entries, each behind four octets of its length."))
+    (((file "FILE" #'identity "A binary log: entries, each after its length in four octets."))
      ())
     "Print a binary log (gRFC A16) as JSON, a line for each entry."
   (handler-case

@@ -57,9 +57,9 @@ reflection, or reads --proto."
 
 (defun call-with-descriptor-source
        (function address symbol proto import-paths headers timeout credentials)
-  "Call FUNCTION with SYMBOL, a function that lists the names of the services, and one that returns
-a pool with the symbols of a list. With PROTO there is no address, and the first argument is the
-symbol."
+  "Call FUNCTION with three arguments: SYMBOL; a function that lists the names of the services; and
+a function that returns a pool with the symbols of a list. With PROTO no address is given, so that
+the first argument of the command is SYMBOL."
   (cond (proto
          (when symbol (refuse "there is no ADDRESS with --proto"))
          (let ((pool (proto-pool proto import-paths)))
@@ -75,7 +75,7 @@ symbol."
 
 ;;; JSON values, one after another
 
-(defparameter *longest-request* (expt 2 26) "The characters that a request in JSON may have.")
+(defparameter *longest-request* (expt 2 26) "The most characters of a request in JSON.")
 
 (defun white-p (char)
   (member char '(#\Space #\Tab #\Newline #\Return)))
@@ -106,7 +106,7 @@ read, except the character after a number or word. The value is not validated he
                    (return)))))))
 
 (defun next-request (stream type pool)
-  "The next message of TYPE that STREAM has in JSON, or nil."
+  "The next message of TYPE, in JSON, in STREAM; nil at the end."
   (let ((text (read-json-text stream)))
     (and text
          (protobuf:parse-json-message type text :finder (pool-finder pool)))))
@@ -115,7 +115,7 @@ read, except the character after a number or word. The value is not validated he
   (lambda (name) (protobuf:find-pool-type pool name)))
 
 (defun only-message (stream type pool)
-  "The one message that STREAM has, or an empty one."
+  "The only message in STREAM; an empty one if STREAM is empty."
   (let ((message (next-request stream type pool)))
     (when (and message (read-json-text stream))
       (fail-command "the method takes one request, and there are more"))
@@ -138,7 +138,7 @@ read, except the character after a number or word. The value is not validated he
   (finish-output))
 
 (defun feed-requests (caller call)
-  "Send the requests of the stream, until its end or that of CALL."
+  "Send the requests in CALLER's stream until the stream or CALL ends."
   (handler-case
       (loop for message = (next-request (caller-requests caller)
                                         (method:rpc-method-request-type (caller-method caller))
@@ -176,8 +176,8 @@ read, except the character after a number or word. The value is not validated he
              (grpc:rpc-error (error) (error (or (caller-error caller) error))))))))))
 
 (defun detail-text (detail)
-  "DETAIL, a message, in JSON; as it prints if it has no form there, such as an Any of a type that
-is not known here."
+  "DETAIL, a message, in JSON; as Lisp prints it if it cannot be written in JSON, such as an Any
+whose type is not known here."
   (handler-case (protobuf:message-json detail)
     (protobuf:protobuf-error () (princ-to-string detail))))
 
@@ -198,19 +198,19 @@ is not known here."
     (+ 64 (grpc:status-code status))))
 
 (defun split-method (name)
-  "The full name of the method that NAME, \"package.Service/Method\" or with a dot for the slash,
-means."
+  "The full name, with dots, of the method NAME: \"package.Service/Method\", or the same with a dot
+in place of the slash."
   (let ((dotted (substitute #\. #\/ (string-left-trim "/." name))))
     (unless (find #\. dotted) (refuse "package.Service/Method is wanted, not ~S" name))
     dotted))
 
 (defun service-of-method (name)
-  "The full name of the service whose method NAME, dotted, is."
+  "The full name of the service to which the method NAME, with dots, belongs."
   (subseq name 0 (position #\. name :from-end t)))
 
 (defun need-method (pool name)
-  "The descriptor of the method NAME, dotted, in POOL; a FAILURE that lists the methods of its
-service if it is not one of them."
+  "The descriptor of the method NAME, with dots, in POOL. If there is none signal a FAILURE that
+lists the methods of its service."
   (let* ((index (pool-index pool))
          (method (gethash name index))
          (service (gethash (service-of-method name) index)))
@@ -224,7 +224,7 @@ service if it is not one of them."
                            (and (pool-services pool) (names-text (pool-services pool))))))))
 
 (defun find-method-in (pool name)
-  "The RPC-METHOD of NAME, dotted, whose types are in POOL."
+  "The RPC-METHOD of the method NAME, with dots, whose types are in POOL."
   (need-method pool name)
   (grpc:pool-method pool (substitute #\/ #\. name :from-end t :count 1)))
 
@@ -240,9 +240,9 @@ service if it is not one of them."
                       "Wait until the server can be reached, instead of failing when it cannot.")
       balancing-options descriptor-source client-tls))
     "Call any method of any server with requests in JSON, and print its responses in JSON. Types
-come from the server's reflection or from --proto. Exits with 0 if the call ends with OK, with 64
-plus the code of its status if it ends with another (69 is NOT_FOUND), with 1 if it could not be
-made, such as for want of the method or for a request that is not of its type, and with 2 if the
+come from the server's reflection or from --proto. Exits with 0 if the call ends with OK; with 64
+plus the code of its status if it ends with another one (69 is NOT_FOUND); with 1 if it could not be
+made, for instance because there is no such method or a request is not of its type; with 2 if the
 arguments are wrong."
   (when (and data (< 1 (length data)) (char= #\@ (char data 0)))
     (refuse "--data: @ alone reads the standard input, so write -d @ <~A" (subseq data 1)))

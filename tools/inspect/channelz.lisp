@@ -4,13 +4,14 @@
 (in-package #:clgrpc.tools)
 
 (defconstant +channelz-seconds+ 10
-  "How long an answer of channelz is waited for.")
+  "How long to wait for an answer of channelz.")
 
 ;;; Asking
 
 (defun all-pages (ask items number end)
-  "All that the calls of ASK, a function of the id to start with that returns a response, give: its
-ITEMS, each with an id that NUMBER reads, until END says that there are no more."
+  "All items, from several responses. ASK is a function of the id to start with that returns a
+response; ITEMS returns the items of a response, NUMBER the id of an item, and END true for the last
+response."
   (declare (type function ask items number end))
   (loop with start = 0
         for response = (funcall ask start)
@@ -79,8 +80,8 @@ ITEMS, each with an id that NUMBER reads, until END says that there are no more.
 ;;; Tables
 
 (defun write-table (header rows)
-  "Print ROWS, lists of texts and numbers, below HEADER, one of texts; numbers stand to the right,
-the last column is as wide as it comes."
+  "Print ROWS, lists of texts and numbers, as a table below HEADER, a list of texts. Numbers are
+aligned to the right; the last column is not padded."
   (let* ((texts (loop for row in (cons header rows)
                       collect (loop for cell in row collect (shown (princ-to-string cell)))))
          (widths (apply #'mapcar (lambda (&rest cells) (reduce #'max cells :key #'length)) texts))
@@ -95,7 +96,7 @@ the last column is as wide as it comes."
                                        row widths kinds)))))))
 
 (defun write-facts (&rest facts)
-  "Print FACTS, a plist of names and values, a line each; those whose value is nil are left out."
+  "Print FACTS, a plist of names and values, one on a line. Those whose value is nil are left out."
   (loop for (name value) on facts by #'cddr
         when value do (format t "~14A ~A~%" name (shown (princ-to-string value)))))
 
@@ -148,7 +149,7 @@ the last column is as wide as it comes."
                                ,(channelz:channel-data-target data)))))
 
 (defun write-data (data)
-  "Print DATA, a ChannelData, but for its state."
+  "Print DATA, a ChannelData, without its state."
   (write-facts "target" (channelz:channel-data-target data)
                "state" (connectivity-name data)
                "calls" (format nil "~D started, ~D succeeded, ~D failed"
@@ -173,7 +174,7 @@ the last column is as wide as it comes."
       (write-table '("ID" "STATE" "STARTED" "OK" "FAILED" "ADDRESSES")
                    (loop for ref in refs
                          for number = (channelz:subchannel-ref-subchannel-id ref)
-                         ;; it may have gone meanwhile
+                         ;; it may have been closed meanwhile
                          for subchannel = (handler-case (ask-for-subchannel grpc-channel number)
                                             (grpc:not-found () nil))
                          when subchannel
@@ -257,7 +258,7 @@ the last column is as wide as it comes."
 (defun parse-channelz-number (what text)
   (if text
       (funcall (integer-parser 1 most-positive-fixnum) text)
-      (refuse "~A wants an id" what)))
+      (refuse "~A needs an id" what)))
 
 (defun show-channelz (grpc-channel what number json)
   "Print the objects of the kind WHAT, or the one with NUMBER if the kind needs one."
@@ -267,7 +268,7 @@ the last column is as wide as it comes."
                (write-json-messages messages)
                (apply function arguments))))
     (when (and number (member what '("all" "channels" "servers") :test #'string=))
-      (refuse "~A wants no id" what))
+      (refuse "~A takes no id" what))
     (cond ((string= what "all")
            (let ((servers (ask-for-servers grpc-channel))
                  (channels (ask-for-channels grpc-channel)))

@@ -1,5 +1,5 @@
-;;;; Descriptors as one would write them in a .proto file: names, types and numbers, with comments
-;;;; where there are some, without options.
+;;;; Descriptors in the form of a .proto file: names, types and numbers, with their comments,
+;;;; without options.
 
 (in-package #:clgrpc.tools)
 
@@ -34,7 +34,7 @@
   (entries (make-hash-table :test 'equal) :read-only t)) ; of maps, by their full names
 
 (defun make-scope (message)
-  "The scope of MESSAGE's fields, of nothing if that is nil."
+  "The scope of MESSAGE's fields; an empty one if MESSAGE is nil."
   (let* ((scope (%make-scope)) (oneofs (scope-oneofs scope)))
     (when message
       (dolist (oneof (protobuf:message-descriptor-oneofs message))

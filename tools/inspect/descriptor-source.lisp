@@ -1,8 +1,8 @@
 ;;;; The services for `list`, `describe` and `call`: the descriptors from a server's reflection
 ;;;; (gRPC document "GRPC Server Reflection Protocol", v1, or v1alpha where there is no v1), or
 ;;;; those of a .proto file. They become dynamic types: no text of a peer is interned, registered or
-;;;; compiled. Each question is a call of its own; all have one deadline together. The files that a
-;;;; peer may make us request are limited, in number and in octets.
+;;;; compiled. Each question is a call of its own; all questions share one deadline. The number and
+;;;; the octets of the files that we request from a peer are limited.
 
 (in-package #:clgrpc.tools)
 
@@ -10,14 +10,15 @@
   ((headers "-H") "'NAME: VALUE'" #'parse-header '()
                   "Metadata to send, also with questions to reflection; may be given several times.
       The value of a name that ends in -bin is in base64.")
-  (timeout "DURATION" #'parse-seconds nil "How long it may take, by default as long as it takes.")
+  (timeout "DURATION" #'parse-seconds nil "The time after which it is given up; by default there is
+      no limit.")
   (proto "FILE" #'identity nil
-         "The .proto file that declares the service; without it, the server's reflection is asked.")
+         "The .proto file that declares the service; by default the server's reflection is asked.")
   (import-path "DIR[:DIR…]" #'parse-directories nil
-               "Where the imports of --proto are found first."))
+               "The directories where the imports of --proto are looked for first."))
 
 (defun parse-header (string)
-  "The (name . value) of metadata that STRING, \"name: value\", means."
+  "The entry (name . value) of metadata for STRING, \"name: value\"."
   (let ((colon (position #\: string :start (min 1 (length string)))))
     (unless colon (refuse "'name: value' is wanted, not ~S" string))
     (flet ((trimmed (start end) (string-trim " " (subseq string start end))))
@@ -30,18 +31,18 @@
 
 ;;; Reflection
 
-(defparameter *most-files* 2000 "The files that a server may have us ask for.")
+(defparameter *most-files* 2000 "The most files that we ask a server for.")
 (defparameter *most-file-octets* (expt 2 24)
-  "The octets that all answers of a server together may have.")
+  "The most octets of all answers of a server together.")
 (defparameter *reflection-seconds* 30
-  "How long a question to reflection may take where no timeout is given for all.")
+  "How long a question to reflection may take if no timeout is given.")
 
 (defstruct (reflector (:copier nil))
   "A client of reflection."
   (channel nil :type grpc:channel)
   (metadata '() :type list)             ; for every question
   (end-ns nil :type (or null integer))  ; when all answers must be there, by MONOTONIC-NS
-  (patient nil :type boolean)           ; questions wait for ready
+  (patient nil :type boolean)           ; questions wait until the channel is ready
   (octets-left *most-file-octets* :type integer)
   (version "v1" :type string))          ; of the service that is asked
 
@@ -73,7 +74,8 @@
     (or (grpc:receive call) (fail-command "the server's reflection does not answer"))))
 
 (defun ask (reflector field value)
-  "The response to the question VALUE in FIELD, or a FAILURE with the text of reflection."
+  "The response to the question VALUE in FIELD. Signal a FAILURE with the text of the server's error
+if it answers with one."
   (let ((response
           (handler-case (ask-version reflector (reflector-version reflector) field value)
             (grpc:unimplemented (error)
@@ -100,8 +102,8 @@
         "file_descriptor_proto")))
 
 (defun every-image-has-p (name)
-  "True if NAME is a file of Protocol Buffers itself, or one of the annotations of REST, whose types
-are not made again."
+  "True if NAME is a file that each image of clgrpc contains: one of Protocol Buffers itself or of
+the annotations of REST. Its types are not made again."
   (and (or (uiop:string-prefix-p "google/protobuf/" name)
            (uiop:string-prefix-p "google/api/" name))
        (protobuf:find-file-descriptor name)))
@@ -133,14 +135,14 @@ are not made again."
 (defparameter *most-names-told* 20 "The most names that a complaint lists.")
 
 (defun names-text (names)
-  "NAMES, strings, with commas between; … stands for those that are too many."
+  "NAMES, strings, with commas between. If there are too many, … stands for the rest."
   (format nil "~{~A~^, ~}~:[~;, …~]"
           (subseq names 0 (min (length names) *most-names-told*))
           (< *most-names-told* (length names))))
 
 (defun ask-for-service (reflector service)
-  "A pool of the files that declare SERVICE, a full name, and of their imports; a FAILURE that lists
-the services of the server if it has no SERVICE."
+  "A pool of the files that declare SERVICE, a full name, and of their imports. If the server has no
+SERVICE signal a FAILURE that lists its services."
   (handler-case (ask-for-symbols reflector (list service))
     (failure (failure)
       (let ((services (handler-case (ask-for-services reflector)
@@ -194,14 +196,15 @@ the services of the server if it has no SERVICE."
         (enter-all (protobuf:file-descriptor-extensions file))))))
 
 (defun need-symbol (index full-name)
-  "The descriptor of FULL-NAME in INDEX, a POOL-INDEX; a FAILURE if there is none."
+  "The descriptor of FULL-NAME in INDEX, a POOL-INDEX. Signal a FAILURE if there is none."
   (or (gethash full-name index)
       ;; the files of every image
       (protobuf:find-descriptor full-name)
       (fail-command "there is no ~A" full-name)))
 
 (defun need-descriptor (pool full-name type title)
-  "The descriptor of TYPE that is FULL-NAME in POOL; a FAILURE that says TITLE if there is none."
+  "The descriptor called FULL-NAME in POOL, which must be of TYPE. If there is none signal a FAILURE
+that calls it a TITLE."
   (let ((found (need-symbol (pool-index pool) full-name)))
     (unless (typep found type) (fail-command "~A is not a ~A" full-name title))
     found))

@@ -1,5 +1,5 @@
-;;;; A process's metrics for Prometheus, read back: samples by name and labels, and the counts of
-;;;; gRPC's methods in them.
+;;;; A reader of the metrics that a process serves for Prometheus: samples by name and labels, and
+;;;; the counts of gRPC's methods among them.
 
 (in-package #:clgrpc.tools)
 
@@ -46,7 +46,7 @@ JSON cannot have it, such as NaN."
           (let* ((start (position #\Space line :start at :test #'char/=))
                  (number (parse-number (subseq line start (position #\Space line :start start)))))
             (and number (values name labels number)))))
-    ;; it ends too early, or is not a sample
+    ;; LINE ends too early, or is not a sample
     (error () nil)))
 
 ;;; Methods
@@ -67,10 +67,10 @@ JSON cannot have it, such as NaN."
     ("grpc_server_call_duration_seconds_bucket" "server" :bucket)
     ("grpc_client_call_duration_seconds_count" "client" :ended)
     ("grpc_client_call_duration_seconds_bucket" "client" :bucket))
-  "Names of metrics, their sides, and their meanings.")
+  "Rows for metrics: name, the side that counts, server or client, and the counted thing.")
 
 (defun add-sample (reading what labels number)
-  "Add NUMBER, with LABELS, which counts WHAT, to READING."
+  "Add NUMBER, a sample with LABELS, to the count WHAT of READING."
   (flet ((label (name) (cdr (assoc name labels :test #'string=))))
     (ecase what
       (:started (setf (method-reading-started reading)
@@ -120,8 +120,8 @@ JSON cannot have it, such as NaN."
             collect (cons name (nth-value 2 (parse-sample line))))))
 
 (defun buckets-since (new old)
-  "The buckets of NEW, a METHOD-READING, less those of OLD, one or nil: pairs of bound and number,
-ascending, not cumulative."
+  "The numbers of calls in the buckets of NEW, a METHOD-READING, without those in OLD, an earlier
+one or nil: pairs of bound and number, ascending, not cumulative."
   (let ((last 0))
     (loop for (bound . count) in (sort (copy-list (method-reading-buckets new))
                                        (lambda (a b) (and a (or (null b) (< a b)))) :key #'car)
@@ -132,8 +132,8 @@ ascending, not cumulative."
           do (setf last since))))
 
 (defun bucket-quantile (share buckets)
-  "The value below which SHARE of the numbers in BUCKETS, of BUCKETS-SINCE, are, as Prometheus's
-histogram_quantile estimates it; nil if there are none."
+  "The quantile SHARE of the calls in BUCKETS, a value of BUCKETS-SINCE, as Prometheus's
+histogram_quantile estimates it; nil if there are no calls."
   (let ((rank (* share (reduce #'+ buckets :key #'cdr))) (below 0) (last 0))
     (when (plusp rank)
       (loop for (bound . count) in buckets

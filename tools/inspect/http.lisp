@@ -3,7 +3,7 @@
 
 (in-package #:clgrpc.tools)
 
-(defconstant +most-http-octets+ (expt 2 26) "More octets of an answer are refused.")
+(defconstant +most-http-octets+ (expt 2 26) "The most octets of an answer.")
 
 (defun parse-url (string)
   "STRING, \"http://HOST:PORT/PATH\", as its host, port and path."
@@ -16,7 +16,7 @@
                    (parse-integer string :start (1+ colon) :end slash :junk-allowed t)
                    80)))
     (unless (and (typep port '(integer 1 65535)) (< start (or colon slash)))
-      (refuse "~S has no host, or no port that can be" string))
+      (refuse "~S has no host, or no valid port" string))
     (list (string-trim "[]" (subseq string start (or colon slash)))
           port
           (if (< slash (length string)) (subseq string slash) "/"))))
@@ -30,7 +30,7 @@
           until (plusp (os:poll-descriptors area 1 (ceiling left 1000000))))))
 
 (defun check-result (result)
-  "RESULT of src/os; a failure if that is one."
+  "RESULT, of a function of src/os. Signal a FAILURE if it is a negated errno."
   (when (os:failed-p result) (fail-command "~A" (os:errno-text result)))
   result)
 
@@ -94,8 +94,8 @@
                 ((nil) (return))))))))))
 
 (defun get-over-http (url &key accept (timeout 5))
-  "The answer to GET of URL, of PARSE-URL, within TIMEOUT seconds: a status and octets. ACCEPT is
-the header of that name, or nil. A failure if it cannot be had."
+  "The answer to GET of URL, a value of PARSE-URL, within TIMEOUT seconds: a status and octets.
+ACCEPT is the value of the header of that name, or nil. Signal a FAILURE if there is no answer."
   (destructuring-bind (host port path) url
     (let* ((end-ns (+ (monotonic-ns) (seconds-ns timeout)))
            (socket (connect-to host port end-ns))

@@ -1,7 +1,7 @@
 ;;;; The command `top`: a table of the servers and channels of a process, with rates, drawn again
-;;;; each second on a terminal, or once for a pipe. Rates are made of channelz's counts: the
-;;;; difference between two samples by the time between them. Methods, with their latencies, come
-;;;; from the process's metrics for Prometheus (exposition.lisp), if it has them.
+;;;; each second on a terminal, or once for a pipe. Rates come from channelz's counts: the
+;;;; difference between two samples, divided by the time between them. Methods, with their
+;;;; latencies, come from the process's metrics for Prometheus (exposition.lisp), if it has them.
 
 (in-package #:clgrpc.tools)
 
@@ -19,7 +19,7 @@
   (failed 0 :type integer :read-only t)) ; those that ended otherwise
 
 (defstruct (sample (:copier nil))
-  "All that was known at one time."
+  "The data of a process at one time."
   (ns 0 :type integer :read-only t)     ; when
   (readings '() :type list :read-only t) ; of all objects
   (methods '() :type list :read-only t) ; METHOD-READINGs, if there are metrics
@@ -92,7 +92,7 @@ it need not serve channelz."
                        #'method-reading-ended)))))
 
 (defun rate (new old seconds reader)
-  "The difference of READER's values for NEW and OLD, readings or nil, for each of SECONDS."
+  "The difference of READER's values for NEW and OLD, readings or nil, divided by SECONDS."
   (declare (type function reader))
   (if (and old (plusp seconds))
       (/ (- (funcall reader new) (funcall reader old)) seconds)
@@ -102,8 +102,8 @@ it need not serve channelz."
   "The columns by which tables may be sorted; a table without the column is sorted by calls.")
 
 (defun sorted-rows (rows order)
-  "ROWS, lists of a sort key for each of *ORDERS* and then a row, by ORDER, one of those: names
-ascending, numbers from the largest on."
+  "ROWS sorted by ORDER, one of *ORDERS*: names ascending, numbers descending. Each of ROWS is a
+list of a sort key for each of *ORDERS* and then the row itself."
   (let ((place (position order *orders* :test #'string=)))
     (flet ((key (row) (nth place row)))
       (mapcar (lambda (row) (nth (length *orders*) row))
@@ -144,7 +144,8 @@ ascending, numbers from the largest on."
 
 (defun method-rows (new old &optional (order "calls"))
   "The rows of the table of methods for NEW, a sample, after OLD, another or nil, sorted by ORDER.
-Latencies are those of the calls between the two; or of all, if there was none."
+Latencies are those of the calls between the two samples; of all calls if OLD is nil or there were
+no calls between."
   (let* ((seconds (if old (/ (- (sample-ns new) (sample-ns old)) 1d9) 0))
          (rows (loop for method in (sample-methods new)
                      for before = (and old (find method (sample-methods old) :test #'same-method-p))
@@ -226,7 +227,8 @@ Latencies are those of the calls between the two; or of all, if there was none."
         (values 24 80))))
 
 (defun fit-lines (lines height width)
-  "The first of LINES, as many as HEIGHT, cut at WIDTH; the last says how many have no room."
+  "The first HEIGHT of LINES, cut at WIDTH. If not all have room, the last line says how many more
+there are."
   (flet ((cut (line) (subseq line 0 (min width (length line)))))
     (mapcar #'cut
             (if (<= (length lines) height)
@@ -235,13 +237,14 @@ Latencies are those of the calls between the two; or of all, if there was none."
                         (list (format nil "… ~D more" (- (length lines) (max 0 (1- height))))))))))
 
 (defun typed-key (seconds)
-  "The key that is typed within SECONDS, a character; :end if there is no more input, or nil."
+  "The key, a character, that is typed within SECONDS; nil if none is; :end at the end of the
+input."
   (and (sb-sys:wait-until-fd-usable 0 :input seconds nil)
        (or (read-char *standard-input* nil nil) :end)))
 
 (defun call-with-screen (function)
-  "Call FUNCTION while the terminal shows a screen of ours, gives each key at once and does not show
-it."
+  "Call FUNCTION while the terminal shows a screen of ours. Meanwhile each key is read at once and
+not echoed."
   (stty "-icanon" "-echo" "min" "1")
   (format t "~C[?1049h~:*~C[?25l" #\Escape)
   (unwind-protect (funcall function)
@@ -250,7 +253,7 @@ it."
     (stty "icanon" "echo")))
 
 (defun draw-lines (lines)
-  "Draw LINES, as far as the terminal has room for them."
+  "Draw those of LINES for which the terminal has room."
   (multiple-value-bind (height width) (terminal-size)
     (format t "~C[H~:*~C[J~{~A~^~%~}" #\Escape (fit-lines lines height width))
     (finish-output)))
@@ -282,7 +285,7 @@ show that, and ask it again."
                     (draw-lines (screen-lines title new (and old (earlier-p old new) old) order))
                     (setf old new))
                 ((or grpc:rpc-error failure) (error)
-                  ;; perhaps it was restarted; its former counts are gone then
+                  ;; if it was restarted, differences to its former counts mean nothing
                   (setf old nil)
                   (draw-lines (list title "" (format nil "no answer: ~A" error)))))
               (setf key (typed-key interval))
@@ -292,8 +295,8 @@ show that, and ask it again."
 (define-command "top"
     (((address "ADDRESS" (address-parser 1) "Where a server serves channelz."))
      ((metrics "URL" #'parse-url nil
-               "Where it serves metrics for Prometheus, http://HOST:PORT/metrics; without this,
-      /metrics at ADDRESS if that answers. Without metrics there is no table of methods.")
+               "Where the process serves metrics for Prometheus, http://HOST:PORT/metrics; by
+      default /metrics at ADDRESS, if that answers. Without metrics there is no table of methods.")
       (interval "DURATION" #'parse-seconds 1 "How often to look.")
       (once "[true|false]" #'parse-boolean nil
             "Look twice, an interval apart, print one table and end; also where the output is not a

@@ -3,11 +3,11 @@
 ;;;; of an open loop one by one: evenly spaced, or by chance as a Poisson process has them. Times
 ;;;; are the run's own plan and never depend on how calls fare, which is what makes the loop open.
 ;;;;
-;;;; Evenly spaced calls cost the tool a waking each, and a burst of calls costs it one. The server
-;;;; sees the difference: each call of a burst but the first waits for those before it. So calls are
-;;;; grouped only above a rate at which waking up for each would take too much of a core, or where
-;;;; the user says so: those that are due within a GROUP are due together, at its end. At 5,000 a
-;;;; second and a group of a millisecond these are five calls.
+;;;; For evenly spaced calls the tool wakes up once a call, for a burst of calls only once. But in a
+;;;; burst each call except the first waits, in the server, for those before it. So calls are
+;;;; grouped only above a rate at which waking up for each would take too much of a core, or if the
+;;;; user asks for it. Then calls that are due within the same GROUP of time begin together, at its
+;;;; end: at 5,000 calls a second and a group of a millisecond, five calls.
 ;;;;
 ;;;; Everything here is pure.
 
@@ -17,7 +17,7 @@
   "A quantity that may change with time."
   (kind :const :type (member :const :step :line)) ; how it changes
   (start 0d0 :type double-float)        ; its first value, the only one of :CONST
-  (step 0d0 :type double-float)         ; the rise of a step, or of a second of a line
+  (step 0d0 :type double-float)         ; what is added a step, or a second of a line
   (end nil :type (or null double-float)) ; its last value; NIL for no limit
   (step-seconds 1d0 :type double-float) ; how long a step takes
   (max-seconds nil :type (or null double-float))) ; after which it changes no more
@@ -46,11 +46,11 @@
 (defstruct (pacer (:copier nil) (:constructor %make-pacer))
   "The times of one generator's calls."
   (schedule nil :type schedule)         ; the rate of all generators together, in calls a second
-  (share 1d0 :type double-float)        ; of it that is this generator's
+  (share 1d0 :type double-float)        ; the part of SCHEDULE that is this generator's
   (arrival :constant :type (member :constant :poisson)) ; how calls are spread
-  (group-ns 0 :type (unsigned-byte 40)) ; within which calls are due together
-  (group-above 0d0 :type double-float)  ; at rates above this; those of all generators together
-  (group 1 :type (and quantity (integer 1))) ; how many that are, if the rate is constant
+  (group-ns 0 :type (unsigned-byte 40)) ; calls due within this time begin together
+  (group-above 0d0 :type double-float)  ; if the rate of all generators is above this
+  (group 1 :type (and quantity (integer 1))) ; how many calls begin together, at a constant rate
   (interval-ns 0d0 :type double-float)  ; between two calls, if the rate is constant
   (offset-ns 0d0 :type double-float)    ; of this generator's calls among those of all generators
   (count 0 :type quantity) ; calls so far
@@ -81,11 +81,12 @@ GROUP-NS are due together while the rate is above GROUP-ABOVE."
     pacer))
 
 (defconstant +look-seconds+ 0.01d0 "The time for which a changing rate is taken for constant.")
-(defconstant +most-looks+ 360000 "After an hour without a call there will be none.")
+(defconstant +most-looks+ 360000 "The looks at a changing rate before the next call is given up:
+those of an hour.")
 
 (defun advance-pacer (pacer)
-  "Move AT on to the next call: to where the rate, added up over time, has given one more, or as
-many as an exponential distribution of mean 1 draws."
+  "Advance AT to the time of the next call: that at which the integral of the rate has grown by 1
+or, if calls are spread by chance, by a number drawn from the exponential distribution of mean 1."
   (let ((wanted (if (eq :poisson (pacer-arrival pacer))
                     (- (log (- 1d0 (random 1d0 (pacer-random pacer)))))
                     1d0)))

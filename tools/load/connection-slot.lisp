@@ -1,11 +1,11 @@
-;;;; Connection slots and their connections: connecting, what comes and goes, what is done when a
-;;;; connection is lost. A connection slot connects again at once when it has lost a connection that
-;;;; had calls; after an attempt that failed it waits, and calls that are due meanwhile fail with
-;;;; UNAVAILABLE, as gRPC's document on connection back-off has it.
+;;;; Connection slots and their connections: connecting, reading and writing, and the loss of a
+;;;; connection. When a slot has lost a connection that had calls, it connects again at once. After
+;;;; an attempt that failed it waits, and calls that are due meanwhile fail with UNAVAILABLE, as
+;;;; gRPC's document on connection back-off says.
 
 (in-package #:clgrpc.load)
 
-(defparameter *longest-back-off-seconds* 10 "Between two attempts to connect.")
+(defparameter *longest-back-off-seconds* 10 "The longest wait between two attempts to connect.")
 
 ;;; Octets are counted where they meet the kernel
 
@@ -64,7 +64,7 @@
         (connection-socket (the connection (http2:connection-user http2))))))
 
 (defun take-settings (http2)
-  "The sink's ON-SETTINGS: with the first, the connection is one to use."
+  "The sink's ON-SETTINGS: with the first SETTINGS the connection is ready for calls."
   (let* ((connection (http2:connection-user http2))
          (connection-slot (connection-connection-slot connection)))
     (unless (connection-ready connection)
@@ -90,7 +90,7 @@
   (printable-text (map 'string #'code-char octets) :limit 200))
 
 (defun finish-drained (connection)
-  "Close CONNECTION if it is its connection slot's no more and has no streams."
+  "Close CONNECTION if its connection slot has left it and it has no streams."
   (let ((http2 (connection-http2 connection)))
     (when (and (not (eq connection
                         (connection-slot-connection (connection-connection-slot connection))))
@@ -238,8 +238,8 @@ CONNECTION-SLOT."
         (connecting-failed connection-slot (string-right-trim "." (princ-to-string error)))))))
 
 (defun leave-connection (connection-slot connection)
-  "CONNECTION-SLOT makes no more calls on CONNECTION, which worked, and connects again: at once,
-unless the peer has closed this connection and the one before it before they had a call."
+  "Let CONNECTION-SLOT make no more calls on CONNECTION, which worked, and connect again. It does so
+at once, unless the peer has closed this connection and the one before it before any call."
   (when (eq connection (connection-slot-connection connection-slot))
     (setf (connection-slot-connection connection-slot) nil)
     (when (connection-used connection) (setf (connection-slot-failures connection-slot) 0))
@@ -254,8 +254,8 @@ unless the peer has closed this connection and the one before it before they had
            (connect-connection-slot connection-slot)))))
 
 (defun connecting-failed (connection-slot text)
-  "An attempt to connect CONNECTION-SLOT has failed because of TEXT: its calls that wait fail, and
-it waits before the next attempt."
+  "Handle a failed attempt to connect CONNECTION-SLOT, whose reason is TEXT: its waiting calls fail,
+and it waits before the next attempt."
   (setf (connection-slot-connection connection-slot) nil
         (connection-slot-failure connection-slot) text)
   (unless (eq :closed (connection-slot-state connection-slot))

@@ -1,6 +1,6 @@
 ;;;; Templates in data and metadata, in ghz's terms: {{.RequestNumber}}, {{randomInt 1 10}} and so
-;;;; on. A text is compiled once to its pieces; a text without templates stays a string, so that
-;;;; what is constant is encoded only once.
+;;;; on. A text with templates is compiled once to a list of pieces; a text without templates stays
+;;;; a string, so that constant data are encoded only once.
 
 (in-package #:clgrpc.load)
 
@@ -15,7 +15,7 @@
 (defstruct (call-data (:copier nil))
   "The values that templates may use."
   (number 0 :type quantity) ; of the request, from 0 on
-  (worker 0 :type index)                ; of the connection's place in the run
+  (worker 0 :type index)                ; the number of the connection in the run
   (method nil :type (or null method:rpc-method)) ; that is called
   (random *random-state* :type random-state)) ; the generator's
 
@@ -31,14 +31,14 @@
               (subseq hex 16 20) (subseq hex 20)))))
 
 (defun random-text (length random)
-  "LENGTH random letters and digits, from 2 to 16 if that is not positive, as ghz has it."
+  "A text of LENGTH random letters and digits; if LENGTH is not positive, of 2 to 16, as in ghz."
   (let ((letters "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"))
     (coerce (loop repeat (if (plusp length) length (+ 2 (random 15 random)))
                   collect (char letters (random (length letters) random)))
             'string)))
 
 (defun time-text (ns)
-  "NS, nanoseconds of the Unix epoch, as RFC 3339 has it, to the second."
+  "The time NS, nanoseconds since 1970, in the form of RFC 3339, to the second."
   (protobuf:timestamp-text (floor ns +ns-per-second+) 0))
 
 (defun split-name (path)
@@ -72,7 +72,7 @@
             ("UUID" (uuid-text (call-data-random data)))))))
 
 (defun split-words (text)
-  "The words of TEXT, those in double quotes without them."
+  "The words of TEXT, without their double quotes."
   (let ((words '()) (i 0))
     (loop
       (setf i (or (position #\Space text :start i :test-not #'char=)
@@ -92,7 +92,7 @@
     (labels ((number-at (index)
                (let ((word (nth index words)))
                  (handler-case (parse-integer (or word ""))
-                   (error () (fail-template "~A wants an integer, not ~S" name word)))))
+                   (error () (fail-template "~A takes an integer, not ~S" name word)))))
              (takes (count)
                (unless (= count (length words))
                  (fail-template "~A takes ~D argument~:P, not ~D" name count (length words)))))
@@ -104,16 +104,17 @@
             ((string= name "randomString")
              (takes 1)
              (let ((length (number-at 0)))
-               (when (> length 1000000) (fail-template "randomString makes no ~D letters" length))
+               (when (> length 1000000)
+                 (fail-template "randomString makes at most 1000000 letters, not ~D" length))
                (lambda (data) (random-text length (call-data-random data)))))
             ((string= name "randomInt")
              (takes 2)
              (let ((low (number-at 0)) (high (number-at 1)))
                (unless (< low high)
-                 (fail-template "randomInt wants a smaller and a larger integer"))
+                 (fail-template "randomInt takes two integers, the smaller one first"))
                (lambda (data) (+ low (random (- high low) (call-data-random data))))))
             ((string= name "choice")
-             (unless words (fail-template "choice wants one text or more"))
+             (unless words (fail-template "choice takes one text or more"))
              (let ((words (coerce words 'simple-vector)))
                (lambda (data) (svref words (random (length words) (call-data-random data))))))
             (t (fail-template "there is no template {{~A}}; doc/tools/load.md lists the templates"

@@ -1,5 +1,5 @@
-;;;; Generators: the times at which calls begin, and the end. In a closed loop each connection slot
-;;;; keeps as many calls under way as it has workers; the next begins when one has ended. In an open
+;;;; Generators: they begin calls, and end the run. In a closed loop each connection slot keeps as
+;;;; many calls under way as it has workers; the next call begins when one has ended. In an open
 ;;;; loop a timer rings when the next calls are due, independent of earlier ones. Calls for which
 ;;;; there is no stream, no connection or, if their number is limited, no worker wait in their
 ;;;; connection slot's queue, and their latency counts from when they were due.
@@ -7,7 +7,8 @@
 (in-package #:clgrpc.load)
 
 (defconstant +tick-ns+ 100000000
-             "Between two looks at time-dependent quotas, seconds and connection slots.")
+             "The time between two ticks, which do the work that depends on time: quotas, seconds of
+the tally, connection slots.")
 (defconstant +most-at-once+ 4096 "How many calls begin before the loop looks at its sockets again.")
 
 (defun make-generator-connection-slots (plan number)
@@ -62,7 +63,7 @@
 ;;; How many calls may be under way
 
 (defun set-quotas (generator)
-  "Give the connection slots of GENERATOR the workers that they have at this time."
+  "Set how many calls the connection slots of GENERATOR may have under way at this time."
   (let* ((plan (generator-plan generator))
          (workers (and (plan-workers plan)
                        (floor (schedule-value (plan-workers plan)
@@ -106,8 +107,8 @@
     load-call))
 
 (defun note-wait (connection-slot connection)
-  "Count the call that has to wait though CONNECTION-SLOT is ready, by the cause: its workers, or
-the limit of streams that CONNECTION's peer has set."
+  "Count a call that must wait although CONNECTION-SLOT is ready, by the cause: all workers are
+busy, or CONNECTION's peer allows no more streams."
   (let ((generator (connection-slot-generator connection-slot)))
     (cond ((<= (connection-slot-quota connection-slot) (connection-slot-begun connection-slot))
            (incf (generator-capped generator)))
@@ -117,7 +118,8 @@ the limit of streams that CONNECTION's peer has set."
                  (http2:connection-peer-max-streams (connection-http2 connection)))))))
 
 (define-hot launch ((connection-slot connection-slot) (load-call load-call)) null
-  "Begin LOAD-CALL on CONNECTION-SLOT, or let it wait or fail, by the state of CONNECTION-SLOT."
+  "Begin LOAD-CALL on CONNECTION-SLOT; if the slot's state does not allow that, let it wait or
+fail."
   (let ((connection (connection-slot-connection connection-slot)))
     (ecase (connection-slot-state connection-slot)
       (:ready
@@ -136,8 +138,8 @@ the limit of streams that CONNECTION's peer has set."
     nil))
 
 (define-hot pump-connection-slot ((connection-slot connection-slot)) null
-  "Begin the calls that CONNECTION-SLOT may begin now: calls that wait, then those of workers
-without one."
+  "Begin the calls that CONNECTION-SLOT may begin now: first those that wait, then a new one for
+each idle worker."
   (let ((generator (the generator (connection-slot-generator connection-slot))))
     (loop
       (let ((connection (connection-slot-connection connection-slot))
@@ -159,12 +161,12 @@ without one."
                          (may-make-p generator))
               do (let ((load-call (make-call connection-slot (generator-now generator))))
                    (launch connection-slot load-call)
-                   ;; those that fail at once wait for the next tick, not to spin
+                   ;; if they fail at once the next ones wait for the tick, so as not to spin
                    (when (load-call-ended load-call) (incf failed))))))
     nil))
 
 (define-hot next-connection-slot-of ((generator generator)) connection-slot
-  "The connection slot of GENERATOR that has the next call of an open loop."
+  "The connection slot of GENERATOR that makes the next call of an open loop."
   (let* ((connection-slots (generator-connection-slots generator)) (count (length connection-slots))
          (connection-slot nil))
     (loop repeat count
@@ -216,7 +218,7 @@ without one."
 ;;; Time
 
 (defun expire (generator)
-  "End the calls of GENERATOR that have had their time."
+  "End the calls of GENERATOR whose deadline has passed."
   (let ((now (note-now generator)) (timeout-ns (plan-timeout-ns (generator-plan generator))))
     (loop for load-call = (generator-oldest generator)
           while (and load-call (<= (+ (load-call-made-ns load-call) timeout-ns) now))
@@ -228,13 +230,13 @@ without one."
     (after-event generator)))
 
 (defun note-stall (generator now)
-  "Remember for how long GENERATOR has stood still if its tick, at NOW, comes late in the run."
+  "If GENERATOR's tick, at NOW, comes late, note for how long its loop has stood still."
   (when (and (generator-measuring generator) (< (generator-tick-due-ns generator) now))
     (setf (generator-stall-ns generator)
           (max (generator-stall-ns generator) (- now (generator-tick-due-ns generator))))))
 
 (defun tick (generator)
-  "Do the work that depends on time alone."
+  "Do the work of GENERATOR that depends on time alone."
   (let ((now (note-now generator)))
     (note-stall generator now)
     (unless (generator-done generator)
@@ -263,7 +265,7 @@ without one."
                   begin-ns))
 
 (defun begin-generator-now (generator begin-ns)
-  "The run of GENERATOR, which was to begin at BEGIN-NS, begins."
+  "Begin the run of GENERATOR now; it was to begin at BEGIN-NS."
   (let ((plan (generator-plan generator)))
     (note-now generator)
     (setf (generator-begin-ns generator) begin-ns
@@ -302,8 +304,9 @@ without one."
                (incf (tally-under-way tally)))))
 
 (defun drop-calls (generator uncounted)
-  "End all calls of GENERATOR that are under way now. UNCOUNTED ones have no status and no latency:
-the run says how many they were, and has lasted only until calls ceased to begin."
+  "End all calls of GENERATOR that are under way. If UNCOUNTED is true they get no status and no
+latency: the run only reports how many they were, and its duration is the time in which calls
+began."
   (let ((now (note-now generator)))
     (when uncounted (note-under-way generator now))
     (setf (generator-dropping generator) uncounted
@@ -325,13 +328,13 @@ the run says how many they were, and has lasted only until calls ceased to begin
   (after-event generator))
 
 (defun give-generator-up (generator condition)
-  "An error of ours, CONDITION, ends the run."
+  "End the run of GENERATOR because of CONDITION, an error in this program."
   (unless (generator-error generator) (setf (generator-error generator) condition))
   (setf (generator-stopping generator) t))
 
 (define-hot after-event ((generator generator)) null
-  "An event has happened on GENERATOR: wake the waiting thread if GENERATOR has become ready or
-done."
+  "After an event on GENERATOR: if GENERATOR has become ready or done, wake the thread that waits
+for that."
   (when (or (and (zerop (generator-flying generator)) (plusp (generator-begin-ns generator)))
             (not (generator-ready-p generator)))
     (look-at-generator generator))

@@ -16,8 +16,8 @@
 (deftype buckets () '(simple-array fixnum (*)))
 
 (defstruct (histogram (:copier nil) (:constructor make-histogram ()))
-  "How often which time in nanoseconds was seen."
-  (count 0 :type quantity) ; values
+  "The distribution of times in nanoseconds."
+  (count 0 :type quantity) ; how many values there are
   (sum 0 :type quantity)   ; of all values
   (min 0 :type nanoseconds)                  ; the least value; 0 without any
   (max 0 :type nanoseconds)                  ; the greatest value
@@ -25,7 +25,8 @@
   (buckets (make-array 0 :element-type 'fixnum) :type buckets)) ; how many values each has
 
 (define-hot (bucket-of :inline t) ((ns nanoseconds)) index
-  "The number of the bucket of NS: its highest eight bits, and where they stand."
+  "The number of the bucket of NS: it depends on the highest eight bits of NS and on their
+position."
   (if (< ns +buckets-per-doubling+)
       ns
       (let ((shift (- (integer-length ns) 8)))
@@ -73,7 +74,7 @@
     nil))
 
 (defun merge-histograms (histograms)
-  "A histogram of all that HISTOGRAMS have seen."
+  "A histogram of all values of HISTOGRAMS."
   (let ((sum (make-histogram)))
     (dolist (histogram histograms sum)
       (let ((buckets (histogram-buckets histogram)) (first (histogram-first histogram)))
@@ -91,8 +92,9 @@
           (incf (histogram-sum sum) (histogram-sum histogram)))))))
 
 (defun restore-histogram (pairs &key sum min max)
-  "A histogram as MAP-HISTOGRAM told it: PAIRS are conses of a time in the bucket, such as its
-least, and how many values that has; SUM, MIN and MAX are those of the values."
+  "A histogram, made again from the values that MAP-HISTOGRAM has passed on. PAIRS are conses: a
+time in a bucket, such as its least one, and the number of values in it. SUM, MIN and MAX are those
+of all values."
   (let ((histogram (make-histogram)))
     (loop for (ns . count) in pairs
           for bucket = (bucket-of ns)
@@ -114,8 +116,8 @@ COUNT values NS had LOW <= NS < HIGH."
           do (funcall function (bucket-low bucket) (bucket-low (1+ bucket)) count)))
 
 (defun histogram-quantile (histogram share)
-  "The least time in nanoseconds, a rational, that SHARE, from 0 to 1, of the values of HISTOGRAM do
-not exceed, with an error of at most one part in 256; 0 if there are none."
+  "The quantile SHARE, from 0 to 1, of HISTOGRAM: the least time in nanoseconds, a rational, that
+this share of the values does not exceed. The error is at most one part in 256. 0 without values."
   (let* ((count (histogram-count histogram))
          (rank (max 1 (ceiling (* (rational share) count)))))
     (cond ((zerop count) 0)

@@ -2,8 +2,8 @@
 ;;;; ends exactly once, by END-LOAD-CALL. Requests are framed beforehand and responses only counted,
 ;;;; so that a call costs what HTTP/2 costs.
 ;;;;
-;;;; A load call that has ended may still be in a queue or a chain; it is used again only when these
-;;;; have let go of it.
+;;;; A load call that has ended may still be in a queue or a chain; it is used again only after it
+;;;; has left these.
 
 (in-package #:clgrpc.load)
 
@@ -26,7 +26,8 @@
           (t (%make-load-call generator)))))
 
 (define-hot give-load-call-back ((generator generator) (load-call load-call)) null
-  "Use LOAD-CALL, which has ended, again, unless a queue or chain still holds it."
+  "Put LOAD-CALL, which has ended, among those to be used again, unless it is still in a queue or a
+chain."
   (unless (or (load-call-queued load-call) (load-call-chained load-call))
     (setf (load-call-next load-call) (generator-free generator)
           (generator-free generator) load-call))
@@ -75,7 +76,8 @@
     load-call))
 
 (defun load-call-data (generator load-call)
-  "The values for templates of LOAD-CALL: GENERATOR's CALL-DATA, valid until it is asked for again."
+  "The values for templates of LOAD-CALL: GENERATOR's CALL-DATA, valid until the next call of this
+function."
   (let ((data (generator-data generator)))
     (setf (call-data-method data) (request-method (load-call-request load-call))
           (call-data-number data) (load-call-number load-call)
@@ -111,7 +113,7 @@
   (record-value (tally-wait tally) (max 0 (- now (load-call-sent-ns load-call)))))
 
 (define-hot leave-stream ((load-call load-call)) null
-  "Take LOAD-CALL off its stream, if it has one."
+  "Separate LOAD-CALL from its stream, if it has one."
   (let ((stream (load-call-stream load-call)))
     (when stream
       (setf (load-call-stream load-call) nil
@@ -167,7 +169,7 @@
   "A stream of requests pauses while so many of its octets wait.")
 
 (defun load-call-overdue-p (load-call)
-  "True if LOAD-CALL has sent or received for as long as it may."
+  "True if LOAD-CALL has sent or received for as long as the plan says."
   (let* ((generator (load-call-generator load-call))
          (limit (plan-call-duration-ns (generator-plan generator))))
     (and (plusp limit) (<= (+ (load-call-begun-ns load-call) limit) (generator-now generator)))))
@@ -190,8 +192,8 @@
     (after-event generator)))
 
 (defun send-stream (load-call)
-  "Send the requests of LOAD-CALL that are due, as far as its peer takes them, and end our side
-behind the last."
+  "Send the requests of LOAD-CALL that are due, as far as its peer takes them. After the last one
+end our side of the stream."
   (let* ((generator (load-call-generator load-call))
          (plan (generator-plan generator))
          (stream (load-call-stream load-call))
@@ -295,7 +297,7 @@ behind the last."
 
 (declaim (ftype (function (hpack:field-list) (values (integer 0 16) string)) status-of-trailers))
 (defun status-of-trailers (list)
-  "The code and the message that the trailers LIST say."
+  "The code and the message of the status in the trailers LIST."
   (multiple-value-bind (code text) (wire:trailers-status list)
     (cond ((null code) (values +code-unknown+ "the response has no valid grpc-status"))
           ((not (<= 0 code 16)) (values +code-unknown+ (format nil "grpc-status ~D" code)))
@@ -465,7 +467,7 @@ response before them."
   nil)
 
 (define-hot queue-first ((connection-slot connection-slot)) (or null load-call)
-  "The first call of CONNECTION-SLOT's queue that has not ended; those before it are let go of."
+  "The first call of CONNECTION-SLOT's queue that has not ended. Calls before it leave the queue."
   (loop
     (let ((load-call (connection-slot-queue-head connection-slot)))
       (cond ((null load-call) (return nil))

@@ -1,15 +1,14 @@
 ;;;; A run from begin to end, by the thread that calls PERFORM-RUN: it makes the generators, waits
 ;;;; until they are connected, begins them all at one time, reports their progress, stops them when
-;;;; the user interrupts, and makes a RUN of their notes. Interrupts of that thread come through
-;;;; while it waits and nowhere else: a thread that is unwound while it posts would leave the loop
-;;;; waiting for it.
+;;;; the user interrupts, and makes a RUN of their notes. That thread can be interrupted only while
+;;;; it waits: if it were unwound while it posts to a loop, the loop would wait for it.
 
 (in-package #:clgrpc.load)
 
 (define-condition run-failed (clgrpc-error)
   ((text :initarg :text :reader run-failed-text)) ; why, in one line
   (:report (lambda (condition stream) (write-string (run-failed-text condition) stream)))
-  (:documentation "A run could not be made; TEXT says why, in one line."))
+  (:documentation "A run could not be made; TEXT is the reason, in one line."))
 
 (defconstant +interrupt-grace-seconds+ 2
   "How long calls under way may go on after the user has interrupted the run.")
@@ -47,7 +46,7 @@ is."
           (sb-thread:wait-on-semaphore (control-event control) :timeout (/ left 1d9)))))))
 
 (defun connect-all (control plan)
-  "Connect all generators of CONTROL. Signal RUN-FAILED if not one connection comes about."
+  "Connect all generators of CONTROL. Signal RUN-FAILED if not a single connection could be made."
   (post-all control #'connect-generator)
   (await-generators control #'generator-ready-p (+ 1 (ns-seconds (plan-connect-timeout-ns plan))))
   (let ((connection-slots (loop for generator in (control-generators control)
@@ -61,7 +60,7 @@ is."
   (floor (* (get-internal-run-time) +ns-per-second+) internal-time-units-per-second))
 
 (defconstant +twice-ns+ 250000000
-  "Two interrupts within this time are one: timeout(1) sends two.")
+  "Two interrupts within this time count as one: timeout(1) sends two.")
 
 (defun interrupted-p (function)
   "Call FUNCTION, which waits; return whether the user has interrupted that."
@@ -84,7 +83,7 @@ the user interrupts again."
       (post-all control (lambda (generator) (drop-calls generator t))))))
 
 (defun note-termination (control)
-  "The process is to end: the run of CONTROL ends as if the user had interrupted it."
+  "End the run of CONTROL as if the user had interrupted it, since the process is to end."
   (setf (control-terminated control) t)
   (sb-thread:signal-semaphore (control-event control)))
 
@@ -129,13 +128,13 @@ short. The CPU time of the process also includes the beginning and the end of th
       0
       (min 1 (/ (run-cpu-ns run) (* (plan-generators plan) (run-duration-ns run))))))
 
-(defconstant +told-lateness-ns+ 1000000 "The tool is late from so much on.")
-(defconstant +told-stall-ns+ 50000000 "The time after which a loop of the tool counts as standing
-still.")
+(defconstant +told-lateness-ns+ 1000000 "A lateness of the tool from this on is reported.")
+(defconstant +told-stall-ns+ 50000000 "A loop of the tool that stands still for longer is
+reported.")
 
 (defun streams-words (run plan generators)
-  "How many calls of RUN waited for a stream that the server does not allow, if one in a hundred of
-GENERATORS' did; else nil."
+  "A text about the calls of RUN that waited since the server allows no more streams, if that was
+one in a hundred of GENERATORS' calls; else nil."
   (let ((crowded (reduce #'+ generators :key #'generator-crowded)))
     (when (< (run-count run) (* 100 crowded))
       (format nil "the server's streams: ~D of ~D calls waited for one, as it allows ~D at once on ~
@@ -145,14 +144,13 @@ GENERATORS' did; else nil."
               (plan-connections plan)))))
 
 (defun lateness-share (run share)
-  "The greatest part that the tool's own lateness can have in the latency of RUN at the quantile
-SHARE."
+  "The largest share of RUN's latency, at the quantile SHARE, that the tool's own lateness can be."
   (let ((latency (histogram-quantile (run-all-latency run) share)))
     (/ (histogram-quantile (run-lateness run) share) (max 1 latency))))
 
 (defun late-words (run busy)
-  "How the tool itself, whose loops were BUSY for a share of the time, has spoilt latencies of RUN,
-an open loop; nil if it has not."
+  "A text about the influence of the tool's own lateness on the latencies of RUN, an open loop; nil
+if there is none. BUSY is the share of the time in which the tool's loops were busy."
   (let ((late (histogram-quantile (run-lateness run) 99/100)))
     (when (and (< +told-lateness-ns+ late) (< 1/10 (lateness-share run 99/100)))
       (format nil "the tool, or its machine: one call in a hundred began ~,1F ms or more after its ~
@@ -162,7 +160,8 @@ an open loop; nil if it has not."
               (< 9/10 busy) (round (* 100 busy))))))
 
 (defun stall-words (run generators)
-  "The time that a loop of GENERATORS stood still in RUN, if reported latencies contain it."
+  "A text about the time for which a loop of GENERATORS stood still in RUN; nil if the reported
+latencies do not contain it."
   (let ((stall (reduce #'max generators :key #'generator-stall-ns)))
     (when (and (< +told-stall-ns+ stall)
                (< (histogram-max (run-all-latency run)) (* 10 stall)))
@@ -170,8 +169,8 @@ an open loop; nil if it has not."
                    in the slowest latencies" (/ stall 1d6)))))
 
 (defun why-limited (run plan generators)
-  "The cause other than the server's speed that limited RUN, which GENERATORS have made by PLAN: a
-text that begins with the limit's name, or nil."
+  "The cause, other than the server's speed, that limited RUN, which GENERATORS made by PLAN: a text
+that begins with the name of the limit; or nil."
   (let* ((capped (reduce #'+ generators :key #'generator-capped))
          (busy (busy-share run plan))
          (open (plan-rate plan))
@@ -249,9 +248,9 @@ text that begins with the limit's name, or nil."
 
 (defun perform-run (plan &key on-progress)
   "Make the run of PLAN and return the RUN. ON-PROGRESS, a function of a CONTROL, is called about
-ten times a second by this thread. If the user interrupts, or the process gets SIGTERM, the RUN is
-of the finished part. Signal RUN-FAILED if not one connection could be made, or the text of a
-template was not a message."
+ten times a second by this thread. If the user interrupts, or the process gets SIGTERM, the RUN
+covers the finished part. Signal RUN-FAILED if not a single connection could be made, or the text
+from a template was not a message."
   (let ((control (make-control)))
     (sb-sys:without-interrupts
       (unwind-protect
@@ -262,8 +261,8 @@ template was not a message."
           (loop:join-event-loop (generator-loop generator)))))))
 
 (defun single-targets (target timeout-ns)
-  "A list of targets of one address each for all addresses that TARGET, a target, has, looked up
-within TIMEOUT-NS. Signal RUN-FAILED if it has none. Not on a loop."
+  "Look up the addresses of TARGET, a target, within TIMEOUT-NS, and return a list of targets, one
+for each address. Signal RUN-FAILED if there is none. Not on a loop."
   (let ((addresses (loop:target-addresses target)))
     (unless addresses
       (let ((loop (loop:make-event-loop :name "clgrpc load look-up"))

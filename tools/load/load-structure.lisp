@@ -3,37 +3,37 @@
 ;;;; again when it is lost. A LOAD-CALL is one call, from when it is due until it has ended; load
 ;;;; calls are used again.
 ;;;;
-;;;; Everything of a generator is touched on its loop only, but for a few counters that the main
-;;;; thread reads for its progress line.
+;;;; Only a generator's loop reads and writes its data; except that the main thread reads a few
+;;;; counters for its progress line.
 
 (in-package #:clgrpc.load)
 
 (defstruct (load-call (:constructor %make-load-call (generator)) (:copier nil))
   "A call."
-  (generator nil)                       ; whose it is
-  (connection-slot nil)                 ; where it goes
-  (connection nil)                      ; that it has a stream of
-  (stream nil :type (or null http2:stream)) ; that it has
+  (generator nil)                       ; that makes it
+  (connection-slot nil)                 ; on which it is made
+  (connection nil)                      ; to which its stream belongs
+  (stream nil :type (or null http2:stream)) ; its stream, while it has one
   (request nil :type (or null request)) ; the method and the messages
   (number 0 :type quantity) ; of the request, over all generators
   (intended-ns 0 :type nanoseconds)     ; when it was to begin; its latency counts from then
   (made-ns 0 :type nanoseconds)         ; when it was made; its timeout counts from then
   (begun-ns 0 :type nanoseconds)        ; when it got its stream
   (sent-ns 0 :type nanoseconds)         ; when its first octets went to the kernel; 0 before
-  (counted nil :type boolean)           ; it is not part of a warm-up
+  (counted nil :type boolean)           ; it counts: it began after the warm-up
   (waited nil :type boolean)            ; it had to wait for a connection
-  (retried nil :type boolean)           ; the peer has not processed it once
+  (retried nil :type boolean)           ; it was made again, since the peer had not processed it
   (frames #() :type frames)             ; its requests
   (next-frame 0 :type quantity) ; how many requests it has sent
   (prefix 0 :type (integer 0 5))        ; octets seen of the prefix of a response under way
-  (left 0 :type (unsigned-byte 32))     ; octets that this response still lacks
+  (left 0 :type (unsigned-byte 32))     ; octets of this response that have not come yet
   (responses 0 :type quantity) ; whole ones
   (response-ns 0 :type nanoseconds)     ; when the last of them came; before, when it was begun
   (encoded nil :type boolean)           ; its response has a grpc-encoding
   (timer nil :type (or null timer))     ; of a stream's pace or end; made when first needed
   (ended nil :type boolean)             ; it is used again once neither of the next two holds it
   (queued nil :type boolean)            ; in its connection slot's queue
-  (chained nil :type boolean)           ; among those that its connection has not flushed
+  (chained nil :type boolean)           ; among the UNFLUSHED of its connection
   (later nil :type (or null load-call)) ; in one of these two
   ;; among the generator's, by MADE-NS, or those to be used again
   (next nil :type (or null load-call))
@@ -45,17 +45,17 @@
   (http2 nil :type (or null http2:connection)) ; the core
   (socket nil :type (or null loop:connection)) ; the loop's
   (backend nil :type (or null share-row)) ; the counts of its peer
-  (unflushed nil :type (or null load-call)) ; calls whose first octets are in the output, chained
+  (unflushed nil :type (or null load-call)) ; chained calls: their first octets are unsent
   (ready nil :type boolean)             ; the peer's SETTINGS have come
   (used nil :type boolean)              ; a call has begun on it
-  (stopped nil :type boolean)           ; it is not read until output has left
+  (stopped nil :type boolean)           ; it is not read until output was sent
   (failure nil :type (or null string))) ; why it has ended
 
 (defstruct (connection-slot (:copier nil))
   "A place for a connection."
   (generator nil)                       ; whose it is
-  (number 0 :type index)                ; over all generators
-  (target "" :type t)                   ; its target, one of the loop's
+  (number 0 :type index)                ; in the whole run
+  (target "" :type t)                   ; the target that it connects to
   (connection nil :type (or null connection)) ; for new calls
   ;; :WAITING is for the next attempt to connect, after one that failed
   (state :connecting :type (member :connecting :ready :waiting :closed))
@@ -68,17 +68,17 @@
   (begun 0 :type fixnum)                ; of these, those with a stream
   (queue-head nil :type (or null load-call)) ; of those without one, in order
   (queue-tail nil :type (or null load-call)) ; the last of them
-  (timer nil :type (or null timer)))    ; ends :WAITING
+  (timer nil :type (or null timer)))    ; rings at the end of :WAITING
 
 (defstruct (generator (:copier nil))
   "An event loop and the calls that run on it."
   (plan nil :type plan)                 ; the plan of the run
   (number 0 :type index)                ; which generator it is
-  (loop nil :type loop:event-loop)      ; where all is done
+  (loop nil :type loop:event-loop)      ; its event loop
   (tally (make-tally) :type tally)      ; the notes of calls that count
   (pool (http2:make-pool))              ; shared by its connections
   (connection-slots #() :type simple-vector) ; its CONNECTION-SLOTS
-  (next-connection-slot 0 :type index)  ; which has the next call of an open loop
+  (next-connection-slot 0 :type index)  ; the one for the next call of an open loop
   (data nil :type (or null call-data))  ; for templates
   (now 0 :type nanoseconds)             ; when the event under way came
   ;; when what happens
@@ -97,9 +97,9 @@
   (expiry-timer nil :type (or null timer)) ; rings when the oldest call has had its time
   ;; calls
   (made 0 :type quantity) ; so far
-  (counted 0 :type quantity) ; of these, those behind the warm-up
+  (counted 0 :type quantity) ; of these, those after the warm-up
   (left +never-ns+ :type quantity) ; that are still to be made
-  (skip 0 :type quantity) ; of those behind the warm-up that do not count
+  (skip 0 :type quantity) ; calls after the warm-up that do not count
   (capped 0 :type quantity) ; calls that waited since all workers were busy
   (crowded 0 :type quantity)            ; calls that waited since the peer allows no more streams
   (streams-allowed 0 :type (unsigned-byte 32)) ; how many it allows on a connection, if some waited

@@ -22,8 +22,8 @@
     frame))
 
 (defun split-json (text)
-  "The texts of the elements of TEXT if it is an array in JSON, else TEXT alone, each not looked
-into."
+  "If TEXT is an array in JSON, a list of the texts of its elements; else a list of TEXT alone. The
+elements themselves are not checked."
   (let ((text (string-trim '(#\Space #\Tab #\Newline #\Return) text)))
     (if (not (uiop:string-prefix-p "[" text))
         (list text)
@@ -50,7 +50,7 @@ into."
               (list text))))))           ; no array; the parser says why
 
 (defun json-frames (text type finder)
-  "The frames of the messages of TYPE that TEXT, an object or an array of such in JSON, says."
+  "The frames of the messages of TYPE in TEXT, a JSON object or an array of objects."
   (map 'simple-vector
        (lambda (text)
          (frame-message (protobuf:serialize
@@ -58,8 +58,8 @@ into."
        (split-json text)))
 
 (defun json-payload (text method finder &key (templates t))
-  "The payload of calls of METHOD that TEXT, JSON, with templates if TEMPLATES is true, says. FINDER
-finds types by name."
+  "The payload of calls of METHOD from TEXT, which is JSON and may have templates if TEMPLATES is
+true. FINDER finds types by name."
   (let ((template (if templates (compile-template text) text))
         (type (method:rpc-method-request-type method)))
     (flet ((frames (text)
@@ -93,15 +93,15 @@ finds types by name."
     (nreverse messages)))
 
 (defun binary-payload (octets method)
-  "The payload of calls of METHOD that OCTETS are: one message, or of a stream of requests messages
-each after its length as a varint."
+  "The payload of calls of METHOD from OCTETS: one message or, if METHOD takes a stream of requests,
+messages, each after its length as a varint."
   (make-payload :frames (map 'simple-vector #'frame-message
                              (if (single-request-p method)
                                  (list octets)
                                  (split-delimited octets)))))
 
 (defun compress-frame (frame)
-  "FRAME, of a message that is not compressed, with that in gzip."
+  "The frame of the message in FRAME, which is not compressed, compressed with gzip."
   (multiple-value-bind (octets end) (os:deflate-octets :gzip 6 frame 5 (length frame) 5)
     (unless octets (fail-template "there is no memory to compress a request"))
     (let ((compressed (subseq octets 0 end)))
@@ -110,7 +110,7 @@ each after its length as a varint."
       compressed)))
 
 (defun compress-payload (payload)
-  "PAYLOAD with each message in gzip. Signal TEMPLATE-ERROR without libz."
+  "PAYLOAD with each message compressed with gzip. Signal TEMPLATE-ERROR if libz is missing."
   (unless (os:open-zlib) (fail-template "requests cannot be compressed, since there is no libz"))
   (flet ((compressed (frames) (map 'simple-vector #'compress-frame frames)))
     (let ((maker (payload-maker payload)))
@@ -121,8 +121,8 @@ each after its length as a varint."
 ;;; Metadata
 
 (defun metadata-field (name value)
-  "The header field of metadata NAME; the VALUE of a name that ends in -bin, octets or text, travels
-in base64."
+  "The header field for the metadata NAME and VALUE. If NAME ends in -bin, VALUE, octets or text, is
+sent in base64."
   (hpack:string-field name (if (alexandria:ends-with-subseq "-bin" name)
                                (string-right-trim "=" (encode-base64 (binary-value value)))
                                value)))
@@ -134,8 +134,8 @@ in base64."
       value))
 
 (defun check-template-metadata (metadata)
-  "Signal TEMPLATE-ERROR if METADATA, an alist whose values may be templates, cannot be sent for any
-values of these."
+  "Signal TEMPLATE-ERROR if METADATA, an alist whose values may be templates, cannot be sent
+whatever the templates' values are."
   (handler-case
       (status:check-metadata
        (loop for (name . value) in metadata
@@ -148,9 +148,9 @@ values of these."
     (misuse (error) (fail-template "~A" (string-right-trim "." (princ-to-string error))))))
 
 (defun compile-metadata (metadata &key (templates t))
-  "A vector of the fields of METADATA, an alist, and nil; or nil, and a function of CALL-DATA that
-returns such a vector, if its values have templates, which they may if TEMPLATES is true. Signal
-TEMPLATE-ERROR if it cannot be sent."
+  "Two values for METADATA, an alist. If its values are constant: a vector of its fields, and nil.
+If they have templates, which counts only if TEMPLATES is true: nil, and a function of CALL-DATA
+that returns such a vector. Signal TEMPLATE-ERROR if METADATA cannot be sent."
   (let ((templates (loop for (name . value) in metadata
                          collect (cons (string-downcase name)
                                        (if (and templates (stringp value))

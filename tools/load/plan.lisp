@@ -10,7 +10,7 @@
   (payload (make-payload) :type payload) ; the messages of calls
   (fields #() :type simple-vector)      ; all header fields of a request that are constant
   (metadata-maker nil :type (or null function)) ; (call-data) returns a vector of further fields
-  (weight 1 :type (integer 1 1000)))    ; how many of the calls of a mix are of it
+  (weight 1 :type (integer 1 1000)))    ; its share of the calls of a mix
 
 (declaim (sb-ext:freeze-type request))
 
@@ -23,11 +23,11 @@
   (subseq (method:rpc-method-path (request-method request)) 1))
 
 (defun mix-requests (requests)
-  "A vector of REQUESTS, a list, in which each stands as often as its weight says, as evenly spread
-as can be: calls take their turns in it."
+  "A vector with each of REQUESTS, a list, as often as its weight says, spread as evenly as
+possible. Calls take their requests from it in turn."
   (let* ((total (reduce #'+ requests :key #'request-weight))
          (credits (make-array (length requests) :initial-element 0)))
-    ;; each gets its weight in every turn, and who has most pays for the turn
+    ;; in every turn each gets its weight, and the one with the most is chosen and pays for it
     (coerce (loop repeat total
                   collect (let ((best 0))
                             (loop for request in requests
@@ -49,28 +49,28 @@ as can be: calls take their turns in it."
   (requests '() :type list)             ; REQUESTs: one, or those of a mix
   (turns #() :type simple-vector)       ; REQUESTs, which calls take in turn
   (credentials nil)                     ; of TLS, or nil
-  (server-name nil :type (or null string)) ; whose certificate TLS wants to see
+  (server-name nil :type (or null string)) ; the name that the certificate must have
   (timeout-ns 0 :type nanoseconds)      ; that a call may take; 0 for no limit
   (connect-timeout-ns 0 :type nanoseconds) ; that connecting may take
   (options-of-http2 nil :type (or null options)) ; the limits of connections
   ;; how much at once
   (generators 1 :type (integer 1 1024)) ; event loops, each with a thread
   (connections 1 :type (integer 1 100000)) ; of all generators together
-  (workers nil :type (or null schedule)) ; calls under way at once; nil for as many as are due
+  (workers nil :type (or null schedule)) ; calls under way at once; nil: no limit
   ;; when calls begin
   (rate nil :type (or null schedule))   ; calls a second, of an open loop; nil for a closed one
   (arrival :constant :type (member :constant :poisson)) ; see PACER
   (group-ns 0 :type (unsigned-byte 40)) ; see PACER
   (group-above 0 :type (real 0))        ; see PACER
   ;; when the run ends
-  (total nil :type (or null unsigned-byte)) ; how many calls count, of all generators together
+  (total nil :type (or null unsigned-byte)) ; how many calls count, in the whole run
   (duration-ns nil :type (or null nanoseconds)) ; for how long calls that count begin
   (stop :wait :type (member :wait :close :ignore)) ; the treatment of calls under way then
   ;; how many calls of each generator are listed one by one
   (samples 4096 :type (and index (integer 2)))
   ;; the part that does not count
-  (warm-up-ns 0 :type nanoseconds)      ; calls that begin before this has passed
-  (skip-first 0 :type quantity)    ; so many calls after that
+  (warm-up-ns 0 :type nanoseconds)      ; calls that begin earlier do not count
+  (skip-first 0 :type quantity)    ; nor do so many calls after that
   ;; streams of requests
   ;; per call; nil for those of the payload, once each
   (messages nil :type (or null (and quantity (integer 1))))

@@ -4,8 +4,8 @@
 (in-package #:clgrpc.load)
 
 (defun merge-rows (owners rows key merge)
-  "The rows of OWNERS, each one's those that ROWS returns, merged by MERGE, a function of a list of
-rows, where KEY is the same."
+  "The rows of all OWNERS; ROWS returns those of one. Rows with the same KEY become one by MERGE, a
+function of a list of rows."
   (let ((groups '()))
     (dolist (row (loop for owner in owners append (funcall rows owner)))
       (let ((group (assoc (funcall key row) groups :test #'equal)))

@@ -45,7 +45,7 @@ of the last, with those of a warm-up left out."
   (duration-ns 0 :type quantity)   ; from then until the last call had ended
   (options '() :type list)              ; alist from an option's name, as ghz's, to its JSON
   (tags '() :type list)                 ; alist of strings, the user's
-  (loop-kind :closed :type (member :open :closed)) ; at a rate, or one call behind the other
+  (loop-kind :closed :type (member :open :closed)) ; at a rate, or one call after another
   (intended-rps nil :type (or null real)) ; the rate, the mean of a schedule; NIL of a closed loop
   (burst 1 :type quantity)         ; calls of an open loop that began together, at most
   (count 0 :type quantity)         ; calls that ended
@@ -55,7 +55,7 @@ of the last, with those of a warm-up left out."
   (all-latency (make-histogram) :type histogram) ; of all calls that ended
   (statuses '() :type list)             ; STATUS-ROWs, the most frequent first
   (backends '() :type list)             ; SHARE-ROWs, the most frequent first
-  (methods '() :type list)              ; of a mix the same, named as METHOD is
+  (methods '() :type list)              ; SHARE-ROWs of a mix, named as METHOD is
   (seconds #() :type vector)            ; SECOND-ROWs, from the begin of the run
   (interval-seconds 1 :type (integer 1)) ; how long each of SECONDS is: more in a long run
   (stages '() :type list)               ; alist from "queue", "connect", "send", "wait" to HISTOGRAM
@@ -76,4 +76,4 @@ of the last, with those of a warm-up left out."
   ;; why not all calls were made
   (ended-early nil :type (member nil :interrupted :terminated :deadline))
   (samples '() :type list)              ; SAMPLEs, evenly over the run, by time
-  (rounds '() :type list))              ; RUNs, if this one is several together
+  (rounds '() :type list))              ; RUNs, if this one combines several

@@ -1,12 +1,12 @@
-;;;; A run's time, second by second. Of a run longer than an hour two seconds become one row, then
-;;;; two of these, and so on, so that the rows that are kept, and reported, are bounded.
+;;;; A run's time, second by second. In a run longer than an hour two seconds become one row, later
+;;;; two of these rows become one, and so on. So the number of rows is limited.
 
 (in-package #:clgrpc.load)
 
-(defconstant +most-rows+ 3600 "How many SECOND-ROWs a run has; beyond them two become one.")
+(defconstant +most-rows+ 3600 "The most SECOND-ROWs of a run; if there are more, two become one.")
 
 (defun merge-second-rows (rows &key at-once)
-  "ROWS as one: of seconds that follow each other or, if AT-ONCE is true, of the same second."
+  "One row for ROWS, which are of successive seconds or, if AT-ONCE is true, of the same second."
   (flet ((sum (reader) (reduce #'+ rows :key reader)))
     (make-second-row
      :count (sum #'second-row-count) :errors (sum #'second-row-errors)
@@ -19,7 +19,8 @@
      :lateness-max-ns (reduce #'max rows :key #'second-row-lateness-max-ns))))
 
 (defun pair-rows (rows)
-  "The vector ROWS of SECOND-ROWs with two and two of them as one; an odd last one stays."
+  "The vector ROWS of SECOND-ROWs with each pair merged into one row; an odd last row stays as it
+is."
   (let ((count (length rows)))
     (coerce (loop for i from 0 below count by 2
                   collect (if (= (1+ i) count)
@@ -28,8 +29,9 @@
             'vector)))
 
 (defun fit-rows (rows interval-seconds least-seconds)
-  "The vector ROWS, of INTERVAL-SECONDS each, with two as one until they are of LEAST-SECONDS, a
-doubling of that, and at most +MOST-ROWS+; and of how many seconds they are then."
+  "Merge pairs of the vector ROWS, of INTERVAL-SECONDS each, until a row is of at least
+LEAST-SECONDS, which is INTERVAL-SECONDS times a power of two, and there are at most +MOST-ROWS+.
+Return the rows and the number of seconds of each."
   (loop while (or (< interval-seconds least-seconds) (< +most-rows+ (length rows)))
         do (setf rows (pair-rows rows)
                  interval-seconds (* 2 interval-seconds)))

@@ -3,12 +3,12 @@
 
 (in-package #:clgrpc.load)
 
-(defconstant +most-messages+ 50 "How many different status messages are kept of each status.")
+(defconstant +most-messages+ 50 "How many different messages are kept for each status.")
 
 (defstruct (tally (:copier nil))
   "One generator's notes of the calls that count."
   (count 0 :type quantity) ; calls that ended
-  (under-way 0 :type quantity)          ; calls that had not when the run was broken off
+  (under-way 0 :type quantity)          ; calls that had not ended when the run was broken off
   (oldest-under-way-ns 0 :type quantity) ; how long the oldest of these had been under way
   (statuses (make-array 17 :initial-element nil) :type (simple-vector 17)) ; STATUS-ROWs, by code
   (backends '() :type list)             ; SHARE-ROWs
@@ -26,7 +26,7 @@
   (samples '() :type list)              ; SAMPLEs, the latest first
   (sample-count 0 :type index)          ; how many these are
   (most-samples 4096 :type (and index (integer 2))) ; as many are kept
-  (sample-every 1 :type (and quantity (integer 1))) ; of so many calls one is kept
+  (sample-every 1 :type (and quantity (integer 1))) ; one of so many calls is kept
   (messages-sent 0 :type quantity) ; requests
   (messages-received 0 :type quantity) ; responses
   (sent-octets 0 :type quantity) ; of all connections
@@ -37,7 +37,7 @@
   (base-received 0 :type quantity) ; likewise
   (connects 0 :type index)              ; connections made
   (ready 0 :type index)                 ; connections that are ready now
-  (real-offset-ns 0 :type (unsigned-byte 62))) ; from the loop's time to the calendar's
+  (real-offset-ns 0 :type (unsigned-byte 62))) ; from the loop's clock to ns since 1970
 
 (declaim (sb-ext:freeze-type tally))
 
@@ -48,14 +48,15 @@
   "The statuses by their codes, as grpc-go and ghz write them.")
 
 (defun begin-tally (tally begin-ns)
-  "From now on notes count; the run's first second begins at BEGIN-NS."
+  "Let TALLY count from now on; the run's first second begins at BEGIN-NS."
   (setf (tally-base-sent tally) (tally-sent-octets tally)
         (tally-base-received tally) (tally-received-octets tally)
         (tally-second-end-ns tally) begin-ns)
   (next-second tally))
 
 (defun halve-seconds (tally)
-  "Have two rows of TALLY, all closed, become one, so that there is room for as many again."
+  "Merge each pair of TALLY's rows, all of which are closed, into one, to make room for as many
+more."
   (let ((rows (pair-rows (tally-seconds tally))))
     (setf (fill-pointer (tally-seconds tally)) (length rows)
           (tally-interval-seconds tally) (* 2 (tally-interval-seconds tally)))
@@ -80,7 +81,7 @@
           (second-row-connections second) (tally-ready tally))))
 
 (define-hot (keep-time :inline t) ((tally tally) (now nanoseconds)) null
-  "Go on to the second of NOW."
+  "Open rows until the last one is that of NOW."
   (loop while (<= (tally-second-end-ns tally) now)
         do (next-second tally)))
 
@@ -110,7 +111,8 @@
                          (append messages (list (cons "(other messages)" 1))))))))))
 
 (defun keep-sample (tally intended-ns latency-ns code text)
-  "Keep the call just counted as a sample; if there are many now, keep every other of them only."
+  "Keep the call that was just counted as a sample. If TALLY has too many samples now, drop every
+other one."
   (push (make-sample :unix-ns (+ intended-ns (tally-real-offset-ns tally))
                      :latency-ns latency-ns :status (aref *status-names* code) :error text)
         (tally-samples tally))
@@ -122,7 +124,7 @@
 
 (define-hot (note-share :inline t) ((row share-row) (latency nanoseconds) (code (integer 0 16)))
     null
-  "A call that counts in ROW has ended with the status CODE after LATENCY."
+  "Count in ROW a call that has ended with the status CODE after LATENCY."
   (incf (share-row-count row))
   (if (zerop code)
       (record-value (share-row-latency row) latency)
@@ -130,7 +132,8 @@
   nil)
 
 (defun method-rows (requests)
-  "For REQUESTS of a mix, a list, what METHODS of a tally begins as; for one, nothing."
+  "The first value of METHODS of a tally: a vector of a row for each of REQUESTS, a list; an empty
+one if there is a single request."
   (if (rest requests)
       (map 'simple-vector (lambda (request) (make-share-row :name (request-name request))) requests)
       #()))
@@ -139,8 +142,8 @@
                       (intended-ns nanoseconds) (now nanoseconds) (code (integer 0 16))
                       (text (or null string)))
     null
-  "A call that counts, of the request with NUMBER, which was to begin at INTENDED-NS, has ended with
-the status CODE, and TEXT if that is not OK, at NOW, at BACKEND."
+  "Count in TALLY a call of the request with NUMBER that has ended, at NOW, with the status CODE,
+and TEXT if that is not OK. It was to begin at INTENDED-NS, and BACKEND is the row of its server."
   (let* ((latency (max 0 (- now intended-ns)))
          (row (or (svref (tally-statuses tally) code) (ensure-status tally code))))
     (declare (type status-row row) (type nanoseconds latency))
@@ -165,7 +168,7 @@ the status CODE, and TEXT if that is not OK, at NOW, at BACKEND."
 ;;; From tallies to a run
 
 (defun merge-seconds (tallies)
-  "The SECOND-ROWs of all TALLIES together, and of how many seconds each is."
+  "The SECOND-ROWs of all TALLIES together, and the number of seconds of each row."
   (let* ((interval (reduce #'max tallies :key #'tally-interval-seconds))
          (columns (loop for tally in tallies
                         collect (fit-rows (tally-seconds tally) (tally-interval-seconds tally)

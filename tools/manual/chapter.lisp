@@ -69,7 +69,8 @@
       path)))
 
 (defun link-target (link directory up)
-  "The form of LINK, of a file in DIRECTORY, in a page from which UP leads to the site's root."
+  "LINK, from a file in DIRECTORY, rewritten for a page of the site; UP is the way from the page to
+the root of the site."
   (if (or (ppcre:scan "^[a-z]+:" link) (uiop:string-prefix-p "#" link))
       link
       (destructuring-bind (path &optional fragment) (uiop:split-string link :separator "#")
@@ -92,7 +93,7 @@ strings or nil."
 ;;; Names
 
 (defun find-entry (text)
-  "The entry that TEXT, a name with or without package, stands for in this page, or nil."
+  "The entry for TEXT, a name with or without a package, in this page; or nil."
   (let ((name (string-downcase text)))
     (if (find #\: name)
         (gethash name *names*)
@@ -100,7 +101,8 @@ strings or nil."
                 thereis (gethash (concatenate 'string prefix name) *names*)))))
 
 (defun subject-prefixes (subjects)
-  "The packages whose names a page about SUBJECTS has without a prefix, clgrpc's last."
+  "The packages whose names are written without a prefix in a page about SUBJECTS; clgrpc is the
+last."
   (remove-duplicates
    (append (loop for subject in subjects
                  append (loop for package in (subject-packages subject)

@@ -77,7 +77,8 @@ pages of the other packages, beginning with clgrpc-async, have all exports.")
 (defparameter *packages*
   '("CLGRPC" "CLGRPC.ASYNC" "CLGRPC.SIM" "CLGRPC.ETCD" "CLGRPC.DISCOVERY" "CLGRPC.MEMORY"
     "CLGRPC.CLUSTER" "CLGRPC.AUTHORITY" "CLGRPC.WORKFLOW" "CLGRPC.RAFT")
-  "The packages whose exports are public. A name that several export has one entry, by the first.")
+  "The packages whose exports are public. A name that several packages export has one entry, under
+the first of them.")
 
 (defparameter *takers*
   '(("START-SERVER" . :server) ("MAKE-CHANNEL" . :channel) ("MAKE-TRACING" . :tracing)

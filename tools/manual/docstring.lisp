@@ -59,8 +59,7 @@
   "How a sentence begins that says which threads may call a function.")
 
 (defun sentence-kind (sentence)
-  "The subject of SENTENCE about a function: :values, :conditions, :threads, or nil for anything
-else."
+  "What SENTENCE of a docstring is about: :values, :conditions or :threads; nil for anything else."
   (cond ((ppcre:scan "^Signals? " sentence) :conditions)
         ((ppcre:scan *thread-rule* sentence) :threads)
         ((ppcre:scan "^(The (second |first )?values? (is|are) |Returns? )" sentence) :values)))

@@ -78,7 +78,7 @@
         collect item))
 
 (defun parameter-names (lambda-list)
-  "The names of the variables that LAMBDA-LIST binds, as far as docstrings have them."
+  "The names of those variables of LAMBDA-LIST that docstrings mention."
   (loop for item in lambda-list
         for name = (loop for name = item then (first name) while (consp name) finally (return name))
         unless (member name lambda-list-keywords) collect (symbol-name name)))

@@ -20,7 +20,7 @@
 ;;; Navigation
 
 (defun way-up (page)
-  "The link from PAGE of the site to its root."
+  "The relative link from PAGE of the site to the site's root."
   (format nil "~{~A~}" (make-list (count #\/ page) :initial-element "../")))
 
 (defun navigation (chapters here up)

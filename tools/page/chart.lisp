@@ -23,11 +23,11 @@ scale Y."
   (* height (- 1 (scale-share y value))))
 
 (defun tick-anchor (share)
-  "How the text of a tick at SHARE of the width stands to it, so that it keeps within the chart."
+  "The alignment of the text of a tick at SHARE of the width, so that it stays within the chart."
   (if (> share 0.97) "end" "middle"))
 
 (defun many-ticks-p (scale)
-  "True if SCALE has too many ticks for a narrow page, which leaves every second one out."
+  "True if SCALE has too many ticks for a narrow page; then every second one is left out there."
   (< 5 (length (scale-ticks scale))))
 
 (defun axis-nodes (x y height)
@@ -49,9 +49,9 @@ scale Y."
                          ,text))))))
 
 (defun chart (label layers &key x y (height 180) class)
-  "A chart HEIGHT pixels high, as a node, which LABEL says in words. LAYERS are functions of the
-height that make nodes, such as LINE-LAYER returns; X and Y are their scales, or nil without an
-axis; CLASS is one more for the style."
+  "A node for a chart, HEIGHT pixels high. LABEL describes it in words. LAYERS are functions, such
+as LINE-LAYER returns, that make nodes for a height. X and Y are the scales of the axes; nil means
+no axis. CLASS is a further class for the style."
   `(:svg (:class ,(format nil "chart~@[ ~A~]" class) :role "img" :aria-label ,label
           :height ,height)
     ,(axis-nodes x y height)
@@ -60,8 +60,8 @@ axis; CLASS is one more for the style."
      ,@(loop for layer in layers collect (funcall layer height)))))
 
 (defun path-text (points close)
-  "The description of a path through POINTS, conses (x . y); it goes to the baseline CLOSE if that
-is given. A point of nil parts it."
+  "The description of a path through POINTS, conses (x . y). A point that is nil interrupts it. If
+CLOSE, a y, is given, the path is closed along this baseline."
   (with-output-to-string (stream)
     (let ((runs '()) (run '()))
       (dolist (point points)
@@ -91,8 +91,8 @@ is given. A point of nil parts it."
                      (cons (data-x x (car point)) (data-y y (cdr point) height)))))
 
 (defun line-layer (points x y class)
-  "A layer with a line through POINTS, conses of values on the scales X and Y; a point of nil, or
-one whose second value is nil, parts it."
+  "A layer with a line through POINTS, conses of values on the scales X and Y. A point that is nil,
+or whose second value is nil, interrupts the line."
   (lambda (height)
     `(:path (:class ,(format nil "line ~A" class)
              :d ,(path-text (data-points points x y height) nil)))))
@@ -117,8 +117,8 @@ on Y."
                           (:title () ,title))))))
 
 (defun cell-layer (cells x y)
-  "A layer of a heat map: CELLS are lists (LEFT RIGHT LOW HIGH WEIGHT TITLE), a rectangle from LEFT
-to RIGHT on X and LOW to HIGH on Y, whose colour is that of WEIGHT, from 0 to 1."
+  "A layer of a heat map. CELLS are lists (LEFT RIGHT LOW HIGH WEIGHT TITLE): a rectangle from LEFT
+to RIGHT on the scale X and from LOW to HIGH on Y. WEIGHT, from 0 to 1, determines its colour."
   (lambda (height)
     `(:g (:class "cells")
       ,@(loop for (left right low high weight title) in cells
@@ -130,8 +130,8 @@ to RIGHT on X and LOW to HIGH on Y, whose colour is that of WEIGHT, from 0 to 1.
                         (:title () ,title))))))
 
 (defun title-layer (columns x)
-  "An invisible layer: COLUMNS are lists (LEFT RIGHT TITLE); a pointer between LEFT and RIGHT on X
-shows TITLE."
+  "An invisible layer. COLUMNS are lists (LEFT RIGHT TITLE): while the pointer is between LEFT and
+RIGHT on the scale X, the browser shows TITLE."
   (lambda (height)
     `(:g (:class "titles")
       ,@(loop for (left right title) in columns

@@ -3,8 +3,8 @@
 (in-package #:clgrpc.page)
 
 (defun digits-text (value &key (digits 3) short)
-  "VALUE, a real, with DIGITS digits that count; thousands are parted by commas. With SHORT, zeros
-at the end of a fraction are left out. (digits-text 4.1234) is \"4.12\", (digits-text 41234)
+  "VALUE, a real, with DIGITS significant digits and commas between thousands. With SHORT, zeros at
+the end of a fraction are left out. (digits-text 4.1234) is \"4.12\", (digits-text 41234)
 \"41,234\", (digits-text 2 :short t) \"2\"."
   (let* ((magnitude (abs (rational value)))
          (before (loop for power = 1 then (* 10 power)
@@ -27,7 +27,7 @@ at the end of a fraction are left out. (digits-text 4.1234) is \"4.12\", (digits
                 (zerop (length fraction)) fraction)))))
 
 (defun count-text (count)
-  "The integer COUNT with its thousands parted by commas."
+  "The integer COUNT with commas between thousands."
   (format nil "~:D" count))
 
 (defun duration-text (ns &key short)

@@ -34,15 +34,16 @@ NOTE, a node, is said in small letters below."
     ,(when note `(:p (:class "note") ,note))))
 
 (defun tiles (entries)
-  "The figures that matter most, large: ENTRIES are lists (NAME FIGURE [CLASS]) of strings; the
-class is \"good\", \"warn\" or \"bad\"."
+  "A node with the most important figures in large type. ENTRIES are lists (NAME FIGURE [CLASS]) of
+strings; the class is \"good\", \"warn\" or \"bad\"."
   `(:section (:class "tiles" :aria-label "Figures")
     (:dl ()
      ,@(loop for (name figure class) in entries
              collect `(:div () (:dt () ,name) (:dd (:class ,class) ,figure))))))
 
 (defun facts (entries)
-  "Small figures in a row: ENTRIES are lists (NAME FIGURE), strings and nodes."
+  "A node with a row of figures in small type. ENTRIES are lists (NAME FIGURE): a string and a
+node."
   `(:dl (:class "facts")
     ,@(loop for (name figure) in entries
             collect `(:div () (:dt () ,name) (:dd () ,figure)))))

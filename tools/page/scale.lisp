@@ -4,7 +4,7 @@
 (in-package #:clgrpc.page)
 
 (defstruct (scale (:constructor %make-scale (place ticks)) (:copier nil))
-  "An axis: where values stand on it, and which are named."
+  "The scale of an axis: the place of each value, and the ticks."
   (place #'identity :type function :read-only t) ; of a value, the share of the axis before it
   (ticks '() :type list :read-only t))  ; conses (share . text), in order
 
@@ -72,8 +72,8 @@ makes."
                 return (format nil "~D.~V,'0D %" whole places scaled)))))
 
 (defun tail-scale (nines)
-  "A scale of percentiles as latencies want it: from 0 to 0.9 takes as much room as from there to
-0.99, and so on, up to the share of NINES nines. Values are shares from 0 to 1."
+  "A scale of percentiles for latencies: the range from 0 to 0.9 takes as much room as that from 0.9
+to 0.99, and so on, up to the share with NINES nines. Values are shares from 0 to 1."
   (let ((span (float nines 1d0)))
     (make-scale (lambda (share)
                   (if (< share 1)

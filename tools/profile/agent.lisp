@@ -2,13 +2,14 @@
 ;;;; answers each with a line on standard output, `profile: JSON`. Only a process that was started
 ;;;; with CLGRPC_PROFILE=1 in its environment has this thread, which sleeps in between.
 ;;;;
-;;;;   counters          what has been counted since the process began
-;;;;   map PATH          where its functions lie, to a file
-;;;;   locks PATH        where its locks and conditions lie, to a file
-;;;;   heap-histogram MS what lies in the heap that was not there so long ago
+;;;;   counters          the counts since the process began
+;;;;   map PATH          write the addresses of its functions to a file
+;;;;   locks PATH        write the addresses of its locks and conditions to a file
+;;;;   heap-histogram MS the objects that were allocated in MS milliseconds and still exist
 ;;;;   sample MODE MS PATH
-;;;;                     which stacks SBCL's profiler has seen meanwhile, to a file; MODE is cpu or
-;;;;                     alloc
+;;;;                     run SBCL's profiler for MS milliseconds and write the stacks to a file;
+;;;; MODE
+;;;;                     is cpu or alloc
 
 (in-package #:clgrpc.profile)
 
@@ -31,7 +32,7 @@
           (max ns (counts-longest-collection-ns counts)))))
 
 (defun time-collections ()
-  "Have it measured from now on how long collections stop the threads."
+  "Measure from now on how long collections stop the threads."
   (sb-int:encapsulate 'sb-kernel::sub-gc 'profile
                       (lambda (function &rest arguments)
                         (let ((begin (monotonic-ns))
@@ -96,7 +97,7 @@ definitions."
         (format nil "structure ~A" name))))
 
 (defun key-of (object)
-  "Something by which objects of one kind can be counted without making garbage."
+  "A key for the kind of OBJECT, by which objects are counted without making garbage."
   (typecase object
     (cons 'cons)
     ((satisfies sb-kernel:%instancep) (sb-kernel:%instance-layout object))
@@ -137,11 +138,11 @@ definitions."
       (coerce (sort rows #'> :key (lambda (row) (cdr (second row)))) 'vector))))
 
 (defconstant +histogram-octets+ (* 40 1024 1024)
-  "How much is consed at most between two heap histograms; a collection would come after more.")
+  "The most octets that are allocated between two heap histograms. More would cause a collection.")
 
 (defun heap-histogram (seconds)
-  "The objects that were allocated in SECONDS, or until these had +HISTOGRAM-OCTETS+, and are there
-still; nil if a collection came between again and again."
+  "The objects that were allocated in SECONDS, or until they had +HISTOGRAM-OCTETS+, and still
+exist. Nil if each attempt was spoilt by a collection."
   (loop repeat 3
         do (sb-ext:gc)
            (let* ((before (take-heap-histogram))

@@ -1,7 +1,8 @@
 ;;;; The areas of a stack's frames: subsystems, which are folders of src/, user code, parts of the
 ;;;; kernel; and the phases of a call to which functions of the server and the client belong. Pure
-;;;; functions of names. A sample is put to the account of the first frame from the inside that
-;;;; belongs to anything: the C library's memmove and SBCL's GETHASH belong to their callers.
+;;;; functions of names. A sample counts for the innermost frame that belongs to an area. Some
+;;;; functions belong to none, such as the C library's memmove and SBCL's GETHASH: their callers
+;;;; count.
 
 (in-package #:clgrpc.profile)
 
@@ -51,7 +52,7 @@
   (some (lambda (beginning) (uiop:string-prefix-p beginning name)) beginnings))
 
 (defun kernel-area (name)
-  "The part of the kernel that its function NAME belongs to; nil if that of its caller counts."
+  "The part of the kernel to which its function NAME belongs; nil if its caller counts."
   (or (first (find name *kernel-areas* :key #'rest :test #'begins-with-p))
       (and (begins-with-p name *kernel-otherwise*) "kernel: other")))
 
@@ -79,7 +80,7 @@
 kernel.")
 
 (defun native-area (name image)
-  "The area of the function NAME of IMAGE, the path of a program or library; nil if its caller's
+  "The area of the function NAME of IMAGE, the path of a program or library; nil if its caller
 counts."
   (let ((file (subseq image (1+ (or (position #\/ image :from-end t) -1)))))
     (flet ((library-p (prefix) (uiop:string-prefix-p prefix file)))
@@ -120,8 +121,8 @@ counts."
       (string= package "clgrpc.kernel")))
 
 (defun lisp-area (name)
-  "The subsystem that the Lisp function NAME, as printed in lower case, belongs to; nil if that of
-its caller counts."
+  "The subsystem to which the Lisp function NAME, printed in lower case, belongs; nil if its caller
+counts."
   (cond ((begins-with-p name '("\"read " "\"write " "\"size of " "\"check ")) "protobuf")
         ((search "alloc-tramp" name) "allocation")
         ((search "alloc_tramp" name) "allocation")
@@ -231,8 +232,8 @@ visible through these.")
                 :phase (if (equal area "collector") "collection" (name-phase name)))))
 
 (defun stack-area (frames)
-  "The subsystem of a sample whose stack FRAMES are, from the inside. The collector's work, the
-kernel's part included, is the collector's."
+  "The subsystem of a sample with the stack FRAMES, from the inside. All work of the collector,
+including the kernel's part of it, is the collector's."
   (cond ((find "collector" frames :key #'frame-area :test #'equal) "collector")
         ((null frames) "unknown")
         ((eq :unknown (frame-kind (first frames))) "unknown")
@@ -242,7 +243,7 @@ kernel's part included, is the collector's."
                    (t "lisp"))))))
 
 (defun stack-phase (frames)
-  "The phase of a call in which a sample was taken whose stack FRAMES are, from the inside."
+  "The phase of a call in which a sample with the stack FRAMES, from the inside, was taken."
   (if (find "collector" frames :key #'frame-area :test #'equal)
       "collection"
       (let ((frame (find-if #'frame-phase frames)))

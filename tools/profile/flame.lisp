@@ -5,7 +5,7 @@
 
 (in-package #:clgrpc.profile)
 
-(defconstant +frame-height+ 17 "Of a frame of the flame graph, in pixels.")
+(defconstant +frame-height+ 17 "The height of a frame of the flame graph, in pixels.")
 
 (defparameter *least-share* 1/1500 "Frames that are less wide than that are left out.")
 
@@ -59,7 +59,8 @@
   "The script of a click on a frame.")
 
 (defun node-depth (node least)
-  "How many frames are above NODE, JSON, that have LEAST nanoseconds, itself counted."
+  "The height, in frames, of the tree of NODE, JSON, counting only nodes of at least LEAST
+nanoseconds."
   (1+ (reduce #'max (remove-if-not (lambda (child) (>= (member-of child "ns") least))
                                    (member-of node "children"))
               :key (lambda (child) (node-depth child least)) :initial-value 0)))

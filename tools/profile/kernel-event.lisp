@@ -14,7 +14,7 @@
   (lock nil :type (or null string) :read-only t) ; the lock or condition, if that is known
   (count 0 :type unsigned-byte)
   (failed 0 :type unsigned-byte)        ; how many of these returned an error
-  (ns 0 :type unsigned-byte)            ; how long they took together, waiting included
+  (ns 0 :type unsigned-byte)            ; their time in all, including waits
   (longest-ns 0 :type (or null unsigned-byte))) ; nil if that is not known
 
 (defstruct (events (:copier nil))
@@ -64,7 +64,7 @@
       (setf (gethash name table) (make-tally :name name))))
 
 (defun find-wait (name lock table)
-  "The tally of waits of NAME on LOCK, a name or nil."
+  "The tally in TABLE of the waits of the function NAME on LOCK, a name or nil."
   (let ((key (list name lock)))
     (or (gethash key table)
         (setf (gethash key table) (make-tally :name name :lock lock)))))
@@ -108,8 +108,8 @@ LOCK_PI, with or without flags."
     (and operation (member (logand operation #x7f) '(0 6 9)) t)))
 
 (defun waiter (frames)
-  "A name for the waiting function, from the FRAMES of its stack from the inside: the function of
-ours that is furthest in, or the furthest Lisp function."
+  "A name for the waiting function with the stack FRAMES, from the inside: the innermost function of
+ours or, if there is none, the innermost Lisp function."
   (flet ((found (predicate)
            (let ((frame (find-if predicate frames)))
              (and frame (frame-name frame)))))
@@ -134,7 +134,8 @@ ours that is furthest in, or the furthest Lisp function."
         (add-sample (events-off-cpu events) tid frames slept)))))
 
 (defun add-futex (events tid text frames)
-  "A thread is about to use a futex. If it waits, its wait counts for the waiting function as well."
+  "Note that a thread begins a futex call. If that waits, the wait counts for the waiting function
+as well."
   (when (futex-wait-p text)
     (let ((open (gethash tid (events-open events))))
       (when open
@@ -156,7 +157,7 @@ ours that is furthest in, or the furthest Lisp function."
         (t (incf (events-slept events)))))
 
 (defun runnable-p (text)
-  "True if TEXT is of a switch from a thread that could have gone on: its state is R or R+."
+  "True if TEXT describes a switch from a thread that could have gone on: its state is R or R+."
   (search "prev_state=R" text))
 
 (defun add-stack-event (events tid ns name text frames)

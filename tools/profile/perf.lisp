@@ -1,7 +1,7 @@
-;;;; perf: a check that it is there and may be used, recording a process, and reading the record.
-;;;; Where perf may, it samples whole processors by their clock and the process's samples are picked
-;;;; out afterwards: timers of single threads stop while threads are switched, and what a switch
-;;;; costs, a tenth of a server's time with one call at a time, would be missing.
+;;;; perf: checking that it is installed and allowed, recording a process, and reading the record.
+;;;; If it is allowed, perf samples whole processors by their clock, and the process's samples are
+;;;; picked out afterwards. The timers of single threads stop while threads are switched; with them
+;;;; the cost of switches would be missing, a tenth of a server's time with one call at a time.
 
 (in-package #:clgrpc.profile)
 
@@ -37,7 +37,7 @@
   (before nil :type reading :read-only t)
   (after nil :type reading :read-only t))
 
-(defconstant +period-ns+ 250000 "How much of a processor's time lies between samples.")
+(defconstant +period-ns+ 250000 "The processor time between two samples, in ns.")
 
 (defun sampling-arguments (pid)
   (append (list "-e" "cpu-clock" "-c" (princ-to-string +period-ns+) "-g")
@@ -64,7 +64,7 @@
                                    (uiop:slurp-stream-string (sb-ext:process-error process)))))))
 
 (defun record (subject arguments seconds path)
-  "Have perf record SUBJECT, with ARGUMENTS, for SECONDS to the file at PATH; return the RECORD."
+  "Record SUBJECT with perf, by ARGUMENTS, for SECONDS to the file at PATH; return the RECORD."
   (let ((process (sb-ext:run-program "perf" (append '("record" "-q" "-k" "CLOCK_MONOTONIC" "-o")
                                                     (list path) arguments)
                                      :search t :wait nil :input nil :output nil
@@ -110,7 +110,7 @@
 ;;; strace
 
 (defun strace (subject seconds path)
-  "Have strace count the system calls of SUBJECT for SECONDS and write a table to PATH; return the
+  "Count the system calls of SUBJECT with strace for SECONDS, and write a table to PATH; return the
 RECORD."
   (let ((process (sb-ext:run-program "strace" (list "-f" "-q" "-c" "-o" path "-p"
                                                     (princ-to-string (subject-pid subject)))

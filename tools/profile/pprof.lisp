@@ -1,7 +1,7 @@
-;;;; A profile's stacks for other tools: folded, a line for each stack with its callers first
-;;;; (flamegraph.pl, speedscope, inferno), and as pprof has them, which `go tool pprof` reads:
-;;;; profile.proto, of which a sample is a stack of locations, the innermost first, with the number
-;;;; of samples and their nanoseconds. Both are made of the tree of the flame graph.
+;;;; A profile's stacks for other tools, in two formats. Folded: a line for each stack with its
+;;;; callers first (flamegraph.pl, speedscope, inferno). pprof: profile.proto, which `go tool pprof`
+;;;; reads; a sample in it is a stack of locations, the innermost first, with the number of samples
+;;;; and their nanoseconds. Both are made from the tree of the flame graph.
 
 (in-package #:clgrpc.profile)
 

@@ -1,8 +1,9 @@
-;;;; Two profiles side by side: for each figure both, the difference, and whether it is more than
-;;;; the noise of sampling. By chance alone N samples differ by the root of N from run to run; a
-;;;; difference counts if it is more than twice that noise of both profiles together. A single pair
-;;;; of runs does not show other variation, such as that of the load; profiles of several rounds do:
-;;;; then the figures are means, and the noise is the variation between rounds, if that is more.
+;;;; Two profiles side by side: for each figure both values, their difference, and whether that is
+;;;; more than noise. A number of N samples varies by the root of N from run to run by chance alone;
+;;;; a difference counts if it is more than twice that noise of both profiles together. A single
+;;;; pair of runs does not show other variation, such as that of the load. Profiles of several
+;;;; rounds do: their figures are means, and the noise is the variation between rounds, if that is
+;;;; larger.
 
 (in-package #:clgrpc.profile)
 
@@ -12,7 +13,7 @@
   (unit "" :type string :read-only t)
   (before 0 :type real :read-only t)
   (after 0 :type real :read-only t)
-  (noise 0 :type real :read-only t))    ; by which both could differ by chance
+  (noise 0 :type real :read-only t))    ; the largest difference that chance explains
 
 (defun difference-change (difference)
   (- (difference-after difference) (difference-before difference)))
@@ -25,11 +26,11 @@
           (t "less"))))
 
 (defun sampling-noise (ns period-ns)
-  "By how much NS, made of samples each PERIOD-NS, may be off by chance: two deviations."
+  "The error that chance gives NS, the sum of samples of PERIOD-NS each: two standard deviations."
   (* 2 period-ns (sqrt (/ (max ns period-ns) period-ns))))
 
 (defun rounds-of (profile)
-  "The rounds that PROFILE has, profiles; itself if it is of one."
+  "The rounds of PROFILE, a list of profiles: PROFILE itself if it has a single one."
   (or (coerce (member-of profile "rounds") 'list) (list profile)))
 
 (defun mean (values)
@@ -39,7 +40,7 @@
   (sqrt (reduce #'+ values :key (lambda (value) (* value value)))))
 
 (defun doubt (values)
-  "Two deviations of the mean of VALUES, figures of rounds; 0 of one."
+  "Two standard deviations of the mean of VALUES, figures of rounds; 0 if there is a single one."
   (let ((count (length values)) (mean (mean values)))
     (if (< count 2)
         0
@@ -75,7 +76,7 @@ mean by chance."
     (or (and row (member-of row field)) 0)))
 
 (defun round-calls (profile)
-  "How many calls the CPU of PROFILE is of, or nil."
+  "The number of calls that PROFILE's CPU time is for, or nil."
   (let ((calls (member-of profile "cpu" "calls")))
     (and calls (plusp calls) calls)))
 

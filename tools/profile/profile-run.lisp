@@ -400,11 +400,12 @@ followed with perf, if PERF is true and the kernel allows it, or else strace; ni
            (with-open-file (stream path :external-format :utf-8)
              (allocation-data (sum-allocation stream) answer))))))
 
-(defconstant +few-unknown+ 1/10 "More unknown frames than this share are reported with a remedy.")
+(defconstant +few-unknown+ 1/10 "If more frames than this share are unknown, the report says so and
+names a remedy.")
 
 (defun unseen-lines (subject cpu events)
-  "The parts that a profile of SUBJECT lacks, and the reasons: a vector of texts. CPU and EVENTS are
-its data."
+  "What is missing in a profile of SUBJECT, whose data are CPU and EVENTS, and why: a vector of
+texts."
   (let ((unknown (share (member-of cpu "unknownFrames") (member-of cpu "frames"))))
     (coerce
      (append
@@ -423,11 +424,11 @@ its data."
                                 (mount -t tracefs tracefs /sys/kernel/tracing)"))))
       (unless (subject-process subject)
         (list (format nil "figures a call, batons, turns, allocation, names of locks: a process ~
-                           says them only if profile has started it"))))
+                           reports them only if profile has started it"))))
      'vector)))
 
 (defun take-profile (subject seconds directory perf)
-  "The profile of SUBJECT, which has its load, as data. CPU is sampled for SECONDS, with perf if
+  "The profile of SUBJECT, which is under load, as data. CPU is sampled for SECONDS, with perf if
 PERF is true."
   (let* ((begin (take-reading subject))
          (cpu (sample-cpu subject seconds directory perf))
@@ -435,7 +436,7 @@ PERF is true."
          (events (follow-events subject (min 1 seconds) directory perf))
          (allocation (allocation subject (min 1 seconds) directory))
          (heap-histogram (ask subject "heap-histogram 1000" :seconds 60))
-         ;; last: code that was made meanwhile is in it
+         ;; last, so that it includes code that was made meanwhile
          (symbolizer (subject-symbolizer subject directory))
          (cpu (funcall cpu symbolizer))
          (events (and events (funcall events symbolizer))))
@@ -450,7 +451,7 @@ PERF is true."
             "unseen" (unseen-lines subject cpu events))))
 
 (defun without-flame (profile)
-  "PROFILE, which is one of several rounds, without its flame graphs."
+  "PROFILE, one of several rounds, without its flame graphs."
   (flet ((without (name alist) (remove name alist :key #'car :test #'string=)))
     (loop for (name . part) in profile
           collect (cons name (cond ((string= "cpu" name) (without "flame" part))

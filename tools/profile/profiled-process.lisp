@@ -6,7 +6,7 @@
 (define-condition profile-error (clgrpc-error)
   ((text :initarg :text :reader profile-error-text))
   (:report (lambda (condition stream) (write-string (profile-error-text condition) stream)))
-  (:documentation "A profile could not be taken; TEXT says why."))
+  (:documentation "A profile could not be taken; TEXT is the reason."))
 
 (defun fail (control &rest arguments)
   (error 'profile-error :text (format nil "~?" control arguments)))
@@ -17,7 +17,7 @@
   (process nil :type (or null sb-impl::process) :read-only t) ; if it was started here
   (lock (sb-thread:make-mutex :name "clgrpc profile subject") :read-only t) ; of the slots below
   (news (sb-thread:make-waitqueue) :read-only t) ; something of it has changed
-  (addresses '() :type list)            ; where it has said that it listens
+  (addresses '() :type list)            ; those on which it listens, as it has printed
   (answers '() :type list)              ; of the agent, not yet taken; the first came first
   (ended nil :type boolean))            ; its output has
 
@@ -48,8 +48,8 @@ answer go to standard error."
       (sb-thread:condition-broadcast (subject-news subject)))))
 
 (defun await-news (subject seconds what function)
-  "Wait until FUNCTION, called with SUBJECT locked, returns true, and return that; fail after
-SECONDS, since WHAT has not come."
+  "Wait until FUNCTION, called with SUBJECT locked, returns true, and return its value. After
+SECONDS fail with the text that WHAT has not come."
   (declare (type function function))
   (let ((end (+ (monotonic-ns) (* seconds 1000000000))))
     (sb-thread:with-mutex ((subject-lock subject))
@@ -90,12 +90,12 @@ SECONDS, since WHAT has not come."
       (sb-ext:process-close process))))
 
 (defun running-subject (pid)
-  "The SUBJECT that is the process PID already."
+  "A SUBJECT for the process PID, which runs already."
   (unless (probe-file (format nil "/proc/~D/stat" pid)) (fail "there is no process ~D" pid))
   (make-subject :pid pid))
 
 (defun ask (subject command &key (seconds 20))
-  "The agent's answer of SUBJECT to COMMAND, parsed; nil if it has no agent."
+  "The answer of SUBJECT's agent to COMMAND, parsed; nil without an agent."
   (let ((process (subject-process subject)))
     (when process
       (let ((input (sb-ext:process-input process)))
@@ -106,7 +106,7 @@ SECONDS, since WHAT has not come."
           (parse-json answer))))))
 
 (defun subject-address (subject)
-  "Where the process of SUBJECT listens first; waits until it does."
+  "The first address on which the process of SUBJECT listens. Wait until it listens."
   (await-news subject 20 "the address of a server"
               (lambda () (first (subject-addresses subject)))))
 
@@ -151,9 +151,8 @@ preempted)."
   (counters nil :type list :read-only t)) ; of the agent, or nil
 
 (defun switches-between (before after)
-  "How often threads slept between the READINGs BEFORE and AFTER, and as second value were
-preempted. Of a thread that ended between them nothing more is known, so these are at least as
-many."
+  "How often threads slept between the READINGs BEFORE and AFTER and, as the second value, how often
+they were preempted. Threads that ended in between are missing, so these are lower bounds."
   (flet ((grown (reader)
            (loop for row in (reading-switches after)
                  for old = (find (first row) (reading-switches before) :key #'first)
@@ -167,6 +166,6 @@ many."
                   :switches (thread-switches pid) :counters counters)))
 
 (defun counted (name before after)
-  "By how much the counter NAME of the agent grew from BEFORE to AFTER, READINGs; nil without."
+  "The growth of the agent's counter NAME from BEFORE to AFTER, READINGs; nil without a counter."
   (flet ((value (reading) (cdr (assoc name (reading-counters reading) :test #'string=))))
     (and (value before) (value after) (- (value after) (value before)))))

@@ -54,7 +54,7 @@ memory; nil if there is none."
              (cond (name (make-lisp-frame name))
                    ((or (uiop:string-prefix-p "/usr/lib" image) (uiop:string-prefix-p "/lib" image)
                         (uiop:string-prefix-p "[vdso" image))
-                    ;; a library's function without a name is the library's still
+                    ;; a function without a name still belongs to its library
                     (make-native-frame (file-name image) image))
                    (t **unknown-frame**))))))
 
@@ -62,7 +62,7 @@ memory; nil if there is none."
   (subseq path (1+ (or (position #\/ path :from-end t) -1))))
 
 (defun parse-frame (line symbolizer)
-  "The FRAME that LINE of perf script means, or nil."
+  "The FRAME in LINE, of the output of perf script, or nil."
   (let* ((start (position-if-not (lambda (char) (find char '(#\Space #\Tab))) line))
          (space (and start (position #\Space line :start start)))
          (open (position #\( line :from-end t))
@@ -81,8 +81,7 @@ memory; nil if there is none."
                                      (subseq line (1+ open) close))))))))))
 
 (defun parse-seconds-ns (text start end)
-  "The nanoseconds that the decimal of seconds in TEXT from START to END means; nil if it is
-malformed."
+  "The decimal number of seconds in TEXT from START to END, in nanoseconds; nil if it is malformed."
   (let ((dot (position #\. text :start start :end end)))
     (and dot
          (let ((seconds (parse-integer text :start start :end dot :junk-allowed t))
@@ -92,8 +91,7 @@ malformed."
                    (* fraction (expt 10 (max 0 (- 9 (- end dot 1)))))))))))
 
 (defun parse-sample-head (line)
-  "The thread's id and the time in nanoseconds that LINE, `TID SECONDS:`, means; nil if it is
-malformed."
+  "The thread's id and the time in nanoseconds from LINE, `TID SECONDS:`; nil if it is malformed."
   (multiple-value-bind (tid end) (parse-integer line :junk-allowed t)
     (let* ((start (and tid (position #\Space line :start end :test-not #'char=)))
            (colon (and start (position #\: line :start start)))
@@ -101,8 +99,8 @@ malformed."
       (and ns (values tid ns)))))
 
 (defun map-samples (function stream symbolizer)
-  "Call FUNCTION with the thread's id, the time in nanoseconds and the frames, from the inside, of
-each sample that STREAM, what `perf script -F tid,time,ip,sym,dso` prints, has."
+  "Call FUNCTION with each sample in STREAM, the output of `perf script -F tid,time,ip,sym,dso`:
+with the thread's id, the time in nanoseconds and the frames, from the inside."
   (declare (type function function))
   (let ((tid nil) (ns 0) (frames '()))
     (flet ((end-sample ()
@@ -129,7 +127,7 @@ each sample that STREAM, what `perf script -F tid,time,ip,sym,dso` prints, has."
       (setf (gethash frame (node-children node)) (make-node frame))))
 
 (defun add-stack (root frames count)
-  "Count COUNT samples whose stack FRAMES are, from the inside, in the tree below ROOT."
+  "Count COUNT samples with the stack FRAMES, from the inside, in the tree below ROOT."
   (incf (node-samples root) count)
   (let ((node root))
     (dolist (frame (reverse frames))
@@ -153,7 +151,7 @@ each sample that STREAM, what `perf script -F tid,time,ip,sym,dso` prints, has."
   (root (make-node nil) :type node :read-only t))
 
 (defun add-sample (sums thread frames &optional (count 1))
-  "Count COUNT samples of THREAD, an id or a name, whose stack FRAMES are, from the inside."
+  "Count COUNT samples of THREAD, an id or a name, with the stack FRAMES, from the inside."
   (flet ((add (key table) (incf (gethash key table 0) count)))
     (incf (sums-samples sums) count)
     (incf (sums-frames sums) (* count (length frames)))

@@ -36,15 +36,15 @@
 ;;; Whose memory it is
 
 (defun allocator (frames)
-  "The frame, of FRAMES from the inside, that has asked for memory: the furthest in of a Lisp
-function that is not SBCL's own way to it."
+  "The one of FRAMES, from the inside, that has asked for memory: the innermost frame of a Lisp
+function that is not a part of SBCL's allocator."
   (find-if (lambda (frame)
              (and (eq :lisp (frame-kind frame))
                   (not (equal "allocation" (frame-area frame)))))
            frames))
 
 (defun sum-allocation (stream)
-  "SUMS of the stacks of allocations that STREAM has, each as if the runtime's part were not there."
+  "SUMS of the stacks of allocations in STREAM, each without the frames of SBCL's runtime."
   (let ((sums (make-sums)) (frames (make-hash-table :test 'equal)))
     (loop for line = (read-line stream nil)
           while line

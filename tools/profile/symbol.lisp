@@ -1,8 +1,8 @@
-;;;; Names for addresses. Code of a saved core lies where it lay when it was saved, in the file as
-;;;; in memory, and no collection moves it; so any process of the same program finds the names of
-;;;; another's functions by their place in the file. Code that was made since, such as CLOS's
-;;;; dispatch functions, and all of another program's, is known to its own image only, which writes
-;;;; perf's table of it (src/program/perf-map.lisp) when it is asked.
+;;;; Names for addresses. The code in a saved core has the same place in the file in all processes
+;;;; of the program, and no collection moves it. So a process finds the names of functions of
+;;;; another process of the same program by their places in the file. Code that was made later, such
+;;;; as CLOS's dispatch functions, and all code of another program, is known only to its own image,
+;;;; which writes perf's table of it (src/program/perf-map.lisp) on request.
 
 (in-package #:clgrpc.profile)
 
@@ -41,8 +41,8 @@
     (and word (logbitp (1- signal) (parse-integer word :radix 16)))))
 
 (defun asked-perf-map (pid)
-  "The path of the table of the process PID, which is asked for it if it is one of RUN-SERVER's;
-else of the one that it wrote on another request, which may be missing."
+  "The path of the table of the process PID. If RUN-SERVER runs in that process, ask for a new
+table; else the table is one that it wrote on another request, and may be missing."
   (let ((path (format nil "/tmp/perf-~D.map" pid)))
     (when (and (not (same-program-p pid)) (takes-signal-p pid os:+sigurg+))
       (ignore-errors (delete-file path))
@@ -98,11 +98,11 @@ that are not such are left out: another user, or another program, may have writt
           when mapping collect mapping)))
 
 (defun program-path (pid)
-  "The path of the program that the process PID, or \"self\", runs; nil if that is not to be seen."
+  "The path of the program that the process PID, or \"self\", runs; nil if it cannot be read."
   (values (sb-unix:unix-readlink (format nil "/proc/~A/exe" pid))))
 
 (defun program-functions ()
-  "RANGES of the functions that this image has from its file, by place in the file."
+  "RANGES of the functions in the file of this image, by place in the file."
   (let ((mappings (remove (program-path "self") (read-mappings "self")
                           :key #'mapping-path :test-not #'equal))
         (rows '()))

@@ -4,12 +4,13 @@
 ;;;;
 ;;;;   better, worse   the difference is beyond the noise, and at least 1 %, the resolution of
 ;;;;                   histograms
-;;;;   same            it is not, and the noise is small: a change of 5 % would have been seen
-;;;;   unclear         it is not, and the noise could hide a change of 5 %: nothing is known, except
-;;;;                   how many rounds would have decided
-;;;;   unknown         one side has a single round, so that nothing is known of noise
+;;;;   same            the difference is within the noise, and the noise is small: a change of 5 %
+;;;;                   would have been seen
+;;;;   unclear         the difference is within the noise, which could hide a change of 5 %; the
+;;;;                   report says how many rounds would decide
+;;;;   unknown         one side has a single round, so that the noise is unknown
 ;;;;
-;;;; The level is 99 and not 95 % since a dozen figures are compared at once.
+;;;; The level of confidence is 99 % and not 95 %, since a dozen figures are compared at once.
 
 (in-package #:clgrpc.report)
 
@@ -37,12 +38,12 @@
 noise could hide a change of 5 %, or :unknown if there is only one round on a side.")
 
 (defun least-noise (unit before)
-  "The noise of a figure in UNIT, which is BEFORE, that is too small to hide anything."
+  "The noise up to which a figure in UNIT, whose value is BEFORE, counts as the same."
   (max (* *equivalence* (abs before)) (if (eq :share unit) *equivalent-share* 0)))
 
 (defun judge (unit better before after noise changed)
-  "The verdict on a figure in UNIT, whose medians are BEFORE and AFTER; CHANGED says whether it
-differs beyond NOISE."
+  "The verdict on a figure in UNIT, whose medians are BEFORE and AFTER. CHANGED is true if they
+differ by more than NOISE."
   (let ((difference (- after before)))
     (cond ((and (zerop difference) (null noise)) :same)
           ((null noise) :unknown)
@@ -70,11 +71,11 @@ least one real. Return a COMPARISON."
                      :outliers-after (outliers after better))))
 
 (defparameter *tail-figures* '("p99.9" "p99.99" "max")
-  "Figures of a few calls; if they are unclear, that is not a reason to measure again.")
+  "Figures that a few calls determine. If they are unclear, that is no reason to measure again.")
 
 (defun unclear-p (comparison)
-  "True if COMPARISON does not know, of a figure that a run of ordinary length has settled: more
-than the slowest calls in a thousand."
+  "True if COMPARISON is unclear or unknown, and not about one of *TAIL-FIGURES*, which a run of
+ordinary length cannot settle."
   (and (member (comparison-verdict comparison) '(:unclear :unknown))
        (not (member (comparison-name comparison) *tail-figures* :test #'string=))))
 
@@ -87,7 +88,7 @@ than the slowest calls in a thousand."
          (/ (- (comparison-after comparison) before) (abs before)))))
 
 (defun difference-text (comparison)
-  "The difference in per cent with its sign: \"−51 %\"; \"\" if it cannot be said so."
+  "The difference in per cent with its sign, such as \"−51 %\"; \"\" if the value before was 0."
   (let ((share (difference-share comparison)))
     (cond ((null share) "")
           ((< (abs share) 1/1000) "0 %")
@@ -126,7 +127,7 @@ than the slowest calls in a thousand."
           (noise-text comparison) (comparison-rounds-needed comparison) +most-rounds-told+))
 
 (defun outlier-words (comparison)
-  "Which rounds of COMPARISON's stand apart, a text; nil if none."
+  "A text about the rounds of COMPARISON that stand apart from the others; nil if there are none."
   (flet ((rounds (positions) (mapcar #'1+ positions)))
     (let ((before (rounds (comparison-outliers-before comparison)))
           (after (rounds (comparison-outliers-after comparison))))
@@ -141,7 +142,7 @@ than the slowest calls in a thousand."
   '("p50" "p90" "p99" "p99.9" "p99.99" "mean" "max" "error-ratio" "rps" "cpu-per-call"))
 
 (defun rounds (run)
-  "The rounds of RUN: itself if it has but one."
+  "The rounds of RUN; a list of RUN itself if it has a single one."
   (or (load:run-rounds run) (list run)))
 
 (defun compare-runs (before after)
@@ -161,12 +162,13 @@ than the slowest calls in a thousand."
 defaults.")
 
 (defparameter *time-options* '("duration" "timeout" "interval" "together" "warm-up")
-  "How the names of options end that are durations, integers of nanoseconds.")
+  "The ends of the names of options whose values are durations, integers of nanoseconds.")
 
-(defparameter *longest-option* 60 "The characters that are shown of an option's value.")
+(defparameter *longest-option* 60 "The most characters of an option's value that are shown.")
 
 (defun meant-options (run)
-  "The options of RUN that were given and mean something in it: those of a schedule only with one."
+  "The options of RUN that were given and had an effect in it: those of a schedule only if there is
+one."
   (flet ((constant-p (schedule)
            (member (cdr (assoc schedule (load:run-options run) :test #'string=)) *unset-values*
                    :test #'equal)))
@@ -187,7 +189,8 @@ defaults.")
         (t (bounded-text (write-json value) :limit *longest-option*))))
 
 (defun option-differences (before after)
-  "In which options, that should be the same, BEFORE and AFTER differ: lists (name before after)."
+  "The options that differ between BEFORE and AFTER though they should be the same: lists (name
+before after)."
   (let ((old (meant-options before)) (new (meant-options after)))
     (loop for name in (remove-duplicates (mapcar #'car (append old new)) :test #'string=)
           for (was is) = (loop for options in (list old new)

@@ -12,7 +12,7 @@
   (reader #'identity :type function :read-only t)) ; of a run, its value, or nil if it has none
 
 (defun latency-reader (function)
-  "A reader of FUNCTION's value for the latencies of a run, which has none if no call succeeded."
+  "A reader that calls FUNCTION with the latencies of a run; its value is nil if no call succeeded."
   (lambda (run)
     (let ((latency (load:run-latency run)))
       (and (plusp (load:histogram-count latency))
@@ -42,7 +42,7 @@
                      (lambda (run)
                        (and (plusp (load:run-count run)) (plusp (load:run-cpu-ns run))
                             (/ (load:run-cpu-ns run) (load:run-count run))))))
-  "The figures but the percentiles.")
+  "The figures other than percentiles.")
 
 (defun percentile (name)
   "The share that NAME, such as \"p99.9\", means: a rational above 0 and below 1; or nil."

@@ -1,7 +1,7 @@
-;;;; A run as ghz sees it (ghz's runner/reporter.go, Report): the same fields by the same names,
-;;;; types and definitions, so that what reads its reports reads ours. Durations are integers of
-;;;; nanoseconds. As there, AVERAGE is that of all calls and all else about latency is that of the
-;;;; calls that ended with OK.
+;;;; A run as a report of ghz (ghz's runner/reporter.go, Report): fields with the same names, types
+;;;; and definitions, so that programs which read ghz's reports read ours. Durations are integers of
+;;;; nanoseconds. As in ghz, AVERAGE is that of all calls, and other figures of latency are those of
+;;;; the calls that ended with OK.
 
 (in-package #:clgrpc.report)
 
@@ -30,7 +30,8 @@
 
 ;;; Latencies
 
-(defparameter *ghz-percentages* '(10 25 50 75 90 95 99) "Those that ghz has, which are integers.")
+(defparameter *ghz-percentages* '(10 25 50 75 90 95 99) "The percentages in ghz's reports, which are
+integers.")
 
 (defun ghz-distribution (latency)
   (json-vector
@@ -41,8 +42,8 @@
                                                                      (/ percentage 100))))))))
 
 (defun bucket-counts (latency marks)
-  "How many values of the histogram LATENCY are at most each of MARKS, a rising list from the least
-value on whose last is the greatest, and more than the one before."
+  "How many values of the histogram LATENCY lie between each two neighbours of MARKS: greater than
+the first, at most the second. MARKS is a rising list from the least value to the greatest."
   (let ((counts (make-list (length marks) :initial-element 0)))
     (load:map-histogram
      (lambda (low high count)
@@ -78,7 +79,7 @@ value on whose last is the greatest, and more than the one before."
 ;;; Statuses and errors
 
 (defun error-text (status message)
-  "How grpc-go prints an error with STATUS, a name, and MESSAGE, which ghz takes for its text."
+  "The text of an error with STATUS, a name, and MESSAGE, as grpc-go prints it and ghz reports it."
   (format nil "rpc error: code = ~A desc = ~A" status message))
 
 (defun other-errors (row)
@@ -99,7 +100,7 @@ value on whose last is the greatest, and more than the one before."
         #'> :key #'cdr))
 
 (defun ghz-detail (sample)
-  "SAMPLE as ghz has it, whose timestamp is the end of the call."
+  "SAMPLE in ghz's form, where the timestamp is the end of the call."
   (let ((status (load:sample-status sample)))
     (object "timestamp" (time-text (+ (load:sample-unix-ns sample)
                                       (load:sample-latency-ns sample)))
@@ -125,8 +126,8 @@ value on whose last is the greatest, and more than the one before."
     ("timeout" integer) ("dial-timeout" integer) ("keepalive" integer) ("data" t)
     ("binary" boolean :false) ("metadata" pairs) ("CPUs" integer 1) ("name" string)
     ("skipFirst" integer) ("count-errors" boolean))
-  "The options in ghz's report: name, type, and the text that is written without a value, if there
-is one.")
+  "The options in ghz's report: name, type and, for some, the text that is written if there is no
+value.")
 
 (defun of-json-type-p (value type)
   "True if the JSON VALUE is of TYPE, one of those in *GHZ-OPTIONS*."
@@ -140,7 +141,7 @@ is one.")
                 (every (lambda (member) (stringp (cdr member))) value)))))
 
 (defun ghz-option-p (option)
-  "True if ghz has OPTION, a cons (name . JSON), and of this type."
+  "True if ghz has an option with the name and type of OPTION, a cons (name . JSON)."
   (let ((row (assoc (car option) *ghz-options* :test #'string=)))
     (and row (of-json-type-p (cdr option) (second row)))))
 

@@ -7,8 +7,9 @@
 ;;;;   unit       = "ns" | "us" | "µs" | "ms" | "s"      of times, which need one
 ;;;;              | "%"                                   of error-ratio, which may have one
 ;;;;
-;;;; Space may stand between them. A figure that a run does not have, since no call of it succeeded,
-;;;; breaks each condition that asks for it: a server that answers nothing is not fast.
+;;;; There may be spaces between them. If a run lacks a figure, since none of its calls succeeded,
+;;;; each condition about that figure holds, so that the run is a failure: a server that answers
+;;;; nothing is not fast.
 
 (in-package #:clgrpc.report)
 
@@ -29,7 +30,7 @@
   (limit 0 :type rational :read-only t)) ; in nanoseconds if the figure is a time
 
 (defparameter *relations* '((">=" . >=) ("<=" . <=) (">" . >) ("<" . <))
-  "Longer ones first, since they are looked for in this order.")
+  "The relations in the order in which they are looked for: longer ones first.")
 
 (defparameter *times* '(("ns" . 1) ("us" . 1000) ("µs" . 1000) ("ms" . 1000000) ("s" . 1000000000)))
 
@@ -85,14 +86,14 @@
                     :limit (* number (unit-factor figure unit text)))))))
 
 (defun parse-conditions (string)
-  "The conditions that STRING, such as \"p99 > 10ms, errors > 0\", says, a list for
-BROKEN-CONDITIONS. Signal CONDITION-SYNTAX-ERROR if it says none."
+  "The conditions in STRING, such as \"p99 > 10ms, errors > 0\", a list for BROKEN-CONDITIONS.
+Signal CONDITION-SYNTAX-ERROR if STRING is malformed."
   (mapcar (lambda (text) (parse-bound (trim text)))
           (or (uiop:split-string string :separator ",") '(""))))
 
 (defun broken-conditions (conditions run)
-  "Return the CONDITIONS, from PARSE-CONDITIONS, that are true of RUN, which is then a failure: a
-list of lines with each condition and its figure."
+  "Return a list of lines, one for each of CONDITIONS, from PARSE-CONDITIONS, that holds for RUN,
+with the condition and its figure. RUN is a failure unless the list is empty."
   (loop for bound in conditions
         for figure = (bound-figure bound)
         for value = (funcall (figure-reader figure) run)

@@ -1,10 +1,10 @@
-;;;; The report as a page: figures, what happened over time, how latencies are distributed, what
-;;;; went wrong and how the run was made. Times of a long run are put together, so that a page has
-;;;; at most *COLUMNS* columns however long the run was.
+;;;; The report as a page: figures, charts over time, the distribution of latencies, failures, and
+;;;; how the run was made. The seconds of a long run are combined to longer intervals, so that a
+;;;; chart has at most *COLUMNS* columns.
 
 (in-package #:clgrpc.report)
 
-(defparameter *columns* 120 "Intervals of a chart over time, at most.")
+(defparameter *columns* 120 "The most intervals of a chart over time.")
 (defparameter *heat-rows* 40 "Rows of the heat map.")
 (defparameter *histogram-bars* 64)
 
@@ -38,8 +38,8 @@
   (/ (load:run-duration-ns run) 1000000000))
 
 (defun intervals (run)
-  "RUN in about *COLUMNS* INTERVALs at most; those of its rounds one behind the other, if it has
-any, since a round begins and ends within a second."
+  "RUN as INTERVALs, about *COLUMNS* of them at most. If RUN has rounds, these are the intervals of
+all rounds one after another, since a round begins and ends within a second."
   (let ((rounds (load:run-rounds run)))
     (if (null rounds)
         (intervals-of-one run 0 *columns*)
@@ -50,7 +50,8 @@ any, since a round begins and ends within a second."
 
 (defun intervals-of-one (run begin columns)
   "RUN, which begins after BEGIN seconds, in at most COLUMNS INTERVALs of the same length, except
-the last, which ends with it. A rest of less than a tenth of an interval belongs to the one before."
+the last, which ends with it. If that would be shorter than a tenth of an interval, it is added to
+the one before."
   (let* ((rows (load:run-seconds run))
          (step (max 1 (ceiling (length rows) columns)))
          (seconds (* step (load:run-interval-seconds run)))
@@ -88,7 +89,7 @@ the last, which ends with it. A rest of less than a tenth of an interval belongs
   (page:linear-scale 0 (run-seconds-long run) :text #'page:seconds-tick))
 
 (defun latency-scale (low high)
-  "A logarithmic scale on which LOW and HIGH, in nanoseconds, are."
+  "A logarithmic scale of latencies that includes LOW and HIGH, in nanoseconds."
   (page:log-scale (max 1 (* 9/10 low)) (max 2 (* 11/10 high)) :text #'page:duration-tick))
 
 (defun rate-scale (values)
@@ -99,7 +100,7 @@ the last, which ends with it. A rest of less than a tenth of an interval belongs
 
 (defparameter *shown-lines* '(("p50" 1/2 "median") ("p90" 9/10 "90th")
                               ("p99" 99/100 "99th percentile") ("max" 1 "slowest"))
-  "Class, share and name of the lines of latency.")
+  "The lines of latency: class, share and name of each.")
 
 (defun latency-title (interval)
   (format nil "~A: ~:[no call succeeded~;~:*~{~A ~A~^, ~}~]; ~A calls" (interval-time interval)
@@ -157,7 +158,7 @@ MARKS."
                                                (page:duration-text high)))))))
 
 (defun log-marks (low high steps)
-  "STEPS steps of the same ratio from LOW to HIGH."
+  "The ends of STEPS steps from LOW to HIGH, each the same multiple of the one before."
   (loop with ratio = (/ high low)
         for i from 0 to steps
         collect (* low (expt (float ratio 1d0) (/ i steps)))))
@@ -235,7 +236,7 @@ MARKS."
      :half t)))
 
 (defun tool-lateness (run intervals)
-  "How late the tool was, of a run at a rate; else nil."
+  "A card about the lateness of the tool if RUN was at a rate; else nil."
   (when (plusp (load:histogram-count (load:run-lateness run)))
     (let* ((x (time-scale run))
            (most (load:histogram-max (load:run-lateness run)))
@@ -279,7 +280,7 @@ MARKS."
 ;;; Distributions
 
 (defun percentile-marks (latency x-low top y)
-  "A line upwards at the percentiles that matter."
+  "Vertical lines at the most important percentiles."
   (loop for name in '("p50" "p90" "p99" "p99.9")
         for value = (load:histogram-quantile latency (percentile name))
         collect (page:line-layer (list (cons value 0) (cons value top)) x-low y
@@ -407,7 +408,8 @@ MARKS."
 that, until the answer is there (wait)."))))
 
 (defun share-table (title column rows)
-  "A card TITLE with ROWS, SHARE-ROWs of a run, if there are several; COLUMN is what one is of."
+  "A card TITLE with ROWS, SHARE-ROWs of a run; nil if there are fewer than two. COLUMN is the
+heading of the column with their names."
   (when (rest rows)
     (page:card
      title
@@ -510,7 +512,7 @@ that, until the answer is there (wait)."))))
   (format nil "~@[~A, ~]~A on ~A, for ~A" (and (load:run-name run) (load:run-method run))
           (if (eq :open (load:run-loop-kind run))
               (format nil "~A calls a second" (value-text :rate (load:run-intended-rps run)))
-              "one call behind the other")
+              "one call after another")
           (load:run-target run)
           (format nil "~A~:[, ~A~;~]" (page:duration-text (load:run-duration-ns run))
                   (zerop (load:run-started-unix-ns run))

@@ -1,10 +1,10 @@
-;;;; Reports as text: the summary, which begins as ghz's and goes on with figures that ghz lacks,
-;;;; the list of calls for spreadsheets, and the comparison of two runs.
+;;;; Reports as text: the summary, which begins like ghz's and continues with figures that ghz
+;;;; lacks; the list of calls for spreadsheets; the comparison of two runs.
 
 (in-package #:clgrpc.report)
 
 (defun plain (text)
-  "TEXT, which a peer may have written, fit for a line of a terminal."
+  "TEXT, which a peer may have written, made safe for one line of a terminal."
   (substitute-if #\? (lambda (char)
                        (or (< (char-code char) 32) (<= 127 (char-code char) 159)
                            (<= #x202A (char-code char) #x202E)
@@ -12,8 +12,9 @@
                  text))
 
 (defun write-columns (stream rows &key (indent "  ") (left '(0)))
-  "Write ROWS, lists of strings, each column as wide as it must be; those whose number is in LEFT
-stand to the left, the others to the right. The last column to the left is not filled up."
+  "Write ROWS, lists of strings, in columns that are as wide as needed. The columns whose numbers
+are in LEFT are aligned to the left, the others to the right. If the last column is aligned to the
+left it is not padded."
   (let* ((count (reduce #'max rows :key #'length :initial-value 0))
          (widths (loop for column below count
                        collect (loop for row in rows
@@ -30,8 +31,8 @@ stand to the left, the others to the right. The last column to the left is not f
 ;;; As ghz
 
 (defun histogram-marks (latency)
-  "The upper ends of the eleven buckets that are shown: even steps up to the 99.9th percentile, so
-that one slow call does not press all others into one, and the slowest."
+  "The upper ends of the eleven buckets that are shown: even steps up to the 99.9th percentile, and
+the slowest call. So a single slow call does not put all others into one bucket."
   (let ((low (load:histogram-min latency))
         (high (load:histogram-max latency))
         (most (load:histogram-quantile latency 999/1000)))
@@ -44,7 +45,8 @@ that one slow call does not press all others into one, and the slowest."
   (format nil "~,3F" (/ mark 1d6)))
 
 (defun distinct-marks (marks)
-  "Those of MARKS, rising, that do not look like the next: where all calls took as long, one."
+  "Those of MARKS, a rising list, whose texts differ from that of the next one. If all calls took
+the same time, a single one remains."
   (loop for (mark next) on marks
         unless (and next (string= (mark-text mark) (mark-text next)))
           collect mark))
@@ -72,7 +74,7 @@ that one slow call does not press all others into one, and the slowest."
                  :left '(1)))
 
 (defun duration-cell (ns histogram)
-  "NS, which HISTOGRAM says, as text; a dash if that is empty."
+  "NS, a time from HISTOGRAM, as text; a dash if HISTOGRAM is empty."
   (if (zerop (load:histogram-count histogram)) "–" (page:duration-text ns)))
 
 (defun write-ghz-part (run stream)
@@ -123,7 +125,7 @@ that one slow call does not press all others into one, and the slowest."
       "closed: each worker waits for the answer before the next call"))
 
 (defun sent-words (run octets)
-  "OCTETS, in all and of each call of RUN."
+  "OCTETS as text, in all and for each call of RUN."
   (format nil "~A~@[, ~A a call~]" (page:octets-text octets)
           (and (plusp (load:run-count run))
                (page:octets-text (round octets (load:run-count run))))))
@@ -157,7 +159,8 @@ that one slow call does not press all others into one, and the slowest."
                                  (page:duration-text (figure-value name run)))))))
 
 (defun lateness-words (run)
-  "How late the tool itself was, or nil if it had no times to keep."
+  "A text about the lateness of the tool itself; nil for a closed loop, in which no call has a time
+at which it is due."
   (let ((lateness (load:run-lateness run)))
     (and (plusp (load:histogram-count lateness)) (quantile-words lateness))))
 
@@ -169,7 +172,8 @@ that one slow call does not press all others into one, and the slowest."
     (:deadline "the time was over before all calls were made")))
 
 (defun under-way-words (run)
-  "How many calls of RUN had begun and not ended when it was broken off; nil if none."
+  "A text about the calls of RUN that were under way when it was broken off; nil if there were
+none."
   (and (plusp (load:run-under-way run))
        (format nil "~D call~:P, the oldest for ~A" (load:run-under-way run)
                (page:duration-text (load:run-oldest-under-way-ns run)))))
@@ -179,7 +183,7 @@ that one slow call does not press all others into one, and the slowest."
   (and (plusp count) count))
 
 (defun load-facts (run)
-  "The rows about the making of RUN: lists (name text)."
+  "The rows that say how RUN was made: lists (name text)."
   (remove nil
           (list (list "Target:" (format nil "~A ~A (~(~A~))" (load:run-target run)
                                         (load:run-method run)
@@ -213,7 +217,7 @@ that one slow call does not press all others into one, and the slowest."
           (list (duration-cell (load:histogram-max histogram) histogram))))
 
 (defun write-shares (title rows stream)
-  "Write ROWS, SHARE-ROWs of a run, if there are several, below TITLE."
+  "Write ROWS, SHARE-ROWs of a run, below TITLE; nothing if there are fewer than two."
   (when (rest rows)
     (format stream "~%~A:~%" title)
     (write-columns stream
@@ -262,7 +266,7 @@ that one slow call does not press all others into one, and the slowest."
       text))
 
 (defun write-csv (run stream)
-  "Write to STREAM the calls of RUN that are known one by one, as ghz does."
+  "Write to STREAM the calls that RUN lists one by one, in ghz's format."
   (format stream "duration (ms),status,error~%")
   (dolist (sample (load:run-samples run))
     (let ((status (load:sample-status sample)))
@@ -274,7 +278,7 @@ that one slow call does not press all others into one, and the slowest."
 ;;; Comparisons
 
 (defun verdict-text (verdict)
-  "VERDICT of a comparison as a word for people."
+  "The word in reports for VERDICT, of a comparison."
   (string-downcase verdict))
 
 (defun write-comparisons (comparisons stream)

@@ -5,7 +5,7 @@
 (in-package #:clgrpc.report)
 
 (defparameter *told-percentiles* '("p50" "p75" "p90" "p95" "p99" "p99.9" "p99.99")
-  "The percentiles in reports, but where they do as ghz.")
+  "The percentiles in the part of reports that ghz's lack.")
 
 (defun histogram-json (histogram)
   (let ((buckets '()))
@@ -42,7 +42,7 @@
           "latenessMax" (load:second-row-lateness-max-ns row)))
 
 (defun figures-json (run)
-  "The common figures, so that readers need not compute them from histograms."
+  "The most used figures, so that readers need not compute them from histograms."
   (loop for name in (append *told-percentiles* '("mean" "max" "errors" "error-ratio" "rps"
                                                  "cpu-per-call"))
         for value = (figure-value name run)

@@ -1,5 +1,6 @@
-;;;; Runs back from JSON: from our reports all data; from ghz's, which list every call, the data
-;;;; that the calls give. An error names the member that is missing or of another type.
+;;;; Runs made again from reports in JSON: with all data from our own; from ghz's, which list every
+;;;; call, with the data that follow from the calls. An error names the member that is missing or of
+;;;; a wrong type.
 
 (in-package #:clgrpc.report)
 
@@ -62,7 +63,7 @@ stands for a missing member and for null, which Go writes for empty values."
 ;;; Calls one by one
 
 (defun read-time (text)
-  "The nanoseconds since 1970 that TEXT, as RFC 3339 has it, means."
+  "The time TEXT, in the form of RFC 3339, in nanoseconds since 1970."
   (multiple-value-bind (seconds ns) (protobuf:parse-timestamp-text text)
     (if (and seconds (<= 0 seconds))
         (+ ns (* +ns-per-second+ seconds))
@@ -196,18 +197,18 @@ stands for a missing member and for null, which Go writes for empty values."
   (let ((own (member-of json "clgrpc" 'list nil)))
     (if own (read-own-run json own) (read-ghz-run json))))
 
-(defparameter *longest-report* (expt 2 29) "The octets that a file with a report may have.")
+(defparameter *longest-report* (expt 2 29) "The most octets of a file with a report.")
 
 (defun parse-run (source)
-  "The run whose report in JSON SOURCE is, a string or octets: one that RUN-JSON made, or one of
-ghz's. Signal UNREADABLE-RUN if it is not a report."
+  "The run from SOURCE, its report in JSON, a string or octets: a report that RUN-JSON made, or one
+of ghz's. Signal UNREADABLE-RUN if SOURCE is not a report."
   (handler-case (parse-run-object (parse-json source :max-length *longest-report*))
     (json-error (error) (reject-run "~A" error))
     (limit-exceeded (error) (reject-run "~A" error))))
 
 (defun error-reason (error)
-  "The reason of ERROR, about a file or a stream: a few words of the system's, without the name of
-the file."
+  "The reason of ERROR, about a file or a stream: a few words of the system, without the file's
+name."
   (let* ((text (bounded-text error)) (colon (search ": " text :from-end t)))
     (cond (colon (subseq text (+ colon 2)))
           ;; SBCL says so of a path whose directory is missing
@@ -215,8 +216,8 @@ the file."
           (t text))))
 
 (defun read-run-file (path)
-  "The run whose report in JSON is in the file that PATH, a string, names. Signal UNREADABLE-RUN,
-which names the file, if the file has no run."
+  "The run from the file at PATH, a string, which contains its report in JSON. Signal
+UNREADABLE-RUN, which names the file, if that is not so."
   (handler-case
       (parse-run (with-open-file (stream (uiop:parse-native-namestring path)
                                          :element-type '(unsigned-byte 8))

@@ -1,13 +1,14 @@
-;;;; Whether a figure has changed between two measurements of several rounds each. A machine that
-;;;; does something else besides disturbs rounds in one direction: latencies grow, rates fall, by a
-;;;; little or tenfold. So the calm half of the rounds is compared, the better three of five: the
-;;;; difference of its means, in units of how much the rounds in it differ among themselves,
+;;;; Whether a figure has changed between two measurements of several rounds each. Other
+;;;; work of the machine disturbs rounds in one direction: latencies grow, rates fall, by a little
+;;;; or tenfold. So only the calm half of the rounds is compared, such as the better three of five:
+;;;; the difference of the means of both calm halves, relative to the variation within them,
 ;;;;
 ;;;;   t = (mean b - mean a) / sqrt (var a / |a| + var b / |b|),    a, b: the calm halves
 ;;;;
-;;;; Halves chosen so vary less than all rounds do, and Student's quantiles are not for them. How
-;;;; large t is in 99 of 100 comparisons without a change is found by a simulation of normally
-;;;; distributed rounds, from a fixed seed, so that the same rounds always have the same verdict. A
+;;;; Halves that were chosen like this vary less than all rounds do, so Student's quantiles do not
+;;;; apply. The bound that t stays below in 99 of 100 comparisons without a change is found by a
+;;;; simulation of normally distributed rounds, from a fixed seed, so that the same rounds always
+;;;; have the same verdict. A
 ;;;; second test needs no distribution at all (Mann and Whitney): with five rounds on both sides,
 ;;;; the chance that each round of one side is above each of the other is 2 of 252.
 
@@ -23,8 +24,8 @@
         (mean (subseq sorted (1- half) (1+ half))))))
 
 (defun calm-half (values better)
-  "The better half of VALUES, of which :LESS or :MORE is BETTER; three at least, if there are so
-many."
+  "The better half of VALUES, but at least three of them if there are so many. BETTER is :LESS or
+:MORE."
   (let ((count (length values)))
     (subseq (sort (copy-list values) (if (eq :more better) #'> #'<))
             0 (min count (max 3 (ceiling count 2))))))
@@ -42,11 +43,11 @@ and its standard error."
     (values (- (mean new) (mean old))
             (sqrt (float (+ (squared-error old) (squared-error new)) 1d0)))))
 
-(defconstant +simulated+ 20000 "How many comparisons without a change are simulated.")
-(defconstant +most-simulated-rounds+ 30 "Greater numbers of rounds have the quantile of this one.")
+(defconstant +simulated+ 20000 "The number of simulated comparisons without a change.")
+(defconstant +most-simulated-rounds+ 30 "More rounds than these use the quantile for this number.")
 
 (defun normal-value (random)
-  "A number of the standard normal distribution, by the state RANDOM."
+  "A random number of the standard normal distribution, from the state RANDOM."
   (* (sqrt (* -2 (log (- 1d0 (random 1d0 random))))) (cos (* 2 pi (random 1d0 random)))))
 
 (defun simulate-quantile (before after)
@@ -71,46 +72,46 @@ nothing has changed."
         (setf (gethash key **quantiles**) (simulate-quantile (car key) (cdr key))))))
 
 (defun noise (before after better)
-  "By how much the calm halves of BEFORE and AFTER, lists of two reals at least, differ at most if
-nothing has changed."
+  "The most by which the means of the calm halves of BEFORE and AFTER, lists of at least two reals,
+differ if nothing has changed."
   (let ((error (nth-value 1 (calm-difference before after better))))
     (if (zerop error)
         0d0
         (* error (t-quantile (length before) (length after))))))
 
 (defun choose (n k)
-  "How many sets of K there are of N things."
+  "The number of sets of K out of N things."
   (loop with result = 1 for i from 1 to k
         do (setf result (/ (* result (- n (- k i))) i))
         finally (return result)))
 
 (defun apart-p (before after)
-  "True if each of BEFORE is above each of AFTER, or each below, and chance has that only once in a
-hundred comparisons."
+  "True if each of BEFORE is above each of AFTER, or each is below, and chance alone causes that at
+most once in a hundred comparisons."
   (and (or (< (reduce #'max before) (reduce #'min after))
            (< (reduce #'max after) (reduce #'min before)))
        (<= (/ 2 (choose (+ (length before) (length after)) (length before))) 1/100)))
 
 (defun changed-p (before after better)
-  "True if BEFORE and AFTER, the values of a figure in two rounds each at least, differ by more than
-chance has it."
+  "True if BEFORE and AFTER, the values of a figure in at least two rounds each, differ by more than
+chance explains."
   (let ((difference (calm-difference before after better)))
     (or (< (noise before after better) (abs difference))
         (apart-p before after))))
 
-(defconstant +most-rounds-told+ 1000 "More rounds than these are not asked for.")
+(defconstant +most-rounds-told+ 1000 "The most rounds that ROUNDS-NEEDED returns.")
 
 (defun rounds-needed (before after better wanted)
-  "How many rounds on either side would separate a difference of WANTED, a real above 0, from the
-noise of BEFORE and AFTER, which shrinks with the root of their number; NIL if more than a
-thousand."
+  "The number of rounds on each side with which a difference of WANTED, a real above 0, would exceed
+the noise of BEFORE and AFTER, which shrinks with the root of the number of rounds; NIL if that is
+more than a thousand."
   (let* ((count (min (length before) (length after)))
          (needed (ceiling (* count (expt (/ (noise before after better) wanted) 2)))))
     (and (<= needed +most-rounds-told+) (max needed (1+ count)))))
 
 (defun outliers (values better)
-  "The positions in VALUES of rounds that stand apart: worse than the median by a fifth of it, and
-by five times what the calm half spans."
+  "The positions in VALUES of rounds that stand apart. These are worse than the median by more than
+a fifth of it, and by more than five times the range of the calm half."
   (when (<= 4 (length values))
     (let* ((calm (calm-half values better))
            (median (median values))

@@ -1,6 +1,6 @@
-;;;; RouteGuide as benchmarks call it: it does the least that its calls can mean, in the reactive
-;;;; style, so that all of them may run inline. Features are searched one by one, and the one that
-;;;; benchmarks ask for is the first.
+;;;; RouteGuide for benchmarks: it does as little work as its calls allow, in the reactive style, so
+;;;; that all of them may run inline. Features are searched one by one; benchmarks ask for the first
+;;;; one.
 
 (in-package #:clgrpc.testee)
 

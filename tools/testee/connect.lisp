@@ -1,5 +1,5 @@
-;;;; `testee connect-server`, `connect-gateway` and `connect-client`: the other end of the
-;;;; ConnectRPC conformance suite, our server's and gateway's for all protocols, our client's for
+;;;; `testee connect-server`, `connect-gateway` and `connect-client`: the programs that the
+;;;; ConnectRPC conformance suite tests: our server and gateway with all protocols, our client with
 ;;;; gRPC. The runner says what to serve, or which calls to make, in messages on standard input,
 ;;;; each after its length in four octets, big-endian; answers go to standard output.
 

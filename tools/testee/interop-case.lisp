@@ -1,7 +1,7 @@
-;;;; The cases of gRPC's document "Interop Test Case Descriptions", as a client plays them. A case
-;;;; is a function of a channel that returns when the server has done what the document asks of it,
-;;;; and signals an error when it has not. All that need no cloud are here but one: the GET requests
-;;;; of cacheable_unary gRPC has given up, and grpc-go's server has no handler for the case.
+;;;; The cases of gRPC's document "Interop Test Case Descriptions", for a client. A case is a
+;;;; function of a channel. It returns when the server has done what the document requires, and
+;;;; signals an error when it has not. All cases that need no cloud are here except cacheable_unary:
+;;;; gRPC has given up its GET requests, and grpc-go's server has no handler for the case.
 
 (in-package #:clgrpc.testee)
 

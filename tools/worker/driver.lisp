@@ -1,9 +1,11 @@
-;;;; The other side of worker-command.lisp: several workers of gRPC's benchmarks, ours or another
-;;;; implementation's, get the order to call one server, and their measurements become one RUN.
+;;;; The driver of workers, which worker-command.lisp makes: it lets several workers of gRPC's
+;;;; benchmarks, ours or another implementation's, call one server, and combines their measurements
+;;;; to one RUN.
 
 (in-package #:clgrpc.tools)
 
-(defconstant +driver-resolution+ 0.005d0 "How wide the buckets are in which workers count.")
+(defconstant +driver-resolution+ 0.005d0 "The relative width of the buckets in which workers count
+latencies.")
 
 (defconstant +driver-patience-seconds+ 20 "How long a worker may take to answer.")
 

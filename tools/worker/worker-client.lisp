@@ -6,7 +6,7 @@
 (defconstant +most-worker-channels+ 1000 "How many channels a driver may ask for.")
 (defconstant +most-worker-calls+ 100000 "How many calls at once on all of them.")
 (defconstant +most-behind+ 20000
-  "How many calls of an open loop may be under way; a call that is due beyond is not made.")
+  "The most calls of an open loop that may be under way; further calls that are due are not made.")
 
 (defstruct (worker-channel (:copier nil))
   "A channel of a worker's client, and the results of its calls."

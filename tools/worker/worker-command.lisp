@@ -1,5 +1,5 @@
-;;;; The command `qps-worker`: grpc.testing.WorkerService, by which the driver of gRPC's benchmarks
-;;;; has this process be a client or a server.
+;;;; The command `qps-worker`: it serves grpc.testing.WorkerService, by which the driver of gRPC's
+;;;; benchmarks uses this process as a client or a server.
 
 (in-package #:clgrpc.tools)
 
@@ -25,8 +25,9 @@
                    "This worker was given no certificates, so it speaks no TLS."))))
 
 (defun answer-driver (call arguments start report stop)
-  "Answer each message of CALL, by ARGUMENTS a plist of readers: its setup is given to START, which
-returns what does the work; each mark gets what REPORT says of that. STOP ends it."
+  "Answer each message of CALL; ARGUMENTS is a plist of its readers. The setup is passed to START,
+which returns the object that does the work. Each mark is answered with the value of REPORT for that
+object. STOP ends the object."
   (let ((worker nil))
     (unwind-protect
          (grpc:do-messages (message call)
@@ -106,7 +107,7 @@ true."
   (testing:make-void))
 
 (defun end-this-process ()
-  "Have this process end as it does at SIGTERM, which lets running calls end."
+  "End this process as SIGTERM does, which lets running calls end."
   (sb-unix:unix-kill (sb-unix:unix-getpid) os:+sigterm+))
 
 (defun parse-host-and-port (string)

@@ -1,6 +1,6 @@
-;;;; The page of workflows and its requests: it gets answers of the service, in the JSON of Protocol
-;;;; Buffers, to requests in the same. Every viewer of the console may read them; inputs and results
-;;;; are not among them.
+;;;; The page of workflows and its requests. Requests, and the service's answers to them, are in the
+;;;; JSON of Protocol Buffers. Every viewer of the console may read the answers; they contain no
+;;;; inputs and results.
 
 (in-package #:clgrpc.workflow-console)
 
@@ -12,14 +12,14 @@
 (defconstant +call-seconds+ 10 "How long the service may take for an answer.")
 
 (defun http-status-of (condition)
-  "The status of HTTP that says what CONDITION, an RPC-ERROR, does."
+  "The HTTP status that corresponds to CONDITION, an RPC-ERROR."
   (case (status:rpc-error-status condition)
     (:not-found 404)
     (:invalid-argument 400)
     (t 503)))
 
 (defun asked-for (request type)
-  "The message of TYPE that the parameter `request` of REQUEST is."
+  "The message of TYPE in the parameter `request` of REQUEST."
   (protobuf:parse-json-message type (or (exchange:http-request-parameter request "request") "{}")))
 
 (defun call-service (service request what)
@@ -48,8 +48,8 @@
           (console:refuse (http-status-of condition) (status:rpc-error-message condition))))))
 
 (defun show-workflows (console service)
-  "Have CONSOLE, of MAKE-CONSOLE, show the workflows and schedules of SERVICE, of
-MAKE-WORKFLOW-SERVICE, on a page of their own, which the console's links to. Every viewer of the
-console may read all of them, without what they were given and have brought. From any thread."
+  "Add a page with the workflows and schedules of SERVICE, a value of MAKE-WORKFLOW-SERVICE, to
+CONSOLE, a value of MAKE-CONSOLE, whose own page links to it. Every viewer of the console may read
+all of them, but not their inputs and results. From any thread."
   (console:add-page console "workflows" "Workflows"
                     (lambda (request what) (answer service request what))))
