@@ -108,8 +108,8 @@ MUTATED-P, else as it is."
 (defun suite-called (word)
   "The suite that SUITES= calls WORD, or nil."
   (let ((name (string-upcase (format nil "clgrpc.~A" word))))
-    (find-if (lambda (suite) (and (typep suite 'fiveam::test-suite)
-                                  (string= name (fiveam::name suite))))
+    (find-if (lambda (suite) (and (support:suite-p suite)
+                                  (string= name (support:test-name suite))))
              (mapcar #'get-test (fiveam:test-names)))))
 
 (defun test-of (promise)
@@ -117,16 +117,17 @@ MUTATED-P, else as it is."
   (let ((suite (suite-called (promise-suite promise))))
     (and suite
          (find (promise-test promise) (support:suite-tests suite)
-               :key #'fiveam::name :test #'string-equal))))
+               :key #'support:test-name :test #'string-equal))))
 
 (defun test-code (test)
   "Run TEST and return the exit code that says what came of it."
   (let* ((fiveam:*on-error* nil)
-         (results (tests::call-with-time-limit (lambda () (fiveam:run test)) (fiveam::name test))))
-    (cond ((some #'fiveam::test-failure-p results)
+         (results (tests::call-with-time-limit (lambda () (fiveam:run test))
+                                               (support:test-name test))))
+    (cond ((some #'support:failed-check-p results)
            (fiveam:explain! results)
            +failed+)
-          ((or (null results) (some #'fiveam::test-skipped-p results)) +skipped+)
+          ((or (null results) (some #'support:skipped-check-p results)) +skipped+)
           (t 0))))
 
 (defun run-trial (trial)

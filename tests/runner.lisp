@@ -49,7 +49,7 @@
 
 (defun suite-word (suite)
   "What SUITES= calls SUITE: its name after `CLGRPC.`."
-  (let ((name (string-downcase (fiveam::name suite))))
+  (let ((name (string-downcase (support:test-name suite))))
     (subseq name (min (length name) (length "clgrpc.")))))
 
 (defun suite-rank (suite)
@@ -63,7 +63,7 @@
   "The suites to run, lower layers first; if ONLY holds words, those that it names."
   (stable-sort (loop for name in (remove-duplicates (fiveam:test-names))
                      for suite = (fiveam:get-test name)
-                     when (and (typep suite 'fiveam::test-suite)
+                     when (and (support:suite-p suite)
                                (uiop:string-prefix-p "clgrpc" (string-downcase name))
                                (or (null only)
                                    (member (suite-word suite) only :test #'string=)))
@@ -97,9 +97,9 @@ process."
 (defun failure-text (test failures trace)
   "What to print of TEST, whose FAILURES are the checks that failed. TRACE is what FiveAM printed: a
 character for each check, then the backtrace of an error."
-  (format nil "FAILED ~A~{~%    ~A~}~@[~%~A~]" (fiveam::name test)
+  (format nil "FAILED ~A~{~%    ~A~}~@[~%~A~]" (support:test-name test)
           (mapcar (lambda (failure)
-                    (substitute #\Space #\Newline (or (fiveam::reason failure) "")))
+                    (substitute #\Space #\Newline (or (support:check-reason failure) "")))
                   failures)
           (let ((start (search "Backtrace for:" trace)))
             (when start
@@ -126,25 +126,25 @@ character for each check, then the backtrace of an error."
                   (let ((fiveam:*on-error* :backtrace)
                         (fiveam:*print-names* nil))
                     (setf results (call-with-time-limit (lambda () (fiveam:run test))
-                                                        (fiveam::name test))))))
-         (failures (remove-if-not #'fiveam::test-failure-p results))
-         (skip (find-if #'fiveam::test-skipped-p results))
+                                                        (support:test-name test))))))
+         (failures (remove-if-not #'support:failed-check-p results))
+         (skip (find-if #'support:skipped-check-p results))
          (seconds (seconds-since start))
          (processor-seconds (- (processor-seconds) cpu)))
-    (push (make-cost :name (string-downcase (fiveam::name test)) :start start :seconds seconds
+    (push (make-cost :name (string-downcase (support:test-name test)) :start start :seconds seconds
                      :processor-seconds processor-seconds)
           (tally-costs tally))
     (when (< *slow-seconds* seconds)
-      (remark tally "~A took ~,1F s, ~,1F of them the processor's" (fiveam::name test) seconds
+      (remark tally "~A took ~,1F s, ~,1F of them the processor's" (support:test-name test) seconds
               processor-seconds))
     (incf (tally-checks tally) (length results))
     (cond (failures
            (incf (tally-failed tally))
-           (push (fiveam::name test) (tally-failures tally))
+           (push (support:test-name test) (tally-failures tally))
            (remark tally "~A" (failure-text test failures trace)))
           (skip
            (incf (tally-skipped tally))
-           (remark tally "skipped ~A: ~A" (fiveam::name test) (fiveam::reason skip)))
+           (remark tally "skipped ~A: ~A" (support:test-name test) (support:check-reason skip)))
           (t (incf (tally-passed tally))))))
 
 ;;; Leaks
@@ -211,7 +211,7 @@ of programs that are started, too: other runs of tests choose the same names."
 
 (defun run-suite (suite &optional (tests (support:suite-tests suite)))
   "Run TESTS of SUITE, print its line and remarks, and return its tally."
-  (let ((tally (make-tally :suite (fiveam::name suite)))
+  (let ((tally (make-tally :suite (support:test-name suite)))
         (start (get-internal-real-time)))
     (call-checking-leaks (lambda ()
                            (call-with-folder (lambda (folder)
@@ -220,7 +220,7 @@ of programs that are started, too: other runs of tests choose the same names."
                                                  (run-one test tally)))))
                          tally)
     (format t "~&~24A ~4D passed  ~3D failed  ~3D skipped  ~7D checks  ~6,2F s~%"
-            (string-downcase (fiveam::name suite)) (tally-passed tally) (tally-failed tally)
+            (string-downcase (support:test-name suite)) (tally-passed tally) (tally-failed tally)
             (tally-skipped tally) (tally-checks tally)
             (seconds-since start))
     (format t "~{  ~A~%~}" (reverse (tally-remarks tally)))
@@ -312,7 +312,7 @@ as *MOST-COMPUTING* compute while others wait."
 
 (defun job-tally (job)
   "What came of JOB, whose process has ended. That it ended too early is a failure."
-  (let ((suite (fiveam::name (job-suite job))))
+  (let ((suite (support:test-name (job-suite job))))
     (if (probe-file (job-result job))
         (with-open-file (stream (job-result job))
           (destructuring-bind (passed failed skipped failures costs)
@@ -330,7 +330,7 @@ as *MOST-COMPUTING* compute while others wait."
                                          :external-format '(:utf-8 :replacement #\?))))
   (unless (probe-file (job-result job))
     (format t "~&~24A FAILED: its process ended before its tests did~%"
-            (string-downcase (fiveam::name (job-suite job)))))
+            (string-downcase (support:test-name (job-suite job)))))
   (finish-output)
   tally)
 
@@ -369,7 +369,7 @@ test that passes then counts as passed, and is named as not steady. What is no t
 as a leak or a process that died, stays, and so do the failures of its suite."
   (when (<= 1 (reduce #'+ tallies :key #'tally-failed) most)
     (loop for tally in tallies
-          for suite = (find (tally-suite tally) suites :key #'fiveam::name)
+          for suite = (find (tally-suite tally) suites :key #'support:test-name)
           when (= (tally-failed tally) (length (tally-failures tally))) ; no leak, no dead process
             do (dolist (name (tally-failures tally))
                  (when (funcall run-alone suite name)

@@ -117,8 +117,8 @@ the engine in memory."
   (let ((*store-function* function))
     (is (< 20 (length *store-tests*)))
     (dolist (name (reverse *store-tests*))
-      (let ((failures (remove-if-not #'fiveam::test-failure-p (run name :print-names nil))))
-        (is (null failures) "~A:~{ ~A~}" name (mapcar #'fiveam::reason failures))))))
+      (let ((failures (remove-if-not #'support:failed-check-p (run name :print-names nil))))
+        (is (null failures) "~A:~{ ~A~}" name (mapcar #'support:check-reason failures))))))
 
 (defun empty-store ()
   "Remove all that is in the store of *ETCD*."

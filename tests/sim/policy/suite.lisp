@@ -27,6 +27,6 @@
   "The names of the public suite.")
 
 (test every-public-scenario-is-a-test
-  (let ((tests (mapcar #'fiveam::name (support:suite-tests (get-test :clgrpc.policy)))))
+  (let ((tests (mapcar #'support:test-name (support:suite-tests (get-test :clgrpc.policy)))))
     (is (= 79 (length *public-names*)))
     (is (equal '() (set-difference *public-names* tests)))))

@@ -22,7 +22,8 @@
            #:terminate-program #:start-program #:stop-program #:kill-program
            #:call-with-program #:with-program #:run-to-end #:server-address
            #:with-server-program #:set-descriptor-limit #:foreign-octets
-           #:suite-tests #:test-layer #:tests-failed #:tests-failed-suites
+           #:suite-tests #:test-name #:suite-p #:failed-check-p #:skipped-check-p #:check-reason
+           #:test-layer #:tests-failed #:tests-failed-suites
            #:at-length #:patient-seconds #:exhausting-a-stack #:skip-on-slow-machine
            #:interrupt-again-and-again #:interrupt-at-each-call #:walk-octets)
   ;; for other tests

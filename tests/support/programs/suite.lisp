@@ -1,8 +1,28 @@
-;;;; What FiveAM knows of a suite, the tests of a layer for ASDF:TEST-SYSTEM, and how a test ends
-;;;; that cannot be run here. Until FiveAM 1.4.2 a suite has a hash table of its tests, from 1.4.3
-;;;; on a bundle that has one.
+;;;; What FiveAM knows of suites, tests and checks and does not export; the tests of a layer for
+;;;; ASDF:TEST-SYSTEM; and how a test ends that cannot be run here. Until FiveAM 1.4.2 a suite has a
+;;;; hash table of its tests, from 1.4.3 on a bundle that has one.
 
 (in-package #:clgrpc.tests.support)
+
+(defun test-name (test)
+  "The name of TEST, a test or a suite."
+  (fiveam::name test))
+
+(defun suite-p (test)
+  "True if TEST, a test or a suite, is a suite."
+  (typep test 'fiveam::test-suite))
+
+(defun failed-check-p (check)
+  "True if CHECK, a result of FIVEAM:RUN, is a failure."
+  (fiveam::test-failure-p check))
+
+(defun skipped-check-p (check)
+  "True if CHECK, a result of FIVEAM:RUN, says that its test was skipped."
+  (fiveam::test-skipped-p check))
+
+(defun check-reason (check)
+  "The text of CHECK, which has failed or was skipped; or nil."
+  (fiveam::reason check))
 
 (defun suite-tests (suite)
   "The tests of SUITE, in no order, without those of the suites in it."
@@ -11,7 +31,7 @@
                                               tests
                                               (slot-value tests 'fiveam::tests))
           for test = (fiveam:get-test name)
-          unless (typep test 'fiveam::test-suite) collect test)))
+          unless (suite-p test) collect test)))
 
 ;;; ASDF:TEST-SYSTEM of one layer
 
@@ -26,7 +46,7 @@
   (let ((name (format nil "clgrpc.~A" layer)))
     (loop for symbol in (fiveam:test-names)
           for suite = (fiveam:get-test symbol)
-          when (and (typep suite 'fiveam::test-suite)
+          when (and (suite-p suite)
                     (or (string-equal name symbol)
                         (uiop:string-prefix-p (string-upcase (format nil "~A." name))
                                               (string-upcase symbol))))
@@ -39,7 +59,7 @@ TESTS-FAILED if one failed, and an error if there are none."
                     (error "There are no tests of ~A." layer))))
     (let ((failed (loop for suite in suites
                         unless (fiveam:explain! (fiveam:run (suite-tests suite)))
-                          collect (fiveam::name suite))))
+                          collect (test-name suite))))
       (when failed (error 'tests-failed :suites failed)))))
 
 ;;; How much a test does

@@ -123,7 +123,7 @@ that shows nothing: garbage collected for the attacker is in that part."
 (defun report-watch (watch growth)
   (format t "~&; ~(~A~): bystander p99 ~,1F ms of ~D calls, growth ~,1F MB, CPU ~,2F s~@[, ~
              threads stood still for ~,1F s~]~%"
-          (fiveam::name (symbol-value 'fiveam::current-test))
+          (support:test-name (symbol-value 'fiveam::current-test))
           (* 1000 (percentile-99 (mapcar #'car (watch-latencies watch))))
           (length (watch-latencies watch)) (/ growth 1e6)
           (/ (- (get-internal-run-time) (watch-run-time watch))

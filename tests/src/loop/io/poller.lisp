@@ -11,11 +11,11 @@ suite itself reports."
   (let ((saved clgrpc.loop::*make-poller*))
     (setf clgrpc.loop::*make-poller* 'make-poll-poller)
     (unwind-protect
-         (dolist (name (mapcar #'fiveam::name (support:suite-tests (fiveam:get-test suite))))
+         (dolist (name (mapcar #'support:test-name (support:suite-tests (fiveam:get-test suite))))
            (let ((failures (nth-value 1 (fiveam:results-status
                                          (let ((*test-dribble* (make-broadcast-stream)))
                                            (run name))))))
-             (is (null failures) "~A: ~{~A~^; ~}" name (mapcar #'fiveam::reason failures))))
+             (is (null failures) "~A: ~{~A~^; ~}" name (mapcar #'support:check-reason failures))))
       (setf clgrpc.loop::*make-poller* saved))))
 
 (test poller-of-the-environment
