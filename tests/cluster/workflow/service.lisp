@@ -931,9 +931,10 @@ by which changes would be passed by."
   "It has lost its data, and would tell nothing until it was there again."
   (with-nodes (node) ()
     (start-workflow node "w" '("a"))
-    (let ((next (1+ (workflow::store-revision node))) (ended nil))
+    (let ((next (1+ (workflow::store-revision node))) (heard nil) (ended nil))
       (flet ((watch-from (revision)
-               (watch-workflow (constantly nil) node nil :revision revision
+               (watch-workflow (lambda (change) (setf heard change)) node nil
+                               :revision revision
                                :on-end (lambda (condition) (setf ended condition)))))
         (watch-from (+ 1000 next))
         (is-true (wait-until (lambda () ended)))
@@ -942,7 +943,8 @@ by which changes would be passed by."
         (let ((watcher (watch-from next)))
           (is-true (wait-until (lambda ()
                                  (plusp (workflow::feed-count (workflow::node-feed node))))))
-          (sleep 0.2)
+          (start-workflow node "w2" '("a"))
+          (is-true (wait-until (lambda () heard)))
           (is-false ended)
           (end-watching watcher))))))
 

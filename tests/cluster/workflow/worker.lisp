@@ -73,7 +73,10 @@
           (is (= 1 (length (worker-running worker))))
           (sb-thread:signal-semaphore go)
           (sb-thread:wait-on-semaphore begun)
-          (sb-thread:make-thread (lambda () (sleep 0.2) (sb-thread:signal-semaphore go)))
+          ;; the task ends while the worker is being stopped
+          (sb-thread:make-thread (lambda ()
+                                   (wait-until (lambda () (not (worker-open-p worker))))
+                                   (sb-thread:signal-semaphore go)))
           (is-true (stop-worker worker))
           (is-false (worker-open-p worker)))
         (is (equal '(:completed "w1" "") (outcome node "w1")))
