@@ -88,6 +88,16 @@
     (advance-wheel wheel (* 20 +ns-per-second+))
     (is (equal '(:a :a) (car ran)))))
 
+(test a-timer-that-is-moved-away-wakes-nobody
+  "When the first timer is scheduled for a later time, the wheel is due with the next one."
+  (let* ((wheel (make-timer-wheel)) (ran (list '())) (timer (recording-timer :a ran)))
+    (schedule-timer wheel timer (* 10 +ns-per-second+))
+    (schedule-timer wheel (recording-timer :b ran) (* 20 +ns-per-second+))
+    (schedule-timer wheel timer (* 30 +ns-per-second+))
+    (is (= (* 20 +ns-per-second+) (next-due-ns wheel)))
+    (advance-wheel wheel (* 30 +ns-per-second+))
+    (is (equal '(:a :b) (car ran)))))
+
 (test timer-functions-may-use-the-wheel
   (let* ((wheel (make-timer-wheel)) (ran '()) again other)
     (setf other (make-timer (lambda (x) (push x ran)) :other)

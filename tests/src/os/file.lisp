@@ -37,3 +37,18 @@
   (let ((descriptor (os:open-to-write (ascii-octets "/dev/full"))))
     (is (= -28 (os:write-octets descriptor (octets-of 1) 0 1)) "ENOSPC")
     (os:close-descriptor descriptor)))
+
+(test a-pipe-is-opened-without-a-wait-and-written-to-with-one
+  "A pipe without a reader is refused; with a reader, a write waits until the pipe has room."
+  (uiop:with-temporary-file (:pathname pathname)
+    (let* ((name (sb-ext:native-namestring pathname)) (path (ascii-octets name)))
+      (os:remove-file path)
+      (sb-posix:mkfifo name #o600)
+      (is (= (- os:+enxio+) (os:open-to-write path)))
+      (let ((reader (sb-posix:open name (logior sb-posix:o-rdonly sb-posix:o-nonblock))))
+        (unwind-protect
+             (let ((writer (os:open-to-write path)))
+               (is-false (os:failed-p writer))
+               (is-false (logtest sb-posix:o-nonblock (sb-posix:fcntl writer sb-posix:f-getfl)))
+               (os:close-descriptor writer))
+          (sb-posix:close reader))))))

@@ -26,3 +26,20 @@
     (loop for (text . names) in '(("") ("identity") ("gzip" :gzip) ("snappy, gzip ,br" :gzip)
                                   ("identity,deflate,gzip" :deflate :gzip) (",,,"))
           do (is (equal (mapcar #'wire:find-encoding names) (accepted text)) "~S" text))))
+
+(test what-a-field-accepts-follows-the-registered-encodings
+  "The same header, which is remembered, names an encoding as soon as that is registered."
+  (let ((before (rpc:encodings))
+        (field (hpack:string-field "grpc-accept-encoding" "of-tests,gzip")))
+    (flet ((accepted () (length (wire:accepted-encodings field))))
+      (unwind-protect
+           (progn
+             (is (= 1 (accepted)))
+             (rpc:register-compressor :of-tests
+                                      :compress (lambda (octets level)
+                                                  (declare (ignore level))
+                                                  octets)
+                                      :decompress (lambda (octets write) (funcall write octets)))
+             (is (= 2 (accepted))))
+        (setf rpc::**encodings** before))
+      (is (= 1 (accepted))))))

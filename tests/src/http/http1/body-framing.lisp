@@ -93,3 +93,12 @@
            :role :client :requests '("GET"))
   (is (eql 502 (status-of (format nil "~V@{~A~:*~}" 17 "HTTP/1.1 102 x||")
                           :role :client :requests '("GET")))))
+
+(test interim-responses-are-counted-for-each-request
+  "Sixteen interim responses before each final one are few enough, however many requests there are."
+  (let ((one (format nil "~V@{~A~:*~}HTTP/1.1 200 OK|Content-Length: 0||" 16 "HTTP/1.1 102 x||")))
+    (is (equal '(200 200 200)
+               (remove 102 (mapcar #'first (remove :end (said (format nil "~A~:*~A~:*~A" one)
+                                                              :role :client
+                                                              :requests '("GET" "GET" "GET")))))))))
+

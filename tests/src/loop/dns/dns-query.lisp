@@ -118,6 +118,22 @@
       (is (eq :found (ask-and-wait loop (list server) "a.test" +a+)))
       (is (= 2 (length (name-server-asked server)))))))
 
+(test the-old-way-costs-no-try
+  "That a server knows no OPT does not count as one of the three tries."
+  (with-server-and-loop (server loop)
+    (set-records server "a.test" +a+ "1.2.3.4")
+    (set-manner server
+                (lambda (name type carrier)
+                  (declare (ignore name type carrier))
+                  ;; it does not understand, and fails twice
+                  (let ((code (nth (1- (length (name-server-asked server))) '(1 2 2))))
+                    (when code
+                      (lambda (answer)
+                        (list (answer-octets (question-octets "a.test" +a+) '()
+                                             :id (u16be answer 0) :code code)))))))
+    (is (eq :found (ask-and-wait loop (list server server) "a.test" +a+ :seconds 60)))
+    (is (= 4 (length (name-server-asked server))))))
+
 (test the-next-server-is-asked
   (with-name-server (other)
     (with-server-and-loop (server loop)

@@ -107,6 +107,26 @@
         (reload-credentials credentials)
         (is (equal '(nil t) (loop repeat 2 collect (resumed-p credentials))))))))
 
+(test tls-sessions-that-fail-are-not-resumed
+  "After a session has failed the next one is not resumed, since the ticket may be the cause."
+  (with-tls-server (loop address)
+    (let* ((allowed t)
+           (credentials (client-credentials :peer-check (lambda (certificate)
+                                                          (declare (ignore certificate))
+                                                          allowed))))
+      (flet ((talk () (begin-talk loop address credentials (octets-of 1)))
+             (resumed-p (talk)
+               (is-true (await (talk-done talk)))
+               (end-talk loop talk)
+               (security-resumed-p (talk-security talk))))
+        (is (equal '(nil t) (loop repeat 2 collect (resumed-p (talk)))))
+        (setf allowed nil)
+        (let ((refused (talk)))
+          (is-true (await (talk-over refused)))
+          (is (null (talk-security refused))))
+        (setf allowed t)
+        (is (equal '(nil t) (loop repeat 2 collect (resumed-p (talk)))))))))
+
 (test tls-slow-reader
   ;; what the peer does not take counts as unsent, and comes complete in the end
   (let* ((length 20000000) (octets (pattern length)) (sent 0) (most 0) (server nil))

@@ -63,6 +63,27 @@
     (is (= 0 (reserve-thread-count reserve)))
     (is (= 0 (clgrpc.loop::reserve-busy reserve)))))
 
+(test a-thread-that-cannot-be-made-is-not-counted
+  "If the system makes no thread for a function, that is refused, and its place is free again."
+  (with-events (events)
+    (let* ((fails t)
+           (ran (sb-thread:make-semaphore))
+           (*world* (make-world
+                     :clock #'monotonic-ns :network (clgrpc.loop::world-network *world*)
+                     :start-thread (lambda (function name)
+                                     (if fails
+                                         (error "There are no more threads.")
+                                         (sb-thread:make-thread function :name name)))))
+           (reserve (make-reserve :threads 1 :idle-seconds 30)))
+      (is-false (run-on-reserve reserve #'list))
+      (is (= 0 (reserve-thread-count reserve)))
+      (is (= 0 (clgrpc.loop::reserve-busy reserve)))
+      (setf fails nil)
+      (is (eq t (run-on-reserve reserve (lambda () (sb-thread:signal-semaphore ran)))))
+      (is-true (await ran))
+      (is-true (close-reserve reserve 10)))
+    (is (equal '(:no-reserve-thread) (mapcar #'second (events))))))
+
 (test reserve-survives-errors
   (with-events (events)
     (let ((reserve (make-reserve :threads 1)) (done (sb-thread:make-semaphore)))

@@ -343,6 +343,18 @@
   (find name (v1:socket-data-option (v1:socket-data socket)) :test #'string=
         :key #'v1:socket-option-name))
 
+(test sockets-have-the-windows-of-both-ends
+  "The local window is what the server grants to the client, the remote one what the client grants."
+  (with-channelz (channelz)
+    (with-probe (channel :options '(:connection-window-octets 1000000)
+                         :channel-options '(:connection-window-octets 2000000))
+        (:ask #'double)
+      (ask channel (note 1))
+      (let ((data (v1:socket-data (only-socket channelz channel))))
+        (flet ((octets (reader) (google.protobuf:int64-value-value (funcall reader data))))
+          (is (<= 900000 (octets #'v1:socket-data-local-flow-control-window) 1000000))
+          (is (<= 1900000 (octets #'v1:socket-data-remote-flow-control-window) 2000000)))))))
+
 (test sockets-have-the-kernels-options
   (with-channelz (channelz)
     (with-probe (channel) (:ask #'double)

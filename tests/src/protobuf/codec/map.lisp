@@ -31,6 +31,19 @@
       (is (equal "yes" (map-value map t)))
       (is (equal "no" (map-value map nil))))))
 
+(test deterministic-maps-have-their-keys-in-order
+  "False comes before true, and a smaller key before a greater one, whatever came first."
+  (flet ((keys (reader &rest arguments)
+           (mapcar #'car (map-alist (funcall reader (parse-message
+                                                     'clgrpc.test:all
+                                                     (serialize (apply #'all arguments)
+                                                                :partial t :deterministic t)
+                                                     :partial t))))))
+    (is (equal '(nil t) (keys #'clgrpc.test:all-m3 :m3 '((t . "yes") (nil . "no")))))
+    (is (equal '(nil t) (keys #'clgrpc.test:all-m3 :m3 '((nil . "no") (t . "yes")))))
+    (is (equal '("a" "b" "c")
+               (keys #'clgrpc.test:all-m1 :m1 '(("b" . 1) ("c" . 2) ("a" . 3)))))))
+
 (test absent-keys
   (let ((map (clgrpc.test:all-m1 (all :m1 '(("a" . 1))))))
     (is (equal '(1 t) (multiple-value-list (map-value map "a"))))

@@ -47,6 +47,9 @@ message Whole {
 
 (test texts-become-values
   (is (string= "{\"part\":{\"inner\":{\"size\":7}}}" (whole-with "part.inner.size" "7")))
+  (is (string= "{\"number\":0}" (whole-with "number" "0")))
+  (dolist (text '("007" "00" "-01" "+1" "1 "))
+    (is (equal '("number" "takes an integer, int32") (whole-with "number" text)) "~S" text))
   (is (string= "{\"kinds\":[\"SOME\",\"NONE\"]}" (whole-with "kinds" "SOME" "0")))
   (is (string= "{\"on\":false}" (whole-with "on" "false")))
   (is (string= "{\"other\":{\"size\":1}}" (whole-with "other.size" "1")))

@@ -49,3 +49,13 @@
     (is (text= "a: 1" message))
     (is (text= "a: 1 1000: 5 1001: 0x00000001 1001: 0x0000000000000002 1002: 'abc' 1003 { 1: 1 } 1004 { 1: 7 }"
                message :unknown t))))
+
+(test unknown-fields-in-text-nest-ten-levels
+  "Below that a value that could be a message is a literal, as what a peer sends may nest deeper."
+  (let ((octets (unhex "0801")))
+    (loop repeat 12 do (setf octets (concatenate 'octets (unhex "c23e") (octets-of (length octets))
+                                                 octets)))
+    (let ((text (message-text (parse-message "clgrpc.test.Inner" octets) :unknown t)))
+      (is (= 10 (count #\{ text)))
+      (is (= 11 (loop for start = (search "1000" text) then (search "1000" text :start2 (1+ start))
+                      while start count t))))))

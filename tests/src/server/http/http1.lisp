@@ -119,8 +119,8 @@ either end says so."
         "what follows the last request is nobody's")))
 
 (defun prompt-web-handlers ()
-  "/a answers promptly with its query, /b as everywhere; /dated and /nothing have answers whose heads
-cannot be written before."
+  "/a answers promptly with its query, /b as everywhere; the heads of the answers of /dated,
+/nothing and /unchanged cannot be written before."
   (flet ((fixed (&rest arguments)
            (let ((answer (apply #'exchange:fixed-answer arguments)))
              (lambda (query) (declare (ignore query)) answer))))
@@ -128,6 +128,7 @@ cannot be written before."
                                           (exchange:fixed-answer 200 '() (or query ""))))
           (exchange:prompt-handler "/dated" (fixed 200 '(("date" . "never")) "x"))
           (exchange:prompt-handler "/nothing" (fixed 204 '() nil))
+          (exchange:prompt-handler "/unchanged" (fixed 304 '(("etag" . "x")) nil))
           (grpc:http-handler "/b" 'tell-target))))
 
 (test prompt-handlers
@@ -150,7 +151,8 @@ versions, and no call is counted for it; so it is if an observer must be told of
               ("GET /a?1.0 HTTP/1.0|Connection: keep-alive||"
                "HTTP/1.1 200 OK|content-type: text/plain; charset=utf-8|content-length: 3|"
                "connection: keep-alive||1.0")
-              ("GET /nothing HTTP/1.1|Host: a||" "HTTP/1.1 204 No Content||"))
+              ("GET /nothing HTTP/1.1|Host: a||" "HTTP/1.1 204 No Content||")
+              ("GET /unchanged HTTP/1.1|Host: a||" "HTTP/1.1 304 Not Modified|etag: x||"))
             do (dolist (size '(nil 1 7))
                  (is (string= (format nil "~{~A~}~A" expected (ok-text "/b" :close t))
                               (answers server (concatenate 'string text *last*) :size size))

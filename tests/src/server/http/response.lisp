@@ -73,8 +73,15 @@
     (let ((exchange (send-request peer "/events" :method "GET" :content-type nil))
           (chunk (make-array 100000 :element-type '(unsigned-byte 8) :initial-element 1)))
       (is-true (await-peer peer (lambda () (exchange-headers exchange))))
-      (is-true (grpc:send-chunk *begun* chunk)) ; more than the window
-      (fill chunk 2)
+      (let ((held (make-signal)) (go (make-signal)) (loops (server:server-loops server)))
+        ;; the loops get to the chunk only after it has changed
+        (dolist (server-loop loops)
+          (loop:post (server:server-loop-loop server-loop)
+                     (lambda () (signal-it held) (await-signal go))))
+        (is-true (await-signal held :count (length loops)))
+        (is-true (grpc:send-chunk *begun* chunk)) ; more than the window
+        (fill chunk 2)
+        (loop repeat (length loops) do (signal-it go)))
       (grpc:end-response *begun*)
       (is-true (await-peer peer (lambda () (exchange-ended exchange))))
       (is (= 100000 (length (exchange-data-octets exchange))))
