@@ -36,6 +36,8 @@
       (is (equal '(("fig" "pear" "plum") nil 3) (ranged store :key "b" :range-end (octets-of 0))))
       (is (equal '(() nil 0) (ranged store :key "q" :range-end "p")))
       (is (equal '(("apple" "fig") t 4) (all :limit 2)))
+      (is (equal '(("apple" "fig" "pear") t 4) (all :limit 3)))
+      (is (equal '(("apple" "fig" "pear" "plum") nil 4) (all :limit 4)))
       (is (equal '(() nil 4) (all :count-only t)))
       (is (equal '(("pear" "plum" "apple" "fig") nil 4) (all :sort-target :mod)))
       (is (equal '(("fig" "plum") t 4) (all :sort-target :create :sort-order :descend :limit 2)))

@@ -49,6 +49,12 @@ extremes are exact."
                  (is (= 50000 (load:histogram-count histogram)))
                  (is (= (reduce #'+ values) (load:histogram-sum histogram))))))))
 
+(test quantiles-of-few-values
+  "A quantile is the least value that so many of the values do not exceed."
+  (let ((histogram (histogram-of '(1 2 3))))
+    (loop for (share value) in '((1/3 1) (1/2 2) (2/3 2) (3/4 3) (1 3))
+          do (is (= value (load:histogram-quantile histogram share)) "~A" share))))
+
 (test histogram-means
   (let ((histogram (histogram-of '(2000000 4000000 4000000 4000000 5000000 5000000 7000000
                                    9000000))))

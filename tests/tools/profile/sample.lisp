@@ -53,3 +53,14 @@
   (is (= 2 (profile::sums-samples (profile::sum-samples (recorded-samples) (symbolizer) 0
                                                         47548185000000)))
       "the last came later"))
+
+(test recursive-functions-count-once
+  "A function that is in a stack several times is in one sample."
+  (let ((sums (profile::make-sums))
+        (inner (profile::make-lisp-frame "clgrpc.loop::run-turn"))
+        (outer (profile::make-lisp-frame "clgrpc.loop::run-loop")))
+    (profile::add-sample sums "t" (list inner outer inner))
+    (dolist (frame (list inner outer))
+      (is (= 1 (gethash (profile::frame-name frame) (profile::sums-whole sums)))))
+    (is (= 1 (gethash (profile::frame-name inner) (profile::sums-own sums))))
+    (is (null (gethash (profile::frame-name outer) (profile::sums-own sums))))))

@@ -48,6 +48,7 @@ ten times as long."
   (is (report::apart-p '(1 2 3 4 5) '(6 7 8 9 100)))
   (is (report::apart-p '(6 7 8 9 100) '(1 2 3 4 5)))
   (is (not (report::apart-p '(1 2 3 4 6) '(6 7 8 9 100))))
+  (is (not (report::apart-p '(1 2 3 4) '(6 7 8 9 10))) "either side may be the upper one: 2 of 126")
   (is (not (report::apart-p '(1 2 3 4) '(6 7 8 9)))))
 
 (defun disturbed-rounds (median state &key (spread 2/100) (share 1/5))
