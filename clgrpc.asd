@@ -36,30 +36,26 @@
 
 (defsystem "clgrpc/base"
   :description "Octets, policy, conditions, clock, timers, queues, log, JSON."
-  :depends-on ("clgrpc/kernel" "sb-concurrency")
-  :pathname "src/base/" :serial t
+  :depends-on ("clgrpc/kernel" "sb-concurrency") :pathname "src/base/" :serial t
   :components ((:file "package") (:file "version") (:file "policy") (:file "interrupt")
                (:file "clock") (:file "number") (:file "memory/heap") (:file "memory/raw")
                (:file "copy-kernel") (:file "octets") (:file "memory/octet-store")
                (:file "memory/collector") (:file "condition") (:file "suggestion")
                (:file "hash-seed") (:file "text/split") (:file "text/utf8-kernel")
                (:file "text/utf8") (:file "text/base64") (:file "text/percent-encoding")
-               (:file "text/url") (:file "timer") (:file "ring") (:file "memory/account") (:file "replay")
-               (:file "fifo") (:file "log/printable") (:file "log/channel-trace") (:file "log/log")
-               (:file "log/tracer") (:file "text/decimal") (:file "text/json")
+               (:file "text/url") (:file "timer") (:file "ring") (:file "memory/account")
+               (:file "replay") (:file "fifo") (:file "log/printable") (:file "log/channel-trace")
+               (:file "log/log") (:file "log/tracer") (:file "text/decimal") (:file "text/json")
                (:file "log/journal")))
 
 (defsystem "clgrpc/option"
   :description "The options of servers, channels and tracing."
-  :depends-on ("clgrpc/base")
-  :pathname "src/base/option/" :serial t
-  :components ((:file "package") (:file "keyword-function") (:file "arity")
-               (:file "option")))
+  :depends-on ("clgrpc/base") :pathname "src/base/option/" :serial t
+  :components ((:file "package") (:file "keyword-function") (:file "arity") (:file "option")))
 
 (defsystem "clgrpc/os"
   :description "The only code that touches the kernel: sockets, epoll, eventfd, signals."
-  :depends-on ("clgrpc/base")
-  :pathname "src/os/" :serial t
+  :depends-on ("clgrpc/base") :pathname "src/os/" :serial t
   :components ((:file "package") (:file "syscall") (:file "address") (:file "file") (:file "socket")
                (:file "epoll") (:file "poll") (:file "futex") (:file "stack") (:file "processor")
                (:file "process") (:file "signal") (:file "library") (:file "zlib") (:file "zstd")
@@ -68,49 +64,43 @@
 
 (defsystem "clgrpc/loop"
   :description "The event loop, usable on its own."
-  :depends-on ("clgrpc/os" "clgrpc/option")
-  :pathname "src/loop/" :serial t
+  :depends-on ("clgrpc/os" "clgrpc/option") :pathname "src/loop/" :serial t
   :components ((:file "package") (:file "world") (:file "threads/guard") (:file "saved-image")
                (:file "loop-condition") (:file "threads/inbox") (:file "threads/share")
                (:file "threads/reserve") (:file "io/poller") (:file "io/byte-channel")
                (:file "io/spinning") (:file "loop-structure") (:file "io/spiffe-bundle")
-               (:file "io/tls-credentials")
-               (:file "io/handshake") (:file "io/tls-channel") (:file "io/bell")
-               (:file "threads/baton") (:file "threads/watchdog") (:file "threads/task")
-               (:file "io/connection-io") (:file "threads/turn") (:file "threads/driving")
-               (:file "loop") (:file "threads/gathering") (:file "names/scheme")
-               (:file "names/target") (:file "names/unix") (:file "names/machine")
-               (:file "io/listener") (:file "names/host-lookup") (:file "io/datagram")
-               (:file "io/connector") (:file "back-off") (:file "threads/background")
-               (:file "future")))
+               (:file "io/tls-credentials") (:file "io/handshake") (:file "io/tls-channel")
+               (:file "io/bell") (:file "threads/baton") (:file "threads/watchdog")
+               (:file "threads/task") (:file "io/connection-io") (:file "threads/turn")
+               (:file "threads/driving") (:file "loop") (:file "threads/gathering")
+               (:file "names/scheme") (:file "names/target") (:file "names/unix")
+               (:file "names/machine") (:file "io/listener") (:file "names/host-lookup")
+               (:file "io/datagram") (:file "io/connector") (:file "back-off")
+               (:file "threads/background") (:file "future")))
 
 (defsystem "clgrpc/dns"
   :description "DNS messages, and a client of a DNS server on the event loop."
-  :depends-on ("clgrpc/loop")
-  :pathname "src/loop/dns/" :serial t
+  :depends-on ("clgrpc/loop") :pathname "src/loop/dns/" :serial t
   :components ((:file "package") (:file "name") (:file "dns-message") (:file "dns-answer")
                (:file "dns-query") (:file "host") (:file "system")))
 
 (defsystem "clgrpc/hpack"
   :description "RFC 7541: header compression for HTTP/2."
-  :depends-on ("clgrpc/base")
-  :pathname "src/http/hpack/" :serial t
+  :depends-on ("clgrpc/base") :pathname "src/http/hpack/" :serial t
   :components ((:file "package") (:file "hpack-error") (:file "leaf") (:file "huffman")
                (:file "header-field") (:file "list") (:file "static") (:file "table")
                (:file "cache") (:file "block-decoder") (:file "block-encoder")))
 
 (defsystem "clgrpc/http1"
   :description "RFC 9112: messages of HTTP/1.1 as octets, without I/O."
-  :depends-on ("clgrpc/hpack" "alexandria")
-  :pathname "src/http/http1/" :serial t
+  :depends-on ("clgrpc/hpack" "alexandria") :pathname "src/http/http1/" :serial t
   :components ((:file "package") (:file "http1-error") (:file "syntax") (:file "message-head")
                (:file "head-line") (:file "body-framing") (:file "chunk") (:file "http1-parser")
                (:file "head-writer") (:file "preference")))
 
 (defsystem "clgrpc/http2"
   :description "RFC 9113: an HTTP/2 connection as a state machine without I/O."
-  :depends-on ("clgrpc/hpack" "clgrpc/option")
-  :pathname "src/http/http2/" :serial t
+  :depends-on ("clgrpc/hpack" "clgrpc/option") :pathname "src/http/http2/" :serial t
   :components ((:file "package") (:file "error-code") (:file "stream-state") (:file "frame")
                (:file "connection-structure") (:file "header") (:file "rate-credit")
                (:file "output") (:file "stream-table") (:file "stream-end") (:file "rate-limit")
@@ -119,24 +109,21 @@
 
 (defsystem "clgrpc/exchange"
   :description "Requests of HTTP beside gRPC and their answers, over HTTP/1.1 and HTTP/2."
-  :depends-on ("clgrpc/http1" "clgrpc/http2" "clgrpc/loop")
-  :pathname "src/http/exchange/" :serial t
+  :depends-on ("clgrpc/http1" "clgrpc/http2" "clgrpc/loop") :pathname "src/http/exchange/" :serial t
   :components ((:file "package") (:file "http-version") (:file "content") (:file "router")
                (:file "exchange") (:file "answer-date") (:file "chunked") (:file "over-http2")
                (:file "over-http1")))
 
 (defsystem "clgrpc/metrics"
   :description "What servers, channels and the process do, counted, and read by Prometheus."
-  :depends-on ("clgrpc/rpc" "clgrpc/http1")
-  :pathname "src/observe/metrics/" :serial t
+  :depends-on ("clgrpc/rpc" "clgrpc/http1") :pathname "src/observe/metrics/" :serial t
   :components ((:file "package") (:file "bucket") (:file "instrument-table") (:file "shard")
                (:file "registry") (:file "count") (:file "family") (:file "user-instrument")
                (:file "collect") (:file "accept") (:file "metrics-text")))
 
 (defsystem "clgrpc/protobuf"
   :description "Protocol Buffers: .proto source to native code."
-  :depends-on ("clgrpc/option" "clgrpc/kernel" "sb-introspect")
-  :pathname "src/protobuf/" :serial t
+  :depends-on ("clgrpc/option" "clgrpc/kernel" "sb-introspect") :pathname "src/protobuf/" :serial t
   :components ((:file "package") (:file "protobuf-condition") (:file "source/descriptor")
                (:file "source/lexer") (:file "source/path") (:file "codec/wire")
                (:file "codec/float") (:file "source/literal") (:file "source/parser")
@@ -173,8 +160,7 @@
 
 (defsystem "clgrpc/status"
   :description "Statuses, the errors they become, metadata and time-outs."
-  :depends-on ("clgrpc/protobuf")
-  :pathname "src/rpc/status/" :serial t
+  :depends-on ("clgrpc/protobuf") :pathname "src/rpc/status/" :serial t
   :components ((:static-file "../../../proto/google/rpc/status.proto")
                (:static-file "../../../proto/google/rpc/error_details.proto") (:file "status-proto")
                (:file "package") (:file "status") (:file "details") (:file "timeout")
@@ -182,8 +168,7 @@
 
 (defsystem "clgrpc/method"
   :description "Methods, services and the class of channels."
-  :depends-on ("clgrpc/status" "clgrpc/loop")
-  :pathname "src/rpc/method/" :serial t
+  :depends-on ("clgrpc/status" "clgrpc/loop") :pathname "src/rpc/method/" :serial t
   :components ((:static-file "../../../proto/grpc/health/v1/health.proto")
                (:static-file "../../../proto/xds/data/orca/v3/orca_load_report.proto")
                (:static-file "../../../proto/xds/service/orca/v3/orca.proto") (:file "package")
@@ -191,8 +176,7 @@
 
 (defsystem "clgrpc/rpc"
   :description "What a call is on any transport: the contract of transports, observers."
-  :depends-on ("clgrpc/method")
-  :pathname "src/rpc/" :serial t
+  :depends-on ("clgrpc/method") :pathname "src/rpc/" :serial t
   :components ((:file "package") (:file "interceptor") (:file "transport") (:file "part")
                (:file "observer") (:file "call") (:file "call-value") (:file "encoding-registry")
                (:file "messaging") (:file "verdict") (:file "handler-error") (:file "reaction")
@@ -200,29 +184,24 @@
 
 (defsystem "clgrpc/calling"
   :description "What channels of all transports share: stubs, futures, client loops."
-  :depends-on ("clgrpc/rpc" "clgrpc/config")
-  :pathname "src/rpc/calling/" :serial t
+  :depends-on ("clgrpc/rpc" "clgrpc/config") :pathname "src/rpc/calling/" :serial t
   :components ((:file "package") (:file "call-credentials") (:file "channel") (:file "stub")
-               (:file "call-async")
-               (:file "dropped") (:file "client-loop") (:file "retry-policy") (:file "retry")
-               (:file "attempt-view")))
+               (:file "call-async") (:file "dropped") (:file "client-loop") (:file "retry-policy")
+               (:file "retry") (:file "attempt-view")))
 
 (defsystem "clgrpc/topic"
   :description "Topics: what one sends, many streams of answers have."
-  :depends-on ("clgrpc/rpc")
-  :pathname "src/rpc/topic/" :serial t
+  :depends-on ("clgrpc/rpc") :pathname "src/rpc/topic/" :serial t
   :components ((:file "package") (:file "topic") (:file "stream-follower")))
 
 (defsystem "clgrpc/serving"
   :description "What servers of all transports share: routes, acceptors, how handlers are called."
-  :depends-on ("clgrpc/rpc")
-  :pathname "src/rpc/serving/" :serial t
+  :depends-on ("clgrpc/rpc") :pathname "src/rpc/serving/" :serial t
   :components ((:file "package") (:file "route") (:file "handler-answer") (:file "server-class")))
 
 (defsystem "clgrpc/wire"
   :description "What both ends of a call share over HTTP/2: links, framing, streams of messages."
-  :depends-on ("clgrpc/rpc" "clgrpc/http2")
-  :pathname "src/wire/" :serial t
+  :depends-on ("clgrpc/rpc" "clgrpc/http2") :pathname "src/wire/" :serial t
   :components ((:file "package") (:file "status-mapping") (:file "metadata-field") (:file "framing")
                (:file "compression") (:file "stage") (:file "wire-part") (:file "encoding")
                (:file "decompression-budget") (:file "link") (:file "frame-tracer")
@@ -232,17 +211,14 @@
 
 (defsystem "clgrpc/config"
   :description "Service configs, read and checked."
-  :depends-on ("clgrpc/status")
-  :pathname "src/client/config/" :serial t
+  :depends-on ("clgrpc/status") :pathname "src/client/config/" :serial t
   :components ((:file "package") (:file "config-condition") (:file "config-field")
                (:file "balancing-policy") (:file "method-config") (:file "service-config")))
 
 (defsystem "clgrpc/proxy"
   :description "Connections by proxies: HTTP's CONNECT and SOCKS5."
-  :depends-on ("clgrpc/loop")
-  :pathname "src/client/proxy/" :serial t
-  :components ((:file "package") (:file "proxy-choice") (:file "proxy-dialogue")
-               (:file "tunnel")))
+  :depends-on ("clgrpc/loop") :pathname "src/client/proxy/" :serial t
+  :components ((:file "package") (:file "proxy-choice") (:file "proxy-dialogue") (:file "tunnel")))
 
 (defsystem "clgrpc/client"
   :description "Channels over the network, subchannels, stubs."
@@ -254,26 +230,24 @@
                (:file "wait-clock") (:file "channel-structure") (:file "picking/stream-queue")
                (:file "attempts/request-compression") (:file "attempts/ending")
                (:file "attempts/request-head") (:file "attempts/request")
-               (:file "attempts/caller-identity")
-               (:file "naming/current-config") (:file "picking/veto") (:file "connection-set")
-               (:file "client-keepalive") (:file "connect-round") (:file "subchannel")
-               (:file "picking/guarded-picker") (:file "core") (:file "attempts/attempt")
-               (:file "picking/switch") (:file "picking/pick-first")
-               (:file "attempts/dropped-channel") (:file "attempts/response") (:file "client-call")
-               (:file "client-operations") (:file "internal-call") (:file "network-channel")
-               (:file "description") (:file "client-stub")))
+               (:file "attempts/caller-identity") (:file "naming/current-config")
+               (:file "picking/veto") (:file "connection-set") (:file "client-keepalive")
+               (:file "connect-round") (:file "subchannel") (:file "picking/guarded-picker")
+               (:file "core") (:file "attempts/attempt") (:file "picking/switch")
+               (:file "picking/pick-first") (:file "attempts/dropped-channel")
+               (:file "attempts/response") (:file "client-call") (:file "client-operations")
+               (:file "internal-call") (:file "network-channel") (:file "description")
+               (:file "client-stub")))
 
 (defsystem "clgrpc/token"
   :description "Call credentials of tokens: from files, signed by ourselves, from a server."
-  :depends-on ("clgrpc/client" "clgrpc/http1" "alexandria")
-  :pathname "src/client/token/" :serial t
+  :depends-on ("clgrpc/client" "clgrpc/http1" "alexandria") :pathname "src/client/token/" :serial t
   :components ((:file "package") (:file "token-credentials") (:file "web-token")
                (:file "token-file") (:file "http-request") (:file "token-exchange")))
 
 (defsystem "clgrpc/trace"
   :description "Distributed tracing: contexts, samplers, spans of calls."
-  :depends-on ("clgrpc/client")
-  :pathname "src/observe/trace/" :serial t
+  :depends-on ("clgrpc/client") :pathname "src/observe/trace/" :serial t
   :components ((:file "package") (:file "id") (:file "trace-context") (:file "trace-state")
                (:file "baggage") (:file "sampler") (:file "span") (:file "span-queue")
                (:file "tracing") (:file "call-record") (:file "current") (:file "trace-header")
@@ -281,8 +255,7 @@
 
 (defsystem "clgrpc/balance"
   :description "Balancing policies."
-  :depends-on ("clgrpc/client")
-  :pathname "src/client/balance/" :serial t
+  :depends-on ("clgrpc/client") :pathname "src/client/balance/" :serial t
   :components ((:file "package") (:file "policy-timer") (:file "backend-stream")
                (:file "health-watch") (:file "load-report") (:file "leaf-policy")
                (:file "round-robin") (:file "least-request") (:file "stride")
@@ -305,40 +278,34 @@
 
 (defsystem "clgrpc/web"
   :description "What gRPC-Web, Connect and REST share: codecs, CORS, calls over plain HTTP."
-  :depends-on ("clgrpc/server")
-  :pathname "src/web/" :serial t
+  :depends-on ("clgrpc/server") :pathname "src/web/" :serial t
   :components ((:file "package") (:file "codec") (:file "head") (:file "claim") (:file "cors")
                (:file "content-type") (:file "answer-head") (:file "receiving") (:file "sending")
                (:file "operation") (:file "error")))
 
 (defsystem "clgrpc/grpc-web"
   :description "gRPC-Web at a server."
-  :depends-on ("clgrpc/web")
-  :pathname "src/web/grpc-web/" :serial t
+  :depends-on ("clgrpc/web") :pathname "src/web/grpc-web/" :serial t
   :components ((:file "package") (:file "message-envelope") (:file "grpc-web-claim")))
 
 (defsystem "clgrpc/grpc-json"
   :description "gRPC with messages in JSON at a server."
-  :depends-on ("clgrpc/web")
-  :pathname "src/web/grpc-json/" :serial t
+  :depends-on ("clgrpc/web") :pathname "src/web/grpc-json/" :serial t
   :components ((:file "package") (:file "json-claim")))
 
 (defsystem "clgrpc/connect"
   :description "The Connect protocol at a server."
-  :depends-on ("clgrpc/web")
-  :pathname "src/web/connect/" :serial t
+  :depends-on ("clgrpc/web") :pathname "src/web/connect/" :serial t
   :components ((:file "package") (:file "unary") (:file "connect-stream") (:file "connect-claim")))
 
 (defsystem "clgrpc/gateway"
   :description "A service that forwards its calls to a channel."
-  :depends-on ("clgrpc/server" "clgrpc/calling")
-  :pathname "src/gateway/" :serial t
+  :depends-on ("clgrpc/server" "clgrpc/calling") :pathname "src/gateway/" :serial t
   :components ((:file "package") (:file "gateway-service")))
 
 (defsystem "clgrpc/rest"
   :description "REST by google.api.http: rules, routes, requests and answers, and OpenAPI."
-  :depends-on ("clgrpc/web")
-  :pathname "src/web/rest/" :serial t
+  :depends-on ("clgrpc/web") :pathname "src/web/rest/" :serial t
   :components ((:file "package") (:file "rest-error") (:file "percent") (:file "path-template")
                (:file "yaml") (:file "config") (:file "rule") (:file "route-tree") (:file "query")
                (:file "body") (:file "rest-answer") (:file "openapi") (:file "carrying")
@@ -346,8 +313,7 @@
 
 (defsystem "clgrpc/inproc"
   :description "Calls within the image: from a channel to a server without octets between."
-  :depends-on ("clgrpc/calling" "clgrpc/serving" "alexandria")
-  :pathname "src/inproc/" :serial t
+  :depends-on ("clgrpc/calling" "clgrpc/serving" "alexandria") :pathname "src/inproc/" :serial t
   :components ((:file "package") (:file "call-tally") (:file "inproc-structure") (:file "context")
                (:file "inproc-route") (:file "call-pair") (:file "message-copy") (:file "runtime")
                (:file "call-pair-ending") (:file "begin") (:file "waiting") (:file "message-queue")
@@ -357,8 +323,7 @@
 
 (defsystem "clgrpc/services"
   :description "The services of gRPC itself: health, reflection; and health and metrics over HTTP."
-  :depends-on ("clgrpc/server" "clgrpc/metrics")
-  :pathname "src/services/" :serial t
+  :depends-on ("clgrpc/server" "clgrpc/metrics") :pathname "src/services/" :serial t
   :components ((:static-file "../../proto/grpc/reflection/v1/reflection.proto")
                (:static-file "../../proto/grpc/reflection/v1alpha/reflection.proto")
                (:file "reflection-proto") (:file "package") (:file "health") (:file "metrics-page")
@@ -366,16 +331,14 @@
 
 (defsystem "clgrpc/logs"
   :description "Logs of calls."
-  :depends-on ("clgrpc/rpc")
-  :pathname "src/observe/logs/" :serial t
+  :depends-on ("clgrpc/rpc") :pathname "src/observe/logs/" :serial t
   :components ((:static-file "../../../proto/grpc/binlog/v1/binarylog.proto") (:file "binlog-proto")
                (:file "package") (:file "access-log") (:file "filter") (:file "log-entry")
                (:file "entry-file") (:file "binary")))
 
 (defsystem "clgrpc/channelz"
   :description "What the channels, servers and connections of a process are and do, as a service."
-  :depends-on ("clgrpc/client" "clgrpc/server")
-  :pathname "src/observe/channelz/" :serial t
+  :depends-on ("clgrpc/client" "clgrpc/server") :pathname "src/observe/channelz/" :serial t
   :components ((:static-file "../../../proto/grpc/channelz/v1/channelz.proto")
                (:file "channelz-proto") (:file "package") (:file "asking") (:file "socket-report")
                (:file "channelz-service")))
@@ -396,8 +359,7 @@
 
 (defsystem "clgrpc/command"
   :description "Command lines: arguments, their parsers, complaints and help texts."
-  :depends-on ("clgrpc/loop")
-  :pathname "src/program/command/" :serial t
+  :depends-on ("clgrpc/loop") :pathname "src/program/command/" :serial t
   :components ((:file "package") (:file "usage") (:file "value-parser") (:file "argument")
                (:file "group") (:file "line") (:file "help")))
 
@@ -407,12 +369,12 @@
                "clgrpc/otlp" "clgrpc/logs" "clgrpc/channelz")
   :pathname "src/program/" :serial t
   :components ((:file "package") (:file "shutdown-signal") (:file "perf-map") (:file "credentials")
-               (:file "telemetry") (:file "service-manager") (:file "server-program") (:file "run-server")))
+               (:file "telemetry") (:file "service-manager") (:file "server-program")
+               (:file "run-server")))
 
 (defsystem "clgrpc/examples"
   :description "A greeter, a RouteGuide and its client, a chat with its page, as users write them."
-  :depends-on ("clgrpc")
-  :pathname "examples/" :serial t
+  :depends-on ("clgrpc") :pathname "examples/" :serial t
   :components ((:file "protos") (:file "package") (:file "greeter") (:file "geometry")
                (:file "route-guide") (:file "route-guide-client") (:static-file "chat/chat.html")
                (:static-file "chat/chat.css") (:static-file "chat/chat.js") (:file "chat")))
