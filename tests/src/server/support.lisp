@@ -16,7 +16,8 @@
 
 (defun await-signal (signal &key (count 1) (seconds +patience+))
   "Wait until SIGNAL has been signalled COUNT times; return false if it is not in time."
-  (and (sb-thread:wait-on-semaphore signal :n count :timeout seconds) t))
+  ;; SBCL takes no time-out of 0
+  (and (sb-thread:wait-on-semaphore signal :n count :timeout (max 1/1000 seconds)) t))
 
 (defun server-links (server)
   "The connections of SERVER, whose loops go on: one may be about to put one into its vector."
