@@ -40,7 +40,7 @@
     (says "(ALIST-STRUCT makes one)" '(or null google.protobuf:struct))
     (says "(google.protobuf:make-int32-value makes one)"
           '(or null google.protobuf:int32-value))
-    (says "a message of type GOOGLE.RPC:STATUS, not" '(or null google.rpc:status))
+    (says "a message of type GOOGLE.PROTOBUF:EMPTY, not" '(or null google.protobuf:empty))
     (says "takes an object of type (SIGNED-BYTE 32)" '(signed-byte 32)))
   (let ((text (said 'field-type-error :field "a.B.c" :expected-type 'real
                                       :datum (make-string 100000 :initial-element #\x))))
