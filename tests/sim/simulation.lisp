@@ -54,6 +54,12 @@
     (is (null sim:*simulation*))
     (is (not (loop:simulated-p)))))
 
+(test the-collector-closes-no-channel-of-a-simulation
+  "When the collector runs is no matter of the seed, and its thread has no turn."
+  (flet ((closed-p () (clgrpc.calling:when-dropped (list 1) "dropped" (constantly nil))))
+    (is-true (closed-p))
+    (sim:with-simulation (simulation) (is-false (closed-p)))))
+
 (test errors-of-the-body-pass
   (signals division-by-zero
     (sim:with-simulation (simulation)
