@@ -110,33 +110,26 @@ loader and CLOS hold during definitions. They call this code with it held, so a 
 taken in the wrong order."
   `(sb-c::with-world-lock () ,@body))
 
-(declaim (inline plist-p))
-(defun plist-p (list)
-  "True if LIST consists of keywords and values by turns."
-  (loop for rest = list then (cddr rest)
-        while rest always (and (keywordp (first rest)) (rest rest))))
-
-(defun refuse-arguments (function given options)
-  "Signal MISUSE: FUNCTION, a stub, was called without a request if GIVEN is false, else with
-OPTIONS after it that are not keywords and values."
-  (let ((method (method-function-rpc-method function)))
-    (misuse "~S is called with a channel, its request~@[, a ~A,~] and then keywords and values; ~A."
-            (rpc-method-function-name method)
-            (and (member (rpc-method-kind method) '(:unary :server-streaming))
-                 (protobuf:message-type-name (rpc-method-request-type method)))
-            (if given
-                (let ((wrong (loop for rest on options by #'cddr
-                                   unless (and (keywordp (first rest)) (rest rest))
-                                     return (first rest))))
-                  (format nil (if (keywordp wrong) "~S has no value" "~S is not a keyword") wrong))
-                "there is no request"))))
+(defun check-options (function options)
+  "Signal MISUSE unless OPTIONS, with which FUNCTION, a stub, was called after its request, are
+keywords and values by turns."
+  (loop for rest = options then (cddr rest)
+        while rest
+        do (unless (and (keywordp (first rest)) (rest rest))
+             (let ((method (method-function-rpc-method function)))
+               (misuse "~S is called with a channel, its request~@[, a ~A,~] and then keywords and ~
+                        values; ~S ~:[is not a keyword~;has no value~]."
+                       (rpc-method-function-name method)
+                       (and (member (rpc-method-kind method) '(:unary :server-streaming))
+                            (protobuf:message-type-name (rpc-method-request-type method)))
+                       (first rest) (keywordp (first rest)))))))
 
 (defmethod sb-mop:compute-discriminating-function ((function method-function))
   (let ((dispatch (call-next-method)))
     (declare (type function dispatch))
-    (lambda (target &optional (request nil given) &rest options)
+    (lambda (target request &rest options)
       (declare (dynamic-extent options))
-      (unless (and given (plist-p options)) (refuse-arguments function given options))
+      (when options (check-options function options))
       (apply dispatch
              (if (and (null *call*) (typep target 'service)
                       (null (getf options :call))) ; from EFFECTIVE-FUNCTION

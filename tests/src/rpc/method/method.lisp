@@ -26,12 +26,12 @@
     (misuse (error) (is (search "is called with a channel" (princ-to-string error))))))
 
 (test stubs-say-which-argument-is-wrong
-  "No request, fields in its place, and a time-out without its keyword."
+  "Fields in the place of the request, and a time-out without its keyword."
   (flet ((refusal (&rest arguments)
            (handler-case (progn (apply #'words.speaker:echo arguments) "it was called")
              (misuse (error) (princ-to-string error)))))
     (let ((channel (make-instance 'method:channel)))
-      (loop for (arguments reason) in `((() "there is no request") ((:text "x") "\"x\" is not a")
+      (loop for (arguments reason) in `(((:text "x") "\"x\" is not a")
                                         ((,(words:make-word) 5) "5 is not a keyword")
                                         ((,(words:make-word) 5 6) "5 is not a keyword")
                                         ((,(words:make-word) :timeout) ":TIMEOUT has no value"))
