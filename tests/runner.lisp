@@ -13,8 +13,8 @@
 ;;;; than *SLOW-SECONDS* is named with its time; one that takes longer than *TEST-LIMIT-SECONDS*
 ;;;; ends its process, since nothing can stop it safely.
 ;;;;
-;;;; Given several processors, four suites run at once, each in a process of its own, forked when
-;;;; all is loaded: two that mostly wait beside two that compute, as long as there are both. What
+;;;; Given several processors, five suites run at once, each in a process of its own, forked when
+;;;; all is loaded: three that mostly wait beside two that compute, as long as there are both. What
 ;;;; a process prints is kept and printed when it ends. A process that dies is a failure of its
 ;;;; suite.
 
@@ -232,9 +232,9 @@ of programs that are started, too: other runs of tests choose the same names."
 (defparameter *most-computing* 2 "So many suites that compute run at once.")
 
 (defparameter *waiting-suites*
-  '("abuse" "tools" "etcd" "transports" "workflow" "discovery" "client" "faults" "loop" "console"
-    "interop" "cluster" "server" "program" "loop.poll" "load.misbehaviour" "web" "memory" "channelz"
-    "abuse.heap" "base" "promise.idle" "logs" "dns")
+  '("abuse" "tools" "etcd" "transports" "workflow" "discovery" "client" "faults" "promise" "loop"
+    "program" "console" "interop" "cluster" "server" "loop.poll" "load.misbehaviour" "web" "memory"
+    "channelz" "abuse.heap" "base" "promise.idle" "logs" "dns")
   "The suites that mostly wait, those that take longest first.")
 
 (defparameter *long-suites*
@@ -243,7 +243,7 @@ of programs that are started, too: other runs of tests choose the same names."
     "raft-example.seeds" "sim.seeds" "mutants")
   "Of the suites that compute those that take longest, and begin before the others.")
 
-(defparameter *lonely-suites* '("promise" "profile.server" "load")
+(defparameter *lonely-suites* '("profile.server" "load")
   "The suites that nothing runs beside, since it would be seen in what they measure.")
 
 (defun waits-p (suite)

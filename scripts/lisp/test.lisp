@@ -2,7 +2,7 @@
 ;;;; started, and exits with 1 if one failed. CLGRPC_SUITES, a list of words such as "hpack http2",
 ;;;; chooses suites; otherwise all run. CLGRPC_SLOWEST is of how many tests to say what they took,
 ;;;; CLGRPC_REPEATS how many tests that fail may be run again.
-;;;; Four suites run at once if there are two processors; one alone, or on one processor (taskset
+;;;; Five suites run at once if there are two processors; one alone, or on one processor (taskset
 ;;;; -c 0), runs in the image itself. CLGRPC_MUTANTS, the words of `scripts/mutants`, has the image
 ;;;; judge mutants instead.
 ;;;;
@@ -25,7 +25,7 @@
                               :only (uiop:split-string (or (uiop:getenvp "CLGRPC_SUITES") ""))
                               :processes (if (< 1 (uiop:symbol-call '#:clgrpc.os
                                                                     '#:processor-count))
-                                             4
+                                             5
                                              1)
                               :slowest (parse-integer (or (uiop:getenvp "CLGRPC_SLOWEST") "0"))
                               :repeats (parse-integer (or (uiop:getenvp "CLGRPC_REPEATS") "0")))
