@@ -722,10 +722,10 @@ yet on the last of these: else a connection takes only the first."
               sum (max 0 (- +least-message-octets+ (- end start))))
       (clgrpc.rest:request-error () 0))))
 
-(defun measured-web (measure ask)
-  "What MEASURE, a function of ASK, returns, with short messages counted."
-  (multiple-value-bind (ns octets before) (funcall measure ask)
-    (values ns (+ octets (short-messages-octets ask)) before)))
+(defun measured-web (ask count measured)
+  "The list MEASURED, values of a measurement of COUNT times ASK, with short messages counted."
+  (destructuring-bind (ns octets before) measured
+    (values ns (+ octets (* count (short-messages-octets ask))) before)))
 
 (defun long-text (part)
   "PART again and again, as long as our encoder still puts into the table of HPACK."
@@ -758,7 +758,8 @@ that have nothing."
 (define-subject "web"
   :seeds (lambda () (append (mapcar #'octets-ask (web-seeds)) (found-web-asks)))
   :vary #'vary-web-ask
-  :measure (lambda (ask) (measured-web (lambda (ask) (measure-ask ask "web")) ask))
+  :measure (lambda (ask)
+             (measured-web ask +asks-at-once+ (multiple-value-list (measure-ask ask "web"))))
   :show #'show-ask)
 
 (defun ask-http1 (ask)
@@ -776,7 +777,9 @@ that have nothing."
   :seeds (lambda () (append (mapcar #'octets-ask (web-seeds)) (found-web-asks)))
   :vary #'vary-web-ask
   :measure (lambda (ask)
-             (measured-web (lambda (ask) (measure-http1 (ask-http1 ask) "web")) ask))
+             (let* ((octets (ask-http1 ask))
+                    (measured (multiple-value-list (measure-http1 octets "web"))))
+               (measured-web ask (/ (second measured) (length octets)) measured)))
   :show (lambda (ask) (format nil "HTTP/1.1: ~A" (show-ask ask))))
 
 ;;; The search
