@@ -1,9 +1,8 @@
-;;;; The identities of a peer, as its certificate has them: a SPIFFE identity, which is a URI with a
-;;;; trust domain and a path, whole; names of kind DNS; and the common name of the subject if the
-;;;; certificate has neither, valid or not. A certificate with several URIs proves no SPIFFE
-;;;; identity, as X.509-SVID has it (sections 2 and 5.1), and a URI that is not written as SPIFFE-ID
-;;;; has it (section 2) does not count as an identity: a segment of its path cannot hide others.
-;;;; Upper and lower case differ, since "a" and "A" are two members.
+;;;; The identities in a peer's certificate: its SPIFFE identity, a URI with a trust domain and a
+;;;; path, as a whole; its DNS names; and, if it has neither, valid or not, the common name of its
+;;;; subject. A certificate with several URIs proves no SPIFFE identity (X.509-SVID, sections 2 and
+;;;; 5.1). A URI that is not written as SPIFFE-ID requires (section 2) is not an identity: a segment
+;;;; of its path cannot hide others. Upper and lower case differ, since "a" and "A" are two members.
 
 (in-package #:clgrpc.authority)
 

@@ -1,5 +1,6 @@
-;;;; Patterns of identities: an identity, in which * stands for one label of a DNS name or for one
-;;;; segment of the path of a SPIFFE identity, and {name} for the member that the peer asks to be.
+;;;; Patterns of identities. A pattern is an identity in which * matches one label of a DNS name, or
+;;;; one segment of the path of a SPIFFE identity; {name} matches the name of the member that the
+;;;; peer asks to be.
 
 (in-package #:clgrpc.authority)
 
@@ -68,7 +69,7 @@
              (parts-match-p (rest parts) separator text end name)))))
 
 (defun matches-p (pattern identity name)
-  "True if IDENTITY is one of PATTERN, where NAME, or nil, stands for the name in it."
+  "True if IDENTITY matches PATTERN. NAME, or nil, replaces {name} in it."
   (let ((spiffe-p (spiffe-p identity)))
     (or (string= "*" (pattern-text pattern))
         (and (eq (and spiffe-p t) (pattern-spiffe-p pattern))

@@ -8,8 +8,9 @@
 (in-package #:clgrpc.authority)
 
 (defparameter *roles* '(:start :work :read :operate :join :raft)
-  "All roles: to start workflows and to signal them; to work on them; to read their state; to cancel
-and delete; to be a member of the cluster by a call; to send as a member of a Raft group.")
+  "All roles: :start starts and signals workflows; :work works on them; :read reads their state;
+:operate cancels and deletes them; :join lets a call be a member of the cluster; :raft sends as a
+member of a Raft group.")
 
 (defstruct (permission (:constructor make-permission (role kind pattern)) (:copier nil))
   "The permission that gives ROLE to every identity that matches PATTERN."
@@ -25,7 +26,7 @@ and delete; to be a member of the cluster by a call; to send as a member of a Ra
   authority-p "True of an authority, as MAKE-AUTHORITY returns.")
 
 (defun check-permission (permission)
-  "Return PERMISSION if it is one: a cons of a role and a pattern. A role is :start, :work, :read,
+  "Return PERMISSION if it is valid: a cons of a role and a pattern. A role is :start, :work, :read,
 :operate, :join or :raft, or (:work KIND) for tasks of that KIND, a string. A pattern is a string: a
 DNS name, or a SPIFFE identity; in either * stands for one label or one segment of the path, and for
 :join and :raft {name} for the name of the member. The pattern \"*\" is every identity; \"anyone\"
@@ -51,8 +52,8 @@ is also a peer without a certificate. Signal MISUSE otherwise. From any thread."
                                    (make-pattern (cdr permission))))))
 
 (defun make-authority (permissions)
-  "Return an authority by which PERMISSIONS, a list as CHECK-PERMISSION takes each, are given.
-Signal MISUSE. From any thread."
+  "Return an authority that gives PERMISSIONS, a list of what CHECK-PERMISSION accepts. Signal
+MISUSE. From any thread."
   (%make-authority (mapcar #'parse-permission permissions)))
 
 (defun given-p (permission identities role kind name)
@@ -78,7 +79,7 @@ Signal MISUSE. From any thread."
           (and name (printable-text name))))
 
 (defun access-refusal (authority role call &key kind name)
-  "Return nil if the peer of CALL, the server's end of a call or nil, has ROLE by AUTHORITY; else
+  "Return nil if AUTHORITY gives ROLE to the peer of CALL, the server's end of a call or nil; else
 the reason, a string for the peer. KIND is the kind of tasks for :work, or nil; NAME is the member
 that the peer asks to be, for :join, or sends as, for :raft. From any thread."
   (unless (or (within-image-p call) (open-p authority role call))

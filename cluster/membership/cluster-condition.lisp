@@ -23,13 +23,13 @@ documentation."
        "The statuses of conditions.")))
 
 (define-cluster-errors
-  (name-taken :already-exists "There is a member of this name, and it was not to be taken over.")
-  (superseded :failed-precondition "There is a member of this name and a later generation: another
+  (name-taken :already-exists "Another member has this name, and IF-TAKEN was :refuse.")
+  (superseded :failed-precondition "Another member has this name and a later generation: another
 process has taken the name over, or this one has joined again since.")
   (not-a-member :not-found "There is no member of this name: it has left, or its lease has ended.")
   (cluster-full :resource-exhausted "The cluster has as many members as it may have.")
-  (access-denied :permission-denied "The peer may not do this, or not as the member that it wants to
-be: no permission gives it the role.")
+  (access-denied :permission-denied "The peer may not do this, or may not be the member that it asks
+to be: no permission gives it the role.")
   (membership-lost :unavailable "The lease has ended, or may have, before it was renewed."))
 
 (defun refuse-membership (condition control &rest arguments)

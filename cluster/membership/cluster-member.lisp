@@ -3,9 +3,9 @@
 ;;;;
 ;;;; A member of CLUSTER is a server that is registered as CLUSTER (etcd/discovery): the same entry
 ;;;; gives channels its address and nodes its generation. The object "member" in the entry's
-;;;; Metadata has the fields that only nodes need. A server that was registered without one, as by
-;;;; REGISTER or by another program, is a member, too; its generation is the revision that made its
-;;;; entry.
+;;;; Metadata has the fields that only nodes need. A server that was registered without a
+;;;; generation, as by REGISTER or by another program, is a member, too; its generation is the
+;;;; revision that made its entry.
 
 (in-package #:clgrpc.cluster)
 
@@ -16,7 +16,7 @@
 (defconstant +longest-labels+ 1024 "Octets of all labels of a member.")
 (defconstant +shortest-lease+ 2 "Seconds; etcd looks twice a second for leases that have ended.")
 (defconstant +longest-lease+ 3600
-  "The most seconds of a lease: so long a member that died may seem to be there.")
+  "The longest lease in seconds: a member that died can remain listed for so long.")
 
 (defstruct (cluster-member (:conc-name member-) (:copier nil))
   "A member of a cluster, as it was at some revision of the store."
@@ -37,13 +37,14 @@
 alist of strings, :lease-seconds, 10 by default, :instance, the name of its process, and :joined, in
 seconds of Unix time."
   cluster-member-p "True of members of a cluster."
-  member-name "The name of MEMBER, a string. There is one member of a name at a time."
-  member-generation "Which life of its name MEMBER is, an integer greater than that of each before."
+  member-name "The name of MEMBER, a string. At any time only one member has a given name."
+  member-generation "The generation of MEMBER, an integer that is greater than that of each earlier
+member of its name."
   member-address "Where MEMBER serves, a string such as \"10.0.0.7:50051\"."
-  member-state ":serving, or :draining once MEMBER has said that it goes."
+  member-state ":serving, or :draining once MEMBER has announced that it leaves."
   member-labels "Return the labels that MEMBER has given itself, an alist of strings."
-  member-lease-seconds "How many seconds MEMBER stays one if its lease is not renewed, 0 if it has
-not said."
+  member-lease-seconds "How many seconds MEMBER remains one if its lease is not renewed; 0 if it has
+not reported this."
   member-instance "Return the instance name of MEMBER's process, a string, perhaps empty."
   member-joined "When MEMBER joined, in seconds of Unix time, by the clock of the node it asked.")
 
@@ -159,7 +160,7 @@ there."
     (and (name-p name) name)))
 
 (defun said-member (said name generation)
-  "The member NAME that SAID, an endpoint, is, of GENERATION if it does not say which."
+  "The member NAME that SAID, an endpoint, describes; of GENERATION if SAID has none."
   (let ((own (cdr (assoc "member" (discovery:endpoint-metadata said) :test #'string=))))
     (flet ((own (key type default)
              (let ((value (and (listp own) (cdr (assoc key own :test #'string=)))))
@@ -175,15 +176,15 @@ there."
        :labels (sort (copy-list (own "labels" 'list '())) #'string< :key #'car)))))
 
 (defun parse-entry (entry name)
-  "The member NAME that ENTRY describes. Signal a CLGRPC-ERROR if it describes none, or one that no
-message can describe."
+  "The member NAME that ENTRY describes. Signal a CLGRPC-ERROR if it describes no member, or one
+that no message can describe."
   (multiple-value-bind (said why) (discovery:read-endpoint entry)
     (unless said (misuse "It says nothing of a server: ~A." why))
     (check-member (said-member said name (etcd:entry-created entry)))))
 
 (defun entry-member (entry cluster)
-  "The member of CLUSTER that ENTRY of the store is; nil for nil, and for an entry that is not a
-member's."
+  "The member of CLUSTER that ENTRY of the store describes; nil if ENTRY is nil or does not belong
+to a member."
   (let ((name (and entry (entry-name entry cluster))))
     (and name
          (handler-case (parse-entry entry name)
@@ -197,7 +198,7 @@ member's."
                                 (generation (member-generation member))
                                 (lease-seconds (member-lease-seconds member))
                                 (joined (member-joined member)))
-  "MEMBER with something else."
+  "Return a copy of MEMBER in which the given keywords replace its values."
   (make-cluster-member :name (member-name member) :generation generation
                        :address address :state state
                        :labels (member-labels member) :lease-seconds lease-seconds

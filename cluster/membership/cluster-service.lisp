@@ -1,5 +1,5 @@
-;;;; The service clgrpc.cluster.v1.Cluster, on a store. Its answers come from the store, so any node
-;;;; may be asked; it keeps only the watchers itself.
+;;;; The service clgrpc.cluster.v1.Cluster, on a store. It answers from the store, so any node may
+;;;; be asked; the only state of its own is the list of watchers.
 
 (in-package #:clgrpc.cluster)
 
@@ -27,19 +27,20 @@
 
 (defun make-cluster-service (store &rest arguments
                              &key cluster max-members lease-seconds allow)
-  "Return a service that reports the members of CLUSTER, a name, by default \"default\", in STORE, a
-client of etcd, for START-SERVER. At most MAX-MEMBERS (1000) may join; a member that asks for no
-lease gets one of LEASE-SECONDS (10). ALLOW is a list of permissions, (ROLE . PATTERN): a peer whose
-identity matches PATTERN may :read or :join. Without a permission for it no call may :join. See
-START-NODE, whose nodes have such a service. The store need not be reachable yet. Signal MISUSE for
-wrong arguments. From any thread; end it with CLOSE-CLUSTER-SERVICE when its server has stopped."
+  "Return a service, for START-SERVER, that reports the members of CLUSTER in STORE. CLUSTER is a
+name, by default \"default\"; STORE is a client of etcd. At most MAX-MEMBERS (1000) may join; a
+member that asks for no lease gets one of LEASE-SECONDS (10). ALLOW is a list of permissions, (ROLE
+. PATTERN): a peer whose identity matches PATTERN may :read or :join. Without a permission for it no
+call may :join. Nodes made by START-NODE have such a service. The store need not be reachable yet.
+Signal MISUSE for wrong arguments. From any thread; end it with CLOSE-CLUSTER-SERVICE when its
+server has stopped."
   (declare (ignore cluster max-members lease-seconds allow))
   (let ((service (apply #'make-service store arguments)))
     (follow-store (service-informer service))
     service))
 
 (defun close-cluster-service (service)
-  "End SERVICE, which follows its store no longer. From any thread but the store's."
+  "End SERVICE, which stops watching its store. From any thread but the store's."
   (close-informer (service-informer service)))
 
 (defmethod server:note-server-started ((service cluster-service) server)
@@ -62,7 +63,8 @@ wrong arguments. From any thread; end it with CLOSE-CLUSTER-SERVICE when its ser
        (status:fail (condition-status condition) (princ-to-string condition)))))
 
 (defun check-access (service role call &optional name)
-  "Signal ACCESS-DENIED unless the peer of CALL has ROLE at SERVICE, as the member NAME or as none."
+  "Signal ACCESS-DENIED unless the peer of CALL has ROLE at SERVICE, as the member NAME if that is
+given."
   (let ((refusal (authority:access-refusal (service-authority service) role call :name name)))
     (when refusal (refuse-membership 'access-denied "~A" refusal))))
 

@@ -1,5 +1,5 @@
-;;;; Following a cluster from outside: when a call of Watch breaks, the next node that the channel
-;;;; reaches is asked, from the same revision on.
+;;;; Following a cluster from outside it: when a call of Watch breaks, the client asks the next node
+;;;; that the channel reaches, from the same revision on.
 
 (in-package #:clgrpc.cluster)
 
@@ -38,8 +38,8 @@ to go on."
                (message-member (or (pb:change-member message) (pb:make-member)))))
 
 (defun await-answer (call end-ns)
-  "Wait for the headers of CALL. If they are not there by END-NS, CALL is cancelled: nothing else
-would end it while its node hangs."
+  "Wait for the headers of CALL. If no answer arrives before END-NS, cancel CALL: nothing else would
+end it while its node hangs."
   (let ((answered nil))
     (rpc:after call (loop:seconds-until end-ns)
                (lambda () (unless answered (rpc:cancel call))))
@@ -50,12 +50,12 @@ would end it while its node hangs."
   "Follow the cluster of the node at CHANNEL: call FUNCTION, in this thread, with :members, a list
 of all members by name, and their revision; or with :changes, a list of changes of one revision, and
 that revision. With REVISION 0 the members come first; otherwise changes from that revision on. When
-the node goes, the next node that CHANNEL reaches is asked from there, so that each change comes
+the node ends, the next node that CHANNEL reaches continues from there, so each change is reported
 once, in order. If the store has compacted the next changes, or has gone back to older data, all
-members come again. This ends only by a non-local exit of FUNCTION, an error in it, or an RPC-ERROR:
-a lasting one, or, when no node has answered for PATIENCE-SECONDS (60), the last one, UNAVAILABLE if
-there was none. A node that hangs later is found only by the keepalive-seconds of CHANNEL. From any
-thread but a loop's."
+members come again. This ends only by a non-local exit of FUNCTION, an error in it, or an RPC-ERROR.
+That error is a lasting one or, if no node has answered for PATIENCE-SECONDS (60), the last one;
+UNAVAILABLE if there was no error. A node that hangs later is found only by the keepalive-seconds of
+CHANNEL. From any thread but a loop's."
   (let ((end nil)                       ; when patience ends; nil while a node answers
         (pauses (loop:make-pauses +follow-pause-seconds+ +follow-pause-seconds+)))
     (loop

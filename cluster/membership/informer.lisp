@@ -3,12 +3,12 @@
 ;;;; serves them all.
 ;;;;
 ;;;; A watcher is a call that has got all changes before its NEXT revision. It gets the changes that
-;;;; the view remembers from there on, as far as its call takes them. The view may have forgotten
+;;;; the view remembers from there on, as many as its call accepts. The view may have forgotten
 ;;;; changes that the watcher wants: they are older than this node, or the watcher was slow. Then it
 ;;;; gets a CATCH-UP, a watch of the store of its own, until it has come to the view's first change.
 ;;;; The mirror reads all again when changes were compacted before it got them, or when the store
-;;;; has lost its data or has older data. Then the watchers' changes have no sequel: their calls end
-;;;; with OUT_OF_RANGE, and they begin again.
+;;;; has lost its data or has older data. Then the watchers cannot get the next changes: their calls
+;;;; end with OUT_OF_RANGE, and they begin again.
 ;;;;
 ;;;; LOCK is of all of these. Nothing waits while it is held, and no code of users runs.
 
@@ -79,8 +79,7 @@ were refused a catch-up: ON-CANCEL may be called on this thread, and takes the l
 ;;; Watchers
 
 (defun tell-watcher (informer watcher)
-  "Send WATCHER the changes that it has not got, as far as its call takes them now. The lock is
-held."
+  "Send WATCHER the changes that it has not got, as many as its call accepts now. The lock is held."
   (let ((call (watcher-call watcher)) (view (informer-view informer)))
     (unless (or (watcher-catch-up watcher) (rpc:call-status call))
       (handler-case
@@ -132,8 +131,8 @@ held."
   (when condition (end-watcher watcher condition)))
 
 (defun finish-catch-up (informer watcher catch-up)
-  "End CATCH-UP, which WATCHER has, if WATCHER has got all changes that the view does not remember.
-No further change may come that would show it."
+  "End CATCH-UP of WATCHER if WATCHER has got all changes that the view does not remember. Otherwise
+only another change would end it, and none may come."
   ;; etcd before 3.4.25 and 3.5.8 may report the progress of a watch before the changes that it is
   ;; about, until it has caught up
   (pause-informer informer)
@@ -181,7 +180,8 @@ No further change may come that would show it."
        (entry-member (etcd:change-entry change) cluster)))
 
 (defun catch-up-changes (changes cluster)
-  "The changes of CLUSTER that CHANGES of the store mean; each has its previous entry."
+  "The changes of CLUSTER that CHANGES of the store amount to. Each change of the store has its
+previous entry."
   (loop for change in changes
         append (member-changes (entry-member (etcd:change-previous change) cluster)
                                (put-member change cluster))))
@@ -226,9 +226,9 @@ view has the changes that follow."
       (tell-watcher informer watcher))))
 
 (defun check-revision (informer revision)
-  "Signal FUTURE-REVISION if the store has not reached the revision before REVISION: it has gone
-back to older data, and no change would come until it had been there again. The view of INFORMER may
-just be late, so the store is asked only if the view has not reached that revision."
+  "Signal FUTURE-REVISION if the store has not reached the revision before REVISION: then it has
+gone back to older data, and would report no change until it reaches that revision again. The view
+of INFORMER may just be late, so the store is asked only if the view has not reached that revision."
   (when (< (with-informer (informer) (view-revision (informer-view informer))) (1- revision))
     (let ((now (nth-value 2
                           (fetch-entry (informer-store informer) (informer-cluster informer) "-"))))
@@ -255,8 +255,8 @@ just be late, so the store is asked only if the view has not reached that revisi
 ;;; Following the store
 
 (defun note-changed (informer changes &optional first)
-  "The view of INFORMER has got CHANGES: wake the threads that wait, and send to the watchers, even
-without changes if it is the FIRST view. The lock is held."
+  "The view of INFORMER has got CHANGES. Wake the waiting threads and send CHANGES to the watchers;
+if this is the FIRST view, do so even without changes. The lock is held."
   (when (or changes first)
     (sb-thread:condition-broadcast (informer-bell informer))
     (dolist (watcher (informer-watchers informer)) (tell-watcher informer watcher))))
@@ -282,11 +282,11 @@ nothing."
     (tell-listeners informer noted)))
 
 (defun refuse-watchers (informer revision)
-  "The changes of the members after REVISION are not known: end the calls of all watchers that have
+  "The changes of the members after REVISION are unknown. End the calls of all watchers that have
 got anything, so that they begin again."
   (let ((condition (make-condition 'etcd:compacted
-                                   :text (format nil "the changes behind revision ~D are ~
-                                                      compacted, or the store has gone back"
+                                   :text (format nil "the changes after revision ~D are compacted, ~
+                                                      or the store has gone back"
                                                  revision)
                                    :revision revision)))
     (dolist (watcher (with-informer (informer)
@@ -294,8 +294,9 @@ got anything, so that they begin again."
       (end-watcher watcher condition))))
 
 (defun take-entries (informer entries revision)
-  "Take ENTRIES, all entries of members in the store at REVISION. They are read at first, after a
-compaction of changes that had not come yet, and when the store has lost data or has older data."
+  "Take ENTRIES, all entries of members in the store at REVISION. They are read at first, and again
+when changes were compacted before they arrived, and when the store has lost data or has older
+data."
   (let* ((members (entries-members entries (informer-cluster informer)))
          (view (informer-view informer))
          (before (view-revision view)))
@@ -312,8 +313,7 @@ compaction of changes that had not come yet, and when the store has lost data or
                     (lambda () (informer-closed informer))))
 
 (defun follow-store (informer)
-  "Start INFORMER: as soon as the store can be reached it knows the members, and then their
-changes."
+  "Start INFORMER. When the store can be reached, it reads the members and then their changes."
   (setf (informer-mirror informer)
         (etcd:mirror (informer-store informer)
                      (lambda (kind items revision)
@@ -328,19 +328,19 @@ changes."
   informer)
 
 (defun make-informer (store cluster)
-  "Return an informer of CLUSTER in STORE, which knows nothing before FOLLOW-STORE."
+  "Return an informer of CLUSTER in STORE, which knows no members until FOLLOW-STORE."
   (%make-informer store (check-name cluster "cluster")))
 
 (defun close-informer (informer)
-  "End INFORMER, which follows the store no longer. Not from its listeners."
+  "End INFORMER, which stops following the store. Not from its listeners."
   (with-informer (informer)
     (setf (informer-closed informer) t)
     (sb-thread:condition-broadcast (informer-bell informer)))
   (when (informer-mirror informer) (etcd:cancel-mirror (informer-mirror informer))))
 
 (defun add-listener (informer function)
-  "Add FUNCTION, which is called with the changes of each revision, a list. Its thread may wait a
-little; meanwhile no other listener gets changes."
+  "Add FUNCTION, which is called with the list of the changes of each revision. Its thread may wait
+a little; meanwhile no other listener gets changes."
   (with-informer (informer) (setf (informer-listeners informer)
                                   (append (informer-listeners informer) (list function)))))
 

@@ -1,9 +1,9 @@
 ;;;; Decisions about a membership. They depend on the store's entries and on the request alone.
 ;;;;
-;;;; Generations: a member's generation is greater than the last one that the store has for its
-;;;; name, than the member's own last one, and than the revision of the store that was read before
-;;;; its entry was written. Of two processes that read the same entries one writes: the other's
-;;;; transaction finds an entry that it has not read.
+;;;; Generations: the generation of a new member is greater than three others: the last one of its
+;;;; name in the store, the last one of the member itself, and the revision of the store that was
+;;;; read before its entry was written. If two processes have read the same entries, only one
+;;;; writes: the other's transaction finds an entry that it has not read.
 
 (in-package #:clgrpc.cluster)
 
@@ -14,9 +14,9 @@ member of its name or nil; KNOWN is the last generation of the process that join
 
 (defun decide-join (existing asked if-taken &optional (known 0))
   "Decide whether ASKED, a member, may join where there is EXISTING, a member of its name or nil.
-Return :enter, its entry may replace the present one; :same, EXISTING is this very member; :taken;
-or :superseded, since EXISTING is later than KNOWN, the generation that the asking process had, 0
-for none. IF-TAKEN is :take-over or :refuse."
+Return :enter, its entry may replace the present one; :same, EXISTING is the same instance; :taken,
+another member has the name; or :superseded, EXISTING has a later generation than KNOWN, that of the
+asking process, 0 for none. IF-TAKEN is :take-over or :refuse."
   (let ((same (and existing
                    (plusp (length (member-instance asked)))
                    (string= (member-instance asked) (member-instance existing)))))
@@ -29,8 +29,8 @@ for none. IF-TAKEN is :take-over or :refuse."
           (t :taken))))
 
 (defun decide-life (existing generation)
-  "The state of a member of GENERATION where there is EXISTING, a member of its name or nil: :alive,
-:gone or :superseded."
+  "The state of the member that has GENERATION, if EXISTING is the present member of its name, or
+nil: :alive, :gone or :superseded."
   (cond ((null existing) :gone)
         ((= generation (member-generation existing)) :alive)
         (t :superseded)))

@@ -1,5 +1,5 @@
-;;;; The metrics of clusters, in a metrics object of the user's. Nodes that share one share its
-;;;; instruments, too; attributes distinguish them.
+;;;; The metrics of clusters, in a metrics object of the user's. Nodes that share an object of
+;;;; metrics share these instruments; attributes distinguish the nodes.
 
 (in-package #:clgrpc.cluster)
 

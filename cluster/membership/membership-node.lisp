@@ -1,20 +1,20 @@
 ;;;; Nodes: a server that is a member of a cluster from START-NODE to STOP-NODE. It joins under a
-;;;; lease of its own, which is kept alive, and knows the other members.
+;;;; lease of its own, which it keeps alive, and watches the other members.
 ;;;;
-;;;; A node is a member while its state is :member. If its lease ends, or its entry is gone, it is
-;;;; :lost, and joins again, as a new generation, when the store can be reached; if another process
-;;;; has taken its name, it is :superseded for good, and does not fight for the name. Either way it
+;;;; A node is a member while its state is :member. If its lease ends, or its entry is deleted, it
+;;;; is :lost, and joins again, as a new generation, when the store can be reached. If another
+;;;; process has taken its name, it stays :superseded and does not take the name back. Either way it
 ;;;; gives its lease back.
 
 (in-package #:clgrpc.cluster)
 
 (defconstant +leaving-seconds+ 2
-  "How long a node that is to stop waits for its store, which may hang, before its calls drain, and
-after that.")
+  "How long a node that stops waits for its store, which may hang: once before its calls drain, and
+once after.")
 
 (defconstant +disconnecting-seconds+ 1
-  "Seconds after the end of draining. Then a node that stops makes no more requests to its own
-store, so that it ends soon.")
+  "Seconds after the end of draining. So long after the drain a stopping node makes no more requests
+to its own store, so that it ends soon.")
 
 (defconstant +first-pause-seconds+ 1/4 "How long a node that was lost waits before it joins again.")
 (defconstant +longest-pause-seconds+ 2 "How long it waits at most, if that fails.")
@@ -78,7 +78,7 @@ thread."
   (with-node-lock (node) (node-%generation node)))
 
 (defun node-lease (node)
-  "The lease of NODE, which other entries may be put with, or nil while it is not a member. It is
+  "The lease of NODE, under which other entries may be put, or nil while it is not a member. It is
 another when NODE has joined again. From any thread."
   (with-node-lock (node) (node-%lease node)))
 
@@ -88,9 +88,9 @@ another when NODE has joined again. From any thread."
             (node-%state node) (node-%generation node))))
 
 (defun node-members (node)
-  "Return the members that NODE knows, a list by name, and the revision of the store that they are
-of. This makes no request. While the store cannot be reached they stay as they were. From any
-thread."
+  "Return two values: the members that NODE knows, a list by name, and the revision of the store at
+which it read them. This makes no request. While the store cannot be reached they stay as they were.
+From any thread."
   (informer-members (node-informer node)))
 
 (defun find-member (node name)
@@ -115,8 +115,8 @@ is true. Return its last value. From any thread but those of ON-CHANGE."
         (metrics:record (meters-generation meters) (node-generation node) cluster name)))))
 
 (defun change-state (node from to)
-  "Put NODE into the state TO if it is in one of FROM, a list. Return its state before, nil if FROM
-does not have it; and its lease before, if any, which it keeps only if TO is :draining."
+  "Put NODE into the state TO if its state is in the list FROM. Return its former state, or nil if
+that is not in FROM; and its former lease, if any. NODE keeps the lease only if TO is :draining."
   (multiple-value-bind (before lease)
       (with-node-lock (node)
         (let ((before (node-%state node)) (lease (node-%lease node)))
@@ -128,8 +128,7 @@ does not have it; and its lease before, if any, which it keeps only if TO is :dr
     (values before lease)))
 
 (defun enter-state (node member lease)
-  "Note that NODE, which has joined as MEMBER with LEASE, is a member; return false if it is to
-end."
+  "Note that NODE has joined as MEMBER with LEASE and is a member; return false if it is stopping."
   (when (with-node-lock (node)
           (when (member (node-%state node) '(:joining :lost))
             (setf (node-%generation node) (member-generation member)
@@ -140,8 +139,8 @@ end."
     t))
 
 (defun give-back (node lease &optional timeout)
-  "End LEASE, or nil, which NODE does not want any more: no thread renews it, and its entries go. If
-the store cannot be reached within TIMEOUT seconds, the lease ends by itself."
+  "End LEASE, or nil, which NODE does not need any more: no thread renews it, and its entries are
+deleted. If the store cannot be reached within TIMEOUT seconds, the lease ends by itself."
   (when lease
     (handler-case (etcd:revoke-lease lease :timeout timeout)
       (etcd:etcd-error (condition)
@@ -167,7 +166,7 @@ the store cannot be reached within TIMEOUT seconds, the lease ends by itself."
       (give-back node lease 1))))
 
 (defun lose-membership (node generation control &rest arguments)
-  "End the membership of NODE as GENERATION, for the reason that CONTROL and ARGUMENTS format."
+  "End the membership of NODE that has GENERATION. CONTROL and ARGUMENTS format the reason."
   (when (= generation (node-generation node))
     (multiple-value-bind (before lease) (change-state node '(:member) :lost)
       (when before
@@ -180,11 +179,11 @@ the store cannot be reached within TIMEOUT seconds, the lease ends by itself."
         (give-back node lease 1)))))
 
 (defun note-lease-lost (node generation cause)
-  "The lease that NODE had as GENERATION has ended, or may have, by CAUSE."
+  "The lease of NODE's membership of GENERATION has ended, or may have ended, because of CAUSE."
   (lose-membership node generation "the lease of ~A has ended: ~A" (node-name node) cause))
 
 (defun note-entry-gone (node generation)
-  "The entry that NODE had in the store as GENERATION is there no more."
+  "The entry of NODE's membership of GENERATION has been deleted from the store."
   (lose-membership node generation "the entry of ~A has gone from the store" (node-name node)))
 
 (defun join-node (node)
@@ -211,14 +210,14 @@ the store cannot be reached within TIMEOUT seconds, the lease ends by itself."
             (t (give-back node lease 1))))))
 
 (defun look-back (node revision)
-  "Check the changes of NODE's entry since REVISION, at which NODE has become a member; it knows
+  "Check the changes of NODE's entry since REVISION, at which it became a member: it has learned
 that only now."
   (multiple-value-bind (member at) (informer-member (node-informer node) (node-name node))
     (when (<= revision at)
       (note-entry node member))))
 
 (defun note-entry (node member)
-  "The entry of NODE's name is MEMBER's, or is gone if that is nil."
+  "Note that MEMBER, or nothing if that is nil, has the entry of NODE's name."
   (let ((generation (node-generation node)))
     (cond ((null member) (note-entry-gone node generation))
           ((< generation (member-generation member)) (supersede node member)))))
@@ -297,8 +296,8 @@ or nil."
         (setf (informer-on-watchers (node-informer node)) #'note-count)))))
 
 (defun serve-node (node address services arguments)
-  "Start the server of NODE, with its own services and SERVICES; others are to reach it at ADDRESS,
-or where it listens."
+  "Start the server of NODE, with its own services and SERVICES. Others reach it at ADDRESS or, if
+that is nil, at the address where it listens."
   (let ((server (apply #'server:start-server
                        (append (list (node-service node))
                                (unless (member (node-health node) services)
@@ -317,29 +316,29 @@ or where it listens."
                      (lease-seconds 10) (if-taken :take-over) (rejoin t) (max-members 1000)
                      allow services metrics observer on-change on-loss on-join
                    &allow-other-keys)
-  "Start a server that is the member NAME of CLUSTER, both names, and return the node once it is.
-STORE is a client of etcd, or the name of a store as OPEN-STORE takes it. The server listens on
-LISTEN and serves clgrpc.cluster.v1.Cluster, health and SERVICES, a list of service objects; all
+  "Start a server that is the member NAME of CLUSTER, both strings, and return the node once it is a
+member. STORE is a client of etcd, or the name of a store as OPEN-STORE takes it. The server listens
+on LISTEN and serves clgrpc.cluster.v1.Cluster, health and SERVICES, a list of service objects; all
 other keywords are for START-SERVER. Other processes see its ADDRESS and its LABELS, an alist of
 strings. By default ADDRESS is LISTEN, which must then be an address of its own, not 0.0.0.0. The
 node stays a member while its lease of LEASE-SECONDS, from 2 to 3600, is renewed by a thread. If it
 dies, or is cut off from the store, it is no longer a member after LEASE-SECONDS and at most one
-second, or after at most twice LEASE-SECONDS if etcd has a new leader meanwhile. IF-TAKEN decides if
-there is a member of its name: :take-over, the later wins, or :refuse. When the lease was lost the
-node joins again, as a new generation, unless REJOIN is nil. ON-CHANGE is called with all present
-members, as changes, then with each list of changes of the cluster, in order. If the store has
-compacted changes while it was out of reach, ON-CHANGE gets the differences; ON-LOSS with a
-CLUSTER-ERROR when the node is not a member any more: MEMBERSHIP-LOST or SUPERSEDED; ON-JOIN with
-the node each time that it has become one. All of these run on threads of the node, which do nothing
-else meanwhile. METRICS, of MAKE-METRICS, counts joins, leaves and losses; OBSERVER is for the
-server. At most MAX-MEMBERS may join through this node.
-ALLOW is a list of permissions, (ROLE . PATTERN), for calls of the service; :read and :join are its
-roles. PATTERN is a string: a DNS name or a SPIFFE identity of a certificate, in which * stands for
-one label or one segment of the path and {name} for the name of the member that the call joins,
-renews or leaves; \"*\" for every identity; \"anyone\" for peers without a certificate, too. Without
-permissions no call may join, and with TLS no call may read. Signal NAME-TAKEN, CLUSTER-FULL, an
-ETCD-ERROR, MISUSE for wrong arguments, or what START-SERVER signals. From any thread; end it with
-STOP-NODE."
+second, or after at most twice LEASE-SECONDS if etcd has a new leader meanwhile. IF-TAKEN decides
+what happens if another member has the name: with :take-over the later process gets it, with :refuse
+NAME-TAKEN is signalled. If the lease is lost, the node joins again, as a new generation, unless
+REJOIN is nil. ON-CHANGE is called first with all present members, as changes, then with each list
+of changes of the cluster, in order. If the store has compacted changes while it was out of reach,
+ON-CHANGE gets the differences. ON-LOSS is called with a CLUSTER-ERROR, MEMBERSHIP-LOST or
+SUPERSEDED, when the node has ceased to be a member; ON-JOIN with the node each time it has become a
+member. All of these run on threads of the node, which do nothing else in that time. METRICS, of
+MAKE-METRICS, counts joins, leaves and losses; OBSERVER is for the server. At most MAX-MEMBERS may
+join through this node. ALLOW is a list of permissions, (ROLE . PATTERN), for calls of the service;
+:read and :join are its roles. PATTERN is a string: a DNS name or a SPIFFE identity of a
+certificate, in which * stands for one label or one segment of the path and {name} for the name of
+the member that the call joins, renews or leaves; \"*\" for every identity; \"anyone\" for peers
+without a certificate, too. Without permissions no call may join, and with TLS no call may read.
+Signal NAME-TAKEN, CLUSTER-FULL, an ETCD-ERROR, MISUSE for wrong arguments, or what START-SERVER
+signals. From any thread; end it with STOP-NODE."
   (check-name name "member")
   (let* ((own-store (stringp store))
          (store (if own-store (open-store store) store))
@@ -381,9 +380,9 @@ STOP-NODE."
 (defun stop-node (node &key (drain 10))
   "End NODE: announce that it is leaving, give the calls under way DRAIN seconds to end, leave, and
 close its server, its service and the client of the store that it has opened itself. Return true if
-all calls ended by themselves. If the store cannot be reached, or does not answer, NODE stops all
-the same, within DRAIN and two seconds; the others see it as a member until its lease ends. From any
-thread but the node's own."
+all calls ended by themselves. If the store cannot be reached, or does not answer, NODE still stops,
+within DRAIN and two seconds; the others see it as a member until its lease ends. From any thread
+but the node's own."
   (multiple-value-bind (before lease)
       (change-state node '(:joining :member :lost :superseded) :draining)
     (if (null before)
@@ -413,8 +412,8 @@ thread but the node's own."
                                                  :condition (princ-to-string condition)))))
 
 (defmacro with-node ((variable name &rest arguments) &body body)
-  "Evaluate BODY with VARIABLE bound to a node that START-NODE makes of NAME and ARGUMENTS, stopped
-on the way out."
+  "Evaluate BODY with VARIABLE bound to a node that START-NODE makes from NAME and ARGUMENTS. Stop
+the node on exit."
   `(let ((,variable (start-node ,name ,@arguments)))
      (unwind-protect (progn ,@body)
        (stop-node ,variable))))

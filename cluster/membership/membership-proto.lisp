@@ -1,5 +1,5 @@
-;;;; The proto file of membership. This comes before package.lisp, since it makes the package
-;;;; CLGRPC.CLUSTER.V1.
+;;;; The proto file of membership. This file is loaded before package.lisp, since it makes the
+;;;; package CLGRPC.CLUSTER.V1.
 
 (in-package #:cl-user)
 

@@ -1,18 +1,19 @@
 ;;;; Memberships in the store: an entry for each member, under its lease. Every change is a
-;;;; transaction that compares the entries that were read. Of two processes that decide by the same
-;;;; entries one succeeds; the other reads and decides again.
+;;;; transaction that compares the entries that were read. If two processes decide by the same
+;;;; entries, one succeeds; the other reads and decides again.
 ;;;;
-;;;; The last given generation is in the store, too, without a lease, in one of +GENERATION-ENTRIES+
-;;;; for each cluster, by name. So a name's generations grow even if its entry comes and goes
-;;;; between another process's read and write, or the store has gone back and has lower revisions
-;;;; than some generation.
+;;;; The last assigned generation of each name is in the store, too, without a lease, in one of the
+;;;; +GENERATION-ENTRIES+ entries of the cluster. So the generations of a name grow even if its
+;;;; entry is made and deleted between another process's read and write, or if the store has gone
+;;;; back to lower revisions than some generation.
 
 (in-package #:clgrpc.cluster)
 
 (defconstant +most-tries+ 20
-  "The most times that one reads and decides again because another process has written meanwhile.")
+  "The most times that a process reads and decides again because another has written meanwhile.")
 (defconstant +first-try-pause-seconds+ 1/200
-  "About how long one waits before the second try, so that of many that write at once each does.")
+  "About how long a process waits before its second try, so that of many that write at once each
+succeeds.")
 (defconstant +longest-try-pause-seconds+ 1/2 "The longest such wait.")
 
 (defun call-deciding-again (what function)
@@ -23,15 +24,16 @@
              (when result (return result))
              (loop:world-sleep (loop:next-pause pauses)))
         finally (error 'etcd:overloaded
-                       :text (format nil "others write all the time where ~A" what))))
+                       :text (format nil "other processes write all the time in ~A" what))))
 
 (defmacro deciding-again ((what) &body body)
   "Evaluate BODY until it returns true, at most +MOST-TRIES+ times, with pauses. WHAT, a text in the
-condition, names the place that others write."
+condition, names the part of the store that others write."
   `(call-deciding-again ,what (lambda () ,@body)))
 
 (defun fetch-entry (store cluster name &key timeout)
-  "The entry of the member NAME, or nil; the member; and the revision of the store."
+  "Return three values: the entry of the member NAME, or nil; the member; and the revision of the
+store."
   (multiple-value-bind (entry revision) (etcd:fetch store (member-key cluster name)
                                                     :timeout timeout)
     (values entry (entry-member entry cluster) revision)))
@@ -57,9 +59,9 @@ condition, names the place that others write."
       0))
 
 (defun write-member (store cluster member entry lease &key when then timeout)
-  "Put MEMBER where ENTRY, or nothing if it is nil, is, under LEASE unless that is nil, and do THEN,
-if WHEN is true; within TIMEOUT seconds. Return the revision, or nil if ENTRY is there no more, or
-WHEN is false."
+  "Put MEMBER in place of ENTRY, or of no entry if that is nil, under LEASE unless that is nil, and
+do the operations THEN in the same transaction. Do so only if WHEN is true, and within TIMEOUT
+seconds. Return the revision, or nil if ENTRY has changed or WHEN is false."
   (let ((key (member-key cluster (member-name member))))
     (multiple-value-bind (done values revision)
         (etcd:transact store
@@ -83,8 +85,8 @@ WHEN is false."
         when member collect member))
 
 (defun fetch-members (store cluster)
-  "Return the members of CLUSTER, a name, in STORE, a list by name, and the revision of the store
-that they are of. Signal an ETCD-ERROR. From any thread."
+  "Return two values: the members of CLUSTER, a name, in STORE, a list by name; and the revision of
+the store at which they were read. Signal an ETCD-ERROR. From any thread."
   (multiple-value-bind (entries revision)
       (etcd:fetch-entries store :prefix (members-prefix (check-name cluster "cluster")))
     (values (entries-members entries cluster) revision)))
@@ -98,8 +100,8 @@ that they are of. Signal an ETCD-ERROR. From any thread."
                        max-members)))
 
 (defun write-or-look (store cluster member entry lease given)
-  "As WRITE-MEMBER, with LEASE; the generation of MEMBER replaces the one in the entry GIVEN, or
-nil. If it is not known whether the store has done this, look."
+  "As WRITE-MEMBER, with LEASE. In the entry GIVEN, or nil, the generation of MEMBER replaces the
+former one. If it is not known whether the store has done this, look."
   (handler-bind
       ((etcd:etcd-error
          (lambda (condition)
@@ -121,7 +123,7 @@ revision, and true if it was a member already."
      (deciding-again (name)
        (multiple-value-bind (entry existing revision) (fetch-entry store cluster name)
          (ecase (decide-join existing asked if-taken known)
-           (:taken (refuse-membership 'name-taken "there is a member ~A, of generation ~D, at ~A"
+           (:taken (refuse-membership 'name-taken "a member ~A exists, of generation ~D, at ~A"
                                       name (member-generation existing)
                                       (printable-text (member-address existing))))
            (:superseded (require-life existing name known))
@@ -144,10 +146,10 @@ revision, and true if it was a member already."
   "Enter MEMBER, of MAKE-CLUSTER-MEMBER, into CLUSTER in STORE. Return three values: the resulting
 member, with its generation; the revision of the store at which it was entered; and its lease, which
 is kept alive, and calls ON-LOSS, as GRANT-LEASE says. If there is another member of its name,
-IF-TAKEN decides: :take-over or :refuse. KNOWN is the generation that the caller had, 0 for none: if
-there is a later one, that stays. If the instance of MEMBER is a member, nothing is changed, and
-there is no lease. Signal NAME-TAKEN, SUPERSEDED, CLUSTER-FULL, an ETCD-ERROR, or MISUSE for a wrong
-description in MEMBER. From any thread."
+IF-TAKEN decides: :take-over or :refuse. KNOWN is the generation that the caller had, 0 for none: a
+member with a later one remains. If a member with the instance of MEMBER exists, nothing is changed,
+and there is no lease. Signal NAME-TAKEN, SUPERSEDED, CLUSTER-FULL, an ETCD-ERROR, or MISUSE for a
+wrong description in MEMBER. From any thread."
   (check-type if-taken (member :take-over :refuse))
   (check-name cluster "cluster")
   (check-member member)
@@ -191,7 +193,7 @@ is no such member. All of it may take TIMEOUT seconds, if that is not nil."
 
 (defun leave-cluster (store cluster name generation)
   "End the membership of NAME in CLUSTER, of GENERATION, and its lease with all its entries. Return
-true, or nil if there is no such member: that of another generation stays. Signal an ETCD-ERROR.
+true, or nil if there is no such member: one of another generation remains. Signal an ETCD-ERROR.
 From any thread."
   (let ((entry (announce store cluster (check-name name "member") generation)))
     (when entry

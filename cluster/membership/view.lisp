@@ -1,6 +1,6 @@
-;;;; The view of a node: the members at a revision of the store, and the recent changes that led
-;;;; there, by which watchers go on from their places. A view is changed by the thread that holds
-;;;; the lock of its informer; it reads neither store nor clock.
+;;;; The view of a node: the members at a revision of the store, and the recent changes before it,
+;;;; from which watchers continue. A view is changed by the thread that holds the lock of its
+;;;; informer; it reads neither store nor clock.
 
 (in-package #:clgrpc.cluster)
 
@@ -16,18 +16,18 @@
 
 (document-functions
   change-p "True of changes of a cluster."
-  change-kind "Return :joined; :updated, the member has changed its description; :left, it has
-announced that it leaves; or :lost: it is not a member any more without an announcement, since its
+  change-kind "Return the kind of CHANGE: :joined; :updated, the member has changed its description;
+:left, it has announced that it leaves; or :lost, it has ended without an announcement, since its
 lease has ended or another process has taken its name."
-  change-member "Return the member as it is after CHANGE; if it is not a member any more, as it was
-last.")
+  change-member "Return the member as it is after CHANGE or, if it is not a member any more, as it
+was last.")
 
 (defmethod print-object ((change change) stream)
   (print-unreadable-object (change stream)
     (format stream "~(~A~) ~A" (change-kind change) (change-member change))))
 
 (defun member-changes (former member)
-  "The changes, a list, by which FORMER, a member or nil, has become MEMBER, one or nil."
+  "The list of changes that turn FORMER, a member or nil, into MEMBER, a member or nil."
   (flet ((gone () (make-change (if (eq :draining (member-state former)) :left :lost) former)))
     (cond ((and former member (= (member-generation former) (member-generation member)))
            (list (make-change :updated member)))
@@ -72,8 +72,8 @@ last.")
     (incf (view-count view))))
 
 (defun note-event (view name member revision)
-  "At REVISION the member of NAME has become MEMBER, or has gone if that is nil. Return the
-changes."
+  "Note that at REVISION MEMBER has the name NAME or, if MEMBER is nil, that no member has it.
+Return the changes."
   (let ((changes (member-changes (view-member view name) member)))
     (if member
         (setf (gethash name (view-members view)) member)
@@ -87,8 +87,8 @@ changes."
     changes))
 
 (defun note-snapshot (view members revision)
-  "Bring VIEW to MEMBERS, a list of all members at REVISION, and return the changes for that. The
-changes in between are not known, so VIEW forgets those before REVISION."
+  "Set the members of VIEW to MEMBERS, a list of all at REVISION, and return the changes that this
+makes. The changes in between are not known, so VIEW forgets those before REVISION."
   (let* ((there (make-hash-table :test 'equal :size (1+ (length members))))
          (gone (progn
                  (dolist (member members) (setf (gethash (member-name member) there) member))

@@ -1,6 +1,6 @@
-;;;; Batches: the pipeline sends requests as one if they follow each other in one log and term. The
-;;;; joint request means the same to the receiver as one request after the other, so its answer is
-;;;; the answer to each. Pure functions of requests.
+;;;; Batches: the pipeline joins requests that follow each other in one log and term, and sends them
+;;;; as one. The joint request means the same to the receiver as one request after the other, so its
+;;;; answer is the answer to each. Pure functions of requests.
 
 (in-package #:clgrpc.raft)
 
@@ -41,8 +41,8 @@
                 (= (v1:append-entries-request-prev-log-term request) (v1:entry-term last)))))))
 
 (defun take-batch (fifo max-entries max-octets)
-  "Take the oldest queued requests out of FIFO that go in one request of MAX-ENTRIES and MAX-OCTETS
-of data at most, or one if it has more. Return a batch, or nil if there is nothing."
+  "Take from FIFO the oldest queued requests that fit into one request of MAX-ENTRIES and MAX-OCTETS
+of data; at least one, even if it is larger. Return a batch, or nil if there is nothing."
   (let ((queued-requests '()) (entries 0) (octets 0))
     (declare (type index entries octets))
     (loop

@@ -1,5 +1,5 @@
-;;;; CRC-32C (Castagnoli; RFC 3720, appendix B.4), eight octets at a time by eight tables: table k
-;;;; has for each octet what it leaves behind once k octets without a bit have followed it.
+;;;; CRC-32C (Castagnoli; RFC 3720, appendix B.4), eight octets at a time by eight tables: entry N
+;;;; of table K is the CRC of octet N followed by K octets of zero.
 
 (in-package #:clgrpc.raft)
 
@@ -24,7 +24,7 @@
 (declaim (type (simple-array (unsigned-byte 32) (2048)) **tables**))
 
 (define-hot continue-crc32c ((crc crc) (octets octets) (start index) (end index)) crc
-  "The CRC-32C of octets whose CRC-32C is CRC, followed by OCTETS from START to END."
+  "The CRC-32C of octets followed by OCTETS from START to END; CRC is that of the former."
   (let ((tables **tables**)
         (state (logxor crc #xFFFFFFFF))
         (at start))
@@ -59,8 +59,8 @@
     product))
 
 (defun join-crc32c (first second octets)
-  "The CRC-32C of a part whose CRC-32C is FIRST, followed by a part of so many OCTETS whose CRC-32C
-is SECOND."
+  "The CRC-32C of two parts, one after the other, whose CRC-32C are FIRST and SECOND; the second
+part has so many OCTETS."
   (loop with factor of-type crc = (ash 1 31)
         with power of-type crc = (ash 1 23) ; x^8, then x^16, x^32 and so on
         for bits = octets then (ash bits -1)
@@ -70,12 +70,12 @@ is SECOND."
         finally (return (logxor (multiply-polynomials factor first) second))))
 
 (defun crc32c (octets &key (start 0) (end (length octets)) (crc 0))
-  "Return the CRC-32C of OCTETS, a vector of octets, from START to END; with CRC, that of octets
-whose CRC-32C is CRC, followed by these. From any thread."
+  "Return the CRC-32C of OCTETS, a vector of octets, from START to END. CRC, if given, is that of
+the octets before them. From any thread."
   (check-type octets octets)
   (check-type crc crc)
   (unless (<= 0 start end (length octets))
-    (misuse "There are no octets ~D to ~D in ~D." start end (length octets)))
+    (misuse "The range from ~D to ~D is not within the ~D octets of the vector." start end (length octets)))
   (continue-crc32c crc octets start end))
 
 (defun file-crc32c (path)

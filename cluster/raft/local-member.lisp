@@ -1,6 +1,5 @@
-;;;; The members that a service answers for, each of another group, with their state machines and
-;;;; the snapshots that they receive. One thread at a time is in the methods for snapshots of a
-;;;; member.
+;;;; The members that a service represents, each of another group, with their state machines and the
+;;;; snapshots that they receive. One thread at a time is in the methods for snapshots of a member.
 
 (in-package #:clgrpc.raft)
 
@@ -25,26 +24,27 @@
             (local-member-snapshot-receiver member))))
 
 (defconstant +longest-keeping-seconds+ 10
-  "How long a stream waits for another one's part to be kept, or installed.")
+  "How long a stream waits until the part of another stream is kept or installed.")
 
 (defun occupy-snapshot-receiver (member snapshot-receiver claim)
-  "This thread has the snapshot receiver of MEMBER for itself, until RELEASE-SNAPSHOT-RECEIVER gets
-CLAIM, a fresh list. Signal an RPC-ERROR if SNAPSHOT-RECEIVER, unless it is nil, has lost its place
-to another, or if another thread takes too long."
+  "Reserve the snapshot receiver of MEMBER for this thread, until RELEASE-SNAPSHOT-RECEIVER gets
+CLAIM, a fresh list. Signal an RPC-ERROR if another receiver has replaced SNAPSHOT-RECEIVER, unless
+that is nil, or if another thread takes too long."
   (let ((end (loop:notice-end +longest-keeping-seconds+)))
     (sb-thread:with-mutex ((local-member-lock member))
       (loop while (local-member-busy member)
             do (unless (and (loop:prepare-to-wait)
                             (loop:await-notice (local-member-bell member)
                                                (local-member-lock member) end))
-                 (refuse :unavailable "a part that came before is still being kept")))
+                 (refuse :unavailable "an earlier part is still being kept")))
       (unless (or (null snapshot-receiver)
                   (eq snapshot-receiver (local-member-snapshot-receiver member)))
         (refuse :aborted "the snapshot is received from another stream by now"))
       (setf (local-member-busy member) claim))))
 
 (defun release-snapshot-receiver (member claim)
-  "Release the snapshot receiver of MEMBER for other threads, if this thread has it by CLAIM."
+  "Release the snapshot receiver of MEMBER for other threads, if this thread has reserved it with
+CLAIM."
   (sb-sys:without-interrupts
     (sb-thread:with-mutex ((local-member-lock member))
       (when (eq claim (local-member-busy member))
@@ -53,7 +53,7 @@ to another, or if another thread takes too long."
 
 (defmacro with-snapshot-receiver ((member snapshot-receiver) &body body)
   "Evaluate BODY while no other thread changes the snapshot receiver of MEMBER, which is
-SNAPSHOT-RECEIVER unless that is nil. However this is left, also by an interrupt at any instruction,
+SNAPSHOT-RECEIVER unless that is nil. However BODY is left, even by an interrupt at any instruction,
 others may change it then."
   (alexandria:with-gensyms (claim)
     (alexandria:once-only (member)
