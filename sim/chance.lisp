@@ -35,13 +35,13 @@
   (mod (random-word chance) n))
 
 (defun between (chance least most)
-  "Return a random integer of CHANCE from LEAST to MOST. CHANCE is used by one thread at a time."
+  "Return a random integer of CHANCE from LEAST to MOST. Only one thread at a time may use CHANCE."
   (+ least (below chance (1+ (- most least)))))
 
 (defun chance-p (chance n)
-  "True once in N times, by CHANCE. CHANCE is used by one thread at a time."
+  "True once in N times, by CHANCE. Only one thread at a time may use CHANCE."
   (zerop (below chance n)))
 
 (defun pick (chance sequence)
-  "Return a random element of SEQUENCE, by CHANCE. CHANCE is used by one thread at a time."
+  "Return a random element of SEQUENCE, by CHANCE. Only one thread at a time may use CHANCE."
   (elt sequence (below chance (length sequence))))

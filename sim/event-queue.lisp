@@ -1,5 +1,5 @@
-;;;; Plans for given times: a binary heap, ordered by time and, at the same time, by the order of
-;;;; their addition.
+;;;; Plans for given times: a binary heap, sorted by time and, for equal times, by the order of
+;;;; addition.
 
 (in-package #:clgrpc.sim)
 
@@ -59,7 +59,7 @@
       (plan-due (svref (event-queue-plans event-queue) 0))))
 
 (define-hot take-plan ((event-queue event-queue)) plan
-  "Take the first plan, of which there is one at least, out of EVENT-QUEUE."
+  "Remove the first plan from EVENT-QUEUE, which has at least one, and return it."
   (let* ((plans (event-queue-plans event-queue))
          (first (svref plans 0))
          (end (1- (event-queue-count event-queue)))

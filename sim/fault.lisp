@@ -3,7 +3,7 @@
 (in-package #:clgrpc.sim)
 
 (defun cut (a b)
-  "Reset every connection between the hosts A and B, at both ends. New ones can be made. In a
+  "Reset every connection between the hosts A and B, at both ends. New connections can be made. In a
 simulation, on any of its threads."
   (record-at a :cut (host-name b))
   (dolist (host (list a b))
@@ -42,7 +42,7 @@ simulation, on any of its threads."
   nil)
 
 (defun crash-host (host)
-  "Reset HOST's connections and close its ports at once: for other hosts its process has ended."
+  "Reset HOST's connections and close its ports at once: to other hosts its process has ended."
   (setf (host-up host) nil)
   (loop for socket across (copy-seq (host-sockets host))
         do (case (and socket (socket-state socket))
@@ -78,9 +78,9 @@ simulation, on the thread of its body or of a task."
 
 (defun restart-host (host &key (down 1) drain)
   "End HOST's process, and start it again after DOWN virtual seconds. DRAIN, a number of seconds,
-makes the process end in order, as STOP-HOST does. Without DRAIN the process ends as if it was
+makes the process end in order, as STOP-HOST does. Without DRAIN the process ends as if it were
 killed, and its connections are reset at once. Does not wait: return the task that does this, or NIL
-if HOST is going down already. In a simulation, on any of its threads."
+if HOST is ending already. In a simulation, on any of its threads."
   (unless (shiftf (host-leaving host) t)
     (start-task (format nil "restart ~A" (host-name host))
                 (lambda ()

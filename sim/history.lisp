@@ -1,13 +1,13 @@
 ;;;; The trace: everything that happens in a simulation, in its order. The same seed gives the same
-;;;; trace, octet for octet: nothing is in it that depends on the machine, its clock, its threads,
-;;;; its memory or its collector. The digest is made as the trace grows, so that two runs can be
-;;;; compared without the texts.
+;;;; trace, octet for octet: it contains nothing that depends on the machine, its clock, its
+;;;; threads, its memory or its collector. The digest is made as the trace grows, so that two runs
+;;;; can be compared without the texts.
 
 (in-package #:clgrpc.sim)
 
 (defstruct (entry (:constructor make-entry (ns where event arguments)) (:copier nil))
-  "EVENT, a keyword, has happened at NS, on the host WHERE unless that is nil. ARGUMENTS are
-integers, symbols, strings and octets."
+  "Records that EVENT, a keyword, has happened at NS, on the host WHERE unless that is nil.
+ARGUMENTS are integers, symbols, strings and octets."
   (ns 0 :type nanoseconds :read-only t) ; the virtual time
   (where nil :type (or null string) :read-only t) ; the name of the host, or nil
   (event nil :type symbol :read-only t) ; a keyword
@@ -63,7 +63,8 @@ integers, symbols, strings and octets."
     (t (format nil "#<~(~A~)>" (type-of object)))))
 
 (defun record (history ns where event &rest arguments)
-  "Add to HISTORY that EVENT has happened at NS on the host named WHERE, or nil."
+  "Add to HISTORY that EVENT has happened at NS on the host named WHERE, or on no host if that is
+nil."
   (let ((arguments (mapcar #'item-of arguments))
         (digest (digest-word (history-digest history) ns)))
     (when where (setf digest (digest-string digest where)))

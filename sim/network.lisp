@@ -1,12 +1,12 @@
-;;;; The virtual network: octets that hosts send each other arrive after a random while, in order on
-;;;; each connection, as with TCP. A lost packet comes later, since TCP sends it again. Octets
-;;;; between hosts that a partition separates wait until it is healed. A connection is reset by a
-;;;; peer whose process has gone, or that closes it with octets unread.
+;;;; The virtual network: octets that one host sends to another arrive after a random time, in order
+;;;; on each connection, as with TCP. A lost packet arrives later, since TCP sends it again. Octets
+;;;; between hosts that a partition separates wait until it is healed. A peer resets a connection
+;;;; when its process has ended, or when it closes it with unread octets.
 
 (in-package #:clgrpc.sim)
 
 (defconstant +resend-ns+ 200000000
-  "How much later a packet comes that was lost: the least time-out of Linux for sending it again.")
+  "How much later a lost packet arrives: Linux's shortest time-out before it sends a packet again.")
 
 (defun record-for (socket event &rest arguments)
   (let ((host (socket-host socket)))
@@ -14,7 +14,8 @@
 
 ;;; Sockets of a host, by descriptor
 
-(defconstant +first-descriptor+ 3 "As those of a process whose standard streams have the others.")
+(defconstant +first-descriptor+ 3 "The first descriptor: the standard streams of a process have the
+lower ones.")
 
 (defun open-socket (host)
   "A new socket of HOST, with the least descriptor that is free."
@@ -35,7 +36,7 @@
 ;;; Telling the loop
 
 (defun tell (socket flags)
-  "Report FLAGS, such as LOOP:+READABLE+, of SOCKET."
+  "Report FLAGS, such as LOOP:+READABLE+, for SOCKET."
   (let ((poller (socket-poller socket)))
     (when (and poller (zerop (socket-flags socket)))
       (push socket (pending-sockets (loop:poller-state poller))))
@@ -76,7 +77,7 @@
   (+ (way-ns simulation) (if (lost-p simulation) +resend-ns+ 0)))
 
 (defun launch (socket octets)
-  "Plan the arrival of the next packet of SOCKET's flight, which has OCTETS, after a while."
+  "Plan the arrival of the next packet of SOCKET's flight, which has OCTETS, after a random time."
   (let* ((simulation (host-simulation (socket-host socket)))
          (rate (host-octets-per-second (socket-far-host socket)))
          (now (simulation-now simulation))
@@ -91,8 +92,8 @@
   (launch socket (if (symbolp item) 0 (length item))))
 
 (defun resume-flights (simulation)
-  "Octets that waited because of a partition go on, unless there is another. Plans that find nothing
-do nothing."
+  "Resume the sending of octets that waited because of a partition, unless there is another. Plans
+that find nothing do nothing."
   (dolist (socket (reverse (shiftf (simulation-stalled simulation) '())))
     (dolist (item (fifo-items (socket-flight socket)))
       (launch socket (if (symbolp item) 0 (length item))))))
@@ -119,7 +120,7 @@ do nothing."
     (tell socket (logior loop:+readable+ loop:+writable+ loop:+failed+))))
 
 (defun arrive-at-peer (peer sender item)
-  "Give PEER the ITEM of SENDER, which has come to it."
+  "Deliver ITEM, sent by SENDER, to PEER."
   (cond ((symbolp item)
          (record-for peer item)
          (ecase item
@@ -140,7 +141,7 @@ do nothing."
          (tell peer loop:+readable+))))
 
 (defun arrive-at-listener (socket)
-  "The connection that SOCKET begins has come to where it is to be accepted, or refused."
+  "The connection request of SOCKET has arrived where it is accepted or refused."
   (let* ((host (socket-far-host socket))
          (listener (and (host-up host) (gethash (socket-far-port socket) (host-ports host)))))
     (cond (listener
@@ -193,7 +194,7 @@ do nothing."
                    (t loop:+wants-read+))))))
 
 (defun note-read (socket count)
-  "The process has read COUNT octets of SOCKET: its peer has room again, and hears of it if it waits
+  "The process has read COUNT octets of SOCKET: its peer has room again, and is informed if it waits
 for that."
   (let ((peer (socket-peer socket)))
     (decf (socket-unread peer) count)
@@ -253,7 +254,7 @@ for that."
     0))
 
 (defun reset-socket (socket)
-  "Close SOCKET, which is connected, and have its peer know by a reset."
+  "Close SOCKET, which is connected, and inform its peer by a reset."
   (unless (eq :closed (socket-state socket))
     (clear-fifo (socket-flight socket))
     (when (and (socket-peer socket) (zerop (socket-failure socket))) (transmit socket :reset))
@@ -279,7 +280,7 @@ for that."
   (and (= 10 (aref address 4))
        (find (aref address 7) (simulation-hosts simulation) :key #'host-number)))
 
-(defconstant +first-port+ 40000 "The first that a host chooses by itself.")
+(defconstant +first-port+ 40000 "The first port that a host chooses itself.")
 
 (defun free-port (host)
   (loop for port = (setf (host-next-port host)
@@ -331,7 +332,8 @@ for that."
           (t (- os:+eagain+)))))
 
 (defun resolve-name (host name port)
-  "The addresses of the host called NAME, each with PORT; if there are none why, as text."
+  "Two values: the addresses of the host called NAME, each with PORT; and the reason, as text, if
+there are none."
   (let ((found (if (string= name "localhost")
                    host
                    (find name (simulation-hosts (host-simulation host))

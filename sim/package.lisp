@@ -1,5 +1,5 @@
-;;;; The simulator: processes of servers and clients as they are, on a virtual network and a virtual
-;;;; clock, from a seed. doc/simulation.md says how to use it.
+;;;; The simulator: it runs real processes of servers and clients on a virtual network and a virtual
+;;;; clock, from a seed. doc/simulation.md explains how to use it.
 
 (defpackage #:clgrpc.sim
   (:use #:cl #:clgrpc.base)

@@ -1,4 +1,4 @@
-;;;; Peers that send octets of one's own choice. A test or a fuzzer plays such a peer, at the other
+;;;; Peers that send octets of the user's choice. A test or a fuzzer plays such a peer at the other
 ;;;; end of a connection of a real server or channel.
 
 (in-package #:clgrpc.sim)
@@ -16,7 +16,7 @@
 (defun own-address (name port)
   "The address of PORT of the host called NAME."
   (values (first (or (resolve-name (current-host) name port)
-                     (misuse "There is no host ~S." name)))))
+                     (misuse "There is no host named ~S." name)))))
 
 (defun connect-peer (name port)
   "Connect to PORT of the host called NAME, from the current host; return a peer. It may say
@@ -34,7 +34,7 @@ of its threads."
 
 (defun accept-peer (listener)
   "Return the peer that is our end of the first connection that waits on LISTENER, of
-LISTEN-AS-PEER, or NIL if none does. In a simulation, on any of its threads."
+LISTEN-AS-PEER, or NIL if no connection waits. In a simulation, on any of its threads."
   (let ((socket (pop (socket-backlog listener))))
     (and socket (make-peer socket))))
 
@@ -44,15 +44,15 @@ LISTEN-AS-PEER, or NIL if none does. In a simulation, on any of its threads."
   (transmit (peer-socket peer) octets))
 
 (defun hear (peer)
-  "Return the octets that PEER has got since the last call, as a list of vectors of octets. In a
-simulation, on any of its threads."
+  "Return the octets that PEER has received since the last call, as a list of vectors of octets. In
+a simulation, on any of its threads."
   (let* ((socket (peer-socket peer))
          (heard (shiftf (socket-incoming socket) '())))
     (dolist (octets heard heard) (note-read socket (length octets)))))
 
 (defun left-p (peer)
-  "True if the other end says no more to PEER: it has ended its side, or reset the connection. In a
-simulation, on any of its threads."
+  "True if PEER receives nothing more: the other end has ended its side, or reset the connection. In
+a simulation, on any of its threads."
   (let ((socket (peer-socket peer)))
     (or (socket-ended socket) (plusp (socket-failure socket)))))
 
@@ -62,7 +62,7 @@ simulation, on any of its threads."
   (unless (eq :closed (socket-state (peer-socket peer))) (close-socket (peer-socket peer))))
 
 (defun forgotten-p (peer)
-  "True if the other end has closed the connection to PEER, and so holds nothing of it. In a
+  "True if the other end has closed the connection to PEER, and so keeps nothing of it. In a
 simulation, on any of its threads."
   (let ((other (socket-peer (peer-socket peer))))
     (or (null other) (eq :closed (socket-state other)))))
@@ -70,8 +70,8 @@ simulation, on any of its threads."
 ;;; Datagrams
 
 (defun serve-datagrams (port function)
-  "Serve PORT of the current host, until that ends or starts again: call FUNCTION with the octets of
-each datagram. It returns the octets of the answers, as a list, and does not wait. In a simulation,
-on any of its threads."
+  "Serve PORT of the current host, until the host ends or starts again: call FUNCTION with the
+octets of each datagram. It returns the octets of the answers, as a list, and does not wait. In a
+simulation, on any of its threads."
   (setf (gethash port (host-services (current-host))) function)
   nil)

@@ -1,13 +1,13 @@
-;;;; The scheduler. At any time one thread runs: the body of WITH-SIMULATION, which while it waits
-;;;; is the scheduler, or the thread of a task, to which the scheduler has given the turn and from
-;;;; which it gets it back when the task waits or ends. A step is a turn of a loop that has
-;;;; something to do, or of a task that can go on; chance picks among them. Each takes some virtual
-;;;; time. When no loop and no task has anything to do, time goes on to the next due event: a plan,
-;;;; a timer, the end of a wait.
+;;;; The scheduler. At any time one thread runs. It is the body of WITH-SIMULATION, which is the
+;;;; scheduler while it waits, or the thread of a task. The scheduler has given the task the turn,
+;;;; and gets it back when the task waits or ends. A step is a turn of a loop that has something to
+;;;; do, or of a task that can continue; chance picks among them. Each takes some virtual time. When
+;;;; no loop and no task has anything to do, time advances to the next due event: a plan, a timer,
+;;;; the end of a wait.
 ;;;;
-;;;; A task waits for a predicate, which the scheduler calls, so a thread is woken only if it can go
-;;;; on. A task that waits for a notice of another thread has no predicate: it looks again after
-;;;; each change.
+;;;; A task waits for a predicate, which the scheduler calls, so a thread is woken only if it can
+;;;; continue. A task that waits for a notice of another thread has no predicate: it checks again
+;;;; after each change.
 
 (in-package #:clgrpc.sim)
 
@@ -38,7 +38,7 @@ semaphore, and a simulation does little else as often."
 
 (defun run-worker (worker)
   "Run the thread of WORKER: task after task. If a task ends the thread, as by ABORT-THREAD, the
-task ends, too; otherwise the scheduler would wait for its turn for ever."
+task ends, too; otherwise the scheduler would wait for the turn for ever."
   (loop
     (await-turn (worker-turn worker))
     (let ((task (worker-task worker)) (left t))
@@ -93,7 +93,7 @@ task ends, too; otherwise the scheduler would wait for its turn for ever."
       (setf (simulation-tasks simulation) (delete task (simulation-tasks simulation))))))
 
 (defun wait-in-task (simulation task predicate end-ns)
-  "Give the turn back until TASK, which this thread runs, can go on; return false at END-NS."
+  "Give the turn back until TASK, which this thread runs, can continue; return false at END-NS."
   (when (task-killed task) (throw 'end-task nil))
   (setf (task-predicate task) predicate
         (task-end-ns task) end-ns
@@ -121,7 +121,7 @@ task ends, too; otherwise the scheduler would wait for its turn for ever."
 ;;; Steps
 
 (defun run-plans (simulation)
-  "Run the due plans. Return true if there were any."
+  "Run the due plans. Return true if any were due."
   (loop with event-queue = (simulation-event-queue simulation)
         with before = (simulation-changes simulation)
         for due = (next-plan-ns event-queue)
@@ -217,12 +217,12 @@ Return false if nothing will ever be."
          (hang simulation "nothing happened until ~,3F s" (elapsed-seconds simulation)))))
 
 (defun hang (simulation control &rest arguments)
-  (let ((text (format nil "What is waited for does not come: ~?." control arguments)))
+  (let ((text (format nil "The awaited event does not happen: ~?." control arguments)))
     (record (simulation-history simulation) (simulation-now simulation) nil :hang text)
     (error 'simulation-hang :text text)))
 
 (defun wait-in-body (simulation predicate end-ns)
-  "Let the others run until PREDICATE, which may be nil, is true, or something has changed; return
+  "Let the others run until PREDICATE is true or, if it is nil, until something has changed; return
 false at END-NS."
   (loop
     (cond ((and predicate (funcall predicate)) (return t))
@@ -238,8 +238,8 @@ false at END-NS."
   "The WAIT of worlds."
   (when (and loop:*event-loop* (loop:in-event-loop-p loop:*event-loop*))
     (error 'simulation-error
-           :text "Code on a loop of a simulation must not wait: a handler of :execution ~
-                  :inline, a callback."))
+           :text "Code on a loop of a simulation, such as a callback or a handler of :execution ~
+                  :inline, must not wait."))
   (let ((task (simulation-task simulation)))
     (if task
         (wait-in-task simulation task predicate end-ns)
@@ -248,9 +248,9 @@ false at END-NS."
 ;;; Interface
 
 (defun wait-until (predicate &key (timeout nil))
-  "Let the simulation of this thread go on until PREDICATE, a function without arguments, returns
-true, and return that value; NIL after TIMEOUT virtual seconds, unless that is NIL. Signal
-SIMULATION-HANG if neither comes within the simulation's time. Not in code that a loop runs."
+  "Let the simulation of this thread run until PREDICATE, a function without arguments, returns
+true, and return that value; return NIL after TIMEOUT virtual seconds, unless that is NIL. Signal
+SIMULATION-HANG if neither happens within the simulation's time. Not in code that a loop runs."
   (wait-in-simulation *simulation* predicate
                       (and timeout (seconds-from-now *simulation* timeout))))
 

@@ -1,4 +1,4 @@
-;;;; Many seeds: a scenario, a function of a seed, is run for one after another; the first that
+;;;; Many seeds: a scenario, a function of a seed, is run for one after another. The first seed that
 ;;;; fails is run once more, with tracers, for its report.
 
 (in-package #:clgrpc.sim)
@@ -33,12 +33,11 @@
   '((:call :server :subchannel :connectivity-state :http)
     (:call :server :subchannel :connectivity-state)
     ())
-  "Lists of tracers for the report; the first with which the seed fails again is used. With :http
-frames are read one by one, which may already avoid the failure.")
+  "Lists of tracers for the report; the first list with which the seed fails again is used. With
+:http frames are read one by one, which may already prevent the failure.")
 
 (defun tell-story (scenario seed options failure rerun)
-  "Run SCENARIO with SEED, which has failed with FAILURE, again with tracers, and return a
-SEED-FAILED."
+  "SCENARIO with SEED has failed with FAILURE: run it again with tracers, and return a SEED-FAILED."
   (let ((before (tracers)) (simulation nil) (condition nil))
     (unwind-protect
          (loop for tracers in *story-tracers*
@@ -59,7 +58,7 @@ SEED-FAILED."
   "Run SCENARIO, a function of a simulation that signals an error if something is wrong, for COUNT
 seeds from FIRST on, each in a simulation of its own, made with the other OPTIONS as by
 WITH-SIMULATION. If a seed fails, run it again with tracers and signal SEED-FAILED, whose report
-contains the trace; (RERUN seed), if RERUN is given, returns the report's text about how to run the
+contains the trace. (RERUN seed), if RERUN is given, returns the report's text about how to run the
 seed again. (ON-SEED seed simulation) is called after each. Return how many seeds were run."
   (let ((options (alexandria:remove-from-plist options :first :count :on-seed :rerun)))
     (loop for seed from first below (+ first count)

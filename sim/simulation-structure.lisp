@@ -50,7 +50,7 @@
   (octets-per-second nil :type (or null (integer 1)))) ; that it reads, see SLOW
 
 (defstruct (socket (:constructor make-socket (host descriptor)) (:copier nil))
-  "A virtual socket: an end of a connection, a listening one, or one for datagrams."
+  "A virtual socket: one end of a connection, a listening socket, or one for datagrams."
   (host nil :type host :read-only t)    ; whose it is
   (descriptor 0 :type index :read-only t) ; its place among the sockets of HOST
   ;; as a socket of the kernel has it
@@ -113,14 +113,14 @@
 (document-functions
   simulation-seed "The seed of SIMULATION."
   simulation-chance "Return the CHANCE by which SIMULATION decides. A scenario should take its own
-random numbers from another one, made of the seed: its sequence stays the same when the product
-changes."
+random numbers from another CHANCE, made from the seed: its sequence remains the same when the
+product changes."
   simulation-now "The virtual time in nanoseconds."
   simulation-steps "How many turns of loops and of tasks SIMULATION has made."
   host-name "The name of HOST, by which others connect to it."
   host-up "True unless HOST is down."
-  host-processes "Return the servers and channels of HOST's process, the value of the function given
-to ADD-HOST, as a list.")
+  host-processes "Return the list of the servers and channels of HOST's process, from the value of
+the function given to ADD-HOST.")
 
 (defvar *simulation* nil "The simulation that this thread is in, or NIL.")
 

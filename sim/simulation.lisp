@@ -64,11 +64,11 @@
         (setf (host-processes host) (if (listp processes) processes (list processes)))))))
 
 (defun add-host (name &optional boot)
-  "Return a new host called NAME, a string by which channels and servers name it (\"NAME:PORT\"), in
-the simulation of this thread. BOOT, a function without arguments, is called now, and after each
-restart, in the host's process; it returns the servers and channels that it has started, one or a
-list, which end with the process. The list may also have functions that end other objects; their
-argument is the seconds for that, nil if the process is killed."
+  "Return a new host in the simulation of this thread. NAME, a string, is its name for channels and
+servers (\"NAME:PORT\"). BOOT, a function without arguments, is called now, and after each restart,
+in the host's process. It returns the servers and channels that it has started, one or a list, which
+end with the process. The list may also have functions that end other objects; their argument is the
+seconds that they may take, nil if the process is killed."
   (let ((host (%make-host :simulation *simulation* :name name :boot boot
                           :number (1+ (length (simulation-hosts *simulation*))))))
     (setf (simulation-hosts *simulation*) (append (simulation-hosts *simulation*) (list host)))
@@ -76,11 +76,11 @@ argument is the seconds for that, nil if the process is killed."
     host))
 
 (defun current-host ()
-  "The host in whose process this thread is."
+  "The host in whose process this thread runs."
   (find loop:*world* (simulation-hosts *simulation*) :key #'host-world))
 
 (defmacro on-host ((host) &body body)
-  "Evaluate BODY in the process of HOST: channels and servers that it makes are there."
+  "Evaluate BODY in the process of HOST: channels and servers that it makes belong to that process."
   `(let ((loop:*world* (host-world ,host))) ,@body))
 
 ;;; Events of the log are part of the trace
@@ -102,8 +102,9 @@ its threads."
             (and host (host-name host)) :note (apply #'format nil control arguments))))
 
 (defun simulation-entries (simulation)
-  "Return the history of SIMULATION as text, a line for each event: the virtual time in seconds, the
-host, the event. The same seed gives the same text. On any of its threads, or after its end."
+  "Return the history of SIMULATION as text, with a line for each event: the virtual time in
+seconds, the host, the event. The same seed gives the same text. On any of its threads, or after its
+end."
   (with-output-to-string (stream)
     (loop for entry across (history-entries (simulation-history simulation))
           do (write-line (entry-line entry) stream))))
@@ -119,8 +120,9 @@ threads, or after its end."
       (eq :trace (first (entry-arguments entry)))))
 
 (defun write-history (simulation &optional (stream *standard-output*) (most 200))
-  "Write the history of SIMULATION to STREAM: the last MOST lines of its trace, and of the lines
-before those that are neither packets nor a tracer's. On any of its threads, or after its end."
+  "Write the history of SIMULATION to STREAM: the last MOST lines of its trace, preceded by those
+earlier lines that report neither packets nor tracers' events. On any of its threads, or after its
+end."
   (loop with entries = (history-entries (simulation-history simulation))
         with start = (- (length entries) most)
         for i from 0
@@ -156,8 +158,9 @@ before those that are neither packets nor a tracer's. On any of its threads, or 
 
 (defun make-simulation (&key (seed 1) (latency '(0.0001 0.002)) (losses 0) (limit 600)
                           (steps 1000000))
-  "Return a new simulation, made with the options of WITH-SIMULATION, for CALL-IN-SIMULATION and
-then CLOSE-SIMULATION. For programs that cannot do everything in the body of WITH-SIMULATION."
+  "Return a new simulation, made with the options of WITH-SIMULATION; run it by CALL-IN-SIMULATION
+and end it by CLOSE-SIMULATION. For programs that cannot do everything in the body of
+WITH-SIMULATION."
   (%make-simulation :seed seed :chance (make-chance seed)
                     :now +beginning-ns+
                     :end-ns (+ +beginning-ns+ (seconds-ns limit))
@@ -167,8 +170,8 @@ then CLOSE-SIMULATION. For programs that cannot do everything in the body of WIT
                     :most-steps steps))
 
 (defun call-in-simulation (simulation function)
-  "Call FUNCTION with SIMULATION, of MAKE-SIMULATION, in which this thread is meanwhile, on the host
-\"home\"; return its values."
+  "Call FUNCTION with SIMULATION, of MAKE-SIMULATION, and return its values. Meanwhile this thread
+is in the simulation, on the host \"home\"."
   (when *simulation* (misuse "This thread is in a simulation already."))
   (let* ((*simulation* simulation)
          (*log-function* (lambda (level event &rest plist)
@@ -185,14 +188,14 @@ then CLOSE-SIMULATION. For programs that cannot do everything in the body of WIT
                           (close-simulation simulation)))))
 
 (defmacro with-simulation ((simulation &rest options) &body body)
-  "Evaluate BODY with SIMULATION bound to a new simulation, which this thread is in until BODY ends;
-then everything in it ends. Servers and channels that BODY makes live in its virtual network, on
-the host \"home\" unless ON-HOST says otherwise; time passes while BODY waits, for a call or by
-WAIT-FOR. OPTIONS: :SEED, an integer, 1 by default, from which everything that is left to chance
-comes; :LATENCY, the least and the most seconds that a packet takes, (0.0001 0.002) by default;
-:LOSSES, how many of a thousand packets are lost and sent again, 0 by default; :LIMIT, after how
-many virtual seconds it is a hang, 600 by default, that BODY waits; :STEPS, after how many steps it
-is, a million by default."
+  "Evaluate BODY with SIMULATION bound to a new simulation. This thread is in it until BODY ends;
+then everything in it ends. Servers and channels that BODY makes are in its virtual network, on the
+host \"home\" unless ON-HOST names another; time passes while BODY waits, for a call or by WAIT-FOR.
+OPTIONS: :SEED, an integer, 1 by default, determines everything that is left to chance; :LATENCY,
+the least and the most seconds that a packet takes, (0.0001 0.002) by default; :LOSSES, how many of
+a thousand packets are lost and sent again, 0 by default; :LIMIT, after how many virtual seconds a
+wait of BODY counts as a hang, 600 by default; :STEPS, after how many steps it does, a million by
+default."
   (let ((function (gensym "BODY")))
     `(flet ((,function (,simulation)
               (declare (ignorable ,simulation))
@@ -207,8 +210,9 @@ is, a million by default."
        (zerop (length (find-candidates simulation)))))
 
 (defun settle (&key (timeout 1))
-  "Let the simulation of this thread go on until nothing is left to do except the work of later
-timers, TIMEOUT virtual seconds at most; return true if that came. Not in code that a loop runs."
+  "Let the simulation of this thread run until nothing is left to do except the work of later
+timers, at most TIMEOUT virtual seconds; return true if that state was reached. Not in code that a
+loop runs."
   (wait-until (lambda () (idle-p *simulation*)) :timeout timeout))
 
 (defun forget-history (simulation)

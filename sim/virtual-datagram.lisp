@@ -1,5 +1,5 @@
-;;;; Datagrams between hosts, as with UDP: each travels on its own, so one may overtake another; one
-;;;; that is lost, or meets a partition, never comes; one to a port without a server is refused. The
+;;;; Datagrams between hosts, as with UDP. Each travels alone, so one may overtake another. One that
+;;;; is lost, or meets a partition, never arrives; one to a port without a server is refused. The
 ;;;; client has a socket; the server is a function of a host, see SERVE-DATAGRAMS.
 
 (in-package #:clgrpc.sim)
@@ -21,7 +21,7 @@ lost."
                 function octets))))
 
 (defun send-datagram (socket octets start end)
-  "As send(2) on SOCKET, which is connected: an earlier failure is reported now."
+  "Like send(2) on SOCKET, which is connected: an earlier failure is reported now."
   (let ((failure (shiftf (socket-failure socket) 0))
         (host (socket-host socket)))
     (cond ((plusp failure) (- failure))

@@ -2,40 +2,42 @@
 ;;;; waiting for the answers. Its guarantees:
 ;;;;
 ;;;; 1. The peer's state machine gets the requests in the order in which they were given, each at
-;;;;    most once. Requests that wait, since the most are under way, are joined if they follow each
+;;;;    most once. Requests that wait because the window is full are joined if they follow each
 ;;;;    other (batch.lisp).
-;;;; 2. For each request that was taken its function is called once, with the answer or with the
-;;;;    error that has ended the stream, in the order of the requests. After an error it is unknown
+;;;; 2. For each accepted request its function is called once, in the order of the requests: with
+;;;;    the answer, or with the error that has ended the stream. After an error it is unknown
 ;;;;    which of the sent requests were handled: a leader asks for the peer's log and goes on there.
-;;;; 3. When a stream breaks, all requests that were taken until then end with its error, also those
-;;;;    that were not sent. The next request begins a new stream, and is sent only once all
-;;;;    functions were called.
-;;;; 4. A stream without any answer for as long as the peer's timeout, while some are awaited, is
-;;;;    given up. The time counts from the last answer, or from when the pipeline was empty: a
-;;;;    request that waits behind others that are answered in time has not timed out.
+;;;; 3. When a stream breaks, all accepted requests end with its error, even those that were not
+;;;;    sent. The next request begins a new stream; it is sent only after all these functions were
+;;;;    called.
+;;;; 4. If answers are awaited and none arrives for the peer's timeout, the stream is given up. The
+;;;;    time counts from the last answer, or from when the pipeline was last empty: a request behind
+;;;;    others that are answered in time does not time out.
 ;;;;
-;;;; One thread at a time sends (PUMPING): the first that finds something to send, of the threads
-;;;; that give requests and the loop that takes answers. It never waits for the stream: a batch for
-;;;; which there is no room is HELD, and the stream says when to try again. It may say so between
-;;;; the refusal and the note of it, hence RUNG. The entries and octets of an answered request leave
-;;;; the bounds before its function is called, so that this may give the next one.
+;;;; One thread at a time sends (PUMPING): the first that finds something to send, be it a thread
+;;;; that adds a request or the loop that receives answers. It never waits for the stream: a batch
+;;;; for which the stream has no room is HELD, and the stream reports when to try again. It may say
+;;;; so between the refusal and the note of it, hence RUNG. The entries and octets of an answered
+;;;; request are subtracted from the sums before its function is called, so that the function may
+;;;; add the next request.
 
 (in-package #:clgrpc.raft)
 
 (defun queued-request-weight (queued-request)
-  "The entries that QUEUED-REQUEST counts in the bound, at least 1: a request without entries
-counts, too."
+  "The entries that QUEUED-REQUEST counts against the bound, at least 1, even for a request without
+entries."
   (max 1 (queued-request-entries queued-request)))
 
 (defun room-p (peer pipe entries octets)
-  "True if PIPE, of PEER, takes ENTRIES with OCTETS of data more. An empty one takes anything."
+  "True if PIPE, of PEER, takes ENTRIES with OCTETS of data more. An empty pipe accepts a request of
+any size."
   (or (pipe-closed pipe)
       (zerop (pipe-entries pipe))
       (and (<= (+ entries (pipe-entries pipe)) (peer-max-entries peer))
            (<= (+ octets (pipe-octets pipe)) (peer-max-octets peer)))))
 
 (defun change-load (peer entries octets)
-  "The pipe of PEER has ENTRIES and OCTETS more, or less if they are negative. Its lock is held."
+  "Add ENTRIES and OCTETS to the sums of PEER's pipe; they may be negative. Its lock is held."
   (let ((pipe (peer-pipe peer)))
     (when (zerop (pipe-entries pipe)) (setf (pipe-since-ns pipe) (loop:world-now)))
     (incf (pipe-entries pipe) entries)
@@ -46,7 +48,8 @@ counts, too."
   (reduce #'+ queued-requests :key key))
 
 (defun conclude (peer queued-requests response error)
-  "Call the functions of QUEUED-REQUESTS, which have left the pipe of PEER, with their outcomes."
+  "Call the functions of QUEUED-REQUESTS, which were removed from the pipe of PEER, with their
+outcomes."
   (let ((pipe (peer-pipe peer)))
     (flet ((change-telling (delta)
              (incf (pipe-telling pipe) delta)
@@ -79,7 +82,7 @@ counts, too."
   (status:make-rpc-error status :ended-by :local :message (apply #'format nil control arguments)))
 
 (defun take-answer (peer call response)
-  "Take RESPONSE, which has come on CALL, a stream of PEER, as the answer to the oldest batch."
+  "Take RESPONSE, received on CALL, a stream of PEER, as the answer to the oldest batch."
   (let* ((pipe (peer-pipe peer))
          (batch (sb-thread:with-mutex ((pipe-lock pipe))
                   (when (and (eq call (pipe-call pipe)) (plusp (pipe-sent-count pipe)))
@@ -95,14 +98,15 @@ counts, too."
                                           (peer-name peer)))))))
 
 (defun end-error (peer call reason)
-  "The error for the requests that were on CALL, which has ended."
+  "The error for the requests that were sent on CALL, which has ended for REASON."
   (or reason
       (and (not (eq :ok (rpc:call-status call))) (rpc:call-condition call))
       (local-error :unavailable "~A has ended the stream" (peer-name peer))))
 
 (defun empty-pipe (pipe)
-  "Take all out of PIPE, whose stream has ended; return the batches that were sent, the queued
-requests that were not, and the cause for which the stream was given up, or nil. Its lock is held."
+  "Remove all requests from PIPE, whose stream has ended. Return three values: the batches that were
+sent, the queued requests that were not, and the reason why the stream was given up, or nil. Its
+lock is held."
   (multiple-value-prog1 (values (fifo-items (pipe-sent pipe))
                                 (append (and (pipe-held pipe)
                                              (batch-queued-requests (pipe-held pipe)))
@@ -135,14 +139,15 @@ requests that were not, and the cause for which the stream was given up, or nil.
           (pump peer))))))
 
 (defun due-ns (peer)
-  "When the stream of PEER is to be given up if no answer comes; nil if none is awaited."
+  "The time at which the stream of PEER is given up if no answer arrives; nil if none is awaited."
   (let ((pipe (peer-pipe peer)))
     (sb-thread:with-mutex ((pipe-lock pipe))
       (and (plusp (pipe-entries pipe))
            (+ (pipe-since-ns pipe) (seconds-ns (peer-timeout peer)))))))
 
 (defun watch-stream (peer call)
-  "Give CALL, the stream of PEER, up once no answer comes for too long; look again and again."
+  "Check CALL, the stream of PEER, again and again; give it up when no answer has arrived for too
+long."
   (let ((due-ns (due-ns peer)) (now (loop:world-now)))
     (if (and due-ns (<= due-ns now))
         (give-up-stream peer call (local-error :deadline-exceeded "~A has not answered within ~A s"
@@ -151,7 +156,7 @@ requests that were not, and the cause for which the stream was given up, or nil.
                    (lambda () (watch-stream peer call))))))
 
 (defun set-up-stream (peer call)
-  "Make CALL the stream of PEER, which has none."
+  "Make CALL the stream of PEER, which has no stream."
   (let ((pipe (peer-pipe peer)))
     (when (sb-thread:with-mutex ((pipe-lock pipe))
             (setf (pipe-call pipe) call
@@ -165,13 +170,13 @@ requests that were not, and the cause for which the stream was given up, or nil.
     (watch-stream peer call)))
 
 (defun drop-stream (pipe call)
-  "CALL could not become the stream of PIPE, and no thread looks after it: end it."
+  "End CALL: it could not become the stream of PIPE, and no thread cares for it."
   (sb-thread:with-mutex ((pipe-lock pipe))
     (when (eq call (pipe-call pipe)) (setf (pipe-call pipe) nil)))
   (loop:cancel call))
 
 (defun open-stream (peer)
-  "Begin a stream to PEER, which has none. Only the thread that is pumping does."
+  "Begin a stream to PEER, which has no stream. Only the thread that is pumping does."
   (let ((call (methods:pipeline-entries (peer-channel peer) :open :wait-for-ready t))
         (unwound t))
     (unwind-protect (progn (set-up-stream peer call)
@@ -181,7 +186,7 @@ requests that were not, and the cause for which the stream was given up, or nil.
 ;;; Sending
 
 (defun next-batch (peer)
-  "The batch that is to be sent to PEER now, or nil. The lock of its pipe is held."
+  "The batch to send to PEER now, or nil. The lock of its pipe is held."
   (let ((pipe (peer-pipe peer)))
     (and (pipe-call pipe)
          (null (pipe-error pipe))
@@ -192,12 +197,12 @@ requests that were not, and the cause for which the stream was given up, or nil.
                          (peer-batch-octets peer))))))
 
 (defun needs-stream-p (pipe)
-  "True if something waits in PIPE for a stream that may be begun. Its lock is held."
+  "True if requests in PIPE wait for a stream, and one may be begun. Its lock is held."
   (and (null (pipe-call pipe)) (fifo-items (pipe-waiting pipe)) (not (pipe-ending pipe))))
 
 (defun next-step (peer)
-  "The next action of the thread that is pumping: a batch to send, which counts as sent, and its
-stream; :OPEN; :CLOSE; or nil, after which the thread is pumping no longer."
+  "The next action of the thread that is pumping: a batch, which from now on counts as sent, and its
+stream; :OPEN; :CLOSE; or nil, after which the thread is not pumping any more."
   (let ((pipe (peer-pipe peer)))
     (sb-thread:with-mutex ((pipe-lock pipe))
       (let ((batch (next-batch peer)))
@@ -210,7 +215,7 @@ stream; :OPEN; :CLOSE; or nil, after which the thread is pumping no longer."
               (t (setf (pipe-pumping pipe) nil)))))))
 
 (defun hold-batch (pipe call batch)
-  "CALL, the stream of PIPE, had no room for BATCH, which is not sent after all."
+  "Put BATCH back, for which CALL, the stream of PIPE, had no room: it was not sent."
   (sb-thread:with-mutex ((pipe-lock pipe))
     ;; unless the stream has ended meanwhile, and BATCH with it
     (when (and (eq call (pipe-call pipe)) (member batch (fifo-items (pipe-sent pipe))))
@@ -264,7 +269,8 @@ stream; :OPEN; :CLOSE; or nil, after which the thread is pumping no longer."
                   error)))
 
 (defun stop-pumping (peer claim)
-  "The thread that was pumping by CLAIM was unwound, and it is unknown what it has sent."
+  "The thread that was pumping with CLAIM was unwound, so it is unknown what it has sent: give the
+stream up."
   (let ((pipe (peer-pipe peer))
         (reason (local-error :aborted "the thread that sent to ~A was ended" (peer-name peer))))
     (multiple-value-bind (call queued-requests)
@@ -281,7 +287,7 @@ stream; :OPEN; :CLOSE; or nil, after which the thread is pumping no longer."
                (pump peer))))))         ; given while their functions were called
 
 (defun pump-on (peer)
-  "Send the batches that may be sent to PEER, as the only thread that does."
+  "Send the batches that may be sent to PEER, as the only sending thread."
   (loop (multiple-value-bind (step call) (next-step peer)
           (case step
             ((nil) (return))
@@ -311,15 +317,15 @@ stream has room again."
 
 (defun pipeline-entries (peer request then &key wait)
   "Send REQUEST, an AppendEntriesRequest, to PEER after the requests that were given before, without
-waiting for their answers. (THEN response error) is called once, with its AppendEntriesResponse and
-nil, or nil and the RPC-ERROR that has ended the stream, with which all requests on it end; in the
-order of the requests. THEN runs on a loop, so it must not wait; if no stream can be begun any more,
-it runs on the thread that finds this. A request may have been joined with others that follow it:
-then the answer is that to all of them. If PEER has as much in its pipeline as it takes this waits
-WAIT seconds or, if that is nil, those of PEER for room, and returns false if there is none; with 0
-it never waits, as is right for THEN, which no answer reaches while it waits. Otherwise return true.
-Do not change REQUEST afterwards; it goes with the address of PEER. From any thread; the requests of
-one thread are sent in its order."
+waiting for their answers. (THEN response error) is called once, in the order of the requests: with
+its AppendEntriesResponse and nil, or with nil and the RPC-ERROR that has ended the stream, and with
+it all requests on it. THEN runs on a loop, so it must not wait. If no stream can be begun any more,
+it runs on the thread that finds this out. A request may have been joined with others that follow
+it: then the answer is that to the joint request. If the pipeline of PEER is full, wait for room for
+WAIT seconds or, if that is nil, for the timeout of PEER; return false if there is still no room.
+With 0 this never waits. THEN must use 0, since no answer is received while it waits. Otherwise
+return true. Do not change REQUEST afterwards; it is sent with the address of PEER. From any thread;
+the requests of one thread are sent in its order."
   (check-type request v1:append-entries-request)
   (check-type then function)
   (let* ((pipe (peer-pipe peer))
@@ -341,17 +347,17 @@ one thread are sent in its order."
     taken))
 
 (defun flush-pipeline (peer &key timeout)
-  "Wait until all requests that were given to PEER's pipeline are answered or have failed, TIMEOUT
-seconds at most or, if that is nil, those of PEER; return true if they are. From any thread but a
-loop's."
+  "Wait until all requests that were given to PEER's pipeline are answered or have failed, at most
+TIMEOUT seconds or, if that is nil, the timeout of PEER; return true if they are. From any thread
+but a loop's."
   (let ((pipe (peer-pipe peer)))
     (sb-thread:with-mutex ((pipe-lock pipe))
       (await-pipe pipe (lambda () (and (zerop (pipe-entries pipe)) (zerop (pipe-telling pipe))))
                   (loop:notice-end (or timeout (peer-timeout peer)))))))
 
 (defun close-peer (peer)
-  "End PEER: the requests in its pipeline end with :cancelled; its channel is closed unless the user
-gave it. Waits a second for functions that are being called. From any thread but a loop's."
+  "End PEER: the requests in its pipeline end with :cancelled. Its channel is closed unless the user
+supplied it. Waits a second for functions that are being called. From any thread but a loop's."
   (let* ((pipe (peer-pipe peer))
          (call (sb-thread:with-mutex ((pipe-lock pipe))
                  (setf (pipe-closed pipe) t)

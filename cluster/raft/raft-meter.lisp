@@ -1,6 +1,6 @@
-;;;; The measurements of a peer: always those in the peer itself, which PEER-STATISTICS returns; and
-;;;; those in METRICS, if there are any, by peer and message. Peers that have the same METRICS have
-;;;; the same instruments.
+;;;; The measurements of a peer: those in the peer itself, which PEER-STATISTICS returns; and those
+;;;; in METRICS, if given, by peer and message. Peers that have the same METRICS have the same
+;;;; instruments.
 
 (in-package #:clgrpc.raft)
 

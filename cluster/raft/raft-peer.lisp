@@ -1,5 +1,6 @@
-;;;; Peers: the other members, as seen from one. A peer has a channel that is connected from the
-;;;; start and again whenever its connection is lost, and a pipeline.
+;;;; Peers: a peer represents another member of a group, to which this one sends. A peer has a
+;;;; channel that is connected from the start and again whenever its connection is lost, and a
+;;;; pipeline.
 ;;;;
 ;;;; The pipeline's state, under LOCK, which is held for a few instructions and never while a
 ;;;; message is sent or the user's code runs:
@@ -59,7 +60,7 @@
 
 (document-functions
   peer-name "The name of the member that PEER stands for."
-  peer-group "The name of the group of which PEER stands for a member."
+  peer-group "The name of the group of the member that PEER represents."
   peer-sender "The name of the member that sends to PEER."
   peer-channel "The channel of PEER, for other services of that member.")
 
@@ -78,16 +79,17 @@
                     (batch-octets 1048576) (max-entries 10000) (max-octets 67108864)
                     (keepalive-seconds 10) (backoff-initial-seconds 0.1) (backoff-maximum-seconds 2)
                   &allow-other-keys)
-  "Return a peer that stands for the member NAME of GROUP, to which the member SENDER sends: all
-three are names, strings, and go with each message. TARGET is a target as MAKE-CHANNEL takes it,
-such as \"10.0.0.2:7000\", or a channel, such as SERVER-CHANNEL returns, which CLOSE-PEER leaves
-open. It connects at once, in the background, and again whenever the connection is lost. TIMEOUT is
-how long an answer may take, in seconds; of the pipeline, how long it may go without any while some
-are awaited. Of the pipeline: WINDOW, how many requests are under way at most; BATCH-ENTRIES and
-BATCH-OCTETS, how many entries, and octets of their data, are put in one request; MAX-ENTRIES and
-MAX-OCTETS, how much it takes altogether until there are answers. With METRICS, messages are counted
-there, by the peer's NAME. The other keywords are MAKE-CHANNEL's, such as :credentials. Signal
-MISUSE for wrong arguments. From any thread; end it with CLOSE-PEER."
+  "Return a peer that represents the member NAME of GROUP, to which the member SENDER sends. All
+three are names, strings, which are sent with each message. TARGET is a target as MAKE-CHANNEL
+accepts it, such as \"10.0.0.2:7000\", or a channel, such as SERVER-CHANNEL returns, which
+CLOSE-PEER leaves open. It connects at once, in the background, and again whenever the connection is
+lost. TIMEOUT is the longest time for an answer, in seconds; in the pipeline, the longest time
+without any answer while some are awaited. The keywords of the pipeline are WINDOW, the most
+requests under way; BATCH-ENTRIES and BATCH-OCTETS, the most entries, and octets of their data, in
+one request; MAX-ENTRIES and MAX-OCTETS, the most that it holds altogether before they are answered.
+With METRICS, messages are counted there under the peer's NAME. The other keywords are
+MAKE-CHANNEL's, such as :credentials. Signal MISUSE for wrong arguments. From any thread; end it
+with CLOSE-PEER."
   (setf name (checked-name name)
         group (checked-name group)
         sender (checked-name sender))
@@ -104,7 +106,8 @@ MISUSE for wrong arguments. From any thread; end it with CLOSE-PEER."
                 :backoff-maximum-seconds)))
     (unless (or own (typep target 'method:channel))
       (misuse "The target of a peer is a string or a channel, not ~S." target))
-    (when (and rest (not own)) (misuse "A channel that is there has its options: ~S." rest))
+    (when (and rest (not own))
+      (misuse "The channel was given, so its options cannot be set: ~S." rest))
     (let ((channel (if own
                        ;; round_robin connects again by itself, pick_first only for a call
                        (apply #'client:make-channel target :balance :round-robin :idle-seconds 0
@@ -124,10 +127,10 @@ MISUSE for wrong arguments. From any thread; end it with CLOSE-PEER."
                                                                #'new-instruments))))))
 
 (defun peer-statistics (peer)
-  "Return the statistics of PEER, a plist: :STATE of its channel, :MESSAGES answered, :FAILURES,
-:ENTRIES and :OCTETS of data sent, :LATENCY, the mean of the answers in seconds or nil, :STREAMS
-begun by the pipeline; and the present contents of the pipeline: :QUEUED-ENTRIES, :QUEUED-OCTETS,
-:UNDER-WAY, requests that are not answered. From any thread."
+  "Return the statistics of PEER, a plist: :STATE of its channel; :MESSAGES answered; :FAILURES;
+:ENTRIES and :OCTETS of data sent; :LATENCY, the mean time to an answer in seconds, or nil; :STREAMS
+begun by the pipeline; and the present contents of the pipeline: :QUEUED-ENTRIES, :QUEUED-OCTETS and
+:UNDER-WAY, the requests that are not answered. From any thread."
   (let ((meter (peer-meter peer))
         (pipe (peer-pipe peer)))
     (sb-thread:with-mutex ((meter-lock meter))

@@ -1,5 +1,5 @@
-;;;; Raft's messages. This comes before package.lisp, since it makes the packages CLGRPC.RAFT.V1 and
-;;;; CLGRPC.RAFT.V1.RAFT.
+;;;; Raft's messages. This file is loaded before package.lisp, since it makes the packages
+;;;; CLGRPC.RAFT.V1 and CLGRPC.RAFT.V1.RAFT.
 
 (in-package #:cl-user)
 

@@ -1,10 +1,11 @@
-;;;; The service: messages of other members go to the state machine, and its answers go back. A
-;;;; thread waits at each stream, so that the state machine may block, for a disk or a lock. While
+;;;; The service passes messages of other members to the state machine, and returns its answers.
+;;;; Each stream has a waiting thread, so the state machine may block, for a disk or a lock. While
 ;;;; answers are not taken, no more requests are handled.
 ;;;;
 ;;;; Each request is admitted first: its group and receiver are those of a local member, and its
-;;;; sender is the member that the peer's certificate names. A request of a stream that is addressed
-;;;; as the one before it is admitted as that was. Without TLS no peer proves a name.
+;;;; sender is the member that the peer's certificate names. A request with the same address as the
+;;;; one before it on its stream is admitted without these checks. Without TLS no peer proves a
+;;;; name.
 
 (in-package #:clgrpc.raft)
 
@@ -25,17 +26,17 @@
   (:documentation "Raft's service, for START-SERVER: see MAKE-RAFT-SERVICE."))
 
 (defparameter *default-permissions* '((:raft . "{name}"))
-  "Whose certificate must be shown where there is TLS: one with the name of the sender.")
+  "The permission by default: with TLS the peer's certificate must have the name of the sender.")
 
 (defun make-raft-service (&key (allow nil allow-p) (max-snapshot-octets (expt 2 40))
                             (chunk-seconds 60))
-  "Return a service without groups; see ADD-GROUP. ALLOW is a list of permissions, as
-CLGRPC.AUTHORITY:CHECK-PERMISSION takes each, whose role is :raft: a peer with an identity of the
-pattern may send as any member, or, if the pattern has {name} in it, as the member of that name. By
-default, with TLS the sender's name must be one of the peer's certificate; without TLS each peer
-that can connect may send as any member. A snapshot that is longer than MAX-SNAPSHOT-OCTETS is
-refused with :resource-exhausted. A stream that brings no part of its snapshot for CHUNK-SECONDS
-ends with :aborted. Signal MISUSE for a wrong permission. From any thread."
+  "Return a service without groups; see ADD-GROUP. ALLOW is a list of permissions with the role
+:raft, as CLGRPC.AUTHORITY:CHECK-PERMISSION accepts them. A peer whose identity matches the pattern
+may send as any member or, if the pattern contains {name}, as the member of that name. By default,
+with TLS the peer's certificate must have the sender's name; without TLS each peer that can connect
+may send as any member. A snapshot that is longer than MAX-SNAPSHOT-OCTETS is refused with
+:resource-exhausted. A stream that brings no part of its snapshot for CHUNK-SECONDS ends with
+:aborted. Signal MISUSE for a wrong permission. From any thread."
   (check-type max-snapshot-octets (integer 0))
   (check-type chunk-seconds (real (0)))
   (make-instance 'raft-service
@@ -48,19 +49,19 @@ ends with :aborted. Signal MISUSE for a wrong permission. From any thread."
     (format stream "~D group~:P" (hash-table-count (service-groups service)))))
 
 (defun add-group (service group name state)
-  "Add the member NAME of GROUP, both strings, to SERVICE: it answers Raft's messages for that
-member by the methods of HANDLE-APPEND-ENTRIES and so on for STATE, any object of the user's. Return
-SERVICE. Signal MISUSE if it has a member of GROUP. From any thread."
+  "Add the member NAME of GROUP, both strings, to SERVICE. It answers Raft's messages for that
+member by the methods of HANDLE-APPEND-ENTRIES and so on for STATE, an object of a class of the
+user's. Return SERVICE. Signal MISUSE if it has a member of GROUP. From any thread."
   (let ((member (make-local-member (checked-name group) (checked-name name) state)))
     (sb-thread:with-mutex ((service-lock service))
       (when (gethash group (service-groups service))
-        (misuse "There is a member of the group ~A here." group))
+        (misuse "This service already has a member of the group ~A." group))
       (setf (gethash group (service-groups service)) member)))
   service)
 
 (defun remove-group (service group)
-  "Remove GROUP from SERVICE, which answers no more of its messages; one that is being handled goes
-on. Return true if there was a member of it. From any thread."
+  "Remove GROUP from SERVICE, which then refuses its messages; one that is being handled is still
+answered. Return true if the service had a member of it. From any thread."
   (sb-thread:with-mutex ((service-lock service))
     (let ((member (gethash group (service-groups service))))
       (when member (setf (local-member-removed member) t))
@@ -95,13 +96,13 @@ From any thread."
                 (gethash group (service-groups service)))))))
 
 (defun find-local-member (service group sender receiver)
-  "The local member of GROUP that is called RECEIVER. Refuse the request if GROUP has no such
+  "The local member of GROUP that is called RECEIVER. Signal an RPC-ERROR if GROUP has no such
 member, or if SENDER cannot be another member."
   (declare (type string group sender receiver))
   (let ((member (member-of-group service group)))
     (cond ((null member)
            (refuse-address :not-found :group-unknown group sender receiver
-                           "there is no member of the group ~S here" (printable-text group)))
+                           "this server has no member of the group ~S" (printable-text group)))
           ((not (same-name-p receiver (local-member-name member)))
            (refuse-address :not-found :receiver-differs group sender receiver
                            "the member of the group ~S here is ~S, not ~S" (printable-text group)
@@ -120,8 +121,8 @@ member, or if SENDER cannot be another member."
         (refuse-address :permission-denied :sender-denied group sender receiver "~A" refusal)))))
 
 (defun admit (service group sender receiver call)
-  "The local member for which a request that CALL has brought is meant; refuse it if it is for none,
-or if the peer may not send as SENDER."
+  "The local member that a request on CALL is meant for. Refuse the request if there is no such
+member, or if the peer may not send as SENDER."
   (prog1 (find-local-member service group sender receiver)
     (check-sender service group sender receiver call)))
 
@@ -138,8 +139,8 @@ or if the peer may not send as SENDER."
          (v1:append-entries-request-receiver request) call))
 
 (defun admitted-before-p (request member sender)
-  "True if REQUEST, an AppendEntriesRequest, is addressed as one that was admitted, from SENDER for
-MEMBER, and MEMBER is still there."
+  "True if REQUEST, an AppendEntriesRequest, has the address of one that was admitted, from SENDER
+to MEMBER, and MEMBER has not been removed."
   (and member
        (not (local-member-removed member))
        (same-name-p (v1:append-entries-request-group request) (local-member-group member))

@@ -1,16 +1,16 @@
-;;;; The address of a request: its group, the member that sends it and the one for which it is
-;;;; meant. A peer puts it on all that it sends, and the service compares it before the state
-;;;; machine sees anything. So a process that has taken over the address of another, or serves
-;;;; another group, appends no stranger's entries.
+;;;; The address of a request: its group, the member that sends it and the member that it is meant
+;;;; for. A peer puts its address on all that it sends, and the service compares it before the state
+;;;; machine gets the request. So a process that has taken over the address of another, or serves
+;;;; another group, does not append foreign entries.
 
 (in-package #:clgrpc.raft)
 
 (defun checked-name (name)
-  "NAME, of a group or a member, in the form in which it comes with requests: a string of base
-characters if possible, which is compared and written without a look at each character. Signal
-MISUSE if NAME is not a valid name."
+  "NAME, of a group or a member, in the form that requests have: a string of base characters if
+possible, which can be compared and written without a test of each character. Signal MISUSE if NAME
+is not a valid name."
   (unless (and (stringp name) (string/= "" name))
-    (misuse "The name of a group, and of a member, is a string with characters, not ~S." name))
+    (misuse "The name of a group or a member is a string of at least one character, not ~S." name))
   (coerce name (if (every (lambda (char) (< (char-code char) 128)) name)
                    'simple-base-string
                    '(simple-array character (*)))))
@@ -28,16 +28,17 @@ characters, this 15."
       (names-equal-p one other)))
 
 (defun refuse-address (status reason group sender receiver control &rest arguments)
-  "End the call that is being handled with STATUS, a text and a Refusal of REASON."
+  "End the call that is being handled with STATUS, a text and a Refusal with REASON."
   (status:fail status (apply #'format nil control arguments)
                :details (list (v1:make-refusal :reason reason :group (printable-text group)
                                                :sender (printable-text sender)
                                                :receiver (printable-text receiver)))))
 
 (defun refusal-reason (error)
-  "Return why a service has refused a request before its state machine saw it: :group-unknown,
-:receiver-differs, :sender-missing, :sender-denied, :sender-differs or :snapshot-too-long; nil if
-ERROR, the RPC-ERROR that a call or a pipeline ended with, says something else. From any thread."
+  "Return the reason why a service has refused a request before its state machine got it:
+:group-unknown, :receiver-differs, :sender-missing, :sender-denied, :sender-differs or
+:snapshot-too-long; nil if ERROR, the RPC-ERROR that ended a call or a pipeline, has another cause.
+From any thread."
   (let ((refusal (status:rpc-error-detail error 'v1:refusal)))
     (and refusal (v1:refusal-reason refusal))))
 

@@ -1,18 +1,17 @@
-;;;; Snapshots that come in. The received part of one is known by the snapshot's identity (last
-;;;; index and term, length, CRC-32C) with the CRC-32C of that part: a leader that comes back goes
-;;;; on after it. A restarted process asks the state machine for the part that it has kept
-;;;; (KEPT-SNAPSHOT).
+;;;; Snapshots that come in. The received part is identified by the snapshot (last index and term,
+;;;; length, CRC-32C) and the CRC-32C of that part: a leader that connects again continues after it.
+;;;; A restarted process asks the state machine for the part that it has kept (KEPT-SNAPSHOT).
 ;;;;
-;;;; There is one snapshot receiver at a time, and no more than one thread in the state machine's
-;;;; methods for snapshots. A stream that begins takes the place of one under way, which ends then:
-;;;; so a leader that lost its connection need not wait until we notice. A stream that is refused
-;;;; takes no place. Once the snapshot is installed, or could not be, the snapshot receiver is
-;;;; forgotten: a leader that has lost the last response begins again, and the state machine answers
-;;;; that it has the snapshot.
+;;;; A member has one snapshot receiver at a time, and at most one thread in the state machine's
+;;;; methods for snapshots. A stream that begins replaces the one under way, which ends: a leader
+;;;; that has lost its connection need not wait until we notice the loss. A stream that is refused
+;;;; takes no place. When the snapshot is installed, or could not be, the receiver is forgotten. A
+;;;; leader that has lost the last response begins again, and the state machine answers that it has
+;;;; the snapshot.
 ;;;;
-;;;; A chunk must begin where the one before has ended and have its check sum; then the state
-;;;; machine gets it. The end is reached with the last octet, and if all have the check sum of the
-;;;; header.
+;;;; A chunk must begin where the previous one has ended, and match its check sum; then it is passed
+;;;; to the state machine. The snapshot is complete with the last octet, provided that all octets
+;;;; match the check sum of the header.
 
 (in-package #:clgrpc.raft)
 
@@ -44,8 +43,8 @@
         (v1:snapshot-header-crc32c header)))
 
 (defun kept-octets (state header call)
-  "The number of octets that STATE has kept from an earlier process of HEADER's snapshot, which CALL
-brings, and their CRC-32C."
+  "Two values: the number of octets of HEADER's snapshot, which CALL sends, that STATE has kept from
+an earlier process; and their CRC-32C."
   (multiple-value-bind (octets crc) (kept-snapshot state header :call call)
     (if (and (typep octets '(integer 1)) (typep crc 'crc)
              (<= octets (v1:snapshot-header-octets header)))
@@ -53,8 +52,8 @@ brings, and their CRC-32C."
         (values 0 0))))
 
 (defun continue-snapshot-receiver (snapshot-receiver header snapshot-delivery state)
-  "A snapshot receiver to receive the snapshot of HEADER into by SNAPSHOT-DELIVERY, given
-SNAPSHOT-RECEIVER, of the one before, or nil, and the state machine."
+  "A snapshot receiver for the snapshot of HEADER, which SNAPSHOT-DELIVERY brings. It continues from
+SNAPSHOT-RECEIVER, the previous one or nil, or from the part that the state machine has kept."
   (multiple-value-call #'make-snapshot-receiver header snapshot-delivery
     (if (and snapshot-receiver (equal (snapshot-identity header)
                                       (snapshot-identity
@@ -80,7 +79,7 @@ SNAPSHOT-RECEIVER, of the one before, or nil, and the state machine."
            (refuse :data-loss "the chunk at ~D has another check sum than it says" offset)))))
 
 (defun note-chunk (snapshot-receiver chunk)
-  "The data of CHUNK, which CHECK-CHUNK has found right, are kept."
+  "Note that the data of CHUNK, which has passed CHECK-CHUNK, are kept."
   (let ((length (length (v1:snapshot-chunk-data chunk))))
     (sb-sys:without-interrupts
       (setf (snapshot-receiver-crc snapshot-receiver)

@@ -1,18 +1,18 @@
-;;;; Snapshots as the service receives them: streams, and the parts that they bring. Each part names
-;;;; its snapshot and its receiver, as the header does.
+;;;; Snapshots as the service receives them: the streams, and the parts that they carry. Each part
+;;;; names its snapshot and its receiver, as the header does.
 
 (in-package #:clgrpc.raft)
 
 ;;; Streams
 
 (defun end-snapshot-delivery (snapshot-delivery control &rest arguments)
-  "End the stream of SNAPSHOT-DELIVERY, at which a thread may wait."
+  "End the stream of SNAPSHOT-DELIVERY, on which a thread may wait."
   (rpc:finish (snapshot-delivery-call snapshot-delivery) :status :aborted
                                                          :message (apply #'format nil control
                                                                          arguments)))
 
 (defun watch-snapshot-delivery (snapshot-delivery seconds)
-  "End SNAPSHOT-DELIVERY once it has waited for a part for SECONDS; look again and again."
+  "Check SNAPSHOT-DELIVERY again and again; end it when it has waited for a part for SECONDS."
   (let ((since-ns (snapshot-delivery-since-ns snapshot-delivery)))
     (if (and since-ns (<= (+ since-ns (seconds-ns seconds)) (loop:world-now)))
         (end-snapshot-delivery snapshot-delivery "no part of the snapshot has come for ~A s"
@@ -21,14 +21,16 @@
                    (lambda () (watch-snapshot-delivery snapshot-delivery seconds))))))
 
 (defun receive-part (snapshot-delivery)
-  "The next part of SNAPSHOT-DELIVERY's requests and its kind, :header or :chunk; nil at the end."
+  "Two values: the next part of SNAPSHOT-DELIVERY's requests, and its kind, :header or :chunk; nil
+at the end."
   (setf (snapshot-delivery-since-ns snapshot-delivery) (loop:world-now))
   (let ((request (rpc:receive (snapshot-delivery-call snapshot-delivery))))
     (setf (snapshot-delivery-since-ns snapshot-delivery) nil)
     (when request (v1:install-snapshot-request-part request))))
 
 (defun answer-part (snapshot-delivery response offset installed)
-  "Send RESPONSE on the stream of SNAPSHOT-DELIVERY: OFFSET octets are there."
+  "Send RESPONSE on the stream of SNAPSHOT-DELIVERY, with OFFSET, the number of octets that are
+kept, and INSTALLED."
   (setf (v1:install-snapshot-response-offset response) offset
         (v1:install-snapshot-response-installed response) installed)
   (rpc:send (snapshot-delivery-call snapshot-delivery) response))
@@ -58,9 +60,9 @@
       (unless known (setf (local-member-snapshot-receiver member) nil)))))
 
 (defun begin-snapshot-receiver (member header snapshot-delivery max-octets)
-  "Ask the state machine of MEMBER whether it wants the snapshot of HEADER; if so, only
-SNAPSHOT-DELIVERY receives it. Return the snapshot receiver, the response, and whether it is
-wanted."
+  "Ask the state machine of MEMBER whether it wants the snapshot of HEADER. If it does, make
+SNAPSHOT-DELIVERY the only one that receives it. Return the snapshot receiver, the response, and
+whether it is wanted."
   (when (> (v1:snapshot-header-octets header) max-octets)
     (refuse-address :resource-exhausted :snapshot-too-long (v1:snapshot-header-group header)
                     (v1:snapshot-header-sender header) (v1:snapshot-header-receiver header)
@@ -92,8 +94,8 @@ wanted."
     (note-chunk snapshot-receiver chunk)))
 
 (defun end-snapshot-receiver (member snapshot-receiver)
-  "Let the state machine install the snapshot of SNAPSHOT-RECEIVER, which has all of it; forget the
-receiver in any case; return the response."
+  "Let the state machine install the complete snapshot of SNAPSHOT-RECEIVER. Forget the receiver in
+any case; return the response."
   (with-snapshot-receiver (member snapshot-receiver)
     (setf (local-member-snapshot-receiver member) nil)
     (check-snapshot-receiver snapshot-receiver)
@@ -102,8 +104,8 @@ receiver in any case; return the response."
                          :call (snapshot-receiver-call snapshot-receiver))))
 
 (defun check-part (service member header chunk)
-  "Refuse CHUNK unless it is addressed as HEADER, of the snapshot for MEMBER, and MEMBER is still
-there."
+  "Refuse CHUNK unless it has the address of HEADER, of the snapshot for MEMBER, and MEMBER has not
+been removed."
   (let ((group (v1:snapshot-chunk-group chunk)) (sender (v1:snapshot-chunk-sender chunk))
         (receiver (v1:snapshot-chunk-receiver chunk)))
     (unless (and (eq member (find-local-member service group sender receiver))
@@ -117,7 +119,7 @@ there."
         do (multiple-value-bind (chunk kind) (receive-part snapshot-delivery)
              (unless (eq :chunk kind)
                (refuse :invalid-argument "~:[the snapshot ends too early~;~
-                                          a header comes in the middle~]"
+                                          a second header comes within it~]"
                        chunk))
              (check-part service member (snapshot-receiver-header snapshot-receiver) chunk)
              (keep-chunk member snapshot-receiver chunk)))
@@ -125,7 +127,7 @@ there."
     (answer-part snapshot-delivery response (snapshot-receiver-offset snapshot-receiver) t)))
 
 (defun admit-snapshot (service header call)
-  "The local member for which the snapshot of HEADER is meant, which CALL brings."
+  "The local member that the snapshot of HEADER, sent on CALL, is meant for."
   (admit service (v1:snapshot-header-group header) (v1:snapshot-header-sender header)
          (v1:snapshot-header-receiver header) call))
 

@@ -1,5 +1,6 @@
-;;;; Snapshots that go out. A snapshot is sent in chunks, each with its CRC-32C, on a stream; after
-;;;; a cut another stream goes on from where the receiver says, until the time is up.
+;;;; Snapshots that go out. A snapshot is sent on a stream in chunks, each with its CRC-32C. If the
+;;;; stream breaks, another one continues from the octet that the receiver names, until the time is
+;;;; over.
 
 (in-package #:clgrpc.raft)
 
@@ -28,12 +29,11 @@ the thread of INSTALL-SNAPSHOT.")
   "COUNT octets of SOURCE from OFFSET on."
   (let ((octets (read-snapshot source offset count)))
     (unless (and (typep octets 'octets) (= count (length octets)))
-      (error "~S gave something else than ~D octets from ~D on." source count offset))
+      (error "~S returned something else than the ~D octets from ~D on." source count offset))
     octets))
 
 (defun source-crc32c (source octets chunk-octets end-ns)
-  "The CRC-32C of SOURCE, which has so many OCTETS. Signal an RPC-ERROR if it is not there by
-END-NS."
+  "The CRC-32C of the first OCTETS octets of SOURCE. Signal an RPC-ERROR if END-NS comes first."
   (let ((crc 0))
     (loop for offset from 0 below octets by chunk-octets
           do (when (>= (loop:world-now) end-ns)
@@ -61,11 +61,11 @@ that takes until END-NS."
 ;;; One stream
 
 (defun send-part (call &rest part)
-  "Send PART, :header or :chunk and its message, on CALL; false if its peer wants no more."
+  "Send PART, :header or :chunk and its message, on CALL; return false if the peer accepts no more."
   (rpc:send call (apply #'v1:make-install-snapshot-request part)))
 
 (defun send-chunks (peer call source offset octets chunk-octets)
-  "Send SOURCE, which has so many OCTETS, from OFFSET on."
+  "Send SOURCE, which has OCTETS octets, from OFFSET on."
   (loop while (< offset octets)
         do (let* ((count (min chunk-octets (- octets offset)))
                   (data (read-part source offset count)))
@@ -93,7 +93,8 @@ that takes until END-NS."
                  (> (v1:install-snapshot-response-term response) (v1:snapshot-header-term header)))
              response)
             ((> (v1:install-snapshot-response-offset response) octets)
-             (error (local-error :internal "~A has more of the snapshot than there is"
+             (error (local-error :internal "~A claims to have more octets of the snapshot than ~
+                                            there are"
                                  (peer-name peer))))
             (t (send-chunks peer call source (v1:install-snapshot-response-offset response) octets
                             chunk-octets)
@@ -103,18 +104,18 @@ that takes until END-NS."
 ;;; Again and again
 
 (defconstant +most-losses+ 3
-  "How often a snapshot may come with wrong check sums before it is given up.")
+  "How often the check sums of a snapshot may be wrong before the transfer is given up.")
 
 (defun too-long-p (error)
-  "True if ERROR, of :resource-exhausted, is about a snapshot or a chunk that is longer than PEER
-takes. A peer that has too much to do uses the same status."
+  "True if ERROR, of :resource-exhausted, says that a snapshot or a chunk is longer than PEER
+accepts. A peer that has too much to do uses the same status."
   (or (eq :snapshot-too-long (refusal-reason error))
       (some (lambda (text) (search text (or (status:rpc-error-message error) "")))
             '("octets received, limit" "octets to send, limit"))))
 
 (defun passing-p (error losses)
-  "True if a transfer that failed with ERROR may be tried again, after this number of LOSSES of
-data."
+  "True if a transfer that failed with ERROR may be tried again; LOSSES is how often data were
+lost."
   (case (status:rpc-error-status error)
     ((:unavailable :aborted :failed-precondition) t)
     (:resource-exhausted (not (too-long-p error)))
@@ -140,14 +141,14 @@ data."
                  (error error))))))
 
 (defun install-snapshot (peer header source &key (timeout 600) (chunk-octets 262144))
-  "Send the snapshot SOURCE to PEER and return its last InstallSnapshotResponse: one with
-INSTALLED, or one whose term is above that of HEADER, which refuses it. HEADER is a SnapshotHeader;
-its address and length are filled in, and its check sum unless it has one. SOURCE is octets, a
-pathname, or any object with methods of SNAPSHOT-OCTETS and READ-SNAPSHOT. It goes in chunks of
-CHUNK-OCTETS. When the connection is lost, or PEER has too much to do, this goes on with another
-stream, after the octets that PEER has kept, until TIMEOUT seconds are over. Signal the RPC-ERROR of
-the last stream then, or if PEER refuses. Snapshots of several threads go one after the other. From
-any thread but a loop's."
+  "Send the snapshot SOURCE to PEER and return its last InstallSnapshotResponse: one with INSTALLED,
+or one with a term above that of HEADER, which refuses it. HEADER is a SnapshotHeader. This fills in
+its address and its length, and its check sum unless it has one. SOURCE is octets, a pathname, or
+any object with methods of SNAPSHOT-OCTETS and READ-SNAPSHOT. It is sent in chunks of CHUNK-OCTETS.
+When the connection is lost, or PEER is overloaded, another stream continues after the octets that
+PEER has kept, until TIMEOUT seconds are over. Signal the RPC-ERROR of the last stream then, or if
+PEER refuses. Snapshots that several threads send to PEER are sent one after the other. From any
+thread but a loop's."
   (check-type chunk-octets (integer 1 16777216))
   (check-type timeout (real (0)))
   (let* ((began-ns (loop:world-now))

@@ -1,15 +1,16 @@
-;;;; The user's state machine: an object of any class of the user's, with a method of each generic
-;;;; function, which returns the answer to a message. A message for which there is none is answered
-;;;; with :unimplemented.
+;;;; The user's state machine: an object of any class of the user's, with methods of these generic
+;;;; functions, each of which returns the answer to a message. A message without a method is
+;;;; answered with :unimplemented.
 ;;;;
-;;;; Each gets :CALL, the server's end of the call that brings the message: CALL-PEER says where its
-;;;; peer is, CLGRPC.AUTHORITY:CALL-IDENTITY what its certificate proves. Group, sender and receiver
-;;;; were compared before.
+;;;; Each method gets :CALL, the server's end of the call that carries the message: CALL-PEER
+;;;; returns its peer's address, CLGRPC.AUTHORITY:CALL-IDENTITY the identity in its certificate.
+;;;; Group, sender and receiver were compared before.
 ;;;;
-;;;; The methods are called on threads of the server's, perhaps several at once for different
-;;;; messages; they guard their common data by locks. Entries that come down one stream are handled
-;;;; one request after the other, in their order, and so are the chunks of a snapshot. A method that
-;;;; signals an error ends its call, or stream, with :internal, or as FAIL says.
+;;;; The methods are called on threads of the server, perhaps several at once for different
+;;;; messages; they must protect common data by locks. Requests that arrive on one stream are
+;;;; handled one after the other, in their order, and so are the chunks of a snapshot. A method that
+;;;; signals an error ends its call or stream with :internal, or with the status that it gives to
+;;;; FAIL.
 
 (in-package #:clgrpc.raft)
 
@@ -36,9 +37,9 @@ term are on disk when this returns. On a server's thread.")
 
 (defgeneric handle-append-entries (state request &key &allow-other-keys)
   (:documentation "Answer REQUEST, an AppendEntriesRequest, by an AppendEntriesResponse. The
-entries are on disk when this returns with success. They belong to STATE, which may keep them:
-nothing else changes them or their data. On a server's thread; requests of one stream in their
-order.")
+entries are on disk when this returns with success. The entries belong to STATE, which may keep
+them: nothing else changes them or their data. This is called on a server's thread; requests of one
+stream are handled in their order.")
   (:method (state request &key)
     (declare (ignore request))
     (not-handled state "AppendEntries")))
@@ -51,39 +52,40 @@ election. On a server's thread.")
     (not-handled state "TimeoutNow")))
 
 (defgeneric kept-snapshot (state header &key &allow-other-keys)
-  (:documentation "A leader begins to send the snapshot that HEADER, a SnapshotHeader, describes, of
-which this process has got nothing. Return how many of its first octets STATE has kept from an
-earlier process, and their CRC-32C (see CRC32C), computed from the octets that are there: the leader
-goes on after them. Without a method that is 0, and it begins at its beginning. Snapshots are the
-same if their last_included_index, last_included_term, octets and crc32c are. On a server's
-thread.")
+  (:documentation "A leader begins to send the snapshot that HEADER, a SnapshotHeader, describes,
+and this process has received nothing of it. Return two values: how many of its first octets STATE
+has kept from an earlier process, and the CRC-32C of these octets (see CRC32C), computed from the
+octets themselves. The leader continues after them. Without a method that is 0, and it begins at its
+beginning. Snapshots are the same if their last_included_index, last_included_term, octets and
+crc32c are. On a server's thread.")
   (:method (state header &key)
     (declare (ignore state header))
     (values 0 0)))
 
 (defgeneric handle-install-snapshot (state header offset &key &allow-other-keys)
   (:documentation "A leader begins to send the snapshot that HEADER, a SnapshotHeader, describes, or
-goes on: OFFSET octets of it have come before. Return an InstallSnapshotResponse. If its term is
-above that of HEADER the snapshot is refused; if it says INSTALLED, STATE has all contents of the
-snapshot, for instance since the leader has lost the response to its last chunk, and nothing is
-sent. In both cases, and if this ends by FAIL, the kept part of another snapshot remains. Otherwise,
-with OFFSET 0, forget that. On a server's thread; never two of the methods for snapshots at once.")
+continues: OFFSET octets of it have been received before. Return an InstallSnapshotResponse. A term
+above that of HEADER refuses the snapshot. INSTALLED means that STATE has all contents of the
+snapshot, for instance because the leader has lost the response to its last chunk; then nothing is
+sent. In both cases, and if this calls FAIL, the kept part of another snapshot remains. Otherwise,
+if OFFSET is 0, forget the kept part of another snapshot. On a server's thread; never two of the
+methods for snapshots at once.")
   (:method (state header offset &key)
     (declare (ignore header offset))
     (not-handled state "InstallSnapshot")))
 
 (defgeneric handle-snapshot-chunk (state header offset data &key &allow-other-keys)
-  (:documentation "Keep DATA, octets that belong to STATE, which are those of HEADER's snapshot from
-OFFSET on, directly after its kept part. Their check sum was right. If this signals an error, or is
-interrupted, the same OFFSET comes again. On a server's thread.")
+  (:documentation "Keep DATA, octets that belong to STATE: those of HEADER's snapshot from OFFSET
+on, directly after the part that is kept. Their check sum was right. If this signals an error, or is
+interrupted, the same OFFSET is given again. On a server's thread.")
   (:method (state header offset data &key)
     (declare (ignore header offset data))
     (not-handled state "InstallSnapshot")))
 
 (defgeneric handle-snapshot-end (state header &key &allow-other-keys)
-  (:documentation "All of the snapshot of HEADER has come, and its check sum is right: install it.
-Return an InstallSnapshotResponse with the term. It is on disk when this returns. If this signals
-an error the leader may send all of it again. On a server's thread.")
+  (:documentation "All of the snapshot of HEADER has been received, and its check sum is right:
+install it. Return an InstallSnapshotResponse with the term. It is on disk when this returns. If
+this signals an error the leader may send all of it again. On a server's thread.")
   (:method (state header &key)
     (declare (ignore header))
     (not-handled state "InstallSnapshot")))

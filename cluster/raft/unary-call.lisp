@@ -1,6 +1,6 @@
-;;;; Messages that are sent alone: a call each, which waits for a connection and for the answer
-;;;; until its deadline. They are in no order with each other, but those of APPEND-ENTRIES, of
-;;;; which a peer has one at a time.
+;;;; Messages that are sent alone: each is a call, which waits for a connection and for the answer
+;;;; until its deadline. Only those of APPEND-ENTRIES are ordered among each other: a peer has one
+;;;; of them at a time.
 
 (in-package #:clgrpc.raft)
 
@@ -17,8 +17,8 @@
     (t :internal)))
 
 (defun begin-unary-call (peer message stub request timeout entries octets)
-  "Begin the call of STUB that asks REQUEST, a MESSAGE with ENTRIES and OCTETS of data, of PEER.
-Return the future, and a function to be called with the error it has ended with, or nil."
+  "Begin the call of STUB that sends REQUEST, a MESSAGE with ENTRIES and OCTETS of data, to PEER.
+Return the future, and a function to be called with the error that ended it, or nil."
   (let ((meter (peer-meter peer))
         (began-ns (loop:world-now)))
     (note-sent meter message entries octets)
@@ -53,18 +53,18 @@ Return the future, and a function to be called with the error it has ended with,
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defparameter *unary-call-text*
     "~A REQUEST is ~A; return ~A. Waits for a connection and the answer, TIMEOUT seconds or, if that
-is nil, those of PEER, and signals an RPC-ERROR then, or if PEER refuses; see REFUSAL-REASON. The
-request goes with the address of PEER: the group, sender and receiver of REQUEST do not count. With
-THEN, a function, return nil at once; (THEN response error) is called when it is known, on a thread
-of its own, with the RPC-ERROR or nil; a REQUEST that cannot be sent at all signals here. From any
-thread."
-    "The documentation of a unary call: a format control of its purpose, its request and its
+is nil, the timeout of PEER. Signals an RPC-ERROR after that, or if PEER refuses; see
+REFUSAL-REASON. The request is sent with the address of PEER; the group, sender and receiver in
+REQUEST are ignored. With THEN, a function, return nil at once; (THEN response error) is called
+later, on a thread of its own, with the response and nil, or nil and the RPC-ERROR. A REQUEST that
+cannot be sent at all signals here. From any thread."
+    "The documentation of a unary call: a format control for its purpose, its request and its
 response."))
 
 (defmacro define-unary-calls (&body rows)
-  "Define functions (NAME peer request &key timeout then) that send a MESSAGE to a peer; each row is
-NAME, MESSAGE, the function that gives a request its address, a text with its purpose, and the texts
-of request and response."
+  "Define functions (NAME peer request &key timeout then) that send a MESSAGE to a peer. Each row is
+NAME, MESSAGE, the function that gives a request its address, a text with the purpose, and texts for
+request and response."
   `(progn
      ,@(loop for (name message address meaning request response) in rows
              for stub = (intern (string name) '#:clgrpc.raft.v1.raft)
@@ -79,7 +79,7 @@ of request and response."
 
 (define-unary-calls
   (pre-vote "pre-vote" addressed-vote
-            "Ask PEER whether it would vote for us."
+            "Ask PEER whether it would vote for this member."
             "a RequestVoteRequest" "a RequestVoteResponse")
   (request-vote "request-vote" addressed-vote
                 "Ask PEER for its vote."
@@ -91,8 +91,8 @@ of request and response."
 ;;; One at a time
 
 (defun await-pipe (pipe ready-p end-ns)
-  "Wait until READY-P, a function, returns true; return its value, or nil at END-NS, or if this
-thread runs a loop that no other can run meanwhile. PIPE's lock is held."
+  "Wait until READY-P, a function, returns true, and return that value; return nil at END-NS, or if
+this thread runs a loop that no other thread can run meanwhile. PIPE's lock is held."
   (declare (type function ready-p))
   (loop (let ((ready (funcall ready-p)))
           (when ready (return ready))
@@ -108,7 +108,7 @@ thread runs a loop that no other can run meanwhile. PIPE's lock is held."
       (unless (await-pipe pipe (lambda () (not (member message (peer-turns peer)))) end-ns)
         (error (status:make-rpc-error
                 :deadline-exceeded :ended-by :local :sent nil
-                :message (format nil "~(~A~) that came before to ~A is not answered" message
+                :message (format nil "an earlier ~(~A~) to ~A is not answered yet" message
                                  (peer-name peer)))))
       (push message (peer-turns peer)))))
 
@@ -119,18 +119,18 @@ thread runs a loop that no other can run meanwhile. PIPE's lock is held."
       (sb-thread:condition-broadcast (pipe-bell pipe)))))
 
 (defmacro with-turn ((peer message end-ns) &body body)
-  "Evaluate BODY while no other MESSAGE, a keyword, to PEER is under way; wait for that until END-NS
-at most."
+  "Evaluate BODY while no other MESSAGE, a keyword, to PEER is under way; wait for that, at most
+until END-NS."
   `(progn (take-turn ,peer ,message ,end-ns)
           (unwind-protect (progn ,@body)
             (end-turn ,peer ,message))))
 
 (defun append-entries (peer request &key timeout)
   "Send REQUEST, an AppendEntriesRequest, to PEER and return its AppendEntriesResponse. Requests of
-several threads go one after the other, each after the answer to the one before; they are in no
-order with the pipeline's requests. Waits TIMEOUT seconds in all or, if that is nil, those of PEER,
-for its turn, a connection and the answer, and signals an RPC-ERROR then, or if PEER refuses; see
-REFUSAL-REASON. REQUEST goes with the address of PEER. From any thread."
+several threads are sent one after the other, each after the answer to the previous one; they are
+not ordered with the pipeline's requests. Waits TIMEOUT seconds in all or, if that is nil, the
+timeout of PEER: for its turn, for a connection and for the answer. Signals an RPC-ERROR after that,
+or if PEER refuses; see REFUSAL-REASON. REQUEST is sent with the address of PEER. From any thread."
   (check-type request v1:append-entries-request)
   (let ((end-ns (loop:notice-end (or timeout (peer-timeout peer)))))
     (with-turn (peer :append-entries end-ns)

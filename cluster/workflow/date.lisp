@@ -1,35 +1,36 @@
-;;;; The date by which nodes keep times. No machine's clock is believed alone: a wrong date would
-;;;; make workflows due, and delete or fail them, for good.
+;;;; The nodes' date: the common time of all nodes, by which timers are kept. No machine's clock is
+;;;; trusted alone: a wrong date would make workflows due, and would delete or fail them, for good.
 ;;;;
-;;;; 1. A node's date runs on from its last value with the steady clock, which no program sets.
-;;;; 2. Each node reports to the others its machine's date, and the nodes' date by its reckoning:
-;;;;    both are the value of its entry among the nodes, which ends with its lease.
-;;;; 3. A node that comes takes over the others' reckoning. One that is alone goes by the date that
-;;;;    the store keeps, which the first of the nodes puts there now and then.
-;;;; 4. The date is moved only as far as most machines' dates ask for: to the middle one; with an
-;;;;    even number of machines, to the nearer of the middle two unless it is between them. So of
+;;;; 1. A node's date advances from its last value with a steady clock, which no program sets.
+;;;; 2. Each node reports two dates to the others: its machine's, and its value of the nodes' date.
+;;;;    Both are in its entry among the nodes, which ends with its lease.
+;;;; 3. A new node takes over the others' value. A node that is alone begins with the date in the
+;;;;    store, which the first of the nodes writes there now and then.
+;;;; 4. The date is set only as far as most machines' dates ask for: to the middle one. With an even
+;;;;    number of machines it is set to the nearer of the middle two, unless it is between them. So
+;;;;    of
 ;;;;    two machines that differ neither moves it.
-;;;; 5. A node that is alone goes by its machine's date.
-;;;; 6. The date is moved by more than an hour only after a while, all through which the same was
-;;;;    asked for: ten minutes at a node that is alone, in which its operator can correct its
-;;;;    machine's date; half a minute at one among others. A node learns another machine's date
-;;;;    late, so wrong dates of one moment after the other may look like those of most machines.
+;;;; 5. A node that is alone follows its machine's date.
+;;;; 6. The date is set by more than an hour only if the same date is asked for during a whole
+;;;;    period. That is ten minutes at a node that is alone, in which its operator can correct the
+;;;;    machine's date, and half a minute at a node among others. A node learns other machines'
+;;;;    dates late, so wrong dates of several machines at different times may look like the dates of
+;;;;    most.
 
 (in-package #:clgrpc.workflow)
 
 (defconstant +date-slack-ms+ 250 "Dates that differ by no more are the same.")
 (defconstant +longest-step-ms+ 3600000 "The farthest that the date is moved at once.")
 (defconstant +lonely-proof-ms+ 600000
-  "How long a date that is further off must be asked for before a node that is alone takes it.")
+  "How long a date that is further away must be asked for before a node that is alone accepts it.")
 (defconstant +common-proof-ms+ 30000
-  "The same for a node among others; each of them reports its machine's date three times
-meanwhile.")
+  "The same for a node among others. Each of them reports its machine's date three times in this
+period.")
 (defconstant +longest-outage-ms+ 86400000
-  "The longest time, in ms, that a date may be before the machine's to count as the date of an
-outage.")
+  "How far the date, in ms, may be behind the machine's so that an outage explains the difference.")
 
 (defstruct (date-step (:copier nil) (:predicate nil))
-  "An offset that is asked for and is far from that of the nodes' date."
+  "An offset that is asked for and is far from that of the present date."
   (offset 0 :type integer :read-only t) ; that is asked for
   (begin-ms 0 :type integer :read-only t) ; since when, by STEADY-MS
   (proof-ms 0 :type integer :read-only t)) ; how long it is to be asked for
@@ -51,7 +52,7 @@ outage.")
             (hash-table-count (dates-others dates)))))
 
 (defun steady-ms ()
-  "The time by a clock that no program sets, which runs on while the machine is suspended."
+  "The time of a clock that no program sets, and that advances while the machine is suspended."
   (floor (+ (loop:world-now) (if (loop:simulated-p) 0 (suspended-ns))) 1000000))
 
 (defun machine-ms (dates)
@@ -64,7 +65,7 @@ outage.")
     (values (elt sorted (floor (1- count) 2)) (elt sorted (floor count 2)))))
 
 (defun common-offset (dates own)
-  "The offset that most of the machines ask for, of which this one's is OWN."
+  "The offset that most machines ask for; OWN is that of this machine."
   (multiple-value-bind (low high)
       (middle (cons own (alexandria:hash-table-values (dates-others dates))))
     (let ((offset (dates-offset dates)))
@@ -73,13 +74,13 @@ outage.")
             (t offset)))))
 
 (defun same-step-p (date-step offset proof-ms)
-  "True if DATE-STEP is to an offset like OFFSET, which is to be asked for PROOF-MS."
+  "True if DATE-STEP asks for an offset like OFFSET, which must be asked for during PROOF-MS."
   (and (= proof-ms (date-step-proof-ms date-step))
        (<= (abs (- offset (date-step-offset date-step))) +longest-step-ms+)))
 
 (defun proven-offset (dates offset steady proof-ms)
-  "The offset of DATES now that OFFSET is asked for at STEADY, which is to be asked for PROOF-MS if
-it is far off."
+  "The offset of DATES at the time STEADY, when OFFSET is asked for. If OFFSET is far away, it must
+be asked for during PROOF-MS."
   (let ((present (dates-offset dates)) (date-step (dates-date-step dates)))
     (cond ((<= (abs (- offset present)) +longest-step-ms+)
            (setf (dates-date-step dates) nil)
@@ -108,8 +109,8 @@ it is far off."
                                        +common-proof-ms+))))))))
 
 (defun begin-date (dates others stored)
-  "Begin DATES with the reckonings of the OTHERS, a list of (name its-machine's-date nodes'-date);
-without others with the date STORED, unless that is nil."
+  "Begin DATES with the values of the OTHERS, a list of (name its-machine's-date nodes'-date).
+Without others begin with the date STORED, unless that is nil."
   (let ((machine (machine-ms dates)) (steady (steady-ms)))
     (sb-thread:with-mutex ((dates-lock dates))
       (unless (dates-offset dates)

@@ -1,7 +1,8 @@
-;;;; Errands: changes that are due without a call, of other workflows than the one whose change has
-;;;; caused them. An errand is a key among those of timers, index/due/SHARD/TIME/ERRAND/ID, put by
-;;;; the transaction that makes it necessary and removed by the one that does it, or once there is
-;;;; nothing left to do. So it is done though nodes die, and it takes effect once.
+;;;; Errands: changes that are due without a call, in other workflows than the one whose change has
+;;;; caused them. An errand is a key among those of timers, index/due/SHARD/TIME/ERRAND/ID. The
+;;;; transaction that makes it necessary puts it there; the transaction that does it removes it, as
+;;;; does a node that finds nothing left to do. So it is done though nodes die, and it takes effect
+;;;; once.
 ;;;;
 ;;;;   start     children of the workflow ID are to be begun
 ;;;;   end       the child ID has ended, which is to be reported to its parent
@@ -13,8 +14,8 @@
 (in-package #:clgrpc.workflow)
 
 (defconstant +most-ends+ 40
-  "Ends of children that one change of their parent notes. Each has two operations: its result, and
-the removal of its errand.")
+  "The most ends of children that one change of their parent notes. Each has two operations: its
+result, and the removal of its errand.")
 
 (defstruct (errand (:copier nil))
   "An errand in the store."
@@ -35,15 +36,15 @@ the removal of its errand.")
     (push (cons key (format nil "~A~C" key (code-char 0))) (draft-removals draft))))
 
 (defun forget-errand (node errand)
-  "There is nothing to do, or no more, of ERRAND."
+  "Remove ERRAND: nothing is left to do."
   (etcd:remove-entry (node-etcd node) (node-key node (errand-key errand))))
 
 ;;; Children are begun
 
 (defun next-children (node state origin children input)
-  "Finished drafts of those of CHILDREN, a Children, that the step which STATE, of the revision
-ORIGIN, is at begins next, as many as one transaction takes. INPUT is the input of children that
-have none of their own."
+  "Finished drafts of the next of CHILDREN, a Children, that the current step of STATE, of the
+revision ORIGIN, begins; as many as one transaction takes. INPUT is the input of children that have
+no input of their own."
   (loop with operation-count = 0
         with octets = (protobuf:serialized-size state)
         with all = (pb:children-children children)
@@ -67,9 +68,9 @@ have none of their own."
                    "the inputs of the children are too large together"))))
 
 (defun begin-children (node cached-state drafts)
-  "Put DRAFTS, of children of CACHED-STATE, into the store, and note it in that, unless it has
-changed meanwhile. A former workflow of such a child is deleted, to try again; signal
-WORKFLOW-EXISTS if another workflow has such an id."
+  "Put DRAFTS, of children of CACHED-STATE, into the store, and note them in that state, unless it
+has changed meanwhile. If a child's id is that of a former workflow, delete that, to try again;
+signal WORKFLOW-EXISTS if it is another workflow's."
   (let ((parent (decide node cached-state
                         (lambda (draft) (note-children-begun draft (length drafts))))))
     (unless (put-drafts node (cons parent drafts)
@@ -82,11 +83,11 @@ WORKFLOW-EXISTS if another workflow has such an id."
                  (change-workflow node id (lambda (former)
                                             (and (former-child-p (draft-state former) draft)
                                                  (delete-state former)))))
-                (t (refuse :workflow-exists "there is another workflow ~A" id))))))))
+                (t (refuse :workflow-exists "another workflow has the id ~A" id))))))))
 
 (defun start-children (node id)
-  "Begin the children that a step of the workflow ID is to start, if it is at such a step. Where one
-cannot be begun the step fails."
+  "Begin the children of the current step of the workflow ID, if it is a step that starts children.
+If one cannot be begun, the step fails."
   (loop for cached-state = (entry-cached-state node (fetch-entry node id))
         for state = (and cached-state (cached-state-state cached-state))
         for step = (and state (starting-step state))
@@ -113,7 +114,7 @@ cannot be begun the step fails."
 ;;; They end
 
 (defun child-result (node errand parent)
-  "The ChildResult that ERRAND, of a child of PARENT that has ended, is to report."
+  "The ChildResult to report to PARENT for ERRAND, of a child that has ended."
   (let* ((id (errand-id errand)) (entry (fetch-entry node id)) (state (entry-state entry))
          (result (and state (not (running-p state)) (pb:workflow-state-parent state)
                       (protobuf:message= parent (pb:workflow-state-parent state))
@@ -125,7 +126,7 @@ cannot be begun the step fails."
                               :reason "it was deleted before its end was reported to its parent"))))
 
 (defun former-ends (node state number)
-  "The alist of places and ChildResults of the step NUMBER of STATE that were noted before."
+  "The alist of places and ChildResults of the step NUMBER of STATE whose ends were noted before."
   (let ((prefix (data-key (node-root node) (pb:workflow-state-id state)
                           (payload-key state (format nil "child/~D/" number)))))
     (loop for entry in (etcd:fetch-entries (node-etcd node) :prefix prefix)
@@ -155,8 +156,8 @@ and Parents."
                  (mapcar #'car group))))
 
 (defun tell-parents (node errands)
-  "Do ERRANDS, of children that have ended: those of one step together, as many as one change takes.
-Return the ids of the workflows that this was about."
+  "Do ERRANDS, of children that have ended. Those of one step are done together, as many as one
+change takes. Return the ids of the workflows that this was about."
   (let ((groups (make-hash-table :test 'equal)) (ids '()))
     (dolist (errand errands)
       (push (errand-id errand) ids)
@@ -172,7 +173,7 @@ Return the ids of the workflows that this was about."
     ids))
 
 (defun cancel-children (node errand)
-  "Cancel the children of the workflow ERRAND is of, which has ended."
+  "Cancel the children of ERRAND's workflow, which has ended."
   (let ((id (errand-id errand)))
     (destructuring-bind (number count last)
         (mapcar #'parse-integer (uiop:split-string (octets-string (errand-octets errand))))
@@ -183,15 +184,15 @@ Return the ids of the workflows that this was about."
 ;;; All of them
 
 (defun do-errand (node errand)
-  "Do ERRAND, if it is one that is done by itself."
+  "Do ERRAND, if it is of a kind that is done one by one."
   (alexandria:switch ((errand-name errand) :test #'string=)
     ("start" (start-children node (errand-id errand)))
     ("cancel" (cancel-children node errand))
     ("schedule" (run-schedule node errand))))
 
 (defun do-errands (node errands)
-  "Do ERRANDS, as far as nothing is wrong with single ones. Return the ids of the workflows that
-this was about."
+  "Do ERRANDS; an errand that fails does not keep the others from being done. Return the ids of the
+workflows that this was about."
   (flet ((end-p (errand) (string= "end" (errand-name errand))))
     (let ((parents (tell-parents node (remove-if-not #'end-p errands)))
           (others (remove-if #'end-p errands)))

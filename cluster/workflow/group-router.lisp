@@ -1,12 +1,12 @@
-;;;; Several groups of nodes, each with an etcd of its own: one etcd takes only so many changes a
-;;;; second, and more nodes do not make it faster. A router leads each workflow to one group, by its
-;;;; id, and replaces the channel in all calls about one workflow.
+;;;; Several groups of nodes, each with an etcd of its own: one etcd accepts only so many changes a
+;;;; second, and more nodes do not make it faster. A router assigns each workflow to one group, by
+;;;; its id, and is used in place of the channel in all calls about one workflow.
 ;;;;
 ;;;; The group follows from the id and the names of the groups alone (rendezvous hashing), so all
-;;;; clients agree without a request: of all names it is the one for which the first eight octets of
-;;;; the MD5 of NAME/ID, in UTF-8, are the greatest number. A new group gets one of N + 1 ids;
-;;;; workflows that were started before stay in their group, and only the channel of that group
-;;;; finds them.
+;;;; clients agree without a request. For each group, take the first eight octets of the MD5 of
+;;;; NAME/ID, in UTF-8, as a number: the group with the greatest number has the workflow. With N
+;;;; groups, a new one gets one of N + 1 ids. Workflows that were started before stay in their
+;;;; group, and only the channel of that group finds them.
 
 (in-package #:clgrpc.workflow)
 
@@ -24,17 +24,17 @@
 (defun make-router (groups)
   "Return a router to GROUPS, a list of (NAME . CHANNEL): a name, a string, which stays that
 group's, and a channel to its nodes, whose store is another than that of the other groups.
-START-WORKFLOW and all other functions about one workflow take it in place of a channel, and so does
-MAP-WORKFLOWS. A worker, a watch of all workflows and a schedule are of one group, and children are
-of their parent's. Signal MISUSE for no group, for a name that occurs twice, and for another object
-than such a list. From any thread."
+START-WORKFLOW and all other functions about one workflow accept it in place of a channel; so does
+MAP-WORKFLOWS. A worker, a watch of all workflows and a schedule belong to one group; children
+belong to their parent's. Signal MISUSE if GROUPS is not such a list, or is empty, or has a name
+twice. From any thread."
   (unless (and (consp groups)
                (every (lambda (group)
                         (and (consp group) (stringp (car group)) (cdr group)))
                       groups))
-    (misuse "Groups are conses of a name and a channel, one at least, unlike ~S." groups))
+    (misuse "Groups are a list of at least one cons of a name and a channel, not ~S." groups))
   (when (/= (length groups) (length (remove-duplicates groups :key #'car :test #'string=)))
-    (misuse "Each group has a name of its own, unlike those of ~S." groups))
+    (misuse "Each group needs a name of its own: ~S has one twice." groups))
   (%make-router (copy-list groups)))
 
 (defun router-channels (router)

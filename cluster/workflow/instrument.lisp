@@ -1,11 +1,11 @@
-;;;; The metrics of a node. It counts the changes that it has made itself; numbers of the store,
-;;;; such as how many workflows run, are the same at every node. Nodes with the same metrics share
-;;;; the instruments; the namespace distinguishes them.
+;;;; The metrics of a node. It counts the changes that it has made itself; figures of the store,
+;;;; such as how many workflows run, are the same at every node. Nodes that share an object of
+;;;; metrics share the instruments; the namespace distinguishes them.
 
 (in-package #:clgrpc.workflow)
 
 (defstruct (instruments (:copier nil))
-  "The instruments of the nodes of one METRICS."
+  "The instruments of the nodes that share one METRICS."
   (nodes '() :type list)                ; those that are open; changed by ATOMIC-UPDATE
   (workflows nil :read-only t)          ; workflows begun and ended, by event
   (steps nil :read-only t)              ; outcomes of steps, by outcome and kind
@@ -14,7 +14,7 @@
 
 (defun namespace-sums (instruments reader)
   "For each namespace with open nodes among INSTRUMENTS, a list of the sum of READER's values for
-them, and the namespace."
+these nodes, and the namespace."
   (let ((sums '()))
     (dolist (node (instruments-nodes instruments) sums)
       (let ((sum (find (node-namespace node) sums :key #'second :test #'string=))
@@ -52,7 +52,8 @@ was opened last, and the namespace."
              :refused (counter "clgrpc.workflow.refused" "{call}" "Calls that were refused."
                                "clgrpc.workflow.reason")
              :changes (counter "clgrpc.workflow.changes" "{change}"
-                               "Changes put into the store, and those that met another one."
+                               "Changes put into the store, and those that conflicted with another
+one."
                                "clgrpc.workflow.outcome")))
       (gauge "clgrpc.workflow.running" "{workflow}" "Workflows that have not ended."
              #'store-counts #'node-running)
@@ -65,7 +66,7 @@ was opened last, and the namespace."
       (gauge "clgrpc.workflow.store" "By" "Octets of the store that are in use."
              #'store-counts (lambda (node) (or (room-used node) 0)))
       (gauge "clgrpc.workflow.store_limit" "By"
-             "Octets of the store with which no workflow is started."
+             "Octets of the store above which no workflow is started."
              #'store-counts (lambda (node) (nth-value 1 (room-used node))))
       instruments)))
 
@@ -83,7 +84,7 @@ was opened last, and the namespace."
       (sb-ext:atomic-update (instruments-nodes instruments) (lambda (nodes) (remove node nodes))))))
 
 (defun note (node reader &rest values)
-  "Count one more by the counter of NODE that READER returns, if NODE has metrics."
+  "Add 1 to the counter of NODE that READER returns, if NODE has metrics."
   (let ((instruments (node-instruments node)))
     (when instruments
       (apply #'metrics:add (funcall (the function reader) instruments) 1 (node-namespace node)

@@ -1,11 +1,11 @@
 ;;;; The keeper: a job of each node that looks after sessions and nodes. It gives the claims of
-;;;; sessions that have ended to other workers, before all else and apart from timers; keeps the
-;;;; watch of the index, which informs the node of tasks, times, sessions and nodes; keeps the
-;;;; node's entry among the nodes, with its date; counts. It looks at each event of the watch, and
-;;;; every second.
+;;;; sessions that have ended to other workers, before all else and apart from timers. It keeps the
+;;;; watch of the index, which informs the node of tasks, times, sessions and nodes. It maintains
+;;;; the node's entry among the nodes, with its date; and it counts. It looks at each event of the
+;;;; watch, and every second.
 ;;;;
-;;;; All nodes look after sessions, in different orders. Where two do one thing, the store takes one
-;;;; of the changes, and the other node finds that there is nothing left to do.
+;;;; All nodes look after sessions, in different orders. If two nodes do one thing, the store
+;;;; accepts one of the changes, and the other node finds that nothing is left to do.
 
 (in-package #:clgrpc.workflow)
 
@@ -17,7 +17,7 @@
 (defconstant +node-lease-seconds+ 4
   "After this time other nodes take over the timers of a node that hangs.")
 (defconstant +ending-seconds+ 1
-  "How long a node that closes waits for its jobs, whose store may hang, and to leave the others;")
+  "How long a node that closes waits for its jobs, whose store may hang, and for its lease to end;")
 (defconstant +least-leaving-seconds+ 1/4 "and how long at least for the latter.")
 (defconstant +date-seconds+ 10 "How often a node reports its machine's date.")
 
@@ -56,7 +56,7 @@
              (wake-keeper node (lambda (wakeup) (push what (wakeup-ended wakeup))))))))
 
 (defun note-sessions (node)
-  "Note which sessions are open now. Return the revision at which they are."
+  "Note the sessions that are open now. Return the revision at which they were read."
   (let* ((prefix (node-key node "index/sessions" "")) (over (open-sessions node))
          (revision
            (etcd:map-entries (lambda (entry)
@@ -68,7 +68,7 @@
     revision))
 
 (defun end-claims-of-lost-sessions (node)
-  "End claims that wait whose sessions ended while no watch told it."
+  "End the waiting claims of sessions whose end no watch has reported."
   (dolist (session (waiting-sessions (node-task-queue node)))
     (unless (etcd:fetch (node-etcd node) (session-key node session))
       (end-claims-of node session))))
@@ -94,7 +94,7 @@
                                                     (setf (wakeup-lost-watch wakeup) t))))))))
 
 (defun end-index-watch (node)
-  "End the watch of the index, if there is one."
+  "End the watch of the index, if NODE has one."
   (let ((watch (shiftf (node-index-watch node) nil)))
     (when watch (etcd:cancel-watch watch))))
 
@@ -117,7 +117,7 @@
 ;;; Sessions that have ended
 
 (defun do-ended-sessions (node)
-  "Give the claims of sessions to others that have ended according to the watch."
+  "Give the claims of the sessions that, by the watch, have ended to others."
   (let ((wakeup (node-wakeup node)))
     (flet ((next-ended ()
              (sb-thread:with-mutex ((wakeup-lock wakeup)) (pop (wakeup-ended wakeup)))))
@@ -140,8 +140,8 @@
     sessions))
 
 (defun forget-ended-sessions (node)
-  "Forget what is counted by sessions that have ended: a claim that was under way at the end of its
-session has counted its tasks since then."
+  "Remove the counts of sessions that have ended. A claim that was under way at the end of its
+session has counted tasks since then."
   (let* ((task-queue (node-task-queue node))
          (known (sb-thread:with-mutex ((node-lock node))
                   (alexandria:hash-table-keys (node-session-names node))))
@@ -160,7 +160,7 @@ session has counted its tasks since then."
         (unless (gethash key loads) (remhash key (task-queue-loads task-queue)))))))
 
 (defun sweep-sessions (node)
-  "Give the claims of sessions to others that ended while no node watched."
+  "Give the claims of the sessions that ended while no node watched to others."
   (forget-ended-sessions node)
   (let ((sessions (claiming-sessions node)) (claiming (make-hash-table :test 'equal)))
     (dolist (session sessions) (setf (gethash session claiming) t))
@@ -177,7 +177,8 @@ session has counted its tasks since then."
     (and lease (format nil "~(~X~)" (etcd:lease-id lease)))))
 
 (defun share-out-shards (node)
-  "Of all shards those are NODE's whose turn it is among the names of all nodes."
+  "Take the shards that are NODE's when all shards are dealt out by turns to the names of all
+nodes."
   (let ((own (own-name node)))
     (own-shards node
                 (and own
@@ -187,7 +188,7 @@ session has counted its tasks since then."
                              collect shard))))))
 
 (defun note-node (node name entry)
-  "The node NAME is there, with the dates in ENTRY, or is gone if that is nil."
+  "Note that the node NAME exists, with the dates in ENTRY, or has ended if ENTRY is nil."
   (let ((dates (node-dates node)) (ms nil))
     (cond ((equal name (own-name node)) (return-from note-node))
           ((null entry) (forget-machine dates name))
@@ -197,7 +198,7 @@ session has counted its tasks since then."
     (wake-keeper node (lambda (wakeup) (setf (wakeup-newcomer wakeup) t)))))
 
 (defun note-nodes (node)
-  "Note which nodes there are now."
+  "Note the nodes that exist now."
   (let* ((prefix (node-key node "index/nodes" ""))
          (entries (etcd:fetch-entries (node-etcd node) :prefix prefix))
          (names (loop for entry in entries
@@ -209,16 +210,16 @@ session has counted its tasks since then."
           do (note-node node name entry))))
 
 (defun drop-lease (node seconds)
-  "End the lease of the entry of NODE, if it has one, at once if the store answers within SECONDS.
-A lease that seems to have ended may have been renewed after all: its entry would stand for a node
-that is not there, and has a share of the timers."
+  "End the lease of NODE's entry, if it has one; at once if the store answers within SECONDS. A
+lease that seems to have ended may have been renewed: then its entry would stand for a node that
+does not exist, and that node would have a share of the timers."
   (let ((lease (shiftf (membership-lease (node-membership node)) nil)))
     (when lease
       (handler-case (etcd:revoke-lease lease :timeout seconds)
         (etcd:etcd-error ())))))
 
 (defun ensure-lease (node)
-  "Get a lease for the entry of NODE. Return true if it is a new one."
+  "Get a lease for the entry of NODE. Return true if the lease is new."
   (let* ((membership (node-membership node)) (lease (membership-lease membership)))
     (unless (and lease (etcd:lease-alive-p lease))
       (drop-lease node +ending-seconds+)
@@ -237,8 +238,8 @@ that is not there, and has a share of the timers."
                  (abs (- (machine-ms (node-dates node)) told passed))))))))
 
 (defun tell-date (node)
-  "Report NODE's machine's date to the other nodes; the first of all nodes keeps the nodes' date in
-the store."
+  "Report NODE's machine's date to the other nodes. The first of all nodes also stores the nodes'
+date."
   (let* ((membership (node-membership node)) (own (own-name node)) (now (node-now node))
          (machine (machine-ms (node-dates node))))
     (etcd:put (node-etcd node) (node-key node "index/nodes" own) (format nil "~D ~D" machine now)
@@ -249,8 +250,8 @@ the store."
           (membership-told-steady-ms membership) (steady-ms))))
 
 (defun keep-membership (node)
-  "Put NODE among the nodes, and report its date to them when that is due. A report that fails is
-due again at once: until then NODE may have no entry, and a newcomer does not know its date."
+  "Enter NODE among the nodes, and report its date to them when that is due. If a report fails, the
+next is due at once: until then NODE may have no entry, and a new node would not learn its date."
   (let* ((wakeup (node-wakeup node))
          (newcomer (sb-thread:with-mutex ((wakeup-lock wakeup))
                      (shiftf (wakeup-newcomer wakeup) nil))))
@@ -262,7 +263,7 @@ due again at once: until then NODE may have no entry, and a newcomer does not kn
 ;;; The job
 
 (defun count-seconds (node)
-  "How long to wait between counts: they are to cost little however much there is."
+  "How long to wait between counts: the larger the store, the longer, so that they cost little."
   (max +count-seconds+ (min +longest-count-seconds+ (* 100 (node-count-seconds node)))))
 
 (defun count-node (node)
@@ -282,8 +283,8 @@ due again at once: until then NODE may have no entry, and a newcomer does not kn
     (services:set-health-status (node-health node) "clgrpc.workflow.v1.Workflow" status)))
 
 (defun run-keeper (node due)
-  "Do the work of NODE's keeper. DUE is a function of a name and seconds: true if these have passed
-since it was last true for that name."
+  "Do the work of NODE's keeper. DUE is a function of a name and seconds that returns true if these
+have passed since it last returned true for that name."
   (ensure-date node)
   (let ((new (ensure-index-watch node)))
     ;; a full store takes no change of a task or an entry, and yet all that makes room in it
@@ -347,16 +348,15 @@ the store does not do now is done when it is back."
 (defun make-workflow-service (etcd &rest limits
                               &key (namespace "default") allow metrics health clock
                               &allow-other-keys)
-  "Return a service of workflows, to be given to START-SERVER, whose store is ETCD, of MAKE-ETCD.
-Any number of nodes serve the workflows of one NAMESPACE, a string, which is part of every key.
-METRICS, a value of MAKE-METRICS, count its events; HEALTH is a HEALTH-SERVICE, which shows whether
-the store answers. CLOCK is a function that returns the time in nanoseconds since 1970, by default
-the machine's: timers and deadlines are kept by it.
-ALLOW is a list of permissions, (ROLE . PATTERN): a peer whose identity is of PATTERN, see
-START-NODE, may :start workflows, signal them and create schedules, :work, :read, or :operate, which
-is to cancel and delete workflows, and to pause and delete schedules; the role (:work KIND) is for
-tasks of the kind KIND. Without permissions a peer may do all of this without TLS, and nothing with
-TLS. Calls within the image may do all.
+  "Return a service of workflows, for START-SERVER, whose store is ETCD, a value of MAKE-ETCD. Any
+number of nodes serve the workflows of one NAMESPACE, a string that is part of every key. METRICS, a
+value of MAKE-METRICS, count its events; HEALTH is a HEALTH-SERVICE, which shows whether the store
+answers. CLOCK is a function that returns the time in nanoseconds since 1970, by default the
+machine's; timers and deadlines follow it. ALLOW is a list of permissions, (ROLE . PATTERN): a peer
+whose identity is of PATTERN, see START-NODE, may :start workflows, signal them and create
+schedules, :work, :read, or :operate, which is to cancel and delete workflows, and to pause and
+delete schedules; the role (:work KIND) is for tasks of the kind KIND. If no permissions are given,
+a peer may do all of this without TLS, and nothing with TLS. Calls within the image may do all.
 Limits, for this node: :max-payload-octets (1000000) of inputs, a result, a signal; :max-steps
 (256), :max-changes (5000), :max-state-octets (400000), of its steps with their states, and
 :max-signals (100) that wait, for a workflow, or for each of its runs; :max-children (100) of a step
@@ -370,9 +370,9 @@ workflow is started; :store-quota octets (2 GB) is the quota if the store does n
 one address; :max-tasks (16) of a claim; :attempt-seconds (an hour; nil for ever), the time of an
 attempt whose step gives none, kept to within some seconds; :retention-seconds (a week; nil for
 ever) for which a workflow that has ended is kept, and :retention-octets (nil) that all of these
-take at most, about; the oldest are deleted first.
-It has threads from now on; end them with CLOSE-WORKFLOW-SERVICE, or by stopping its server. ETCD
-need not be reachable yet. Signal MISUSE for a wrong namespace. From any thread."
+take at most, about; the oldest are deleted first. It has threads from now on; end them with
+CLOSE-WORKFLOW-SERVICE, or stop its server, which does so. ETCD need not be reachable yet. Signal
+MISUSE for a wrong namespace. From any thread."
   (let* ((node (make-instance 'workflow-service
                               :etcd etcd :namespace namespace :root (root-of namespace)
                               :health health
@@ -386,8 +386,8 @@ need not be reachable yet. Signal MISUSE for a wrong namespace. From any thread.
     node))
 
 (defun end-jobs (node)
-  "End the jobs of NODE, and its membership of the nodes; soon, though jobs may wait for a store
-that hangs: then both end when it has answered, or is closed."
+  "End the jobs of NODE, and its membership among the nodes. This returns soon even if jobs wait for
+a store that hangs: they end when it has answered or is closed."
   (let* ((end (loop:notice-end +ending-seconds+))
          (ended (loop for job in (node-jobs node)
                       ;; each job gets the order to end
@@ -404,9 +404,8 @@ that hangs: then both end when it has answered, or is closed."
 
 (defun close-workflow-service (service)
   "End SERVICE, of MAKE-WORKFLOW-SERVICE: claims and watches that wait end, its threads end. Its
-store is not closed; threads that wait for it, since it does not answer, end when it does or its
-client is closed. Nothing of its workflows is lost; other nodes go on with them. From any thread but
-its own."
+store is not closed; threads that wait for a store that hangs end when it answers or its client is
+closed. Its workflows remain; other nodes continue them. From any thread but its own."
   (end-counting service)
   (close-task-queue service)
   (end-heartbeats service)

@@ -1,7 +1,7 @@
-;;;; The limits of workflows, nodes and calls, and the checks of names. etcd takes no request of
-;;;; more than 1.5 MB: the payloads of one change, at most MAX-PAYLOAD-OCTETS, a state of
-;;;; MAX-STATE-OCTETS, and the octets that its last change may add beyond that fit. A workflow whose
-;;;; state grows beyond that fails while that still can be written down.
+;;;; The limits of workflows, nodes and calls, and the checks of names. etcd accepts no request of
+;;;; more than 1.5 MB. These fit together: the payloads of one change, at most MAX-PAYLOAD-OCTETS, a
+;;;; state of MAX-STATE-OCTETS, and what its last change may add to it. A workflow whose state grows
+;;;; beyond that fails while its failure can still be stored.
 
 (in-package #:clgrpc.workflow)
 
@@ -46,41 +46,43 @@
         collect (intern (symbol-name (sb-mop:slot-definition-name slot)) '#:keyword)))
 
 (defun check-limit (name value)
-  "Return VALUE if the limit NAME, a keyword, can be that; signal MISUSE if not. From any thread."
+  "Return VALUE if it is valid for the limit NAME, a keyword; signal MISUSE if not. From any
+thread."
   (unless (member name (limit-names)) (misuse "~(~A~) is not a limit of workflows." name))
   (handler-case (progn (make-limits name value) value)
     (type-error () (misuse "The limit ~(~A~) cannot be ~A." name value))))
 
 (defconstant +default-store-quota+ 2147483648 "The quota of etcd by default, in octets.")
-(defconstant +most-operations+ 120 "The most operations of one transaction; etcd takes 128.")
+(defconstant +most-operations+ 120 "The most operations of one transaction; etcd accepts 128.")
 (defconstant +most-payloads+ 90
-  "Payloads of one change; etcd takes 128 operations in a transaction.")
-(defconstant +most-parts+ 100 "Payloads of one change, and chunks of its steps.")
+  "The most payloads of one change; etcd accepts 128 operations in a transaction.")
+(defconstant +most-parts+ 100 "The most payloads and chunks of steps, together, of one change.")
 (defconstant +most-steps-at-once+ 64
-  "Steps that are done as soon as they begin, in one change: chunks of steps are operations, too.")
+  "The most steps that are done as soon as they begin, in one change: chunks of steps are
+operations, too.")
 (defconstant +small-octets+ 256
-  "The most octets of a payload that goes with the state; a larger one has a key.")
+  "The most octets of a payload that is part of the state; a larger one has a key.")
 (defconstant +history-chunk+ 16 "Changes of a history in a key of their own.")
 (defconstant +longest-name+ 128 "Octets of an id, a kind, a name.")
 (defconstant +longest-text+ 2000 "Octets of a reason or an error that are kept.")
 (defconstant +most-held+ 10000 "The most tasks in a worker's heartbeat.")
 (defconstant +default-attempts+ 10)
 (defconstant +free-losses+ 3 "So often in a row a lost attempt is made again at once.")
-(defconstant +most-losses+ 20 "So often in a row a step may be lost before it fails.")
+(defconstant +most-losses+ 20 "How often in a row a step may be lost before it fails.")
 (defconstant +child-seconds+ 3600
-  "So long a child is kept at least: its parent is to get its result.")
+  "How long a child is kept at least, so that its parent gets its result.")
 (defconstant +most-catch-up+ 100 "Times that a schedule makes up for.")
 (defconstant +most-child-inputs+ 10000000 "Octets of the inputs of all children of a step.")
 (defconstant +most-recorded+ 8 "Reports of a step that are known again if they are sent again.")
 (defconstant +most-signal-runs+ 8
-  "The number of runs of a workflow whose signals are recognized if they are sent again.")
+  "The number of runs of a workflow whose signals are recognized when they are repeated.")
 (defconstant +default-backoff-ms+ 1000)
 (defconstant +default-max-backoff-ms+ 60000)
-(defconstant +longest-ms+ 315576000000000 "Ten thousand years, more than a time may be away.")
+(defconstant +longest-ms+ 315576000000000 "Ten thousand years: times must not be further away.")
 
 (defun check-name (name what &key (longest +longest-name+))
   "Return NAME, a string, if it may be part of a key: not empty, not long, without / and control
-characters. WHAT is the thing that it names, as text."
+characters. WHAT names the thing in the error."
   (when (string= "" name) (refuse :invalid-request "~A has no characters" what))
   (let ((octets (utf8-length name)))
     (when (> octets longest)
@@ -103,7 +105,7 @@ characters. WHAT is the thing that it names, as text."
               return (subseq text 0 end))))
 
 (defun check-payload (limits octets what)
-  "Signal TOO-LARGE if OCTETS, a number, are more than LIMITS allow for WHAT, a text."
+  "Signal TOO-LARGE if OCTETS, a number, exceeds what LIMITS allow for WHAT, a text."
   (when (> octets (limits-max-payload-octets limits))
     (refuse-size :too-large :max-payload-octets (limits-max-payload-octets limits) octets
                  "~A: too many octets" what)))

@@ -1,13 +1,14 @@
 ;;;; The tasks that can be claimed, as the watch of the index reports them to a node: so a claim
-;;;; finds one, or finds that there is none, without a request to the store. A task here may be gone
-;;;; in the store; the claim notices that.
+;;;; finds a task, or finds that there is none, without a request to the store. A task in this list
+;;;; may have been removed from the store; the claim notices that.
 ;;;;
-;;;; - An entry is as new as the revision that made it, and only something newer removes it. So the
-;;;;   watch may repeat tasks of the list that it began with, and a node may remove at once the
-;;;;   tasks that it has claimed itself.
-;;;; - While there is no watch, and if there are more tasks than are kept here, the store is asked.
-;;;; - The shards are looked at by turns, beginning with those whose timers are the node's, so that
-;;;;   nodes do not try for the same tasks; within a shard the oldest comes first.
+;;;; - An entry has the revision that made it, and only a newer one removes it. So the watch may
+;;;;   repeat tasks of its initial list, and a node may at once remove the tasks that it has claimed
+;;;;   itself.
+;;;; - The store is asked while there is no watch, and if more tasks can be claimed than are kept
+;;;; here.
+;;;; - The shards are visited by turns, beginning with those whose timers are the node's, so that
+;;;; nodes do not try for the same tasks; within a shard the oldest task is first.
 
 (in-package #:clgrpc.workflow)
 
@@ -21,8 +22,8 @@
     (unless (some #'ring-first rings) (remhash kind (ready-list-kinds list)))))
 
 (defun forget-ready-before (list id revision)
-  "Forget what could be claimed of ID before REVISION. LIST's lock is held. Return false if
-something newer is known."
+  "Forget the tasks of the workflow ID that could be claimed before REVISION. LIST's lock is held.
+Return false if something newer is known."
   (let ((task (gethash id (ready-list-tasks list))))
     (cond ((null task) t)
           ((< (ready-task-revision task) revision)
@@ -56,7 +57,8 @@ something newer is known."
     (and shard (< -1 shard +shards+) shard)))
 
 (defun note-ready-entry (list kind parts revision)
-  "The store has the key of a task of KIND since REVISION; PARTS are those of the key after that."
+  "Note that the store has the key of a task of KIND since REVISION; PARTS are the parts of the key
+after the kind."
   (let ((shard (shard-number (first parts))))
     (when (and shard (third parts)) (add-ready list kind shard (third parts) revision))))
 
@@ -65,7 +67,7 @@ something newer is known."
   (sb-thread:with-mutex ((ready-list-lock list)) (setf (ready-list-watched list) nil)))
 
 (defun fill-ready-list (node)
-  "Fill NODE's list with all tasks that can be claimed now, up to its limit; its watch adds later
+  "Fill NODE's list with the tasks that can be claimed now, up to its limit; its watch adds later
 ones."
   (let ((list (node-ready-list node)) (prefix (node-key node "index/ready" "")))
     (sb-thread:with-mutex ((ready-list-lock list))
@@ -81,21 +83,21 @@ ones."
     (sb-thread:with-mutex ((ready-list-lock list)) (setf (ready-list-watched list) t))))
 
 (defun refill-ready-list (node)
-  "Fill NODE's list again with all tasks that can be claimed, if it lacks some and has room for
-more."
+  "Fill NODE's list again, if it lacks tasks that can be claimed and has room for more."
   (let ((list (node-ready-list node)))
     (when (and (ready-list-partial list)
                (< (* 2 (hash-table-count (ready-list-tasks list))) +most-ready+))
       (fill-ready-list node))))
 
 (defun shards-by-turns (node)
-  "All shards, first those that are NODE's, each beginning at random."
+  "All shards in the order in which to visit them: those of NODE, then the others, each group
+beginning at a random one."
   (let ((own (timer-queue-own (node-timer-queue node))) (start (below node +shards+)))
     (stable-sort (loop for i below +shards+ collect (mod (+ start i) +shards+))
                  #'> :key (lambda (shard) (if (member shard own) 1 0)))))
 
 (defun known-ready (node kind count)
-  "Ids of tasks of KIND that can be claimed as far as NODE knows, COUNT at most; as second value
+  "Two values: ids of at most COUNT tasks of KIND that can be claimed as far as NODE knows; and
 false if the store may have more."
   (let ((list (node-ready-list node)) (shards (shards-by-turns node)) (ids '()))
     (sb-thread:with-mutex ((ready-list-lock list))
@@ -109,7 +111,7 @@ false if the store may have more."
               (and (ready-list-watched list) (not (ready-list-partial list)))))))
 
 (defun note-ready-state (list state revision)
-  "Note STATE, a workflow's since REVISION, which this node has changed."
+  "Note STATE, of a workflow since REVISION, which this node has changed."
   (let ((id (pb:workflow-state-id state)) (step (and (running-p state) (state-step state))))
     (if (and step (eq :ready (pb:step-state-status step)))
         (add-ready list (pb:step-task (pb:step-state-step step))

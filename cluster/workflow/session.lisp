@@ -1,18 +1,20 @@
 ;;;; Sessions: workers, as long as their heartbeats come. A session is a lease of the store, whose
 ;;;; number begins its name, and a key that ends with the lease. If a certificate has proved the
 ;;;; owner of the session, the name contains that owner, too, and no other peer may use it. The
-;;;; store's own clock decides whether a worker lives, and a store that does not answer for a while
-;;;; ends no session. When the key is gone, some node gives the session's claims to other workers.
+;;;; store's own clock decides whether a worker is alive, and a store that does not answer for a
+;;;; while ends no session. When the key has been removed, some node gives the session's claims to
+;;;; other workers.
 ;;;;
-;;;; A job renews the leases of workers without tasks: of one at once, of all whose heartbeats come
-;;;; soon after that together; such a burst costs the store little more than one renewal. The
-;;;; heartbeat of a worker with tasks goes to the store by itself, since its claims are read, too.
+;;;; A job renews the leases of workers without tasks: the first at once, those whose heartbeats
+;;;; follow soon after it together. Such a burst costs the store little more than one renewal. The
+;;;; heartbeat of a worker with tasks is a request to the store of its own, since its claims are
+;;;; read, too.
 
 (in-package #:clgrpc.workflow)
 
 (defconstant +default-session-seconds+ 10)
 (defconstant +gathering-seconds+ 1/4
-  "The time, in seconds, from one burst of renewals to the next, for which heartbeats wait.")
+  "The seconds from one burst of renewals to the next, during which heartbeats are gathered.")
 (defconstant +most-waiting-heartbeats+ 10000 "The most heartbeats that wait at a node.")
 
 (defun session-number (session)
@@ -33,7 +35,7 @@
         "")))
 
 (defun check-owner (call session)
-  "Signal ACCESS-DENIED unless SESSION is one of CALL's peer."
+  "Signal ACCESS-DENIED unless SESSION belongs to CALL's peer."
   (unless (string= (call-owner call) (session-owner session))
     (refuse :access-denied "the session ~A is another's" session)))
 
@@ -49,8 +51,8 @@
                    "a session lasts 2 to ~D seconds" most))))
 
 (defun open-session (node worker seconds &optional (owner ""))
-  "Open a session of WORKER, a string, that lasts SECONDS without a heartbeat and is OWNER's. Return
-its name and how long it lasts."
+  "Open a session of WORKER, a string, that lasts SECONDS without a heartbeat and belongs to OWNER.
+Return its name and how long it lasts."
   (check-session-seconds node seconds)
   (let ((lease nil) (session nil) (open nil))
     (unwind-protect
@@ -69,8 +71,8 @@ its name and how long it lasts."
       (unless (or open (null session)) (forget-session node session)))))
 
 (defun session-lease (node session)
-  "The lease of SESSION, renewed. Signal SESSION-LOST if it has ended, or is not the lease of a
-session: a client that gives the number of another lease does nothing to that lease."
+  "The lease of SESSION, renewed. Signal SESSION-LOST if it has ended, or if the lease is not that
+of a session: a client that gives the number of another lease must not affect that lease."
   (flet ((refuse-session () (refuse :session-lost "the session ~A has ended" session)))
     (let ((number (session-number session))
           (entry (etcd:fetch (node-etcd node) (session-key node session))))
@@ -80,7 +82,7 @@ session: a client that gives the number of another lease does nothing to that le
 
 (defun renew-session (node session)
   "Renew SESSION, and return how long it lasts. The watch of the index has reported most sessions;
-for another one the store is asked whether it exists. Signal SESSION-LOST if SESSION has ended."
+for any other the store is asked whether it exists. Signal SESSION-LOST if SESSION has ended."
   (if (session-known-p node session)
       (or (first (etcd:renew-leases (list (etcd:lease-by-number (node-etcd node)
                                                                 (session-number session)))))
@@ -108,9 +110,9 @@ for another one the store is asked whether it exists. Signal SESSION-LOST if SES
     (values claims times)))
 
 (defun drop-unheld (node session held-p seconds claims times)
-  "Give to others those CLAIMS of SESSION, made at TIMES, that SESSION does not know; HELD-P is true
-of a claim that it knows. SESSION learns of a claim by an answer. It may still get that answer until
-the claim is SECONDS old; after that the answer is lost."
+  "Give those CLAIMS of SESSION, made at TIMES, that SESSION does not know to others. HELD-P, a
+function, is true of a claim that it knows. SESSION learns of a claim by an answer. The answer may
+still reach the worker until the claim is SECONDS old; after that it is lost."
   (loop for claim in claims
         for (id . fence) = claim
         for time in times
@@ -121,7 +123,7 @@ the claim is SECONDS old; after that the answer is lost."
 
 (defun may-have-claims-p (node session)
   "False if SESSION has no claims as far as NODE knows: NODE has given it no task since its last
-look, and the keeper has found no claim."
+check, and the keeper has found no claim."
   (or (nth-value 1 (gethash session (node-claiming node)))
       (plusp (sb-thread:with-mutex ((node-lock node)) (gethash session (node-grants node) 0)))))
 
@@ -150,7 +152,7 @@ look, and the keeper has found no claim."
             collect claim)))
 
 (defun note-heartbeat (node session held)
-  "Note that SESSION lives, and holds HELD. Return those of HELD that belong to it no longer."
+  "Note that SESSION lives, and holds HELD. Return those of HELD that do not belong to it any more."
   (when (> (length held) +most-held+)
     (refuse-size :too-large :held +most-held+ (length held) "a worker has too many tasks"))
   (let ((known (make-hash-table :test 'equal)) (current (make-hash-table :test 'equal))
@@ -175,7 +177,7 @@ look, and the keeper has found no claim."
        (not (may-have-claims-p node session))))
 
 (defun queue-heartbeat (node session call)
-  "Let CALL, a heartbeat of SESSION, wait until the session's lease is renewed together with others.
+  "Let CALL, a heartbeat of SESSION, wait until the session's lease is renewed with those of others.
 Return false if too many heartbeats wait."
   (let ((queue (node-heartbeats node)) (number (session-number session)) (wake nil))
     (forget-load node session)
@@ -190,8 +192,8 @@ Return false if too many heartbeats wait."
     t))
 
 (defun take-heartbeats (node)
-  "Take the heartbeats that wait at NODE, and return them, the oldest first. If it has taken some,
-the next ones gather for a while."
+  "Remove the heartbeats that wait at NODE, and return them, the oldest first. If there are any, the
+next ones are gathered for a while."
   (let ((queue (node-heartbeats node)))
     (sb-thread:with-mutex ((heartbeat-queue-lock queue))
       (setf (heartbeat-queue-gathering queue) (plusp (heartbeat-queue-count queue))
@@ -204,7 +206,7 @@ the next ones gather for a while."
   (end-call call condition))
 
 (defun answer-heartbeat (node session call seconds)
-  "Answer CALL, a heartbeat of SESSION, whose lease lasts SECONDS, or has ended if that is nil."
+  "Answer CALL, a heartbeat of SESSION. SECONDS is the time of its lease, or nil if that has ended."
   (if seconds
       (handler-case (rpc:reply call (pb:make-heartbeat-reply))
         (status:rpc-error ()))          ; its caller has gone
@@ -213,7 +215,8 @@ the next ones gather for a while."
                                       :text (format nil "the session ~A has ended" session)))))
 
 (defun answer-heartbeats (node waiting)
-  "Renew the leases of the sessions WAITING, as QUEUE-HEARTBEAT has them, and answer their calls."
+  "Renew the leases of the sessions WAITING, in the form of QUEUE-HEARTBEAT, and answer their
+calls."
   (flet ((fail-all (condition)
            (loop for (nil nil . call) in waiting do (fail-heartbeat node call condition))))
     (handler-case
@@ -244,19 +247,19 @@ again, nil if no heartbeat has come."
             (setf (heartbeat-queue-gathering queue) nil)))))))
 
 (defun end-heartbeats (node)
-  "End all heartbeats that wait at NODE; no other waits there from now on."
+  "End all heartbeats that wait at NODE; later ones do not wait."
   (let ((queue (node-heartbeats node)))
     (sb-thread:with-mutex ((heartbeat-queue-lock queue)) (setf (heartbeat-queue-closed queue) t))
     (loop for (nil nil . call) in (take-heartbeats node)
           do (fail-heartbeat node call (stopping-condition)))))
 
 (defun end-session-claims (node session)
-  "Give the tasks that SESSION, which has ended, had claimed to others."
+  "Give the tasks claimed by SESSION, which has ended, to others."
   (change-together node (shuffled node (session-claims node session))
                    (lambda (draft) (lose-claim draft session nil))))
 
 (defun close-session (node session)
-  "End SESSION for its worker. Others get the tasks that it has not reported, and those do not count
+  "End SESSION for its worker. Others get the tasks that it has not reported, and these do not count
 as attempts."
   (let ((lease (session-lease node session)))
     (change-together node (session-claims node session)

@@ -1,46 +1,49 @@
 ;;;; Claims: a worker asks for tasks of some kinds. The node looks at a few more ready tasks than
-;;;; are wanted. Some of these are taken at random and claimed in one transaction, or, if another
+;;;; are wanted. Some of these are chosen at random and claimed in one transaction or, if another
 ;;;; node was faster with one of them, each in its own. A node does not try for one task twice at
 ;;;; once.
 ;;;;
 ;;;; A claim that finds nothing waits at the task queue, without a thread. The watch of the index
-;;;; reports each task that becomes ready; then a claim of its kind is woken for it, and tried again
-;;;; by one of a few jobs: it looks at no other task. That claim is the first whose worker was given
-;;;; no task since it ended one; if there is none, that of the worker that was given the fewest. So
-;;;; a worker that takes tasks and does none leaves them to others. Each task that becomes ready has
-;;;; one claim in charge of it:
+;;;; reports each task that becomes ready. Then a claim of its kind is woken for it, and one of a
+;;;; few jobs tries that claim again, with this task only. That claim is the first whose worker was
+;;;; given no task since it ended one; if there is no such claim, that of the worker that was given
+;;;; the fewest. So a worker that takes tasks and does none leaves further tasks to others. Each
+;;;; task that becomes ready has one claim that is responsible for it:
 ;;;;
-;;;; - A woken waiter claims the task, or sees that it cannot be claimed any more, or that another
-;;;;   claim of this node is about to take it. If it cannot, because its call has ended or because
-;;;;   of an error, the next one is woken for it.
-;;;; - A waiter that was about to take a task and gives it up wakes the next waiter.
-;;;; - Between a look that has found nothing and the task queue, arriving tasks are counted, so that
-;;;;   no claim waits though there is a task.
+;;;; - A woken waiter claims the task, or finds that it cannot be claimed any more, or that another
+;;;; claim of this node is about to claim it. If it cannot, because its call has ended or because of
+;;;; an error, the next waiter is woken for the task.
+;;;; - A waiter that was about to claim a task and gives it up wakes the next waiter.
+;;;; - Tasks that arrive between a search that has found nothing and the entry into the task queue
+;;;; are counted, so that no claim waits while there is a task.
 
 (in-package #:clgrpc.workflow)
 
 (defconstant +spare-candidates+ 8 "So many more tasks are looked at than are wanted.")
-(defconstant +claim-octets+ 2000000 "Inputs of the tasks that one claim gets, unless one has more.")
-(defconstant +claim-state-octets+ 1000000 "States that one claim puts; etcd takes 1.5 MB.")
+(defconstant +claim-octets+ 2000000 "The most octets of inputs of the tasks that one claim gets,
+unless a single task has more.")
+(defconstant +claim-state-octets+ 1000000 "The most octets of states that one claim puts; etcd
+accepts 1.5 MB.")
 (defconstant +longest-wait-ms+ 60000 "Of a claim.")
 (defconstant +claimers+ 4 "Jobs that try claims again.")
 (defconstant +passed-claims+ 256
-  "So many claims that wait are passed by at most to find that of a worker with fewer tasks.")
-(defconstant +claim-rounds+ 5 "How often a claim looks for others when those it saw were taken.")
+  "The most waiting claims that are skipped to find that of a worker with fewer tasks.")
+(defconstant +claim-rounds+ 5 "How often a claim looks for other tasks when those it found were
+taken.")
 
 ;;; Looking for tasks
 
 (defun find-ready (node kind count ask)
-  "Ids of tasks of KIND that can be claimed, the oldest of each shard first; COUNT at most. If NODE
-knows of none, and the store may have some, the store is asked; with ASK also if it knows of fewer
-than COUNT, since the watch may not have reported the newest tasks yet."
+  "Ids of at most COUNT tasks of KIND that can be claimed, the oldest of each shard first. If NODE
+knows of none, and the store may have some, ask the store. With ASK do so also if NODE knows of
+fewer than COUNT, since the watch may not have reported the newest tasks yet."
   (multiple-value-bind (ids all) (known-ready node kind count)
     (if (if ask (<= count (length ids)) (or ids all))
         ids
         (fetch-ready node kind count))))
 
 (defun fetch-ready (node kind count)
-  "As FIND-READY, of those in the store."
+  "As FIND-READY, for the tasks in the store."
   (let* ((prefix (node-key node "index/ready" kind ""))
          (start (format nil "~A~(~X~)" prefix (below node +shards+)))
          (ids '()))
@@ -54,8 +57,8 @@ than COUNT, since the watch may not have reported the newest tasks yet."
     (nreverse ids)))
 
 (defun take-ids (node kind ids count)
-  "COUNT of IDS at most, of tasks of KIND, chosen at random, that this node is not about to claim
-otherwise: it is now."
+  "Choose at random at most COUNT of IDS, of tasks of KIND, that this node is not about to claim.
+Note that it is about to claim these, and return them."
   (let* ((task-queue (node-task-queue node)) (taken (task-queue-taken task-queue))
          (ids (remove-if (lambda (id) (stuck-p node id)) (shuffled node ids))))
     (sb-thread:with-mutex ((task-queue-lock task-queue))
@@ -67,8 +70,8 @@ otherwise: it is now."
                              id)))))
 
 (defun leave-ids (node ids claimed)
-  "Note that IDS are no longer about to be claimed. Other claims have passed these tasks by: wake
-them for the tasks that are not in CLAIMED."
+  "Note that IDS are no longer about to be claimed. Release IDS, which this node was about to claim.
+Other claims have skipped these tasks: wake them for those that are not in CLAIMED."
   (let ((task-queue (node-task-queue node)))
     (sb-thread:with-mutex ((task-queue-lock task-queue))
       (dolist (id ids)
@@ -78,8 +81,8 @@ them for the tasks that are not in CLAIMED."
             (wake-claim task-queue kind id)))))))
 
 (defun settle-id (node id)
-  "ID, which this node was about to claim, cannot be claimed as it is now: no other claim need be
-woken for it."
+  "Note that ID, which this node was about to claim, cannot be claimed in its present state: no
+other claim need be woken for it."
   (let ((task-queue (node-task-queue node)))
     (sb-thread:with-mutex ((task-queue-lock task-queue))
                           (setf (gethash id (task-queue-taken task-queue)) nil))))
@@ -93,7 +96,7 @@ woken for it."
 
 (defun candidates-of (node kind count ask)
   "Ids of tasks of KIND to be claimed, COUNT at most, taken. If other claims are about to take all
-tasks that a look has found, this looks at more. ASK is as for FIND-READY."
+tasks that a search has found, this searches further. ASK is as for FIND-READY."
   (loop for most = (+ count +spare-candidates+) then (* 4 most)
         for ids = (find-ready node kind most ask)
         for taken = (take-ids node kind ids count)
@@ -101,8 +104,8 @@ tasks that a look has found, this looks at more. ASK is as for FIND-READY."
         finally (return taken)))
 
 (defun candidates (node kinds count ask)
-  "Ids of tasks of KINDS to be claimed, COUNT at most, taken; LEAVE-IDS leaves them. ASK is as for
-FIND-READY."
+  "Reserve at most COUNT ids of tasks of KINDS to be claimed, and return them; LEAVE-IDS releases
+them. ASK is as for FIND-READY."
   (let ((found '()) (done nil))
     (unwind-protect
          (dolist (kind (shuffled node kinds) (progn (setf done t) found))
@@ -115,7 +118,7 @@ FIND-READY."
 ;;; Claiming them
 
 (defun task-of (node state input now)
-  "The Task that STATE's step is, which has been claimed, with INPUT, octets."
+  "The Task of the current step of STATE, which has been claimed, with INPUT, octets."
   (let* ((step (state-step state)) (definition (pb:step-state-step step))
          (due (pb:step-state-due-unix-ms step)))
     (pb:make-task :id (pb:workflow-state-id state) :fence (pb:workflow-state-fence state)
@@ -129,15 +132,15 @@ FIND-READY."
                   :traceparent (pb:workflow-state-traceparent state))))
 
 (defun claim-draft (node session kinds state revision)
-  "The finished draft in which SESSION claims the task of STATE, which has come to be at REVISION;
-nil if it cannot, or STATE is."
+  "The finished draft in which SESSION claims the task of STATE, of REVISION; nil if SESSION cannot
+claim it, or STATE is nil."
   (let ((draft (and state
                     (draft-of state (node-now node) (node-limits node) :revision revision))))
     (and draft (claim-step draft session kinds) (finish-draft draft))))
 
 (defun likely-drafts (node session kinds ids)
-  "For each of IDS the draft in which SESSION claims its task, or nil: of a cached state of before
-or, if that does not lead to a claim, of a stale read."
+  "For each of IDS the draft in which SESSION claims its task, or nil. It is made from a cached
+state or, if that leads to no claim, from a stale read."
   (flet ((draft-of-cached (cached-state)
            (and cached-state
                 (claim-draft node session kinds (cached-state-state cached-state)
@@ -150,8 +153,8 @@ or, if that does not lead to a claim, of a stale read."
             collect (or draft (draft-of-cached (entry-cached-state node (pop entries))))))))
 
 (defun possible-drafts (node session kinds ids)
-  "For each of IDS the draft in which SESSION claims its task, or nil: of a state that is likely or,
-if that does not lead to a claim, of the one of now."
+  "For each of IDS the draft in which SESSION claims its task, or nil. It is made from a probable
+state or, if that leads to no claim, from the present one."
   (let* ((drafts (likely-drafts node session kinds ids))
          (entries (fetch-states node (loop for id in ids
                                            for draft in drafts
@@ -171,7 +174,8 @@ if that does not lead to a claim, of the one of now."
   nil)
 
 (defun claim-drafts (node session kinds ids)
-  "Drafts in which SESSION claims the tasks of IDS, those that it can and that fit into one answer."
+  "Drafts in which SESSION claims those tasks of IDS that it can claim and that fit into one
+answer."
   (let ((claims '()) (octets 0) (state-octets 0))
     (loop for draft in (possible-drafts node session kinds ids)
           for id in ids
@@ -185,8 +189,8 @@ if that does not lead to a claim, of the one of now."
     claims))
 
 (defun claimed-tasks (node drafts results)
-  "The Tasks that DRAFTS have claimed at NODE; RESULTS are the transaction's values, the inputs
-last. A workflow that has failed by its last change gives none."
+  "The Tasks that DRAFTS have claimed at NODE; RESULTS are the transaction's values, of which the
+last ones are the inputs. A workflow that has failed by this change gives no task."
   (let ((inputs (last results (count-if #'wants-input-p drafts))))
     (loop for draft in drafts
           for entry = (and (wants-input-p draft) (pop inputs))
@@ -215,7 +219,7 @@ last. A workflow that has failed by its last change gives none."
   (note-load node session count))
 
 (defun check-held (node session)
-  "Signal BACKLOG-FULL if SESSION has as many tasks as it may."
+  "Signal BACKLOG-FULL if SESSION has the most tasks that it may have."
   (let ((most (limits-max-held (node-limits node))))
     (when (<= most (sb-thread:with-mutex ((node-lock node)) (gethash session (node-grants node) 0)))
       (let ((count (etcd:count-entries (node-etcd node)
@@ -248,8 +252,8 @@ Tasks. Signal SESSION-LOST if it has ended."
                nil)))))
 
 (defun claim-together (node session kinds ids)
-  "Claim the tasks of IDS for SESSION in one transaction, those that fit. Return whether that was
-done, true if none could be claimed, and the Tasks."
+  "Claim the tasks of IDS that fit for SESSION in one transaction. Return two values: true if that
+was done or none could be claimed; and the Tasks."
   (let ((drafts (claim-drafts node session kinds ids)))
     (if drafts
         (put-claims node session drafts)
@@ -257,7 +261,7 @@ done, true if none could be claimed, and the Tasks."
 
 (defun claim-singly (node session kinds ids)
   "Claim the tasks of IDS for SESSION one by one, while they fit into one answer. Return those that
-could be: none of them is forgotten because of an error with a later one."
+were claimed: an error with a later one loses none of them."
   (let ((tasks '()) (octets 0)
         (most (- +claim-octets+ (limits-max-payload-octets (node-limits node)))))
     (dolist (id ids tasks)
@@ -271,7 +275,7 @@ could be: none of them is forgotten because of an error with a later one."
           (if tasks (return tasks) (error condition)))))))
 
 (defun claim-ids (node session kinds ids)
-  "Claim the tasks of IDS for SESSION. Return those that could be."
+  "Claim the tasks of IDS for SESSION. Return those that were claimed."
   (multiple-value-bind (done tasks)
       (and (rest ids)
            (handler-case (claim-together node session kinds ids)
@@ -279,8 +283,8 @@ could be: none of them is forgotten because of an error with a later one."
     (if done tasks (claim-singly node session kinds ids))))
 
 (defun claim-one-task (node session kinds kind id)
-  "Claim for SESSION the task of ID, of KIND, which is ready as far as this node knows. Return a
-list of it, or an empty one."
+  "Claim for SESSION the task of the workflow ID, of KIND, which is ready as far as this node knows.
+Return a list of the task, or an empty list."
   (when (take-ids node kind (list id) 1)
     (let ((tasks '()))
       (unwind-protect
@@ -291,8 +295,8 @@ list of it, or an empty one."
       tasks)))
 
 (defun claim-tasks (node session kinds count &key ask)
-  "Claim up to COUNT tasks of KINDS for SESSION. Return them, a list, empty if there are none. ASK
-is as for FIND-READY."
+  "Claim up to COUNT tasks of KINDS for SESSION. Return the list of the tasks, empty if there are
+none. ASK is as for FIND-READY."
   (loop repeat +claim-rounds+
         do (let ((ids (candidates node kinds count ask)) (tasks '()))
              (when (null ids) (return '()))
@@ -321,15 +325,16 @@ looks."
   (mod (sxhash kind) 256))
 
 (defun arrivals (task-queue kinds)
-  "The counts of arrived tasks of KINDS, and of other kinds in the same places. The lock is held."
+  "The counts of arrived tasks of KINDS, which may include tasks of other kinds that share their
+counters. The lock is held."
   (loop for kind in kinds collect (svref (task-queue-arrivals task-queue) (arrival-place kind))))
 
 (defun arrivals-now (task-queue kinds)
   (sb-thread:with-mutex ((task-queue-lock task-queue)) (arrivals task-queue kinds)))
 
 (defun task-queue-queue-entry (task-queue waiting &optional name table)
-  "A place of WAITING at the end of the queue of NAME in TABLE, or of the queue of all claims of
-TASK-QUEUE."
+  "Add an entry for WAITING to the end of the queue of NAME in TABLE, or of the queue of all claims
+of TASK-QUEUE."
   (let ((queue-entry (make-queue-entry waiting name table)))
     (isolate-ring queue-entry)
     (enter-ring queue-entry (cond ((null table) (task-queue-queue task-queue))
@@ -345,7 +350,7 @@ TASK-QUEUE."
       (remhash name table))))
 
 (defun enter-task-queue (task-queue waiting)
-  "Park WAITING after all others."
+  "Add WAITING to the end of the queues."
   (incf (task-queue-parked task-queue))
   (setf (waiting-queue-entries waiting)
         (cons (task-queue-queue-entry task-queue waiting)
@@ -354,14 +359,15 @@ TASK-QUEUE."
                                                     (task-queue-queues task-queue))))))
 
 (defun quit-task-queue (task-queue waiting)
-  "Take WAITING out of the parked ones, if it is among them."
+  "Remove WAITING from the queues, if it is in them."
   (when (waiting-queue-entries waiting)
     (decf (task-queue-parked task-queue))
     (mapc #'quit-queue (shiftf (waiting-queue-entries waiting) '()))))
 
 (defun next-in-turn (task-queue queue)
-  "The entry in QUEUE, of the claims for a kind, of a worker with few tasks: the first with none,
-or, of a few, the first that has fewest. Claims that are passed by go to the end of QUEUE."
+  "The entry in QUEUE, of the claims for a kind, whose worker has few tasks: the first without tasks
+or, among the first few, the first with the fewest. Claims that are passed by go to the end of
+QUEUE."
   (loop with first = (ring-first queue) and best = nil and least = 0
         repeat +passed-claims+
         for queue-entry = (ring-first queue)
@@ -377,8 +383,8 @@ or, of a few, the first that has fewest. Claims that are passed by go to the end
         finally (return best)))
 
 (defun take-first (task-queue &optional kind)
-  "Take the first claim that is parked, or, if KIND is given, that of those for it whose turn it is,
-and return it; or nil."
+  "Remove and return the first claim in the queue or, if KIND is given, the claim for KIND whose
+turn it is; nil if no claim waits."
   (let* ((queue (if kind (gethash kind (task-queue-queues task-queue))
                     (task-queue-queue task-queue)))
          (queue-entry (and queue (if kind (next-in-turn task-queue queue) (ring-first queue)))))
@@ -389,7 +395,8 @@ and return it; or nil."
 ;;; Waking claims
 
 (defun retry-waiting (task-queue waiting &optional kind id)
-  "Plan another try of WAITING, for the task of ID, of KIND, or for any task. The lock is held."
+  "Plan another try of WAITING, for the task of the workflow ID, of KIND, or for any task. The lock
+is held."
   (setf (waiting-woken waiting)
         (and kind (list kind id (arrivals task-queue (waiting-kinds waiting)))))
   (enqueue waiting (task-queue-retries task-queue))
@@ -397,8 +404,8 @@ and return it; or nil."
     (when claimer (loop:wake-job claimer))))
 
 (defun wake-claim (task-queue kind id)
-  "The task of ID, of KIND, can perhaps be claimed: the first claim that waits for one of this kind
-is to try it. The lock is held."
+  "The task of the workflow ID, of KIND, may be claimable: let the first claim that waits for its
+kind try it. The lock is held."
   (incf (svref (task-queue-arrivals task-queue) (arrival-place kind)))
   (let ((waiting (take-first task-queue kind)))
     (when waiting (retry-waiting task-queue waiting kind id))))
@@ -410,7 +417,7 @@ is to try it. The lock is held."
       (when woken (wake-claim task-queue (first woken) (second woken))))))
 
 (defun park-claim (node waiting seen)
-  "WAITING waits at NODE, or is tried again if tasks have come since SEEN, see ARRIVALS. Signal
+  "Let WAITING wait at NODE, or try it again if tasks have arrived since SEEN, see ARRIVALS. Signal
 BACKLOG-FULL if too many wait."
   (let ((task-queue (node-task-queue node)) (most (limits-max-waiting-claims (node-limits node))))
     (sb-thread:with-mutex ((task-queue-lock task-queue))
@@ -428,7 +435,7 @@ BACKLOG-FULL if too many wait."
     (sb-thread:with-mutex ((task-queue-lock task-queue)) (wake-claim task-queue kind id))))
 
 (defun retry-all-claims (node)
-  "It is unknown which tasks have come: try all claims that wait, or are about to."
+  "It is unknown which tasks have arrived: try all claims that wait or are about to wait."
   (let ((task-queue (node-task-queue node)))
     (sb-thread:with-mutex ((task-queue-lock task-queue))
       (map-into (task-queue-arrivals task-queue) #'1+ (task-queue-arrivals task-queue))
@@ -447,7 +454,7 @@ only."
     (not (shiftf (waiting-over waiting) t))))
 
 (defun return-tasks (node tasks)
-  "TASKS were claimed, but the answer cannot reach their worker: give them to others."
+  "The answer cannot reach the worker that has claimed TASKS: give them to others."
   (dolist (task tasks)
     (handler-case
         (let ((fence (pb:task-fence task)))
@@ -471,8 +478,8 @@ only."
     (end-call (waiting-call waiting) condition)))
 
 (defun try-waiting (node waiting)
-  "Try WAITING, and answer it or let it wait again. Return true unless it cannot take charge of the
-task that it was woken for."
+  "Try WAITING, and answer it or let it wait again. Return true unless it cannot take responsibility
+for the task that it was woken for."
   (handler-case
       (with-store-errors
         (destructuring-bind (&optional kind id (seen (arrivals-now (node-task-queue node)
@@ -491,14 +498,13 @@ task that it was woken for."
       nil)))
 
 (defun next-retry (task-queue claimer)
-  "The claim that is to be tried now. If no claim is left, nil: CLAIMER, a job, is idle from now
-on."
+  "The claim to try now. If no claim is left, nil: CLAIMER, a job, is idle from now on."
   (sb-thread:with-mutex ((task-queue-lock task-queue))
     (or (dequeue (task-queue-retries task-queue))
         (not (push claimer (task-queue-idle task-queue))))))
 
 (defun run-claimer (node claimer)
-  "Run CLAIMER, a job: try claims until none is to be tried."
+  "Run CLAIMER, a job: try claims until there is none to try."
   (loop with task-queue = (node-task-queue node)
         for waiting = (next-retry task-queue claimer)
         while waiting
@@ -511,12 +517,12 @@ on."
     (setf claimer (etcd:add-job (node-etcd node) (lambda () (run-claimer node claimer))))))
 
 (defun waiting-sessions (task-queue)
-  "The sessions whose claims wait at TASK-QUEUE."
+  "The sessions whose claims wait in TASK-QUEUE."
   (sb-thread:with-mutex ((task-queue-lock task-queue))
                         (alexandria:hash-table-keys (task-queue-sessions task-queue))))
 
 (defun end-claims-of (node session)
-  "End the claims of SESSION, which has ended, that wait at NODE, with SESSION-LOST."
+  "End the claims of SESSION, which has ended, that wait at NODE. They end with SESSION-LOST."
   (let* ((task-queue (node-task-queue node))
          (queue (sb-thread:with-mutex ((task-queue-lock task-queue))
                                       (gethash session (task-queue-sessions task-queue)))))
@@ -530,8 +536,8 @@ on."
                                                          session))))))
 
 (defun check-waiting (task-queue session limits)
-  "Signal BACKLOG-FULL if the most claims that LIMITS allow of SESSION, or of its identity, wait at
-TASK-QUEUE. The lock is held."
+  "Signal BACKLOG-FULL if as many claims of SESSION, or of its identity, wait in TASK-QUEUE as
+LIMITS allow. The lock is held."
   (let ((most (limits-max-waiting-claims-per-session limits))
         (most-of-owner (limits-max-waiting-claims-per-identity limits))
         (owner (session-owner session))
@@ -540,19 +546,19 @@ TASK-QUEUE. The lock is held."
                (<= most (task-queue-parked task-queue))
                (<= most (length (ring-list queue))))
       (refuse-size :backlog-full :max-waiting-claims-per-session most nil
-                   "too many claims of one session wait"))
+                   "too many claims of one session are waiting"))
     (when (and (string/= "" owner)
                (<= most-of-owner (gethash owner (task-queue-owners task-queue) 0)))
       (refuse-size :backlog-full :max-waiting-claims-per-identity most-of-owner nil
-                   "too many claims of one identity wait"))))
+                   "too many claims of one identity are waiting"))))
 
 (defun count-waiting (task-queue session by)
-  "There are BY more claims of SESSION at TASK-QUEUE. The lock is held."
+  "Add BY to the count of claims of SESSION in TASK-QUEUE. The lock is held."
   (let ((owners (task-queue-owners task-queue)) (owner (session-owner session)))
     (when (zerop (incf (gethash owner owners 0) by)) (remhash owner owners))))
 
 (defun note-waiting (task-queue waiting limits)
-  "Note WAITING, by its session, among the claims that wait at TASK-QUEUE for a task or for the
+  "Note WAITING, by its session, among the claims in TASK-QUEUE that wait for a task or for the
 session's end. Signal BACKLOG-FULL if LIMITS do not allow it."
   (sb-thread:with-mutex ((task-queue-lock task-queue))
     (check-waiting task-queue (waiting-session waiting) limits)
@@ -562,9 +568,9 @@ session's end. Signal BACKLOG-FULL if LIMITS do not allow it."
                                   (task-queue-sessions task-queue)))))
 
 (defun await-tasks (node call session kinds count wait-ms seen)
-  "Let CALL wait for tasks. After WAIT-MS it is answered without tasks. Signal SESSION-LOST if there
-is no SESSION. This is checked only once the claim is noted as waiting, so no end of the session is
-missed."
+  "Let CALL wait for tasks. After WAIT-MS it is answered without tasks. Signal SESSION-LOST if
+SESSION does not exist. This is checked only after the claim is noted as waiting, so no end of the
+session is missed."
   (let ((waiting (make-waiting :call call :session session :kinds kinds :count count))
         (task-queue (node-task-queue node))
         (done nil))

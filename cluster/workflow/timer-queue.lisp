@@ -1,18 +1,18 @@
 ;;;; Timers: events that come due without a call. Their keys are in shards, each of which belongs to
-;;;; one node as long as that lives. The owner of a shard follows from the names of the nodes; two
-;;;; nodes that differ about it for a moment do no harm, since the store takes one of the changes. A
+;;;; one living node. The owner of a shard follows from the names of the nodes. Two nodes may differ
+;;;; about it for a moment: this does no harm, since the store accepts only one of the changes. A
 ;;;; few jobs handle due events, each a shard at a time, several workflows in one transaction. They
-;;;; ask the store for a shard only when an event is due there; they know that from the watch of the
-;;;; index.
+;;;; read a shard from the store only when an event is due there, which the watch of the index
+;;;; reports.
 ;;;;
-;;;; A shard whose node does not get on is looked at by the others as well, see SWEEP-TIMERS.
+;;;; The other nodes check a shard, too, if its own node falls behind, see SWEEP-TIMERS.
 
 (in-package #:clgrpc.workflow)
 
 (defconstant +longest-sleep-seconds+ 1
-  "The longest sleep of a node's timers, in seconds, since the nodes' date may change meanwhile.")
+  "The longest sleep of a node's timers, in seconds: the nodes' date may be set meanwhile.")
 (defconstant +full-seconds+ 5
-  "The time, in seconds, for which timers rest while the store is full.")
+  "The time, in seconds, for which timers pause while the store is full.")
 (defconstant +timer-jobs+ 4 "The number of shards whose timers a node handles at once.")
 (defconstant +due-page+ 100 "The number of due keys that are fetched at once.")
 (defconstant +overdue-ms+ 5000
@@ -44,11 +44,12 @@
     (wake-timers node)))
 
 (defun look-at-all-timers (node)
-  "The due times of the shards of NODE are unknown: look at all of them."
+  "The due times of the shards of NODE are unknown: check all of them."
   (dolist (shard (timer-queue-own (node-timer-queue node))) (note-due node shard 0)))
 
 (defun take-shard (node)
-  "A shard in which something is due at NODE, and which no other job does; nil if no shard is due."
+  "Reserve a shard in which something is due at NODE, and which no other job handles; nil if there
+is none."
   (let ((timer-queue (node-timer-queue node)) (now (node-now node)))
     (sb-thread:with-mutex ((timer-queue-lock timer-queue))
       (loop for shard below +shards+
@@ -109,7 +110,7 @@ be due after it."
     (values (nreverse items) next (and (null next) (= count +due-page+) last))))
 
 (defun do-items (node items)
-  "Do ITEMS, of DUE-PAGE. Return true if some are to be done later."
+  "Do ITEMS, of DUE-PAGE. Return true if some must be done later."
   (let ((ids (remove-if-not #'stringp items)) (others '()))
     (each-though-full
       (setf others (do-errands node (remove-if #'stringp items)))
@@ -140,7 +141,7 @@ milliseconds since 1970, or nil. Signal SPACE-EXCEEDED after the last item if th
                    (alexandria:iota +shards+)))
 
 (defun sweep-timers (node)
-  "Look at all that is due, whosesoever it is: its node may not get on."
+  "Check all that is due in every shard: its own node may have fallen behind."
   (look-at-all-timers node)
   (do-due node :late-ms +overdue-ms+))
 

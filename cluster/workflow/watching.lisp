@@ -1,31 +1,33 @@
 ;;;; Watches of changes. All watches at a node get their changes from one watch of the store, the
-;;;; feed's, in the order of its revisions; earlier changes are read from the store for each. So a
-;;;; watch costs the store nothing while nothing happens, and needs no thread.
+;;;; feed's, in the order of its revisions. Earlier changes are read from the store for each watch.
+;;;; So a watch costs the store nothing while nothing happens, and needs no thread.
 ;;;;
 ;;;; 1. A watch joins the feed, which from then on queues its changes.
-;;;; 2. Earlier changes are sent: those of one workflow from its history, so the watch can go on
-;;;;    from any number as long as the workflow is kept; those of all workflows by a watch of the
-;;;;    store of its own, which ends with the first change that the feed has, too.
-;;;; 3. Then the queue is sent, and later changes at once, as far as the peer takes them. The others
-;;;;    wait. A watch with too many waiting changes is ended, and its peer, which knows how far it
-;;;;    has come, may ask again.
+;;;; 2. Earlier changes are sent first. Those of one workflow come from its history, so the watch
+;;;;    can begin at any number as long as the workflow is kept. Those of all workflows come from a
+;;;;    separate watch of the store, which ends with the first change that the feed has, too.
+;;;; 3. Then the queue is sent, and later changes at once, as fast as the peer accepts them. The
+;;;; others
+;;;;    wait. A watch with too many waiting changes is ended; its peer, which knows its position,
+;;;;    may ask again.
 ;;;;
-;;;; Several workflows may have changed at one revision, so each change has the revision at which a
-;;;; watch of all goes on if it ends after that change: the same revision, except for the last
-;;;; change of it.
+;;;; Several workflows may have changed at one revision. So each change has the revision at which a
+;;;; watch of all workflows continues if it ends after that change: the same revision, except for
+;;;; the last change of it, which has the next one.
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +most-waiting-changes+ 1000 "Of a watch whose peer does not take them.")
+(defconstant +most-waiting-changes+ 1000 "The most changes that wait in a watch whose peer does not
+accept them.")
 (defconstant +most-waiting-of-all+ 1000000
   "Of all watches of a node: each may have its share of these.")
 (defconstant +most-early-changes+ 20000 "The state of a watch that still gets earlier changes.")
 (defconstant +most-senders+ 32
-  "Threads of a node that wait for room to send earlier changes: other jobs of the store's client
-need threads, too.")
+  "The most threads of a node that wait for room to send earlier changes: other jobs of the store's
+client need threads, too.")
 
 (defstruct (subscription (:constructor make-subscription (call id peer)) (:copier nil))
-  "A watch at a node, which is a call."
+  "A watch at a node. It is a call."
   (call nil :read-only t)               ; that gets the changes
   (id "" :type string :read-only t)     ; of the workflow; empty: of all
   (peer "" :type string :read-only t)   ; whose, without a port
@@ -51,14 +53,14 @@ need threads, too.")
     (told-change state (elt changes (1- (length changes))) (etcd:entry-changed entry))))
 
 (defun told-change (state change revision)
-  "CHANGE, of the history of STATE, as users see it; REVISION is that of STATE."
+  "CHANGE, of the history of STATE, in the form for users; REVISION is that of STATE."
   (setf (pb:change-id change) (pb:workflow-state-id state))
   (when (zerop (pb:change-revision change)) (setf (pb:change-revision change) revision))
   change)
 
 (defun map-stored-changes (function node id after before)
-  "Call FUNCTION with the Changes of the workflow ID that have keys of their own, from that with a
-number above AFTER on to before BEFORE."
+  "Call FUNCTION with the Changes of the workflow ID that have keys of their own and a number above
+AFTER and below BEFORE."
   (etcd:map-entries (lambda (entry)
                       (map nil function
                            (pb:stored-changes-changes
@@ -80,7 +82,7 @@ number above AFTER on to before BEFORE."
           (map nil #'tell newest))))))
 
 (defun end-call (call condition)
-  "End CALL, which watches: with CONDITION, or well if that is nil."
+  "End CALL, a watch: with CONDITION or, if that is nil, without an error."
   (handler-case
       (etypecase condition
         (null (rpc:finish call))
@@ -91,15 +93,15 @@ number above AFTER on to before BEFORE."
     (status:rpc-error ())))
 
 (defun watch-end-condition (condition one)
-  "The condition for a watch's peer when CONDITION has ended the watch; ONE is true if it is of one
-workflow, whose history goes on."
+  "The condition for a watch's peer when CONDITION has ended the watch. ONE is true if it is a watch
+of one workflow, whose history remains."
   (flet ((lost (control &rest arguments)
            (make-condition 'changes-compacted :text (apply #'format nil control arguments))))
     (cond (one (make-condition 'store-unavailable :text (princ-to-string condition)))
           ((typep condition 'etcd:compacted)
            (lost "the changes are compacted up to revision ~A" (etcd:compacted-revision condition)))
           ((typep condition 'etcd:future-revision)
-           (lost "the store is another one, or has lost its data"))
+           (lost "this is another store, or the store has lost its data"))
           (t (make-condition 'store-unavailable :text (princ-to-string condition))))))
 
 (defun message-of (entry others revision)
@@ -132,7 +134,7 @@ revision."
       (< (subscription-number subscription) (pb:change-number change))))
 
 (defun send-waiting (subscription)
-  "Send the waiting changes of SUBSCRIPTION as far as its peer takes them. Return true if it ends
+  "Send the waiting changes of SUBSCRIPTION, as many as its peer accepts. Return true if it ends
 with that, since its workflow does. Its lock is held."
   (loop with queue = (subscription-queue subscription)
         while (and (fifo-items queue)
@@ -193,7 +195,7 @@ with that, since its workflow does. Its lock is held."
         append subscriptions))
 
 (defun tell-subscriptions (feed changes revision)
-  "Queue CHANGES of states, which have come at REVISION, for the subscriptions that want them."
+  "Queue CHANGES of states, made at REVISION, for the subscriptions that want them."
   (loop for (change . others) on changes
         for entry = (etcd:change-entry change)
         for id = (key-id (etcd:entry-key entry))
@@ -277,13 +279,13 @@ with that, since its workflow does. Its lock is held."
 ;;; Earlier changes
 
 (defun watch-one (node subscription after)
-  "Send SUBSCRIPTION, of one workflow, its changes after the number AFTER; it ends with the
-workflow."
+  "Send SUBSCRIPTION, of one workflow, its changes after the number AFTER. It ends when the workflow
+ends."
   (let* ((id (subscription-id subscription)) (call (subscription-call subscription)) (last nil)
          (known (pb:workflow-state-version (entry-state (fetch-state node id)))))
     (when (< known after)
       (refuse :changes-compacted
-              "~A has had ~D changes, not ~D: it is another one, or an older state" id known after))
+              "~A has had ~D changes, not ~D: it is another workflow, or an older state of it" id known after))
     (fetch-history node id :after after
                            :function (lambda (change)
                                        (rpc:send call change)
@@ -304,13 +306,13 @@ workflow."
                     :prefix (node-key node "index/none") :limit 1 :keys-only t))
 
 (defun reserve-sender (feed)
-  "True if another thread of FEED's may wait for the room of a call; it is counted then."
+  "True if another thread of FEED may wait for the room of a call; it is then counted."
   (sb-thread:with-mutex ((feed-lock feed))
     (when (< (feed-senders feed) +most-senders+) (incf (feed-senders feed)))))
 
 (defun send-former (feed subscription change)
-  "Send CHANGE, an earlier one, to SUBSCRIPTION, and wait for room if need be. Return false if
-SUBSCRIPTION has ended, or ends since too many threads wait for the room of others."
+  "Send CHANGE, an earlier one, to SUBSCRIPTION; wait for room if necessary. Return false if
+SUBSCRIPTION has ended, or is ended here because too many threads wait for room."
   (let ((call (subscription-call subscription)))
     (handler-case
         (cond ((rpc:try-send call change) t)
@@ -324,8 +326,8 @@ SUBSCRIPTION has ended, or ends since too many threads wait for the room of othe
       (status:rpc-error () nil))))
 
 (defun tell-former (node subscription from now)
-  "Send SUBSCRIPTION the changes of all workflows from the revision FROM on by a watch of its own,
-until there is one at or after NOW, since when the feed has queued them."
+  "Send SUBSCRIPTION the changes of all workflows from the revision FROM on, by a separate watch.
+This ends with the first change at or after NOW, since which the feed has queued them."
   (let ((watch nil) (over nil) (call (subscription-call subscription)))
     (labels ((tell (changes revision)
                (unless over
@@ -355,9 +357,9 @@ until there is one at or after NOW, since when the feed has queued them."
       (when over (cancel)))))
 
 (defun watch-all (node subscription revision)
-  "Send SUBSCRIPTION the changes of all workflows from REVISION on; 0 for those from now on. A store
-that has not reached the revision before REVISION has lost its data: no change would come until it
-was there again."
+  "Send SUBSCRIPTION the changes of all workflows from REVISION on or, if that is 0, from now on. A
+store that has not reached the revision before REVISION has lost its data: it would report no change
+until it reaches that revision again."
   (let* ((now (store-revision node))
          (begin (if (plusp revision) revision (1+ now))))
     (when (< now (1- begin))

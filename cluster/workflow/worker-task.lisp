@@ -1,4 +1,4 @@
-;;;; Tasks as the functions of a worker get them, and those functions by kind.
+;;;; Tasks in the form that the functions of a worker get, and those functions by kind.
 
 (in-package #:clgrpc.workflow)
 
@@ -33,23 +33,23 @@ this."
   (pb:task-name (task-message task)))
 
 (defun task-input (task)
-  "Return the input of TASK, octets: the result of the step before it, or its workflow's input. From
+  "Return the input of TASK, octets: the result of the previous step, or its workflow's input. From
 any thread."
   (pb:task-input (task-message task)))
 
 (defun task-text (task)
-  "Return the input of TASK as a string, of which it is the UTF-8. From any thread."
+  "Return the input of TASK, which is UTF-8, as a string. From any thread."
   (octets-string (task-input task)))
 
 (defun child-results (octets)
   "Return the results of children from OCTETS, the result of the step that has started them: a list
-of CLGRPC.WORKFLOW.V1:CHILD-RESULTs in the order of the children, with their ids, statuses, results,
-octets, and reasons. From any thread."
+of CLGRPC.WORKFLOW.V1:CHILD-RESULTs in the order of the children, each with an id, a status, a
+result (octets) and a reason. From any thread."
   (coerce (pb:child-results-results (protobuf:parse-message 'pb:child-results octets)) 'list))
 
 (defun task-results (task)
-  "Return the results of the children that the step before TASK has started, a list of octets in
-their order. CHILD-RESULTS of the input of TASK returns more. From any thread."
+  "Return the results of the children that the previous step has started, a list of octets in the
+order of the children. CHILD-RESULTS of the input of TASK returns more. From any thread."
   (mapcar #'pb:child-result-result (child-results (task-input task))))
 
 (defun task-fence (task)
@@ -69,7 +69,7 @@ it may itself end its workers. From any thread."
 
 (defun task-held-p (task)
   "True as far as this worker knows that TASK is still its own. When it is false, a report would be
-refused, and there is no use in going on. From any thread."
+refused, so further work is useless. From any thread."
   (and (not (task-lost task))
        (or (null (task-until-ns task)) (< (loop:world-now) (task-until-ns task)))))
 
@@ -85,10 +85,10 @@ not tried again, and its workflow fails. On the thread of the step's function."
   (error 'step-failed :text text :retry retry))
 
 (defun continue-as-new (steps &key input timeout)
-  "Return an object that makes the workflow begin again when a function of DEFINE-STEP returns it,
-under the same id, with STEPS, as START-WORKFLOW takes them, whose first gets INPUT, a string,
-octets, a message or nil. The remaining steps are dropped, and so is the history; the workflow fails
-when TIMEOUT seconds are over. Signal MISUSE for a form that is not a step. From any thread."
+  "Return an object that makes the workflow begin again, under the same id, when a function of
+DEFINE-STEP returns it. Its new STEPS are as for START-WORKFLOW; the first gets INPUT, a string,
+octets, a message or nil. The remaining steps and the history are dropped; the workflow fails when
+TIMEOUT seconds are over. Signal MISUSE for a form that is not a step. From any thread."
   (pb:make-continuation :steps (steps-of steps) :input (payload-octets input)
                         :timeout-ms (duration-ms timeout)))
 
@@ -96,12 +96,12 @@ when TIMEOUT seconds are over. Signal MISUSE for a form that is not a step. From
 
 (defmacro define-step (kind (task) &body body)
   "Define how workers do tasks of KIND, a string: they evaluate BODY with TASK bound to the task.
-BODY returns the result of the step, a string, octets, a message or nil; and as second value a list
-of steps, as in DEFINE-WORKFLOW, that are done before the remaining ones. If it returns the value of
-CONTINUE-AS-NEW, the workflow begins again. An error in it, as of FAIL-STEP, ends the attempt; the
-step is tried again as it says. Since a worker may die before its report is recorded, BODY may run
-more than once for a step; its result is recorded once. A new definition takes effect with the next
-task."
+BODY returns the result of the step, a string, octets, a message or nil; and, as its second value, a
+list of steps, as in DEFINE-WORKFLOW, that are done before the remaining ones. If it returns the
+value of CONTINUE-AS-NEW, the workflow begins again. An error in BODY, such as that of FAIL-STEP,
+ends the attempt; the step is tried again according to its options. Since a worker may die before
+its report is recorded, BODY may run more than once for a step; its result is recorded once. A new
+definition takes effect with the next task."
   (check-type kind string)
   `(progn
      (setf (gethash ,kind **steps**)

@@ -1,20 +1,20 @@
-;;;; Workers: jobs that claim tasks, do them and report, and one that sends heartbeats. Each of the
-;;;; jobs has one task at a time. With its report it asks for the next step of the workflow, if that
-;;;; is of its kinds, or for another ready task, which saves a claim; if there is none, it waits by
-;;;; a claim.
+;;;; Workers: jobs that claim tasks, do them and report the results, and one job that sends
+;;;; heartbeats. Each of the jobs has one task at a time. With its report it asks for the next step
+;;;; of the workflow, if that is of its kinds, or for another ready task, which saves a claim. If
+;;;; there is none, it waits by a claim.
 ;;;;
-;;;; A report that no answer came to is sent again, until there is one: the service knows it. If the
-;;;; session is lost, its tasks belong to others, and the worker opens another one.
+;;;; A report that got no answer is sent again until it gets one: the service recognizes it. If the
+;;;; session is lost, its tasks belong to others, and the worker opens a new session.
 
 (in-package #:clgrpc.workflow)
 
 (defconstant +claim-wait-seconds+ 20 "How long a claim waits at a node.")
 (defconstant +first-pause-seconds+ 1/20 "Between tries of a request that a node does not answer.")
-(defconstant +longest-pause-seconds+ 2 "The longest such wait.")
+(defconstant +longest-pause-seconds+ 2 "The longest such pause.")
 (defconstant +alone-seconds+ 30
-  "How long a task that is to be done alone waits for others to end, before it is given back.")
+  "How long a task that must be done alone waits for others to end, before it is given back.")
 (defconstant +closing-seconds+ 2
-  "How long a worker that stops waits for its session's end; without it the session ends by its
+  "How long a worker that stops waits for its session to end; otherwise the session ends with its
 lease.")
 
 (defstruct (worker (:copier nil))
@@ -66,7 +66,8 @@ lease.")
   (with-worker (worker) (copy-list (worker-held worker))))
 
 (defun await-worker (worker seconds over-p)
-  "Wait for SECONDS, or until OVER-P, a function without arguments called under the lock, is true."
+  "Wait for SECONDS, or until OVER-P, a function without arguments that is called under the lock, is
+true."
   (loop:await-until (worker-bell worker) (worker-lock worker) (loop:notice-end seconds) over-p))
 
 (defun closed-p (worker)
@@ -75,8 +76,8 @@ lease.")
 ;;; Sessions
 
 (defun note-tasks-lost (worker lost-p)
-  "WORKER's tasks for which LOST-P, a function, is true belong to others now: mark them for their
-functions, and call ON-TASK-LOST."
+  "Those tasks of WORKER for which LOST-P, a function, is true belong to others now: mark them for
+their functions, and call ON-TASK-LOST."
   (let ((lost (with-worker (worker)
                 (loop for task in (worker-held worker)
                       when (and (not (task-lost task)) (funcall lost-p task))
@@ -97,7 +98,8 @@ functions, and call ON-TASK-LOST."
     (loop:wake-job (worker-heart worker))))
 
 (defun heart-stub (worker stub)
-  "A function as STUB, for the heart of WORKER: its call is cancelled when WORKER closes."
+  "Return a function like STUB, for the heartbeats of WORKER, whose call is cancelled when WORKER
+closes."
   (lambda (channel request &key timeout)
     (let ((call (calling:call-async stub channel request :timeout timeout)))
       (unwind-protect
@@ -129,8 +131,7 @@ functions, and call ON-TASK-LOST."
         collect (pb:make-held :id (task-id task) :fence (task-fence task))))
 
 (defun note-lost (worker held)
-  "HELD, a sequence of Helds, belong to others now, and so do tasks that have taken their longest
-time."
+  "Note that HELD, a sequence of Helds, belong to others now, or have exceeded their longest time."
   (note-tasks-lost worker
                    (lambda (task)
                      (or (find-if (lambda (held)
@@ -151,7 +152,7 @@ time."
       (session-lost () (lose-session worker session)))))
 
 (defun beat-seconds (worker)
-  "How long after a heartbeat WORKER makes the next one: a third of its session's time, or, without
+  "The time from a heartbeat of WORKER to the next one: a third of its session's time or, without
 tasks, which others would have to do again, half of it. A short session leaves no time for tries."
   (/ (worker-seconds worker)
      (if (or (worker-held worker) (< (worker-seconds worker) +default-session-seconds+)) 3 2)))
@@ -178,7 +179,7 @@ again."
       (fail-step (format nil "this worker has no function for ~A" kind))))
 
 (defun attempt-span (task function)
-  "Call FUNCTION in a span of TASK, whose parent is the span that has started the workflow."
+  "Call FUNCTION in a span of TASK, whose parent is the span that started the workflow."
   (trace:with-span ((format nil "Step.~A" (task-kind task))
                     :kind :consumer
                     :parent (trace:parse-traceparent (pb:task-traceparent (task-message task)))
@@ -214,8 +215,8 @@ again."
                           :give-back (pb:make-give-back)))
 
 (defun too-large-p (condition)
-  "True if CONDITION says that a report is larger than the service takes, or than a call does, or
-wrong by itself, so that there is no use in another attempt."
+  "True if CONDITION says that a report is larger than the service or a call accepts, or is invalid,
+so that another attempt is useless."
   (or (typep condition '(or too-large invalid-request)) (too-long-p condition)))
 
 (defun send-report (worker task request)
@@ -266,18 +267,18 @@ wrong by itself, so that there is no use in another attempt."
   (<= +free-losses+ (task-losses task)))
 
 (defun alone-wanted-p (worker)
-  "True while a task is to be done alone by WORKER, or is."
+  "True while WORKER does a task alone, or has to."
   (some #'task-held-p (worker-suspects worker)))
 
 (defun alone-end-ns (task)
-  "Until when TASK waits to be done alone: half of its own time at most."
+  "The time until which TASK waits to be done alone, half of its own time at most."
   (let* ((now (loop:world-now)) (until (task-until-ns task))
          (times (expt 2 (min 10 (pb:task-given-back (task-message task)))))
          (wait (seconds-ns (* times +alone-seconds+))))
     (+ now (if until (min wait (max 0 (floor (- until now) 2))) wait))))
 
 (defun enter-alone (worker task)
-  "Wait until nothing else is under way at WORKER. Return true, or false if TASK is not to be done."
+  "Wait until nothing else is under way in WORKER. Return true, or false if TASK is not to be done."
   (let ((end (alone-end-ns task)))
     (loop:await-until (worker-bell worker) (worker-lock worker) end
                       (lambda ()
@@ -300,7 +301,7 @@ wrong by itself, so that there is no use in another attempt."
       (setf (worker-suspects worker) (remove task (worker-suspects worker))))))
 
 (defun attempt-beside (worker task)
-  "As ATTEMPT-TASK, unless a task is to be done alone: then TASK is given back."
+  "As ATTEMPT-TASK, unless another task must be done alone: then give TASK back."
   (if (with-worker (worker)
         (unless (alone-wanted-p worker) (push task (worker-attempts worker))))
       (unwind-protect (attempt-or-give-back worker task)
@@ -314,7 +315,7 @@ wrong by itself, so that there is no use in another attempt."
       (attempt-task worker task)))
 
 (defun do-task (worker message)
-  "Do the task of MESSAGE, report it, and do those that follow from that."
+  "Do the task of MESSAGE and report it; then do those that the answers to the reports bring."
   (loop while message
         do (let* ((timeout (pb:task-timeout-ms message))
                   (task (make-task message (and (plusp timeout)
@@ -345,7 +346,8 @@ wrong by itself, so that there is no use in another attempt."
     call))
 
 (defun claim-one (worker)
-  "Wait for a task. Return its message, or nil if no task comes for a while, or WORKER is stopped."
+  "Wait for a task. Return its message, or nil if no task arrives for a while, or WORKER is
+stopped."
   (let ((session (await-session worker)))
     (when session
       (let ((call (with-workflow-errors (call-claim worker session))))
@@ -374,7 +376,7 @@ stopped. PAUSES are its own."
         (loop:next-pause pauses)))))
 
 (defun add-hand (worker)
-  "A new job of WORKER that claims tasks and does them."
+  "Start a new job of WORKER that claims tasks and does them."
   (let ((pauses (loop:make-pauses +first-pause-seconds+ +longest-pause-seconds+)))
     (loop:add-job (worker-background worker) (lambda () (claim-and-do worker pauses)))))
 
@@ -383,26 +385,27 @@ stopped. PAUSES are its own."
   (loop for item in kinds
         collect (cond ((stringp item)
                        (unless (gethash item **steps**)
-                         (misuse "There is no DEFINE-STEP for ~S." item))
+                         (misuse "No DEFINE-STEP defines ~S." item))
                        (list item))
                       ((and (consp item) (stringp (car item))
                             (typep (cdr item) '(or function (and symbol (not null)))))
                        item)
-                      (t (misuse "~S is neither a kind of tasks nor one with a function." item)))))
+                      (t (misuse "~S is neither a kind of tasks nor a cons of a kind and a ~
+                                  function." item)))))
 
 (defun start-worker (channel &key (name "") kinds (concurrency 4) (session-seconds 10) on-refused
                                on-task-lost)
   "Start a worker, and return it. At the service that CHANNEL leads to it claims tasks of KINDS, a
 list of strings, each of which DEFINE-STEP has defined, or of (KIND . FUNCTION) with a function of a
-task as DEFINE-STEP defines them; and does CONCURRENCY of them at once at most, each on a thread of
+task as DEFINE-STEP defines them. It does at most CONCURRENCY of them at once, each on a thread of
 its own. If its heartbeats fail for SESSION-SECONDS, 2 to 3600, others get its tasks. NAME, a
 string, is for people. ON-TASK-LOST, a function of a task, is called when the worker learns that a
-task under way belongs to others, or has taken its longest time, so that the work for it can be
-stopped; it must not wait, since it runs where the worker is kept alive. ON-REFUSED, a function of a
-task and a WORKFLOW-ERROR, is called when a report is refused, since the task belonged to others. A
-task that was lost three times in a row with its worker is done alone. Nodes need not be reachable
-yet. Signal MISUSE for an element of KINDS that is not a kind. From any thread; end it with
-STOP-WORKER."
+task under way belongs to others, or has exceeded its longest time, so that its work can be stopped.
+It must not wait, since it runs on the thread that keeps the worker alive. ON-REFUSED, a function of
+a task and a WORKFLOW-ERROR, is called when a report is refused because the task belonged to others.
+A task that was lost three times in a row with its worker is done alone: the worker does no other
+task meanwhile. Nodes need not be reachable yet. Signal MISUSE for an element of KINDS that is not a
+kind. From any thread; end it with STOP-WORKER."
   (check-type concurrency (integer 1 1000))
   (check-type session-seconds (integer 2 3600))
   (let* ((functions (or (kinds-alist kinds) (misuse "A worker has kinds of tasks.")))
@@ -418,9 +421,9 @@ STOP-WORKER."
     worker))
 
 (defun stop-worker (worker &key (drain 10))
-  "Stop WORKER: it claims no more tasks. Its present ones have DRAIN seconds to end and be reported;
-the rest goes to others at once. Return true if none was left. A function that has not ended by then
-goes on, and its report is refused. From any thread but the worker's own."
+  "Stop WORKER: it claims no more tasks. The present ones have DRAIN seconds to end and to be
+reported; then others get the rest at once. Return true if all have ended. A function that has not
+ended by then continues, and its report is refused. From any thread but the worker's own."
   (with-worker (worker)
     (when (worker-open-p worker) (setf (worker-state worker) :draining))
     (mapc #'rpc:cancel (worker-calls worker)))

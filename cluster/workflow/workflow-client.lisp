@@ -1,4 +1,4 @@
-;;;; The client's functions of a workflow service. In place of a CHANNEL they take the service
+;;;; The client's functions of a workflow service. In place of a CHANNEL they accept the service
 ;;;; object itself, within its image, and a router (group-router.lisp). A refusal is a workflow
 ;;;; error. A call without an answer can be made again as it is.
 
@@ -7,11 +7,11 @@
 (defconstant +call-seconds+ 10 "How long a call may take.")
 
 (defconstant +silence-seconds+ 1
-  "After so many seconds of silence a node gets a ping, and is given up after the same time again:
-its connection may stand though the node hangs.")
+  "After so many seconds of silence a node gets a ping; after as many more it is given up. Its
+connection may remain open although the node hangs.")
 
 (defun reach-nodes (channel)
-  "CHANNEL, by which nodes are called; it finds out soon if one of them hangs."
+  "Make CHANNEL, by which nodes are called, detect soon that one of them hangs."
   (calling:limit-silence channel +silence-seconds+))
 
 (defun ask-once (stub channel request timeout)
@@ -20,7 +20,7 @@ its connection may stand though the node hangs.")
     (values (funcall stub (reach-nodes channel) request :timeout (or timeout +call-seconds+)))))
 
 (defun node-lost-p (condition)
-  "True if CONDITION, a workflow error, says that a node was lost that was asked and had not
+  "True if CONDITION, a workflow error, says that a node was lost after it was asked and before it
 answered."
   (let ((cause (workflow-error-cause condition)))
     (and (eq 'workflow-error (type-of condition))
@@ -30,7 +30,7 @@ answered."
          t)))
 
 (defun ask (stub channel request timeout)
-  "The answer of STUB to REQUEST, which may be made twice, within TIMEOUT seconds; if a node is lost
+  "The answer of STUB to REQUEST, which may be done twice, within TIMEOUT seconds. If a node is lost
 meanwhile, another one is asked. Signal a workflow error."
   (let ((end (loop:notice-end (or timeout +call-seconds+))) (failure nil))
     (loop
@@ -42,13 +42,13 @@ meanwhile, another one is asked. Signal a workflow error."
         (misuse (condition) (error (or failure condition)))))))
 
 (defun start-workflow (channel id steps &key input type timeout call-timeout)
-  "Start the workflow ID, a string that is the caller's choice, at the service CHANNEL leads to.
-STEPS are those of DEFINE-WORKFLOW, as a list or by the name of a workflow; INPUT, a string, octets
-or a message, is the input of the first; TYPE, a string, is for people, by default the name of the
-workflow in lower case, if STEPS is one; the workflow fails when TIMEOUT seconds are over. Return
-true if this call has begun it, false if the same call had begun it before. Signal WORKFLOW-EXISTS
-if another workflow has this id, TOO-LARGE, BACKLOG-FULL or another WORKFLOW-ERROR, after
-CALL-TIMEOUT seconds (10) in any case. From any thread."
+  "Start the workflow ID, a string of the caller's choice, at the service that CHANNEL leads to.
+STEPS are those of DEFINE-WORKFLOW, as a list or by the name of a workflow. INPUT, a string, octets
+or a message, is the input of the first. TYPE, a string, is for people; by default it is the name of
+the workflow in lower case, if STEPS is a name. The workflow fails when TIMEOUT seconds are over.
+Return true if this call has started it, false if an equal call had started it before. Signal
+WORKFLOW-EXISTS if another workflow has this id, TOO-LARGE, BACKLOG-FULL or another WORKFLOW-ERROR;
+at the latest after CALL-TIMEOUT seconds (10). From any thread."
   (pb:start-reply-began
    (ask #'methods:start (route channel id)
         (pb:make-start-request :id id :type (or type (type-of-steps steps)) :steps (steps-of steps)
@@ -56,8 +56,8 @@ CALL-TIMEOUT seconds (10) in any case. From any thread."
         call-timeout)))
 
 (defun workflow-state (channel id &key history input result timeout)
-  "Return the state of the workflow ID, a CLGRPC.WORKFLOW.V1:GET-WORKFLOW-STATE-REPLY, with its
-HISTORY, its INPUT and its last RESULT if these are true. Signal WORKFLOW-NOT-FOUND, or another
+  "Return the state of the workflow ID, a CLGRPC.WORKFLOW.V1:GET-WORKFLOW-STATE-REPLY. It includes
+the HISTORY, the INPUT and the last RESULT if these are true. Signal WORKFLOW-NOT-FOUND, or another
 WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
   (ask #'methods:get-workflow-state (route channel id)
        (pb:make-get-workflow-state-request :id id :history (and history t) :input (and input t)
@@ -66,9 +66,9 @@ WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
 
 (defun signal-workflow (channel id name payload &key (signal-id "") timeout)
   "Give the workflow ID a signal of NAME, a string, with PAYLOAD, a string, octets, a message or
-nil: it becomes the result of the step that waits for it, or will wait. With a SIGNAL-ID of the
-caller's choice repeated signals count once. Signal WORKFLOW-CLOSED if the workflow has ended, or
-another WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
+nil. PAYLOAD becomes the result of the step that waits for the signal, now or later. With a
+SIGNAL-ID of the caller's choice repeated signals count once. Signal WORKFLOW-CLOSED if the workflow
+has ended, or another WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
   (funcall (if (string= "" signal-id) #'ask-once #'ask)
            #'methods:signal (route channel id)
            (pb:make-signal-request :id id :name name :payload (payload-octets payload)
@@ -86,8 +86,8 @@ Signal WORKFLOW-CLOSED if it has ended otherwise, or another WORKFLOW-ERROR afte
 
 (defun delete-workflow (channel id &key cancel (reason "") timeout)
   "Remove the workflow ID, which has ended, with its history, payloads and result: its id is free
-again. With CANCEL one that runs is cancelled first, because of REASON. Return true if it was there;
-false if not, also if an earlier try of this call has removed it. Signal WORKFLOW-RUNNING, or
+again. With CANCEL a running one is cancelled first, because of REASON. Return true if it existed;
+false if not, even if an earlier try of this call has removed it. Signal WORKFLOW-RUNNING, or
 another WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
   (pb:delete-reply-deleted
    (ask #'methods:delete (route channel id)
@@ -105,12 +105,13 @@ another WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
 
 (defun map-workflows (function channel &rest search
                       &key status type started-from started-before ended-from ended-before timeout)
-  "Call FUNCTION with a CLGRPC.WORKFLOW.V1:WORKFLOW-SUMMARY of each workflow, the newest first; or
-of those whose STATUS is :running, :completed, :failed or :cancelled, whose TYPE is that string, and
-which began and ended at the times STARTED-FROM and ENDED-FROM or later and before STARTED-BEFORE
-and ENDED-BEFORE, seconds since 1970. They are fetched in pages, each within TIMEOUT seconds (10),
-and one that begins, changes its status or is deleted meanwhile may be missed. If CHANNEL is a
-router those of one group come after those of the other. Signal a WORKFLOW-ERROR. From any thread."
+  "Call FUNCTION with a CLGRPC.WORKFLOW.V1:WORKFLOW-SUMMARY of each workflow, the newest first.
+Keywords select workflows: STATUS is :running, :completed, :failed or :cancelled; TYPE is a string;
+they began at STARTED-FROM or later and before STARTED-BEFORE, and ended at ENDED-FROM or later and
+before ENDED-BEFORE, in seconds since 1970. They are fetched in pages, each within TIMEOUT seconds
+(10). A workflow that begins, changes its status or is deleted meanwhile may be missed. If CHANNEL
+is a router, those of one group come after those of the previous one. Signal a WORKFLOW-ERROR. From
+any thread."
   (declare (ignore status type started-from started-before ended-from ended-before))
   (dolist (channel (if (router-p channel) (router-channels channel) (list channel)))
     (loop with request = (apply #'search-request (alexandria:remove-from-plist search :timeout))
@@ -149,7 +150,7 @@ router those of one group come after those of the other. Signal a WORKFLOW-ERROR
   (string= "" (watcher-id watcher)))
 
 (defun note-resumption (watcher revision)
-  "Note that WATCHER, of all workflows, can go on from REVISION if it ends now."
+  "Note that WATCHER, of all workflows, can continue from REVISION if it ends now."
   (when (< (watcher-revision watcher) revision)
     (sb-thread:with-mutex ((watcher-lock watcher))
       (setf (watcher-told watcher) '()
@@ -157,7 +158,7 @@ router those of one group come after those of the other. Signal a WORKFLOW-ERROR
       (sb-thread:condition-broadcast (watcher-bell watcher)))))
 
 (defun note-change-of-all (watcher change)
-  "Pass CHANGE, a message of a watch of all workflows, to the function, unless it has got it
+  "Pass CHANGE, a message of a watch of all workflows, to the function, unless it has got CHANGE
 before."
   (let ((key (cons (pb:change-id change) (pb:change-number change)))
         (revision (pb:change-revision change)))
@@ -196,8 +197,8 @@ WORKFLOW-ERROR, or FUNCTION-FAILED."
   "Parts of the texts by which clgrpc and other gRPC report that a message is too long.")
 
 (defun too-long-p (condition)
-  "True if CONDITION, a workflow error, says that a message is longer than a call takes. Its status
-alone does not say so: a node or a proxy that has too much to do uses the same one."
+  "True if CONDITION, a workflow error, says that a message is longer than a call accepts. Its
+status alone is not enough: an overloaded node or proxy uses the same one."
   (let ((cause (workflow-error-cause condition)))
     (and (eq 'workflow-error (type-of condition))
          cause
@@ -228,7 +229,7 @@ alone does not say so: a node or a proxy that has too much to do uses the same o
     (loop:end-background (watcher-background watcher))))
 
 (defun fail-watcher (watcher what condition)
-  "End WATCHER because of CONDITION, which came from WHAT."
+  "End WATCHER because of CONDITION, signalled by WHAT."
   (log-event :error :workflow-watch-error :condition (princ-to-string condition))
   (finish-watcher watcher (make-condition 'workflow-error
                                           :text (format nil "~A: ~A" what condition))))
@@ -247,22 +248,22 @@ alone does not say so: a node or a proxy that has too much to do uses the same o
       (loop:next-pause (watcher-pauses watcher))))
 
 (defun await-watcher (watcher timeout &optional (begun-p (constantly nil)))
-  "Wait until WATCHER has ended, or BEGUN-P is true of it; TIMEOUT seconds at most."
+  "Wait until WATCHER has ended, or BEGUN-P is true of it, at most TIMEOUT seconds."
   (loop:await-until (watcher-bell watcher) (watcher-lock watcher) (loop:notice-end timeout)
                     (lambda () (or (watcher-ended watcher) (funcall begun-p watcher)))))
 
 (defun watch-workflow (function channel id &key (after 0) (revision 0) on-end
                                              (timeout +call-seconds+))
   "Watch the workflow ID: call FUNCTION with each change after the number AFTER, a
-CLGRPC.WORKFLOW.V1:CHANGE, each once and in their order, though connections break and nodes go
-meanwhile, until the workflow has ended. If ID is nil, FUNCTION gets the changes of all workflows,
-from REVISION of the store on or, if that is 0, from now on, without end; then this returns when a
-node has begun the watch, or after TIMEOUT seconds (10). Return an object for END-WATCHING. At the
-end ON-END is called, with nil or with the WORKFLOW-ERROR that has ended the watch:
-CHANGES-COMPACTED if some changes are no longer there one by one, or FUNCTION's error. Both run on a
-thread of the watch's own. From any thread."
+CLGRPC.WORKFLOW.V1:CHANGE, until the workflow has ended. Each change comes once and in order, even
+if connections break and nodes end meanwhile. If ID is nil, FUNCTION gets the changes of all
+workflows, from REVISION of the store on or, if that is 0, from now on, without end. Then this
+returns when a node has begun the watch, or after TIMEOUT seconds (10). Return an object for
+END-WATCHING. At the end ON-END is called, with nil or with the WORKFLOW-ERROR that has ended the
+watch: CHANGES-COMPACTED if some changes can no longer be read one by one, or FUNCTION's error. Both
+run on a thread of the watch's own. From any thread."
   (when (and (null id) (router-p channel))
-    (misuse "A watch of all workflows is of one group; ROUTER-CHANNELS returns the channels."))
+    (misuse "A watch of all workflows belongs to one group; ROUTER-CHANNELS returns the channels."))
   (let ((watcher (make-watcher :channel (if id (route channel id) channel) :id (or id "")
                                :function function :after after :revision revision
                                :end-function on-end))
@@ -301,9 +302,10 @@ ended the watch, or nil."
     (watcher-failure watcher)))
 
 (defun await-workflow (channel id &key (timeout 60))
-  "Wait until the workflow ID has ended. Return its status, :completed, :failed or :cancelled, the
-last result, octets, and why it has failed or was cancelled, a string; nil if it runs after TIMEOUT
-seconds. Signal WORKFLOW-NOT-FOUND or another WORKFLOW-ERROR. From any thread."
+  "Wait until the workflow ID has ended. Return three values: its status, :completed, :failed or
+:cancelled; the last result, octets; and the reason why it has failed or was cancelled, a string.
+Return nil if it still runs after TIMEOUT seconds. Signal WORKFLOW-NOT-FOUND or another
+WORKFLOW-ERROR. From any thread."
   (let ((end (loop:notice-end timeout)) (pauses (loop:make-pauses 1/2 5)))
     (loop for failure = (await-end channel id (loop:seconds-until end))
           for next = (loop:notice-end (loop:next-pause pauses))

@@ -1,5 +1,5 @@
-;;;; Refusals as conditions. They are the same at a node, where decisions signal them, and at a
-;;;; client, which makes them from the details of the call's status.
+;;;; Refusals as conditions. A node and a client use the same conditions: decisions signal them at
+;;;; the node, and the client makes them from the details of the call's status.
 
 (in-package #:clgrpc.workflow)
 
@@ -27,11 +27,11 @@
   (defparameter *refusals* '())
 
   (defun refusal-row (code)
-    (or (assoc code *refusals*) (error "There is no refusal ~S." code))))
+    (or (assoc code *refusals*) (error "There is no refusal named ~S." code))))
 
 (defmacro define-refusals (&body rows)
-  "Define conditions, each a row of the CODE in a Refusal, the status of the call, and
-documentation. The condition has the code's name."
+  "Define conditions; each row is the CODE in a Refusal, the status of the call, and documentation.
+The condition has the code's name."
   `(progn
      (eval-when (:compile-toplevel :load-toplevel :execute)
        (setf *refusals* ',(loop for (code status) in rows
@@ -41,45 +41,47 @@ documentation. The condition has the code's name."
                         (:documentation ,documentation)))))
 
 (define-refusals
-  (:workflow-not-found :not-found "There is no workflow with this id, or it is forgotten.")
-  (:workflow-exists :already-exists "There is a workflow with this id, and it is another one: its
-steps, input, type or time differ.")
+  (:workflow-not-found :not-found "No workflow has this id, or it was deleted.")
+  (:workflow-exists :already-exists "Another workflow has this id: its steps, input, type or time
+differ.")
   (:workflow-closed :failed-precondition "The workflow has ended.")
   (:workflow-running :failed-precondition "The workflow has not ended, so it is not deleted.")
-  (:schedule-not-found :not-found "There is no schedule with this id.")
-  (:schedule-exists :already-exists "There is a schedule with this id, and it is another one.")
-  (:claim-lost :aborted "The task no longer belongs to the worker that reports it: its session had
-ended, or the attempt's time was over, and another worker has it now or will get it; or the worker
-has reported another result of it before. Nothing was recorded.")
+  (:schedule-not-found :not-found "No schedule has this id.")
+  (:schedule-exists :already-exists "Another schedule has this id.")
+  (:claim-lost :aborted "The task no longer belongs to the worker that reports it. Its session had
+ended, or the attempt's time was over, and another worker has the task now or will get it; or the
+worker has reported another result before. Nothing was recorded.")
   (:session-lost :failed-precondition "The session has ended: its worker's heartbeats failed for its
-time. The tasks that it had claimed go to others.")
-  (:invalid-request :invalid-argument "The request is wrong by itself: a name that is empty or has a
-/, a step that does nothing, a negative time.")
+time. The tasks that it had claimed are given to others.")
+  (:invalid-request :invalid-argument "The request is invalid: a name that is empty or has a /, a
+step that does nothing, a negative time.")
   (:too-large :invalid-argument "Something is larger than a limit allows.")
   (:backlog-full :resource-exhausted "A limit of the number of workflows, claims or the like is
 reached; try again later.")
   (:store-unavailable :unavailable "The store has not answered in time, or changed too often
 meanwhile. The request may have been done; it can be sent again as it is.")
-  (:changes-compacted :out-of-range "The store no longer has the changes from the requested revision
-on one by one. List the workflows, and watch from now on.")
+  (:changes-compacted :out-of-range "The store has compacted changes since the requested revision,
+and cannot report them one by one. List the workflows, and watch from now on.")
   (:access-denied :permission-denied "The peer may not do this: no permission gives it the role, or
-the session is another's.")
-  (:store-full :resource-exhausted "The store is full; it takes nothing more until its operator
-makes room in it.")
-  (:store-forbids :failed-precondition "The store does not let the node do this: its user has not
-the right, or is not known."))
+the session belongs to another peer.")
+  (:store-full :resource-exhausted "The store is full; it accepts nothing until its operator frees
+space.")
+  (:store-forbids :failed-precondition "The store does not permit this to the node: its user lacks
+the right, or is unknown."))
 
 (defun refuse (code control &rest arguments)
   "Signal the condition of CODE, with a text."
   (error (second (refusal-row code)) :text (apply #'format nil control arguments)))
 
 (defun refuse-size (code limit most actual control &rest arguments)
-  "Signal the condition of CODE: LIMIT, a keyword, allows MOST, and there was ACTUAL."
+  "Signal the condition of CODE: the limit LIMIT, a keyword, is MOST, and the actual number is
+ACTUAL."
   (error (second (refusal-row code)) :text (apply #'format nil control arguments)
                                      :limit (string-downcase limit) :most most :actual actual))
 
 (defun refusal-status (condition)
-  "The status of the call that CONDITION, a workflow error, ends, and the Refusal in its details."
+  "Two values: the status of the call that CONDITION, a workflow error, ends, and the Refusal in its
+details."
   (destructuring-bind (code type status)
       (find (type-of condition) *refusals* :key #'second)
     (declare (ignore type))
@@ -90,7 +92,7 @@ the right, or is not known."))
                              :actual (or (workflow-error-actual condition) 0)))))
 
 (defun workflow-condition (error)
-  "The condition that ERROR, an RPC-ERROR, is to the user of a workflow service."
+  "The condition for users of a workflow service that corresponds to ERROR, an RPC-ERROR."
   (let* ((refusal (status:rpc-error-detail error 'pb:refusal))
          (row (and refusal (assoc (pb:refusal-code refusal) *refusals*))))
     (if row
@@ -102,6 +104,6 @@ the right, or is not known."))
         (make-condition 'workflow-error :text (princ-to-string error) :cause error))))
 
 (defmacro with-workflow-errors (&body body)
-  "Evaluate BODY; an RPC-ERROR in it is signalled as the workflow error that it is."
+  "Evaluate BODY; signal an RPC-ERROR in it as the corresponding workflow error."
   `(handler-case (progn ,@body)
      (status:rpc-error (error) (error (workflow-condition error)))))

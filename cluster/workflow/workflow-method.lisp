@@ -3,13 +3,13 @@
 (in-package #:clgrpc.workflow)
 
 (defun check-access (node role call &optional kind)
-  "Signal ACCESS-DENIED unless the peer of CALL has ROLE at NODE, for tasks of KIND or any."
+  "Signal ACCESS-DENIED unless the peer of CALL has ROLE at NODE, for tasks of KIND or, if that is
+nil, of any."
   (let ((refusal (authority:access-refusal (node-authority node) role call :kind kind)))
     (when refusal (refuse :access-denied "~A" refusal))))
 
 (defun call-answering (node role call function)
-  "Call FUNCTION if the peer of CALL has ROLE; a workflow error, or one of the store, ends the call
-that this is in."
+  "Call FUNCTION if the peer of CALL has ROLE. A workflow error, or one of the store, ends CALL."
   (handler-case (progn (check-access node role call)
                        (while-open (node) (with-store-errors (funcall function))))
     (workflow-error (condition)
@@ -30,14 +30,14 @@ statuses."
     (if context (trace:traceparent context) "")))
 
 (defun started-reply (node entry request)
-  "The answer to REQUEST, whose workflow there is, in ENTRY. Signal WORKFLOW-EXISTS if that is
-another one."
+  "The answer to REQUEST, whose workflow exists, in ENTRY. Signal WORKFLOW-EXISTS if it is another
+workflow."
   (begun-alike-p (entry-state entry) request)
   (let ((now (see-state node (pb:start-request-id request))))
     (pb:make-start-reply :state (told-state (cached-state-state now)) :began nil)))
 
 (defun start-anew (node request)
-  "Start the workflow of REQUEST, unless there is such a workflow."
+  "Start the workflow of REQUEST, unless it exists."
   (let ((draft (finish-draft (begin-workflow request (node-now node) (node-limits node)
                                              :traceparent (current-traceparent)))))
     (multiple-value-bind (done revision entry) (put-draft node draft)
@@ -64,7 +64,8 @@ WORKFLOW-NOT-FOUND if it does not exist."
         finally (refuse :store-unavailable "too many changes of ~A at once" id)))
 
 (defun seen-reply (node request now result)
-  "The answer to REQUEST, whose workflow is NOW, a cached state; RESULT is its result, or nil."
+  "The answer to REQUEST about the workflow whose cached state is NOW; RESULT is its result, or
+nil."
   (let* ((id (pb:get-workflow-state-request-id request))
          (state (cached-state-state now))
          (reply (pb:make-get-workflow-state-reply :state (told-state state)
@@ -91,12 +92,12 @@ WORKFLOW-NOT-FOUND if it does not exist."
   (format nil "~(~32,'0X~)" (below node (ash 1 128))))
 
 (defun signal-key (request signal-id run)
-  "The key of the payload of the signal that REQUEST gives a workflow in its run RUN."
+  "The key of the payload of the signal that REQUEST gives to a workflow in its run RUN."
   (data-key "" (pb:signal-request-id request) (run-key run (format nil "signal/~A" signal-id))))
 
 (defun signal-keys (request signal-id state)
-  "Keys, of which one is in the store if the signal of REQUEST was given before to the present run
-of STATE, or to a run since then."
+  "Keys, one of which is in the store if the signal of REQUEST was given before, to the present run
+of STATE or to a run since then."
   (mapcar (lambda (run) (signal-key request signal-id run))
           (adjoin (pb:workflow-state-run state)
                   (coerce (pb:workflow-state-signal-runs state) 'list))))
@@ -196,8 +197,8 @@ of STATE, or to a run since then."
   (pb:make-close-session-reply))
 
 (defun checked-kinds (node call kinds)
-  "KINDS, a vector, each once, for which the peer of CALL may work at NODE. Refuse too many before
-anything is done with them: a message has room for a million."
+  "KINDS, a vector, without duplicates; the peer of CALL may work on tasks of these kinds at NODE.
+Refuse too many before anything else is done: a message has room for a million."
   (let ((count (length kinds)))
     (when (> count +most-payloads+)
       (refuse-size :too-large :kinds +most-payloads+ count "too many kinds"))
@@ -242,19 +243,19 @@ anything is done with them: a message has room for a million."
       (:continue-as-new (report-continuation draft fence
                                              (pb:report-request-continue-as-new request)))
       (t (refuse :invalid-request
-                 "a report has a result, a failure or a continuation, or gives the task back")))))
+                 "a report needs a result, a failure or a continuation, or gives the task back")))))
 
 (defun next-claimed-p (state request)
-  "True if the session of REQUEST, a ReportRequest that was recorded, has got the next step by the
-report, and still has it."
+  "True if the session of REQUEST, a recorded ReportRequest, got the next step with the report, and
+still has it."
   (and (plusp (length (pb:report-request-next-kinds request)))
        (next-claim state (pb:report-request-fence request))
        (string= (pb:report-request-session request) (pb:workflow-state-session state))))
 
 (defun check-reporter (node call draft request)
-  "Signal ACCESS-DENIED if the task that REQUEST, the ReportRequest of CALL, reports was claimed by
-another peer than CALL's; or, if such a report is recorded already, is one for which that peer may
-not work at NODE."
+  "Signal ACCESS-DENIED if a peer other than CALL's has claimed the task that REQUEST, the
+ReportRequest of CALL, reports. If the report is recorded already, signal it if CALL's peer may not
+work on that task at NODE."
   (let* ((state (draft-state draft)) (fence (pb:report-request-fence request))
          (kind (recorded-kind state fence)))
     (when kind (check-access node :work call kind))
@@ -273,7 +274,7 @@ not work at NODE."
 
 (defun begin-claim (node session kinds)
   "Begin to claim a task of KINDS for SESSION. Return a future, whose value is a list of the task,
-or an empty list without one."
+or an empty list if there is none."
   (let ((future (loop:make-future)))
     (flet ((claim ()
              (let ((tasks '()))
@@ -288,7 +289,7 @@ or an empty list without one."
     future))
 
 (defun tasks-claimed (future)
-  "The tasks that FUTURE, of BEGIN-CLAIM, or nil, is of, once it has them."
+  "The value of FUTURE, of BEGIN-CLAIM, once it has one; nothing if FUTURE is nil."
   (handler-case (and future (loop:await future :timeout +longest-commit-seconds+))
     ;; the store's client was closed meanwhile
     (loop:await-timeout () '())))

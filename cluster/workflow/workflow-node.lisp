@@ -1,6 +1,6 @@
-;;;; A node serves the service. It has the store, limits, and the data that its jobs share: the task
-;;;; queue, where claims wait for tasks; the wakeup of its keeper; the timer queue. Nothing of this
-;;;; is the truth about a workflow; a node may die at any moment, and others go on.
+;;;; A node serves the service. It has the store, the limits, and the data that its jobs share: the
+;;;; task queue, where claims wait for tasks; the wakeup of its keeper; the timer queue. None of
+;;;; this decides about a workflow: a node may die at any moment, and others continue.
 
 (in-package #:clgrpc.workflow)
 
@@ -12,9 +12,9 @@
   (table nil :type (or null hash-table) :read-only t)) ; that has the queue
 
 (defstruct (task-queue (:copier nil))
-  "The queues in which claims wait. LOCK guards the rest. A claim is in the queue of all and in that
-of each of its kinds, so that the first of a kind is found, and one that waits no more is taken out,
-at once."
+  "The queues in which claims wait. LOCK guards the rest. A claim is in the queue of all claims and
+in that of each of its kinds, so that the first of a kind is found at once, and a claim that stops
+waiting is removed at once."
   (lock (sb-thread:make-mutex :name "clgrpc workflow task queue") :read-only t) ; of all below
   (idle '() :type list)                 ; jobs of claimers that have nothing to do
   (parked 0 :type index)                ; how many claims wait for a task
@@ -65,7 +65,7 @@ at once."
   (flying 0 :type index))               ; requests that are under way
 
 (defstruct (heartbeat-queue (:copier nil))
-  "Heartbeats whose sessions are to be renewed, see session.lisp. LOCK guards the rest."
+  "Heartbeats whose sessions must be renewed, see session.lisp. LOCK guards the rest."
   (lock (sb-thread:make-mutex :name "clgrpc workflow heartbeats") :read-only t) ; of all below
   (waiting '() :type list)              ; (session number-of-the-lease . call) of each, newest first
   (count 0 :type index)                 ; of these
@@ -193,11 +193,11 @@ change."
   (date-now (node-dates node)))
 
 (defun node-sessions (node)
-  "How many sessions are open, as far as NODE knows: those of its own at once."
+  "How many sessions are open, as far as NODE knows; it knows its own at once."
   (sb-thread:with-mutex ((node-lock node)) (hash-table-count (node-session-names node))))
 
 (defun session-owner (session)
-  "The owner in the name of SESSION; empty for one of a peer without a certificate."
+  "The owner in the name of SESSION; empty if the peer has no certificate."
   (let ((dot (position #\. session)))
     (if dot (subseq session (1+ dot)) "")))
 
@@ -208,7 +208,7 @@ change."
       (when (zerop (incf (gethash owner owners 0) by)) (remhash owner owners)))))
 
 (defun enter-session (node session what)
-  "SESSION is WHAT, :open or :reserved. The lock is held."
+  "Note the state of SESSION: WHAT is :open or :reserved. The lock is held."
   (unless (shiftf (gethash session (node-session-names node)) what)
     (count-session node session 1)))
 
@@ -223,7 +223,7 @@ change."
 
 (defun open-sessions (node)
   "A table whose keys are the sessions that are open as far as NODE knows, without those that are
-about to be."
+about to be opened."
   (let ((open (make-hash-table :test 'equal)))
     (sb-thread:with-mutex ((node-lock node))
       (loop for session being the hash-keys of (node-session-names node) using (hash-value what)
@@ -237,7 +237,8 @@ about to be."
   (forget-load node session))
 
 (defun load-key (session)
-  "The key of SESSION in the loads of a task queue: its owner's name if a certificate says that."
+  "The key of SESSION in the loads of a task queue: its owner's name, if a certificate has proved
+one."
   (let ((owner (session-owner session)))
     (if (string= "" owner) session owner)))
 
@@ -249,30 +250,30 @@ about to be."
   nil)
 
 (defun forget-load (node session)
-  "The worker of SESSION has ended a task, or has none, or has gone."
+  "The worker of SESSION has ended a task, or has no task, or has ended: remove its load."
   (let ((task-queue (node-task-queue node)))
     (sb-thread:with-mutex ((task-queue-lock task-queue))
       (remhash (load-key session) (task-queue-loads task-queue))))
   nil)
 
 (defun check-sessions-of (node owner)
-  "Signal BACKLOG-FULL if OWNER, if that is not empty, has too many sessions for another one. The
+  "Signal BACKLOG-FULL if OWNER, unless it is empty, has the most sessions that it may have. The
 lock is held."
   (let ((most (limits-max-sessions-per-identity (node-limits node)))
         (count (gethash owner (node-owners node) 0)))
     (when (<= most count)
       (refuse-size :backlog-full :max-sessions-per-identity most count
-                   "too many sessions of one identity"))))
+                   "too many sessions of one identity are open"))))
 
 (defun check-sessions (node)
-  "Signal BACKLOG-FULL if there are too many sessions for another one. The lock need not be held."
+  "Signal BACKLOG-FULL if as many sessions are open as may be. The lock need not be held."
   (let ((most (limits-max-sessions (node-limits node)))
         (count (hash-table-count (node-session-names node))))
     (when (<= most count)
       (refuse-size :backlog-full :max-sessions most count "too many sessions"))))
 
 (defun reserve-session (node session)
-  "Note SESSION, which is about to be opened. Signal BACKLOG-FULL if there are too many."
+  "Note SESSION, which is about to be opened. Signal BACKLOG-FULL if as many are open as may be."
   (sb-thread:with-mutex ((node-lock node))
     (check-sessions node)
     (check-sessions-of node (session-owner session))
@@ -290,7 +291,7 @@ lock is held."
   (mapcar #'cdr (sort (mapcar (lambda (item) (cons (below node 1.0) item)) list) #'< :key #'car)))
 
 (defmacro with-store-errors (&body body)
-  "Evaluate BODY; an ETCD-ERROR in it is signalled as the workflow error that it is."
+  "Evaluate BODY; signal an ETCD-ERROR in it as the corresponding workflow error."
   `(handler-case (progn ,@body)
      (etcd:invalid-request (error) (refuse :too-large "the store refuses this change: ~A" error))
      (etcd:space-exceeded (error) (refuse :store-full "~A" error))
@@ -298,8 +299,8 @@ lock is held."
      (etcd:etcd-error (error) (refuse :store-unavailable "~A" error))))
 
 (defun map-though-full (function list)
-  "Call FUNCTION with each element of LIST, also after the store was too full for one; then signal
-SPACE-EXCEEDED. So removals are done that come after a put, and make room for it."
+  "Call FUNCTION with each element of LIST, even after the store was too full for one; in that case
+signal SPACE-EXCEEDED at the end. So removals are done that come after a put, and make room for it."
   (let ((full nil))
     (dolist (item list)
       (handler-case (funcall function item)
@@ -314,7 +315,7 @@ SPACE-EXCEEDED. So removals are done that come after a put, and make room for it
 ;;; delays no other: it is left alone for a while, and tried again.
 
 (defconstant +stuck-seconds+ 10 "How long a workflow is left alone that could not be changed.")
-(defconstant +most-stuck+ 10000 "How many of them a node remembers.")
+(defconstant +most-stuck+ 10000 "How many such workflows a node remembers.")
 
 (defun note-stuck (node id condition)
   "The workflow ID cannot be changed at NODE, because of CONDITION."
@@ -324,7 +325,7 @@ SPACE-EXCEEDED. So removals are done that come after a put, and make room for it
     (setf (gethash id stuck) (+ (loop:world-now) (seconds-ns +stuck-seconds+)))))
 
 (defun stuck-p (node id)
-  "True if the workflow ID is to be left alone by NODE."
+  "True if NODE must leave the workflow ID alone for now."
   (let ((until (gethash id (node-stuck node))))
     (and until
          (or (< (loop:world-now) until)
@@ -337,13 +338,13 @@ SPACE-EXCEEDED. So removals are done that come after a put, and make room for it
       (loop for until being the hash-values of stuck count (< now until)))))
 
 (deftype workflow-refusal ()
-  "Conditions that say that one workflow cannot be changed, not that the store takes no change, or
-none of this session."
+  "Conditions that concern one workflow alone, not the store as a whole or all workflows of this
+session."
   '(or etcd:invalid-request (and error (not (or etcd:etcd-error session-lost)))))
 
 (defmacro for-one ((node id) &body body)
-  "Evaluate BODY, which changes the workflow ID, unless that is to be left alone. An error of this
-workflow is logged, and nil returned; an error of the store is signalled."
+  "Evaluate BODY, which changes the workflow ID, unless NODE must leave that workflow alone for now.
+An error of this workflow is logged, and nil returned; an error of the store is signalled."
   (alexandria:once-only (node id)
     `(unless (stuck-p ,node ,id)
        (handler-case (progn ,@body)

@@ -1,5 +1,5 @@
-;;;; The proto file of workflows. This comes before package.lisp, since it makes the package
-;;;; CLGRPC.WORKFLOW.V1.
+;;;; The proto file of workflows. This file is loaded before package.lisp, since it makes the
+;;;; package CLGRPC.WORKFLOW.V1.
 
 (in-package #:cl-user)
 

@@ -1,9 +1,9 @@
-;;;; Endpoints: members, each a name or a numeric address, are one target of a channel,
-;;;; "etcd-endpoints:" and the endpoints with commas between. Its resolver has one for each endpoint
-;;;; and gives the channel all servers that these have found so far. An endpoint that cannot be
-;;;; looked up takes nothing away; only if there is none at all it is a failure. With TLS the
-;;;; certificate of a server must have the name of its own endpoint. Endpoints may be replaced while
-;;;; the channel runs; those that stay keep their connections.
+;;;; Endpoints: members, each a name or a numeric address, form one target of a channel,
+;;;; "etcd-endpoints:" followed by the endpoints, separated by commas. Its resolver has one resolver
+;;;; for each endpoint, and gives the channel all servers that these have found so far. An endpoint
+;;;; whose look-up fails removes no server; only if no server is known at all, the failure is
+;;;; reported. With TLS the certificate of a server must have the name of its own endpoint.
+;;;; Endpoints may be replaced while the channel runs; those that stay keep their connections.
 
 (in-package #:clgrpc.etcd)
 
@@ -14,7 +14,8 @@
    (answers :initform '() :accessor endpoints-answers))
   (:documentation "For targets that are endpoints."))
 
-(defvar *resolver-made* nil "Whatever makes a channel binds this: its resolver, once it is made.")
+(defvar *resolver-made* nil "If true, MAKE-CHANNEL of these endpoints stores its resolver here;
+whoever makes such a channel binds this.")
 
 (defun make-endpoints-resolver (text options)
   "The resolver for TEXT, the target of a channel that has OPTIONS."
@@ -40,7 +41,7 @@
            (client:deliver resolver '() (find-if #'stringp answers))))))
 
 (defun take-answer (resolver part backends failure)
-  "Note what PART, a resolver among those of RESOLVER, has found: BACKENDS, or FAILURE, a text."
+  "Note the result of PART, one of the resolvers of RESOLVER: BACKENDS, or FAILURE, a text."
   (setf (getf (endpoints-answers resolver) part)
         (or (mapcar (lambda (backend)
                       (client:backend-with backend :server-name (client:resolver-host part)))
@@ -49,7 +50,7 @@
   (tell-answers resolver))
 
 (defun run-part (resolver part)
-  "Begin PART, one of RESOLVER's."
+  "Begin PART, one of the resolvers of RESOLVER."
   (client:run-resolver part (client:resolver-loop resolver)
                        (lambda (backends failure service-config)
                          (declare (ignore service-config))
@@ -59,7 +60,7 @@
   (dolist (part (endpoints-parts resolver)) (run-part resolver part)))
 
 (defun replace-parts (resolver parts)
-  "Make PARTS the parts of RESOLVER. A part that RESOLVER has already for the same target stays, and
+  "Make PARTS the parts of RESOLVER. If RESOLVER has a part for the same target, that remains, and
 the one among PARTS is not begun. On its loop."
   (let* ((old (endpoints-parts resolver))
          (kept (loop for part in parts
@@ -74,8 +75,8 @@ the one among PARTS is not begun. On its loop."
     (tell-answers resolver)))
 
 (defun set-endpoints (resolver endpoints)
-  "Make ENDPOINTS, a list of strings, the endpoints of RESOLVER. Signal MISUSE if one is not an
-endpoint. From any thread."
+  "Make ENDPOINTS, a list of strings, the endpoints of RESOLVER. Signal MISUSE if one of them is not
+an endpoint. From any thread."
   (let ((parts (mapcar (lambda (endpoint)
                          (client:make-resolver endpoint (endpoints-options resolver)))
                        endpoints))
@@ -99,5 +100,5 @@ endpoint. From any thread."
     (unless (and endpoints (every (lambda (endpoint)
                                     (and (stringp endpoint) (plusp (length endpoint))))
                                   endpoints))
-      (misuse "An endpoint is a string such as \"127.0.0.1:2379\"; there is one at least."))
+      (misuse "Endpoints are a list of at least one string such as \"127.0.0.1:2379\"."))
     (format nil "etcd-endpoints:~{~A~^,~}" endpoints)))

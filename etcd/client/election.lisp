@@ -1,40 +1,41 @@
 ;;;; Elections: one of the candidates for the leadership of a name leads, and publishes a value that
 ;;;; all may read, such as its address. A candidate has a place in a queue (waiter.lisp), the same
-;;;; that `etcdctl elect` takes; the entry at its head is the leader's, and has the leader's value.
+;;;; that `etcdctl elect` uses; the entry at its head belongs to the leader, and contains the
+;;;; leader's value.
 
 (in-package #:clgrpc.etcd)
 
 (defstruct (leadership (:include waiter) (:constructor %make-leadership) (:copier nil))
-  "A leadership that this client has or has had; see CAMPAIGN.")
+  "A leadership that this client has or had; see CAMPAIGN.")
 
 (document-functions
   leadership-name "Return the name of the election, a string."
   leadership-lease "The lease that LEADERSHIP ends with."
   leadership-revision "Return the revision at which the leader became a candidate. Every later
-leader has a greater one.")
+leader has a greater revision.")
 
 (defun leadership-key (leadership)
   "Return the key of the leader's value, a string. From any thread."
   (waiter-key leadership))
 
 (defun leadership-guard (leadership)
-  "Return a comparison for :when of TRANSACT that is true only while LEADERSHIP is there; see
+  "Return a comparison, for :when of TRANSACT, that is true only while LEADERSHIP exists; see
 LOCK-GUARD. From any thread."
   (waiter-guard leadership))
 
 (defun leadership-held-p (leadership)
-  "True if this client certainly leads by LEADERSHIP: its lease was renewed in time, by our clock.
-From any thread."
+  "True if this client certainly leads by LEADERSHIP: its lease was renewed in time, by this
+machine's clock. From any thread."
   (waiter-held-p leadership))
 
 (defun campaign (etcd name value &key lease (seconds +waiter-seconds+) on-loss timeout)
   "Become a candidate for the leadership of NAME, a string, and return it when this client leads.
-VALUE, a string or octets, is the leader's value, see LEADER. The leadership is bound to LEASE, or
-else to a lease of its own, which ends SECONDS after the last renewal. With a lease that is a
-candidate already it is the same leadership, with this VALUE. If the lease is lost ON-LOSS is called
-with an ETCD-ERROR, on the lease's thread. Signal NOT-OBTAINED if others lead for TIMEOUT seconds,
-by default those of ETCD, OWNERSHIP-LOST if its lease ends meanwhile, or another ETCD-ERROR; then
-this client is no longer a candidate. From any thread; end it with RESIGN."
+VALUE, a string or octets, is the leader's value, see LEADER. The leadership is bound to LEASE or,
+if that is nil, to a lease of its own, which ends SECONDS after the last renewal. If LEASE is a
+candidate already, return the same leadership, with this VALUE. If the lease is lost ON-LOSS is
+called with an ETCD-ERROR, on the lease's thread. Signal NOT-OBTAINED if others lead for TIMEOUT
+seconds, by default those of ETCD, OWNERSHIP-LOST if its lease ends meanwhile, or another
+ETCD-ERROR; then this client is not a candidate any more. From any thread; end it with RESIGN."
   (let* ((end (loop:notice-end (or timeout (etcd-timeout etcd))))
          (leadership (make-waiter #'%make-leadership etcd name lease seconds on-loss end)))
     (with-waiter-kept (leadership)
@@ -43,8 +44,8 @@ this client is no longer a candidate. From any thread; end it with RESIGN."
       (await-head leadership end))))
 
 (defun proclaim-value (leadership value &key timeout)
-  "Publish VALUE, a string or octets, in place of the leader's value. Signal OWNERSHIP-LOST if
-LEADERSHIP is not ours any more, or another ETCD-ERROR. From any thread."
+  "Publish VALUE, a string or octets, in place of the leader's value. Signal OWNERSHIP-LOST if this
+client does not lead any more, or another ETCD-ERROR. From any thread."
   (unless (transact (leadership-etcd leadership)
                     :when (list (leadership-guard leadership))
                     :then `((:put ,(leadership-key leadership) ,value
@@ -58,12 +59,12 @@ LEADERSHIP is not ours any more, or another ETCD-ERROR. From any thread."
 (defun resign (leadership &key timeout)
   "Give LEADERSHIP up; the next candidate leads. A lost leadership is not an error. Signal an
 ETCD-ERROR if etcd does not answer; then the leadership ends with its lease, which is not renewed
-any more if it is its own. From any thread."
+any more if it belongs to the leadership. From any thread."
   (leave-queue leadership timeout))
 
 (defun leader (etcd name &key timeout)
-  "Return the entry of the leader of NAME, a string, whose value is the leader's, or nil if there is
-no leader. Signal an ETCD-ERROR. From any thread."
+  "Return the entry of the leader of NAME, a string, whose value the leader has published; nil if
+there is no leader. Signal an ETCD-ERROR. From any thread."
   (values (first (fetch-entries etcd :prefix (format nil "~A/" name) :order :created :limit 1
                                      :timeout timeout))))
 
@@ -78,8 +79,7 @@ no leader. Signal an ETCD-ERROR. From any thread."
     first))
 
 (defun note-standing (standing kind items)
-  "Bring STANDING, an EQUALP table of entries by key, up to date with KIND and ITEMS, as a mirror
-has them."
+  "Update STANDING, an EQUALP table of entries by key, by KIND and ITEMS, in the form of a mirror."
   (flet ((note (entry)
            (setf (gethash (entry-key-octets entry) standing) entry)))
     (ecase kind
@@ -92,16 +92,16 @@ has them."
              (remhash (entry-key-octets (change-entry change)) standing)))))))
 
 (defun identity-of (entry)
-  "A value that differs, by EQUALP, for ENTRY, every other entry, and the same entry with another
-value; also if the store has lost its data meanwhile and counts its revisions again. NIL has one,
-too."
+  "A value to compare by EQUALP that is different for every entry, and for the same entry with
+another value; even if the store has lost its data meanwhile and counts its revisions again. NIL has
+such a value, too."
   (and entry
        (list (entry-key-octets entry) (entry-created entry) (entry-changed entry)
              (entry-value entry))))
 
 (defun observe (etcd name function &key on-end timeout)
-  "Call FUNCTION with the entry of the leader of NAME, a string, or nil if there is no leader: now,
-and whenever another client leads, none does, or the leader publishes another value; in this order.
+  "Call FUNCTION with the entry of the leader of NAME, a string, or with nil if there is no leader:
+now, and in order whenever another client leads, none leads, or the leader publishes another value.
 Return a mirror, which CANCEL-MIRROR ends; threads, ON-END and TIMEOUT are as for MIRROR. Signal an
 ETCD-ERROR. From any thread."
   (let ((standing (make-hash-table :test #'equalp)) (told :nothing))

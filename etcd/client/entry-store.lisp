@@ -1,5 +1,5 @@
-;;;; Operations on entries: one by one, and by ranges. A range is read in pages, all of one revision
-;;;; of the store, so all its entries were there at one time.
+;;;; Operations on entries: one by one, and by ranges. A range is read in pages, all at one revision
+;;;; of the store, so all its entries existed at the same time.
 
 (in-package #:clgrpc.etcd)
 
@@ -7,7 +7,7 @@
   (if header (pb:response-header-revision header) 0))
 
 (defun order-words (order)
-  "The direction and the target, as the messages have them, of ORDER, see MAP-ENTRIES."
+  "Two values: the direction and the target of ORDER, see MAP-ENTRIES, in the form of messages."
   (destructuring-bind (target &optional (direction :ascending))
       (if (listp order) order (list order))
     (values (case direction
@@ -34,10 +34,10 @@
                            :keys-only (and keys-only t) :count-only (and count-only t))))
 
 (defun fetch (etcd key &key revision stale timeout)
-  "Return the entry of KEY, a string or octets, at REVISION, by default the newest, or nil without
-such an entry; and as second value the revision that the store is at. With STALE one member answers
-by itself, perhaps with older data. Signal an ETCD-ERROR: COMPACTED, FUTURE-REVISION or another.
-From any thread."
+  "Return two values: the entry of KEY, a string or octets, at REVISION, by default the newest, or
+nil if there is none; and the present revision of the store. With STALE one member answers without
+asking the others, perhaps with older data. Signal an ETCD-ERROR: COMPACTED, FUTURE-REVISION or
+another. From any thread."
   (let ((response (ask etcd #'kv:range
                        (range-request (key-octets key) nil :revision revision :stale stale)
                        timeout :twice t :leader (not stale))))
@@ -48,14 +48,14 @@ From any thread."
                     &key prefix from to revision stale keys-only limit order min-created max-created
                       min-changed max-changed (page 1000) timeout)
   "Call FUNCTION with each entry of a range: of the keys that begin with PREFIX, or of those from
-FROM on, before TO. They are as they were at REVISION, by default the newest when this begins, which
-is returned. LIMIT is the most entries that FUNCTION gets. ORDER is the sort key: :key, the default,
-:created or :changed (the revisions), :version or :value, or a list of that and :ascending or
-:descending. FUNCTION gets only entries that were made at the revision MIN-CREATED or later, at
-MAX-CREATED or before, and changed between MIN-CHANGED and MAX-CHANGED. With KEYS-ONLY their values
-are empty; STALE is as for FETCH. In the default order they are fetched in pages of PAGE entries,
-each within TIMEOUT seconds; in another one all at once. Signal an ETCD-ERROR; COMPACTED if the
-revision is compacted meanwhile. From any thread."
+FROM on, before TO. They are read at REVISION, by default the newest at the start; return that
+revision. LIMIT is the most entries that FUNCTION gets. ORDER is the sort key: :key, the default,
+:created or :changed (the revisions), :version or :value; or a list of a sort key and :ascending or
+:descending. FUNCTION gets only entries created at MIN-CREATED or later and at MAX-CREATED or
+before, and changed between MIN-CHANGED and MAX-CHANGED; all four are revisions. With KEYS-ONLY
+their values are empty; STALE is as for FETCH. In the default order they are fetched in pages of
+PAGE entries, each within TIMEOUT seconds; in any other order all at once. Signal an ETCD-ERROR;
+COMPACTED if the revision is compacted meanwhile. From any thread."
   (declare (ignore keys-only min-created max-created min-changed max-changed))
   (check-type page (integer 1))
   (check-type limit (or null (integer 1)))
@@ -85,8 +85,8 @@ revision is compacted meanwhile. From any thread."
           (setf start (next-key (mvccpb:key-value-key (elt entries (1- (length entries)))))))))))
 
 (defun fetch-entries (etcd &rest arguments &key &allow-other-keys)
-  "Return a list of the entries of a range, and the revision they are of; the arguments are those of
-MAP-ENTRIES. From any thread."
+  "Return two values: a list of the entries of a range, and the revision at which they were read.
+The arguments are those of MAP-ENTRIES. From any thread."
   (let* ((entries '())
          (revision (apply #'map-entries (lambda (entry) (push entry entries)) etcd arguments)))
     (values (nreverse entries) revision)))
@@ -100,7 +100,7 @@ MAP-ENTRIES. From any thread."
           timeout :twice t :leader (not stale)))))
 
 (defun lease-number (lease)
-  "The number of LEASE, a lease, a number, or nil for none."
+  "The number of LEASE: a lease, a number, or nil for no lease."
   (etypecase lease
     (null 0)
     (integer lease)
@@ -112,10 +112,10 @@ MAP-ENTRIES. From any thread."
                        :prev-kv (and previous t)))
 
 (defun put (etcd key value &key lease keep-lease previous timeout)
-  "Put VALUE at KEY, strings or octets. Return the revision that this makes; and with PREVIOUS, as
-second value, the entry that was there before, or nil. The entry ends with LEASE, a lease or its
-number; with KEEP-LEASE, with its present lease. Signal an ETCD-ERROR: LEASE-NOT-FOUND or another;
-see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
+  "Put VALUE at KEY, strings or octets. Return the revision that this makes; with PREVIOUS also, as
+second value, the former entry, or nil. The entry ends with LEASE, a lease or its number; with
+KEEP-LEASE it stays under its present lease. Signal an ETCD-ERROR: LEASE-NOT-FOUND or another; see
+ETCD-ERROR-PERHAPS-DONE-P. From any thread."
   (let ((response (ask etcd #'kv:put
                        (put-request key value :lease lease :keep-lease keep-lease
                                               :previous previous)
@@ -124,8 +124,8 @@ see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
             (entry-of (pb:put-response-prev-kv response)))))
 
 (defun remove-entry (etcd key &key timeout)
-  "Remove the entry of KEY. Return it, or nil if there was none; and as second value the revision of
-the store. Signal an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
+  "Remove the entry of KEY. Return two values: the removed entry, or nil if there was none; and the
+revision of the store. Signal an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
   (let ((response (ask etcd #'kv:delete-range
                        (pb:make-delete-range-request :key (key-octets key) :prev-kv t)
                        timeout)))
@@ -133,8 +133,8 @@ the store. Signal an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From any thread.
             (header-revision (pb:delete-range-response-header response)))))
 
 (defun remove-entries (etcd &key prefix from to timeout)
-  "Remove the entries of a range, see MAP-ENTRIES. Return how many there were, and the revision of
-the store. Signal an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
+  "Remove the entries of a range, see MAP-ENTRIES. Return two values: how many were removed, and the
+revision of the store. Signal an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
   (multiple-value-bind (start end) (range-of prefix from to)
     (let ((response (ask etcd #'kv:delete-range
                          (pb:make-delete-range-request :key start :range-end end)
@@ -143,9 +143,9 @@ the store. Signal an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From any thread.
               (header-revision (pb:delete-range-response-header response))))))
 
 (defun compact (etcd revision &key physical timeout)
-  "Make ETCD forget the revisions before REVISION. Requests for them, and watches from there, signal
-COMPACTED. With PHYSICAL this returns only when they are out of the file, too, whose room is used
-again. Signal an ETCD-ERROR. From any thread."
+  "Make ETCD forget the revisions before REVISION. Later reads of them, and watches from there,
+signal COMPACTED. With PHYSICAL this returns only when they are removed from the file, too, so that
+their space can be used again. Signal an ETCD-ERROR. From any thread."
   (ask etcd #'kv:compact (pb:make-compaction-request :revision revision :physical (and physical t))
        timeout)
   nil)

@@ -1,4 +1,4 @@
-;;;; Entries of the store, as its users see them.
+;;;; Entries of the store, in the form for users.
 
 (in-package #:clgrpc.etcd)
 
@@ -18,17 +18,17 @@
   entry-p "True of entries."
   entry-key-octets "The key of ENTRY as octets."
   entry-value "The value of ENTRY, octets."
-  entry-created "The revision of the store at which ENTRY was made."
+  entry-created "The revision of the store at which ENTRY was created."
   entry-changed "The revision of the store at which ENTRY got its value."
   entry-version "How often ENTRY was put since it was made, at least 1."
-  entry-lease "The number of the lease that ENTRY ends with, 0 for none.")
+  entry-lease "The number of the lease with which ENTRY ends, 0 for none.")
 
 (defun entry-key (entry)
-  "The key of ENTRY as a string, of which it is the UTF-8. From any thread."
+  "The key of ENTRY, which is UTF-8, as a string. From any thread."
   (octets-string (entry-key-octets entry)))
 
 (defun entry-text (entry)
-  "The value of ENTRY as a string, of which it is the UTF-8. From any thread."
+  "The value of ENTRY, which is UTF-8, as a string. From any thread."
   (octets-string (entry-value entry)))
 
 (defmethod print-object ((entry entry) stream)

@@ -1,23 +1,24 @@
-;;;; Calls of etcd. Each call has a deadline, and waits for a member until then. A call that only
-;;;; reads, or may be done twice, is repeated until then, at any member that can be reached; a call
-;;;; that writes is repeated only if it was refused, since it might else be done twice.
+;;;; Calls of etcd. Each call has a deadline, until which it also waits for a member. A call that
+;;;; only reads, or may be done twice, is repeated until its deadline, at any member that can be
+;;;; reached. A call that writes is repeated only if it was refused, since it might otherwise be
+;;;; done twice.
 ;;;;
-;;;; Calls ask for a member that has a leader, unless the data of any member will do: a member that
-;;;; is cut off from the others refuses them at once, instead of letting them wait.
+;;;; Calls ask for a member that has a leader, unless the data of any member suffice. So a member
+;;;; that is cut off from the others refuses them at once, instead of letting them wait.
 ;;;;
 ;;;; If the client has a user, calls have a token in their metadata. It is fetched by Authenticate
-;;;; when it is first needed, and kept. etcd forgets tokens (when it has not seen one for five
-;;;; minutes, when it is restarted; those of the kind jwt have an end), and takes none from before
-;;;; a change of users and roles: a call that it refuses for that is made again with a new one. That
-;;;; is not a repetition, since it was not done.
+;;;; when it is first needed, and kept. etcd forgets tokens: when a token was not used for five
+;;;; minutes, and when etcd is restarted; tokens of the kind jwt expire. It refuses a token from
+;;;; before a change of users and roles. A call that was refused for its token is repeated with a
+;;;; new one. That is not a repetition, since it was not done.
 ;;;;
-;;;; The threads of watches, leases and mirrors end at once on request, also while they wait for an
-;;;; answer: each has a CANCELLATION-TOKEN, which knows the call that it waits for.
+;;;; The threads of watches, leases and mirrors end at once on request, even while they wait for an
+;;;; answer: each has a CANCELLATION-TOKEN, which refers to the call that it waits for.
 
 (in-package #:clgrpc.etcd)
 
 (defparameter *require-leader* '(("hasleader" . "true"))
-  "Has a member that has lost the leader end a stream, so that another can be asked.")
+  "Makes a member that has lost the leader end a stream, so that another member can be asked.")
 
 (defconstant +first-repetition-seconds+ 1/20 "How long to wait before a call is made again.")
 (defconstant +longest-repetition-seconds+ 1/4 "How long at most; twice as long each time.")
@@ -38,7 +39,7 @@
         "The cancellation token of this thread while it makes calls of its own, else nil.")
 
 (defun set-cancellation-token (call)
-  "Note that this thread waits for CALL, or for none if that is nil; cancel CALL if the thread must
+  "Note that this thread waits for CALL, or for no call if it is nil. Cancel CALL if the thread must
 not wait any more."
   (when (and *cancellation-token*
              (sb-thread:with-mutex ((cancellation-token-lock *cancellation-token*))
@@ -67,9 +68,9 @@ not wait any more."
                            (lambda () (cancellation-token-over cancellation-token))))))
 
 (defun call-again (end-ns twice function)
-  "Call FUNCTION, which makes a call, and return its values; until END-NS repeat this while it
-signals UNAVAILABLE: if TWICE is true, since it may be done twice; else only after a member has
-refused it."
+  "Call FUNCTION, which makes a call, and return its values. Until END-NS repeat this while it
+signals UNAVAILABLE; if TWICE is false, only if a member has refused the call, since it must not be
+done twice."
   (declare (type function function))
   (let ((pauses nil))
     (loop
@@ -86,7 +87,7 @@ refused it."
               (error error))))))))
 
 (defun call-stub (etcd stub request seconds metadata)
-  "The answer of STUB, a unary one, to REQUEST within SECONDS."
+  "The answer of STUB, of a unary method, to REQUEST within SECONDS."
   (declare (type function stub))
   (flet ((make-call (caller)
            (declare (type function caller))
@@ -104,14 +105,15 @@ refused it."
 
 (defparameter *stale-token-texts*
   '("invalid auth token" "revision of auth store is old" "user name is empty")
-  "Parts of etcd's messages about a call that was not done because of its token.")
+  "Parts of etcd's messages about a call that was refused because of its token.")
 
 (defun stale-token-p (condition)
   "True if CONDITION, an ETCD-ERROR, says that a new token may help."
   (some (lambda (text) (search text (etcd-error-text condition))) *stale-token-texts*))
 
 (defun authenticate (etcd password end-ns)
-  "Ask for a token of ETCD's user, who has PASSWORD, until END-NS. It is empty if etcd wants none."
+  "Fetch a token of ETCD's user by PASSWORD, until END-NS. It is empty if etcd does not require
+one."
   (note etcd #'meter-tokens)
   (handler-case
       (call-again end-ns t
@@ -128,8 +130,8 @@ refused it."
           (error error)))))
 
 (defun current-password (etcd)
-  "The password of ETCD's user. Signal UNAVAILABLE if the function that is to return it fails: it
-may not the next time."
+  "The password of ETCD's user. Signal UNAVAILABLE if the function that returns it fails: the next
+call may succeed."
   (let ((secret (etcd-password etcd)) (*cancellation-token* nil))
     (if (stringp secret)
         secret
@@ -142,7 +144,7 @@ may not the next time."
                                               (etcd-user etcd) condition)))))))
 
 (defun renew-token (etcd old end-ns)
-  "Return a token of ETCD's user that is not OLD. The first thread that asks fetches it, until
+  "Return a token of ETCD's user that is not OLD. The first thread that needs it fetches it, until
 END-NS; the others wait for that thread."
   ;; the function of the password is the user's, and so is called before the lock is taken
   (let ((password (current-password etcd)))
@@ -153,7 +155,7 @@ END-NS; the others wait for that thread."
         (error 'unavailable :text "no token has come in time"))))
 
 (defun current-token (etcd end-ns)
-  "A token of ETCD's user, or nil if it has none; one that is fetched comes until END-NS."
+  "A token of ETCD's user, or nil if ETCD has no user; a new one is fetched until END-NS."
   (and (etcd-user etcd)
        (or (etcd-token etcd) (renew-token etcd nil end-ns))))
 
@@ -174,9 +176,9 @@ closed."
      (with-etcd-errors ,@body)))
 
 (defun call-etcd (etcd timeout function)
-  "Call FUNCTION with how many seconds it may take, of TIMEOUT or, if that is nil, of those of ETCD,
-and with the metadata that says whose rights it has; once more if etcd wants a new token for that.
-Return its first value. Signal an ETCD-ERROR."
+  "Call FUNCTION with the time that it may take, in seconds, TIMEOUT or, if that is nil, the timeout
+of ETCD, and with the metadata that authenticate its user. If etcd requires a new token, call it
+once more. Return its first value. Signal an ETCD-ERROR."
   (declare (type function function))
   (let ((end (loop:notice-end (or timeout (etcd-timeout etcd)))))
     (flet ((attempt (token)
@@ -192,8 +194,8 @@ Return its first value. Signal an ETCD-ERROR."
                     (error error)))))))))
 
 (defun ask (etcd stub request timeout &key twice (leader t))
-  "The answer of STUB, a unary one, to REQUEST; see CALL-ETCD, and for TWICE CALL-AGAIN. With LEADER
-a member without a leader refuses it."
+  "The answer of STUB, of a unary method, to REQUEST; see CALL-ETCD, and for TWICE CALL-AGAIN. With
+LEADER a member without a leader refuses it."
   (let ((end (loop:notice-end (or timeout (etcd-timeout etcd)))))
     (call-again end twice
                 (lambda ()
@@ -206,7 +208,8 @@ a member without a leader refuses it."
 
 (defun reach (etcd &key timeout)
   "Have a member of ETCD connected within TIMEOUT seconds, or those of ETCD. Signal UNAVAILABLE,
-with the reason, as soon as connecting has failed, though it is tried again. From any thread."
+with the reason, as soon as a first attempt to connect has failed, although further attempts follow.
+From any thread."
   (with-etcd-errors
     (calling:ensure-connected (etcd-channel etcd) :timeout (or timeout (etcd-timeout etcd))))
   nil)

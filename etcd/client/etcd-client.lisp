@@ -1,4 +1,5 @@
-;;;; The client: a channel to the members of etcd, its user, and the objects that end with it.
+;;;; The client: a channel to the members of etcd, its user, and the objects that end with the
+;;;; client.
 
 (in-package #:clgrpc.etcd)
 
@@ -32,7 +33,7 @@
 
 (document-functions
   etcd-channel "The channel of ETCD, for other services of its members."
-  etcd-user "The user whose rights the calls of ETCD have, a string, or nil.")
+  etcd-user "The user whose rights apply to the calls of ETCD, a string, or nil.")
 
 (defmethod print-object ((etcd etcd) stream)
   (print-unreadable-object (etcd stream :type t)
@@ -45,7 +46,7 @@
   (unless (and (typep user '(or null (and string (not (string 0)))))
                (typep password '(or null string function))
                (eq (null user) (null password)))
-    (misuse "USER and PASSWORD are given together: a name, and a string or a function that ~
+    (misuse "USER and PASSWORD must be given together: a name, and a string or a function that ~
              returns one.")))
 
 (define-keyword-function make-etcd
@@ -54,18 +55,18 @@
                                (backoff-maximum-seconds 2) (max-receive-octets 268435456)
      &allow-other-keys)
     "a port is a part of each endpoint, \"HOST:PORT\", and several endpoints are a list"
-  "Return a client of etcd's members at ENDPOINTS, a string \"HOST:PORT\", or a list of such; names
-and numeric addresses may be mixed. Calls go to all members that can be reached, by turns. TIMEOUT
-is the default of the seconds that a call may take. USER, a string, and PASSWORD, a string or a
-function that returns it (called whenever a call needs a token, by several threads at once, too),
-give calls the rights of that user; the token for them is fetched when it is needed, and again when
-etcd takes it no more. With CHANNEL, another way to the services of etcd, ENDPOINTS are nil; it is
-closed with the client. METRICS, a value of MAKE-METRICS, count its calls, as an OBSERVER of its
-channel, and events of its watches, leases, tokens and locks. The other keywords are MAKE-CHANNEL's:
-:credentials for TLS, OBSERVER, KEEPALIVE-SECONDS, MAX-RECEIVE-OCTETS and so on; after a failure it
-connects again within BACKOFF-MAXIMUM-SECONDS or little more, so that leases do not end for want of
-an attempt. This does not connect yet. Signal MISUSE for wrong arguments. From any thread; end it
-with CLOSE-ETCD, or use WITH-ETCD."
+  "Return a client of etcd's members at ENDPOINTS, a string \"HOST:PORT\" or a list of such strings;
+names and numeric addresses may be mixed. Calls go to all members that can be reached, by turns.
+TIMEOUT is the default of the seconds that a call may take. USER, a string, and PASSWORD, a string
+or a function that returns one, give calls the rights of that user. The function is called whenever
+a call needs a token, perhaps by several threads at once. The token is fetched when it is needed,
+and again when etcd refuses it. With CHANNEL, another way to the services of etcd, ENDPOINTS must be
+nil; the channel is closed with the client. METRICS, a value of MAKE-METRICS, counts its calls, as
+an OBSERVER of its channel, and events of its watches, leases, tokens and locks. The other keywords
+are MAKE-CHANNEL's: :credentials for TLS, OBSERVER, KEEPALIVE-SECONDS, MAX-RECEIVE-OCTETS and so on.
+After a failure it connects again within about BACKOFF-MAXIMUM-SECONDS, so that leases do not end
+for lack of an attempt. This does not connect yet. Signal MISUSE for wrong arguments. From any
+thread; end it with CLOSE-ETCD, or use WITH-ETCD."
   (check-type timeout (real (0)))
   (check-user user password)
   (when (and endpoints channel) (misuse "An etcd has ENDPOINTS or a CHANNEL, not both."))
@@ -90,8 +91,8 @@ with CLOSE-ETCD, or use WITH-ETCD."
                    :resolver *resolver-made*)))
 
 (defun as-user (etcd user password)
-  "Return a client that is as ETCD and uses its channel, and whose calls have the rights of USER, a
-string, whose PASSWORD is a string or a function that returns it. It is closed with ETCD; CLOSE-ETCD
+  "Return a client that is like ETCD and uses its channel, but whose calls have the rights of USER,
+a string. PASSWORD is a string or a function that returns one. It is closed with ETCD; CLOSE-ETCD
 before that ends its leases and watches. From any thread."
   (check-user user password)
   (unless user (misuse "A user has a name."))
@@ -113,8 +114,8 @@ same channel."
   (if (functionp ending) (funcall ending) (close-etcd ending)))
 
 (defun run-next-ending (etcd)
-  "Run the newest of the endings of ETCD. Return false if none is left. One that this thread is
-unwound out of is left for the next time."
+  "Run the newest of the endings of ETCD. Return false if none remains. If this thread is unwound
+out of one, the next call runs it again."
   (let ((ending nil) (done nil))
     (with-undoing ((setf ending (sb-thread:with-mutex ((etcd-lock etcd))
                                   (setf (etcd-closed etcd) t)
@@ -127,7 +128,7 @@ unwound out of is left for the next time."
     ending))
 
 (defun close-etcd (etcd)
-  "End ETCD: its watches end, its leases are kept alive no longer and end by themselves, its
+  "End ETCD: its watches end, its leases are not renewed any more and end by themselves, its
 connections are closed. From any thread but that of a watch or a lease."
   (loop while (run-next-ending etcd))
   (if (etcd-parent etcd)
@@ -137,7 +138,7 @@ connections are closed. From any thread but that of a watch or a lease."
   (when (etcd-background etcd) (loop:end-background (etcd-background etcd))))
 
 (defun end-calls (etcd)
-  "Close the channel of ETCD, so that its calls fail at once, those under way and those to come."
+  "Close the channel of ETCD, so that present and later calls fail at once."
   (labels ((note-closed (etcd)
              (dolist (ending (sb-thread:with-mutex ((etcd-lock etcd))
                                (setf (etcd-closed etcd) t)
@@ -147,9 +148,9 @@ connections are closed. From any thread but that of a watch or a lease."
   (calling:close-channel (etcd-channel etcd)))
 
 (defun close-after (etcd seconds)
-  "Make ETCD's calls fail with UNAVAILABLE in SECONDS, those under way then and later ones, so that
-no thread waits for etcd any longer. This returns at once; call CLOSE-ETCD afterwards, perhaps
-before SECONDS are over. From any thread."
+  "After SECONDS make ETCD's calls fail with UNAVAILABLE, those under way and later ones, so that no
+thread waits for etcd any longer. This returns at once; call CLOSE-ETCD afterwards, perhaps before
+SECONDS are over. From any thread."
   (check-type seconds (real 0))
   (let* ((begun nil)
          (job (add-job etcd (lambda ()
@@ -158,7 +159,7 @@ before SECONDS are over. From any thread."
     (loop:wake-job job)))
 
 (defmacro with-etcd ((variable endpoints &rest options) &body body)
-  "Evaluate BODY with VARIABLE bound to a client made as MAKE-ETCD makes it, closed on the way out."
+  "Evaluate BODY with VARIABLE bound to a client that MAKE-ETCD returns. Close it on exit."
   `(let ((,variable (make-etcd ,endpoints ,@options)))
      (unwind-protect (progn ,@body)
        (close-etcd ,variable))))
@@ -181,18 +182,18 @@ before SECONDS are over. From any thread."
           (or present new)))))
 
 (defun add-job (etcd function)
-  "Return a new job of the client ETCD, see LOOP:ADD-JOB; all its jobs share one thread that waits.
+  "Return a new job of the client ETCD, see LOOP:ADD-JOB; one waiting thread serves all of its jobs.
 ADD-ENDING says how it ends when ETCD is closed. From any thread."
   (loop:add-job (background-of etcd) function))
 
 (defun run-in-background (etcd function)
-  "Call FUNCTION, which may wait, once on a thread of ETCD's, unless that is closed. From any
-thread, which waits for nothing."
+  "Call FUNCTION, which may wait, once on a thread of ETCD, unless ETCD is closed. From any thread;
+this does not wait."
   (loop:run-in-background (background-of etcd) function))
 
 (defun add-ending (etcd ending)
-  "Call ENDING, a function, when ETCD is closed, before its channel is: it ends the users of the
-channel. It is called at once if ETCD was closed before. From any thread."
+  "Call ENDING, a function, when ETCD is closed, before its channel is closed: it ends an object
+that uses the channel. It is called at once if ETCD was closed before. From any thread."
   (when (sb-thread:with-mutex ((etcd-lock etcd))
           (push ending (etcd-endings etcd))
           (etcd-closed etcd))
@@ -209,7 +210,7 @@ channel. It is called at once if ETCD was closed before. From any thread."
 the member at ENDPOINT."
   (cond ((null endpoint) (funcall function etcd))
         ((getf (etcd-options etcd) :channel)
-         (misuse "A client with a channel of its own has no ENDPOINT."))
+         (misuse "A client that was made with :channel accepts no ENDPOINT."))
         (t (let ((one (apply #'make-etcd endpoint (etcd-options etcd))))
              (unwind-protect (funcall function one)
                (close-etcd one))))))

@@ -1,5 +1,5 @@
-;;;; The conditions of etcd's errors. etcd reports an error by a gRPC status and a text, of which
-;;;; the text says more (etcd's api/v3rpc/rpctypes); each error that a program can handle has a
+;;;; The conditions of etcd's errors. etcd reports an error by a gRPC status and a text. The text is
+;;;; more specific (etcd's api/v3rpc/rpctypes): each error that a program can handle has a
 ;;;; condition.
 
 (in-package #:clgrpc.etcd)
@@ -17,19 +17,20 @@
 
 (document-functions
   etcd-error-text "Return the description of the error, a string."
-  etcd-error-cause "Return the RPC-ERROR that reported it, or the condition of a user's function, or
+  etcd-error-cause "Return the RPC-ERROR that reported it, the condition of a user's function, or
 nil."
   etcd-error-perhaps-done-p "True if it is unknown whether the request was done: it was sent, and no
-answer has come.")
+answer has arrived.")
 
 (define-condition compacted (etcd-error)
   ((revision :initarg :revision :initform nil :reader compacted-revision)) ; see below
-  (:documentation "The revision that was asked for, or from which a watch was to go on, is no longer
-in the store: changes since then cannot be had one by one. Fetch the entries again, and watch from
-the revision after theirs."))
+  (:documentation "The requested revision, or the one from which a watch was to continue, is no
+longer in the store: the changes since then cannot be read one by one. Fetch the entries again, and
+watch from the revision after theirs."))
 
 (document-functions
-  compacted-revision "The oldest revision that the store still has, or nil if it did not say.")
+  compacted-revision "The oldest revision that the store still has, or nil if it has not reported
+it.")
 
 (defmacro define-etcd-errors (&body rows)
   "Define conditions, each a row of NAME and documentation."
@@ -39,26 +40,26 @@ the revision after theirs."))
                         (:documentation ,documentation)))))
 
 (define-etcd-errors
-  (future-revision "The store has not come to the revision that was asked for; of a watch, it has
-gone back: it has lost its data or was restored from older ones.")
-  (lease-not-found "There is no such lease: it has ended, or there never was one.")
-  (lease-exists "There is a lease with this number.")
-  (invalid-request "etcd does not take such a request: an empty key, a key that a transaction
-changes twice, too many operations, too many octets; or its answer has more octets than the client
-takes, see MAX-RECEIVE-OCTETS of MAKE-ETCD.")
+  (future-revision "The store has not reached the requested revision. From a watch: the store has
+lost its data or was restored from older data.")
+  (lease-not-found "No lease has this number: it has ended, or never existed.")
+  (lease-exists "Another lease has this number.")
+  (invalid-request "etcd does not accept such a request: an empty key, a key that a transaction
+changes twice, too many operations, too many octets. Or its answer has more octets than the client
+accepts, see MAX-RECEIVE-OCTETS of MAKE-ETCD.")
   (access-denied "The user may not do this, or is not known, or must authenticate first.")
   (space-exceeded "The store is full and takes no more until its operator makes room.")
-  (not-found "There is no such user, role or member.")
-  (already-exists "There is such a user, role or member.")
+  (not-found "No such user, role or member exists.")
+  (already-exists "Such a user, role or member exists already.")
   (not-ready "etcd's state does not allow the request, as its text says: a role is not granted, only
 the leader can do it, too few members have started, authentication is not enabled.")
   (not-obtained "The lock, or the leadership, could not be obtained in time, or the request was
-withdrawn.")
+cancelled.")
   (ownership-lost "The lock, or the leadership, may belong to another client: its lease has ended,
 or its entry is gone.")
   (overloaded "etcd has more to do than it can.")
-  (unavailable "No member of etcd, or none that has a leader, has answered in time, or the answer
-was broken off; or the function that returns the user's password has failed."))
+  (unavailable "No member of etcd, or no member that has a leader, has answered in time, or the
+answer broke off; or the function that returns the user's password has failed."))
 
 (defparameter *texts*
   '(("required revision has been compacted" compacted)
@@ -93,12 +94,12 @@ was broken off; or the function that returns the user's password has failed."))
     (:unavailable unavailable) (:deadline-exceeded unavailable) (:cancelled unavailable)
     ;; such as a connection that does not speak HTTP/2
     (:internal unavailable))
-  "The conditions of statuses whose texts say no more.")
+  "The conditions of statuses whose texts are not more specific.")
 
 (defparameter *not-done-texts*
   '("no leader" "rpc not supported for learner" "not capable" "unhealthy cluster")
-  "Parts of the texts by which a member refuses a request before it does anything, for a reason that
-is temporary or that other members do not have.")
+  "Parts of the texts by which a member refuses a request before it does anything, for a temporary
+reason or one that other members do not have.")
 
 (defun uncertain-p (error)
   "True if the request that failed with ERROR, an RPC-ERROR, may have been done."
@@ -113,7 +114,8 @@ is temporary or that other members do not have.")
   (second (find-if (lambda (row) (search (first row) text)) *texts*)))
 
 (defun message-text (error)
-  "The text of ERROR, an RPC-ERROR; if a deadline has passed here, also the thing that was awaited."
+  "The text of ERROR, an RPC-ERROR; if a deadline has passed here, it also names the thing that was
+awaited."
   (let ((message (or (status:rpc-error-message error) "")))
     (format nil "~A~@[ (~A)~]"
             (if (string= "" message)
@@ -133,27 +135,27 @@ is temporary or that other members do not have.")
                     :cause error :perhaps-done (uncertain-p error))))
 
 (defun refused-p (condition)
-  "True if CONDITION, an ETCD-ERROR, is that a member has refused a request which another one may
-do, or the same a little later."
+  "True if CONDITION, an ETCD-ERROR, says that a member has refused a request that another member
+might do, or the same one a little later."
   (and (typep condition 'unavailable)
        (some (lambda (text) (search text (etcd-error-text condition))) *not-done-texts*)))
 
 (defun passing-p (condition)
   "True if a repeatable request should be repeated after CONDITION: the request itself is right.
-That is also assumed of a status without information, such as that of a proxy's page of HTML."
+A status without information, such as that of a proxy's page of HTML, counts as such."
   (or (typep condition '(or unavailable overloaded))
       (and (typep condition 'etcd-error)
            (typep (etcd-error-cause condition) 'status:rpc-error)
            (eq :unknown (status:rpc-error-status (etcd-error-cause condition))))))
 
 (defmacro with-etcd-errors (&body body)
-  "Evaluate BODY; an RPC-ERROR in it is signalled as the condition of etcd's that it is."
+  "Evaluate BODY; signal an RPC-ERROR in it as the corresponding condition of etcd."
   `(handler-case (progn ,@body)
      (status:rpc-error (error) (error (etcd-condition error)))))
 
 (defun stream-error-of (error)
-  "The ETCD-ERROR that ERROR is to a job that opens a stream. One of a user's interceptor, for
-instance, is UNAVAILABLE, since the next stream may be opened without it."
+  "The ETCD-ERROR that corresponds to ERROR for a job that opens a stream. An error of a user's
+interceptor, for instance, becomes UNAVAILABLE, since the next stream may be opened without it."
   (if (typep error 'etcd-error)
       error
       (make-condition 'unavailable :cause error

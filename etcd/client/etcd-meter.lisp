@@ -1,10 +1,10 @@
-;;;; The metrics of a client, beside those of all channels: events of watches, leases, tokens and
-;;;; locks. All clients with the same metrics count together.
+;;;; The metrics of a client, in addition to those of all channels: events of watches, leases,
+;;;; tokens and locks. All clients with the same metrics count together.
 
 (in-package #:clgrpc.etcd)
 
 (defstruct (meter (:copier nil))
-  "The instruments of one METRICS."
+  "The instruments in one METRICS."
   (streams nil :read-only t)            ; a counter of the streams that watches have opened
   (changes nil :read-only t)            ; a counter of changes that watches have got
   (losses nil :read-only t)             ; one of leases
@@ -19,14 +19,15 @@
            (metrics:make-counter metrics name :unit unit :text text)))
     (make-meter
      :streams (counter "etcd.client.watch.streams" "{stream}"
-                       "Streams that watches have opened: one each, and one after each break.")
+                       "Streams that watches have opened: one for each, and one after each break.")
      :changes (counter "etcd.client.watch.changes" "{change}" "Changes that watches have told.")
      :losses (counter "etcd.client.lease.losses" "{lease}"
                       "Leases that were kept alive and have ended, or may have.")
      :tokens (counter "etcd.client.tokens" "{token}"
-                      "Tokens that were fetched since calls needed one.")
+                      "Tokens that were fetched because calls needed one.")
      :waits (metrics:make-histogram metrics "etcd.client.lock.wait" :unit "s"
-                                    :text "How long locks and leaderships took to be ours."
+                                    :text "The time from the request for a lock or a leadership
+until it was obtained."
                                     :bounds '(0.001 0.01 0.1 1 10 100 1000)))))
 
 (defun meter-of (metrics)

@@ -1,5 +1,5 @@
-;;;; The proto files of etcd's API. This comes before package.lisp, since it makes the packages
-;;;; MVCCPB, AUTHPB and ETCDSERVERPB.
+;;;; The proto files of etcd's API. This file is loaded before package.lisp, since it makes the
+;;;; packages MVCCPB, AUTHPB and ETCDSERVERPB.
 
 (in-package #:cl-user)
 

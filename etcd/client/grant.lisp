@@ -8,10 +8,10 @@
        (pb:make-lease-time-to-live-request :id id :keys keys) timeout :twice t))
 
 (defun ask-for-lease (etcd seconds id end)
-  "Ask ETCD for a lease of SECONDS with the number ID, until END. Return its number, which a store
-that chooses by itself may have chosen, and how many seconds it has. Without ID it has a random
-number, and the request is repeated if no answer comes: a lease of that number is then the requested
-one. A lease with ID may be another client's, so that request is not repeated."
+  "Ask ETCD for a lease of SECONDS with the number ID, until END. Return two values: its number,
+which the store may have chosen itself, and its time in seconds. Without ID it has a random number,
+and the request is repeated if no answer arrives: a lease of that number is then the requested one.
+A lease with ID may belong to another client, so that request is not repeated."
   (let ((perhaps-done nil)
         (random (if (member id '(nil 0))
                     (1+ (random most-positive-fixnum (loop:new-random-state)))
@@ -34,8 +34,8 @@ one. A lease with ID may be another client's, so that request is not repeated."
            (error error)))))))
 
 (defun freshen-lease (lease end-ns)
-  "Renew LEASE once, until END-NS, if the answer to the request for it has come so late that less
-than two thirds of its time are left for certain. Signal an ETCD-ERROR if it may have ended."
+  "Renew LEASE once, until END-NS, if the answer that granted it came so late that less than two
+thirds of its time certainly remain. Signal an ETCD-ERROR if it may have ended."
   (when (< (* 3 (seconds-until lease)) (* 2 (lease-seconds lease)))
     (handler-case (renew-lease lease :timeout (loop:seconds-until end-ns))
       (lease-not-found ()
@@ -44,12 +44,12 @@ than two thirds of its time are left for certain. Signal an ETCD-ERROR if it may
         (unless (lease-alive-p lease) (error error))))))
 
 (defun grant-lease (etcd seconds &key (keep-alive t) id on-loss timeout)
-  "Return a new lease of at least SECONDS, an integer, by etcd's default at least 2. ID is its
+  "Return a new lease of at least SECONDS, an integer; etcd's own minimum is 2 by default. ID is its
 number, by default a random one. With KEEP-ALIVE, the default, it is renewed until it is revoked or
-ETCD is closed. If that fails for so long that it may have ended, or etcd says that it has, ON-LOSS
-is called with an ETCD-ERROR, see ON-LEASE-LOSS. Signal an ETCD-ERROR, LEASE-EXISTS if there is one
-with this ID. If a request with ID gets no answer, ETCD-ERROR-PERHAPS-DONE-P returns true if the
-lease may be there. From any thread."
+ETCD is closed. If that fails for so long that it may have ended, or if etcd reports that it has,
+ON-LOSS is called with an ETCD-ERROR, see ON-LEASE-LOSS. Signal an ETCD-ERROR, LEASE-EXISTS if
+another lease has this ID. If a request with ID gets no answer, ETCD-ERROR-PERHAPS-DONE-P returns
+true if the lease may exist. From any thread."
   (check-type seconds (integer 1 9000000000))
   (let ((asked (lease-now-ns)) (end (loop:notice-end (or timeout (etcd-timeout etcd)))))
     (multiple-value-bind (number granted) (ask-for-lease etcd seconds id end)
@@ -61,7 +61,7 @@ lease may be there. From any thread."
 
 (defun keep-lease (lease)
   "Keep LEASE alive, unless this thread is unwound meanwhile: then no program has the lease, and it
-is left to its end."
+runs out."
   (let ((kept nil))
     (with-undoing (nil (unless kept (abandon-lease lease)))
       (begin-keeping lease)
@@ -84,16 +84,16 @@ ended, or another ETCD-ERROR. From any thread."
       lease)))
 
 (defun lease-by-number (etcd number)
-  "Return the lease of NUMBER, a value of ENTRY-LEASE, which this or another client was granted, for
-RENEW-LEASE, REVOKE-LEASE and LEASE-SECONDS-LEFT. It is not kept alive here; LEASE-ALIVE-P is true
-of it once it was renewed, and LEASE-SECONDS is 0, since only etcd knows the number. This makes no
-request. From any thread."
+  "Return the lease of NUMBER, a value of ENTRY-LEASE, for RENEW-LEASE, REVOKE-LEASE and
+LEASE-SECONDS-LEFT. This or another client may have been granted it. It is not kept alive here.
+LEASE-ALIVE-P is true of it after its first renewal here. LEASE-SECONDS is 0, since only etcd knows
+its time. This makes no request. From any thread."
   (check-type number (signed-byte 64))
   (%make-lease etcd number 0 0))
 
 (defun abandon-lease (lease)
-  "Keep LEASE alive no longer. Its job may still be at work when this returns, which waits for
-nothing and is not interrupted."
+  "Keep LEASE alive no longer. This does not wait and is not interrupted; the lease's job may still
+be at work when it returns."
   (sb-sys:without-interrupts
     (end-lease lease)
     (end-cancellation-token (lease-cancellation-token lease))
@@ -103,13 +103,13 @@ nothing and is not interrupted."
     (when (lease-ending lease) (remove-ending (lease-etcd lease) (lease-ending lease)))))
 
 (defun stop-keeping (lease)
-  "Stop keeping LEASE alive, and wait for its job unless this is called there."
+  "Stop keeping LEASE alive, and wait for its job unless this is called in it."
   (abandon-lease lease)
   (when (lease-job lease) (loop:end-job (lease-job lease))))
 
 (defun revoke-lease (lease &key timeout)
   "End LEASE, and with it all entries that were put with it. It is not renewed any more even if this
-signals an ETCD-ERROR; one that has ended is not an error. From any thread."
+signals an ETCD-ERROR; a lease that has ended is no error. From any thread."
   (stop-keeping lease)
   (handler-case (ask (lease-etcd lease) #'leases:lease-revoke
                      (pb:make-lease-revoke-request :id (lease-id lease)) timeout :twice t)
@@ -131,7 +131,7 @@ ended. Signal an ETCD-ERROR. From any thread."
           'list))
 
 (defun list-leases (etcd &key timeout)
-  "Return the numbers of all leases that there are. Signal an ETCD-ERROR. From any thread."
+  "Return the numbers of all leases. Signal an ETCD-ERROR. From any thread."
   (map 'list #'pb:lease-status-id
        (pb:lease-leases-response-leases
         (ask etcd #'leases:lease-leases (pb:make-lease-leases-request) timeout

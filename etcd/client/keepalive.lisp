@@ -1,15 +1,14 @@
-;;;; The keepalive of a client: one job that renews all its leases, on one stream of LeaseKeepAlive.
-;;;; Each is renewed three times in its time, and if that fails at once again: an answer that does
-;;;; not come is waited for a tenth of the time, so that several members can be asked within it.
+;;;; The keepalive of a client: one job renews all its leases, on one stream of LeaseKeepAlive. Each
+;;;; lease is renewed three times in its time, and again at once if that fails. An answer is awaited
+;;;; for a tenth of the time, so that several members can be asked within it.
 ;;;;
-;;;; 1. The job asks for renewals that are due, and a little before, so that leases which were
-;;;;    granted at different times are asked for together; then it rests until the next is due, or
-;;;;    an answer is overdue.
-;;;; 2. Answers come by a callback of the stream, which says until when the lease lasts, or that it
-;;;;    has ended. It waits for nothing.
-;;;; 3. If an answer does not come in time, or the stream ends, the stream is given up: all its
-;;;;    requests have failed, and are repeated on another stream, which may be another member's. A
-;;;;    lease that was not renewed for so long that it may have ended is lost.
+;;;; 1. The job asks for renewals that are due or almost due, so that leases granted at different
+;;;;    times are renewed together. Then it rests until the next is due, or an answer is overdue.
+;;;; 2. A callback of the stream receives the answers; each gives the time of the lease, or says
+;;;;    that it has ended. It waits for nothing.
+;;;; 3. If an answer does not come in time, or the stream ends, the stream is given up. All its
+;;;;    requests have failed, and are repeated on another stream, perhaps to another member. A lease
+;;;;    that was not renewed for so long that it may have ended counts as lost.
 ;;;; 4. The stream ends with the last lease.
 
 (in-package #:clgrpc.etcd)
@@ -50,7 +49,7 @@
           present))))
 
 (defun end-keepalive (keepalive)
-  "End KEEPALIVE, whose leases need no renewal any more."
+  "End KEEPALIVE, whose leases need no further renewal."
   (end-cancellation-token (keepalive-cancellation-token keepalive))
   (loop:end-job (keepalive-job keepalive))
   (drop-stream keepalive))
@@ -75,7 +74,7 @@
 
 (defun begin-keeping (lease)
   "Keep LEASE alive until it ends. This is not interrupted: a lease that only some of the structures
-know would be kept alive though no program has it."
+know would be kept alive without an owner."
   (sb-sys:without-interrupts
     (let* ((etcd (lease-etcd lease)) (keepalive (keepalive-of etcd)))
       (setf (lease-ending lease) (lambda () (stop-keeping lease))
@@ -102,7 +101,7 @@ know would be kept alive though no program has it."
 ;;; Answers
 
 (defun note-answer (keepalive call response)
-  "Handle RESPONSE, which has come on CALL, a stream of KEEPALIVE."
+  "Handle RESPONSE, received on CALL, a stream of KEEPALIVE."
   (let* ((number (pb:lease-keep-alive-response-id response))
          (seconds (lease-time (pb:lease-keep-alive-response-ttl response)))
          (asked (sb-thread:with-mutex ((keepalive-lock keepalive))
@@ -141,7 +140,7 @@ know would be kept alive though no program has it."
 ;;; The job
 
 (defun open-keep-alive (keepalive)
-  "A new stream of KEEPALIVE. Signal an ETCD-ERROR if there is no token for it."
+  "A new stream of KEEPALIVE. Signal an ETCD-ERROR if no token can be fetched for it."
   (let* ((etcd (keepalive-etcd keepalive))
          (token (with-cancellation-token ((keepalive-cancellation-token keepalive))
                   (current-token etcd (loop:notice-end (etcd-timeout etcd)))))
@@ -158,8 +157,8 @@ know would be kept alive though no program has it."
     call))
 
 (defun fail-renewal (keepalive lease condition)
-  "A renewal of LEASE has failed with CONDITION: the lease is lost, or asked for again later, after
-a longer pause each time, since etcd may be slow."
+  "A renewal of LEASE has failed with CONDITION. The lease is lost, or its renewal is requested
+again later, after a longer pause each time, since etcd may be slow."
   (let ((renewal (lease-renewal lease)))
     (cond ((lease-alive-p lease)
            (setf (renewal-next-ns renewal)
@@ -171,8 +170,8 @@ a longer pause each time, since etcd may be slow."
              (lose-lease lease condition)))))
 
 (defun new-token-p (keepalive condition)
-  "True if KEEPALIVE has a new token for its next stream, since the one before may have ended with
-CONDITION for want of that."
+  "True if KEEPALIVE has a new token for its next stream: the previous stream may have ended with
+CONDITION because its token was not valid."
   (let ((etcd (keepalive-etcd keepalive)))
     (and (etcd-user etcd) (stale-token-p condition) (not (keepalive-denied keepalive))
          ;; if none can be had now it is asked for again
@@ -183,7 +182,7 @@ CONDITION for want of that."
            (etcd-error () nil)))))
 
 (defun give-stream-up (keepalive condition)
-  "The stream of KEEPALIVE has failed with CONDITION, and with it all that was asked for on it."
+  "The stream of KEEPALIVE has failed with CONDITION, and with it all requests on it."
   (drop-stream keepalive)
   (let ((asked (remove-if-not (lambda (lease) (renewal-asked-ns (lease-renewal lease)))
                               (kept-leases keepalive)))
@@ -209,7 +208,8 @@ CONDITION for want of that."
                  now)))))
 
 (defun ask-for (lease call)
-  "Ask on CALL that LEASE be renewed. A lease for which there is no room becomes overdue later."
+  "Ask on CALL that LEASE be renewed. A lease for whose request the stream has no room becomes
+overdue later."
   (let ((renewal (lease-renewal lease)))
     (setf (renewal-limit-ns renewal)
           (loop:notice-end (max 1/10 (min (renewal-patience renewal) (seconds-until lease))))
@@ -217,7 +217,7 @@ CONDITION for want of that."
     (rpc:try-send call (pb:make-lease-keep-alive-request :id (lease-id lease)))))
 
 (defun ask-for-due (keepalive leases)
-  "Ask for LEASES, those of KEEPALIVE that are due."
+  "Request renewals of LEASES, those of KEEPALIVE that are due."
   (when leases
     (handler-case
         (with-etcd-errors

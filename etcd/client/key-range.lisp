@@ -1,5 +1,5 @@
 ;;;; Keys and values are octets; strings stand for their UTF-8. A range of keys is its first key and
-;;;; the one after its last, where a single zero octet means the end of all keys.
+;;;; the key after its last; a single zero octet as the latter means the end of all keys.
 
 (in-package #:clgrpc.etcd)
 
@@ -34,8 +34,8 @@
   (concatenate 'octets key '(0)))
 
 (defun range-of (prefix from to)
-  "The first key, and the end, of a range: all keys that begin with PREFIX, or those from FROM on,
-before TO, or to the last key if TO is nil. Signal MISUSE for both, or neither."
+  "Two values: the first key, and the end, of a range: of all keys that begin with PREFIX, or of
+those from FROM on, before TO, or to the last key if TO is nil. Signal MISUSE for both, or neither."
   (cond ((and prefix (or from to)) (misuse "A range has a PREFIX, or FROM and TO, not both."))
         (prefix (let ((octets (text-octets prefix)))
                   (if (zerop (length octets))

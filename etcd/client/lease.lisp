@@ -1,10 +1,11 @@
-;;;; Leases: entries that are put with one end with it. The keepalive of a client (keepalive.lisp)
-;;;; renews its leases. An entry that should be removed before the lease ends, and could not be,
-;;;; becomes a cleanup, which is done after the next successful renewal. Cleanups, and the functions
-;;;; that are called when the lease is lost, run in a job of the lease's own, since they may wait.
+;;;; Leases: the entries that are put with a lease are removed when it ends. The keepalive of a
+;;;; client (keepalive.lisp) renews its leases. An entry that should be removed before the lease
+;;;; ends, but could not be, becomes a cleanup, which is done after the next successful renewal.
+;;;; Cleanups, and the functions that are called when the lease is lost, run in a job of the lease,
+;;;; since they may wait.
 ;;;;
-;;;; By our own clock the time of a lease counts from the sending of the last renewal that was
-;;;; answered. So it never ends later than in the store: LEASE-ALIVE-P is false before another
+;;;; By this machine's clock the time of a lease counts from the sending of the last renewal that
+;;;; was answered. So it ends no later here than in the store: LEASE-ALIVE-P is false before another
 ;;;; client can have the lease's locks.
 
 (in-package #:clgrpc.etcd)
@@ -52,11 +53,11 @@
             (lease-ended lease))))
 
 (defparameter *suspension* #'suspended-ns
-  "The function that says how long the machine has been suspended, in nanoseconds.")
+  "The function that returns how long the machine has been suspended, in nanoseconds.")
 
 (defun lease-now-ns ()
   "The time by which leases end: the loops' time, which stands still while the machine is suspended,
-plus the time of suspension."
+plus the time it was suspended."
   (+ (loop:world-now) (funcall (the function *suspension*))))
 
 (defun lease-end-ns (lease)
@@ -69,24 +70,24 @@ plus the time of suspension."
      (sb-thread:with-mutex ((lease-lock ,lease)) ,@body)))
 
 (defun lease-alive-p (lease)
-  "True if LEASE is there for certain: it was neither revoked nor lost, and its time is not over
-since it was renewed last. From any thread."
+  "True if LEASE certainly exists: it was neither revoked nor lost, and its time since the last
+renewal is not over. From any thread."
   (and (not (lease-ended lease))
        (< (lease-now-ns) (lease-until-ns lease))))
 
 (defun end-lease (lease &optional loss)
   "Stop the renewal of LEASE; LOSS is the condition of its loss, or nil. Return false if it had
-ended."
+ended before."
   (with-lease (lease)
     (unless (shiftf (lease-ended lease) t)
       (setf (lease-loss lease) loss)
       t)))
 
 (defun on-lease-loss (lease function)
-  "Call FUNCTION with an ETCD-ERROR when LEASE is lost: when etcd says that it has ended, or has not
-renewed it for so long that it may have ended; at once if LEASE is lost already. A revoked lease is
-not lost; the loss of a lease that is not kept alive is not noticed. FUNCTION runs on a thread for
-the lease, and may wait, but calls no CLOSE-ETCD. From any thread."
+  "Call FUNCTION with an ETCD-ERROR when LEASE is lost: when etcd reports that it has ended, or when
+it was not renewed for so long that it may have ended. If LEASE is lost already, do so at once. A
+revoked lease is not lost; the loss of a lease that is not kept alive is not noticed. FUNCTION runs
+on a thread for the lease, and may wait, but must not call CLOSE-ETCD. From any thread."
   (let ((loss (with-lease (lease)
                 (unless (lease-ended lease) (push function (lease-loss-callbacks lease)))
                 (lease-loss lease))))
@@ -101,7 +102,8 @@ the lease, and may wait, but calls no CLOSE-ETCD. From any thread."
 (defconstant +longest-lease-seconds+ 9000000000 "No lease of etcd lasts longer.")
 
 (defun lease-time (seconds)
-  "SECONDS of a lease, from etcd's answer, at most +LONGEST-LEASE-SECONDS+; -1 if it has ended."
+  "The time of a lease from SECONDS in etcd's answer, at most +LONGEST-LEASE-SECONDS+; -1 if it has
+ended."
   (clamp seconds -1 +longest-lease-seconds+))
 
 (defun granted-seconds (response)
@@ -116,8 +118,8 @@ counts."
                                       (time-after (seconds-ns seconds) asked-ns)))))
 
 (defun renew-together (etcd leases timeout)
-  "Renew LEASES, of ETCD, at once, within TIMEOUT seconds or those of ETCD. Return for each the
-seconds that it lasts from now on, nil if it has ended. Signal an ETCD-ERROR."
+  "Renew LEASES, of ETCD, at once, within TIMEOUT seconds or, if that is nil, the timeout of ETCD.
+Return a list with the remaining seconds of each, nil for one that has ended. Signal an ETCD-ERROR."
   (let* ((asked (lease-now-ns))
          (end (loop:notice-end (or timeout (etcd-timeout etcd))))
          (responses (call-again end t
@@ -142,9 +144,10 @@ ended, or another ETCD-ERROR. From any thread."
 (defconstant +most-renewed-together+ 200 "Leases that are renewed at once.")
 
 (defun renew-leases (leases &key timeout)
-  "Renew LEASES, a list, all of one client, together, which costs etcd less than one by one. Return
-for each the seconds that it lasts from now on, or nil if it has ended. Signal an ETCD-ERROR, after
-TIMEOUT seconds or those of the client; some may be renewed then. From any thread."
+  "Renew LEASES, a list, all of one client, together, which costs etcd less than to renew them one
+by one. Return a list with the remaining seconds of each, nil for one that has ended. Signal an
+ETCD-ERROR, after TIMEOUT seconds or, if that is nil, the timeout of the client; some may be renewed
+then. From any thread."
   (let ((end (and timeout (loop:notice-end timeout))))
     (loop while leases
           for some = (loop repeat +most-renewed-together+ while leases collect (pop leases))
@@ -154,29 +157,29 @@ TIMEOUT seconds or those of the client; some may be renewed then. From any threa
 ;;; Cleanups
 
 (defun add-cleanup (lease key function)
-  "Call FUNCTION after each renewal of LEASE, if it is kept alive, with the seconds that it may
-take, until it signals no ETCD-ERROR. KEY, a string, names it for FORGET-CLEANUP. Return the
-cleanup."
+  "Call FUNCTION after each renewal of LEASE, if LEASE is kept alive, until one call signals no
+ETCD-ERROR. Its argument is the seconds that it may take. KEY, a string, names it for
+FORGET-CLEANUP. Return the cleanup."
   (let ((cleanup (cons key function)))
     (with-lease (lease)
       (push cleanup (lease-cleanups lease)))
     cleanup))
 
 (defun forget-cleanup (lease key)
-  "Have the cleanup of LEASE that is known by KEY not be done any more."
+  "Remove the cleanup with KEY from LEASE."
   (sb-thread:with-mutex ((lease-cleanup-lock lease))
     (with-lease (lease)
       (setf (lease-cleanups lease)
             (remove key (lease-cleanups lease) :key #'car :test #'string=)))))
 
 (defun set-cleanups (lease cleanup &rest again)
-  "CLEANUP of LEASE was done, or follows as AGAIN, a list of it, after the others."
+  "Remove CLEANUP of LEASE, which was done, or put AGAIN, a list of it, after the others."
   (with-lease (lease)
     (setf (lease-cleanups lease) (append (remove cleanup (lease-cleanups lease)) again))))
 
 (defun do-cleanups (lease seconds)
-  "Do the cleanups of LEASE, all within SECONDS, until one fails. The next time the others are done
-before it."
+  "Do the cleanups of LEASE, all within SECONDS, until one fails. That one is the last the next
+time."
   (loop with end = (loop:notice-end seconds)
         for cleanup in (lease-cleanups lease)
         while (< (loop:world-now) end)

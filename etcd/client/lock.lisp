@@ -1,16 +1,16 @@
-;;;; Locks: one client at a time has the lock of a name; waiting ones get it in their order. A lock
-;;;; is a place at the head of a queue (waiter.lisp), the same that `etcdctl lock` takes.
+;;;; Locks: one client at a time has the lock of a name; waiting clients get it in order. A lock is
+;;;; the place at the head of a queue (waiter.lisp), the same queue that `etcdctl lock` uses.
 
 (in-package #:clgrpc.etcd)
 
 (defstruct (lock (:include waiter) (:constructor %make-lock) (:copier nil))
-  "A lock that this client has, has had, or waits for; see ACQUIRE-LOCK.")
+  "A lock that this client holds, has held, or waits for; see ACQUIRE-LOCK.")
 
 (document-functions
   lock-name "The name of LOCK, a string."
   lock-lease "The lease that LOCK ends with."
-  lock-revision "The fencing number of LOCK: the revision of the store at which its owner has asked
-for it. A later owner of the lock has a greater one.")
+  lock-revision "The fencing number of LOCK: the revision of the store at which its owner requested
+it. A later owner of the lock has a greater number.")
 
 (defun lock-key (lock)
   "The key of LOCK's owner while it holds the lock or waits, a string. From any thread."
@@ -18,36 +18,37 @@ for it. A later owner of the lock has a greater one.")
 
 (defun lock-guard (lock)
   "Return a comparison for :when of TRANSACT that is true only while LOCK is held. So a write with
-it never mixes with writes of the next owner, however late it comes. From any thread."
+this comparison never mixes with writes of the next owner, however late it reaches etcd. From any
+thread."
   (waiter-guard lock))
 
 (defun lock-held-p (lock)
-  "True if this client certainly holds LOCK: its lease was renewed in time, by our clock. From any
-thread."
+  "True if this client certainly holds LOCK: its lease was renewed in time, by this machine's clock.
+From any thread."
   (waiter-held-p lock))
 
 (defun new-lock (etcd name lease seconds on-loss timeout)
-  "A lock that is not yet requested, and the time at which TIMEOUT seconds are over; see
+  "Two values: a lock that is not yet requested, and the time at which TIMEOUT seconds are over; see
 REQUEST-LOCK."
   (let ((end (loop:notice-end (or timeout (etcd-timeout etcd)))))
     (values (make-waiter #'%make-lock etcd name lease seconds on-loss end) end)))
 
 (defun request-lock (etcd name &key lease (seconds +waiter-seconds+) on-loss timeout)
   "Request the lock NAME, a string, and return it at once; AWAIT-LOCK waits for it, RELEASE-LOCK
-gives it up. It is bound to LEASE, or else to a lease of its own, which ends SECONDS after the last
-renewal. With a lease that has the lock, or waits for it, it is the same lock. If the lease is lost
-ON-LOSS is called with an ETCD-ERROR, on the lease's thread. Signal an ETCD-ERROR if that takes more
-than TIMEOUT seconds, by default those of ETCD. From any thread."
+releases it. It is bound to LEASE or, if that is nil, to a lease of its own, which ends SECONDS
+after the last renewal. If LEASE holds the lock already, or waits for it, return the same lock. If
+the lease is lost ON-LOSS is called with an ETCD-ERROR, on the lease's thread. Signal an ETCD-ERROR
+if the request takes more than TIMEOUT seconds, by default those of ETCD. From any thread."
   (multiple-value-bind (lock end-ns) (new-lock etcd name lease seconds on-loss timeout)
     (with-waiter-kept (lock)
       (enter-queue lock "" end-ns))
     lock))
 
 (defun await-lock (lock &key timeout)
-  "Wait until LOCK, which REQUEST-LOCK has returned, is ours, and return it. Signal NOT-OBTAINED if
-it is not within TIMEOUT seconds, by default those of its client, or RELEASE-LOCK is called
-meanwhile; OWNERSHIP-LOST if its lease has ended; or another ETCD-ERROR. In any of these cases its
-owner still waits, until RELEASE-LOCK. From any thread."
+  "Wait until this client holds LOCK, which REQUEST-LOCK has returned, and return it. Signal
+NOT-OBTAINED if it does not within TIMEOUT seconds, by default those of its client, or if
+RELEASE-LOCK is called meanwhile; OWNERSHIP-LOST if its lease has ended; or another ETCD-ERROR. In
+any of these cases its owner still waits, until RELEASE-LOCK. From any thread."
   (await-head lock (loop:notice-end (or timeout (etcd-timeout (lock-etcd lock))))))
 
 (defun obtain-lock (lock end-ns)
@@ -56,10 +57,10 @@ owner still waits, until RELEASE-LOCK. From any thread."
   (await-lock lock :timeout (loop:seconds-until end-ns)))
 
 (defun acquire-lock (etcd name &key lease (seconds +waiter-seconds+) on-loss timeout)
-  "Return the lock NAME, a string, once it is ours. Signal NOT-OBTAINED if others have it for
-TIMEOUT seconds, by default those of ETCD, OWNERSHIP-LOST if its lease ends meanwhile, or another
-ETCD-ERROR; then the request is withdrawn. The other arguments are those of REQUEST-LOCK. From any
-thread; end it with RELEASE-LOCK, or use WITH-LOCK."
+  "Return the lock NAME, a string, when this client holds it. Signal NOT-OBTAINED if others hold it
+for TIMEOUT seconds, by default those of ETCD, OWNERSHIP-LOST if its lease ends meanwhile, or
+another ETCD-ERROR; then the request is cancelled. The other arguments are those of REQUEST-LOCK.
+From any thread; end it with RELEASE-LOCK, or use WITH-LOCK."
   (multiple-value-bind (lock end-ns) (new-lock etcd name lease seconds on-loss timeout)
     (with-waiter-kept (lock)
       (obtain-lock lock end-ns))))
@@ -67,7 +68,7 @@ thread; end it with RELEASE-LOCK, or use WITH-LOCK."
 (defun release-lock (lock &key timeout)
   "Give LOCK up, or stop waiting for it: AWAIT-LOCK then signals NOT-OBTAINED. A lock that is lost,
 or was released, is not an error. Signal an ETCD-ERROR if etcd does not answer; then the lock ends
-with its lease, which is not renewed any more if it is its own. From any thread."
+with its lease, which is not renewed any more if it belongs to the lock. From any thread."
   (leave-queue lock timeout))
 
 (defun call-with-lock (function etcd name
@@ -86,8 +87,8 @@ with its lease, which is not renewed any more if it is its own. From any thread.
 (defmacro with-lock ((variable etcd name &rest options) &body body)
   "Evaluate BODY under the lock NAME, with VARIABLE bound to it; OPTIONS are those of ACQUIRE-LOCK.
 It is released on the way out, as far as etcd can be reached. Signal the conditions of ACQUIRE-LOCK;
-and OWNERSHIP-LOST after BODY if the lock was lost meanwhile: transactions of BODY with LOCK-GUARD
-are safe even then; its other actions may have coincided with another owner's."
+and OWNERSHIP-LOST after BODY if the lock was lost meanwhile. Transactions of BODY with LOCK-GUARD
+are safe even then; its other actions may have overlapped with those of another owner."
   `(call-with-lock (lambda (,variable)
                      (declare (ignorable ,variable))
                      ,@body)

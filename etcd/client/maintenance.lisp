@@ -1,15 +1,14 @@
 ;;;; The upkeep of etcd: states of its members, alarms, defragmenting, backups, checks. Most
-;;;; functions are about one member: the one at :endpoint, or any.
+;;;; functions are about one member: the one at :endpoint, or any member.
 
 (in-package #:clgrpc.etcd)
 
 (defun member-status (etcd &key endpoint timeout)
-  "Return the state of the member at ENDPOINT, \"HOST:PORT\", or of any if that is nil: a plist of
-:MEMBER and :LEADER, numbers of members, the latter nil if it knows of no leader; :VERSION, a
-string;
-:OCTETS, the size of its file; :OCTETS-IN-USE, the size after defragmenting; :QUOTA, the octets that
-the file may have, nil if it does not report it (before etcd 3.6); :REVISION of the store; :TERM,
-:INDEX and :APPLIED of Raft's log; :LEARNER, true if it has no vote; and :ERRORS,
+  "Return the state of the member at ENDPOINT, \"HOST:PORT\", or of any member if that is nil. It is
+a plist of :MEMBER and :LEADER, numbers of members, the latter nil if it knows no leader; :VERSION,
+a string; :OCTETS, the size of its file; :OCTETS-IN-USE, the size after defragmentation; :QUOTA, the
+octets that the file may have, nil if it does not report it (before etcd 3.6); :REVISION of the
+store; :TERM, :INDEX and :APPLIED of Raft's log; :LEARNER, true if it has no vote; and :ERRORS,
 texts. Signal an ETCD-ERROR. From any thread."
   (with-endpoint (etcd etcd endpoint)
     (let* ((response (ask etcd #'maintenance:status (pb:make-status-request) timeout
@@ -31,17 +30,17 @@ texts. Signal an ETCD-ERROR. From any thread."
             :errors (coerce (pb:status-response-errors response) 'list)))))
 
 (defun defragment (etcd &key endpoint timeout)
-  "Defragment the member at ENDPOINT, or any: it gives the free room in its file back to the file
-system. It answers no other request meanwhile, so do one member after the other. Signal an
-ETCD-ERROR. From any thread."
+  "Defragment the member at ENDPOINT, or any member: it returns the free space in its file to the
+file system. It answers no other request meanwhile, so defragment one member after the other. Signal
+an ETCD-ERROR. From any thread."
   (with-endpoint (etcd etcd endpoint)
     (ask etcd #'maintenance:defragment (pb:make-defragment-request) timeout :leader nil)
     nil))
 
 (defun hash-entries (etcd &key revision endpoint timeout)
-  "Return a hash of the entries up to REVISION, by default the newest, that the member at ENDPOINT,
-or any, has: those of members that agree are equal. As second and third value return that revision
-and the one of the last compaction, which must be equal, too. Signal an ETCD-ERROR. From any
+  "Return a hash of the entries up to REVISION, by default the newest, of the member at ENDPOINT, or
+any member: members with the same entries have the same hash. As second and third value return that
+revision and that of the last compaction, which must be equal, too. Signal an ETCD-ERROR. From any
 thread."
   (with-endpoint (etcd etcd endpoint)
     (let ((response (ask etcd #'maintenance:hash-kv
@@ -60,9 +59,9 @@ thread."
        (pb:alarm-response-alarms response)))
 
 (defun list-alarms (etcd &key timeout)
-  "Return the alarms that there are: a list of plists of :MEMBER, the number of a member, and
-:ALARM, which is :nospace if its quota is used up, so that etcd takes nothing more, or :corrupt if
-its entries differ from those of the other members. Signal an ETCD-ERROR. From any thread."
+  "Return the present alarms: a list of plists of :MEMBER, the number of a member, and :ALARM. That
+is :nospace if its quota is used up, so that etcd accepts nothing more, or :corrupt if its entries
+differ from those of the other members. Signal an ETCD-ERROR. From any thread."
   (alarms-of (ask etcd #'maintenance:alarm (pb:make-alarm-request :action :get :alarm :none)
                   timeout :twice t :leader nil)))
 
@@ -87,7 +86,7 @@ DEFRAGMENT each member. Signal an ETCD-ERROR. From any thread."
     (if start (subseq url (+ start 3)) url)))
 
 (defun leader-endpoint (etcd timeout)
-  "An endpoint of the member that leads. Signal UNAVAILABLE if none does."
+  "An endpoint of the member that leads. Signal UNAVAILABLE if no member leads."
   (let* ((id (getf (member-status etcd :timeout timeout) :leader))
          (leader (find id (list-members etcd :timeout timeout)
                        :key (lambda (member) (getf member :id)))))
@@ -96,9 +95,9 @@ DEFRAGMENT each member. Signal an ETCD-ERROR. From any thread."
         (error 'unavailable :text "no member leads"))))
 
 (defun move-leader (etcd member &key endpoint timeout)
-  "Have the member with the number MEMBER lead. Only the leader can do that: it is asked at
-ENDPOINT, or by default where it says that its clients reach it. Signal NOT-READY if the member that
-is asked does not lead, or MEMBER cannot, or another ETCD-ERROR. From any thread."
+  "Have the member with the number MEMBER lead. Only the leader can do that: it is asked at ENDPOINT
+or, by default, at the client address that it announces. Signal NOT-READY if the member at ENDPOINT
+does not lead, or MEMBER cannot, or another ETCD-ERROR. From any thread."
   (with-endpoint (leader etcd (or endpoint (leader-endpoint etcd timeout)))
     (ask leader #'maintenance:move-leader (pb:make-move-leader-request :target-id member) timeout)
     nil))
@@ -121,10 +120,10 @@ is asked does not lead, or MEMBER cannot, or another ETCD-ERROR. From any thread
       (error 'unavailable :text "the snapshot has ended before it was whole"))))
 
 (defun save-snapshot (etcd path &key endpoint (timeout 600))
-  "Write all that the member at ENDPOINT, or any, stores to the file PATH, replacing it when it is
-whole, and return its size in octets. etcdctl snapshot restore makes a member of it; its last 32
-octets are the SHA-256 of the others. Signal an ETCD-ERROR if it has not come within TIMEOUT
-seconds, or a FILE-ERROR. From any thread."
+  "Write all that the member at ENDPOINT, or any member, stores to the file PATH, and return its
+size in octets. An existing file is replaced only by a complete one. etcdctl snapshot restore makes
+a member from the file; its last 32 octets are the SHA-256 of the others. Signal an ETCD-ERROR if it
+has not come within TIMEOUT seconds, or a FILE-ERROR. From any thread."
   (let ((size 0))
     (with-endpoint (etcd etcd endpoint)
       (with-open-file (out path :direction :output :if-exists :supersede

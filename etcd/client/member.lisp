@@ -1,8 +1,8 @@
 ;;;; The members of etcd's cluster: their list, and changes of their number. A cluster of N members
 ;;;; works while more than half of them do; learners have no vote until they are promoted.
 ;;;;
-;;;; etcd drops a change that is proposed before its leader has noted that the one before it was
-;;;; applied, and never answers it: the call ends with its deadline, and may be made again.
+;;;; etcd drops a change that is proposed before its leader has noted that the previous one was
+;;;; applied, and never answers it: the call ends with its deadline, and may be repeated.
 
 (in-package #:clgrpc.etcd)
 
@@ -14,26 +14,26 @@
         :learner (pb:member-is-learner member)))
 
 (defun list-members (etcd &key timeout)
-  "Return the members of ETCD's cluster, a list of plists with :NAME, a string, empty before it has
-started, :ID, :PEERS and :CLIENTS, lists of URLs, and :LEARNER, true if it has no vote. Signal an
-ETCD-ERROR. From any thread."
+  "Return the members of ETCD's cluster, a list of plists with :NAME, a string, empty before the
+member has started, :ID, :PEERS and :CLIENTS, lists of URLs, and :LEARNER, true if it has no vote.
+Signal an ETCD-ERROR. From any thread."
   (map 'list #'member-plist
        (pb:member-list-response-members
         (ask etcd #'cluster:member-list (pb:make-member-list-request :linearizable t) timeout
              :twice t))))
 
 (defun url-list (urls)
-  "URLS, a URL or a list of such, as a list. Signal MISUSE if it is not one."
+  "URLS, a URL or a list of URLs, as a list. Signal MISUSE if it is not one."
   (let ((urls (if (listp urls) urls (list urls))))
     (unless (and urls (every #'stringp urls))
-      (misuse "A member has URLs for its peers, such as \"http://10.0.0.1:2380\"."))
+      (misuse "A member needs URLs for its peers, such as \"http://10.0.0.1:2380\"."))
     urls))
 
 (defun add-member (etcd peers &key learner timeout)
-  "Add a member that its peers reach at PEERS, a URL or a list of such, to ETCD's cluster, with
-LEARNER as one that has no vote. Return its plist, see LIST-MEMBERS, and as second value that of all
-members. Start it afterwards, with --initial-cluster-state existing. Signal ALREADY-EXISTS if a
-member has such a URL, NOT-READY if too few have started, or another ETCD-ERROR. From any thread."
+  "Add a member to ETCD's cluster. Its peers reach it at PEERS, a URL or a list of URLs; with
+LEARNER it has no vote. Return its plist, see LIST-MEMBERS, and as second value that of all members.
+Start it afterwards, with --initial-cluster-state existing. Signal ALREADY-EXISTS if a member has
+such a URL, NOT-READY if too few members have started, or another ETCD-ERROR. From any thread."
   (let ((response (ask etcd #'cluster:member-add
                        (pb:make-member-add-request :peer-ur-ls (url-list peers)
                                                    :is-learner (and learner t))
@@ -44,15 +44,15 @@ member has such a URL, NOT-READY if too few have started, or another ETCD-ERROR.
 (defun remove-member (etcd id &key timeout)
   "Remove the member with the number ID from ETCD's cluster, for good. Return the plists of the
 remaining members, see LIST-MEMBERS. Signal NOT-FOUND if there is no such member, NOT-READY if the
-others could not decide anything, or another ETCD-ERROR. From any thread."
+others would be too few to decide, or another ETCD-ERROR. From any thread."
   (map 'list #'member-plist
        (pb:member-remove-response-members
         (ask etcd #'cluster:member-remove (pb:make-member-remove-request :id id) timeout))))
 
 (defun update-member (etcd id peers &key timeout)
-  "Say that the member with the number ID is reached by its peers at PEERS, a URL or a list of such.
-Return the plists of all members, see LIST-MEMBERS. Signal NOT-FOUND or another ETCD-ERROR. From any
-thread."
+  "Set the URLs at which the peers of the member with the number ID reach it to PEERS, a URL or a
+list of URLs. Return the plists of all members, see LIST-MEMBERS. Signal NOT-FOUND or another
+ETCD-ERROR. From any thread."
   (map 'list #'member-plist
        (pb:member-update-response-members
         (ask etcd #'cluster:member-update
@@ -60,7 +60,7 @@ thread."
 
 (defun promote-member (etcd id &key timeout)
   "Give the learner with the number ID a vote. Return the plists of all members, see LIST-MEMBERS.
-Signal NOT-FOUND, NOT-READY if it is not a learner or does not know enough yet, or another
+Signal NOT-FOUND, NOT-READY if it is not a learner or its log is too far behind, or another
 ETCD-ERROR. From any thread."
   (map 'list #'member-plist
        (pb:member-promote-response-members

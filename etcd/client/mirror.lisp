@@ -1,17 +1,17 @@
-;;;; Mirrors: all entries of a range, then each change of them. A watch alone ends when its next
-;;;; changes are compacted; a mirror then fetches all entries again and watches from there, so a
-;;;; program that keeps a copy of the range has only to replace it. The mirror does the same when
-;;;; the store comes back with older data, or none.
+;;;; Mirrors: a mirror passes on all entries of a range, then each change of them. A watch alone
+;;;; ends when its next changes are compacted. A mirror then fetches all entries again and watches
+;;;; from there, so a program that keeps a copy of the range only replaces it. The mirror does the
+;;;; same when the store has older data than before, or has lost them.
 ;;;;
-;;;; A mirror is a job of its client, which fetches the entries, passes them to the function and
-;;;; begins a watch whenever there is none. While there is a watch, its job passes the changes to
-;;;; the function.
+;;;; A mirror is a job of its client. It fetches the entries, passes them to the function and begins
+;;;; a watch whenever there is none. While there is a watch, its job passes the changes to the
+;;;; function.
 
 (in-package #:clgrpc.etcd)
 
 (defconstant +mirror-pause-seconds+ 1/2 "How long a mirror waits before it fetches entries again.")
 (defconstant +mirror-reach-seconds+ 5
-  "How long the connection to etcd may take until the user of a mirror gets an error.")
+  "How long the connection to etcd may take before the user of a mirror gets an error.")
 (defconstant +mirror-page+ 100 "So many entries are fetched at a time.")
 (defconstant +shortest-mirror-page+ 4 "So many after failures, since each entry may have 1.5 MB.")
 
@@ -40,7 +40,7 @@
 (declaim (sb-ext:freeze-type mirror))
 
 (document-functions
-  mirror-watch "Return the watch that brings the changes of MIRROR, for AWAIT-PROGRESS; nil while
+  mirror-watch "Return the watch that reports the changes of MIRROR, for AWAIT-PROGRESS; nil while
 MIRROR has no watch.")
 
 (defmethod print-object ((mirror mirror) stream)
@@ -103,7 +103,8 @@ request. Signal an ETCD-ERROR, or FUNCTION-FAILED."
     (watch-mirror mirror entries revision timeout)))
 
 (defun end-mirror (mirror)
-  "End MIRROR. Return false if it had ended; and its watch. This is not interrupted."
+  "End MIRROR. Return two values: false if it had ended before, and its watch. This is not
+interrupted."
   (sb-sys:without-interrupts
     (multiple-value-prog1
         (with-mirror (mirror)
@@ -122,7 +123,7 @@ ended by that."
     (and (not (mirror-ended mirror)) (loop:next-pause (mirror-pauses mirror)))))
 
 (defun attend-mirror (mirror)
-  "Run the job of MIRROR once: begin again if there is no watch. Return the seconds until it tries
+  "Run the job of MIRROR once: if there is no watch, begin again. Return the seconds until it tries
 that again, or nil."
   (let ((failure (with-mirror (mirror) (shiftf (mirror-failure mirror) nil))))
     (handler-case
@@ -135,16 +136,17 @@ that again, or nil."
       (error (condition) (meet-mirror-failure mirror condition)))))
 
 (defun mirror (etcd function &key key prefix from to most on-end on-error timeout)
-  "Mirror a range (see MAP-ENTRIES), or KEY alone: call FUNCTION with :entries, a list of all its
-entries, MOST at most, and their revision; then for each revision that changes some of them with
-:changes, the list of these, and the revision. If the next changes are compacted, since no member
-could be reached for so long, or the store has lost its data, all this begins again with :entries.
-Return the mirror. The first call of FUNCTION has returned then; the others come one at a time on a
-thread of its own. If the mirror ends without CANCEL-MIRROR or CLOSE-ETCD, since FUNCTION has failed
-or the rights are gone, ON-END is called there with the condition. Signal an ETCD-ERROR if it cannot
-begin within TIMEOUT seconds for each request, by default those of ETCD. With ON-ERROR, a function
-of a condition, this returns at once: the mirror begins when it can, and goes on after each error,
-with which ON-ERROR is called. From any thread."
+  "Mirror a range (see MAP-ENTRIES), or KEY alone. Call FUNCTION first with :entries, a list of all
+its entries, at most MOST, and their revision; then, for each revision that changes some of them,
+with :changes, a list of these changes, and the revision. If the next changes are compacted, because
+no member could be reached for so long, or if the store has lost its data, all this begins again
+with :entries. Return the mirror. When this returns the first call of FUNCTION has returned; later
+calls come one at a time on a thread of its own. If the mirror ends without CANCEL-MIRROR or
+CLOSE-ETCD, because FUNCTION has failed or the user has lost the rights, ON-END is called on that
+thread with the condition. Signal an ETCD-ERROR if it cannot begin within TIMEOUT seconds for each
+request, by default those of ETCD. With ON-ERROR, a function of a condition, this returns at once:
+the mirror begins when it can. ON-ERROR is called with each error, after which the mirror continues.
+From any thread."
   (let ((mirror (%make-mirror etcd function
                               (append (when key
                                         (let ((octets (key-octets key)))

@@ -1,23 +1,23 @@
-;;;; The stream of a client's watches. One stream of Watch serves all of them; etcd knows each by a
+;;;; The stream of a client's watches. One stream of Watch serves all of them; etcd gives each a
 ;;;; number. The stream begins with the first watch and ends with the last.
 ;;;;
-;;;; 1. The job of a watch joins the stream: it gives the watch a number and asks etcd to begin it.
+;;;; 1. The job of a watch joins the stream: it gives the watch a number and requests it from etcd.
 ;;;; 2. A callback of the stream puts each response into the queue of its watch, and requested
 ;;;;    progress into the queues of all watches, and wakes their jobs. It never waits.
-;;;; 3. When the stream ends, its end goes into the queues of all its watches, which join the next
+;;;; 3. When the stream ends, the end is put into the queues of all its watches, which join the next
 ;;;;    stream, each after its own pause.
 ;;;; 4. The queue of a watch whose user is slow has at most +MOST-WAITING-OCTETS+ of responses. A
-;;;;    watch that is outrun leaves the stream, and joins it again from where it is once its user
+;;;;    watch that exceeds this leaves the stream, and joins it again at its position when its user
 ;;;;    has caught up.
 ;;;;
-;;;; A number is never used again, so responses for a watch that has left are dropped. SEND-LOCK is
-;;;; held by a thread that sends, LOCK by one that changes the stream's data; within LOCK no lock is
+;;;; A number is never used again, so responses for a watch that has left are dropped. A thread that
+;;;; sends holds SEND-LOCK; one that changes the stream's data holds LOCK. Within LOCK no lock is
 ;;;; taken but that of a watch.
 
 (in-package #:clgrpc.etcd)
 
 (defconstant +most-waiting-octets+ 16777216
-  "Once so many octets of keys and values wait for the user of a watch, it is outrun.")
+  "The octets of waiting keys and values at which the watch of a slow user leaves its stream.")
 
 (defstruct (multiplex (:constructor make-multiplex ()) (:copier nil))
   "The stream of a client's watches."
@@ -37,8 +37,8 @@
     (format stream "~D watches" (hash-table-count (multiplex-watches multiplex)))))
 
 (defmacro with-multiplex ((multiplex) &body body)
-  "Evaluate BODY with the lock of MULTIPLEX. It is not interrupted: a user's thread may be left by
-WITH-TIMEOUT, and half of a change would stay."
+  "Evaluate BODY with the lock of MULTIPLEX. It is not interrupted: WITH-TIMEOUT may unwind a user's
+thread, and half of a change would remain."
   `(sb-sys:without-interrupts
      (sb-thread:with-mutex ((multiplex-lock ,multiplex)) ,@body)))
 
@@ -58,7 +58,7 @@ is not interrupted."
             (setf (etcd-multiplex etcd) (make-multiplex))))))
 
 (defun send-request (call request)
-  "Send REQUEST on CALL, a stream of watches. Return false if there is no room, or it has ended."
+  "Send REQUEST on CALL, a stream of watches. Return false if the call has no room, or has ended."
   (handler-case (rpc:try-send call request)
     (status:rpc-error () nil)))
 
@@ -94,8 +94,8 @@ is not interrupted."
   (when (watch-number watch) (remhash (watch-number watch) (multiplex-watches multiplex))))
 
 (defun begun-watch (multiplex number)
-  "The number of the watch that etcd says it has begun, or will not: NUMBER, or, if that says
-nothing, the one that it was asked for first. The lock of MULTIPLEX is held."
+  "The number of the watch that etcd has begun or refused: NUMBER or, if that is not known, the one
+that was requested first. The lock of MULTIPLEX is held."
   (let ((opening (multiplex-opening multiplex)))
     (loop for first = (and (fifo-items opening) (car (dequeue opening)))
           while first
@@ -116,7 +116,7 @@ nothing, the one that it was asked for first. The lock of MULTIPLEX is held."
             (t (watch-of number))))))
 
 (defun deliver (multiplex call response)
-  "Handle RESPONSE, which has come on CALL, a stream of MULTIPLEX."
+  "Handle RESPONSE, received on CALL, a stream of MULTIPLEX."
   (let ((octets (response-octets response)))
     (flet ((queue ()
              (when (eq call (multiplex-call multiplex))
@@ -129,7 +129,8 @@ nothing, the one that it was asked for first. The lock of MULTIPLEX is held."
       (tell-watches multiplex #'queue))))
 
 (defun take-stream (multiplex)
-  "The stream of MULTIPLEX is over: return the watches that it had. The lock is held."
+  "Forget the stream of MULTIPLEX, which is over, and return the watches that it had. The lock is
+held."
   (setf (multiplex-call multiplex) nil)
   (clear-fifo (multiplex-opening multiplex))
   (loop for watch being the hash-values of (multiplex-watches multiplex)
@@ -168,14 +169,14 @@ nothing, the one that it was asked for first. The lock of MULTIPLEX is held."
     call))
 
 (defun stream-with (multiplex etcd token)
-  "The stream of MULTIPLEX. It is a new one if MULTIPLEX has no stream, or if that was opened with
-another TOKEN than is valid now: then its watches move to the new one. The caller holds the lock of
-sending."
+  "The stream of MULTIPLEX. A new one is opened if MULTIPLEX has no stream, or if its stream was
+opened with another TOKEN than the valid one; then its watches move to the new stream. The caller
+holds the lock of sending."
   (let ((call (multiplex-call multiplex)))
     (cond ((and call (eq token (multiplex-token multiplex))) call)
           (t (when call
                (break-stream multiplex call
-                             (make-condition 'unavailable :text "there is a new token"))
+                             (make-condition 'unavailable :text "the token is a new one"))
                (rpc:cancel call))
              (open-stream multiplex etcd token)))))
 
@@ -217,7 +218,8 @@ for now."
                            (enqueue (cons number watch) (multiplex-opening multiplex))))))))
 
 (defun leave-stream (watch)
-  "Take WATCH off its stream, if it has one; the stream ends with its last watch. From any thread."
+  "Remove WATCH from its stream, if it has one; the stream ends with its last watch. From any
+thread."
   (let ((multiplex (multiplex-of (watch-etcd watch))) (last nil) (number nil) (call nil))
     (sb-sys:without-interrupts
       (with-multiplex (multiplex)

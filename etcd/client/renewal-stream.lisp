@@ -1,8 +1,8 @@
-;;;; Renewals that callers ask for and wait for: all of a client's go on one stream of
-;;;; LeaseKeepAlive, so one costs etcd a message, not a stream; several at once are messages that
-;;;; follow each other, which cost it little more than one. etcd answers the requests for one lease
-;;;; in their order. An answer that does not come in time, or a stream that ends, fails all renewals
-;;;; that wait on that stream; the next renewal opens another, which may be another member's.
+;;;; Renewals that callers ask for and wait for. All of a client's are sent on one stream of
+;;;; LeaseKeepAlive, so a renewal costs etcd a message, not a stream; several at once are
+;;;; consecutive messages, which cost etcd little more than one. etcd answers the requests for one
+;;;; lease in order. If an answer does not come in time, or a stream ends, all renewals that wait on
+;;;; that stream fail. The next renewal opens another stream, perhaps to another member.
 
 (in-package #:clgrpc.etcd)
 
@@ -43,7 +43,7 @@
   (sb-thread:condition-broadcast (renewal-stream-bell stream)))
 
 (defun end-renewals (stream call &optional condition)
-  "Take CALL off STREAM, if it is its call; the renewals that wait on it have failed with
+  "Remove CALL from STREAM, if it is its call; the renewals that wait on it have failed with
 CONDITION."
   (sb-sys:without-interrupts
     (when (sb-thread:with-mutex ((renewal-stream-lock stream))
@@ -56,7 +56,7 @@ CONDITION."
       (rpc:cancel call))))
 
 (defun note-renewal (stream call response)
-  "Handle RESPONSE, which has come on CALL, STREAM's call."
+  "Handle RESPONSE, received on CALL, STREAM's call."
   (let ((number (pb:lease-keep-alive-response-id response))
         (table (renewal-stream-pending stream)))
     (sb-thread:with-mutex ((renewal-stream-lock stream))
@@ -77,8 +77,8 @@ CONDITION."
                      (etcd-condition (rpc:call-condition call)))))
 
 (defun adopt-renewals (stream call metadata)
-  "Make CALL, with METADATA, the call of STREAM, unless another thread has opened one like it;
-return the call that is, and the one before if it is not wanted any more."
+  "Make CALL, with METADATA, the call of STREAM, unless another thread has opened one like it.
+Return two values: the call of STREAM, and the previous one if it is not needed any more."
   (sb-thread:with-mutex ((renewal-stream-lock stream))
     (let ((present (renewal-stream-call stream)))
       (cond ((and present (equal metadata (renewal-stream-metadata stream)))
@@ -91,7 +91,7 @@ return the call that is, and the one before if it is not wanted any more."
                (values call present))))))
 
 (defun open-renewals (etcd stream metadata)
-  "The call of STREAM, of ETCD, with METADATA, opened now if STREAM has no call."
+  "The call of STREAM, of ETCD, with METADATA; open it if STREAM has no call."
   (sb-sys:without-interrupts            ; nothing would cancel a call that is not adopted
     (let ((new (leases:lease-keep-alive (etcd-channel etcd) :open
                                         :wait-for-ready t
@@ -109,7 +109,7 @@ return the call that is, and the one before if it is not wanted any more."
       (open-renewals etcd stream metadata)))
 
 (defun await-renewal (stream call pending seconds)
-  "The answer to PENDING, which was asked for on CALL. Signal an ETCD-ERROR."
+  "The answer to PENDING, requested on CALL. Signal an ETCD-ERROR."
   (let ((lock (renewal-stream-lock stream)))
     (sb-thread:with-mutex (lock) (setf (pending-renewal-awaited pending) t))
     (loop:await-until (renewal-stream-bell stream) lock (loop:notice-end seconds)
@@ -122,7 +122,7 @@ return the call that is, and the one before if it is not wanted any more."
                (error condition))))))
 
 (defun ask-on-stream (stream call number)
-  "Ask for a renewal of the lease NUMBER on CALL, if it is that of STREAM. Return the
+  "Request a renewal of the lease NUMBER on CALL, if that is the call of STREAM. Return the
 PENDING-RENEWAL."
   (let ((pending (make-pending-renewal)))
     ;; a pending renewal that was not sent would take the answer to the next one
@@ -137,8 +137,8 @@ PENDING-RENEWAL."
     pending))
 
 (defun ask-for-renewals (etcd numbers seconds metadata)
-  "Ask ETCD to renew the leases NUMBERS, some hundreds at most, and return its answers, in their
-order, within SECONDS. Signal an RPC-ERROR or ETCD-ERROR."
+  "Request renewals of the leases NUMBERS, some hundreds at most, from ETCD, and return its answers
+in the same order, within SECONDS. Signal an RPC-ERROR or ETCD-ERROR."
   (let* ((stream (renewal-stream-of etcd))
          (call (renewal-call etcd stream metadata))
          (end (loop:notice-end seconds))

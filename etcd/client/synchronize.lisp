@@ -1,11 +1,11 @@
-;;;; Endpoints from the list of members: a client that knows one of them learns of the others and of
-;;;; new ones, and forgets removed ones.
+;;;; Endpoints from the list of members: a client that knows one of them learns the others and new
+;;;; ones, and forgets removed ones.
 
 (in-package #:clgrpc.etcd)
 
 (defun member-endpoints (members secure)
-  "The endpoints of MEMBERS, plists as of LIST-MEMBERS, that have started and a vote, for a client
-that speaks TLS if SECURE is true. They may be none."
+  "The endpoints of those of MEMBERS, plists of LIST-MEMBERS, that have started and have a vote; for
+TLS if SECURE is true. The list may be empty."
   (let ((scheme (if secure "https://" "http://")))
     (loop for member in members
           unless (or (getf member :learner) (string= "" (getf member :name)))
@@ -42,14 +42,14 @@ that speaks TLS if SECURE is true. They may be none."
 
 (defun synchronize-endpoints (etcd &key every timeout)
   "Replace the endpoints of ETCD by the client addresses that its members announce, of all members
-that have started and have a vote; with EVERY, seconds, repeat this until CLOSE-ETCD. Return the
-endpoints, a list. If it is empty, since none of these speaks TLS and the client does, or the other
-way round, the endpoints stay as they are. The announced addresses must be right for this client,
+that have started and have a vote. With EVERY, in seconds, repeat this until CLOSE-ETCD. Return the
+endpoints, a list. If the list is empty, because these members use no TLS and the client does, or
+the reverse, the endpoints remain the same. The announced addresses must be valid for this client,
 too: localhost, or a name within a container, is not. Connections to members that stay are kept.
 Signal MISUSE if ETCD has a channel of its user's, or an ETCD-ERROR. From any thread."
   (check-type every (or null (real (0))))
   (unless (etcd-resolver etcd)
-    (misuse "A client with a channel of its own has no endpoints."))
+    (misuse "A client that was made with :channel has no endpoints."))
   (let ((endpoints (synchronize-once etcd timeout)))
     (when every (keep-synchronizing etcd every))
     endpoints))

@@ -1,5 +1,5 @@
-;;;; Transactions: comparisons, operations that are done if all of them are true, and others if not,
-;;;; at one revision of the store. They are written as lists:
+;;;; Transactions: comparisons, operations that are done if all comparisons are true, and others
+;;;; that are done if not, all at one revision of the store. They are written as lists:
 ;;;;
 ;;;;     (transact etcd :when '((:absent "lock")) :then '((:put "lock" "mine"))
 ;;;;                    :else '((:get "lock")))
@@ -23,13 +23,14 @@ options. Signal MISUSE if OPTIONS have no range."
     (apply function start end (alexandria:remove-from-plist options :prefix :from :to))))
 
 (defun keys-of (keys)
-  "The first key, and the end, of the range that KEYS, a key or a plist, means."
+  "Two values: the first key, and the end, of the range that KEYS, a key or a plist, describes."
   (if (consp keys)
       (ranged #'values keys)
       (values (key-octets keys) (make-octets 0))))
 
 (defun compare-entry (keys target result operand)
-  "The comparison of TARGET, a word of COMPARISON, of the entries of KEYS with OPERAND."
+  "The comparison of TARGET, a keyword such as :value, of the entries of KEYS with OPERAND, see
+COMPARISON."
   (multiple-value-bind (key end) (keys-of keys)
     (flet ((compare (target &rest union)
              (apply #'pb:make-compare :key key :range-end end :result result :target target union)))
@@ -41,8 +42,8 @@ options. Signal MISUSE if OPTIONS have no range."
         (:lease (compare :lease :lease (lease-number operand)))))))
 
 (defun comparison (form)
-  "The message that FORM, a comparison of a transaction, stands for. Signal MISUSE if it is not
-one."
+  "The message that FORM, a comparison of a transaction, stands for. Signal MISUSE if FORM is not a
+comparison."
   (flet ((wrong () (misuse "~S is not a comparison of a transaction." form)))
     (unless (and (consp form) (typep (second form) '(or text cons))) (wrong))
     (destructuring-bind (target key &optional operator operand &rest more) form
@@ -62,8 +63,8 @@ one."
   (pb:make-delete-range-request :key start :range-end end))
 
 (defun operation (form)
-  "The message that FORM, an operation of a transaction, stands for. Signal MISUSE if it is not
-one."
+  "The message that FORM, an operation of a transaction, stands for. Signal MISUSE if FORM is not an
+operation."
   (flet ((wrong () (misuse "~S is not an operation of a transaction." form)))
     (unless (consp form) (wrong))
     (destructuring-bind (verb &rest arguments) form
@@ -103,8 +104,8 @@ one."
                  (apply #'txn-values (pb:response-op-response-txn response) (rest form))))))
 
 (defun txn-values (response &key when then else)
-  "True if the comparisons of a transaction were true, from RESPONSE, and a list of the values of
-its operations."
+  "Two values: true if RESPONSE says that the comparisons of a transaction were true, and a list of
+the values of its operations."
   (declare (ignore when))
   (let ((succeeded (pb:txn-response-succeeded response)))
     (values succeeded
@@ -123,22 +124,23 @@ its operations."
          forms))
 
 (defun transact (etcd &key when then else timeout)
-  "Do THEN if all comparisons of WHEN are true, else ELSE, atomically: no client sees a part of it.
-Return three values: true if the comparisons were; a list of the values of the operations; and the
-revision of the store. WHEN is a list of comparisons of the entries of keys: (:absent KEY),
+  "Do THEN if all comparisons of WHEN are true, else ELSE, atomically: no client sees only a part of
+it. Return three values: true if the comparisons were true; a list of the values of the operations;
+and the revision of the store. WHEN is a list of comparisons of the entries of keys: (:absent KEY),
 (:present KEY), and with =, /=, < or > as OPERATOR (:value KEY OPERATOR TEXT), (:version KEY
 OPERATOR NUMBER), (:created KEY OPERATOR REVISION), (:changed KEY OPERATOR REVISION), (:lease KEY
-OPERATOR LEASE). A missing entry has version and revisions 0. In place of KEY there may be a list
-such as (:prefix PREFIX) or (:from KEY :to KEY): the comparison must be true of all entries of that
-range; without any, of a missing entry. THEN and ELSE are lists of operations: (:get KEY), which
-returns an entry or nil; (:get-all :prefix PREFIX) or with :from and :to, a list of entries, with
-further keywords of MAP-ENTRIES (:limit, :order, :keys-only, :min-created and so on); (:count
-:prefix PREFIX), how many there are; (:put KEY VALUE) with :lease, :keep-lease, :previous as for
-PUT, nil or the previous entry; (:remove KEY) and (:remove-all :prefix PREFIX), how many entries
+OPERATOR LEASE). A missing entry has version and revisions 0. In place of KEY a list such as
+(:prefix PREFIX) or (:from KEY :to KEY) may be given: the comparison must be true of all entries of
+that range; if the range is empty, of a missing entry. THEN and ELSE are lists of operations: (:get
+KEY), which returns an entry or nil; (:get-all :prefix PREFIX) or with :from and :to, a list of
+entries, with further keywords of MAP-ENTRIES (:limit, :order, :keys-only, :min-created and so on);
+(:count :prefix PREFIX), how many there are; (:put KEY VALUE) with :lease, :keep-lease, :previous as
+for PUT, nil or the previous entry; (:remove KEY) and (:remove-all :prefix PREFIX), how many entries
 that removed; (:transact :when … :then … :else …), another transaction, done at its place, which
 returns a list of a boolean, true if its comparisons were, and the list of its operations' values.
-No key may be put twice. A transaction that only reads is repeated if no answer comes, as FETCH is.
-Signal MISUSE for other forms, or an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
+No key may be put twice. A transaction that only reads is repeated if no answer arrives, as FETCH
+is. Signal MISUSE for other forms, or an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From any
+thread."
   (let ((response (ask etcd #'kv:txn (txn-request :when when :then then :else else) timeout
                        :twice (reads-only-p then else))))
     (multiple-value-bind (succeeded results) (txn-values response :then then :else else)

@@ -20,7 +20,7 @@ ETCD-ERROR. From any thread."
 
 (defun authentication-enabled-p (etcd &key timeout)
   "True if authentication is on: etcd serves authenticated users only. etcd before 3.5 does not
-report it: then an ETCD-ERROR is signalled, as for any other failure. From any thread."
+report it: then signal an ETCD-ERROR, as for any other failure. From any thread."
   (pb:auth-status-response-enabled
    (ask etcd #'auth:auth-status (pb:make-auth-status-request) timeout :twice t)))
 
@@ -70,7 +70,7 @@ ETCD-ERROR. From any thread."
 
 (defun revoke-role (etcd user role &key timeout)
   "Take the ROLE from USER, names of these. Signal NOT-FOUND if there is no such user, NOT-READY if
-the user does not have it, or another ETCD-ERROR. From any thread."
+the user does not have the role, or another ETCD-ERROR. From any thread."
   (ask etcd #'auth:user-revoke-role
        (pb:make-auth-user-revoke-role-request :name user :role role) timeout)
   nil)
@@ -107,24 +107,23 @@ thread."
               (if (zerop (length end)) nil end))))
 
 (defun role-permissions (etcd name &key timeout)
-  "Return the permissions of the role NAME: a list of plists of :ACCESS, which is :read, :write,
-:read-write or, if it is one of a newer etcd, :unknown, :FROM, a key, and :TO, the end of a range
-that begins there, a single zero octet if that is the end of all keys, or nil for that key alone.
-Keys are octets. Signal NOT-FOUND or another
-ETCD-ERROR. From any thread."
+  "Return the permissions of the role NAME, a list of plists. :ACCESS is :read, :write, :read-write
+or, for an access that this client does not know, :unknown. :FROM is a key. :TO is the end of the
+range that begins there, a single zero octet for the end of all keys, or nil for that key alone.
+Keys are octets. Signal NOT-FOUND or another ETCD-ERROR. From any thread."
   (map 'list #'permission-plist
        (pb:auth-role-get-response-perm
         (ask etcd #'auth:role-get (pb:make-auth-role-get-request :role name) timeout))))
 
 (defun key-or-range (key prefix from to)
-  "The first key, and the end, of KEY alone, or of a range, see RANGE-OF."
+  "Two values: the first key, and the end, of KEY alone, or of a range, see RANGE-OF."
   (cond ((and key (or prefix from to)) (misuse "This is for a KEY or a range, not both."))
         (key (values (key-octets key) (make-octets 0)))
         (t (range-of prefix from to))))
 
 (defun grant-permission (etcd role access &key key prefix from to timeout)
   "Let ROLE, a name, permit ACCESS, :read, :write or :read-write, to KEY, or to a range of keys as
-MAP-ENTRIES takes it. Signal NOT-FOUND or another ETCD-ERROR. From any thread."
+MAP-ENTRIES accepts it. Signal NOT-FOUND or another ETCD-ERROR. From any thread."
   (multiple-value-bind (start end) (key-or-range key prefix from to)
     (ask etcd #'auth:role-grant-permission
          (pb:make-auth-role-grant-permission-request
@@ -139,9 +138,9 @@ MAP-ENTRIES takes it. Signal NOT-FOUND or another ETCD-ERROR. From any thread."
   nil)
 
 (defun revoke-permission (etcd role &key key prefix from to timeout)
-  "Take from the ROLE called so the permission for KEY, or for a range of keys, that it was given
-for just that. Signal NOT-FOUND if there is no such role, NOT-READY if it has no such permission, or
-another ETCD-ERROR. From any thread."
+  "Remove from ROLE, a name, the permission for KEY, or for a range of keys; it must have been
+granted for exactly that key or range. Signal NOT-FOUND if there is no such role, NOT-READY if it
+has no such permission, or another ETCD-ERROR. From any thread."
   (multiple-value-bind (start end) (key-or-range key prefix from to)
     (ask etcd #'auth:role-revoke-permission
          (pb:make-auth-role-revoke-permission-request :role role :key start :range-end end)

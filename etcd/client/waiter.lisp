@@ -1,13 +1,13 @@
-;;;; Places in a queue, of which locks and elections consist, as etcd's own package for these
-;;;; (client/v3/concurrency), its services V3Lock and V3Election, and `etcdctl lock` and `etcdctl
-;;;; elect` have them, so that all of them wait for each other.
+;;;; Places in a queue, the base of locks and elections. They have the same form as in etcd's own
+;;;; package (client/v3/concurrency), its services V3Lock and V3Election, `etcdctl lock` and
+;;;; `etcdctl elect`, so that users of all of these wait for each other.
 ;;;;
 ;;;; 1. Each waiter puts the key NAME/LEASE, its lease's number in hexadecimal, with that lease.
-;;;; 2. The key that was made first is at the head: its owner has the lock, or leads.
-;;;; 3. Each later waiter watches the key just before its own, and looks again when that is gone, so
-;;;;    that one of a thousand waiters wakes up.
+;;;; 2. The key that was created first is at the head: its owner has the lock, or leads.
+;;;; 3. Each later waiter watches the key just before its own, and checks again when that is
+;;;;    removed, so that of a thousand waiters only one wakes up.
 ;;;; 4. A place ends when its key is removed, or with its lease. Its owner may learn of that late:
-;;;;    so what the owner writes has the comparison WAITER-GUARD as a condition, which etcd checks.
+;;;;    so the owner's writes have the comparison WAITER-GUARD as a condition, which etcd checks.
 
 (in-package #:clgrpc.etcd)
 
@@ -40,7 +40,7 @@
   (format nil "~A/~(~X~)" (waiter-name waiter) (lease-id (waiter-lease waiter))))
 
 (defun waiter-guard (waiter)
-  "The comparison that is true while WAITER is there."
+  "The comparison that is true while WAITER's key exists."
   `(:created ,(waiter-key waiter) = ,(waiter-revision waiter)))
 
 (defun waiter-held-p (waiter)
@@ -74,18 +74,19 @@ left."
                                 (waiter-key waiter))))
 
 (defun gone-error (waiter)
-  "The condition for WAITER, which is not in its queue: another thread has left it, or it is lost."
+  "The condition for WAITER, which is not in its queue: another thread has made it leave, or it is
+lost."
   (if (eq :left (waiter-state waiter))
       (make-condition 'not-obtained :text (format nil "~A was given up" (waiter-key waiter)))
       (lost-error waiter)))
 
 (defun check-waiting (waiter end-ns)
-  "Signal why WAITER waits no longer: it was left or lost, or END-NS is past."
+  "Signal the reason if WAITER waits no longer: it has left or is lost, or END-NS is past."
   (unless (and (member (waiter-state waiter) '(:waiting :held))
                (lease-alive-p (waiter-lease waiter)))
     (error (gone-error waiter)))
   (when (<= end-ns (loop:world-now))
-    (error 'not-obtained :text (format nil "others were before ~A until the time was over"
+    (error 'not-obtained :text (format nil "others were still before ~A when the time was over"
                                        (waiter-key waiter)))))
 
 (defun pause-waiter (waiter end-ns)
@@ -100,7 +101,7 @@ left."
     (sb-thread:condition-broadcast (waiter-bell waiter))))
 
 (defun step-timeout (waiter end-ns)
-  "How long one request for WAITER may take, of the time until END-NS."
+  "How long one request for WAITER may take, as a part of the time until END-NS."
   (min (etcd-timeout (waiter-etcd waiter)) (loop:seconds-until end-ns)))
 
 (defun call-patiently (waiter end-ns function)
@@ -122,21 +123,22 @@ left."
       (pushnew waiter (lease-waiters lease)))))
 
 (defun forget-waiter (waiter)
-  "The lease of WAITER has its key no more, or is to lose it."
+  "Note that the key of WAITER does not belong to its lease any more, or is about to be removed."
   (let ((lease (waiter-lease waiter)))
     (with-lease (lease)
       (setf (lease-waiters lease) (remove waiter (lease-waiters lease))))))
 
 (defun shared-key-p (waiter)
-  "True if another place is the same, since it has the same lease and name, and so the same key."
+  "True if another place has the same lease and name, and so the same key."
   (some (lambda (other)
           (and (not (eq other waiter)) (string= (waiter-key other) (waiter-key waiter))))
         (lease-waiters (waiter-lease waiter))))
 
 (defun enter-queue (waiter value end-ns)
-  "Put WAITER's key with VALUE, until END-NS. If the key is there, since its lease has this place
-already, leave it as it is; return false then if its value is another. Within WITH-WAITER-KEPT: from
-here on its lease, if that is its own, is kept alive, and its loss is noticed."
+  "Put WAITER's key with VALUE, until END-NS. If the key exists, because its lease has this place
+already, leave it unchanged; then return false if its value differs from VALUE. Within
+WITH-WAITER-KEPT: from here on its lease, if it belongs to the waiter, is kept alive, and its loss
+is noticed."
   ;; before the cleanup of a place that was the same is forgotten
   (setf (waiter-asked waiter) t)
   (on-lease-loss (waiter-lease waiter) (waiter-loss-callback waiter))
@@ -158,8 +160,9 @@ here on its lease, if that is its own, is kept alive, and its loss is noticed."
          (or new (equalp (text-octets value) (entry-value entry))))))))
 
 (defun make-waiter (constructor etcd name lease seconds on-loss end-ns)
-  "A place in the queue NAME that CONSTRUCTOR makes, with LEASE or one of its own for SECONDS. The
-lease is not kept alive yet, see ENTER-QUEUE, so it ends if this thread is unwound."
+  "A place in the queue NAME, made by CONSTRUCTOR, with LEASE or, if that is nil, a lease of its own
+for SECONDS. The lease is not kept alive yet, see ENTER-QUEUE, so it ends if this thread is
+unwound."
   (check-type name string)
   (let* ((lease-of-its-own (null lease))
          (lease (or lease (grant-lease etcd seconds :keep-alive nil
@@ -170,8 +173,8 @@ lease is not kept alive yet, see ENTER-QUEUE, so it ends if this thread is unwou
     waiter))
 
 (defun remove-waiter (waiter timeout)
-  "Remove the key of WAITER, whose lease is its user's. If it is not known whether it was made it
-has that lease if it was; then it is left to another place that is the same."
+  "Remove the key of WAITER, whose lease belongs to its user. If it is unknown whether the key was
+put, it has that lease if it was; then leave it to another place with the same key."
   (let ((condition (cond ((plusp (waiter-revision waiter)) (waiter-guard waiter))
                          ((not (shared-key-p waiter))
                           `(:lease ,(waiter-key waiter) = ,(waiter-lease waiter))))))
@@ -180,9 +183,9 @@ has that lease if it was; then it is left to another place that is the same."
                                      :then `((:remove ,(waiter-key waiter))) :timeout timeout))))
 
 (defun leave-place (waiter)
-  "Leave WAITER, without waiting: a lease of its own ends by itself from now on, and with another
-one the key is removed when etcd can be reached, if the lease is kept alive here. This is not
-interrupted; REMOVE-PLACE follows."
+  "Make WAITER leave its queue, without waiting. A lease of its own runs out from now on; with
+another lease the key is removed when etcd can be reached, if that lease is kept alive here. This is
+not interrupted; REMOVE-PLACE follows."
   (sb-sys:without-interrupts
     (let ((lease (waiter-lease waiter)))
       (set-waiter waiter :left)
@@ -195,7 +198,7 @@ interrupted; REMOVE-PLACE follows."
                                 (lambda (seconds) (remove-waiter waiter seconds)))))))))
 
 (defun remove-place (waiter timeout)
-  "Have etcd know that WAITER was left: end its lease if that is its own, else remove its key.
+  "Remove WAITER from etcd's queue: end its lease if it belongs to WAITER, else remove its key.
 Signal an ETCD-ERROR if that was not to be done."
   (let ((lease (waiter-lease waiter)))
     (cond ((waiter-own-lease waiter) (revoke-lease lease :timeout timeout))
@@ -210,8 +213,8 @@ Signal an ETCD-ERROR if that was not to be done."
   (remove-place waiter timeout))
 
 (defun call-with-waiter (function waiter &key keep)
-  "Call FUNCTION, return its values, and leave WAITER, as far as possible; with KEEP only if this
-thread is unwound out of FUNCTION."
+  "Call FUNCTION and return its values; then make WAITER leave its queue, as far as possible. With
+KEEP do so only if this thread is unwound out of FUNCTION."
   (let ((kept nil))
     (unwind-protect
          (with-undoing (nil (unless kept (leave-place waiter)))
@@ -222,14 +225,15 @@ thread is unwound out of FUNCTION."
           (etcd-error ()))))))
 
 (defmacro with-waiter-kept ((waiter) &body body)
-  "Evaluate BODY; if it is left by an error, WAITER's, leave the queue, as far as that can be done."
+  "Evaluate BODY; if an error of WAITER's leaves it, leave the queue, as far as that is possible."
   `(call-with-waiter (lambda () ,@body) ,waiter :keep t))
 
 ;;; Waiting
 
 (defun waiter-before (waiter timeout)
-  "The entry just before WAITER in the queue, or nil if it is at its head, and the revision of this
-state. Signal OWNERSHIP-LOST if WAITER's own is gone, NOT-OBTAINED if it was left."
+  "Two values: the entry just before WAITER in the queue, or nil if WAITER is at its head; and the
+revision at which this is so. Signal OWNERSHIP-LOST if WAITER's own entry is gone, NOT-OBTAINED if
+WAITER has left."
   (multiple-value-bind (there results revision)
       (transact (waiter-etcd waiter)
                 :when (list (waiter-guard waiter))
@@ -244,9 +248,9 @@ state. Signal OWNERSHIP-LOST if WAITER's own is gone, NOT-OBTAINED if it was lef
     (values (first (first results)) revision)))
 
 (defun await-removal (waiter key revision end-ns)
-  "Wait until the entry of KEY is removed after REVISION, until END-NS, or until WAITER is left or
+  "Wait until the entry of KEY is removed after REVISION, until END-NS, or until WAITER leaves or is
 lost. Signal an ETCD-ERROR if that cannot be watched. If changes were compacted meanwhile, the
-caller looks again, since the removal may be one of them."
+removal may be one of them: return, so that the caller checks again."
   (setf (waiter-stirred waiter) nil)
   (let* ((failure nil)
          (watch (new-watch (waiter-etcd waiter)
@@ -270,8 +274,8 @@ caller looks again, since the removal may be one of them."
                       (ns-seconds (- (loop:world-now) (waiter-began-ns waiter)))))))
 
 (defun await-head (waiter end-ns)
-  "Wait until WAITER is at the head of its queue. Signal NOT-OBTAINED if it is not by END-NS or was
-left, OWNERSHIP-LOST if it is lost, or another ETCD-ERROR."
+  "Wait until WAITER is at the head of its queue. Signal NOT-OBTAINED if it is not at the head by
+END-NS or has left, OWNERSHIP-LOST if it is lost, or another ETCD-ERROR."
   (loop
     (check-waiting waiter end-ns)
     (when (eq :held (waiter-state waiter)) (return waiter))

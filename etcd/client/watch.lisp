@@ -1,15 +1,17 @@
 ;;;; Watches: each change of a range of keys reaches the user once, in the order of the revisions,
-;;;; whatever breaks meanwhile. A watch knows the least revision of the next change. When its stream
-;;;; has broken, it asks any member that can be reached for the changes from there, and skips the
-;;;; ones that its user has got before. Only compaction can interrupt this, or a store that has gone
-;;;; back since it has lost its data or was restored from older data; both are reported and end the
-;;;; watch. A response of many changes may come in fragments, of which the last revision's changes
-;;;; are kept until all of these are there. etcd denies a watch both for want of rights and for want
-;;;; of a valid token: so a watch whose client has a user first tries once with a new token.
+;;;; even if connections break meanwhile. A watch knows the least revision of the next change. When
+;;;; its stream has broken, it asks any member that can be reached for the changes from there, and
+;;;; skips those that its user has got before. Only two events interrupt this: compaction, and a
+;;;; store that has gone back because it has lost its data or was restored from older data. Both are
+;;;; reported and end the watch. A response of many changes may arrive in fragments: the changes of
+;;;; the last revision are kept until all of them have arrived. etcd refuses a watch alike for
+;;;; missing rights and for an invalid token: so a watch whose client has a user first tries once
+;;;; with a new token.
 ;;;;
 ;;;; The meaning of a response is a function of the watch and the response (NOTE-RESPONSE). One
-;;;; stream serves all watches of a client (multiplex.lisp); each has a job, which takes its
-;;;; responses one after the other, waits before it goes on after a break, and calls the user.
+;;;; stream serves all watches of a client (multiplex.lisp). Each watch has a job, which handles its
+;;;; responses one after the other, pauses after a break before it continues, and calls the user's
+;;;; function.
 
 (in-package #:clgrpc.etcd)
 
@@ -27,11 +29,12 @@
 (declaim (sb-ext:freeze-type change))
 
 (document-functions
-  change-kind ":put or :removal, which may be the end of the entry's lease."
-  change-entry "The entry as it is since the change. That of a removal has a key, and as
-ENTRY-CHANGED the revision that removed it."
-  change-previous "Return the entry before the change, if the watch has :previous and the entry is
-not compacted; nil if there was none.")
+  change-kind "Return the kind of CHANGE: :put, or :removal, which may be due to the end of the
+entry's lease."
+  change-entry "The entry as it is since the change. After a removal it has only a key, and as
+ENTRY-CHANGED the revision of the removal."
+  change-previous "Return the entry as it was before the change, if the watch has :previous and the
+entry is not compacted; nil if it did not exist.")
 
 (defmethod print-object ((change change) stream)
   (print-unreadable-object (change stream :type t)
@@ -79,7 +82,7 @@ not compacted; nil if there was none.")
 
 (document-functions
   watch-next-revision "Return a revision at or before that of the next change of WATCH; the user has
-got all earlier changes. Another watch from it would go on without a gap.")
+got all earlier changes. Another watch that begins there misses nothing.")
 
 (defmethod print-object ((watch watch) stream)
   (print-unreadable-object (watch stream :type t)
@@ -111,7 +114,7 @@ got all earlier changes. Another watch from it would go on without a gap.")
       (when (eq :put (change-kind change)) (setf (watch-mark watch) entry)))))
 
 (defun split-last-revision (changes)
-  "CHANGES before those of the last revision among them, and those."
+  "Two values: those of CHANGES before the last revision among them, and those of that revision."
   (flet ((revision-of (change) (entry-changed (change-entry change))))
     (let ((at (and changes (position (revision-of (first (last changes))) changes
                                      :key #'revision-of))))
@@ -121,8 +124,8 @@ got all earlier changes. Another watch from it would go on without a gap.")
 
 (defun note-response (watch response)
   "Take RESPONSE, a WatchResponse, for WATCH. Return the changes in it that WATCH's user has not got
-before, a list. Signal COMPACTED if etcd does not have the next changes any more, or another
-ETCD-ERROR if it has ended the stream."
+before, a list. Signal COMPACTED if etcd has compacted the next changes, or another ETCD-ERROR if it
+has ended the stream."
   (let* ((next (watch-next-revision watch))
          (revision (header-revision (pb:watch-response-header response)))
          (events (remove-if (lambda (change) (< (entry-changed (change-entry change)) next))
@@ -156,10 +159,10 @@ ETCD-ERROR if it has ended the stream."
     changes))
 
 (defun start-revision (watch)
-  "The revision from which on to ask etcd for the changes of WATCH, 0 for those from now on. It is
-the one before the next, if its changes are known: etcd before 3.4.36, 3.5.18 and 3.6 omits a
-removal at the very revision up to which it is compacted, and reports COMPACTED only for those
-before."
+  "The revision from which to request the changes of WATCH from etcd, 0 for those from now on. If
+the changes of the revision before the next one are known, request from that one: etcd before
+3.4.36, 3.5.18 and 3.6 omits a removal at the very revision up to which it is compacted, and reports
+COMPACTED only for earlier ones."
   (let ((next (watch-next-revision watch)))
     (if (or (watch-begun watch) (watch-after watch))
         (max 1 (1- next))
@@ -211,8 +214,8 @@ before."
          :text (format nil "the store has lost data or is another one: ~?" control arguments)))
 
 (defun check-header (watch header)
-  "Signal FUTURE-REVISION if HEADER, of a member with the newest data, is older than WATCH has seen,
-or of another cluster."
+  "Signal FUTURE-REVISION if HEADER, of a member with the newest data, is older than the last one of
+WATCH, or comes from another cluster."
   (let ((revision (header-revision header)) (term (pb:response-header-raft-term header)))
     (when (< revision (watch-seen watch))
       (gone-back "it has gone back from revision ~D to ~D" (watch-seen watch) revision))
@@ -222,7 +225,7 @@ or of another cluster."
       (gone-back "it is another cluster"))))
 
 (defun check-mark (watch response)
-  "Signal FUTURE-REVISION if the last put that WATCH's user has got differs from RESPONSE, a
+  "Signal FUTURE-REVISION if the last put that WATCH's user has got differs from RESPONSE, the
 RangeResponse for its key and revision."
   (let ((mark (watch-mark watch))
         (there (first (entries-of (pb:range-response-kvs response)))))
@@ -230,12 +233,12 @@ RangeResponse for its key and revision."
                  (= (entry-changed mark) (entry-changed there))
                  (= (entry-created mark) (entry-created there))
                  (equalp (entry-value mark) (entry-value there)))
-      (gone-back "revision ~D has changed something else" (entry-changed mark)))))
+      (gone-back "revision ~D has changed something different" (entry-changed mark)))))
 
 (defun check-store (watch)
-  "Signal FUTURE-REVISION if etcd, which begins WATCH again, is at an earlier revision or term than
-it was, since it has lost its data or has older ones, or if it is another one: WATCH would wait
-until there are as many revisions again, or pass changes by."
+  "Signal FUTURE-REVISION if etcd, which begins WATCH again, has an earlier revision or term than
+before, because it has lost its data or has older data, or if it is another store. In such a store
+WATCH would wait until it has as many revisions again, or miss changes."
   (flet ((read-key (key revision)
            (let ((response (ask (watch-etcd watch) #'kv:range
                                 (range-request key nil :revision revision) nil
@@ -253,8 +256,8 @@ until there are as many revisions again, or pass changes by."
         (read-key (watch-start watch) nil)))))
 
 (defun suspicious-p (watch header)
-  "True if etcd may not be what it was to WATCH, or to its user, who has given it a mark; the watch
-goes on with a response that has HEADER."
+  "True if etcd may not be the same store as before for WATCH, or for its user, who has given it a
+mark; HEADER is that of the response with which the watch continues."
   (or (< (header-revision header) (watch-seen watch))
       (watch-mark watch)
       (and (watch-begun watch)
@@ -282,8 +285,8 @@ goes on with a response that has HEADER."
     (with-function-failed () (tell-changes watch changes))))
 
 (defun failure-of (watch condition)
-  "The cause for which WATCH cannot go on at once after CONDITION, with which its stream has ended:
-a condition, or nil if it may, since it has a new token."
+  "The reason why WATCH cannot continue at once after CONDITION, which has ended its stream: a
+condition; or nil if it can, since it has a new token."
   (let ((etcd (watch-etcd watch)))
     (if (and (etcd-user etcd) (typep condition 'access-denied) (not (watch-denied watch)))
         (handler-case (with-cancellation-token ((watch-cancellation-token watch))
@@ -296,7 +299,7 @@ a condition, or nil if it may, since it has a new token."
 
 (defun fail-watch (watch condition)
   "End WATCH because of CONDITION, and call its end function. If WATCH has not begun, AWAIT-OPENING
-signals CONDITION instead. Do nothing if WATCH had ended before."
+signals CONDITION instead. Do nothing if WATCH has ended before."
   (when (end-watch watch condition)
     (remove-ending (watch-etcd watch) (watch-ending watch))
     (leave-stream watch)
@@ -306,8 +309,8 @@ signals CONDITION instead. Do nothing if WATCH had ended before."
         (funcall (watch-on-end watch) condition)))))
 
 (defun meet-failure (watch condition)
-  "CONDITION keeps WATCH from going on with its stream, which it has left. Return the seconds until
-it goes on with another, nil if that is at once or WATCH has ended."
+  "Handle CONDITION, which keeps WATCH from continuing on its stream; it has left that. Return the
+seconds until it continues on another stream, nil if it does so at once or has ended."
   (let ((failure (failure-of watch condition)))
     (cond ((null failure) nil)
           ((passing-p failure)
@@ -317,8 +320,8 @@ it goes on with another, nil if that is at once or WATCH has ended."
              nil))))
 
 (defun go-on (watch)
-  "Do the next step of WATCH. Return the seconds until the one after, :at-once, or nil if it waits
-for a response."
+  "Do the next step of WATCH. Return the seconds until the next step, :at-once, or nil if WATCH
+waits for a response."
   (let ((next (next-response watch)))
     (handler-case (etypecase next
                     (null (if (watch-number watch)
@@ -343,8 +346,8 @@ for a response."
              (unless (eq :at-once seconds) (return seconds)))))
 
 (defun await-opening (watch seconds)
-  "Wait until etcd has begun WATCH, which may have ended since. If it has not within SECONDS, or
-WATCH ends before, cancel it and signal why."
+  "Wait until etcd has begun WATCH, which may have ended since. If etcd has not within SECONDS, or
+WATCH ends before, cancel it and signal the reason."
   (let ((end (loop:notice-end seconds)) (failure nil))
     (sb-thread:with-mutex ((watch-lock watch))
       (loop while (and (eq :opening (watch-state watch)) (< (loop:world-now) end))
@@ -377,7 +380,7 @@ meanwhile, by WITH-TIMEOUT for example, no program has WATCH, and it ends."
   (check-type only (member nil :puts :removals))
   (check-type revision (or null (signed-byte 64)))
   (check-type after (or null (integer 0)))
-  (when (and revision after) (misuse "A watch begins at REVISION or AFTER one, not both."))
+  (when (and revision after) (misuse "A watch begins at REVISION or AFTER a revision, not both."))
   (multiple-value-bind (start end)
       (cond ((and key (or prefix from to)) (misuse "A watch has a KEY or a range, not both."))
             (key (values (key-octets key) (make-octets 0)))
@@ -393,17 +396,17 @@ meanwhile, by WITH-TIMEOUT for example, no program has WATCH, and it ends."
 
 (defun watch (etcd function &rest options
               &key key prefix from to revision after mark only previous on-end timeout)
-  "Watch KEY, or a range of keys (see MAP-ENTRIES): call FUNCTION with a list of the changes of one
-revision and that revision, for each revision in order, once, though connections break and members
-go meanwhile. The changes are those from now on; from REVISION on; or AFTER a revision that the
-store has had. MARK is then an entry of that revision, or nil, by which the store is recognized
-after a break. Return the watch when etcd has begun it. ONLY, :puts or :removals, leaves the others
-out. If PREVIOUS is true, changes have the entry as it was before them. FUNCTION runs on a thread
-for the watch and may wait, which delays no other watch; an error in it ends the watch. If the watch
-ends without CANCEL-WATCH or CLOSE-ETCD, ON-END is called there with the condition, perhaps before
-this returns: COMPACTED if the next changes are no longer in the store, FUTURE-REVISION if the store
-has lost its data, has older data, or is another. Signal an ETCD-ERROR if etcd has not begun it
-within TIMEOUT seconds, by default those of ETCD; then ON-END is not called. From any thread."
+  "Watch KEY, or a range of keys (see MAP-ENTRIES). For each revision in order call FUNCTION once
+with a list of its changes and the revision, even if connections break and members fail meanwhile.
+The changes are those from now on; from REVISION on; or AFTER a past revision of the store. MARK is
+then an entry of that revision, or nil, by which the store is recognized after a break. Return the
+watch when etcd has begun it. ONLY, :puts or :removals, omits the others. If PREVIOUS is true, each
+change has the former entry. FUNCTION runs on a thread for the watch and may wait, which delays no
+other watch. An error in it ends the watch. If the watch ends without CANCEL-WATCH or CLOSE-ETCD,
+ON-END is called on that thread with the condition, perhaps before this returns: COMPACTED if the
+next changes are no longer in the store, FUTURE-REVISION if the store has lost its data, has older
+data, or is another one. Signal an ETCD-ERROR if etcd has not begun it within TIMEOUT seconds, by
+default those of ETCD; then ON-END is not called. From any thread."
   (declare (ignore key prefix from to revision after mark only previous on-end))
   (start-watch (apply #'new-watch etcd function (alexandria:remove-from-plist options :timeout))
                timeout))
@@ -438,9 +441,9 @@ function, that call is the last."
 (defun await-progress (watch &key (revision 0) timeout)
   "Wait until the user of WATCH has got all changes up to REVISION, and return the revision reached,
 REVISION or a later one. (With etcd before 3.4.25, or 3.5.8, changes made just before may still
-follow.) The request is repeated if the stream breaks meanwhile, or has not answered, as a slow one
-may. Signal an ETCD-ERROR if it is not there within TIMEOUT seconds, by default those of its client,
-or WATCH ends. From any thread but that of the watch's function."
+follow.) The request is repeated if the stream breaks meanwhile or has not answered, as a slow
+stream may do. Signal an ETCD-ERROR if that takes more than TIMEOUT seconds, by default those of its
+client, or if WATCH ends. From any thread but that of the watch's function."
   (check-type revision (integer 0))
   (let ((end (loop:notice-end (or timeout (etcd-timeout (watch-etcd watch)))))
         (count (watch-progress-count watch)))

@@ -1,5 +1,6 @@
-;;;; The metrics of discovery, in the metrics of a client of etcd. All names and registrations of
-;;;; clients with the same metrics count together; the service's name distinguishes them.
+;;;; The metrics of discovery, in the metrics of a client of etcd. The watched names and the
+;;;; registrations of all clients that share an object of metrics count together; the service's name
+;;;; distinguishes them.
 
 (in-package #:clgrpc.discovery)
 
@@ -48,18 +49,18 @@
                                      "clgrpc.registration.registered" "{server}"
                                      "Servers of this process that stand in etcd.")
              :writes (instrument #'metrics:make-counter "clgrpc.registration.writes" "{attempt}"
-                                 "Attempts to write the entry of a server, or to see that it ~
-                                  stands, by outcome."
+                                 "Attempts to write the entry of a server, or to check that it ~
+                                  exists, by outcome."
                                  "clgrpc.outcome")
              :renewals (instrument #'metrics:make-counter "clgrpc.registration.renewals" "{server}"
-                                   "Servers that were registered again, since lease or key were ~
-                                    gone.")
+                                   "Servers that were registered again, because their lease or key ~
+                                    was gone.")
              :losses (instrument #'metrics:make-counter "clgrpc.registration.losses" "{lease}"
                                  "Leases of registrations that have ended, or may have."))))
       (metrics:make-gauge metrics "clgrpc.discovery.age" :unit "s"
                           :function (lambda () (longest-age meter))
-                          :text (format nil "Time since the last answer of etcd, of the service ~
-                                              for which that is longest."))
+                          :text (format nil "The time since etcd's last answer, the longest over ~
+                                              all watchers of the service."))
       meter)))
 
 (defun meter-of (etcd)
@@ -67,12 +68,13 @@
   (metrics:ensure-instruments (etcd:etcd-metrics etcd) 'meter #'new-meter))
 
 (defun note (meter instrument number &rest attributes)
-  "Count NUMBER by INSTRUMENT, a reader of meters, if there is a METER."
+  "Add NUMBER to the instrument that INSTRUMENT, a reader of meters, returns of METER, unless METER
+is nil."
   (when meter
     (apply #'metrics:add (funcall (the function instrument) meter) number attributes)))
 
 (defun begin-age (meter age)
-  "Add AGE, a function, to METER, if there is one, which calls it."
+  "Add AGE, a function, to METER, which calls it; do nothing if METER is nil."
   (when meter (sb-ext:atomic-push age (meter-ages meter))))
 
 (defun end-age (meter age)

@@ -8,7 +8,7 @@
   (name "" :type string))                ; under which it is found there
 
 (defun parse-registration-target (string)
-  "The REGISTRATION-TARGET that STRING, a target such as etcd://127.0.0.1:2379/greeter, means."
+  "The REGISTRATION-TARGET described by STRING, a target such as etcd://127.0.0.1:2379/greeter."
   (handler-case
       (multiple-value-bind (endpoints name) (parse-etcd-target string)
         (unless endpoints (command:refuse "~A says of no etcd where it is" string))
@@ -16,8 +16,9 @@
     (misuse (error) (command:refuse "~A" (string-right-trim "." (princ-to-string error))))))
 
 (defun call-with-registration (server given function)
-  "Call FUNCTION while SERVER is registered where GIVEN, the plist of a command line, says, with a
-list of a line that says so; with nil if that says nothing. FUNCTION stops SERVER."
+  "Call FUNCTION while SERVER is registered as GIVEN, the plist of a command line, requests. Its
+argument is a list of a line that reports the registration; nil if GIVEN requests none. FUNCTION
+stops SERVER."
   (destructuring-bind (&key register register-as weight zone &allow-other-keys) given
     (if (null register)
         (funcall function '())
@@ -33,9 +34,11 @@ list of a line that says so; with nil if that says nothing. FUNCTION stops SERVE
 (command:define-shared-options :registration
   (register "TARGET" #'parse-registration-target nil
             "Register the server in etcd: etcd://HOST:PORT/NAME is also the target by which
-      clients find it. At its end the server is marked as draining there, stops, and is withdrawn.")
+      clients find it. At its end the server is marked as draining there, stops, and its entry is
+      removed.")
   (register-as "ADDRESS" (command:address-parser 1) nil
-               "The address by which clients reach it, if it is not the first it listens on.")
+               "The address by which clients reach it, if it is not the first address on which it
+listens.")
   (weight "N" (command:integer-parser 1 65535) nil "The weight with which it is registered.")
   (zone "NAME" #'identity nil "The zone with which it is registered."))
 

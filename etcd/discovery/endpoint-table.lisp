@@ -1,7 +1,7 @@
-;;;; The endpoints of a name: its servers by their keys, and its service config. Entries of the
-;;;; store go in, the addresses and config for channels come out; nothing here makes a request. No
-;;;; content of the store makes these functions signal an error, not even keys and values that are
-;;;; not text.
+;;;; The endpoints of a name: its servers by their keys, and its service config. The input is
+;;;; entries of the store, the output the addresses and the config for channels; nothing here makes
+;;;; a request. No content of the store makes these functions signal an error, not even keys and
+;;;; values that are not text.
 
 (in-package #:clgrpc.discovery)
 
@@ -43,8 +43,8 @@ none. From any thread."
       (parse-endpoint (etcd:entry-value entry))))
 
 (defun note-put (endpoint-table entry)
-  "ENTRY of the store is of ENDPOINT-TABLE's name. One that says nothing of a server leaves none;
-return false then."
+  "ENTRY of the store is of ENDPOINT-TABLE's name. An entry that does not describe a server removes
+the endpoint of its key; then return false."
   (let ((key (table-entry-key entry)) (table-entries (endpoint-table-table-entries endpoint-table)))
     (multiple-value-bind (endpoint why) (read-endpoint entry)
       (cond ((null endpoint)
@@ -57,7 +57,7 @@ return false then."
              t)
             ((shiftf (endpoint-table-left-out endpoint-table) t) t)
             (t
-             (log-event :warning :discovery-ignored :key key :reason "there are too many")
+             (log-event :warning :discovery-ignored :key key :reason "there are too many servers")
              t)))))
 
 (defun clear-endpoint-table (endpoint-table)
@@ -66,8 +66,8 @@ return false then."
   (setf (endpoint-table-left-out endpoint-table) nil))
 
 (defun note-change (endpoint-table change)
-  "Note CHANGE, which the store reports for ENDPOINT-TABLE's name. Return false if it does not
-concern a server."
+  "Note CHANGE, of the store, for the name of ENDPOINT-TABLE. Return false if it does not concern a
+server."
   (let ((entry (etcd:change-entry change)))
     (cond ((eq :put (etcd:change-kind change)) (note-put endpoint-table entry))
           (t
@@ -75,13 +75,14 @@ concern a server."
            t))))
 
 (defun incomplete-p (endpoint-table)
-  "True if the store has servers that ENDPOINT-TABLE has left out, and has room for by now."
+  "True if the store has servers that ENDPOINT-TABLE has omitted, and ENDPOINT-TABLE has room for
+more by now."
   (and (endpoint-table-left-out endpoint-table)
        (< (hash-table-count (endpoint-table-table-entries endpoint-table)) +most-endpoints+)))
 
 (defun config-text (entry)
-  "The text of ENTRY, a service config. A value that is not text becomes one that is refused as
-wrong."
+  "The text of ENTRY, a service config. A value that is not text becomes a text that is rejected as
+invalid."
   (handler-case (etcd:entry-text entry)
     (invalid-utf8 () "(not UTF-8)")))
 
@@ -91,7 +92,7 @@ wrong."
 
 (defun all-endpoints (endpoint-table)
   "The endpoints of ENDPOINT-TABLE in the order of their keys; of several with one address the one
-that was said last."
+that was written last."
   (let ((newest (make-hash-table :test #'equal)) (keys '()))
     (maphash (lambda (key table-entry)
                (push key keys)

@@ -1,9 +1,9 @@
-;;;; Endpoints: the store's descriptions of servers, in the JSON of etcd's own Go package for them
-;;;; (go.etcd.io/etcd/client/v3/naming/endpoints), {"Op":0,"Addr":"HOST:PORT","Metadata":…}, so that
-;;;; each finds the servers of the other. Fields that the package lacks are in an object as
-;;;; Metadata: "weight", "zone", "hashKey" and "state", and a user's own. Go's package reads the
-;;;; names of members in any case and ignores Op; so does this. An endpoint is a function of the
-;;;; text alone.
+;;;; Endpoints: descriptions of servers in the store, in the JSON of etcd's own Go package for them
+;;;; (go.etcd.io/etcd/client/v3/naming/endpoints), {"Op":0,"Addr":"HOST:PORT","Metadata":…}. So
+;;;; clients in Go find servers of clgrpc, and the reverse. Fields that the package lacks are in the
+;;;; object Metadata: "weight", "zone", "hashKey" and "state", and the user's own. Go's package
+;;;; accepts the names of fields in upper or lower case and ignores Op; so does this one. An
+;;;; endpoint is a function of the text alone.
 
 (in-package #:clgrpc.discovery)
 
@@ -26,12 +26,13 @@
 (document-functions
   endpoint-p "True of endpoints."
   endpoint-address "Where the server listens, as text."
-  endpoint-weight "Its share of the calls beside those of others, 1 to 65535, or nil."
+  endpoint-weight "The weight by which it gets a share of the calls, 1 to 65535, or nil."
   endpoint-zone "The zone that it is in, a string, or nil."
-  endpoint-hash-key "Return its name in the ring of ring_hash, a string, or nil for its address."
+  endpoint-hash-key "Return its name in the ring of ring_hash, a string, or nil if it has its
+address as its name."
   endpoint-state ":serving, or :draining if it will soon take no more calls."
   endpoint-metadata "Return the other fields of its Metadata, an alist from names to JSON as
-PARSE-JSON returns it; under the name \"\" a value in place of an object.")
+PARSE-JSON returns it; if Metadata is not an object, its value has the name \"\".")
 
 (defmethod print-object ((endpoint endpoint) stream)
   (print-unreadable-object (endpoint stream :type t)
@@ -57,7 +58,7 @@ PARSE-JSON returns it; under the name \"\" a value in place of an object.")
   (cdr (assoc name object :test #'string-equal)))
 
 (defun string-member (object name)
-  "The string that OBJECT has as NAME, nil if that is not one, empty or too long."
+  "The string that OBJECT has as NAME; nil if it is not a string, is empty or is too long."
   (let ((value (member-of object name)))
     (and (stringp value) (<= 1 (length value) +longest-word+) value)))
 
@@ -68,8 +69,8 @@ PARSE-JSON returns it; under the name \"\" a value in place of an object.")
 (defun endpoint-text (address labels &key (state :serving) metadata)
   "Return the text that describes a server in the store: its ADDRESS, its STATE, :serving or
 :draining, and METADATA, an alist from names to JSON. The labels weight, zone and hashKey in LABELS,
-an alist of strings, become the fields for balancers; one with an invalid value is left out. From
-any thread."
+an alist of strings, become the fields for balancers; one with an invalid value is omitted. From any
+thread."
   (let* ((weight-text (string-member labels "weight"))
          (weight (and weight-text (parse-integer weight-text :junk-allowed t))))
     (endpoint-json
@@ -85,14 +86,14 @@ none. Wrong fields of its Metadata count as missing."
       (let ((object (parse-json text :max-depth 20 :max-length +longest-endpoint+)))
         (cond ((not (listp object)) (values nil "it is not a JSON object"))
               ((null (string-member object "Addr"))
-               (values nil "it has no Addr, or too long a one"))
+               (values nil "it has no Addr, or one that is too long"))
               (t (metadata-endpoint (string-member object "Addr")
                                     (member-of object "Metadata")))))
     (json-error (error) (values nil (princ-to-string error)))
     (limit-exceeded (error) (values nil (princ-to-string error)))))
 
 (defun metadata-endpoint (address metadata)
-  "The endpoint at ADDRESS of which METADATA, JSON or nil, is said."
+  "The endpoint at ADDRESS with METADATA, JSON or nil."
   (if (listp metadata)
       (let ((weight (member-of metadata "weight")))
         (make-endpoint :address address
@@ -107,8 +108,8 @@ none. Wrong fields of its Metadata count as missing."
                      :metadata (if (eq :null metadata) '() `(("" . ,metadata))))))
 
 (defun endpoint-attributes (endpoint)
-  "The attributes of ENDPOINT for balancers, a plist: :weight and :hash-key, for ring_hash; the zone
-as :zone, and as :path, by which weighted_target and priority choose children."
+  "The attributes of ENDPOINT for balancers, a plist: :weight and :hash-key, for ring_hash; and the
+zone as :zone and as :path, by which weighted_target and priority choose children."
   (append (and (endpoint-weight endpoint) (list :weight (endpoint-weight endpoint)))
           (and (endpoint-hash-key endpoint) (list :hash-key (endpoint-hash-key endpoint)))
           (and (endpoint-zone endpoint)

@@ -1,4 +1,4 @@
-;;;; Which etcd a target names: etcd://HOST:PORT/NAME says it, with commas between several members;
+;;;; The etcd in a target: etcd://HOST:PORT/NAME names one, with commas between several members;
 ;;;; etcd:///NAME means the default one.
 
 (in-package #:clgrpc.discovery)
@@ -7,8 +7,8 @@
 
 (defun default-etcd ()
   "The etcd, as MAKE-ETCD returns it, that targets etcd:///NAME, REGISTER and others use unless they
-name another; nil at first. Set it with SETF; channels and registrations that exist already keep the
-one before. From any thread."
+name another; nil at first. Set it with SETF; existing channels and registrations keep the previous
+one. From any thread."
   **default-etcd**)
 
 (defun (setf default-etcd) (etcd)
@@ -16,7 +16,8 @@ one before. From any thread."
   (setf **default-etcd** etcd))
 
 (defun checked-etcd (etcd)
-  "ETCD, an argument :etcd. Signal MISUSE if it is nil: there is no default etcd either."
+  "ETCD, an argument :etcd. Signal MISUSE if ETCD is nil, that is, if there is no default etcd
+either."
   (or etcd (misuse "In which etcd? Give :etcd, or set DEFAULT-ETCD.")))
 
 (defun target-authority (target)
@@ -30,9 +31,9 @@ one before. From any thread."
     (dolist (endpoint endpoints endpoints) (loop:parse-target endpoint))))
 
 (defun parse-etcd-target (target)
-  "Return the parts of TARGET, etcd://HOST:PORT/NAME or etcd:///NAME: the endpoints of an etcd as
-MAKE-ETCD takes them, nil for the default one; and NAME. Signal MISUSE if TARGET has another form.
-From any thread."
+  "Return two values from TARGET, etcd://HOST:PORT/NAME or etcd:///NAME: the endpoints of an etcd
+for MAKE-ETCD, nil for the default one; and NAME. Signal MISUSE if TARGET has another form. From any
+thread."
   (unless (and (stringp target) (eql 5 (mismatch "etcd:" target :test #'char-equal)))
     (misuse "~S does not begin with etcd:" target))
   (let ((authority (target-authority target)))

@@ -1,18 +1,18 @@
 ;;;; Names of hosts. An address may have a name of DNS for its host. Names are looked up by the
-;;;; system's resolver, which may take long: on threads that all service watchers share, so that no
-;;;; news waits for a name.
+;;;; system's resolver, which may take long: on threads that all service watchers share, so that
+;;;; news from etcd do not wait for a look-up.
 ;;;;
-;;;; 1. KNOW-HOSTS says which addresses with names there are now, and forgets all others.
-;;;; 2. BEGIN-LOOKUPS begins those that are due, a few at a time, and says when others will be. An
-;;;;    answer counts for +LOOKUP-SECONDS+; a failure is tried again after +FAILURE-SECONDS+, and
-;;;;    takes no addresses away.
+;;;; 1. KNOW-HOSTS sets the addresses with names that exist now, and forgets all others.
+;;;; 2. BEGIN-LOOKUPS begins those that are due, a few at a time, and returns the time at which
+;;;; others will be due. An answer is valid for +LOOKUP-SECONDS+; a failure is tried again after
+;;;; +FAILURE-SECONDS+, and removes no addresses.
 ;;;; 3. Each answer is notified. Then BEGIN-LOOKUPS is due again.
 
 (in-package #:clgrpc.discovery)
 
 (defconstant +look-up-seconds+ 30 "How long the addresses of a name count.")
-(defconstant +failure-seconds+ 5 "How long one waits after a look-up that has failed.")
-(defconstant +look-ups-at-once+ 4 "So many look-ups of one service are under way at most.")
+(defconstant +failure-seconds+ 5 "The pause after a look-up that has failed.")
+(defconstant +look-ups-at-once+ 4 "The most look-ups of one service under way at once.")
 
 (defun make-lookup-threads ()
   (loop:make-reserve :threads 8 :queue 10000 :idle-seconds 0))
@@ -57,19 +57,19 @@
       (setf (hosts-table hosts) table))))
 
 (defun host-addresses (hosts address)
-  "The addresses, texts, that ADDRESS, one that HOSTS knows, means; '() while there are none."
+  "The addresses, texts, for ADDRESS, one that HOSTS knows; '() while there are none."
   (sb-thread:with-mutex ((hosts-lock hosts))
     (lookup-addresses (gethash address (hosts-table hosts)))))
 
 (defun unanswered-p (hosts)
-  "True if a name of HOSTS has had neither addresses nor a failure yet."
+  "True if the look-up of a name of HOSTS has neither succeeded nor failed yet."
   (sb-thread:with-mutex ((hosts-lock hosts))
     (loop for lookup being the hash-values of (hosts-table hosts)
           thereis (not (or (lookup-addresses lookup) (lookup-failure lookup))))))
 
 (defun note-answer (hosts lookup texts failure)
-  "Note the outcome of LOOKUP: TEXTS, or FAILURE, the reason why it has found no address. Return two
-values: true if something has changed by it, and true if FAILURE is a new one."
+  "Note the outcome of LOOKUP: TEXTS, its addresses, or FAILURE, the reason why it has found none.
+Return two values: true if this changes anything, and true if FAILURE is a new one."
   (sb-thread:with-mutex ((hosts-lock hosts))
     (let ((new-failure (and failure (not (equal failure (lookup-failure lookup)))))
           (new-addresses (not (or failure (equal texts (lookup-addresses lookup))))))
@@ -83,7 +83,8 @@ values: true if something has changed by it, and true if FAILURE is a new one."
       (values (or new-addresses new-failure) new-failure))))
 
 (defun resolve-address (hosts address)
-  "The addresses that ADDRESS, with a name, means, as texts; and if there are none why."
+  "Two values: the addresses for ADDRESS, which has a name, as texts; and the reason if there are
+none."
   (handler-case
       (let ((target (loop:parse-target address)))
         (multiple-value-bind (addresses failure)

@@ -3,17 +3,17 @@
 (in-package #:clgrpc.discovery)
 
 (defun list-endpoints (name &key (etcd (default-etcd)) timeout)
-  "Return the endpoints that are registered as NAME in ETCD, a list in the order of their keys, with
-those that drain. Signal an ETCD-ERROR, and MISUSE without an etcd. From any thread."
+  "Return the endpoints that are registered as NAME in ETCD, including draining ones, a list in the
+order of their keys. Signal an ETCD-ERROR, and MISUSE without an etcd. From any thread."
   (let ((endpoint-table (make-endpoint-table (check-name name))))
     (etcd:map-entries (lambda (entry) (note-put endpoint-table entry)) (checked-etcd etcd)
                       :prefix (name-prefix name) :timeout timeout)
     (all-endpoints endpoint-table)))
 
 (defun put-service-config (name service-config &key (etcd (default-etcd)) timeout)
-  "Have the channels to etcd:///NAME use SERVICE-CONFIG, a text in JSON, in place of their own; nil
-for none. Signal SERVICE-CONFIG-ERROR if it is wrong, an ETCD-ERROR, or MISUSE without an etcd. From
-any thread."
+  "Make the channels to etcd:///NAME use SERVICE-CONFIG, a text in JSON, in place of their own; with
+nil they use their own. Signal SERVICE-CONFIG-ERROR if it is wrong, an ETCD-ERROR, or MISUSE without
+an etcd. From any thread."
   (check-type service-config (or null string))
   (checked-etcd etcd)
   (if service-config

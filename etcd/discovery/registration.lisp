@@ -1,34 +1,35 @@
 ;;;; Registrations: a server puts its address into the store under a lease, so its entry is removed
 ;;;; soon after it has died.
 ;;;;
-;;;; 1. The registration's job, one of its client's background, puts the entry, under a lease that
-;;;;    was granted for it. The client's keepalive keeps that alive (etcd/client/keepalive.lisp).
-;;;; 2. When the lease is lost, since etcd was away for too long or knows nothing of it, another is
+;;;; 1. The registration's job, one of its client's background jobs, puts the entry under a lease
+;;;;    that was granted for it. The client's keepalive keeps that alive
+;;;;    (etcd/client/keepalive.lisp).
+;;;; 2. When the lease is lost, because etcd was away for too long or does not know it, another is
 ;;;;    granted and the key put again, until that succeeds. The key is the same, so the end of the
-;;;;    former lease takes nothing away.
-;;;; 3. Once in the time of a lease the job looks whether the key is there, and puts it if it is
-;;;;    not. Nothing is written as long as the key has the right value.
-;;;; 4. The first put takes the key from its holder: a server that was at the same address and
-;;;;    was killed, whose lease has not ended yet. After that the key is put only where it is gone
-;;;;    or stands under a lease of the registration's own. An entry that another server has put
-;;;;    since, for instance one that was started later at the same address, is left alone.
-;;;; 5. STOP-SERVER first puts :draining and gives clients notice; calls are taken meanwhile. Once
-;;;;    the server has stopped the lease is revoked, and the key goes with it.
+;;;;    former lease does not remove the entry.
+;;;; 3. Once in the time of a lease the job checks that the key exists, and puts it if not. Nothing
+;;;;    is written as long as the key has the right value.
+;;;; 4. The first put replaces the entry of the key's present owner: a server that was killed at the
+;;;;    same address, and whose lease has not ended yet. After that the key is put only if it does
+;;;;    not exist or belongs to a lease of this registration. An entry that another server has put
+;;;;    since, for instance one that was started later at the same address, remains.
+;;;; 5. STOP-SERVER first puts :draining and gives clients notice; calls are taken meanwhile. When
+;;;;    the server has stopped, the lease is revoked, and the key is removed with it.
 
 (in-package #:clgrpc.discovery)
 
 (defconstant +write-seconds+ 2 "The time limit, in seconds, of a request of a registration's.")
 (defconstant +last-seconds+ 1/2
-  "The time limit, in seconds, of the last request if the one before has failed.")
+  "The time limit, in seconds, of the last request if the previous one has failed.")
 (defconstant +withdraw-seconds+ 3 "The longest duration of WITHDRAW, in seconds.")
 (defconstant +first-pause-seconds+ 1/20
   "The wait, in seconds, before a request that has failed once is made again.")
-(defconstant +longest-pause-seconds+ 2 "The longest such wait, in seconds.")
+(defconstant +longest-pause-seconds+ 2 "The longest such pause, in seconds.")
 (defconstant +own-leases+ 4
-  "The number of leases under which the key may stand that are remembered.")
+  "The number of remembered leases to which the key may belong.")
 
 (defstruct (registration (:constructor %make-registration) (:copier nil))
-  "The entry of a server in the store, and the job that keeps it there; see REGISTER."
+  "The entry of a server in the store, and the job that maintains it; see REGISTER."
   (etcd nil :type etcd:etcd :read-only t) ; where it is
   (name "" :type string :read-only t)   ; of the service
   (key "" :type string :read-only t)    ; its key
@@ -62,7 +63,7 @@
 
 (defun registration-state (registration)
   "Return the state of REGISTRATION's entry, as far as the store has answered: :registering while
-the entry is missing, since etcd has not accepted it yet or has lost it; :serving; :draining;
+the entry is missing, because etcd has not accepted it yet or has lost it; :serving; :draining;
 :withdrawn. From any thread."
   (sb-thread:with-mutex ((registration-lock registration))
     (cond ((registration-ended registration) :withdrawn)
@@ -118,8 +119,8 @@ ends, or until END-NS. Return the value of PREDICATE."
   (loop:wake-job (registration-job registration)))
 
 (defun ensure-lease (registration)
-  "The lease of REGISTRATION, a new one if it has no lease. Signal an ETCD-ERROR, also if
-REGISTRATION has ended before the new lease comes."
+  "The lease of REGISTRATION; a new one if it has no lease. Signal an ETCD-ERROR, also if
+REGISTRATION ends before the new lease is granted."
   (or (registration-lease registration)
       (let* ((number (sb-thread:with-mutex ((registration-lock registration))
                        (incf (registration-leases registration))))
@@ -137,7 +138,7 @@ REGISTRATION has ended before the new lease comes."
         lease)))
 
 (defun put-own (registration text lease)
-  "Put TEXT under LEASE if the key of REGISTRATION is gone, or stands under a lease of its own.
+  "Put TEXT under LEASE if the key of REGISTRATION does not exist, or belongs to one of its leases.
 Return false if another server has put the key."
   (let ((key (registration-key registration)))
     (labels ((attempt (comparison &rest others)
@@ -166,9 +167,10 @@ since they have ended."
     (setf (registration-own registration) (subseq all 0 (min +own-leases+ (length all))))))
 
 (defun put-text (registration text lease written)
-  "Give the key of REGISTRATION the value TEXT under LEASE; WRITTEN is true if it had that at the
-last look. Return the outcome: :standing if it has it already; :put; :renewed if it was put again,
-since it was gone; :left if another server has the key; nil if REGISTRATION has ended."
+  "Give the key of REGISTRATION the value TEXT under LEASE; WRITTEN is true if it had that value at
+the last check. Return the outcome: :standing if the key has the value already; :put; :renewed if it
+had disappeared and was put again; :left if the key belongs to another server; nil if REGISTRATION
+has ended."
   (cond ((registration-ended registration) nil)
         ((null (registration-own registration))
          (etcd:put (registration-etcd registration) (registration-key registration) text
@@ -237,26 +239,27 @@ since it was gone; :left if another server has the key; nil if REGISTRATION has 
 ;;; Interface
 
 (defun check-address (address)
-  "Return ADDRESS, a server's address for clients. Signal MISUSE if it is not an address, or one by
-which clients cannot reach the server. From any thread."
+  "Return ADDRESS, a server's address for clients. Signal MISUSE if ADDRESS is not an address, or
+one by which clients cannot reach the server. From any thread."
   (let ((target (loop:parse-target address)))
     (when (member (loop:target-host target) '("0.0.0.0" "::" "") :test #'string=)
       (unless (zerop (loop:target-port target))
-        (misuse "Clients cannot connect to ~A: give the :address by which they reach the server."
+        (misuse "Clients cannot connect to ~A: give the address by which they reach the server as ~
+                 :address."
                 address)))
     address))
 
 (defun register (server name &key (etcd (default-etcd)) address id weight zone hash-key metadata
                                (lease-seconds 10) (notice-seconds 1))
   "Register SERVER, a value of START-SERVER, so that channels find it as etcd:///NAME, and return
-the REGISTRATION. It is an entry in ETCD, at the key NAME/ID, under a lease of LEASE-SECONDS, 1 to
+the REGISTRATION. It is an entry in ETCD with the key NAME/ID, under a lease of LEASE-SECONDS, 1 to
 86400; ID is by default the address. The entry has ADDRESS, by default SERVER's first one; its
 WEIGHT, 1 to 65535, its ZONE and HASH-KEY, strings, and METADATA, an alist from names to JSON. If
 etcd cannot be reached now, or loses the entry, SERVER is registered as soon as that is possible;
-AWAIT-REGISTRATION waits for it. STOP-SERVER puts the state :draining, waits NOTICE-SECONDS, at most
-half of its own time, while clients turn to other servers, stops SERVER, and withdraws it. SERVER is
-nil for one that is not of this image; then ADDRESS is needed, and WITHDRAW ends it. Signal MISUSE
-for a wrong argument. From any thread."
+AWAIT-REGISTRATION waits for it. STOP-SERVER sets the state to :draining, waits NOTICE-SECONDS, at
+most half of its own time, while clients turn to other servers, stops SERVER, and removes the entry.
+SERVER is nil for a server outside this image; then ADDRESS is required, and WITHDRAW ends the
+registration. Signal MISUSE for a wrong argument. From any thread."
   (checked-etcd etcd)
   (check-name name)
   (check-type lease-seconds (integer 1 86400))
@@ -328,20 +331,20 @@ From any thread."
   nil)
 
 (defun change-registration (registration &rest changes &key weight zone hash-key metadata)
-  "Change the WEIGHT, ZONE, HASH-KEY or METADATA of REGISTRATION, as REGISTER takes them; the others
-stay. Clients get the change as soon as etcd has it. Signal MISUSE for a wrong argument. From any
-thread."
+  "Change the WEIGHT, ZONE, HASH-KEY or METADATA of REGISTRATION, in the form of REGISTER; those not
+given remain. Clients get the change as soon as etcd has it. Signal MISUSE for a wrong argument.
+From any thread."
   (declare (ignore weight zone hash-key metadata))
   (apply #'say registration changes))
 
 (defun drain-registration (registration)
-  "Put the state :draining for REGISTRATION's server: channels turn to other servers, if other
-servers are registered. From any thread."
+  "Set the state of REGISTRATION's server to :draining: channels turn to other servers, if any are
+registered. From any thread."
   (say registration :state :draining))
 
 (defun end-keeping (registration)
   "End the job of REGISTRATION, without waiting and without interrupts. If the job waits for a
-lease, it ends that lease itself when it comes."
+lease, it ends that lease itself when it is granted."
   (sb-sys:without-interrupts
     (with-registration (registration)
       (count-standing registration nil)
@@ -355,8 +358,8 @@ lease, it ends that lease itself when it comes."
   (loop:end-job (registration-job registration) :seconds seconds))
 
 (defun withdraw (registration)
-  "End REGISTRATION: its entry leaves the store, at once if etcd can be reached, else when the lease
-ends. Return within three seconds. From any thread."
+  "End REGISTRATION: its entry is removed from the store, at once if etcd can be reached, else when
+the lease ends. Return within three seconds. From any thread."
   (let ((end-ns (loop:notice-end +withdraw-seconds+)))
     (stop-keeping registration (- +withdraw-seconds+ +last-seconds+))
     (multiple-value-bind (lease seconds)
@@ -376,8 +379,8 @@ ends. Return within three seconds. From any thread."
   nil)
 
 (defun take-leave (registration drain-seconds)
-  "Put the state :draining, since the server of REGISTRATION is going to be stopped and has
-DRAIN-SECONDS for that, and give its clients time. Return a function that withdraws REGISTRATION."
+  "Set the state to :draining, because the server of REGISTRATION is about to be stopped, and give
+its clients time. The stop may take DRAIN-SECONDS. Return a function that withdraws REGISTRATION."
   (let ((share (/ drain-seconds 2)))
     (unless (registration-ended registration)
       (drain-registration registration)

@@ -1,26 +1,28 @@
 ;;;; Service watchers: each follows a name in etcd, and informs the resolvers of all channels to
 ;;;; that name.
 ;;;;
-;;;; 1. The service watcher keeps two mirrors, of the servers of the name and of its service config,
-;;;;    which follow the store whatever breaks (etcd/client/mirror.lisp). Resolvers get nothing
+;;;; 1. A service watcher keeps two mirrors, of the servers of the name and of its service config,
+;;;;    which follow the store even if connections break (etcd/client/mirror.lisp). Resolvers get
+;;;;    nothing
 ;;;;    before both have begun.
 ;;;; 2. Its job passes their changes to the resolvers, and begins look-ups.
-;;;; 3. A change is passed on at once; those of the next 20 ms together, or of a longer time if
-;;;;    there are many servers. A change that leaves everything as it was is not passed on.
-;;;; 4. While etcd is away resolvers keep their last addresses. They keep them, too, when no server
-;;;;    is registered any more: they get a failure, which takes nothing from a channel that has
-;;;;    servers.
-;;;; 5. An address may have a name for its host, which is looked up meanwhile (host-addresses.lisp):
-;;;;    resolvers get the other servers, and the server is left out until its name has an answer.
+;;;; 3. A first change is passed on at once; those of the next 20 ms, or longer if there are many
+;;;;    servers, are passed on together. A change that leaves everything as it was is not passed on.
+;;;; 4. While etcd is away resolvers keep their last addresses. Channels also keep their addresses
+;;;;    when no server is registered any more: they get a failure, which removes nothing from a
+;;;;    channel that has servers.
+;;;; 5. The host in an address may be a name, which is looked up meanwhile (host-addresses.lisp).
+;;;;    Resolvers get the other servers, and this server is omitted until its name has an answer.
 
 (in-package #:clgrpc.discovery)
 
 (defconstant +settle-ms+ 20
   "How long changes after the first are awaited before they are passed on.")
 (defconstant +servers-per-ms+ 50
-  "With many servers the pause is a millisecond for so many of them.")
+  "With many servers the pause is one millisecond for each so many of them.")
 (defconstant +refetch-seconds+ 30 "How often a list is fetched again that was too long, at most.")
-(defconstant +ask-seconds+ 10 "How often etcd is asked up to which revision it has sent changes.")
+(defconstant +ask-seconds+ 10 "How often etcd is asked for the revision up to which it has sent
+changes.")
 (defconstant +answer-seconds+ 1/2 "How long its answer is waited for.")
 
 (defstruct (service-watcher (:constructor %make-service-watcher) (:copier nil))
@@ -56,7 +58,7 @@
             (length (service-watcher-resolvers service-watcher)))))
 
 (defmacro with-service-watcher ((service-watcher) &body body)
-  "Evaluate BODY, which changes SERVICE-WATCHER, under its lock; then its job looks at that."
+  "Evaluate BODY, which changes SERVICE-WATCHER, under its lock; then its job handles the change."
   (let ((it (gensym "SERVICE-WATCHER")))
     `(let ((,it ,service-watcher))
        (multiple-value-prog1 (sb-thread:with-mutex ((service-watcher-lock ,it)) ,@body)
@@ -65,7 +67,7 @@
 ;;; Informing resolvers
 
 (defun tell-resolver (service-watcher resolver)
-  "Give RESOLVER the last news of SERVICE-WATCHER, if there are any. Under its lock."
+  "Give RESOLVER the last news of SERVICE-WATCHER, if it has any. Under its lock."
   (destructuring-bind (&optional kind what config) (service-watcher-told service-watcher)
     (ecase kind
       ((nil))
@@ -73,9 +75,9 @@
       (:failure (client:push-failure resolver what)))))
 
 (defun tell (service-watcher &rest told)
-  "Give TOLD to SERVICE-WATCHER's resolvers, present and later ones, unless they have got the same
-addresses last. If addresses are known, later resolvers do not get a failure. Return true if TOLD is
-new."
+  "Give TOLD to SERVICE-WATCHER's resolvers, present and later ones, unless the last addresses they
+got are the same. If addresses are known, later resolvers do not get a failure. Return true if TOLD
+is new."
   (sb-thread:with-mutex ((service-watcher-lock service-watcher))
     (let ((before (service-watcher-told service-watcher)) (news nil))
       (setf news (not (equal before told)))
@@ -88,7 +90,7 @@ new."
       news)))
 
 (defun parse-address (endpoint)
-  "The target that the address of ENDPOINT is, or nil if it is not one."
+  "The target of the address of ENDPOINT, or nil if the address is not valid."
   (handler-case (loop:parse-target (endpoint-address endpoint))
     (misuse (error)
       (log-event :warning :discovery-ignored :address (endpoint-address endpoint)
@@ -96,7 +98,8 @@ new."
       nil)))
 
 (defun backend-items (service-watcher endpoints)
-  "The argument of PUSH-ADDRESSES for ENDPOINTS, without those that cannot be used, or not yet."
+  "The argument of PUSH-ADDRESSES for ENDPOINTS, without those that cannot be used, or cannot be
+used yet."
   (let* ((hosts (service-watcher-hosts service-watcher))
          (targets (mapcar #'parse-address endpoints))
          (named (lambda (target) (and target (null (loop:target-addresses target))))))
@@ -156,8 +159,8 @@ anything."
         (service-watcher-name service-watcher) kind))
 
 (defmacro taking-news ((service-watcher what) &body body)
-  "Evaluate BODY, which changes SERVICE-WATCHER's endpoint table, under its lock; its part WHAT,
-:servers or :config, is known then."
+  "Evaluate BODY, which changes SERVICE-WATCHER's endpoint table, under its lock; from then on its
+part WHAT, :servers or :config, is known."
   (alexandria:once-only (service-watcher)
     `(with-service-watcher (,service-watcher)
        (setf (service-watcher-news ,service-watcher) t
@@ -234,7 +237,8 @@ anything."
         (etcd:etcd-error ())))))
 
 (defun refresh-endpoint-table (service-watcher)
-  "If servers of SERVICE-WATCHER had to be left out that there is room for by now, fetch all again."
+  "If servers of SERVICE-WATCHER were omitted for lack of room, and there is room by now, fetch all
+again."
   (when (and (incomplete-p (service-watcher-endpoint-table service-watcher))
              (<= (service-watcher-refresh-ns service-watcher) (loop:world-now)))
     (setf (service-watcher-refresh-ns service-watcher) (loop:notice-end +refetch-seconds+))
@@ -266,12 +270,12 @@ Return the seconds until it runs again."
 (sb-ext:defglobal **service-watchers-lock** (sb-thread:make-mutex :name "clgrpc service watchers"))
 
 (defun age-of (service-watcher)
-  "Since how many seconds SERVICE-WATCHER has heard nothing of etcd; nil if it never has."
+  "The seconds since etcd last sent anything to SERVICE-WATCHER; nil if it never has."
   (let ((heard-ns (service-watcher-heard-ns service-watcher)))
     (and (plusp heard-ns) (ns-seconds (max 0 (- (loop:world-now) heard-ns))))))
 
 (defun start-service-watcher (place name)
-  "A new service watcher of NAME in PLACE, an etcd or the authority that says which."
+  "A new service watcher of NAME in PLACE: an etcd, or the authority of a target that names one."
   (let* ((etcd (if (stringp place) (etcd:make-etcd (authority-endpoints place)) place))
          (service-watcher (%make-service-watcher :place place :etcd etcd :name name
                                                  :endpoint-table (make-endpoint-table name)
@@ -297,7 +301,7 @@ Return the seconds until it runs again."
   (tell service-watcher :failure "the client of etcd is closed"))
 
 (defun end-service-watcher (service-watcher)
-  "End SERVICE-WATCHER, which has no resolvers any more."
+  "End SERVICE-WATCHER, which has no resolvers left."
   (end-job service-watcher)
   (etcd:remove-ending (service-watcher-etcd service-watcher)
                       (service-watcher-ending service-watcher))
@@ -315,8 +319,7 @@ Return the seconds until it runs again."
 
 (defun attach-resolver (resolver place name)
   "Inform RESOLVER of NAME in PLACE, at once if something is known of it. Return the service
-watcher. This is not interrupted, and waits for nothing: each service watcher of NAME has a
-resolver."
+watcher. This is not interrupted and does not wait: each service watcher of NAME has a resolver."
   (sb-sys:without-interrupts
     (sb-thread:with-mutex (**service-watchers-lock**)
       (let ((service-watcher (or (present-service-watcher place name)

@@ -1,13 +1,13 @@
-;;;; The engine: a store with a lock, the clock by which its leases end, and the listeners to its
-;;;; changes (watch-stream.lisp). It is a service object with etcd's services: call it through a
-;;;; channel within the image, or let a server serve it.
+;;;; The engine: a store with a lock, the clock by which its leases end, and the listeners that
+;;;; follow its changes (watch-stream.lisp). It is a service object with etcd's services: call it
+;;;; through a channel within the image, or let a server serve it.
 ;;;;
-;;;; A request has the lock while it is done; meanwhile nothing waits, and no code of a user runs.
+;;;; A request holds the lock while it is done; meanwhile nothing waits, and no code of a user runs.
 ;;;; Then, without the lock, the thread that has made a new revision calls the listeners that it
-;;;; concerns, +CALLED-AT-ONCE+ of them at most. The engine's job serves the others in turn, and
-;;;; also does the work that a listener leaves since it has done enough in one go. Leases end in the
-;;;; course of the next request, or by that job. While there are leases or listeners the job looks
-;;;; at the clock twice a second at least, since a test's may jump.
+;;;; concerns, at most +CALLED-AT-ONCE+ of them. The engine's job serves the others in turn. It also
+;;;; continues the work of a listener that has stopped after doing enough at once. Leases end in the
+;;;; course of the next request, or by that job. While there are leases or listeners the job checks
+;;;; the clock at least twice a second, since a test's clock may jump.
 
 (in-package #:clgrpc.memory)
 
@@ -33,8 +33,8 @@
    (job :accessor engine-job)           ; its only one
    (attendant :initform nil :accessor engine-attendant)) ; the thread that has run it last, or nil
   (:documentation "A store in memory that serves etcd's services. It is not durable: its contents
-are gone when its process ends. Made by MAKE-ENGINE, ended by CLOSE-ENGINE. A program gets a client
-by CONNECT; START-SERVER takes an engine as a service, for other programs, etcdctl among them."))
+end with its process. Made by MAKE-ENGINE, ended by CLOSE-ENGINE. A program gets a client by
+CONNECT; START-SERVER accepts an engine as a service, for other programs, such as etcdctl."))
 
 (defmethod initialize-instance :after ((engine engine) &key)
   (setf (engine-job engine)
@@ -48,11 +48,11 @@ by CONNECT; START-SERVER takes an engine as a service, for other programs, etcdc
 
 (defun make-engine (&key (max-octets 268435456) (max-revisions 10000) (max-leases 100000)
                       (max-watches 10000) (progress-seconds 600))
-  "Return a new engine, which is empty. It refuses, as etcd does when it is full, to keep more than
+  "Return a new engine, which is empty. As etcd does when it is full, it refuses to keep more than
 MAX-OCTETS, counting keys, values and 128 octets for each entry. It keeps the last MAX-REVISIONS, or
-up to a quarter more, and compacts older ones, or newer ones too if it needs the room. It has
-MAX-LEASES and MAX-WATCHES at most; a stream may have another watch if it has fewer than are free.
-Watches that ask for progress get it every PROGRESS-SECONDS. Its clock is that of
+up to a quarter more, and compacts older ones, and newer ones too if it needs the space. It has at
+most MAX-LEASES and MAX-WATCHES. A stream may have another watch if it has fewer watches than are
+free. Watches that ask for progress get it every PROGRESS-SECONDS. Its clock is that of
 CLGRPC.LOOP:*WORLD*. It is not durable, and logs that. From any thread; end it with CLOSE-ENGINE."
   (check-type progress-seconds (real (0)))
   (check-type max-octets (integer 1))
@@ -71,8 +71,8 @@ CLGRPC.LOOP:*WORLD*. It is not durable, and logs that. From any thread; end it w
   (funcall (the function (loop:world-clock (engine-world engine)))))
 
 (defmacro with-engine ((engine) &body body)
-  "Evaluate BODY while no other thread has ENGINE. It is not interrupted: a user's thread may be
-left by WITH-TIMEOUT, and half a revision would stay."
+  "Evaluate BODY while no other thread has ENGINE. It is not interrupted: WITH-TIMEOUT may unwind a
+user's thread, and half a revision would remain."
   `(sb-sys:without-interrupts
      (sb-thread:with-mutex ((engine-lock ,engine)) ,@body)))
 
@@ -81,7 +81,7 @@ left by WITH-TIMEOUT, and half a revision would stay."
   (with-engine (engine) (store-revision (engine-store engine))))
 
 (defun call-listener (listener)
-  "Call LISTENER. An error in it is its own, not that of the thread which calls it."
+  "Call LISTENER. An error in LISTENER does not reach the calling thread."
   (loop:guarding (:memory-listener-error)
     (funcall (the function (listener-function listener)))))
 
@@ -92,7 +92,7 @@ left by WITH-TIMEOUT, and half a revision would stay."
     (loop:wake-job (engine-job engine))))
 
 (defun tell-listeners (engine)
-  "Have those listeners of ENGINE look that something new concerns."
+  "Call those listeners of ENGINE that a new change concerns."
   (let ((concerned (with-engine (engine)
                      (let* ((store (engine-store engine))
                             (told (shiftf (engine-told engine) (store-revision store)))
@@ -126,15 +126,15 @@ left by WITH-TIMEOUT, and half a revision would stay."
 (defconstant +tick-ns+ 500000000 "The job looks at the clock at least this often.")
 
 (defun leave-due-calls (engine now)
-  "Leave the listeners that are due at NOW, or have something to send, to the job of ENGINE, whose
-lock is held: the thread that was to call them may have been interrupted."
+  "The listeners that are due at NOW, or have something to send, are left to the job of ENGINE,
+whose lock is held: the thread that was to call them may have been interrupted."
   (loop for listener being the hash-keys of (engine-listeners engine)
         do (when (or (<= (listener-due-ns listener) now)
                      (fifo-items (listener-ready listener)))
              (leave-call engine listener))))
 
 (defun look-at-clock (engine)
-  "End the leases that are over by the clock of ENGINE, whose lock is held."
+  "End the leases whose time is over by the clock of ENGINE, whose lock is held."
   (let ((now (engine-now engine)))
     (end-leases (engine-store engine) now)
     ;; it may have been set back, too
@@ -143,7 +143,8 @@ lock is held: the thread that was to call them may have been interrupted."
       (leave-due-calls engine now))))
 
 (defun seconds-to-wait (engine)
-  "How long the job of ENGINE, whose lock is held, has nothing to do; nil if until it is woken."
+  "For how many seconds the job of ENGINE, whose lock is held, has nothing to do; nil if until it is
+woken."
   (let* ((store (engine-store engine)) (first (first-end-ns store)))
     (when (or first (plusp (hash-table-count (engine-listeners engine))))
       (ns-seconds (max 0 (min +tick-ns+ (- (or first most-positive-fixnum)
@@ -178,8 +179,8 @@ ENGINE is closed."
   (with-engine (engine) (remhash listener (engine-listeners engine))))
 
 (defun add-watch (engine watch)
-  "Add WATCH to those of ENGINE, whose lock is held. Return false if there are too many, or too many
-of its listener: that may have another one if it has fewer than are free."
+  "Add WATCH to those of ENGINE, whose lock is held. Return false if the engine has too many
+watches, or WATCH's listener has: a listener may have another watch if it has fewer than are free."
   (let* ((listener (watch-listener watch))
          (free (- (engine-max-watches engine) (tree-size (engine-watches engine)))))
     (when (< (listener-watch-count listener) free)

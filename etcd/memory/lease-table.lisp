@@ -1,11 +1,12 @@
-;;;; Leases of a store. A lease that is over is ENDING while it has items: these are removed some at
-;;;; a time, so that no request waits for all of them. No request finds the lease then. The store's
-;;;; clock is an argument: the caller ends those first whose time is over. A draft becomes the
-;;;; newest revision here, since leases know their items.
+;;;; Leases of a store. A lease whose time is over is ENDING while it has items: these are removed
+;;;; some at a time, so that no request waits for all of them. No request finds the lease then. The
+;;;; store's clock is an argument: the caller first ends the leases whose time is over. A draft
+;;;; becomes the newest revision here, since leases know their items.
 
 (in-package #:clgrpc.memory)
 
-(defconstant +shortest-lease-seconds+ 2 "The TTL of leases for which less was asked, as of etcd.")
+(defconstant +shortest-lease-seconds+ 2 "The TTL of leases for which less was requested, as in
+etcd.")
 (defconstant +longest-lease-seconds+ 9000000000 "No lease has a longer TTL, as of etcd.")
 
 (defstruct (lease (:constructor make-lease (number seconds end-ns)) (:copier nil))
@@ -19,7 +20,7 @@
 (declaim (sb-ext:freeze-type lease))
 
 (defun find-any-lease (store number)
-  "The lease of STORE that has NUMBER, or nil. It may be ending."
+  "The lease of STORE that has NUMBER, or nil. The lease may be ending."
   (values (gethash number (store-leases store))))
 
 (defun find-lease (store number)
@@ -40,7 +41,7 @@
         (setf (lease-items now) (tree-with (lease-items now) item))))))
 
 (defun note-octets (store change)
-  "Note CHANGE, which belongs to the newest revision of STORE."
+  "Add the octets of CHANGE, of the newest revision, to the sum of STORE."
   (when (change-previous change)
     (decf (store-newest-octets store) (item-cost (change-previous change))))
   (unless (removal-p change)
@@ -94,11 +95,11 @@
             (gethash number leases) (make-lease number seconds end-ns)))))
 
 (defconstant +removed-at-once+ 1000
-  "So many items are removed in one go because their leases are over.")
+  "How many items are removed at once because their leases are over.")
 
 (defun end-items (store lease most)
-  "Remove items of LEASE, which is ending, MOST of them at most, all at one revision of STORE; and
-LEASE with its last one. Return how many they were."
+  "Remove items of LEASE, which is ending, at most MOST of them, all at one revision of STORE;
+remove LEASE with its last item. Return how many they were."
   (let ((items (range-items (lease-items lease) (octets-of 0) (octets-of 0) most))
         (write-batch (write-batch-of store)))
     (dolist (item items) (remove-item write-batch item))
@@ -107,7 +108,7 @@ LEASE with its last one. Return how many they were."
     (length items)))
 
 (defun revoke-lease (store lease &optional (most +removed-at-once+))
-  "End LEASE, and with it its items, MOST of them at most at one revision of STORE; END-LEASES
+  "End LEASE, and its items with it, at most MOST of them at one revision of STORE; END-LEASES
 removes the others. Return how many items were removed."
   (setf (lease-ending lease) t
         (lease-end-ns lease) 0
@@ -120,14 +121,14 @@ removes the others. Return how many items were removed."
   (lease-seconds lease))
 
 (defun in-order-of-end (leases)
-  "LEASES, a fresh list, those that end first first."
+  "LEASES, a fresh list, sorted by their ends, the earliest first."
   (sort leases (lambda (a b)
                  (if (= (lease-end-ns a) (lease-end-ns b))
                      (< (lease-number a) (lease-number b))
                      (< (lease-end-ns a) (lease-end-ns b))))))
 
 (defun leases-in-order (store)
-  "The leases of STORE that last, those that end first first."
+  "The leases of STORE that have not ended, sorted by their ends, the earliest first."
   (in-order-of-end (loop for lease being the hash-values of (store-leases store)
                          unless (lease-ending lease) collect lease)))
 
@@ -137,12 +138,12 @@ removes the others. Return how many items were removed."
         minimize (lease-end-ns lease) into first
         finally (return (if (plusp (hash-table-count (store-leases store))) first nil))))
 
-(defconstant +ended-at-once+ 1000 "So many leases are ended in one go.")
+(defconstant +ended-at-once+ 1000 "How many leases are ended at once.")
 
 (defun end-leases (store now-ns)
-  "End the leases of STORE whose time is over at NOW-NS, each at a revision of its own,
-+ENDED-AT-ONCE+ of them and +REMOVED-AT-ONCE+ items at most, since this holds up all requests.
-Return true if there were any."
+  "End the leases of STORE whose time is over at NOW-NS, each at a revision of its own, at most
++ENDED-AT-ONCE+ of them and +REMOVED-AT-ONCE+ items, since this delays all requests. Return true if
+there were any."
   (unless (< now-ns (store-quiet-until-ns store))
     (let ((over (in-order-of-end (loop for lease being the hash-values of (store-leases store)
                                        when (<= (lease-end-ns lease) now-ns) collect lease)))

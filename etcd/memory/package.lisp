@@ -1,10 +1,10 @@
-;;;; An engine in memory: it serves etcd's own services, so that all programs that use clgrpc.etcd
-;;;; run without etcd, in demonstrations and tests. It is not durable: its contents are gone with
-;;;; its process. The files, from the ground up: an ordered tree of items that is never changed; the
+;;;; An engine in memory: it serves etcd's own services, so that programs that use clgrpc.etcd run
+;;;; without etcd, in demonstrations and tests. It is not durable: its contents end with its
+;;;; process. The files, from the ground up: an ordered tree of items that is never changed; the
 ;;;; store, which has such a tree for each of its revisions; leases; ranges; transactions; the
 ;;;; engine around it, with lock and clock; watches; the methods of the services.
 ;;;;
-;;;; Up to transactions all of it is a data structure and functions of that, requests and the time.
+;;;; All up to transactions is a data structure with functions of it, of requests and of the time.
 
 (defpackage #:clgrpc.memory
   (:use #:cl #:clgrpc.base)

@@ -3,14 +3,15 @@
 (in-package #:clgrpc.memory)
 
 (defun range-bounds (key end)
-  "The first key and the end, nil for none, of the range that KEY and END, of a request, say."
+  "Two values: the first key, and the end, nil for none, of the range given by KEY and END of a
+request."
   (cond ((zerop (length end)) (values key (concatenate 'octets key '(0))))
         ((equalp #(0) end) (values key nil))
         (t (values key end))))
 
 (defun range-items (tree key end &optional limit)
-  "The items of TREE in the range of KEY and END, in their order, LIMIT of them at most; and how
-many there are without limit."
+  "Two values: the items of TREE in the range of KEY and END, in order, at most LIMIT; and how many
+there are without the limit."
   (if (zerop (length end))
       (let ((item (tree-item tree key)))
         (values (and item (not (eql 0 limit)) (list item)) (if item 1 0)))
@@ -37,7 +38,7 @@ many there are without limit."
   (pb:make-response-header :cluster-id 1 :member-id 1 :revision revision :raft-term 1))
 
 (defun in-bounds-p (item request)
-  "True if the revisions of ITEM are in the bounds that REQUEST, a RangeRequest, has."
+  "True if the revisions of ITEM are within the bounds in REQUEST, a RangeRequest."
   (flet ((within (least revision most)
            (and (or (zerop least) (<= least revision))
                 (or (zerop most) (<= revision most)))))
@@ -54,7 +55,7 @@ many there are without limit."
       (/= 0 (pb:range-request-max-create-revision request))))
 
 (defun whole-p (request)
-  "True if REQUEST, a RangeRequest, is answered from all items of its range, even with a limit."
+  "True if REQUEST, a RangeRequest, must read all items of its range, even with a limit."
   (or (bounded-p request) (not (eq :none (pb:range-request-sort-order request)))))
 
 (defun check-order (request)

@@ -1,19 +1,19 @@
 ;;;; The store: for each of its revisions a tree of items, and the changes that made it. A revision
-;;;; is made from a WRITE-BATCH, which begins as the newest tree, and is entered as a whole or not
+;;;; is made from a WRITE-BATCH, which begins as the newest tree, and is entered completely or not
 ;;;; at all. Revisions are numbered from 1, the empty store; those older than the last compaction
 ;;;; are not kept.
 ;;;;
-;;;; It has limits: of the octets of the items that it keeps, old ones as well, and of the
-;;;; revisions. With more revisions than that the oldest are compacted, as an operator of etcd would
-;;;; have it do.
+;;;; It has limits: of the octets of the items that it keeps, including old ones, and of the
+;;;; revisions. If there are more revisions, the oldest are compacted, as an operator of etcd would
+;;;; configure it.
 ;;;;
-;;;; A request that it does not do is a REFUSAL: a status and a text, which are etcd's own except
+;;;; A request that is refused signals a REFUSAL: a status and a text, which is etcd's own except
 ;;;; for one.
 
 (in-package #:clgrpc.memory)
 
 (defstruct (change (:constructor make-change (item previous)) (:copier nil))
-  "The change of a revision at one key."
+  "A change at one key, made by a revision."
   (item nil :type item :read-only t)    ; as it is since; of version 0 if it was removed
   (previous nil :type (or null item)))  ; as it was; nil too if that is compacted
 
@@ -42,7 +42,7 @@
   (lease-number 7587000000000000000 :type (signed-byte 64))) ; that a lease got last
 
 (defstruct (clearing (:constructor make-clearing (start end leases)) (:copier nil))
-  "A range of keys that was removed, as the leases of its items see it."
+  "A range of keys that was removed, as a change for the leases of its items."
   (start nil :type octets :read-only t) ; the first of the keys
   (end nil :type (or null octets) :read-only t) ; the end of them, nil for none
   (leases '() :type list :read-only t)) ; the numbers of the leases
@@ -109,8 +109,8 @@
   (record-tree (record-at store (store-revision store))))
 
 (defun tree-at (store revision)
-  "The tree of STORE at REVISION, the newest if that is not positive. Refuse a revision that is not
-there."
+  "The tree of STORE at REVISION, the newest if that is not positive. Refuse a revision that STORE
+does not have."
   (cond ((> revision (store-revision store)) (refuse :future-revision))
         ((<= revision 0) (newest store))
         ((< revision (store-compacted store)) (refuse :compacted))
@@ -121,7 +121,7 @@ there."
   (+ 128 (length (item-key item)) (length (item-value item))))
 
 (defun forget-before (store revision)
-  "Compact STORE up to REVISION, which it has."
+  "Compact STORE up to REVISION, one that it has."
   (let ((records (store-records store))
         (known (max (store-first store) (1+ (store-compacted store)))))
     (loop for r from known to revision
@@ -138,11 +138,11 @@ there."
     (setf (store-compacted store) revision)))
 
 (defconstant +forgotten-at-once+ 10000
-  "So many changes are forgotten in one go, unless a single revision has more.")
+  "How many changes are forgotten at once, unless a single revision has more.")
 
 (defun forget-some (store revision)
-  "Compact STORE up to REVISION, which it has, or up to one before that if that is much. Return true
-once it is compacted up to REVISION: the lock need not be held until then."
+  "Compact STORE up to REVISION, one that it has, or only a part of the way if that is much. Return
+true once it is compacted up to REVISION: the lock need not be held between the calls."
   (when (< (store-compacted store) revision)
     (loop with first = (max (store-first store) (1+ (store-compacted store)))
           for last from first to revision
@@ -153,8 +153,8 @@ once it is compacted up to REVISION: the lock need not be held until then."
   (<= revision (store-compacted store)))
 
 (defun begin-compaction (store revision)
-  "See that STORE may be compacted up to REVISION by FORGET-SOME. Refuse a revision that is
-compacted, or not there yet."
+  "Check that FORGET-SOME may compact STORE up to REVISION. Refuse a revision that is compacted or
+does not exist yet."
   (cond ((<= revision (store-compacted store)) (refuse :compacted))
         ((> revision (store-revision store)) (refuse :future-revision))
         ((< revision 1) (setf (store-compacted store) revision))))
@@ -205,9 +205,9 @@ refusal if there is not enough."
   (note-write write-batch (removal-change write-batch previous)))
 
 (defun remove-range (write-batch start end)
-  "Remove from WRITE-BATCH the items whose keys are START or come after it, and come before END, if
-that is not nil. Return these items, in their order. The lock is held for all of them: each costs
-one step of a tree and three objects."
+  "Remove from WRITE-BATCH the items whose keys are not before START and, unless END is nil, before
+END. Return these items, in their order. The lock is held for all of them: each costs one step in a
+tree and three objects."
   (let ((items '()) (leases (make-hash-table)))
     (map-range (lambda (item)
                  (push item items)

@@ -1,6 +1,7 @@
-;;;; Changes of a store: puts, removals, and transactions of these, of reads and of transactions. As
-;;;; in etcd a request is checked as a whole before any of it is done, all comparisons are of the
-;;;; revision before, and each operation sees the effects of those before it.
+;;;; Changes of a store: puts, removals, and transactions of puts, removals, reads and other
+;;;; transactions. As in etcd a request is checked completely before any of it is done, all
+;;;; comparisons apply to the previous revision, and each operation sees the effects of those before
+;;;; it.
 
 (in-package #:clgrpc.memory)
 
@@ -9,8 +10,8 @@
   "The most operations and comparisons of a transaction, inner transactions included. etcd has no
 such limit, and a request of 1.5 MB has room for 200,000.")
 (defconstant +most-read+ 500000
-  "The most items that a request reads, items read twice counted twice: a short request could ask
-for all items 200,000 times.")
+  "The most items that a request reads, counting items that are read twice as two: a short request
+could ask for all items 200,000 times.")
 
 ;;; Requests by themselves
 
@@ -36,7 +37,7 @@ for all items 200,000 times.")
     (refuse :lease-provided)))
 
 (defun check-transaction (request most)
-  "Refuse REQUEST, a TxnRequest, if there is something wrong with it, such as more than MOST
+  "Refuse REQUEST, a TxnRequest, if it is invalid, for example because it has more than MOST
 operations."
   (let* ((then (pb:txn-request-success request))
          (else (pb:txn-request-failure request))
@@ -62,7 +63,7 @@ operations."
           collect (pb:request-op-request operation)))
 
 (defun removed-p (key removals)
-  "True if one of REMOVALS, a list of DeleteRangeRequests, is of KEY. As in etcd, a removal to the
+  "True if one of REMOVALS, a list of DeleteRangeRequests, covers KEY. As in etcd, a removal to the
 end of all keys conflicts with none: there the last operation wins."
   (some (lambda (removal)
           (let ((start (pb:delete-range-request-key removal))
@@ -97,8 +98,8 @@ they put, and their DeleteRangeRequests, with those of the transactions among th
 ;;; Costs of requests
 
 (defun items-read (tree key end &key limit (more 0))
-  "How many items of TREE, or of the MORE that come to it before, in the range of KEY and END are
-looked at, if LIMIT, unless it is nil, are enough."
+  "How many items are read of TREE, and of MORE that may be added to it first, in the range of KEY
+and END; with LIMIT at most so many."
   (if (zerop (length end))
       1
       (multiple-value-bind (start end) (range-bounds key end)
@@ -106,13 +107,14 @@ looked at, if LIMIT, unless it is nil, are enough."
           (if limit (min limit count) count)))))
 
 (defun tree-there (store revision)
-  "The tree of STORE at REVISION, the newest if that is not positive; nil if STORE lacks it."
+  "The tree of STORE at REVISION, the newest if that is not positive; nil if STORE does not have
+it."
   (cond ((<= revision 0) (newest store))
         ((<= (store-compacted store) revision (store-revision store)) (tree-at store revision))))
 
 (defun items-of-range (store request &optional (more 0))
-  "How many items of STORE, or of the MORE that come to it before, are looked at to answer REQUEST,
-a RangeRequest."
+  "How many items of STORE, and of MORE that may be added to it first, are read to answer REQUEST, a
+RangeRequest."
   (if (pb:range-request-count-only request)
       1
       (let ((limit (pb:range-request-limit request)))
@@ -131,14 +133,14 @@ some five milliseconds.")
   (when (> count +most-removed+) (refuse :too-much-removed)))
 
 (defun items-removed (store request &optional (more 0))
-  "How many items of STORE, or of the MORE that come to it before, REQUEST, a DeleteRangeRequest,
-removes at most."
+  "How many items of STORE, and of MORE that may be added to it first, REQUEST, a
+DeleteRangeRequest, removes at most."
   (items-read (newest store) (pb:delete-range-request-key request)
               (pb:delete-range-request-range-end request) :more more))
 
 (defun check-cost (store request)
-  "Refuse REQUEST, a TxnRequest that may be done otherwise, if with those in it, it has too many
-operations, or reads or removes too much of STORE."
+  "Refuse REQUEST, a TxnRequest that is valid otherwise, if it, with the transactions in it, has too
+many operations, or reads or removes too much of STORE."
   (let ((steps 0) (puts 0) (read 0) (removed 0))
     (labels ((note-step ()
                (when (> (incf steps) +most-steps+) (refuse :too-many-operations)))
@@ -186,8 +188,8 @@ operations, or reads or removes too much of STORE."
       (:less (= -1 sign)))))
 
 (defun so-p (comparison tree)
-  "True if COMPARISON, a Compare, holds in TREE: of all items of its range, or, if there are none,
-of a missing item, whose revisions are 0 and which no value equals."
+  "True if COMPARISON, a Compare, holds in TREE: for all items of its range or, if there are none,
+for a missing item, whose revisions are 0 and whose value equals no other."
   (let ((items (range-items tree (pb:compare-key comparison) (pb:compare-range-end comparison))))
     (cond (items (every (lambda (item) (item-so-p comparison item)) items))
           ((eq :value (pb:compare-target comparison)) nil)
@@ -202,7 +204,7 @@ of a missing item, whose revisions are 0 and which no value equals."
   (steps '() :type list :read-only t))  ; the operations to do: requests, and PLANs of transactions
 
 (defun plan-transaction (request tree)
-  "The PLAN of REQUEST, a TxnRequest, if the newest items are those of TREE."
+  "The PLAN of REQUEST, a TxnRequest, if TREE has the newest items."
   (let ((succeeded (every (lambda (comparison) (so-p comparison tree))
                           (pb:txn-request-compare request))))
     (make-plan request succeeded
@@ -226,7 +228,7 @@ of a missing item, whose revisions are 0 and which no value equals."
   (or (pb:put-request-ignore-value request) (pb:put-request-ignore-lease request)))
 
 (defun check-item-there (store request)
-  "Refuse REQUEST, a PutRequest, if it is to leave something as it is and there is nothing."
+  "Refuse REQUEST, a PutRequest, if it keeps the value or the lease of an item that does not exist."
   (when (and (leaves-something-p request)
              (null (tree-item (newest store) (pb:put-request-key request))))
     (refuse :key-not-found)))
@@ -319,8 +321,8 @@ of a missing item, whose revisions are 0 and which no value equals."
 ;;; Requests to a store
 
 (defun answer-range (store request)
-  "Return a function that returns the answer: it reads a tree, which is never changed, so the caller
-needs no lock for that."
+  "Return a function that returns the answer. It reads a tree, which is never changed, so its caller
+needs no lock."
   (check-range request)
   (let ((tree (tree-at store (pb:range-request-revision request)))
         (revision (store-revision store)))

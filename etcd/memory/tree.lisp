@@ -1,14 +1,13 @@
 ;;;; Items, and trees of them, ordered by their keys. A tree is never changed: an operation that
-;;;; puts or removes an item returns another tree, which has most of its nodes in common with the
-;;;; first. So the store can keep the tree of each revision, and a thread that reads one needs no
-;;;; lock.
+;;;; puts or removes an item returns another tree, which shares most of its nodes with the first. So
+;;;; the store can keep the tree of each revision, and a thread that reads one needs no lock.
 ;;;;
 ;;;; The trees are balanced by weight (S. Adams, "Efficient sets: a balancing act", 1993): of two
 ;;;; neighbouring subtrees neither has more than +DELTA+ times as many items as the other. The empty
 ;;;; tree is nil.
 ;;;;
-;;;; A tree may have ranges of keys in place of items. Then each node knows how far the ranges of
-;;;; its tree reach, so those that contain a key are found without a look at all (MAP-AROUND).
+;;;; A tree may have ranges of keys in place of items. Then each node records how far the ranges of
+;;;; its tree reach, so those that contain a key are found without visiting the others (MAP-AROUND).
 
 (in-package #:clgrpc.memory)
 
@@ -27,7 +26,7 @@
   (lease 0 :type (signed-byte 64) :read-only t)) ; the number of the lease it ends with, or 0
 
 (defstruct (range (:include entry) (:copier nil))
-  "A range of keys. Its own key has its place in a tree of ranges, in the order of their starts."
+  "A range of keys. Its own key is its position in a tree of ranges, sorted by their starts."
   (start nil :type octets :read-only t) ; the first of its keys
   (end nil :type (or null octets) :read-only t)) ; the end of them, nil for none
 
@@ -77,7 +76,7 @@
               (and (range-p item) (node-reach item left right))))
 
 (defun turn-left (item left right)
-  "The tree of ITEM, LEFT and RIGHT, which is too large."
+  "The tree of ITEM, LEFT and RIGHT, where RIGHT is too large."
   (let ((inner (node-left right)))
     (if (< (tree-size inner) (* +ratio+ (tree-size (node-right right))))
         (make-node (node-item right) (make-node item left inner) (node-right right))
@@ -86,7 +85,7 @@
                    (make-node (node-item right) (node-right inner) (node-right right))))))
 
 (defun turn-right (item left right)
-  "The tree of ITEM, LEFT, which is too large, and RIGHT."
+  "The tree of ITEM, LEFT and RIGHT, where LEFT is too large."
   (let ((inner (node-right left)))
     (if (< (tree-size inner) (* +ratio+ (tree-size (node-left left))))
         (make-node (node-item left) (node-left left) (make-node item inner right))
@@ -95,7 +94,7 @@
                    (make-node item (node-right inner) right)))))
 
 (defun balanced (item left right)
-  "The tree of ITEM and the trees LEFT and RIGHT, one of which has one item too many at most."
+  "The tree of ITEM and the trees LEFT and RIGHT, one of which may have one item too many."
   (let ((a (tree-size left)) (b (tree-size right)))
     (cond ((<= (+ a b) 1) (make-node item left right))
           ((> b (* +delta+ a)) (turn-left item left right))
@@ -112,7 +111,7 @@
                    (t (return item))))))
 
 (defun tree-with (tree item)
-  "TREE with ITEM, in place of the one that has its key if there is one."
+  "TREE with ITEM, which replaces the one with its key, if any."
   (if (null tree)
       (make-node item nil nil)
       (let* ((there (node-item tree)) (left (node-left tree)) (right (node-right tree)))
@@ -130,7 +129,7 @@
       (values (node-item tree) (node-right tree))))
 
 (defun tree-without (tree key)
-  "TREE without the item of KEY, if there is one."
+  "TREE without the item of KEY, if it has one."
   (if (null tree)
       nil
       (let* ((there (node-item tree)) (left (node-left tree)) (right (node-right tree)))
@@ -153,7 +152,7 @@
         (t (make-node item left right))))
 
 (defun tree-before (tree key)
-  "The part of TREE whose keys come before KEY."
+  "The part of TREE with the keys before KEY."
   (when tree
     (let ((item (node-item tree)))
       (if (before-p (entry-key item) key)
@@ -161,7 +160,7 @@
           (tree-before (node-left tree) key)))))
 
 (defun tree-from (tree key)
-  "The part of TREE whose keys are KEY or come after it."
+  "The part of TREE with KEY and the keys after it."
   (when tree
     (let ((item (node-item tree)))
       (if (before-p (entry-key item) key)
@@ -169,8 +168,7 @@
           (joined item (tree-from (node-left tree) key) (node-right tree))))))
 
 (defun tree-outside (tree start end)
-  "TREE without the items whose keys are START or come after it, and come before END, if that is
-not nil."
+  "TREE without the items whose keys are not before START and, unless END is nil, before END."
   (let ((left (tree-before tree start))
         (right (and end (tree-from tree end))))
     (cond ((and end (not (before-p start end))) tree)
@@ -179,8 +177,8 @@ not nil."
                (joined first left rest))))))
 
 (defun map-range (function tree start end)
-  "Call FUNCTION with the items of TREE, in their order, whose keys are START or come after it, and
-come before END, if that is not nil."
+  "Call FUNCTION with the items of TREE, in order, whose keys are not before START and, unless END
+is nil, before END."
   (declare (type function function))
   (when tree
     (let* ((item (node-item tree))
@@ -202,11 +200,11 @@ come before END, if that is not nil."
         finally (return count)))
 
 (defun count-range (tree start end)
-  "How many items MAP-RANGE would call its function with."
+  "How often MAP-RANGE would call its function with the same arguments."
   (max 0 (- (if end (rank tree end) (tree-size tree)) (rank tree start))))
 
 (defun map-around (function ranges key)
-  "Call FUNCTION with those of RANGES, a tree of ranges, that contain KEY."
+  "Call FUNCTION with each of RANGES, a tree of ranges, that contains KEY."
   (declare (type function function))
   (when (and ranges (or (null (node-end ranges)) (before-p key (node-end ranges))))
     (let ((range (node-item ranges)))

@@ -1,16 +1,16 @@
-;;;; Listeners: streams of watches, as the engine knows them. The watches of all listeners are in
-;;;; one tree of ranges, so a change finds those that it concerns, and no others cost anything.
+;;;; Listeners: streams of watches, as the engine sees them. The watches of all listeners are in one
+;;;; tree of ranges, so a change finds those that it concerns, and costs nothing for the others.
 ;;;;
 ;;;; A watch is CAUGHT-UP, or it is among those of its listener that are READY. It is caught up if
-;;;; it has sent all present changes: then NOTE-CHANGES, for the first change that concerns it,
-;;;; makes it ready. A watch that begins in the past is ready at first.
+;;;; it has sent all present changes. Then NOTE-CHANGES makes it ready at the first change that
+;;;; concerns it. A watch that begins in the past is ready at first.
 ;;;;
 ;;;; All of it is changed while the engine's lock is held.
 
 (in-package #:clgrpc.memory)
 
 (defstruct (listener (:constructor nil) (:copier nil))
-  "One that hears of changes."
+  "An object that is informed of changes."
   (function nil :type (or null function)) ; of no arguments: to be called if a watch is ready
   (ready (make-fifo) :type fifo :read-only t) ; its watches that may have something to send
   (called nil :type boolean)            ; the engine's thread is to call it
@@ -40,8 +40,9 @@
             (watch-dropped watch))))
 
 (defun place-of-range (start serial)
-  "The key of a range that begins at START, in a tree of ranges: in the order of the starts, and no
-other's, since no other has SERIAL. A zero in START is followed by one, the end of START by zero."
+  "The key of a range that begins at START, in a tree of ranges, which is sorted by the starts. It
+is unique, since SERIAL is. In it each zero of START is followed by one, and the end of START is
+marked by zero."
   (let ((place (make-octets (+ (length start) (count 0 start) 2 8))) (at 0))
     (declare (type index at))
     (flet ((add (octet)
@@ -57,7 +58,7 @@ other's, since no other has SERIAL. A zero in START is followed by one, the end 
     place))
 
 (defun told-p (watch change)
-  "True if WATCH has to send CHANGE."
+  "True if WATCH must send CHANGE."
   (let ((key (item-key (change-item change))) (end (watch-end watch)))
     (and (not (before-p key (watch-start watch)))
          (or (null end) (before-p key end))
@@ -69,13 +70,13 @@ other's, since no other has SERIAL. A zero in START is followed by one, the end 
   (enqueue watch (listener-ready (watch-listener watch))))
 
 (defconstant +most-looks+ 100000
-  "For so many pairs of a change and a watch around its key NOTE-CHANGES looks whether the one
-concerns the other: some milliseconds, for which the lock is held.")
+  "For how many pairs of a change and a watch around its key NOTE-CHANGES checks whether the one
+concerns the other. That takes some milliseconds, during which the lock is held.")
 
 (defun note-changes (watches store from)
-  "Make those of WATCHES, a tree, ready that revisions of STORE concern, from the revision FROM on;
-all of them from where it would be too long to look for each. Return the listeners that are to be
-called then, each once."
+  "Make those of WATCHES, a tree, ready that revisions of STORE from FROM on concern. When the
+checks would take too long, make all the rest ready. Return the listeners that must be called then,
+each once."
   (let ((newest (store-revision store)) (listeners '()) (left +most-looks+))
     (flet ((note (watch revision)
              (when (and (watch-caught-up watch) (<= (watch-next watch) newest))

@@ -1,31 +1,32 @@
-;;;; Watches. A stream of watches holds no thread: its call is kept, and advanced by the thread that
-;;;; brings news of the store, of the client's requests, or of room. A watch knows the revision that
-;;;; it sends next, and reads its changes from the store. So nothing is queued for a slow client; a
-;;;; client that is slower than the store forgets gets the error that its changes are compacted. Its
-;;;; requests wait, as those of all calls do, while it leaves answers unread. A request for progress
-;;;; is answered when all watches of the stream have sent all changes before it.
+;;;; Watches. A stream of watches occupies no thread: its call is kept. The thread that has news
+;;;; advances it: of the store, of the client's requests, or of room. A watch records the revision
+;;;; that it sends next, and reads its changes from the store. So nothing is queued for a slow
+;;;; client; a client that is slower than the store forgets gets the error that its changes are
+;;;; compacted. Its requests wait, as those of all calls do, while it leaves answers unread. A
+;;;; request for progress is answered when all watches of the stream have sent all changes before
+;;;; it.
 ;;;;
-;;;; One thread at a time advances a stream: STATE is :idle, :busy while one does, or :again if
-;;;; there is something new since it began to look. No lock is held while it sends, nor while it
-;;;; looks at changes.
+;;;; One thread at a time advances a stream. STATE is :idle, :busy while a thread advances it, or
+;;;; :again if something new has arrived since that thread began. No lock is held while it sends,
+;;;; nor while it looks at changes.
 ;;;;
-;;;; A short request may ask for the whole store, so a thread that advances a stream looks at
+;;;; A short request may ask for the whole store. So a thread that advances a stream scans
 ;;;; +CHANGES-AT-ONCE+ changes, for all of its watches, and leaves the rest to the engine's thread.
 ;;;; That thread makes one response at a time and then goes on with other streams. A watch with
 ;;;; FRAGMENT gets a revision of more than +MOST-OCTETS+ in several responses, all but the last
-;;;; marked; a watch without it gets the revision in one response, as in etcd, but is canceled if
-;;;; that has +LONGEST-RESPONSE+.
+;;;; marked as fragments. A watch without it gets the revision in one response, as in etcd, but is
+;;;; cancelled if that exceeds +LONGEST-RESPONSE+.
 
 (in-package #:clgrpc.memory)
 
 (defconstant +most-revisions+ 1000 "The most revisions whose changes are in one response.")
 (defconstant +most-octets+ 1048576 "A response with so many octets gets no more changes.")
 (defconstant +longest-response+ 16777216
-  "Unless it may not be cut before the end of a revision; but never as many as these.")
+  "The longest response, in octets, if it must not be cut before the end of a revision.")
 (defconstant +changes-at-once+ 1000
   "So many changes a thread looks at that has other things to do.")
 (defconstant +longest-watched-key+ 4096
-  "The most octets of a watch's first key and of its end: they are kept as long as the watch is.")
+  "The most octets of a watch's first key and of its end, which are kept as long as the watch.")
 (defconstant +drops-at-once+ 500 "So many watches of a stream that has ended are dropped at once.")
 
 (defstruct (watching (:include listener) (:constructor make-watching (engine call)) (:copier nil))
@@ -63,7 +64,7 @@
        (if (and previous (watch-previous watch)) (item-cost previous) 0))))
 
 (defstruct (scan (:copier nil))
-  "The changes that a watch has found and has to send, and how far it has looked."
+  "The changes that a watch has found and must send, and its position in the store."
   (watch nil :type watch :read-only t)  ; that looks
   (events '() :type list)               ; changes that it has found, the last first
   (octets 0 :type (integer 0))          ; that these are taken to need
@@ -74,7 +75,7 @@
 (declaim (sb-ext:freeze-type scan))
 
 (defun scan-record (scan record)
-  "Let SCAN look at RECORD, of the revision at which it is."
+  "Let SCAN examine RECORD, of its next revision."
   (incf (scan-count scan))
   (loop with watch = (scan-watch scan)
         with changes = (record-changes record)
@@ -92,8 +93,8 @@
                 (setf (scan-passed scan) 0)))
 
 (defun scan-records (scan records most)
-  "Let SCAN look at RECORDS, a list, one after the other. If they have MOST changes or more, it
-looks at the first ones only, or at none."
+  "Let SCAN examine RECORDS, a list, one after the other. If they have MOST changes or more, it
+scans only the first ones, or none."
   (loop for record in records
         for changes = (- (length (record-changes record)) (scan-passed scan))
         until (or (>= (scan-octets scan) +most-octets+)
@@ -103,9 +104,9 @@ looks at the first ones only, or at none."
         until (plusp (scan-passed scan))))
 
 (defun next-records (watch engine)
-  "Three values: the records that WATCH has to look at next, a list, or :CAUGHT-UP if there are
-none, or :COMPACTED if its next changes are compacted; the revision that ENGINE is at; and the
-revision of the first record, or the one up to which ENGINE is compacted."
+  "Three values: the records that WATCH must scan next, a list, or :CAUGHT-UP if there are none, or
+:COMPACTED if its next changes are compacted; the revision of ENGINE; and the revision of the first
+record, or the one up to which ENGINE is compacted."
   (with-engine (engine)
     (let* ((store (engine-store engine))
            (revision (store-revision store))
@@ -140,7 +141,7 @@ revision of the first record, or the one up to which ENGINE is compacted."
 ;;; Requests
 
 (defun answer (watching response)
-  "Queue RESPONSE at WATCHING, to be sent before anything else."
+  "Queue RESPONSE at WATCHING, to be sent before everything else."
   (enqueue response (watching-answers watching)))
 
 (defun find-watch (watching number)
@@ -160,7 +161,7 @@ revision of the first record, or the one up to which ENGINE is compacted."
   (with-engine (engine) (incf (engine-serial engine))))
 
 (defun begin-watch (watching watch)
-  "Add WATCH to WATCHING. Return false if there are too many."
+  "Add WATCH to WATCHING. Return false if there are too many watches."
   (let ((engine (watching-engine watching)))
     (when (with-engine (engine)
             (when (add-watch engine watch)
@@ -177,7 +178,7 @@ that."
              (+ (watch-sent-ns watch) (engine-progress-ns (watching-engine watching))))))
 
 (defun create-watch (watching request)
-  "Do REQUEST, a WatchCreateRequest. One without a key is of all keys."
+  "Do REQUEST, a WatchCreateRequest. A request without a key is for all keys."
   (let* ((engine (watching-engine watching))
          (revision (engine-revision engine))
          (key (let ((key (pb:watch-create-request-key request)))
@@ -228,30 +229,31 @@ that."
 ;;; Advancing a stream
 
 (defun try-response (watching response)
-  "Send RESPONSE, or return false if there is no room."
+  "Send RESPONSE, or return false if the call has no room."
   ;; before, since there may be room again before this returns
   (setf (watching-room watching) nil)
   (when (rpc:try-send (watching-call watching) response)
     (setf (watching-room watching) t)))
 
 (defun send-answers (watching)
-  "Send the answers to requests; false if there is not room for all."
+  "Send the answers to requests; return false if the call has not room for all."
   (loop for answer = (first (fifo-items (watching-answers watching)))
         while answer
         always (try-response watching answer)
         do (dequeue (watching-answers watching))))
 
 (defun try-response-of (watching watch response)
-  "Send RESPONSE, of WATCH, or return false if there is no room. If it cancels WATCH, drop that."
+  "Send RESPONSE, of WATCH, or return false if the call has no room. If it cancels WATCH, drop
+that."
   (when (try-response watching response)
     (setf (watch-sent-ns watch) (engine-now (watching-engine watching)))
     (when (pb:watch-response-canceled response) (drop-watch watching watch))
     t))
 
 (defun tell-records (watching watch records most revision next)
-  "Send the changes of WATCH in RECORDS, which begin with that of the revision NEXT, when the store
-is at REVISION. Return false if there is not room; else the number of changes that it has looked at:
-fewer than MOST, and none if the first record has as many."
+  "Send the changes of WATCH in RECORDS, the first of which is of the revision NEXT; the store is at
+REVISION. Return false if the call has no room; else the number of scanned changes: fewer than MOST,
+and 0 if the first record has as many."
   (let ((scan (make-scan :watch watch :revision next
                          :passed (if (= next (watch-next watch)) (watch-passed watch) 0))))
     (scan-records scan records most)
@@ -277,9 +279,9 @@ fewer than MOST, and none if the first record has as many."
       (enqueue (dequeue ready) ready))))
 
 (defun send-news-of (watching watch most)
-  "Send one response of WATCH, the first of WATCHING that is ready, if it has something to send, and
-look at fewer changes than MOST for that. Return the number of changes looked at, 0 if it would be
-more, nil if there is no room."
+  "Send one response of the first ready WATCH of WATCHING, if it has something to send, and scan
+fewer than MOST changes for it. Return the number of scanned changes, 0 if it would be more, nil if
+the call has no room."
   (multiple-value-bind (records revision next) (next-records watch (watching-engine watching))
     (case records
       (:caught-up 1)
@@ -292,9 +294,9 @@ more, nil if there is no room."
            looked)))))
 
 (defun send-news (watching most)
-  "Send the changes of WATCHING's watches, and look at about MOST changes for that; or send one
-response if MOST is nil. Return :all if nothing is left, :some if there may be more, nil if there is
-no room."
+  "Send the changes of WATCHING's watches, and scan about MOST changes for that; or send one
+response if MOST is nil. Return :all if nothing is left, :some if there may be more, nil if the call
+has no room."
   (loop with left = (or most array-dimension-limit)
         for watch = (next-ready watching)
         do (unless watch (return :all))
@@ -304,7 +306,7 @@ no room."
              (when (or (null most) (zerop looked) (not (plusp left))) (return :some)))))
 
 (defun send-notices (watching)
-  "Send the progress of the watches of WATCHING that have to send it, if it is time."
+  "If it is time, send the progress of the watches of WATCHING that must send it."
   (let* ((engine (watching-engine watching)) (now (engine-now engine)))
     (when (<= (watching-due-ns watching) now)
       (setf (watching-due-ns watching) most-positive-fixnum)
@@ -345,7 +347,7 @@ no room."
     (reverse requests)))
 
 (defun drop-watches (watching)
-  "Drop watches of WATCHING, which has ended. Return :some if there are more."
+  "Drop some watches of WATCHING, which has ended. Return :some if there are more."
   (loop for watch being the hash-values of (watching-watches watching)
         repeat +drops-at-once+
         collect watch into dropped
@@ -353,7 +355,7 @@ no room."
   (when (plusp (hash-table-count (watching-watches watching))) :some))
 
 (defun advance-once (watching most)
-  "Advance WATCHING, as far as there is room, and look at MOST changes for that, see SEND-NEWS.
+  "Advance WATCHING, as far as the call has room, and scan MOST changes for that, see SEND-NEWS.
 Return :some if there may be more."
   (cond ((watching-ended watching) (drop-watches watching))
         ((rpc:call-status (watching-call watching)) nil)
@@ -380,7 +382,7 @@ Return :some if there may be more."
     sent))
 
 (defun begin-advancing (watching)
-  "True if this thread is to advance WATCHING now. If another does, that will look again."
+  "True if this thread must advance WATCHING now. If another does, that will look again."
   (loop
     (case (watching-state watching)
       (:idle (when (eq :idle (compare-and-swap (watching-state watching) :idle :busy)) (return t)))
@@ -389,8 +391,8 @@ Return :some if there may be more."
       (t (return nil)))))
 
 (defun advance (watching most)
-  "Advance WATCHING, see ADVANCE-ONCE, or make the thread that does so look again. Remaining work,
-also if this thread is interrupted, is left to the engine's thread."
+  "Advance WATCHING, see ADVANCE-ONCE, or make the thread that is doing so check again. Remaining
+work, also if this thread is interrupted, is left to the engine's thread."
   (sb-sys:without-interrupts
     (when (begin-advancing watching)
       (let ((sent :some) (done nil))

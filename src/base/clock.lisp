@@ -67,7 +67,7 @@ thread."
   (read-clock +clock-realtime+))
 
 (defun seconds-ns (seconds)
-  "SECONDS, a real from 0, in NANOSECONDS; a longer time than the type has room for becomes its
+  "SECONDS, a real from 0, in NANOSECONDS; a longer time than the type can represent becomes its
 largest value."
   (check-type seconds (real 0))
   (if (< seconds (floor most-positive-fixnum +ns-per-second+))
@@ -80,6 +80,6 @@ largest value."
 
 (declaim (inline time-after))
 (defun time-after (ns now)
-  "The time NS nanoseconds, an integer from 0, after NOW, or the latest that NANOSECONDS have room
-for."
+  "The time NS nanoseconds, an integer from 0, after NOW, or the latest that NANOSECONDS can
+represent."
   (min (+ now ns) most-positive-fixnum))

@@ -1,6 +1,6 @@
-;;;; The conditions that belong to no protocol. A peer's fault has a condition of its protocol's own
-;;;; (http2, protobuf, rpc); here are the caller's faults (MISUSE) and the limits
-;;;; (LIMIT-EXCEEDED), which every layer has.
+;;;; The conditions that belong to no protocol. Errors of peers have conditions of their protocols
+;;;; (http2, protobuf, rpc); here are the caller's errors (MISUSE) and the limits (LIMIT-EXCEEDED),
+;;;; which every layer has.
 
 (in-package #:clgrpc.base)
 
@@ -31,7 +31,7 @@ carries it past the stream's own handlers."))
 
 (defmacro with-function-failed ((&optional (type 'serious-condition)) &body body)
   "Evaluate BODY, which calls a user's function. Signal FUNCTION-FAILED for a condition of TYPE from
-BODY, so that no handler takes it for an error of the caller's own work."
+BODY, so that no handler mistakes it for an error of the calling code."
   `(handler-case (progn ,@body)
      (,type (condition) (error 'function-failed :cause condition))))
 

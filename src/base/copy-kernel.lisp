@@ -9,7 +9,7 @@
 (define-kernel %copy-256 ((from :sap) (to :sap) (count :count)) (here)
     (:integers (limit) :vectors-256 (some others))
     "Copy COUNT octets, 64 at least, from FROM to TO, which do not overlap. Stores are aligned,
-which makes this faster than memmove where the two are not, as is usual."
+which makes this faster than memmove where addresses are not aligned, as is usual."
   (inst vmovdqu some (memory 0 from))
   (inst vmovdqu (memory 0 to) some)
   (inst mov here to)
@@ -35,7 +35,7 @@ which makes this faster than memmove where the two are not, as is usual."
 
 (define-kernel %copy-512 ((from :sap) (to :sap) (count :count)) ()
     (:integers (mask) :vectors-512 (octets) :masks (some))
-    "Copy COUNT octets, 64 at most, from FROM to TO, and fill up with zeros to 64 octets."
+    "Copy COUNT octets, 64 at most, from FROM to TO, and fill TO with zeros up to 64 octets."
   (inst mov mask -1)
   (instx :bzhi mask mask count)
   (instx :kmovq some mask)

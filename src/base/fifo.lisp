@@ -1,4 +1,4 @@
-;;;; A plain queue, of one thread at a time: the first item to come is the first to go.
+;;;; A plain queue, for one thread at a time: first in, first out.
 ;;;;
 ;;;; A cell that has left the queue does not refer to the cells after it. Otherwise one such cell
 ;;;; that has grown old would keep all later ones from SBCL's collector, until that collects the old
@@ -39,7 +39,7 @@ it.")
 
 (defun enqueue-in-order (item fifo before-p)
   "Insert ITEM into FIFO after all items that it does not come before. BEFORE-P, a function of two
-items, defines the order, in which the items of FIFO already are."
+items, defines the order; the items of FIFO are already in this order."
   (declare (type function before-p))
   (let ((items (fifo-items fifo)))
     (cond ((not (and items (funcall before-p item (first (fifo-tail fifo)))))
@@ -51,7 +51,7 @@ items, defines the order, in which the items of FIFO already are."
              nil))))
 
 (defun dequeue (fifo)
-  "Take the oldest item out of FIFO and return it; nil if it is empty."
+  "Remove the oldest item from FIFO and return it; nil if FIFO is empty."
   (let ((cell (fifo-items fifo)))
     (when cell
       (setf (fifo-items fifo) (shiftf (cdr cell) '()))
@@ -59,7 +59,7 @@ items, defines the order, in which the items of FIFO already are."
       (car cell))))
 
 (defun remove-from-fifo (item fifo)
-  "Take ITEM out of FIFO if it is there."
+  "Remove ITEM from FIFO if it is in it."
   (let ((items (delete item (fifo-items fifo) :test #'eq)))
     (setf (fifo-items fifo) items
           (fifo-tail fifo) (last items))

@@ -7,8 +7,8 @@
 (defglobal **hash-seed** 0)
 
 (defun renew-hash-seed ()
-  "Choose another seed. Done at the start of each process, also of a saved core, so a table keeps
-the seed that its hashes were made with."
+  "Choose another seed. This is done at the start of each process, also of a saved core, so a table
+keeps the seed that its hashes were made with."
   (setf **hash-seed** (random (ash 1 62) (make-random-state t))))
 
 (declaim (inline hash-seed))
@@ -23,7 +23,7 @@ the seed that its hashes were made with."
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defconstant +golden-step+ #x9E3779B97F4A7C15
-    "By which a counter of SplitMix64 steps: odd, so that it takes all values."))
+    "The step of SplitMix64's counter: it is odd, so that the counter takes all values."))
 
 (defconstant +signed-golden-step+ (- +golden-step+ (ash 1 64))
   "+GOLDEN-STEP+ as the signed number that ATOMIC-INCF takes.")

@@ -1,5 +1,5 @@
 ;;;; Interrupts of threads. A user's WITH-TIMEOUT, TERMINATE-THREAD or a debugger's abort unwinds a
-;;;; thread at any instruction, also in the middle of ours. Some actions are announced to other
+;;;; thread at any instruction, also in the middle of ours. Some actions must be announced to other
 ;;;; threads first, such as the wakeup of a loop. So a thread announces and performs such an action,
 ;;;; or undoes the announcement, with interrupts off. They are on where user code runs and where a
 ;;;; thread sleeps.
@@ -15,9 +15,9 @@ UNDO. Interrupts are enabled only in BODY, so the effect of BEGIN is always undo
        ,@undo)))
 
 (defmacro uninterrupted (&body body)
-  "Evaluate BODY, a few instructions that no non-local exit leaves, with interrupts off; then take
-one that has come meanwhile. Costs less than WITHOUT-INTERRUPTS, which protects itself from
-unwinding."
+  "Evaluate BODY, a few instructions without a non-local exit, with interrupts off; then handle an
+interrupt that has arrived meanwhile. This costs less than WITHOUT-INTERRUPTS, which protects itself
+from unwinding."
   `(progn
      (let ((sb-sys:*interrupts-enabled* nil)) ,@body)
      (when (and sb-sys:*interrupt-pending* sb-sys:*interrupts-enabled*)

@@ -1,5 +1,5 @@
 ;;;; Numbers from outside: from a peer, a resolver, a service config, a user's function. SBCL traps
-;;;; overflow, division by zero and invalid operations, and a comparison with a NaN is one, so that
+;;;; overflow, division by zero and invalid operations, and a comparison with a NaN is invalid. So
 ;;;; such a number can signal an error wherever it is used. Hence the rule: the code that reads such
 ;;;; a number checks that it is finite and moves it into a range; later computations with it are
 ;;;; safe by that range.

@@ -1,8 +1,8 @@
 ;;;; Octets: the one representation of bytes, big- and little-endian accessors with one meaning
 ;;;; each, and BUFFER, a growable run of octets that is filled at the end and consumed at the start.
 ;;;;
-;;;; Invariant of a buffer: 0 <= start <= end <= (length octets). Code that asks for room must take
-;;;; the octet vector from BUFFER-OCTETS again afterwards, since growing replaces it.
+;;;; Invariant of a buffer: 0 <= start <= end <= (length octets). Code that has asked for room must
+;;;; read the octet vector from BUFFER-OCTETS again, since growing replaces it.
 
 (in-package #:clgrpc.base)
 
@@ -28,7 +28,8 @@
   (coerce octets 'octets))
 
 (defmacro with-sap (((sap vector) &rest more) &body body)
-  "Run BODY with SAP bound to the address of VECTOR's data, and so on for MORE, all held in place."
+  "Run BODY with SAP bound to the address of VECTOR's data, and so on for MORE, with all these
+vectors pinned."
   (let ((bindings (cons (list sap vector) more)))
     `(sb-sys:with-pinned-objects ,(mapcar #'second bindings)
        (let ,(loop for (sap vector) in bindings collect `(,sap (sb-sys:vector-sap ,vector)))
@@ -100,7 +101,8 @@ Signal an error if either range is out of bounds."
 
 (defun fail-bounds (octets start end)
   (error 'simple-type-error :datum start :expected-type `(integer 0 ,(length octets))
-                            :format-control "There are no octets ~D to ~D in a vector of ~D."
+                            :format-control "The range from ~D to ~D is not within the ~D octets ~
+                                             of the vector."
                             :format-arguments (list start end (length octets))))
 
 (define-hot subseq-octets ((octets octets) (start index) (end index)) octets

@@ -11,7 +11,7 @@
   ring-p "True of a link of a list, or its head.")
 
 (defun isolate-ring (ring)
-  "Make RING, which is new, a list of its own; return it."
+  "Make RING, which is new, a list with itself as its only link; return it."
   (setf (ring-before ring) ring
         (ring-after ring) ring))
 
@@ -30,14 +30,14 @@
     (unless (eq last head) last)))
 
 (defun ring-list (head &optional (count most-positive-fixnum))
-  "The links of the list with HEAD, in their order, the first COUNT at most, as a new list."
+  "A new list of the links after HEAD, in order, at most COUNT of them."
   (loop for ring = (ring-after head) then (ring-after ring)
         until (eq ring head)
         repeat count
         collect ring))
 
 (defun enter-ring (ring head)
-  "Put RING, which is alone, at the end of the list with HEAD."
+  "Put RING, which is in no list, at the end of the list with HEAD."
   (let ((last (ring-before head)))
     (setf (ring-before ring) last
           (ring-after ring) head

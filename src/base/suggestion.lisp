@@ -1,4 +1,5 @@
-;;;; Names that were probably meant by a misspelt one, for messages such as "is it --listen?".
+;;;; Finds the name that was probably meant by a misspelt one, for messages such as "is it
+;;;; --listen?".
 
 (in-package #:clgrpc.base)
 

@@ -2,12 +2,12 @@
 ;;;; are O(1) and allocate nothing; time is an argument.
 ;;;;
 ;;;; A tick is 2^20 ns, about a millisecond. Seven levels of 64 slots each cover every time there
-;;;; is. A timer lies on the level of the highest group of six bits in which the tick it is due at
-;;;; differs from the wheel's own tick, in the slot that this group of its tick names. So all timers
-;;;; of a level are due before those of the next, and on a level a lower slot is due before a higher
-;;;; one: the first is found in one bitmap per level. When the wheel's tick reaches a slot above
-;;;; level 0, the timers in it move down. A level-0 slot holds the timers of one tick; they run once
-;;;; they are due, never before.
+;;;; is. A timer's level is the highest group of six bits in which its due tick differs from the
+;;;; wheel's own tick; its slot is the value of this group in its due tick. So all timers of a level
+;;;; are due before those of the next, and on a level a lower slot is due before a higher one: the
+;;;; first is found in one bitmap per level. When the wheel's tick reaches a slot above level 0, the
+;;;; timers in it move down. A level-0 slot holds the timers of one tick; they run once they are
+;;;; due, never before.
 ;;;;
 ;;;; A slot is a circular list, linked through the timers, and holds its first. ADVANCE-WHEEL first
 ;;;; moves the due timers to the last slot, +EXPIRED+, and then runs these: functions may schedule
@@ -23,12 +23,12 @@
 (defconstant +level-bits+ 6)
 (defconstant +levels+ 7)
 (defconstant +expired+ (* +levels+ (ash 1 +level-bits+))
-  "Index of the slot with the timers that are due and have not run yet.")
+  "Index of the slot of the timers that are due and have not run yet.")
 (defconstant +idle+ -1
   "The SLOT of a timer that is in no slot.")
 (defconstant +exact-scan+ 32
-  "How many timers of a slot above level 0 NEXT-DUE-NS looks at before it settles for the slot's
-start.")
+  "How many timers of a slot above level 0 NEXT-DUE-NS examines before it returns the slot's start
+instead.")
 
 (defstruct (timer (:constructor make-timer (function argument)) (:copier nil))
   "A timer, which calls a function when it is due. It can be reused; it is in at most one wheel at a
@@ -43,8 +43,8 @@ time."
 (declaim (sb-ext:freeze-type timer))
 
 (document-functions
-  make-timer "Return a timer that, each time it was scheduled and is due, calls FUNCTION with
-ARGUMENT."
+  make-timer "Return a timer that calls FUNCTION with ARGUMENT each time it is scheduled and becomes
+due."
   timer-due-ns "The time TIMER was last scheduled for.")
 
 (defstruct (timer-wheel (:constructor make-timer-wheel ()) (:copier nil))
@@ -170,7 +170,7 @@ wheel's the answer may be a moment old."
     t))
 
 (define-hot first-slot ((wheel timer-wheel)) (values (or null (integer 0 447)) (unsigned-byte 42))
-  "The slot that the wheel's tick reaches first, or NIL, and the tick at which it does."
+  "Two values: the slot that the wheel's tick reaches first, or NIL, and the tick at which it does."
   (let ((maps (timer-wheel-maps wheel))
         (now (timer-wheel-tick wheel)))
     (dotimes (level +levels+ (values nil 0))
@@ -247,9 +247,9 @@ then it is the time when that slot's timers move down."
     nil))
 
 (define-hot advance-wheel ((wheel timer-wheel) (now-ns nanoseconds)) null
-  "Call (FUNCTION ARGUMENT) of every timer that is due at NOW-NS, in the order of their ticks and,
-within a tick, of their being scheduled. A timer that they schedule waits for the next call, even if
-due."
+  "Call (FUNCTION ARGUMENT) for every timer that is due at NOW-NS, in the order of their ticks and,
+within a tick, in the order in which they were scheduled. A timer that they schedule waits for the
+next call, even if due."
   (expire-timers wheel now-ns)
   (let ((slots (timer-wheel-slots wheel)))
     (loop

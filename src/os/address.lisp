@@ -21,11 +21,11 @@
   (logior (aref address 0) (ash (aref address 1) 8)))
 
 (define-hot address-port ((address octets)) (unsigned-byte 16)
-  "The port of ADDRESS, an internet one."
+  "The port of ADDRESS, an internet address."
   (u16be address 2))
 
 (defun text-to-number (family text octets at)
-  "Write the numeric address that TEXT is into OCTETS beginning at AT; return true if it is one."
+  "Write the numeric address in TEXT into OCTETS from AT on; return true if TEXT is one."
   (with-pinned-objects (octets)
     (= 1 (alien-funcall (extern-alien "inet_pton" (function int int c-string system-area-pointer))
                         family text (sap+ (vector-sap octets) at)))))
@@ -63,15 +63,14 @@ MISUSE if it is neither. An empty host means every IPv4 address."
     (octets-ascii text 0 (or (position 0 text) +inet6-text-octets+))))
 
 (defun address-host (address)
-  "The numeric address in ADDRESS, an internet one, as text."
+  "The numeric address in ADDRESS, an internet address, as text."
   (let ((family (address-family address)))
     (number-to-text family address (if (= family +af-inet+) 4 8))))
 
 (defun address-network (address)
-  "The owner that ADDRESS, an internet one, is taken to have, as text. For IPv4 this is the address
-itself, also if it is mapped into IPv6 (RFC 4291 section 2.5.5); for IPv6 it is the network of 64
-bits that one subscriber has (RFC 6177), or the address itself if that is valid on one link
-only."
+  "The presumed owner of ADDRESS, an internet address, as text. For IPv4 this is the address itself,
+even if it is mapped into IPv6 (RFC 4291 section 2.5.5). For IPv6 it is the network of 64 bits that
+one subscriber has (RFC 6177), or the address itself if that is valid on one link only."
   (flet ((prefix-p (&rest octets)
            (loop for octet in octets
                  for at from 8
@@ -97,8 +96,8 @@ only."
 ;;; Unix sockets. The name of an abstract one, which no file stands for, begins with a NUL.
 
 (defun make-unix-address (name &key abstract)
-  "Return the address of the unix socket NAME, octets: a path, or if ABSTRACT a name that no file
-stands for. NIL if it is empty or too long; 107 octets fit."
+  "Return the address of the unix socket NAME, octets: a path or, if ABSTRACT, a name without a
+file. NIL if it is empty or too long; 107 octets fit."
   (declare (type octets name))
   (when (and (<= 1 (length name) (- +address-octets+ 3))
              (or abstract (not (find 0 name))))
@@ -108,8 +107,8 @@ stands for. NIL if it is empty or too long; 107 octets fit."
       address)))
 
 (defun unix-address-name (address)
-  "The octets of the path or abstract name of ADDRESS, a unix one; and true if it is abstract. NIL
-if it has neither, as the addresses of most clients."
+  "Two values: the octets of the path or abstract name of ADDRESS, a unix one; and true if it is
+abstract. NIL if it has neither, as the addresses of most clients."
   (cond ((<= (length address) 3) (values nil nil))
         ((zerop (aref address 2)) (values (subseq address 3) t))
         (t (values (subseq address 2 (position 0 address :start 2)) nil))))
@@ -159,11 +158,11 @@ addresses with port 0 and, after a failure, the reason as text."
           (values '() (lookup-failure host code))))))
 
 (defconstant +longest-host-name+ 1025
-  "NI_MAXHOST, which <netdb.h> shows only to some.")
+  "NI_MAXHOST, which <netdb.h> defines only if certain macros are set.")
 
 (defun lookup-name (address)
-  "Ask the system's resolver, which may take long, for the names of ADDRESS. Return the host's and
-the service's name, or nil, nil and the reason of the failure, as text."
+  "Ask the system's resolver, which may take long, for the names of ADDRESS. Return two values: the
+host's and the service's name; or three: nil, nil and the reason of the failure, as text."
   (declare (type octets address))
   (let ((host (make-octets +longest-host-name+)) (service (make-octets 64)))
     (with-pinned-objects (address host service)
@@ -203,8 +202,8 @@ look-up would be needed."
                (values addresses failure t))))))
 
 (defun interleave-families (addresses)
-  "ADDRESSES in the order to try them: by turns one of the family of the first and one of another,
-so that a family without connectivity delays for a short time only (RFC 8305 section 4)."
+  "ADDRESSES in the order to try them: alternately one of the first address's family and one of
+another, so that a family without connectivity causes only a short delay (RFC 8305 section 4)."
   (when addresses
     (let ((family (address-family (first addresses))))
       (flet ((first-family-p (address) (= family (address-family address))))

@@ -13,8 +13,8 @@
              (bio-free ,bio)))))))
 
 (defun call-with-certificates (function text what)
-  "Call FUNCTION with each certificate of TEXT, PEM, and its index from 0. Signal TLS-ERROR, naming
-the text as WHAT, if there is none or one is damaged."
+  "Call FUNCTION with each certificate of TEXT, PEM, and its index from 0. Signal TLS-ERROR, in
+which WHAT names the text, if there is no certificate or one is damaged."
   (with-bio-over-text (bio text)
     (loop for count from 0
           for certificate = (pem-read-bio-x509 bio 0 0 "")
@@ -29,8 +29,8 @@ the text as WHAT, if there is none or one is damaged."
                       (tls-error "A certificate of ~A cannot be read: ~A." what failure)))))))
 
 (defun call-with-revocation-lists (function text what)
-  "Call FUNCTION with each certificate revocation list of TEXT, PEM. Signal TLS-ERROR, naming the
-text as WHAT, if there is none or one is damaged."
+  "Call FUNCTION with each certificate revocation list of TEXT, PEM. Signal TLS-ERROR, in which WHAT
+names the text, if there is no list or one is damaged."
   (with-bio-over-text (bio text)
     (loop for count from 0
           for list = (pem-read-bio-x509-crl bio 0 0 "")
@@ -132,7 +132,7 @@ text as WHAT, if there is none or one is damaged."
       (bio-free bio))))
 
 (defun asn1-text-universal-time (text)
-  "The universal time that TEXT, the value of an ASN1_TIME, means (RFC 5280 section 4.1.2.5)."
+  "The universal time of TEXT, the value of an ASN1_TIME (RFC 5280 section 4.1.2.5)."
   (let* ((short (= 13 (length text)))   ; YYMMDDhhmmssZ, for 1950 to 2049
          (year (parse-integer text :end (if short 2 4))))
     (destructuring-bind (month day hour minute second)

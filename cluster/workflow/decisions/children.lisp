@@ -1,28 +1,30 @@
-;;;; Children: workflows that a step starts. It forks: all of them are begun; and joins: it is done
-;;;; when all have ended. These are decisions as those in decision.lisp, which know no store.
+;;;; Children: workflows that a step starts. Such a step forks, since all of its children are begun;
+;;;; and joins, since it is done when all have ended. These are decisions like those in
+;;;; decision.lisp: they do not read the store.
 ;;;;
-;;;; 1. When the step comes under way it is :starting, which is an errand for a node.
-;;;; 2. The node begins the next of the children and notes it in the parent, in one transaction; so
-;;;;    each is begun once, and none after the parent has ended. When all are, the step is :joining.
+;;;; 1. When the step begins it is :starting, which is an errand for a node.
+;;;; 2. The node begins the next of the children and notes them in the parent, in one transaction.
+;;;;    So each is begun once, and none after the parent has ended. When all are, the step is
+;;;;    :joining.
 ;;;; 3. The end of a child is an errand: it is reported to the parent. The parent notes each child's
-;;;;    end once, with a copy of its result. The last one makes the result of the step of all of
-;;;;    them.
-;;;; 4. The end of a parent that has children is an errand: they are cancelled, unless they are to
-;;;;    be abandoned.
+;;;;    end once, with a copy of its result. The last end makes the result of the step from the
+;;;;    results of all.
+;;;; 4. The end of a parent that has children is an errand: it cancels them, unless the step
+;;;;    abandons them.
 ;;;;
-;;;; An id may be used again, and an errand of a former workflow of it may come late. So child and
-;;;; parent know the child's origin: the revision at which the state of the parent had come to be
-;;;; that has started it. Every later workflow of the parent's id has later revisions.
+;;;; An id may be used again, and an errand of a former workflow with that id may arrive late. So
+;;;; child and parent record the child's origin: the revision of the parent's state that has started
+;;;; the child. Every later workflow of the parent's id has later revisions.
 ;;;;
-;;;; The children's steps are not in the state but in a payload, children/STEP; the result of one is
-;;;; child/STEP/INDEX until the step is done.
+;;;; The definitions of the children are not in the state but in a payload, children/STEP. The
+;;;; result of one child is in child/STEP/INDEX until the step is done.
 
 (in-package #:clgrpc.workflow)
 
 ;;; Requests
 
 (defun state-depth (state)
-  "How many parents the workflow of STATE has, one above the other."
+  "How many ancestors the workflow of STATE has."
   (let ((parent (pb:workflow-state-parent state)))
     (if parent (pb:parent-depth parent) 0)))
 
@@ -36,7 +38,8 @@
   (map nil (lambda (step) (check-step step limits depth)) (pb:child-steps child)))
 
 (defun check-children (children limits depth)
-  "Signal an error unless a step can start CHILDREN, a Children, which have DEPTH parents."
+  "Signal an error unless a step can start CHILDREN, a Children; DEPTH is the number of their
+ancestors."
   (let ((count (length (pb:children-children children)))
         (most (limits-max-children limits)) (deepest (limits-max-depth limits)))
     (when (zerop count) (refuse :invalid-request "a step that starts children has at least one"))
@@ -82,8 +85,8 @@ too long."
     (and (running-p state) step (eq :starting (pb:step-state-status step)) step)))
 
 (defun child-draft (state origin child place input now limits)
-  "The finished draft of CHILD, a Child, at PLACE of the step that STATE, of the revision ORIGIN, is
-at. INPUT, octets, is its input unless it has one of its own."
+  "The finished draft of CHILD, a Child, at PLACE of the current step of STATE, whose revision is
+ORIGIN. INPUT, octets, is its input unless it has an input of its own."
   (let ((number (pb:step-state-number (state-step state))) (id (pb:workflow-state-id state)))
     (finish-draft
      (begin-workflow
@@ -109,8 +112,8 @@ at. INPUT, octets, is its input unless it has one of its own."
     t))
 
 (defun former-child-p (state child)
-  "True if STATE, of a workflow, was CHILD, a draft that begins a child, for a former workflow of
-its parent's id, and has ended."
+  "True if the workflow of STATE has ended and was this same child, of which CHILD is a draft, of a
+former workflow with the parent's id."
   (let ((former (pb:workflow-state-parent state))
         (parent (pb:workflow-state-parent (draft-state child))))
     (and former
@@ -143,7 +146,7 @@ its parent's id, and has ended."
          (= (child-end-origin end) (pb:child-state-origin (elt children place))))))
 
 (defun ends-to-note (state number ends)
-  "Those of ENDS, CHILD-ENDs of the step NUMBER, for which STATE waits."
+  "The ends for which STATE waits, of the list ENDS of CHILD-ENDs of the step NUMBER."
   (let ((step (state-step state)))
     (and (running-p state) step (= number (pb:step-state-number step))
          (remove-if-not (lambda (end) (child-end-wanted-p step end)) ends))))
@@ -175,8 +178,8 @@ its parent's id, and has ended."
                  (eq :failed (pb:child-result-status end)) (pb:child-result-reason end)))))
 
 (defun results-size (step)
-  "How long the ChildResults of STEP is as far as its children have ended: each with a tag and its
-length in front."
+  "The length of the ChildResults of STEP for the children that have ended, each with its tag and
+its length."
   (loop for child across (pb:step-state-children step) sum (+ 6 (pb:child-state-octets child))))
 
 (defun join-children (draft step results)
@@ -191,8 +194,8 @@ length in front."
     (advance draft)))
 
 (defun note-child-ends (draft number ends former)
-  "Children of the step NUMBER have ended: ENDS are CHILD-ENDs. If these are the last, FORMER is an
-alist of places and ChildResults of the children whose ends were noted before."
+  "Children of the step NUMBER have ended: ENDS are CHILD-ENDs. If these are the last ends, FORMER
+is an alist of places and ChildResults of the children whose ends were noted before."
   (let* ((state (draft-state draft)) (limits (draft-limits draft))
          (joined (joined-by-p state number ends)) (ends (ends-to-note state number ends)))
     (when ends
@@ -216,7 +219,7 @@ alist of places and ChildResults of the children whose ends were noted before."
 ;;; The ends of workflows
 
 (defun children-left (state)
-  "The step of STATE, of a workflow that has ended, whose children are to be cancelled, or nil."
+  "The step of STATE, of a workflow that has ended, whose children must be cancelled, or nil."
   (let* ((step (state-step state)) (definition (and step (pb:step-state-step step))))
     (and definition
          (eq :children (pb:step-action-case definition))
@@ -225,8 +228,8 @@ alist of places and ChildResults of the children whose ends were noted before."
          step)))
 
 (defun end-errands (draft)
-  "The errands of nodes that arise because DRAFT ends its workflow: an alist of their names and of
-texts with all that they need, so that they can be done when the workflow is deleted."
+  "The errands for nodes that arise because DRAFT ends its workflow: an alist of their names and of
+texts. A text has all that the errand needs, so that it can be done after the workflow is deleted."
   (let* ((state (draft-state draft)) (old (draft-old draft))
          (parent (pb:workflow-state-parent state))
          (left (children-left state)))
@@ -237,8 +240,8 @@ texts with all that they need, so that they can be done when the workflow is del
                                                      (draft-revision draft)))))))))
 
 (defun cancel-child (draft id number last)
-  "The workflow ID has ended before the children of its step NUMBER: if that of DRAFT is one, of the
-origin LAST or before, it is cancelled."
+  "The workflow ID has ended before the children of its step NUMBER. If the workflow of DRAFT is one
+of them, with the origin LAST or an earlier one, cancel it."
   (let* ((state (draft-state draft)) (parent (pb:workflow-state-parent state)))
     (when (and (running-p state) parent (string= id (pb:parent-id parent))
                (= number (pb:parent-step parent))

@@ -1,17 +1,18 @@
-;;;; Continuations: a workflow begins again, as its next run, under the same id, so that it may live
-;;;; for ever though the steps and changes of a run are limited. The decision is one of those in
-;;;; decision.lisp: it knows no store.
+;;;; Continuations: a workflow begins again, as its next run, under the same id. So it may live for
+;;;; ever although the steps and changes of a run are limited. The decision is like those in
+;;;; decision.lisp: it does not read the store.
 ;;;;
-;;;; Fences, and the numbers of steps and changes, go on, so data of an earlier run are never
-;;;; mistaken for those of this one. Payloads of a run have its number in their keys; those of the
-;;;; run before go in the transaction that begins the next one, and so does its history. Signals
-;;;; stay: those for which no step has waited yet, and all others of the last eight runs that were
-;;;; given any, so that the same signal sent again counts once.
+;;;; Fences, and the numbers of steps and changes, continue to grow, so data of an earlier run are
+;;;; never mistaken for those of this one. The keys of a run's payloads contain its number. The
+;;;; transaction that begins the next run removes the payloads and the history of the previous one.
+;;;; Two kinds of signals stay: those that no step has waited for yet, and all others of the last
+;;;; eight runs that got signals, so that a repeated signal counts once.
 
 (in-package #:clgrpc.workflow)
 
 (defun step-reports (step)
-  "The reports that are recorded of STEP, a StepState, as they are kept without it: a list."
+  "The list of the reports recorded in STEP, a StepState, in the form in which they are kept when
+STEP is removed."
   (map 'list (lambda (recorded)
                (let ((copy (protobuf:copy-message recorded)))
                  (setf (pb:recorded-kind copy) (pb:step-task (pb:step-state-step step)))
@@ -19,7 +20,8 @@
        (pb:step-state-recorded step)))
 
 (defun last-reports (state)
-  "The last reports that are recorded in STATE, as many as are kept, with the kinds of their tasks."
+  "The last reports that are recorded in STATE, up to the number that is kept, with the kinds of
+their tasks."
   (let ((recorded (sort (concatenate 'list (pb:workflow-state-former-reports state)
                                      (loop for step across (pb:workflow-state-steps state)
                                            append (step-reports step)))
@@ -34,8 +36,8 @@
         (parse-integer key :end (position #\/ key)))))
 
 (defun drop-run (draft)
-  "Remove the rest of the run of DRAFT that ends, except its signals. Signals of runs long before it
-go, too, unless a step may wait for one of them."
+  "Remove the rest of the run of DRAFT that ends, except its signals. Signals of much older runs are
+removed, too, unless a step may wait for one of them."
   (let* ((state (draft-state draft)) (id (pb:workflow-state-id state))
          (run (pb:workflow-state-run state))
          (waiting (map 'list #'run-of-signal (pb:workflow-state-signals state)))
@@ -58,7 +60,7 @@ go, too, unless a step may wait for one of them."
   (let ((state (draft-state draft)) (timeout (pb:continuation-timeout-ms continuation))
         (input (pb:continuation-input continuation)) (steps (pb:continuation-steps continuation)))
     (when (minusp timeout) (refuse :invalid-request "the time of a workflow is negative"))
-    (when (zerop (length steps)) (refuse :invalid-request "a workflow has at least one step"))
+    (when (zerop (length steps)) (refuse :invalid-request "a workflow needs at least one step"))
     (drop-run draft)
     (setf (pb:workflow-state-former-reports state) (last-reports state)
           (pb:workflow-state-former-changes state) (pb:workflow-state-version state)
@@ -81,8 +83,8 @@ go, too, unless a step may wait for one of them."
     (advance draft)))
 
 (defun report-continuation (draft fence continuation)
-  "The claim FENCE is done, and with it this run of the workflow, which begins again as CONTINUATION
-says."
+  "Note that the claim FENCE is done, and with it this run of the workflow, which begins again as
+CONTINUATION describes."
   (let ((digest (digest "continuation" continuation)))
     (when (check-fence draft fence digest)
       (let ((step (draft-step draft)))

@@ -1,22 +1,23 @@
 ;;;; Decisions: from a state and an event to the next state. Each of these functions takes a draft,
-;;;; which has the state, the time and a random number, and an event. It changes the draft and
-;;;; returns true; returns false if nothing changes, because the event has happened before; or
-;;;; signals the workflow error that refuses the event. None of them knows the store, a clock or a
+;;;; which contains the state, the time and a random number, and an event. It changes the draft and
+;;;; returns true; or returns false, because the event has happened before and nothing changes; or
+;;;; signals the workflow error that refuses the event. None of them uses the store, a clock or a
 ;;;; thread, so tests/cluster/workflow can run them in any order.
 ;;;;
 ;;;; The invariants:
 ;;;;
 ;;;; - The step under way is the first that is not done. Steps before it never change again.
-;;;; - Every claim has a fence above all fences before it, also above those of an earlier, forgotten
-;;;;   workflow of the same id: it is at least the store's revision of the state that it is made of.
-;;;;   By induction a fence is at most the revision that puts it, so a later workflow begins above
-;;;;   it.
-;;;; - A report is taken if its fence is that of the claim which is in force, once: fence and digest
-;;;;   are kept with the step, so the same report again is recognized, and any other is refused. So
-;;;;   each acknowledged report is the recorded one. The fence of the next step, if that was claimed
-;;;;   with the report, is kept, too: the same report again is answered with that claim, and with no
-;;;;   later one, which belongs to another thread of the same session.
-;;;; - A workflow that has ended does not change any more, until it is forgotten.
+;;;; - Every claim has a fence above all earlier fences, even those of a deleted workflow with the
+;;;; same id: it is at least the store's revision of the state from which it is made.
+;;;;   By induction a fence is at most the revision of the transaction that stores it, so a later
+;;;;   workflow begins above it.
+;;;; - A report is accepted once, and only if its fence is that of the claim in force. Fence and
+;;;; digest are kept with the step, so a repetition of the report is recognized, and any other
+;;;; report is refused. So
+;;;;   each acknowledged report is the recorded one. If the next step was claimed with the report,
+;;;;   the fence of that claim is kept, too. A repetition of the report is answered with that claim,
+;;;;   and with no later one, which belongs to another thread of the same session.
+;;;; - A workflow that has ended does not change any more, until it is deleted.
 
 (in-package #:clgrpc.workflow)
 
@@ -41,7 +42,7 @@
     (add-event draft :ended :text reason)))
 
 (defun fail-at-step (draft step reason)
-  "Let STEP, which is under way, and its workflow fail for good."
+  "Let the current step STEP and its workflow fail for good."
   (setf (pb:step-state-status step) :failed
         (pb:step-state-error step) (short-text reason)
         (pb:step-state-ended-unix-ms step) (draft-now draft))
@@ -62,8 +63,8 @@
           (:children "children")))))
 
 (defun pass-step (draft step &key (key "") (octets 0) bringing)
-  "Note that STEP, which is under way, is done, and make the next step current. If BRINGING is true,
-STEP has brought the payload at KEY, OCTETS long, which the next task gets."
+  "Note that the current step STEP is done, and make the next step current. If BRINGING is true,
+STEP has produced the payload at KEY, OCTETS long, which is the next task's input."
   (let ((state (draft-state draft)))
     (setf (pb:step-state-status step) :done
           (pb:step-state-error step) ""
@@ -78,7 +79,7 @@ STEP has brought the payload at KEY, OCTETS long, which the next task gets."
     (incf (pb:workflow-state-current state))))
 
 (defun take-signal (draft name)
-  "The first signal of NAME that waits in DRAFT, which waits no longer; nil without one."
+  "Remove and return the first signal of NAME that waits in DRAFT; nil if none waits."
   (let* ((state (draft-state draft))
          (signals (pb:workflow-state-signals state))
          (signal (find name signals :key #'pb:pending-signal-name :test #'string=)))
@@ -94,7 +95,7 @@ STEP has brought the payload at KEY, OCTETS long, which the next task gets."
            nil)))
 
 (defun done-at-once-p (draft step)
-  "True if STEP, which comes under way, is done as soon as it begins."
+  "True if STEP, which becomes current, is done as soon as it begins."
   (let ((definition (pb:step-state-step step)))
     (case (pb:step-action-case definition)
       (:wait-ms (zerop (pb:step-wait-ms definition)))
@@ -103,8 +104,8 @@ STEP has brought the payload at KEY, OCTETS long, which the next task gets."
                      :key #'pb:pending-signal-name :test #'string=)))))
 
 (defun put-off-step (draft step)
-  "STEP, which is done as soon as it begins, comes under way; another change is due now that does
-it."
+  "Make STEP, which is done as soon as it begins, current, and leave its completion to another
+change, which is due now."
   (setf (pb:step-state-begun-unix-ms step) (draft-now draft)
         (pb:step-state-status step) :timing
         (pb:step-state-due-unix-ms step) (draft-now draft)))
@@ -136,8 +137,8 @@ it."
        nil))))
 
 (defun advance (draft)
-  "Begin the step that is under way, and all that follow while they are done at once, as many as one
-change may; if none is left, the workflow is completed."
+  "Begin the current step, and those after it as long as each is done at once, up to the number that
+one change may do. If none is left, the workflow is completed."
   (loop for passed from 0
         for step = (draft-step draft)
         while (and step
@@ -148,7 +149,7 @@ change may; if none is left, the workflow is completed."
         finally (unless step (end-workflow draft :completed ""))))
 
 (defun pass-due-step (draft step)
-  "The time of STEP has come, or that of the change of its own which it was put off for."
+  "The time of STEP has come: its own, or that of the change to which it was put off."
   (setf (pb:step-state-due-unix-ms step) 0)
   (if (eq :signal (pb:step-action-case (pb:step-state-step step)))
       (begin-step draft step)
@@ -157,11 +158,11 @@ change may; if none is left, the workflow is completed."
 ;;; Its beginning
 
 (defun input-of (step)
-  "The input that STEP, a Step, has of its own, or nil."
+  "The input that STEP, a Step, has itself, or nil."
   (and (pb:has-step-input step) (pb:step-input step)))
 
 (defun check-step (step limits depth)
-  "Signal an error unless STEP, a Step, can be one of a workflow that has DEPTH parents."
+  "Signal an error unless STEP, a Step, can be one of a workflow that has DEPTH ancestors."
   (unless (pb:step-action-case step)
     (refuse :invalid-request "a step does nothing: it has neither task, time, signal nor children"))
   (when (string/= "" (pb:step-name step)) (check-name (pb:step-name step) "the name of a step"))
@@ -176,7 +177,7 @@ change may; if none is left, the workflow is completed."
                (finite-p (pb:step-backoff-factor step))
                (or (zerop (pb:step-backoff-factor step)) (<= 1 (pb:step-backoff-factor step) 1000)))
     (refuse :invalid-request
-            "a step's time is negative or too far away, or its factor is not 1 to 1000"))
+            "a step's time is negative or too long, or its factor is not from 1 to 1000"))
   step)
 
 (defun add-steps (draft steps at)
@@ -209,8 +210,8 @@ change may; if none is left, the workflow is completed."
     step-state))
 
 (defun check-draft-payloads (draft what)
-  "Signal TOO-LARGE unless the payloads of DRAFT, which WHAT names in the error, fit into one change
-beside the chunks of its steps."
+  "Signal TOO-LARGE unless the payloads of DRAFT fit into one change together with the chunks of its
+steps. WHAT names the payloads in the error."
   (let ((payloads (append (draft-small draft) (draft-payloads draft)))
         (most (min +most-payloads+
                    (- +most-parts+
@@ -222,9 +223,9 @@ beside the chunks of its steps."
                    (loop for (nil . octets) in payloads sum (length octets)) what)))
 
 (defun digest (&rest things)
-  "The MD5 digest of THINGS, octets, strings and messages, each with its length before it. From one
-value it is infeasible to find another with the same digest, as the check of repeated requests
-needs."
+  "The MD5 digest of THINGS, octets, strings and messages, each preceded by its length. The check
+for repeated requests relies on this: from one value it is infeasible to find another with the same
+digest."
   (sb-md5:md5sum-sequence
    (apply #'concatenate 'octets
           (loop for thing in things
@@ -236,8 +237,8 @@ needs."
                 collect octets))))
 
 (defun begin-workflow (request now limits &key (traceparent "") parent)
-  "The draft of the workflow that REQUEST, a StartRequest, starts; PARENT, a Parent, says whose
-child it is, if it is one."
+  "The draft of the workflow that REQUEST, a StartRequest, starts. PARENT, a Parent, describes its
+parent, if it is a child."
   (let* ((id (check-name (pb:start-request-id request) "the id of a workflow"))
          (timeout (pb:start-request-timeout-ms request))
          (input (pb:start-request-input request))
@@ -251,7 +252,7 @@ child it is, if it is one."
       (check-name (pb:start-request-type request) "the type of a workflow"))
     (when (minusp timeout) (refuse :invalid-request "the time of a workflow is negative"))
     (when (zerop (length (pb:start-request-steps request)))
-      (refuse :invalid-request "a workflow has at least one step"))
+      (refuse :invalid-request "a workflow needs at least one step"))
     (setf (pb:workflow-state-data-key state) (add-payload draft (payload-key state "input") input)
           (pb:workflow-state-data-octets state) (length input))
     (add-steps draft (pb:start-request-steps request) 0)
@@ -261,23 +262,22 @@ child it is, if it is one."
     draft))
 
 (defun begun-alike-p (state request)
-  "True if STATE is that of a workflow which REQUEST has started. Signal WORKFLOW-EXISTS if it is
-another one."
+  "True if REQUEST has started the workflow of STATE. Signal WORKFLOW-EXISTS if another request has
+started it."
   (or (equalp (digest request) (pb:workflow-state-digest state))
-      (refuse :workflow-exists "there is another workflow ~A" (pb:workflow-state-id state))))
+      (refuse :workflow-exists "another workflow has the id ~A" (pb:workflow-state-id state))))
 
 ;;; Claims
 
 (defun claimable-p (state kinds)
-  "True if the step that is under way in STATE is a task of one of KINDS that can be claimed."
+  "True if the current step of STATE is a task of one of KINDS that can be claimed."
   (let ((step (state-step state)))
     (and (running-p state) step (eq :ready (pb:step-state-status step))
          (find (pb:step-task (pb:step-state-step step)) kinds :test #'string=)
          t)))
 
 (defun claim-step (draft session kinds)
-  "Let SESSION claim the task that is under way, if its kind is one of KINDS and no other session
-has it."
+  "Let SESSION claim the current task, if its kind is one of KINDS and no other session has it."
   (let ((state (draft-state draft)) (step (draft-step draft)))
     (when (claimable-p state kinds)
       (let ((timeout (pb:step-attempt-timeout-ms (pb:step-state-step step))))
@@ -294,7 +294,7 @@ has it."
       t)))
 
 (defun fence-in-force-p (state fence)
-  "True if FENCE is that of a claim of STATE which is in force."
+  "True if FENCE is that of the claim in force in STATE."
   (let ((step (state-step state)))
     (and (running-p state) step (eq :claimed (pb:step-state-status step))
          (= fence (pb:workflow-state-fence state)))))
@@ -307,7 +307,7 @@ has it."
 
 (defun recorded-kind (state fence)
   "The kind of the task whose report with FENCE is recorded in STATE; nil if no such report is
-recorded, or the kind is not known any more."
+recorded, or its kind is not kept any more."
   (flet ((with-fence (reports) (find fence reports :key #'pb:recorded-fence)))
     (let ((step (find-if (lambda (step) (with-fence (pb:step-state-recorded step)))
                          (pb:workflow-state-steps state)))
@@ -322,8 +322,8 @@ recorded, or the kind is not known any more."
         (pb:step-state-due-unix-ms step) due))
 
 (defun pause-ms (step count chance)
-  "How long STEP, a StepState, waits after COUNT attempts, the last of which has come to nothing:
-its back-off, from half of it to all as CHANCE, from 0 to 1, says."
+  "How long STEP, a StepState, waits after COUNT attempts, the last of which has failed: between
+half of its back-off and all of it, by CHANCE, a number from 0 to 1."
   (flet ((given (number default) (if (zerop number) default number)))
     (let* ((step-definition (pb:step-state-step step))
            (first (given (pb:step-backoff-ms step-definition) +default-backoff-ms+))
@@ -345,8 +345,8 @@ its back-off, from half of it to all as CHANCE, from 0 to 1, says."
                :due (later (draft-now draft) (pause-ms step count (draft-chance draft)))))
 
 (defun retry-step (draft step kind text)
-  "Plan another attempt of STEP after a pause. The last one has failed because of TEXT, an event of
-KIND. If no more attempts are allowed, the step fails."
+  "Plan another attempt of STEP after a pause. TEXT, from an event of KIND, is the reason why the
+last attempt failed. If no more attempts are allowed, the step fails."
   (setf (pb:step-state-error step) (short-text text)
         (pb:step-state-losses step) 0
         (pb:step-state-given-back step) 0)
@@ -358,10 +358,10 @@ KIND. If no more attempts are allowed, the step fails."
            (pause-step draft step (pb:step-state-attempts step)))))
 
 (defun undo-claim (draft step)
-  "The claim of STEP has come to nothing, as far as is known without STEP's fault: it does not count
-as an attempt. Other workers get the step: the first times in a row at once, then after pauses. So a
-task that ends its workers is not always among their tasks, and a task that all workers give back
-does not go round for ever."
+  "Undo the claim of STEP, which has ended without a result, as far as is known through no fault of
+STEP: it does not count as an attempt. Other workers get the step: the first few times in a row at
+once, then after pauses. So a task that ends its workers does not stay among their tasks, and a task
+that all workers give back is not passed around for ever."
   (decf (pb:step-state-attempts step))
   (let ((count (- (+ (pb:step-state-losses step) (pb:step-state-given-back step))
                   +free-losses+)))
@@ -372,8 +372,8 @@ does not go round for ever."
 ;;; Reports
 
 (defun check-fence (draft fence digest)
-  "True if a report with FENCE and DIGEST is to be taken, false if it was. Signal a workflow error
-that refuses it."
+  "True if the report with FENCE and DIGEST is to be accepted, false if it was accepted before.
+Signal a workflow error that refuses it."
   (let* ((state (draft-state draft)) (id (pb:workflow-state-id state))
          (recorded (recorded-report state fence)))
     (cond (recorded
@@ -384,7 +384,7 @@ that refuses it."
            (refuse :workflow-closed "the workflow ~A has ended (~(~A~))" id
                    (pb:workflow-state-status state)))
           ((fence-in-force-p state fence) t)
-          (t (refuse :claim-lost "the claim ~D of ~A is over; the last one is ~D" fence id
+          (t (refuse :claim-lost "the claim ~D of ~A has ended; the last one is ~D" fence id
                      (pb:workflow-state-fence state))))))
 
 (defun note-recorded (step fence digest)
@@ -395,21 +395,22 @@ that refuses it."
                        (list (pb:make-recorded :fence fence :digest digest))))))
 
 (defun claim-next (draft fence session kinds)
-  "Let SESSION, which has reported the claim FENCE by DRAFT, claim the task that is under way now,
-if its kind is one of KINDS."
+  "Let SESSION, whose report of the claim FENCE made DRAFT, claim the current task, if its kind is
+one of KINDS."
   (when (claim-step draft session kinds)
     (let ((state (draft-state draft)))
       (setf (pb:recorded-next-fence (recorded-report state fence)) (pb:workflow-state-fence state))
       t)))
 
 (defun next-claim (state fence)
-  "The fence of the claim that was made with the report of FENCE and is in force in STATE, or nil."
+  "The fence of the claim that was made with the report of FENCE and is still in force in STATE, or
+nil."
   (let* ((recorded (recorded-report state fence))
          (next (if recorded (pb:recorded-next-fence recorded) 0)))
     (and (plusp next) (fence-in-force-p state next) next)))
 
 (defun report-result (draft fence result then)
-  "The claim FENCE has brought RESULT, octets; THEN, a sequence of Steps, is to be done next."
+  "Note that the claim FENCE has produced RESULT, octets; THEN, a sequence of Steps, is done next."
   (let ((digest (apply #'digest "result" result (coerce then 'list))))
     (when (check-fence draft fence digest)
       (let* ((step (draft-step draft))
@@ -426,7 +427,8 @@ if its kind is one of KINDS."
         t))))
 
 (defun report-failure (draft fence text permanent)
-  "The attempt that FENCE is the claim of has failed; if PERMANENT, so would any other."
+  "Note that the attempt of the claim FENCE has failed; if PERMANENT, any other attempt would fail,
+too."
   (let ((digest (digest (if permanent "for good" "failure") text)))
     (when (check-fence draft fence digest)
       (let ((step (draft-step draft)))
@@ -437,7 +439,7 @@ if its kind is one of KINDS."
         t))))
 
 (defun give-back (draft fence)
-  "The worker that has the claim FENCE does not do it. It does not count as an attempt."
+  "The worker that has the claim FENCE does not do it. This does not count as an attempt."
   (let ((digest (digest "given back")))
     (when (check-fence draft fence digest)
       (let ((step (draft-step draft)))
@@ -448,14 +450,15 @@ if its kind is one of KINDS."
         t))))
 
 (defun held-by-p (state session)
-  "True if SESSION has a claim of STATE which is in force."
+  "True if SESSION has the claim in force in STATE."
   (and (fence-in-force-p state (pb:workflow-state-fence state))
        (string= session (pb:workflow-state-session state))))
 
 (defun lose-claim (draft session fence)
-  "Take the claim FENCE (any claim, if that is nil) from SESSION, which has ended or does not know
-of it, so that others get the task. It does not count as an attempt, since a worker may lose many
-tasks at once; but a step that is lost again and again fails, since it may itself end its workers."
+  "Take the claim FENCE, or any claim if that is nil, from SESSION, which has ended or does not know
+of it, so that others get the task. This does not count as an attempt, since a worker may lose many
+tasks at once. But a step that is lost again and again fails, since it may be what ends its
+workers."
   (let ((state (draft-state draft)) (step (draft-step draft)))
     (when (and (held-by-p state session)
                (or (null fence) (= fence (pb:workflow-state-fence state))))
@@ -470,20 +473,21 @@ tasks at once; but a step that is lost again and again fails, since it may itsel
       t)))
 
 (defun attempt-limit-ms (step limits)
-  "How long an attempt of STEP, a StepState, may take: as the step says, or as LIMITS do; or nil."
+  "How long an attempt of STEP, a StepState, may take, by the step itself or else by LIMITS; or
+nil."
   (let ((own (pb:step-attempt-timeout-ms (pb:step-state-step step)))
         (seconds (limits-attempt-seconds limits)))
     (cond ((plusp own) own)
           (seconds (ceiling (* 1000 seconds))))))
 
 (defun attempt-end (state limits)
-  "When the attempt under way in STATE has taken as long as it may, or nil."
+  "The time at which the attempt under way in STATE exceeds its limit, or nil."
   (let ((ms (attempt-limit-ms (state-step state) limits)))
     (and ms (later (pb:workflow-state-claimed-unix-ms state) ms))))
 
 (defun end-long-attempt (draft session fence)
-  "The claim FENCE of SESSION has failed if it has taken as long as it may. Steps that say how long
-that is have a timer; others are checked at each heartbeat of their worker."
+  "Fail the claim FENCE of SESSION if its attempt has exceeded its limit. Steps with a limit of
+their own have a timer; others are checked at each heartbeat of their worker."
   (let* ((state (draft-state draft)) (step (draft-step draft))
          (end (and (held-by-p state session) (= fence (pb:workflow-state-fence state))
                    (attempt-end state (draft-limits draft)))))
@@ -501,7 +505,7 @@ that is have a timer; others are checked at each heartbeat of their worker."
       (setf (pb:workflow-state-signal-runs state) (append runs (list run))))))
 
 (defun note-signal (draft name key octets)
-  "Handle a signal of NAME, which has come, with the payload at KEY, OCTETS long."
+  "Handle a signal of NAME whose payload is at KEY, OCTETS long."
   (let ((state (draft-state draft)) (step (draft-step draft)))
     (unless (running-p state)
       (refuse :workflow-closed "the workflow ~A has ended (~(~A~))" (pb:workflow-state-id state)
@@ -544,7 +548,7 @@ that is have a timer; others are checked at each heartbeat of their worker."
 ;;; Time
 
 (defun step-times (state step)
-  "The times at which an event is due for STEP, which is under way in STATE: a list of (time .
+  "The times at which an event is due for STEP, the current step of STATE: a list of (time .
 event)."
   (let ((timeout (pb:step-timeout-ms (pb:step-state-step step)))
         (due (pb:step-state-due-unix-ms step))
@@ -559,8 +563,8 @@ event)."
                                    (:timing :done))))))))
 
 (defun next-time (state)
-  "The next time at which an event of STATE is due without a call, in milliseconds since 1970, or
-nil; and that event."
+  "Two values: the next time at which an event of STATE is due without a call, in milliseconds since
+1970, or nil; and that event."
   (if (running-p state)
       (let ((first nil))
         (dolist (time (step-times state (state-step state)) (values (car first) (cdr first)))
@@ -589,7 +593,7 @@ nil; and that event."
 ;;; The end of a draft
 
 (defun check-state (draft)
-  "Signal TOO-LARGE if the state of DRAFT has more octets than a workflow may keep."
+  "Signal TOO-LARGE if the state of DRAFT has more octets than that of a workflow may have."
   (let ((most (limits-max-state-octets (draft-limits draft)))
         (octets (state-octets (draft-state draft))))
     (when (> octets most)
@@ -597,8 +601,8 @@ nil; and that event."
                    "the steps of a workflow and their states"))))
 
 (defun finish-draft (draft)
-  "Number the change that DRAFT makes. A workflow with too many changes fails, and so does one whose
-state has grown too large. Return DRAFT."
+  "Number the change that DRAFT makes. A workflow with too many changes, or with too large a state,
+fails. Return DRAFT."
   (let* ((state (draft-state draft)) (most (limits-max-changes (draft-limits draft)))
          (count (- (1+ (pb:workflow-state-version state))
                    (pb:workflow-state-former-changes state))))

@@ -39,7 +39,7 @@
     step))
 
 (defun type-of-steps (steps)
-  "The type of a workflow of STEPS, a list or the name of a workflow, if its user gives none."
+  "The type of a workflow of STEPS, a list or the name of a workflow, if the user gives no type."
   (if (and steps (symbolp steps)) (string-downcase steps) ""))
 
 (defun child-of (steps &key type (input nil input-p) timeout)
@@ -77,7 +77,7 @@
                              when (member key own) append (list key value))))))))
 
 (defun step-of (form)
-  "The Step that FORM, a list or a Step, means. Signal MISUSE if it means none."
+  "The Step that FORM, a list or a Step, means. Signal MISUSE if FORM is not a step."
   (if (pb:step-p form)
       form
       (destructuring-bind (&optional verb argument &rest options)
@@ -95,45 +95,40 @@
                      (check-type argument string)
                      (pb:make-step :name name :signal argument :timeout-ms (duration-ms timeout))))
           ((:parallel :child :children) (fork-step verb (rest form)))
-          (t (misuse "~S is not a step: (:task KIND …), (:wait SECONDS), (:until UNIX-SECONDS), ~
-                      (:signal NAME …), (:parallel STEPS …), (:child STEPS …) or ~
+          (t (misuse "~S is not a step, such as (:task KIND …), (:wait SECONDS), (:until ~
+                      UNIX-SECONDS), (:signal NAME …), (:parallel STEPS …), (:child STEPS …) or ~
                       (:children (CHILD …) …)." form))))))
 
 (defglobal **workflows** (make-hash-table :test 'eq :synchronized t)) ; from name to a list of steps
 
 (defun find-workflow-steps (name)
-  "Return the steps of the workflow NAME, a symbol, as DEFINE-WORKFLOW has them. Signal MISUSE if
-NAME is not defined. From any thread."
-  (or (gethash name **workflows**) (misuse "There is no workflow ~S." name)))
+  "Return the steps of the workflow NAME, a symbol, in the form given to DEFINE-WORKFLOW. Signal
+MISUSE if NAME is not defined. From any thread."
+  (or (gethash name **workflows**) (misuse "There is no workflow named ~S." name)))
 
 (defun steps-of (steps)
-  "The Steps that STEPS, a list of forms or the name of a workflow, mean."
+  "The Steps that STEPS describes, a list of forms or the name of a workflow."
   (mapcar #'step-of (if (and steps (symbolp steps)) (find-workflow-steps steps) steps)))
 
 (defmacro define-workflow (name &body steps)
-  "Define NAME, a symbol, as the workflow of STEPS, none of which is evaluated. A step is a string,
-or
- (:task KIND &key name input attempts backoff max-backoff factor attempt-timeout timeout), which a
-   worker does; a string alone is a task of that kind. It gets INPUT, a string, or by default the
-   result of the step before it. It is tried ATTEMPTS times (10), with pauses of BACKOFF seconds
-   (1), then FACTOR (2) times as long each, up to MAX-BACKOFF (60); an attempt may take
-   ATTEMPT-TIMEOUT seconds, by default as many as the nodes let it (an hour);
- (:wait SECONDS &key name), from when it begins, or (:until UNIX-SECONDS &key name);
- (:signal NAME &key name timeout), until SIGNAL-WORKFLOW gives it a signal of NAME, whose payload is
-   its result;
- (:parallel STEPS STEPS …), lists of steps, each of which is done as a workflow of its own, a child,
-   until all have ended;
- (:child STEPS &key type input timeout name failures abandon), one child, whose STEPS are a list or
-   the name of a workflow that is defined; it fails when TIMEOUT seconds are over;
- (:children (CHILD …) &key name timeout failures abandon), several: each the name of a workflow, or
-   a list (STEPS &key type input timeout).
-Children get the input that a task in that place would get. The result of such a step is a
-CLGRPC.WORKFLOW.V1:CHILD-RESULTS, see CHILD-RESULTS. If a child fails or is cancelled, the step
+  "Define NAME, a symbol, as the workflow of STEPS, which are not evaluated. A step is a string, or
+(:task KIND &key name input attempts backoff max-backoff factor attempt-timeout timeout): a task for
+a worker; a string alone is a task of that kind. The task gets INPUT, a string, or by default the
+result of the previous step. It is tried ATTEMPTS times (10), with pauses of BACKOFF seconds (1),
+then FACTOR (2) times as long each, up to MAX-BACKOFF (60); an attempt may take ATTEMPT-TIMEOUT
+seconds, by default as many as the nodes let it (an hour); (:wait SECONDS &key name), from when it
+begins, or (:until UNIX-SECONDS &key name); (:signal NAME &key name timeout), until SIGNAL-WORKFLOW
+gives it a signal of NAME, whose payload is its result; (:parallel STEPS STEPS …), lists of steps,
+each of which is done as a workflow of its own, a child, until all have ended; (:child STEPS &key
+type input timeout name failures abandon), one child, whose STEPS are a list or the name of a
+workflow that is defined; it fails when TIMEOUT seconds are over; (:children (CHILD …) &key name
+timeout failures abandon), several: each the name of a workflow, or a list (STEPS &key type input
+timeout). Children get the input that a task in their place would get. The result of such a step is
+a CLGRPC.WORKFLOW.V1:CHILD-RESULTS, see CHILD-RESULTS. If a child fails or is cancelled, the step
 fails; with FAILURES :report it succeeds, and its result contains the failure. Children are
-cancelled when their parent ends first, unless ABANDON is true.
-A step that takes longer than TIMEOUT seconds fails, and so does its workflow. START-WORKFLOW takes
-NAME; a workflow that has been started keeps the steps that it was started with. Signal MISUSE for a
-form that is not a step."
+cancelled when their parent ends first, unless ABANDON is true. A step that takes longer than
+TIMEOUT seconds fails, and so does its workflow. START-WORKFLOW accepts NAME; a workflow that was
+started keeps the steps that it was started with. Signal MISUSE for a form that is not a step."
   `(progn
      (setf (gethash ',name **workflows**) (mapcar #'step-of ',steps))
      ',name))

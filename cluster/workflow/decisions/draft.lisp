@@ -1,5 +1,5 @@
-;;;; Drafts: the next states of workflows. A draft has a state of its own, which decisions change,
-;;;; and the other data that go into the store with it: events for the history, and payloads.
+;;;; Drafts: the next states of workflows. A draft has a copy of the state, which decisions change,
+;;;; and the other data that are stored with it: events for the history, and payloads.
 
 (in-package #:clgrpc.workflow)
 
@@ -25,8 +25,8 @@
 (declaim (sb-ext:freeze-type draft))
 
 (defun draft-of (state now limits &key (chance 1) (revision 0))
-  "A draft of the next state after STATE, which is not changed, at NOW. CHANCE, from 0 to 1, is
-random; REVISION is the store's revision of STATE."
+  "Return a draft of the state after STATE at the time NOW; STATE is not changed. CHANCE, from 0 to
+1, is random; REVISION is the store's revision of STATE."
   (%make-draft :old state :state (protobuf:copy-message state) :now now :chance chance
                :revision revision :limits limits))
 
@@ -44,7 +44,7 @@ random; REVISION is the store's revision of STATE."
         (draft-events draft)))
 
 (defun add-small-payload (draft key octets)
-  "As ADD-PAYLOAD, of few OCTETS, which STATE has itself, and once if it has the same."
+  "As ADD-PAYLOAD, for few OCTETS, which STATE contains itself; once if STATE has the same."
   (let* ((state (draft-state draft)) (payloads (pb:workflow-state-payloads state))
          (same (find octets payloads :key #'pb:payload-octets :test #'equalp)))
     (cond (same (pb:payload-key same))
@@ -54,8 +54,8 @@ random; REVISION is the store's revision of STATE."
              key))))
 
 (defun add-payload (draft key octets)
-  "Plan to put OCTETS at KEY, below data/ID/, unless the same octets are stored at another key or
-OCTETS are empty. Return their key, or \"\" for no octets."
+  "Plan to put OCTETS at KEY, below data/ID/, unless OCTETS are empty or another key has the same
+octets. Return their key, or \"\" for no octets."
   (cond ((zerop (length octets)) "")
         ((<= (length octets) +small-octets+) (add-small-payload draft key octets))
         (t (push (cons key octets) (draft-payloads draft))
@@ -70,8 +70,8 @@ OCTETS are empty. Return their key, or \"\" for no octets."
   (run-key (pb:workflow-state-run state) name))
 
 (defun note-removal (draft name)
-  "Payloads of DRAFT's workflow whose keys below data/ID/ are NAME, or begin with it if it ends with
-a slash, go with DRAFT."
+  "Plan to remove, with DRAFT, payloads of its workflow: the one at NAME below data/ID/ or, if NAME
+ends with a slash, all whose keys begin with it."
   (let ((key (key "" "data" (pb:workflow-state-id (draft-state draft)) name)))
     (push (cons key (if (uiop:string-suffix-p key "/")
                         (key-behind key)
@@ -102,8 +102,8 @@ a slash, go with DRAFT."
                     :status (pb:workflow-state-status state))))
 
 (defun note-change-made (draft)
-  "The Change that DRAFT makes is the last of its state's. Those before it get a key of their own if
-they are many enough. By now it is known at which revision the one before it was made."
+  "The Change that DRAFT makes is the last of its state's. If the changes before it are many, they
+get a key of their own. The revision at which the previous change was made is known by now."
   (let* ((state (draft-state draft)) (changes (coerce (pb:workflow-state-changes state) 'list)))
     (when changes
       (setf (pb:change-revision (first (last changes))) (draft-revision draft)))

@@ -1,10 +1,10 @@
 ;;;; Times as cron(5) writes them: five fields, the minute (0 to 59), the hour (0 to 23), the day of
 ;;;; the month (1 to 31), the month (1 to 12 or JAN to DEC) and the day of the week (0 to 7 or SUN
 ;;;; to SAT; 0 and 7 are Sunday). A field is * or a list of numbers and ranges, as in 1,15-20; with
-;;;; /N behind a range or a *, every Nth of it. If both days are restricted, one of them is enough,
-;;;; as cron has it: "0 9 1 * MON" is each first of a month and each Monday.
+;;;; /N after a range or a *, every Nth of it. If both days are restricted, one of them is enough,
+;;;; as in cron: "0 9 1 * MON" means each first of a month and each Monday.
 ;;;;
-;;;; All times are in UTC, in which no hour is missing or there twice.
+;;;; All times are in UTC, in which no hour is missing or occurs twice.
 
 (in-package #:clgrpc.workflow)
 
@@ -28,18 +28,20 @@
 
 (defun refuse-cron (text)
   (refuse :invalid-request
-          "~S is not minute, hour, day of the month, month and day of the week as cron writes them"
+          "~S is not a minute, hour, day of the month, month and day of the week in the form of ~
+           cron"
           text))
 
 (defun cron-number (text low high names)
-  "The number that TEXT is, from LOW to HIGH, or the place of its name among NAMES; nil if neither."
+  "The number from LOW to HIGH that TEXT denotes, in digits or by a name's position in NAMES; nil if
+none."
   (let ((name (position text names :test #'string-equal)))
     (cond (name (+ low name))
           ((and (<= 1 (length text) 2) (every #'digit-char-p text))
            (let ((number (parse-integer text))) (and (<= low number high) number))))))
 
 (defun cron-item (text low high names)
-  "The bits that TEXT, an item of a field from LOW to HIGH, means, or nil."
+  "The bits of the values from LOW to HIGH that TEXT, an item of a field, denotes, or nil."
   (destructuring-bind (&optional (range "") (step "1" step-p) &rest more)
       (uiop:split-string text :separator "/")
     (destructuring-bind (&optional (first "") (last first last-p) &rest others)
@@ -57,7 +59,7 @@
                    finally (return bits)))))))
 
 (defun cron-field (text low high &optional names)
-  "The bits that TEXT, a field of numbers from LOW to HIGH, means, or nil."
+  "The bits of the values from LOW to HIGH that TEXT, a field, denotes, or nil."
   (let ((items (mapcar (lambda (item) (cron-item item low high names))
                        (uiop:split-string text :separator ","))))
     (and (notany #'null items) (reduce #'logior items))))
@@ -89,7 +91,7 @@
                (or day weekday))))))
 
 (defun cron-minute (cron from)
-  "The first minute of a day from FROM on that CRON means if it means the day, or nil."
+  "The first minute, not before FROM, of a day that CRON includes, or nil."
   (loop for minute from from below 1440
         for (hour rest) = (multiple-value-list (floor minute 60))
         when (and (logbitp hour (cron-hours cron)) (logbitp rest (cron-minutes cron)))

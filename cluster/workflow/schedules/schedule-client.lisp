@@ -4,15 +4,15 @@
 
 (defun create-schedule (channel id steps &key cron every (overlap :skip) (catch-up 1) input type
                                            timeout call-timeout)
-  "Create the schedule ID, a string that is the caller's choice, which starts workflows at times: by
+  "Create the schedule ID, a string of the caller's choice, which starts workflows at times: by
 CRON, five fields in UTC such as \"0 3 * * *\", each night at three; or every EVERY seconds, an
-integer, at the multiples of that since 1970. A workflow has the id ID.TIME, as in
-nightly.20261128T030000Z, and STEPS, INPUT, TYPE and TIMEOUT as START-WORKFLOW takes them. While the
-last started workflow runs none is started, unless OVERLAP is :allow. Of times that have passed
-while no node was there the last CATCH-UP, 1 to 100, are made up for. Return true if it was created
-by this, false if the same one was there. Signal SCHEDULE-EXISTS if there is another one of this id,
-TOO-LARGE for a wrong expression, BACKLOG-FULL, or another WORKFLOW-ERROR after CALL-TIMEOUT seconds
-(10); MISUSE without CRON or EVERY. From any thread."
+integer, at the multiples of that since 1970. Each workflow has the id ID.TIME, such as
+nightly.20261128T030000Z, and STEPS, INPUT, TYPE and TIMEOUT as for START-WORKFLOW. While the last
+workflow runs no further one is started, unless OVERLAP is :allow. Of the times that passed while no
+node ran, the last CATCH-UP, 1 to 100, are made up for. Return true if this has created it, false if
+the same schedule exists. Signal SCHEDULE-EXISTS if another one has this id, TOO-LARGE for a wrong
+expression, BACKLOG-FULL, or another WORKFLOW-ERROR after CALL-TIMEOUT seconds (10); MISUSE without
+CRON or EVERY. From any thread."
   (check-type overlap (member :skip :allow))
   (check-type catch-up (integer 1 100))
   (unless (eq (null cron) (not (null every)))
@@ -53,15 +53,14 @@ SCHEDULE-NOT-FOUND, or another WORKFLOW-ERROR after TIMEOUT seconds (10). From a
   nil)
 
 (defun resume-schedule (channel id &key timeout)
-  "Have the schedule ID, which was paused, go on from now: times that have passed meanwhile are not
-made up for. Signal SCHEDULE-NOT-FOUND, or another WORKFLOW-ERROR after TIMEOUT seconds (10). From
-any thread."
+  "Resume the paused schedule ID from now on: times that have passed meanwhile are not made up for.
+Signal SCHEDULE-NOT-FOUND, or another WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
   (ask #'methods:pause-schedule channel (pb:make-pause-schedule-request :id id :resume t) timeout)
   nil)
 
 (defun delete-schedule (channel id &key timeout)
-  "Remove the schedule ID. Workflows that it has started go on. Return true if it was there; false
-if not, also if an earlier try of this call has removed it. Signal a WORKFLOW-ERROR after TIMEOUT
+  "Remove the schedule ID. Workflows that it has started go on. Return true if it existed; false if
+not, even if an earlier try of this call has removed it. Signal a WORKFLOW-ERROR after TIMEOUT
 seconds (10). From any thread."
   (pb:delete-schedule-reply-deleted
    (ask #'methods:delete-schedule channel (pb:make-delete-schedule-request :id id) timeout)))

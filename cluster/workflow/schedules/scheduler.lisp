@@ -1,7 +1,7 @@
 ;;;; Schedules in the store: their states, the requests of their workflows, and their errands. A
-;;;; schedule that has a next time has an errand then; the transaction that does it compares the
-;;;; schedule's state, and puts the next one, with the next errand, and the workflow. So it is done
-;;;; once.
+;;;; schedule that has a next time has an errand at that time. The transaction that does it compares
+;;;; the schedule's state, and puts the next state, with the next errand, and the workflow. So it is
+;;;; done once.
 
 (in-package #:clgrpc.workflow)
 
@@ -46,8 +46,8 @@
   (refuse :schedule-not-found "there is no schedule ~A" id))
 
 (defun change-schedule (node id function)
-  "Change the schedule ID by the operations that FUNCTION returns for its entry, or not at all if
-that returns nil. Signal SCHEDULE-NOT-FOUND."
+  "Apply the operations that FUNCTION returns for the entry of the schedule ID; change nothing if it
+returns nil. Signal SCHEDULE-NOT-FOUND."
   (loop repeat +most-tries+
         do (let* ((entry (or (fetch-schedule node id) (refuse-schedule id)))
                   (operations (funcall function (entry-schedule entry))))
@@ -61,8 +61,8 @@ that returns nil. Signal SCHEDULE-NOT-FOUND."
 ;;; The errand
 
 (defun overlap-reason (node state)
-  "The reason why STATE starts no workflow now, because of the last one that it has started; nil if
-it starts one."
+  "The reason why STATE starts no workflow now, because of the last one that it started; nil if it
+may start one."
   (let ((last (pb:schedule-state-last-id state)))
     (and (eq :skip (pb:schedule-state-overlap state))
          (string/= "" last)
@@ -70,8 +70,8 @@ it starts one."
            (and entry (running-p (entry-state entry)) (format nil "~A runs" last))))))
 
 (defun draft-of-schedule (node state due)
-  "The finished draft of the workflow that STATE starts for its time DUE; if it starts none, nil and
-the reason, a text."
+  "The finished draft of the workflow that STATE starts for its time DUE; or nil and the reason, a
+text, why it starts none."
   (let ((reason (overlap-reason node state)) (id (pb:schedule-state-id state)))
     (if reason
         (values nil reason)
@@ -80,7 +80,7 @@ the reason, a text."
                    (let ((draft (scheduled-workflow state (fetch-scheduled node id) (node-now node)
                                                     (node-limits node) due)))
                      (if (fetch-entry node (scheduled-id id due))
-                         (values nil "there is another workflow of its id")
+                         (values nil "another workflow has its id")
                          draft)))
           ((or too-large invalid-request backlog-full) (condition)
             (values nil (princ-to-string condition)))))))
@@ -115,14 +115,14 @@ the reason, a text."
 ;;; Requests of users
 
 (defun create-schedule-of (node request)
-  "Put the schedule that REQUEST asks for. Return true unless the same one is there."
+  "Put the schedule that REQUEST asks for. Return true unless the same one exists."
   (let* ((id (pb:create-schedule-request-id request)) (root (node-root node))
          (state (begin-schedule request (node-now node) (node-limits node)))
          (entry (fetch-schedule node id)) (most (limits-max-schedules (node-limits node))))
     (flet ((check-same (entry)
              (unless (equalp (pb:schedule-state-digest (entry-schedule entry))
                              (pb:schedule-state-digest state))
-               (refuse :schedule-exists "there is another schedule ~A" id))
+               (refuse :schedule-exists "another schedule has the id ~A" id))
              nil))
       (if entry
           (check-same entry)

@@ -1,14 +1,14 @@
-;;;; Schedules start workflows at given times. These are decisions as those in decision.lisp: a
-;;;; schedule's state, the nodes' date and the state of the last workflow make the next state, and
-;;;; perhaps a workflow. scheduler.lisp puts both into the store by one transaction, so each time
-;;;; starts exactly one workflow, even if nodes die.
+;;;; Schedules start workflows at given times. These are decisions like those in decision.lisp: a
+;;;; schedule's state, the nodes' date and the state of the last workflow determine the next state,
+;;;; and perhaps a workflow. scheduler.lisp stores both by one transaction, so each time starts
+;;;; exactly one workflow, even if nodes die.
 ;;;;
-;;;; Of times that have passed while no node lived, the last ones are made up for, CATCH_UP of them;
-;;;; the others are counted as missed. One time is done after the other.
+;;;; Of the times that passed while no node ran, the last CATCH_UP are made up for; the others are
+;;;; counted as missed. One time is done after the other.
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +most-passed+ 1000 "So many times that have passed are looked at one by one.")
+(defconstant +most-passed+ 1000 "How many of the times that have passed are examined one by one.")
 
 ;;; Times
 
@@ -17,15 +17,15 @@
   (and (string/= "" (pb:schedule-state-cron state)) (parse-cron (pb:schedule-state-cron state))))
 
 (defun next-scheduled-time (state cron ms)
-  "The first time of STATE, whose CRON-OF is CRON, after MS; 0 for never."
+  "The first time of STATE after MS, where CRON is STATE's CRON-OF; 0 for never."
   (if cron
       (or (next-cron cron ms) 0)
       (let ((interval (pb:schedule-state-interval-ms state)))
         (* interval (1+ (floor ms interval))))))
 
 (defun times-passed (state cron now)
-  "The times of STATE from the next one to NOW, the last ones if there are too many to be looked at;
-and how many there are before these, as far as that is known."
+  "Two values: the times of STATE from the next one to NOW, only the last ones if they are too many
+to examine; and how many there are before these, as far as that is known."
   (let ((next (pb:schedule-state-next-unix-ms state)))
     (flet ((times (from)
              (loop repeat (1+ +most-passed+)
@@ -43,7 +43,7 @@ and how many there are before these, as far as that is known."
                                (floor (- (first late) next) unit)))))))))
 
 (defun next-to-do (state now)
-  "The time of STATE that is to be done now, and how many before it are missed."
+  "Two values: the time of STATE that is to be done now, and how many missed times are before it."
   (multiple-value-bind (times missed) (times-passed state (cron-of state) now)
     (let ((extra (max 0 (- (length times) (max 1 (pb:schedule-state-catch-up state))))))
       (values (elt times extra) (+ missed extra)))))
@@ -75,28 +75,30 @@ long."
     (case (pb:create-schedule-request-times-case request)
       (:cron (parse-cron (pb:schedule-state-cron state)))
       (:interval-ms (unless (and (<= 1000 interval +longest-ms+) (zerop (mod interval 1000)))
-                      (refuse :invalid-request "an interval is whole seconds, at least one")))
+                      (refuse :invalid-request "an interval is a whole number of seconds, at least ~
+                                                one")))
       (t (refuse :invalid-request "a schedule has a cron expression or an interval")))
     (unless (keywordp overlap) (refuse :invalid-request "~A says nothing about overlaps" overlap))
     (when (> catch-up +most-catch-up+)
       (refuse-size :too-large :catch-up +most-catch-up+ catch-up "too many times to make up for"))
     (when (string/= "" (pb:start-request-id start))
       (refuse :invalid-request
-              "the workflow of a schedule must not have an id: each time makes one"))
+              "the workflow of a schedule must not have an id: it gets one from each time"))
     ;; can it be started?
     (scheduled-workflow state start now limits)
     (setf (pb:schedule-state-next-unix-ms state) (next-scheduled-time state (cron-of state) now))
     state))
 
 (defun scheduled-workflow (state start now limits &optional (due now))
-  "The finished draft of the workflow that STATE starts for its time DUE, as START says."
+  "The finished draft of the workflow that STATE starts for its time DUE; START is its
+StartRequest."
   (let ((request (protobuf:copy-message start)))
     (setf (pb:start-request-id request) (scheduled-id (pb:schedule-state-id state) due))
     (finish-draft (begin-workflow request now limits))))
 
 (defun pass-time (state due &key started (reason "") (missed 0))
-  "STATE after its time DUE: the workflow of the id STARTED was started, or, if that is nil, none,
-because of REASON; MISSED times before were not made up for."
+  "STATE after its time DUE. The workflow with the id STARTED was started or, if that is nil, none
+was, because of REASON; MISSED earlier times were not made up for."
   (let ((state (protobuf:copy-message state)))
     (incf (pb:schedule-state-missed state) missed)
     (cond (started (incf (pb:schedule-state-started state))
@@ -113,7 +115,7 @@ because of REASON; MISSED times before were not made up for."
        (<= 1 (pb:schedule-state-next-unix-ms state) now)))
 
 (defun pause-schedule-state (state resume now)
-  "STATE paused or, with RESUME, going on at NOW; nil if it was so before."
+  "STATE paused or, with RESUME, resumed at NOW; nil if that was its state already."
   (unless (eq (pb:schedule-state-paused state) (not resume))
     (let ((state (protobuf:copy-message state)))
       (setf (pb:schedule-state-paused state) (not resume)

@@ -1,28 +1,30 @@
-;;;; Changes of many workflows by one decision, several in one transaction, as many as etcd takes.
-;;;; If a joint transaction fails, since other nodes change some of its workflows at the same time,
-;;;; or one cannot be changed, they are tried one by one.
+;;;; Changes of many workflows by one decision: several in one transaction, as many as etcd accepts.
+;;;; A joint transaction may fail, because other nodes change some of its workflows at the same time
+;;;; or because one cannot be changed. Then the workflows are tried one by one.
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +bulk-octets+ 1000000 "Of states that one transaction puts; etcd takes 1.5 MB.")
+(defconstant +bulk-octets+ 1000000 "The most octets of states in one transaction; etcd accepts 1.5
+MB.")
 (defconstant +bulk-page+ 100 "States that are fetched at once.")
 
 (defun bulk-draft (node entry decision)
-  "The draft that DECISION makes of the state in ENTRY, or nil if it changes nothing."
+  "The draft that DECISION makes of the state in ENTRY, or nil if DECISION changes nothing."
   (let ((cached-state (entry-cached-state node entry)))
     (when cached-state
       (multiple-value-bind (draft changes) (decide node cached-state decision)
         (and changes draft)))))
 
 (defun bulk-drafts (node ids entries decision)
-  "The drafts that DECISION makes of ENTRIES, the states of the workflows IDS, an alist by id."
+  "An alist from ids to the drafts that DECISION makes of ENTRIES, the states of the workflows IDS."
   (loop for id in ids
         for entry in entries
         for draft = (and entry (for-one (node id) (bulk-draft node entry decision)))
         when draft collect (cons id draft)))
 
 (defun next-batch (node drafts)
-  "The operations of the first of DRAFTS that fit into one transaction, and how many they are."
+  "Two values: the operations of the first of DRAFTS that fit into one transaction, and the number
+of these drafts."
   (let ((operations '()) (count 0) (operation-count 0) (octets 0))
     (loop for (nil . draft) in drafts
           for new = (draft-operations (node-root node) draft)
@@ -35,8 +37,7 @@
     (values operations count)))
 
 (defun put-drafts (node drafts operations)
-  "Put DRAFTS, which are OPERATIONS, into the store. Return false if one of their workflows was not
-as it was."
+  "Put DRAFTS into the store by OPERATIONS. Return false if one of their workflows has changed."
   (multiple-value-bind (done results revision)
       (etcd:transact (node-etcd node)
                      :when (mapcar (lambda (draft) (unchanged-p node draft)) drafts)
@@ -48,12 +49,12 @@ as it was."
     done))
 
 (defun put-batch (node drafts operations)
-  "As PUT-DRAFTS, but false as well if the store does not take them together."
+  "As PUT-DRAFTS, but return false as well if the store refuses them together."
   (handler-case (put-drafts node drafts operations)
     (workflow-refusal () nil)))
 
 (defun put-all (node drafts decision)
-  "Put DRAFTS, that DECISION has made, an alist by id, into the store, several at once."
+  "Put DRAFTS, an alist by id that DECISION has made, into the store, several at once."
   (loop while drafts
         do (multiple-value-bind (operations count) (next-batch node drafts)
              (let ((batch (loop repeat count collect (pop drafts))))

@@ -1,13 +1,14 @@
-;;;; Changes of a workflow in the store: its state is read, a decision makes a draft of it, and the
-;;;; draft is put in one transaction, if the state has not changed meanwhile. If it has, all is done
-;;;; again with the present state. Decisions know what has happened before, so a caller that does
-;;;; not learn whether its change was made can ask for it again.
+;;;; Changes of a workflow in the store: the state is read, a decision makes a draft of it, and one
+;;;; transaction puts the draft if the state has not changed meanwhile. If it has, all is done again
+;;;; with the present state. Decisions recognize what has happened before, so a caller that does not
+;;;; learn whether its change was made can ask for it again.
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +most-tries+ 30 "How often a change is tried that meets others.")
+(defconstant +most-tries+ 30 "How often a change that conflicts with others is tried.")
 (defconstant +most-cached-states+ 10000 "States that a node remembers.")
-(defconstant +most-cached-state-octets+ 16777216 "Octets of all of these, as the store has them.")
+(defconstant +most-cached-state-octets+ 16777216 "The most octets of all of these states, in their
+stored form.")
 
 (defun entry-state (entry)
   "The WorkflowState in ENTRY, or nil if that is."
@@ -18,7 +19,8 @@
 
 (defstruct (cached-state (:constructor make-cached-state (state revision &optional (octets 0)))
                          (:copier nil))
-  "A state as it was at some time, by ENTRY-STATE or as a draft has left it; it is never changed."
+  "A state at some revision, as ENTRY-STATE has read it or a draft has left it; it is never
+changed."
   (state nil :type pb:workflow-state :read-only t) ; as it was
   (revision 0 :type (integer 0) :read-only t) ; at which it came to be so
   (octets 0 :type (integer 0) :read-only t)) ; how long it is; 0 unless it is remembered
@@ -26,8 +28,8 @@
 (declaim (sb-ext:freeze-type cached-state))
 
 (defun fetch-whole (node id)
-  "The present state of the workflow ID, a cached state whose state is whole, or nil if there is no
-such workflow. Head and chunks are of one moment."
+  "The present state of the workflow ID, a cached state that is whole, or nil if there is no such
+workflow. Head and chunks are of one revision."
   (destructuring-bind (entry chunks)
       (nth-value 1 (transact node '()
                              :then (list (list :get (state-key (node-root node) id))
@@ -41,8 +43,8 @@ such workflow. Head and chunks are of one moment."
                             (etcd:entry-changed entry)))))
 
 (defun entry-cached-state (node entry)
-  "The state in ENTRY as a cached state, which is whole; or nil if ENTRY is. If its steps are not
-all in ENTRY, read the whole state as it is now."
+  "The state in ENTRY as a cached state, which is whole; nil if ENTRY is nil. If ENTRY has not all
+of its steps, read the whole present state."
   (let ((head (entry-state entry)))
     (cond ((null head) nil)
           ((whole-p head) (make-cached-state head (etcd:entry-changed entry)))
@@ -105,14 +107,16 @@ not exist."
       (make-list (length ids))))
 
 (defun fetch-states (node ids)
-  "The entries of the workflows IDS, a list of as many, nil for those that are not there."
+  "The entries of the workflows IDS, a list of the same length, with nil for each that does not
+exist."
   (and ids
        (nth-value 1 (transact node '()
                               :then (loop for id in ids
                                           collect (list :get (state-key (node-root node) id)))))))
 
 (defun unchanged-p (node draft)
-  "The comparison that the state of which DRAFT was made is as it was, or not there if it was not."
+  "The comparison that is true if the state from which DRAFT was made has not changed or, if there
+was none, still does not exist."
   (list :changed (state-key (node-root node) (pb:workflow-state-id (draft-state draft)))
         '= (draft-revision draft)))
 
@@ -131,9 +135,9 @@ not exist."
     (remember-state node (draft-state draft) revision)))
 
 (defun put-draft (node draft &key when)
-  "Put DRAFT, a finished one, into the store if its workflow is as it was and the comparisons WHEN
-are so. Return whether they were; the revision of the store; and the entry of the state as it is if
-they were not."
+  "Put DRAFT, a finished one, into the store if its workflow has not changed and the comparisons
+WHEN are true. Return three values: whether this was so; the revision of the store; and, if it was
+not so, the present entry of the state."
   (let ((id (pb:workflow-state-id (draft-state draft))))
     (multiple-value-bind (done results now)
         (transact node (list id)
@@ -146,7 +150,7 @@ they were not."
                (values nil now (first results)))))))
 
 (defun decide (node cached-state decision)
-  "The finished draft that DECISION makes of CACHED-STATE; as second value nil if it changes
+  "Two values: the finished draft that DECISION makes of CACHED-STATE, and nil if it changes
 nothing."
   (let ((draft (draft-of (cached-state-state cached-state) (node-now node) (node-limits node)
                          :chance (below node 1.0) :revision (cached-state-revision cached-state))))
@@ -155,15 +159,15 @@ nothing."
         (values draft nil))))
 
 (defun likely-states (node id)
-  "Ways to get the probable state of the workflow ID: functions that return a cached state or nil,
+  "A list of functions that may return the probable state of the workflow ID, a cached state or nil,
 the cheapest first."
   (list (lambda () (gethash id (node-recent node)))
         (lambda ()
           (entry-cached-state node (first (read-stale-states node (list (check-id id))))))))
 
 (defun first-draft (node id decision)
-  "The draft that DECISION makes of the workflow ID, and true if it changes anything. The draft is
-made of the probable state or, if that does not lead to a change, of the present state."
+  "Two values: the draft that DECISION makes of the workflow ID, and true if it changes anything.
+The draft is made from the probable state or, if that leads to no change, from the present state."
   (dolist (state (likely-states node id) (decide node (see-state node id) decision))
     (let ((cached-state (funcall state)))
       (when cached-state
@@ -173,9 +177,9 @@ made of the probable state or, if that does not lead to a change, of the present
 
 (defun change-workflow (node id decision &key conditions on-refusal)
   "Change the workflow ID by DECISION, a function of a draft, and put the draft into the store.
-Return the draft, and the revision that this made, or nil if nothing is to be changed. Signal a
-workflow error. CONDITIONS is a function of the draft that returns further comparisons; when they
-are false, ON-REFUSAL is called, before all is tried again."
+Return two values: the draft, and the revision that this made, or nil if nothing had to be changed.
+Signal a workflow error. CONDITIONS is a function of the draft that returns further comparisons;
+when one of these is false, ON-REFUSAL is called, and then all is tried again."
   (multiple-value-bind (draft changes) (first-draft node id decision)
     (loop for tries from 1
           do (unless changes (return (values draft nil)))
@@ -192,8 +196,8 @@ are false, ON-REFUSAL is called, before all is tried again."
                              decision))))))
 
 (defun fetch-payload (node state key)
-  "The payload of STATE, or of its head, at KEY, below data/ID/; no octets if KEY is empty, or
-nothing is there."
+  "The payload at KEY, below data/ID/, of the workflow of STATE, a whole state or a head; no octets
+if KEY is empty or has no entry."
   (or (small-payload state key)
       (let ((entry (and (string/= "" key)
                         (fetch-together node (data-key (node-root node)
@@ -201,14 +205,14 @@ nothing is there."
         (if entry (etcd:entry-value entry) (make-octets 0)))))
 
 (defun fetch-result (node state)
-  "The last result of STATE; nil if it has gone since STATE was read, with its workflow."
+  "The last result of STATE; nil if it was removed with its workflow after STATE was read."
   (let ((octets (fetch-payload node state (result-key state))))
     (and (= (length octets)
             (if (pb:workflow-state-brought state) (pb:workflow-state-data-octets state) 0))
          octets)))
 
 (defun draft-input (node state draft)
-  "The input of the task that is under way in STATE: of DRAFT's payloads, or out of the store."
+  "The input of the current task of STATE, from DRAFT's payloads or from the store."
   (let ((key (input-key state)))
     (or (cdr (assoc key (draft-payloads draft) :test #'string=))
         (fetch-payload node state key))))
@@ -218,8 +222,7 @@ nothing is there."
   (if (pb:workflow-state-brought state) (pb:workflow-state-data-key state) ""))
 
 (defun input-key (state)
-  "The key of the input of the task that is under way in STATE, below data/ID/; empty without an
-input."
+  "The key, below data/ID/, of the input of the current task of STATE; empty without an input."
   (let ((step (state-step state)))
     (if (string/= "" (pb:step-state-input-key step))
         (pb:step-state-input-key step)

@@ -1,27 +1,29 @@
-;;;; Commits: transactions of several threads of a node at one time go to the store as one request.
-;;;; Each remains a transaction of its own within the request, so it succeeds or fails independently
-;;;; of the others, and each thread gets the result that it would have got alone.
+;;;; Commits: transactions that several threads of a node make at the same time are sent to the
+;;;; store as one request. Each remains a transaction of its own within the request: it succeeds or
+;;;; fails independently of the others, and each thread gets the result that it would get alone.
 ;;;;
-;;;; 1. A transaction that comes while fewer requests than +MOST-FLYING+ are under way is sent at
-;;;;    once, by the thread that brings it.
-;;;; 2. Transactions that come meanwhile queue. When a request is answered, a job sends the first of
-;;;;    the queue, as many as fit into one request, and so on until the queue is empty.
-;;;; 3. Two transactions about one workflow never go into one request: etcd changes a key once in
-;;;;    each.
+;;;; 1. A transaction that arrives while fewer requests than +MOST-FLYING+ are under way is sent at
+;;;;    once, by its own thread.
+;;;; 2. Transactions that come meanwhile queue. When a request is answered, a job sends the first
+;;;;    transactions of the queue, as many as fit into one request, and so on until the queue is
+;;;;    empty.
+;;;; 3. Two transactions about one workflow are never in one request: etcd lets a request change a
+;;;;    key only once.
 ;;;;
-;;;; So a node that has little to do never waits for other threads, and one that has much makes
-;;;; fewer requests.
+;;;; So a node with little to do never waits for other threads, and one with much to do makes fewer
+;;;; requests.
 ;;;;
-;;;; Stale reads (etcd's serializable ones) are put together likewise, in a group of their own. They
-;;;; return the data that a member of etcd has at this moment, and wait for no disk and no other
-;;;; member. A change after a stale read is put only if the state is still the same; a refusal after
-;;;; one is checked again by a commit.
+;;;; Stale reads (etcd's serializable ones) are joined in the same way, in a group of their own.
+;;;; They return the present data of one member of etcd, and wait for no disk and no other member. A
+;;;; change after a stale read is put only if the state is still the same; a refusal after a stale
+;;;; read is checked again by a commit.
 
 (in-package #:clgrpc.workflow)
 
 (defconstant +most-flying+ 2 "Requests of a node's commits that are under way.")
-(defconstant +most-together+ 32 "Transactions of one request; each may have 96 operations, of 128.")
-(defconstant +commit-octets+ 1000000 "Octets that one request puts; etcd takes 1.5 MB.")
+(defconstant +most-together+ 32 "The most transactions in one request; each may have 96 operations,
+of 128.")
+(defconstant +commit-octets+ 1000000 "The most octets that one request puts; etcd accepts 1.5 MB.")
 (defconstant +longest-commit-seconds+ 60 "By then a request has ended, or no thread will make it.")
 
 (defstruct (commit (:constructor make-commit (ids transaction octets)) (:copier nil))
@@ -39,14 +41,14 @@
         when (eq :put verb) sum (length (the vector value))))
 
 (defun own-request-p (commit)
-  "True if COMMIT is too large to be with others in a request."
+  "True if COMMIT is too large to share a request."
   (or (< +commit-octets+ (* 2 (commit-octets commit)))
       (loop for (nil operations) on (commit-transaction commit) by #'cddr
               thereis (< (- +most-operations+ +most-together+) (length operations)))))
 
 (defun take-commits (group)
-  "The first commits of GROUP's queue that fit into one request, in their order; they are no longer
-there. Its lock is held."
+  "Remove the first commits of GROUP's queue that fit into one request, and return them in order.
+Its lock is held."
   (let ((taken '()) (left '()) (octets 0) (ids (make-hash-table :test 'equal)) (full nil))
     (dolist (commit (clear-fifo (commit-group-queue group)))
       (cond ((or full
@@ -87,7 +89,7 @@ there. Its lock is held."
       (dolist (commit commits) (loop:reject-future (commit-future commit) condition)))))
 
 (defun more-to-send-p (group)
-  "A request of GROUP is over. True if there is something to be sent in its place."
+  "A request of GROUP is over. True if GROUP has something to send, and may send another request."
   (sb-thread:with-mutex ((commit-group-lock group))
     (cond ((fifo-items (commit-group-queue group)) t)
           (t (decf (commit-group-flying group))
@@ -109,7 +111,7 @@ there. Its lock is held."
                                                      (+ from +most-operations+)))))))
 
 (defun settle-stale-reads (etcd commits)
-  "Do COMMITS, which are stale reads, together."
+  "Do COMMITS, which are stale reads, in one request."
   (flet ((operations (commit) (getf (commit-transaction commit) :then)))
     (handler-case
         (let ((results (read-together etcd (mapcan (lambda (commit) (copy-list (operations commit)))
@@ -121,14 +123,14 @@ there. Its lock is held."
         (dolist (commit commits) (loop:reject-future (commit-future commit) condition))))))
 
 (defun queue-commit (group commit)
-  "Queue COMMIT in GROUP, whose lock is held. Return true if its thread is to send a request: it is
-counted as under way then."
+  "Queue COMMIT in GROUP, whose lock is held. Return true if the caller must send a request, which
+is then counted as under way."
   (enqueue commit (commit-group-queue group))
   (when (< (commit-group-flying group) +most-flying+)
     (incf (commit-group-flying group))))
 
 (defun end-sending (node group commits)
-  "A request with COMMITS, of GROUP of NODE, is over: a job sends the rest of the queue."
+  "Handle the end of a request with COMMITS, of GROUP of NODE: a job sends the rest of the queue."
   (dolist (commit commits)
     (unless (loop:future-done-p (commit-future commit))
       (loop:reject-future (commit-future commit)
@@ -138,9 +140,9 @@ counted as under way then."
     (etcd:run-in-background (node-etcd node) (lambda () (send-commits node group)))))
 
 (defun send-commits (node group &optional commit)
-  "Send the first commits in the queue of GROUP, of NODE; a job sends the rest. A thread that is
-left by a non-local exit, as of WITH-TIMEOUT, does so, too. With COMMIT queue that first, and send
-nothing if enough requests are under way."
+  "Send the first commits in the queue of GROUP, of NODE; a job sends the rest. A thread that leaves
+this by a non-local exit, such as that of WITH-TIMEOUT, does so, too. With COMMIT queue that first,
+and send nothing if enough requests are under way."
   (let ((etcd (node-etcd node)) (sends (null commit)) (commits '()))
     (with-undoing ((sb-thread:with-mutex ((commit-group-lock group))
                      (when commit (setf sends (queue-commit group commit)))
@@ -157,8 +159,8 @@ TRANSACT."
   (await-commit commit))
 
 (defun transact (node ids &key when then else)
-  "As ETCD:TRANSACT in the store of NODE, together with other transactions at this time; it changes
-the workflows IDS."
+  "As ETCD:TRANSACT in the store of NODE, joined with other transactions of the same time. IDS are
+the workflows that it changes."
   (if (node-commits node)
       (do-commit node (node-commits node)
         (make-commit ids (list :when when :then then :else else) (transaction-octets then)))
@@ -166,8 +168,8 @@ the workflows IDS."
       (etcd:transact (node-etcd node) :when when :then then :else else)))
 
 (defun read-stale (node keys)
-  "The entries of KEYS, nil for those that are not there, as they are or were shortly before; nil if
-NODE has no jobs."
+  "The entries of KEYS at some recent revision, with nil for those that do not exist; nil if NODE
+has no jobs."
   (and keys
        (node-stale-reads node)
        (nth-value 1 (do-commit node (node-stale-reads node)

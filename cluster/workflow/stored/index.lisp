@@ -1,11 +1,12 @@
-;;;; The keys that a state has in the store besides its own, and the transaction that a draft is:
-;;;; the new state, its history, its payloads, and the difference of the keys. Since the keys are a
-;;;; function of the state alone, no change leaves a key behind or forgets one.
+;;;; The keys that the store has for a state besides its own, and the transaction that stores a
+;;;; draft: the new state, its history, its payloads, and the difference of the keys. The keys are a
+;;;; function of the state alone, so no change leaves a key over or misses one.
 
 (in-package #:clgrpc.workflow)
 
 (defun state-keys (root state)
-  "The keys below ROOT that STATE has besides its own, a list; none for nil."
+  "The list of the keys below ROOT that the store has for STATE besides its own; none if STATE is
+nil."
   (when state
     (let ((id (pb:workflow-state-id state)) (step (state-step state)) (time (next-time state)))
       (append (list (list-key root state))
@@ -22,7 +23,7 @@
        (age-text (pb:workflow-state-started-unix-ms state)) (pb:workflow-state-id state)))
 
 (defun list-text (state)
-  "The store's value at the LIST-KEY of STATE: the fields by which searches and retention choose."
+  "The value stored at the LIST-KEY of STATE: the fields by which searches and retention choose."
   (format nil "~D ~D ~A" (pb:workflow-state-ended-unix-ms state)
           (if (running-p state) 0 (kept-octets state)) (pb:workflow-state-type state)))
 
@@ -55,7 +56,7 @@
                   (list :remove-all :prefix (key root "data" id ""))))))
 
 (defun history-key (root id number)
-  "The key of those changes of the workflow ID of which NUMBER is the last."
+  "The key of the chunk of changes of the workflow ID whose last number is NUMBER."
   (key root "history" id (number-text number)))
 
 (defun history-operations (root id changes)
@@ -65,7 +66,7 @@
                    (protobuf:serialize (pb:make-stored-changes :changes changes))))))
 
 (defun draft-operations (root draft)
-  "The operations of TRANSACT that put DRAFT, a finished one, into the store."
+  "The operations of TRANSACT that store DRAFT, a finished one."
   (if (draft-forgotten draft)
       (removal-operations root (draft-old draft))
       (let* ((state (draft-state draft))

@@ -16,10 +16,10 @@
 ;;;;   index/nodes/NAME                  a node, as long as its lease lasts, and the dates it has
 ;;;;   date                              the nodes' date, from time to time
 ;;;;
-;;;; TIME is milliseconds in 16 hexadecimal digits, so keys are in the order of their times; AGE is
-;;;; the time of the start counted down from far away, so the newest is first. Workers
-;;;; that look for tasks begin at a shard of their own choice, which is why they do not all take the
-;;;; same; within a shard the oldest comes first. Each shard of the due keys is one node's.
+;;;; TIME is milliseconds in 16 hexadecimal digits, so keys sort by their times. AGE is the time of
+;;;; the start, subtracted from a far date, so the newest is first. Workers begin to look for tasks
+;;;; at a random shard, so that they do not all take the same task; within a shard the oldest comes
+;;;; first. Each shard of the due keys belongs to one node.
 
 (in-package #:clgrpc.workflow)
 
@@ -52,7 +52,7 @@
     key))
 
 (defun hexadecimal (number digits)
-  "NUMBER, which is not negative, with at least so many hexadecimal DIGITS, in lower case."
+  "NUMBER, which is not negative, in lower-case hexadecimal, with at least DIGITS digits."
   (let* ((count (max digits (ceiling (integer-length number) 4))) (text (make-string count)))
     (loop for i from (1- count) downto 0
           do (setf (char text i) (char "0123456789abcdef" (ldb (byte 4 0) number))
@@ -68,7 +68,7 @@ ones."
   (time-text (- +last-ms+ ms)))
 
 (defun text-time (text)
-  "The time that TIME-TEXT has written as TEXT, or nil if TEXT is not a time."
+  "The time that TIME-TEXT writes as TEXT, or nil if TEXT is not a time."
   (ignore-errors (parse-integer text :radix 16)))
 
 (defun shard-text (shard)
@@ -80,7 +80,7 @@ ones."
   (shard-text (mod (balance:xxh64 (string-octets id)) +shards+)))
 
 (defun number-text (number)
-  "NUMBER, of a change, in the form of keys, which sort in the order of the numbers."
+  "NUMBER, of a change, in the form of keys, which sort by number."
   (if (< number 100000000) (format nil "~8,'0D" number) (format nil "a~20,'0D" number)))
 
 (defun status-text (status)
@@ -93,7 +93,7 @@ ones."
   (format nil "~A0" (string-right-trim "/" prefix)))
 
 (defun key-parts (root key)
-  "The parts of KEY, which is below ROOT."
+  "The parts of KEY below ROOT."
   (uiop:split-string (subseq key (length root)) :separator "/"))
 
 (defun key-id (key)

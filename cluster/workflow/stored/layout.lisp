@@ -1,33 +1,33 @@
-;;;; The layout of a state in the store: a head, and keys of their own for the parts that do not
-;;;; change any more. So the cost of a change depends on its size, not on the number of steps. These
-;;;; are functions of states, and know no store.
+;;;; The layout of a state in the store: a head, and separate keys for the parts that do not change
+;;;; any more. So the cost of a change depends on its size, not on the number of steps. These are
+;;;; functions of states, and know no store.
 ;;;;
-;;;; - The head is the state with the step that is under way and its neighbours, the small payloads
-;;;;   that these need, and the newest changes of the history. A workflow of few steps is nothing
-;;;;   else.
-;;;; - Steps that are done are in chunks of +DONE-CHUNK+, by their places, which do not change any
-;;;;   more.
-;;;; - Steps that are far from being under way are in chunks of +LEFT-CHUNK+, by the number of steps
-;;;;   after them, since steps are only ever added before all that are left.
-;;;; - A change of the history goes with the head until +HISTORY-CHUNK+ of them are one key.
+;;;; - The head is the state with the current step and its neighbours, the small payloads that these
+;;;; need, and the newest changes of the history. A workflow of few steps has only a head.
+;;;; - Steps that are done are in chunks of +DONE-CHUNK+, counted from the first step, since their
+;;;; places do not change any more.
+;;;; - Steps that are far from being current are in chunks of +LEFT-CHUNK+, counted from the last
+;;;; step, since steps are only added before all that remain.
+;;;; - The changes of the history are in the head until +HISTORY-CHUNK+ of them get one key.
 ;;;;
-;;;; For example, of 100 steps of which 30 are done the head has those from the 24th to the 68th:
-;;;; the places 0 to 23 are three chunks, the last 32 are one.
+;;;; For example, of 100 steps of which 30 are done the head has the 24th to the 68th: the places 0
+;;;; to 23 are three chunks, the last 32 are one.
 
 (in-package #:clgrpc.workflow)
 
 (defconstant +done-chunk+ 8 "Steps that are done, in a key of their own.")
 (defconstant +left-chunk+ 32 "Steps that are far from being under way, likewise.")
-(defconstant +near-steps+ 4 "So many on each side of the step under way are in the head at least.")
+(defconstant +near-steps+ 4 "How many steps on each side of the current step are in the head at
+least.")
 
 ;;; Which steps are where
 
 (defun chunked (count size)
-  "How many of COUNT steps, in the order from those that are far, are in chunks of SIZE."
+  "How many of COUNT steps, counted from the far end, are in chunks of SIZE."
   (* size (floor (max 0 (- count +near-steps+)) size)))
 
 (defun head-range (state)
-  "The begin and the end of the steps of the head of STATE, a whole state."
+  "Two values: where the steps of the head of STATE, a whole state, begin and end."
   (let ((count (length (pb:workflow-state-steps state)))
         (current (pb:workflow-state-current state)))
     (values (chunked current +done-chunk+)
@@ -37,8 +37,8 @@
   (format nil "~A~5,'0D" prefix number))
 
 (defun step-chunks (state)
-  "The chunks of steps of STATE, a whole one, in the order of the steps: lists of a name, by which
-they are in order, too, and where its steps begin and end. None for nil."
+  "The chunks of steps of STATE, a whole one, in the order of the steps: lists of a name, where its
+steps begin and where they end. The names sort in the same order. None for nil."
   (when state
     (multiple-value-bind (begin end) (head-range state)
       (let ((count (length (pb:workflow-state-steps state))))
@@ -56,13 +56,14 @@ they are in order, too, and where its steps begin and end. None for nil."
 ;;; Payloads
 
 (defun small-payload (state key)
-  "The payload of STATE at KEY, below data/ID/, if it is a small one, which has no key of its own."
+  "The payload of STATE at KEY, below data/ID/, if it is a small one, which is stored with the
+state."
   (let ((payload (find key (pb:workflow-state-payloads state) :key #'pb:payload-key
                                                               :test #'string=)))
     (and payload (pb:payload-octets payload))))
 
 (defun payload-keys (state begin end)
-  "A table of the keys of the payloads that the steps of STATE from BEGIN to before END have."
+  "A table of the keys of the payloads of the steps of STATE from BEGIN to before END."
   (let ((keys (make-hash-table :test 'equal)))
     (loop for i from begin below end
           for step = (elt (pb:workflow-state-steps state) i)
@@ -76,8 +77,8 @@ they are in order, too, and where its steps begin and end. None for nil."
                  (pb:workflow-state-payloads state)))
 
 (defun head-payloads (state begin end)
-  "The small payloads of STATE that its head has, whose steps are those from BEGIN to before END:
-all that no chunk has, and those that its own steps and the next task have."
+  "The small payloads of STATE that belong in its head, whose steps are those from BEGIN to before
+END: all that no chunk has, and those of its own steps and of the next task."
   (let ((count (length (pb:workflow-state-steps state))))
     (if (and (zerop begin) (= end count))
         (pb:workflow-state-payloads state)
@@ -93,7 +94,7 @@ all that no chunk has, and those that its own steps and the next task have."
 ;;; Apart, and together again
 
 (defun state-head (state)
-  "The head of STATE, a whole one, with which it shares its parts."
+  "The head of STATE, a whole state; they share their parts."
   (multiple-value-bind (begin end) (head-range state)
     (let ((head (copy-structure state)) (steps (pb:workflow-state-steps state)))
       (setf (pb:workflow-state-payloads head) (head-payloads state begin end)
@@ -108,9 +109,9 @@ all that no chunk has, and those that its own steps and the next task have."
                         :payloads (payloads-of state (payload-keys state begin end))))
 
 (defun chunk-operations (root old state)
-  "The operations of TRANSACT that change the chunks of steps from OLD, a whole state or nil, to
-STATE. A chunk is put once. Those of a former run, which may be more than a transaction has
-operations, go by one."
+  "The operations of TRANSACT that change the chunks of steps from those of OLD, a whole state or
+nil, to those of STATE. A chunk is put once. The chunks of a former run, which may be more than a
+transaction has operations, are removed by one operation."
   (flet ((names (state)
            (loop for (name) in (step-chunks state) collect (steps-key root state name))))
     (let ((before (names old)) (after (names state)))
@@ -130,7 +131,8 @@ operations, go by one."
   (and (zerop (pb:workflow-state-steps-before head)) (zerop (pb:workflow-state-steps-after head))))
 
 (defun join-state (head chunks)
-  "The whole state of HEAD, which is changed, and CHUNKS, StoredSteps in the order of their keys."
+  "The whole state made of HEAD, which is changed, and CHUNKS, StoredSteps in the order of their
+keys."
   (let ((done (floor (pb:workflow-state-steps-before head) +done-chunk+)))
     (flet ((steps (chunks)
              (loop for chunk in chunks append (coerce (pb:stored-steps-steps chunk) 'list))))
@@ -160,8 +162,8 @@ operations, go by one."
   (protobuf:serialized-size (told-state state)))
 
 (defconstant +key-octets+ 500
-  "The octets that the keys of an ended workflow, and etcd's index of them, take.")
+  "The octets that the keys of an ended workflow, and etcd's index of them, occupy.")
 
 (defun kept-octets (state)
-  "About how many octets of the store STATE and all that belongs to it take."
+  "About how many octets of the store STATE and all that belongs to it occupy."
   (+ +key-octets+ (pb:workflow-state-payload-octets state) (protobuf:serialized-size state)))

@@ -1,13 +1,13 @@
-;;;; Workflows that have ended are kept for a time, see next-time. If there is a limit of their
-;;;; octets, the oldest are deleted at the limit. The index of lists has them from the newest to the
-;;;; oldest, each with its octets; so those after the place where the sum of octets passes the limit
-;;;; are too many. One node looks, now and then: the one that has the first shard.
+;;;; Workflows that have ended are kept for a time, see next-time. If their octets have a limit, the
+;;;; oldest are deleted at the limit. The index of lists has them from the newest to the oldest,
+;;;; each with its octets; so those after the place where the sum of octets exceeds the limit are
+;;;; deleted. One node checks this now and then: the one that has the first shard.
 
 (in-package #:clgrpc.workflow)
 
 (defun map-ended (function node)
-  "Call FUNCTION with the id and the octets of each workflow that has ended, of each status from the
-newest to the oldest."
+  "Call FUNCTION with the id and the octets of each workflow that has ended, for each status from
+the newest to the oldest."
   (dolist (status (remove :running *statuses*))
     (let ((prefix (node-key node "by" (status-text status) "")))
       (etcd:map-entries (lambda (entry)
@@ -17,7 +17,7 @@ newest to the oldest."
                         (node-etcd node) :prefix prefix))))
 
 (defun superfluous-ids (node most)
-  "The ids of the ended workflows for which MOST octets have no room. Each status gets a share of
+  "The ids of the ended workflows that do not fit into MOST octets. Each status gets a share of
 these in proportion to its octets."
   (let ((sums '()) (ids '()))
     (map-ended (lambda (status id octets)

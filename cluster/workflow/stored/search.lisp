@@ -1,17 +1,17 @@
 ;;;; Searches: lists of workflows by status, type and times, the newest first. A search reads the
-;;;; index, whose entries have all fields by which it chooses, and then only the workflows that it
-;;;; lists. The time of the start bounds the part of the index that is read at all. The entries that
-;;;; one call reads are bounded; the next call goes on at the last entry that this one has looked
-;;;; at.
+;;;; index, whose entries have all fields by which it selects, and then only the workflows that it
+;;;; lists. The time of the start bounds the part of the index that is read. The number of entries
+;;;; that one call reads is bounded; the next call continues at the last entry that this one has
+;;;; read.
 ;;;;
-;;;; A position in the index is AGE/ID, the end of its keys, which stays what it is when the status
-;;;; of the workflow changes. So pages of all statuses, whose parts of the index are merged, neither
+;;;; A position in the index is AGE/ID, the end of its keys, which remains the same when the status
+;;;; of the workflow changes. So pages of all statuses, which merge the parts of the index, neither
 ;;;; miss a workflow nor list it twice.
 
 (in-package #:clgrpc.workflow)
 
 (defconstant +list-page+ 100 "Workflows of a page, at most and by default.")
-(defconstant +most-looked-at+ 2000 "Entries of the index that one call of List looks at.")
+(defconstant +most-looked-at+ 2000 "The most entries of the index that one call of List reads.")
 (defconstant +index-page+ 500 "Entries of the index that are fetched at once.")
 (defparameter *statuses* '(:running :completed :failed :cancelled))
 
@@ -51,14 +51,15 @@
           (t *statuses*))))
 
 (defun search-times (request)
-  "The times that REQUEST, a ListRequest, has; 0 for one that it has not."
+  "The times in REQUEST, a ListRequest; 0 for each that it lacks."
   (list (pb:list-request-started-from-unix-ms request)
         (pb:list-request-started-before-unix-ms request)
         (pb:list-request-ended-from-unix-ms request)
         (pb:list-request-ended-before-unix-ms request)))
 
 (defun search-bounds (request)
-  "From which position in the index on, and before which, REQUEST searches."
+  "Two values: the position in the index from which REQUEST searches, and the one before which it
+stops."
   (let* ((from (pb:list-request-started-from-unix-ms request))
          ;; a workflow that has ended before a time has begun before it
          (before (find-if #'plusp (sort (list (pb:list-request-started-before-unix-ms request)
@@ -72,7 +73,7 @@
             (if (plusp from) (age-text (1- from)) "g"))))
 
 (defun wanted-entry-p (request index-entry)
-  "True if INDEX-ENTRY, within the bounds, is one that REQUEST asks for."
+  "True if REQUEST asks for INDEX-ENTRY, which is within its bounds."
   (let ((type (pb:list-request-type request)) (ended (index-entry-ended index-entry))
         (before (pb:list-request-ended-before-unix-ms request)))
     (and (or (string= "" type) (string= type (index-entry-type index-entry)))
@@ -84,8 +85,8 @@
 ;;; The index
 
 (defun index-page (node statuses from to)
-  "The next entries of the index from the position FROM on, before TO, merged from its parts for
-STATUSES, in order; and true if there may be more."
+  "Two values: the next entries of the index from the position FROM on, before TO, merged from its
+parts for STATUSES, in order; and true if there may be more."
   (let* ((most (floor +index-page+ (length statuses)))
          (prefixes (loop for status in statuses
                          collect (node-key node "by" (status-text status) "")))
@@ -111,8 +112,8 @@ STATUSES, in order; and true if there may be more."
             (and end t))))
 
 (defun find-entries (node request limit)
-  "The index-entries that REQUEST asks for, LIMIT at most, and the position where the next page goes
-on, or \"\"."
+  "Two values: the index-entries that REQUEST asks for, at most LIMIT; and the position where the
+next page begins, or \"\"."
   (let ((statuses (searched-statuses request)) (found '()) (looked-at 0))
     (multiple-value-bind (from to) (search-bounds request)
       (loop

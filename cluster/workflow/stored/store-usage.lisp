@@ -1,10 +1,10 @@
-;;;; Room in the store. Ended workflows stay for a while, and a full store takes nothing from any
+;;;; Room in the store. Ended workflows stay for a while, and a full store accepts nothing from any
 ;;;; client: no result, no member, no session. So no workflow is started when a share of the store's
-;;;; quota is in use; started workflows go on, and deleted ones make room. Each node asks the store
-;;;; now and then how much is in use, and adds the octets that it has put itself since.
+;;;; quota is in use; started workflows continue, and deleted ones free space. Each node asks the
+;;;; store now and then how much is in use, and adds the octets that it has since put itself.
 ;;;;
-;;;; The octets that count are those that defragmenting would leave: etcd writes into the rest of
-;;;; its file. Overwritten and removed entries are in use until they are compacted.
+;;;; The octets counted are those that defragmentation would leave: etcd writes into the rest of its
+;;;; file. Overwritten and removed entries are in use until they are compacted.
 
 (in-package #:clgrpc.workflow)
 
@@ -20,7 +20,7 @@
             (usage-added usage) 0))))
 
 (defun put-octets (draft)
-  "Octets that DRAFT, a finished one, has put into the store."
+  "The octets that DRAFT, a finished one, has put into the store."
   (if (draft-forgotten draft)
       0
       (+ (length (draft-octets draft))
@@ -32,8 +32,8 @@
     (sb-thread:with-mutex ((usage-lock usage)) (incf (usage-added usage) octets))))
 
 (defun room-used (node)
-  "How many octets of the store of NODE are in use, or nil if it does not say; and how many may be
-for a workflow to be started."
+  "Two values: how many octets of the store of NODE are in use, or nil if the store does not report
+it; and how many may be in use so that a workflow is started."
   (let ((usage (node-usage node)) (limits (node-limits node)))
     (sb-thread:with-mutex ((usage-lock usage))
       (values (and (usage-octets usage) (+ (usage-octets usage) (usage-added usage)))

@@ -19,7 +19,7 @@
   (list #+x86-64 'sb-vm::ea #-x86-64 'list displacement base index scale))
 
 (defmacro repeat-constant (bits value)
-  "In DEFINE-KERNEL: a constant of sixteen octets with VALUE in each lane of so many BITS."
+  "In DEFINE-KERNEL: a constant of sixteen octets with VALUE in each lane of BITS bits."
   `(sb-c:register-inline-constant
     :oword (loop for shift from 0 below 128 by ,bits
                  sum (ash (ldb (byte ,bits 0) ,value) shift))))
@@ -100,7 +100,8 @@ memory."
                              (ldb (byte 3 0) (register-number place))))))
 
   (defun place-bits (place)
-    "The complements of the top bits of the index, or a vector register, and the base of PLACE."
+    "The complements of the top bits of the index, or of a vector register, and of the base of
+PLACE."
     (if (typep place 'sb-x86-64-asm::ea)
         (values (complement-bit 3 (let ((index (sb-x86-64-asm::ea-index place)))
                                     (if index (register-number index) 0)))

@@ -11,13 +11,13 @@
 
 (declaim (inline avx2-p))
 (defun avx2-p ()
-  "True if kernels may be called: this is an x86-64 with AVX2 and with all else that they use."
+  "True if kernels may be called: this is an x86-64 with AVX2 and all other features that they use."
   **avx2-p**)
 
 (defun bits-p (features extended more)
-  "True if a processor has the instructions for bits that kernels use beside AVX2: FEATURES is ECX
-of CPUID's leaf 1, EXTENDED is EBX of leaf 7, MORE is ECX of leaf 80000001. A hypervisor may show
-AVX2 without them, and without LZCNT its octets are BSR, which gives another number."
+  "True if a processor has the instructions for bits that kernels use besides AVX2: FEATURES is ECX
+of CPUID's leaf 1, EXTENDED is EBX of leaf 7, MORE is ECX of leaf 80000001. A hypervisor may offer
+AVX2 without them; without LZCNT its octets mean BSR, which returns another number."
   (and (logbitp 23 features)            ; POPCNT
        (logbitp 3 extended)             ; BMI1, with TZCNT
        (logbitp 8 extended)             ; BMI2
@@ -31,7 +31,7 @@ AVX2 without them, and without LZCNT its octets are BSR, which gives another num
       0))
 
 (defun find-avx2 ()
-  "See whether kernels may be called."
+  "Find out whether kernels may be called."
   (setf **avx2-p**
         #+x86-64 (and (/= 0 (sb-alien:extern-alien "avx2_supported" sb-alien:int))
                       (bits-p (processor-word 1 2) (processor-word 7 1)
@@ -76,7 +76,7 @@ processor keeps the value; if it is wrong there, only speed is lost.")
   (inst mov bits which))
 
 (defun find-avx512 ()
-  "See whether kernels of 512 bits may be called."
+  "Find out whether kernels of 512 bits may be called."
   (setf **avx512-p**
         #+x86-64 (and (avx2-p)
                       (logbitp 27 (processor-word 1 2)) ; has XGETBV
@@ -87,7 +87,7 @@ processor keeps the value; if it is wrong there, only speed is lost.")
         #-x86-64 nil))
 
 (defun find-kernels ()
-  "See which kernels may be called."
+  "Find out which kernels may be called."
   (find-avx2)
   (find-avx512))
 

@@ -1,7 +1,7 @@
 ;;;; The data that channelz (gRFC A14) shows and that are always kept: a number for each channel,
-;;;; subchannel, server and socket, which is never used again, and the last events of the first
-;;;; three. A connection gets its number when it is made, and only rare events are noted; calls pay
-;;;; for neither.
+;;;; subchannel, server and socket, which is never used again; and the last events of channels,
+;;;; subchannels and servers. A connection gets its number when it is made, and only rare events are
+;;;; noted, so neither costs anything per call.
 ;;;;
 ;;;; A CHANNEL-TRACE holds the events, each as a CHANNEL-EVENT.
 ;;;;
@@ -17,7 +17,7 @@
 ;;; Numbers
 
 (defstruct (numbering (:copier nil))
-  "The numbers that have been given."
+  "The state of the numbering: the last number that was given."
   (last 0 :type sb-ext:word))           ; atomic
 
 (declaim (sb-ext:freeze-type numbering))

@@ -6,9 +6,9 @@
 ;;;; called when they have been given to the function of the journal, whether that failed or not.
 ;;;;
 ;;;; LOG-WRITER is a journal of lines, as text for people or JSON for programs. The lines are made
-;;;; where the event happens, since the objects in an event may have changed a moment later; the
-;;;; thread only writes them. A peer may have written much of their text, so lines have a limited
-;;;; length and are made visible (printable.lisp).
+;;;; where the event happens, since the objects in an event may change a moment later; the thread
+;;;; only writes them. A peer may have written much of their text, so lines have a limited length
+;;;; and are made visible (printable.lisp).
 
 (in-package #:clgrpc.base)
 
@@ -20,8 +20,8 @@
 (defconstant +journal-idle-seconds+ 1/2
   "The time that the thread of a journal waits for more entries before it ends.")
 (defconstant +journal-pause-seconds+ 1/100
-  "The time for which the thread of a journal lets entries gather each time after it has taken some:
-waking it for each entry would cost more than the entries.")
+  "The time for which the thread of a journal lets entries gather after it has taken some: waking it
+for each entry would cost more than the entries.")
 
 (defstruct (journal (:copier nil))
   "A queue of entries and the thread that empties it."
@@ -86,7 +86,7 @@ entries, the oldest first, and the number that was dropped before them. From any
 
 (defun call-with-journal (journal function)
   "Call FUNCTION with the lock held: it may add an entry or a waiter to JOURNAL, and then returns
-true. If it does, wake the thread of JOURNAL."
+true. If it does so, wake the thread of JOURNAL."
   (let ((start nil) (first nil))
     (sb-sys:without-interrupts          ; a thread that is said to run is started
       (sb-thread:with-mutex ((journal-lock journal))

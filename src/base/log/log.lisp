@@ -1,8 +1,8 @@
 ;;;; The log: events as data. They go to *LOG-FUNCTION*, the user's choice, which by default writes
 ;;;; errors to the standard error, and to any number of listeners, which libraries add. Logging must
 ;;;; never make anything fail, so errors in these functions are ignored, and so are events that they
-;;;; log themselves; the standard error has the first error of *LOG-FUNCTION*. Events of tracers
-;;;; (tracer.lisp) have the details; functions that write events are in journal.lisp.
+;;;; log themselves; the first error of *LOG-FUNCTION* is written to the standard error. Events of
+;;;; tracers (tracer.lisp) have the details; functions that write events are in journal.lisp.
 
 (in-package #:clgrpc.base)
 
@@ -137,11 +137,11 @@ signal. From any thread."
 has up to 36,000 characters, and a peer may cause an error with each call.")
 
 (defglobal **backtraces** (make-hash-table :test 'eq :synchronized t)
-  "From an event to when its second began and how many backtraces it has had in that, a list that is
-never changed. Threads that change it at once may lose a count.")
+  "From an event to a list, never changed, of the time at which its second began and the number of
+its backtraces in that second. Threads that change it at once may lose a count.")
 
 (defun backtrace-due-p (event)
-  "Count a backtrace of EVENT; false if it has had enough in this second."
+  "Count a backtrace of EVENT; return false if it has had the most for this second."
   (destructuring-bind (since count) (gethash event **backtraces** '(0 0))
     (let ((now (monotonic-ns)))
       (when (>= now (+ since 1000000000)) (setf since now

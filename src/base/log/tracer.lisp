@@ -50,7 +50,7 @@
   (:dns-resolver ("resolver" "cares_resolver")
    "names looked up, and the addresses they have")
   (:flowctl ()
-   "windows: WINDOW_UPDATE in and out; window withheld from a peer since too much waits here")
+   "windows: WINDOW_UPDATE in and out; window withheld from a peer because too much waits here")
   (:handshaker ("tls" "transport_security" "tsi")
    "TLS handshakes and HTTP/2's settings, done and failed")
   (:http ("http2" "transport")
@@ -136,7 +136,7 @@ minus switches off tracers that come before: \"all,-http\". Signal MISUSE if one
                                  (mapcar (lambda (name) (substitute #\_ #\- (string name)))
                                          names))))
     (when unknown
-      (misuse "There is no tracer ~A; there are ~{~A~^, ~}." (first unknown)
+      (misuse "There is no tracer ~A; the tracers are ~{~A~^, ~}." (first unknown)
               (mapcar #'tracer-text **tracers**)))
     (setf **traced** traced)
     names))

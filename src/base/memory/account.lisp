@@ -3,14 +3,14 @@
 ;;;; begins to hold memory charges it to the connection, and code that releases it discharges it.
 ;;;;
 ;;;; The thread that owns a connection charges it by a plain addition (CHARGE-OWN). Other threads,
-;;;; which take messages or bring answers, do so atomically (CHARGE-ACCOUNT, DISCHARGE-ACCOUNT). The
+;;;; which take messages or send answers, do so atomically (CHARGE-ACCOUNT, DISCHARGE-ACCOUNT). The
 ;;;; accounts above are updated in steps: TELL-WHOLE passes on a change once it is larger than
 ;;;; +ACCOUNT-STEP+. So calls that begin and end between two steps cost the accounts above nothing;
 ;;;; each connection may be a step ahead of them.
 ;;;;
 ;;;; Invariant: HELD of an account with parts is the sum of TOLD of its parts. TOLD changes by
-;;;; compare-and-swap from the sum that was passed on before to the sum just read, so each change is
-;;;; passed on once, in any order of the threads.
+;;;; compare-and-swap from the sum last passed on to the sum just read, so each change is passed on
+;;;; once, whatever the order of the threads.
 ;;;;
 ;;;; Which calls and connections end when too much is held is not decided here: see doc/limits.md,
 ;;;; wire/link-memory.lisp and server/limits/valve.lisp.
@@ -39,7 +39,7 @@
   account-whole "The account that ACCOUNT is part of, or nil."
   account-most "With more octets than these ON-EXCESS of ACCOUNT is called. SETFable."
   account-on-excess "The function that is called, without arguments and from any thread, when
-ACCOUNT is charged with more than ACCOUNT-MOST; nil for none. SETFable.")
+ACCOUNT is charged with more than ACCOUNT-MOST; nil for no function. SETFable.")
 
 (define-hot (account-sum :inline t) ((account account)) (signed-byte 50)
   "The memory charged to ACCOUNT, in octets. From any thread."
@@ -118,8 +118,8 @@ Other threads still discharge their own."
 ;;; Threads that count at once may make it slightly wrong until the next collection.
 
 (defconstant +early-octets+ (* 24 1024 1024)
-  "The most octets that may be fresh. They take up to twice as much memory, and a collection copies
-1 MB in a millisecond or two.")
+  "The most octets that may be fresh. They occupy up to twice as much memory, and a collection
+copies 1 MB in a millisecond or two.")
 
 (declaim (type cons **fresh**) (type fixnum **fresh-most**))
 (defglobal **fresh** (list 0))          ; octets; atomic
@@ -148,15 +148,15 @@ Other threads still discharge their own."
     nil))
 
 (defun collect-early ()
-  "Collect garbage now, since much memory is fresh, in a process whose collector is tuned, unless
-the fresh memory is in long vectors, which are not copied. A twentieth of a second now is better
+  "Collect garbage now, because much memory is fresh, if the collector of this process is tuned and
+the fresh memory is not in long vectors, which are not copied. A twentieth of a second now is better
 than a fifth later."
   (when (and **tuned** (< +early-octets+ (young-octets)))
     (collect-young)))
 
 (defun old-garbage-due-p ()
-  "True if it is time for COLLECT-OLD: early collections have made an eighth of the heap old and
-little is held, so that most of it is garbage by now; or they have made half as much again old."
+  "True if it is time for COLLECT-OLD. Either early collections have made an eighth of the heap old
+and little is held, so that most of it is garbage by now; or they have made half as much again old."
   (let ((eighth (ash (heap-size) -3)))
     (< (if (< (account-sum **process-account**) (min +early-octets+ (ash eighth -1)))
            eighth

@@ -5,14 +5,13 @@
 ;;;; A process that has little to do gives memory back (loop/threads/watchdog.lisp calls these
 ;;;; functions). It is QUIET if it conses little, or idle. It collects young objects and returns all
 ;;;; free pages; then, if the gain is worth the time, it makes a full collection. A process that is
-;;;; only quiet does so if that takes 20 ms at most. Free pages are returned by STEPS of a few
+;;;; quiet does so only if that takes at most 20 ms. Free pages are returned by STEPS of a few
 ;;;; milliseconds, each with the world stopped, and between two steps others run. SBCL would return
-;;;; all of them at the end of a collection, for which a process that had a gigabyte stands still
-;;;; for 60 ms.
+;;;; all of them at the end of a collection; a process that had a gigabyte would stop for 60 ms.
 ;;;;
-;;;; A collection stops all threads while it copies the small objects that live on, half a second
-;;;; for each gigabyte; long vectors stay where they are. Objects that are alive when the collector
-;;;; is tuned count as old from then on; only full collections copy them.
+;;;; A collection stops all threads while it copies the small objects that survive, half a second
+;;;; for each gigabyte; long vectors are not moved. Objects that are alive when the collector is
+;;;; tuned count as old from then on; only full collections copy them.
 ;;;;
 ;;;; A process whose peers make it hold much memory collects early (account.lisp), and living
 ;;;; objects count as old at once. Otherwise they would be copied once more, with the survivors of
@@ -28,7 +27,7 @@
   "The octets consed between two collections.")
 (defconstant +young-octets+ (* 64 1024 1024)
   "At most so many octets of objects that survived one or two collections are copied once more
-before they count as old; that takes a fifteenth of a second.")
+before they count as old; copying them takes a fifteenth of a second.")
 
 (declaim (type boolean **tuned**))
 (defglobal **tuned** nil)
@@ -49,11 +48,11 @@ from the second generation on, and faulting it in again takes 7 ms for each 16 M
 (defglobal **live** 0)                  ; octets allocated after the last full collection of ours
 
 (defun tune-collector ()
-  "Make this process collect garbage more seldom, and keep its memory until a full collection. This
+  "Make this process collect garbage less often, and keep its memory until a full collection. This
 is for servers, and for clients with much work; a library should not call it. Between two
 collections 200 MB are consed, or a tenth of the heap if that is less. Objects that have survived
-one or two collections may take 64 MB more, and older ones an eighth of the heap, before they are
-collected again. Once the process has consed less than 4 MB a second for five seconds, or its event
+one or two collections may occupy 64 MB more, and older ones an eighth of the heap, before they are
+collected again. When the process has consed less than 4 MB a second for five seconds, or its event
 loops have had no work for eight seconds, it returns memory to the system, in steps that stop other
 threads for at most 10 ms. TUNE-COLLECTOR makes a full collection, which takes half a second for
 each living gigabyte, so that objects that live then are not copied again: call it once the
@@ -121,7 +120,7 @@ garbage since the last time."
   "The length in octets of the ranges in which free pages are returned; a range takes a quarter of a
 millisecond.")
 (defconstant +step-ns+ 4000000
-  "A step ends with the first range after so long.")
+  "The time after which a step ends, as soon as it has finished a range.")
 (defconstant +pause-seconds+ 0.005
   "The time for which other threads run between two steps.")
 
@@ -233,12 +232,12 @@ it may not be if QUICK, twice as large. There must be room for the copies."
 ;;; Quiet periods
 
 (defconstant +quiet-ns+ (* 5 +ns-per-second+)
-  "For so long a process has consed little when it is quiet.")
+  "For how long a process must cons little to count as quiet.")
 (defconstant +quiet-octets+ (* 20 1024 1024)
   "The most octets that a quiet process conses in that time.")
 
 (defstruct (quiet-period (:copier nil) (:predicate nil))
-  "The time since which the process has consed little, for one thread that looks now and then."
+  "The time since which the process has consed little, for one thread that checks it now and then."
   (since-ns 0 :type nanoseconds)        ; when that time began
   (used 0 :type heap-octets)            ; octets allocated then
   (epoch nil))                          ; of the collection before
@@ -247,7 +246,7 @@ it may not be if QUICK, twice as large. There must be room for the copies."
   make-quiet-period "Return a new period, in which nothing is known yet.")
 
 (defun quiet-p (quiet-period)
-  "True if little was consed for +QUIET-NS+. Then the next such time begins."
+  "True if little was consed for +QUIET-NS+. Then the next period begins."
   (let ((now (monotonic-ns)) (used (heap-used)))
     (flet ((begin ()
              (setf (quiet-period-since-ns quiet-period) now

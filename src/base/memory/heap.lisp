@@ -4,11 +4,11 @@
 ;;;; looks for a hole only above the places where it has looked before.
 ;;;;
 ;;;; Therefore memory counts as free if nothing was allocated in it since the last collection and it
-;;;; is either above the last page in use or in a wide hole. SBCL has not passed such a hole by,
-;;;; unless it looked for a vector that is longer still.
+;;;; is either above the last page in use or in a wide hole. SBCL has not passed such a hole over,
+;;;; unless it looked for an even longer vector.
 ;;;;
-;;;; A thread that is about to allocate much asks for a promise first, and settles it once the
-;;;; memory is allocated or is not wanted any more. A promise is given if a fifth of the heap stays
+;;;; A thread that is about to allocate much asks for a promise first, and settles it when the
+;;;; memory is allocated or is not needed any more. A promise is given if a fifth of the heap stays
 ;;;; free beyond all promises. That is enough for objects consed until the next collection, for the
 ;;;; collection itself, and for memory without a promise, such as messages that user code makes.
 ;;;; Short messages need no promise.
@@ -49,7 +49,7 @@
                 '(sb-vm::start sb-vm::flags sb-vm::gen))))
 
   (defun known-heap-p ()
-    "True if this SBCL is the one whose allocation we know from inside as well."
+    "True if this SBCL is the one whose internal allocation we know as well."
     (and (eql 0 (search "2.2.9" (lisp-implementation-version)))
          (member :x86-64 *features*)
          (known-pages-p)
@@ -108,8 +108,8 @@ allocation."
   `(sb-ext:truly-the (unsigned-byte 32) (sb-alien:slot ,entry ',slot)))
 
 (defmacro count-pages (used-pages generation)
-  "Evaluate to how many pages below USED-PAGES are free and in wide holes, how many are in use, and
-how many of these a collection of GENERATION and the younger ones copies."
+  "Evaluate to three numbers for the pages below USED-PAGES: how many are free and in wide holes,
+how many are in use, and how many of these a collection of GENERATION and the younger ones copies."
   (if (known-pages-p)
       `(let ((single-object 16)         ; a flag of gencgc-internal.h
              (least-hole (floor (heap-size) (* 32 sb-vm:gencgc-page-bytes)))
@@ -153,7 +153,7 @@ no holes and that everything would be copied."
 (sb-ext:define-load-time-global **page-statistics** (make-page-statistics))
 
 (define-hot recent-page-statistics () page-statistics
-  "Page statistics that are still true: nothing was collected since it was made, and little
+  "Page statistics that are still valid: nothing was collected since they were made, and little
 allocated."
   (let ((page-statistics **page-statistics**))
     (if (and (eq sb-kernel::*gc-epoch* (page-statistics-epoch page-statistics))
@@ -299,10 +299,10 @@ it may need."
            (hole-p (+ octets others)))))
 
 (define-hot claim-octets ((octets heap-octets) (well boolean)) heap-octets
-  "Claim room for a vector of OCTETS that this thread is about to allocate, if it fits beside the
-claims of others and, if WELL, is sure to find a hole. Return the octets claimed, OCTETS or 0. The
-caller subtracts them from **CLAIMED** once the vector is allocated. Without claims, threads that
-ask at once would all be given the same room."
+  "Claim room for a vector of OCTETS that this thread is about to allocate, if it fits in addition
+to the claims of others and, if WELL, is sure to find a hole. Return the octets claimed, OCTETS or
+0. The caller subtracts them from **CLAIMED** once the vector is allocated. Without claims, all
+threads that ask at once would be given the same room."
   (let ((others (atomic-incf (car **claimed**) octets)))
     (declare (type heap-octets others))
     (cond ((if well (fits-well-p octets others) (fits-p octets others)) octets)
@@ -310,8 +310,8 @@ ask at once would all be given the same room."
              0))))
 
 (defun collect-for-vector (octets)
-  "Collect garbage to make room for a vector of OCTETS. If a collection was made lately, wait until
-another is allowed: without it the vector's owner fails."
+  "Collect garbage to make room for a vector of OCTETS. If the last collection was too recent, wait
+until another is allowed: without one the vector's owner fails."
   (loop repeat 2
         do (collect-for-room)
         until (fits-well-p octets (car **claimed**))

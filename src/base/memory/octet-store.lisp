@@ -15,7 +15,8 @@
 (defconstant +shelves+ 57
   "The last one has vectors of 64 MiB.")
 (defconstant +store-octets+ (* 64 1024 1024)
-  "The most octets kept unused: a message of 16 MB each way, and the vectors it grew through.")
+  "The most octets kept unused: enough for a message of 16 MB in each direction, and the vectors
+through which it grew.")
 
 (declaim (type (simple-vector 57) **shelves**)
          (type cons **stored**))
@@ -28,7 +29,7 @@
     (ash (+ 4 quarters) (+ 10 doublings))))
 
 (define-hot shelf-of ((length index)) (or null (integer 0 56))
-  "The shelf of the shortest vectors that have LENGTH octets or more, NIL if none has."
+  "The shelf of the shortest vectors that have LENGTH octets or more, NIL if no shelf has."
   (cond ((<= length +shortest-stored+) 0)
         ((< (shelf-length (1- +shelves+)) length) nil)
         (t (let* ((last (1- length))

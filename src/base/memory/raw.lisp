@@ -7,11 +7,11 @@
 ;;;; Invariants: the collector cannot run between the allocation and the writing of the header. An
 ;;;; allocation of this kind does not trigger the collector, so when a collection is due the vector
 ;;;; is an ordinary one, whose allocation does. The C function ends the process when it finds no
-;;;; pages, so there must be enough where it is sure to find them (heap.lisp): for all threads that
-;;;; are in it at once and for other allocations meanwhile. If there are not enough, the vector is
-;;;; an ordinary one, whose allocation signals a condition. The pages belong to the vector alone, so
-;;;; short vectors are ordinary, too; at most three eighths of the pages are unused. In other
-;;;; versions of SBCL all vectors are ordinary.
+;;;; pages. So there must be enough free pages where it is sure to find them (heap.lisp): for all
+;;;; threads that are in it at once and for other allocations meanwhile. If there are not enough,
+;;;; the vector is an ordinary one, whose allocation signals a condition. The pages belong to the
+;;;; vector alone, so short vectors are ordinary, too; at most three eighths of the pages are
+;;;; unused. In other versions of SBCL all vectors are ordinary.
 
 (in-package #:clgrpc.base)
 
@@ -47,8 +47,8 @@ the collector off."
 
 (define-hot raw-vector ((widetag (unsigned-byte 8)) (length heap-octets) (octets heap-octets)
                         (make-ordinary function)) t
-  "A vector with WIDETAG of LENGTH elements, which are undefined and take so many OCTETS, or an
-ordinary one, which MAKE-ORDINARY returns. Signal HEAP-FULL if that might end the process."
+  "A vector with WIDETAG of LENGTH elements, which are undefined and take OCTETS octets; or an
+ordinary vector, made by MAKE-ORDINARY. Signal HEAP-FULL if that might end the process."
   (let ((size (logandc2 (+ octets (* 2 sb-vm:n-word-bytes) 15) 15)))
     (flet ((make ()
              (or (and (not (collection-due-p size))
@@ -61,8 +61,8 @@ ordinary one, which MAKE-ORDINARY returns. Signal HEAP-FULL if that might end th
       (call-with-claim size #'make))))
 
 (defmacro make-raw-vector (length type)
-  "Return a fresh vector of LENGTH numbers of TYPE, a constant, that may hold anything: the caller
-writes them all before other code sees it."
+  "Return a fresh vector of LENGTH numbers of TYPE, a constant, with undefined contents: the caller
+sets them all before other code sees it."
   (let* ((row (find (upgraded-array-element-type type)
                     sb-vm:*specialized-array-element-type-properties*
                     :key #'sb-vm:saetp-specifier :test #'equal))

@@ -3,11 +3,11 @@
 ;;;; makes its options from its keyword arguments, and its connections share them.
 ;;;;
 ;;;; A row's scope is its subject. OPTIONS has the rows for both ends of a connection (:method,
-;;;; :stream, :connection); SERVER-OPTIONS and CHANNEL-OPTIONS include it and have the rest. An
-;;;; option given to an object that does not take it is refused by name.
+;;;; :stream, :connection); SERVER-OPTIONS and CHANNEL-OPTIONS include them and add their own. An
+;;;; option given to an object that does not accept it is rejected by name.
 ;;;;
-;;;; An option whose default is an integer counts whole things and takes integers, except that times
-;;;; are reals. An option whose default is T or NIL takes T or NIL.
+;;;; An option whose default is an integer is a count and must be an integer; a time may be any
+;;;; real. An option whose default is T or NIL takes T or NIL.
 ;;;;
 ;;;; A reason is shown alone, so it must be understood without its neighbours.
 
@@ -38,8 +38,9 @@
   option-row-scope "The subject of the option: :method, :stream or :connection, which servers and
 channels take; :listener, :server or :reserve, which servers take; :channel, which channels take;
 :tracing, which MAKE-TRACING takes. Channels within the image take those of :method."
-  option-row-only ":server or :channel if only that takes the option, whatever its scope; else nil."
-  option-row-default "The value where none is given."
+  option-row-only ":server or :channel if only that accepts the option, whatever its scope; else
+nil."
+  option-row-default "Its value if none is given."
   option-row-minimum "The smallest value allowed; nil if the value is T or NIL."
   option-row-maximum "The largest value allowed; nil if the value is T or NIL."
   option-row-unit "The unit of the value, as text."
@@ -57,7 +58,7 @@ scope, default, range, unit and reason. From any thread."
   (find name **option-table** :key #'option-row-name))
 
 (defun option-default (name)
-  "Return the value that the option NAME, a keyword, has where none is given."
+  "Return the value of the option NAME, a keyword, that applies if none is given."
   (option-row-default (or (find-option-row name) (misuse "There is no option ~S." name))))
 
 ;;; Takers of options and their rows
@@ -68,8 +69,8 @@ scope, default, range, unit and reason. From any thread."
       (:channel "channels" :method :stream :connection :channel)
       (:inproc "channels within the image" :method)
       (:tracing "tracing" :tracing))
-  "Each thing that takes options, its name in the plural, and the scopes of the rows that it
-takes.")
+  "Each kind of object that accepts options, its name in the plural, and the scopes of the rows that
+it accepts.")
 
 (defun takes-option-p (taker row)
   "True if TAKER, a key of **TAKERS**, takes ROW."
@@ -88,8 +89,8 @@ takes.")
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun decimal-readings (number)
-    "The rationals that users may write for NUMBER, a real of a row: of 0.1 are 1/10, 0.1f0 and
-0.1d0 three different numbers."
+    "The list of rationals that users may mean by NUMBER, a real of a row: 0.1 may be 1/10, 0.1f0 or
+0.1d0, three different numbers."
     (let ((exact (rationalize number)))
       (list exact (rational (float exact 1f0)) (rational (float exact 1d0)))))
 
@@ -114,7 +115,7 @@ takes.")
                (option-row-unit row)))
 
 (defun check-option (row value)
-  "Signal MISUSE unless VALUE is one of ROW's."
+  "Signal MISUSE unless VALUE is valid for ROW."
   (let ((type (row-type row)))
     (cond ((typep value type))
           ((eq 'boolean type)
@@ -196,8 +197,9 @@ takes.")
 
 (defmacro define-options (&body sections)
   "Define the options table and the structures OPTIONS, SERVER-OPTIONS and CHANNEL-OPTIONS from
-SECTIONS of the form (scope . rows). A row is (name default minimum maximum unit reason &key for),
-or, of T or NIL, (name default reason &key for). FOR is the only end that takes the option."
+SECTIONS of the form (scope . rows). A row is (name default minimum maximum unit reason &key for);
+or, for an option that is T or NIL, (name default reason &key for). FOR is the only end that takes
+the option."
   (let ((rows (loop for (scope . forms) in sections
                     append (loop for form in forms collect (parse-option-row scope form)))))
     (flet ((of (&rest scopes)
@@ -227,9 +229,9 @@ with :resource-exhausted.")
     "How many levels of messages and groups may nest in a message that is decoded; the default is
 that of Protocol Buffers' other implementations. It bounds the stack.")
    (max-decoded-octets 33554432 0 1099511627776 "octets"
-    "Memory that the messages inside one message may take when it is decoded, beyond eight times
-its serialized size. Two octets make an empty message that takes forty and more: without this
-limit 4 MB could become 2 GB.")
+    "Memory that the messages inside one message may occupy when it is decoded, beyond eight times
+its serialized size. An empty message of two octets occupies forty and more: without this limit 4 MB
+could become 2 GB.")
    (compress-minimum-octets 256 0 2147483647 "octets"
     "Calls with compression send shorter messages uncompressed, unless `send` has :compress t: gzip
 adds 18 octets and costs 4 µs, more than all the rest of a call.")
@@ -254,8 +256,8 @@ at most.")
     "How many fields a header list may have; a list with more counts as one that is too large. Each
 takes 150 octets of memory beside those that max-header-list-octets counts.")
    (stream-window-octets 2621440 65535 16777216 "octets"
-    "How much a peer may send on one stream before we read it: a message of 1 MB goes out in one go.
-It bounds the memory of a call that does not read."))
+    "How much a peer may send on one stream before we read it. The default lets a message of 1 MB be
+sent at once. It bounds the memory of a call that does not read."))
   (:connection
    (header-table-octets 4096 0 65536 "octets"
     "Size of the HPACK dynamic table that we offer for decoding, and the most that we use for
@@ -282,7 +284,7 @@ KB of output. A peer may hold three times what is left; a call that would exceed
 is ended.")
    (max-unsent-octets 1048576 16384 67108864 "octets"
     "A connection with more unsent output is not read, and no more of its calls begin, until the
-peer takes the output. While the connections of a server together hold half of
+peer reads the output. While the connections of a server together hold half of
 max-total-held-octets, each is limited to 64 KB.")
    (send-timeout-seconds 60 0.1 86400 "seconds"
     "If the peer of a connection takes no waiting output for this time, the connection is closed.")
@@ -291,14 +293,14 @@ max-total-held-octets, each is limited to 64 KB.")
 it has come. Then the connection is closed.")
    (max-queued-control-frames 1000 10 1000000 "frames"
     "Answers to PING and SETTINGS, and RST_STREAMs, that may wait for a peer that does not read.
-One more ends the connection.")
+More than that ends the connection.")
    (max-header-block-octets 65536 4096 1048576 "octets"
     "Size of one compressed header block with all its CONTINUATIONs. A longer one ends the
 connection.")
    (max-reset-burst 4000 1 1000000 "resets"
     "RST_STREAMs that the peer of one connection may send or provoke at once, not counting one for
 each call that has ended with :ok. The default lets a client cancel max-concurrent-streams calls
-several times over. One more ends the connection with ENHANCE_YOUR_CALM (rapid reset,
+several times over. More than that ends the connection with ENHANCE_YOUR_CALM (rapid reset,
 CVE-2023-44487)."
     :for :server)
    (max-resets-per-second 200 1 1000000 "resets a second"
@@ -308,15 +310,15 @@ CVE-2023-44487)."
     "The most frames without content that the peer of one connection may send at once: SETTINGS,
 PRIORITY, empty DATA, a server's PINGs, GOAWAY, frames of unknown type, and interim responses after
 the first of a stream. WINDOW_UPDATEs, and frames without content on streams that have ended, count
-beyond eight for each DATA frame sent and for each stream. One more ends the connection with
+beyond eight for each DATA frame sent and for each stream. More than that ends the connection with
 ENHANCE_YOUR_CALM.")
    (max-idle-frames-per-second 100 1 1000000 "frames a second"
     "How fast the frames of max-idle-frame-burst become available again.")
    (settings-timeout-seconds 10 0.1 600 "seconds"
     "How long a peer may take to acknowledge SETTINGS (RFC 9113 6.5.3).")
    (preface-timeout-seconds 10 0.1 600 "seconds"
-    "How long a new connection may take until its TLS handshake, if any, is over and the peer's
-preface and first SETTINGS are whole.")
+    "How long a new connection may take until its TLS handshake, if any, has ended and the peer's
+preface and first SETTINGS have arrived.")
    (keepalive-seconds 330 0 1000000000 "seconds"
     "After this time without an octet from the peer, a PING is sent (gRFC A8, A9); a client sends
 it only while calls are under way. 0 means never. Servers of other implementations tolerate one
@@ -336,29 +338,29 @@ such a connection."
     "A connection without calls for this time, or up to a quarter longer, is closed in order: a
 client closes it and connects again for the next call; a server sends GOAWAY. 0 means never.")
    (max-connection-age-seconds 0 0 1000000000 "seconds"
-    "A connection of this age, give or take a tenth, takes no more calls, so that clients connect
+    "A connection of this age, plus or minus a tenth, takes no more calls, so that clients connect
 again through their load balancer. 0 means never.")
    (max-connection-age-grace-seconds 0 0 1000000000 "seconds"
     "How long the calls of a connection older than max-connection-age-seconds may go on. Then they
 end with :unavailable. 0 means for ever.")
    (min-ping-interval-seconds 300 0 1000000000 "seconds"
-    "A client's PING is a strike (max-ping-strikes) if it follows another sooner than this and in
-between no call began or ended and no DATA was sent (gRFC A8)."
+    "A client's PING is a strike (max-ping-strikes) if it follows the previous one sooner than this,
+and in between no call began or ended and no DATA was sent (gRFC A8)."
     :for :server)
    (ping-without-calls nil
-    "Whether a client may send PINGs at intervals of min-ping-interval-seconds also without a call
-under way; if not, the interval is then two hours at least."
+    "Whether a client may send PINGs at intervals of min-ping-interval-seconds even without a call
+under way; if not, the interval is then at least two hours."
     :for :server)
    (max-ping-strikes 2 0 1000000 "strikes"
-    "How many PINGs may come too soon (min-ping-interval-seconds). One more ends the connection
-with ENHANCE_YOUR_CALM, too_many_pings."
+    "How many PINGs may come too soon (min-ping-interval-seconds). More than that ends the
+connection with ENHANCE_YOUR_CALM, too_many_pings."
     :for :server))
   (:listener
    (max-connections 20000 1 1000000 "connections"
-    "Connections that a server holds at once; fewer if the process may not have that many
-descriptors. When all places are taken and a peer with fewer connections than another comes, the
-peer with the most loses one. If the newcomer itself has the most, its new connection is closed as
-soon as it is accepted.")
+    "Connections that a server holds at once; fewer if the process has not enough descriptors. When
+the server has that many, a new connection of a peer that has fewer than another one replaces a
+connection of the peer that has the most. If the peer of the new connection itself has the most, the
+new connection is closed as soon as it is accepted.")
    (backlog 4096 1 65535 "connections"
     "Length of the kernel's queue of connections that are not yet accepted.")
    (reuse-port nil
@@ -386,10 +388,10 @@ the server starts are not counted.")
 limit, up to the hard limit. Programs that the process starts inherit it.")
    (max-calls 100000 1 10000000 "calls"
     "Calls that a server has under way at once; one more ends with :resource-exhausted before
-anything is done for it. A peer may begin another call while it has at most 7 times the number
-that is free beyond a sixteenth: one peer alone may have 82,000 of 100,000, each of two peers
-43,750. Of that sixteenth, all is kept for peers without a call, and half for connections without
-one.")
+anything is done for it. A peer may begin another call while it has at most 7 times the number of
+calls that are free beyond a sixteenth: one peer alone may have 82,000 of 100,000, each of two peers
+43,750. All of that sixteenth is reserved for peers without a call, and half of it for connections
+without one.")
    (max-fallback-body-octets 1048576 0 1073741824 "octets"
     "The longest body of a request that is not gRPC, for `start-server`'s :http and :fallback; a
 longer one is answered with 413.")
@@ -430,12 +432,12 @@ calls that were reset while they ran. More calls end with :resource-exhausted. T
 max-concurrent-streams, so that a decent client never reaches it; reserve-threads bounds how many
 run at once.")
    (decompression-percent 25 1 100000 "percent"
-    "How much of one processor's time compressed messages of one peer may take beyond what their
-octets on the wire earn, 200 nanoseconds each: 236 octets may become 200 KB that take 5 ms to
-decode. A peer may take a quarter of a second of it at once; then its compressed messages wait, and
+    "How much of one processor's time compressed messages of one peer may cost, beyond the 200
+nanoseconds that each octet on the wire is allowed: 236 octets may become 200 KB that take 5 ms to
+decode. A peer may use a quarter of a second of it at once; then its compressed messages wait, and
 nothing else does. A server whose clients all come through one proxy may want more.")
    (max-queued-octets 33554432 65536 1099511627776 "octets"
-    "Octets of one connection's answers that wait since its peer gives no window or does not read.
+    "Octets of one connection's answers that wait because its peer gives no window or does not read.
 Above it, no more of its calls are begun until some answers are sent. While the connections of a
 server together hold half of max-total-held-octets, each is limited to 64 KB.")
    (drain-seconds 10 0 3600 "seconds"
@@ -443,12 +445,12 @@ server together hold half of max-total-held-octets, each is limited to 64 KB.")
   (:reserve
    (reserve-threads 256 1 4096 "threads"
     "Threads for handlers that block. They start when needed and end after idling
-(reserve-idle-seconds). A connection may take another thread while it has at most 4 times the
-number that is free beyond a quarter: of 256 threads, one connection alone may have 110, and with
-more connections each gets fewer. A quarter is kept for connections without a thread, a sixteenth
-for peers without one, and a sixteenth for handlers that begin on the loop.")
+(reserve-idle-seconds). A connection may take another thread while it has at most 4 times the number
+of threads that are free beyond a quarter: of 256 threads, one connection alone may have 110, and
+with more connections each gets fewer. A quarter is kept for connections without a thread, a
+sixteenth for peers without one, and a sixteenth for handlers that begin on the loop.")
    (reserve-queue 10000 0 1000000 "calls"
-    "Calls that may wait for a reserve thread. One more is refused with :resource-exhausted.")
+    "Calls that may wait for a reserve thread. A further one is refused with :resource-exhausted.")
    (reserve-wait-seconds 5 0.001 3600 "seconds"
     "How long a call may wait for a reserve thread before it is refused with :resource-exhausted.
 Without this limit, handlers that hold all threads and call this same server would wait for ever.")
@@ -467,7 +469,7 @@ hedging policy. A call that sends more is not tried again. The default is that o
    (resend-octets 16384 0 1073741824 "octets"
     "How much of a stream's requests one call without such a policy keeps until its response begins,
 so that the call can be repeated if its server has not seen it. With 0 nothing is kept: then only
-calls that have sent no message yet, or have one request only, can be repeated.")
+calls that have sent no message yet, or have a single request, can be repeated.")
    (resend-messages 4 1 1000000 "messages"
     "How many messages of a stream a call without a retry or hedging policy keeps, so that it can be
 repeated. A call that sends more keeps nothing: a server refuses a call at its beginning, and each
@@ -478,8 +480,8 @@ resend-octets). Above it a call keeps nothing.")
    (connect-timeout-seconds 20 0.01 600 "seconds"
     "How long an attempt to connect to one address may take (gRPC connection back-off document).")
    (connection-attempt-delay-seconds 0.25 0.1 2 "seconds"
-    "The time from the beginning of an attempt to connect to one of several addresses until one to
-the next address begins beside it (gRFC A61).")
+    "How long after the beginning of an attempt to connect to one of several addresses an attempt to
+the next address begins in parallel (gRFC A61).")
    (backoff-initial-seconds 1 0.001 600 "seconds"
     "How long to wait after the first failed attempt to connect (gRPC connection back-off
 document).")
@@ -494,8 +496,8 @@ once.")
     "The time limit of a query to a DNS server that a channel's target names, or for service
 configs. Within that time the query is sent three times.")
    (resolve-interval-seconds 30 0 3600 "seconds"
-    "A channel that has lost a server, or cannot reach one, looks its target's name up again, but
-not sooner after the last look-up that had an answer than this.")
+    "A channel that has lost a server, or cannot reach one, looks its target's name up again, but no
+sooner than this after the last look-up that had an answer.")
    (max-addresses 1000 1 1000000 "addresses"
     "How many addresses of its target a channel uses, the first ones that a resolver reports. A
 warning is logged if there are more: with round_robin and its like, each has a connection.")
@@ -509,13 +511,13 @@ Further ones are left out, with a warning.")
    (idle-seconds 1800 0 1000000000 "seconds"
     "A channel that has had no calls for this time goes idle: its connections, its balancer and its
 resolver end, and the next call begins again. Surplus connections to one server (see
-connections-per-subchannel) end after this time too, while the channel goes on. It may take an
+connections-per-subchannel) end after this time too, while the channel continues. It may take an
 eighth longer. 0 means never; other times under a second count as one.")
    (max-connections-per-subchannel 10 1 1000 "connections"
     "The most connections to one server that a service config may ask for (connectionScaling, gRFC
 A105).")
    (connections-per-subchannel 1 1 1000 "connections"
-    "How many connections to each server are made and kept, also if a service config asks for fewer.
+    "How many connections to each server are made and kept, even if a service config asks for fewer.
 A call goes over the oldest that has a stream for it.")
    (share-connections nil
     "Whether channels that have the same options, credentials and authority use the same connections
@@ -527,22 +529,22 @@ each other; threads on channels with connections of their own do not.")
     "The most entries of the ring of ring_hash, even if a service config asks for more (gRFC A42):
 each channel has a ring. An entry takes 16 octets.")
    (max-concurrent-requests 0 0 1000000000 "calls"
-    "How many calls of a channel may be in flight. One more ends at once with :unavailable, and is
-not made again (gRFC A32). 0 means no limit.")
+    "How many calls of a channel may be in flight. A further call ends at once with :unavailable,
+and is not retried (gRFC A32). 0 means no limit.")
    (breaker-max-calls 0 0 1000000000 "calls"
-    "How many calls one server may have. A call that no other server takes ends at once with
-:unavailable, and is not made again. 0 means no limit.")
+    "How many calls one server may have. A call that no other server accepts ends at once with
+:unavailable, and is not retried. 0 means no limit.")
    (breaker-max-waiting 0 0 1000000000 "calls"
-    "How many calls of a channel that is ready may wait until one server allows them a stream. One
-more for that server ends at once with :unavailable, and is not made again. 0 means no limit.")
+    "How many calls of a channel that is ready may wait until one server allows them a stream. A
+further call for that server ends at once with :unavailable, and is not retried. 0 means no limit.")
    (breaker-failure-percent 0 0 100 "percent"
     "If this percentage of the calls to one server in breaker-window-seconds has failed by its
 fault, it gets no calls for breaker-open-seconds. Then one call is tried; its outcome decides
-whether the server gets others. Calls that no other server takes end at once with :unavailable, and
-are not retried. 0 means that failures are not counted.")
+whether the server gets more calls. Calls that no other server accepts end at once with
+:unavailable, and are not retried. 0 means that failures are not counted.")
    (breaker-min-calls 20 1 1000000000 "calls"
-    "With fewer calls in breaker-window-seconds, breaker-failure-percent does not apply: one or two
-failures of few calls mean little.")
+    "With fewer calls in breaker-window-seconds, breaker-failure-percent does not apply: of few
+calls, one or two failures prove little.")
    (breaker-window-seconds 10 0.01 3600 "seconds"
     "The time in which calls and their failures are counted for breaker-failure-percent.")
    (breaker-open-seconds 5 0.01 3600 "seconds"
@@ -564,12 +566,12 @@ OpenTelemetry's. More are left out and counted.")
 counted.")
    (max-attribute-characters 1024 1 1048576 "characters"
     "How long a text in a span may be: a value of an attribute, a name, the text of a status, which
-may be a peer's. A longer one is cut.")
+may be a peer's. A longer text is truncated.")
    (max-queued-spans 2048 1 1000000 "spans"
     "How many finished spans of one loop wait for an exporter, and as many of the threads that run
 no loop; the default is OpenTelemetry's. Further spans are dropped and counted.")
    (batch-spans 512 1 1000000 "spans"
-    "With so many finished spans of one loop the exporter is called before its time; the default is
+    "When so many finished spans of one loop wait, the exporter is called early; the default is
 OpenTelemetry's.")))
 
 (defun option-slot (name)
@@ -585,7 +587,8 @@ arguments with the same name the first counts. Return OPTIONS."
 
 (defun make-options (&rest arguments)
   "Return options for one end of a connection, with the values of the keyword ARGUMENTS and defaults
-for the rest. Signal MISUSE for a name that is not in the table, or not for it, or a wrong value."
+for the rest. Signal MISUSE for a name that is not in the table, or not for such an end, and for a
+wrong value."
   (check-options :connection arguments)
   (fill-options (%make-options) arguments))
 

@@ -38,8 +38,8 @@ character, or the length of a text that ends too early."))
 (define-hot encode-base64 ((octets octets) &key (start index 0) (end (or null index) nil)
                            (padding boolean nil))
     simple-base-string
-  "Return the octets START to END (default: all) in base64. The last group is filled up with = only
-if PADDING is true; gRPC metadata goes without."
+  "Return the octets START to END (default: all) in base64. The last group is padded with = only if
+PADDING is true; gRPC metadata have no padding."
   (let* ((end (or end (length octets)))
          (count (the (unsigned-byte 58) (- end start)))
          (groups (ceiling count 3))
@@ -62,7 +62,7 @@ if PADDING is true; gRPC metadata goes without."
 
 (define-hot base64-end ((octets octets) (start index) (end index)) index
   "The end of the digits from START to END, where padding begins. Signal INVALID-BASE64 for padding
-that does not fill up a group, and for a lone digit."
+that does not complete a group, and for a single digit."
   (let* ((padding (loop for i of-type index from end above start
                         while (= (aref octets (1- i)) #.(char-code #\=))
                         count t))
@@ -103,8 +103,8 @@ that does not fill up a group, and for a lone digit."
     decoded))
 
 (define-hot text-codes ((text simple-string) (start index) (end index)) octets
-  "The codes of TEXT from START to END. Any code outside the alphabet will do for a character that
-no octet can hold."
+  "The codes of TEXT from START to END. A character that no octet can hold gets any code outside the
+alphabet."
   (let ((octets (make-octets (- end start))))
     (with-text-type (text)
       (loop for i of-type index from start below end

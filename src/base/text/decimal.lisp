@@ -1,6 +1,7 @@
 ;;;; Floats from decimal digits and from rational numbers, rounded correctly (to nearest, ties to
-;;;; even), and to the fewest decimal digits that read back alike. SBCL's COERCE rounds some ratios
-;;;; and long integers wrongly, and its printer gives denormals digits too many.
+;;;; even); and floats written with the fewest decimal digits that read back as the same float.
+;;;; SBCL's COERCE rounds some ratios and long integers wrongly, and its printer gives denormals
+;;;; digits too many.
 ;;;;
 ;;;; Invariant: the work is bounded by the number of digits; no exponent, however large, makes a
 ;;;; large integer.
@@ -89,8 +90,8 @@ DIGITS is."
           (t (call-with-quotient #'single-of-quotient digits exponent negative)))))
 
 (defun single-clear-p (double)
-  "True if a number that was rounded to DOUBLE can be rounded again, to a normalized single float:
-if DOUBLE is not next to the middle between two single floats."
+  "True if a number that was rounded to DOUBLE can safely be rounded again, to a normalized single
+float: DOUBLE is not next to the midpoint of two single floats."
   (and (< 2d-38 double 3.4d38)
        (not (<= #xFFFFFFF
                 (logand #x1FFFFFFF (sb-kernel:double-float-low-bits double))
@@ -112,7 +113,7 @@ and the exponent E of the first: NUMBER is about d.ddd × 10^E."
           (values digits exponent)))))
 
 (defun denormal-decimal (float)
-  "FLOAT, which is denormal, in the fewest decimal digits that read back alike."
+  "FLOAT, which is denormal, in the fewest decimal digits that read back as the same float."
   ;; its neighbours are equally far, so the nearest decimal of each length is the one to try
   (let ((number (rational (abs float))))
     (loop for count from 1
@@ -130,7 +131,7 @@ and the exponent E of the first: NUMBER is about d.ddd × 10^E."
         when (zerop rest) return count))
 
 (define-hot nanos-decimal ((nanos (unsigned-byte 50)) negative) simple-base-string
-  "NANOS billionths, from 1, as FLOAT-DECIMAL writes them."
+  "NANOS billionths, from 1, in the form of FLOAT-DECIMAL."
   (let* ((small (< nanos 1000000))
          (digits nanos)
          (places (if small (1- (digit-count nanos)) 9)) ; so many of the digits are behind the point
@@ -162,7 +163,7 @@ and the exponent E of the first: NUMBER is about d.ddd × 10^E."
       text)))
 
 (define-hot short-decimal ((float double-float)) (or null simple-base-string)
-  "FLOAT as FLOAT-DECIMAL writes it if it is a number of billionths under a million, as most times
+  "FLOAT in the form of FLOAT-DECIMAL if it is a number of billionths under a million, as most times
 in seconds are; else nil."
   (let ((magnitude (abs float)))
     (when (< 0d0 magnitude 1d6)
@@ -174,8 +175,8 @@ in seconds are; else nil."
           (nanos-decimal nanos (minusp float)))))))
 
 (defun float-decimal (float)
-  "Return FLOAT, which is finite, in the fewest decimal digits that read back alike, as a base
-string: 0.5, 100.0, 1.0e23."
+  "Return FLOAT, which is finite, in the fewest decimal digits that read back as the same float, as
+a base string: 0.5, 100.0, 1.0e23."
   (or (and (typep float 'double-float) (short-decimal float))
       (coerce (if (sb-ext:float-denormalized-p float)
                   (denormal-decimal float)

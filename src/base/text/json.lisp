@@ -13,7 +13,7 @@
 ;;;; characters or lone surrogates. UTF-8 is validated in strings, the only place where characters
 ;;;; other than ASCII may stand. Nesting, the length of the text and that of a number are limited,
 ;;;; since time and stack grow with them. Doubles are rounded correctly and written in the fewest
-;;;; digits that read back alike. Output is fit for a terminal: DEL, C1 and overrides of direction
+;;;; digits that read back alike. Output is safe for a terminal: DEL, C1 and overrides of direction
 ;;;; are escaped like C0.
 
 (in-package #:clgrpc.base)
@@ -30,8 +30,8 @@
 describes the expected element."))
 
 (document-functions
-  json-error-line "The line, from 1, at which a text is not JSON."
-  json-error-column "The column, from 1, at which a text is not JSON."
+  json-error-line "The line, from 1, at which a text ceases to be JSON."
+  json-error-column "The column, from 1, at which a text ceases to be JSON."
   json-error-text "The error in the text, as text.")
 
 (defconstant +json-number-length+ 1100
@@ -100,7 +100,7 @@ deeper than MAX-DEPTH."
   (incf (json-reader-position reader)))
 
 (define-hot skip-json-space ((reader json-reader)) (or null character)
-  "Pass over white space and return the character after it, or NIL at the end."
+  "Skip white space and return the character after it, or NIL at the end."
   (loop for char = (peek-json reader)
         while (and char (or (char= char #\Space) (char= char #\Newline) (char= char #\Return)
                             (char= char #\Tab)))
@@ -108,7 +108,7 @@ deeper than MAX-DEPTH."
         finally (return char)))
 
 (defun expect-json (reader char)
-  "Pass over CHAR, which must come next after white space; signal JSON-ERROR if it does not."
+  "Skip CHAR, which must come next after white space; signal JSON-ERROR if it does not."
   (unless (eql char (skip-json-space reader))
     (json-fail reader "`~C' expected, not ~A" char (describe-next reader)))
   (step-json reader)
@@ -120,7 +120,7 @@ deeper than MAX-DEPTH."
     (json-fail reader "end of the text expected, not ~A" (describe-next reader))))
 
 (defun read-json-word (reader word value)
-  "Pass over WORD, which must come next, and return VALUE."
+  "Skip WORD, which must come next, and return VALUE."
   (let ((start (json-reader-position reader)))
     (loop for char across word
           do (unless (eql char (peek-json reader))
@@ -133,7 +133,7 @@ deeper than MAX-DEPTH."
 
 (define-hot scan-json-digits ((reader json-reader) (value unsigned-byte))
     (values unsigned-byte index)
-  "Pass over one or more decimal digits. Return VALUE with them appended, and how many they are."
+  "Skip one or more decimal digits. Return two values: VALUE with them appended, and their number."
   (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; numbers beyond a fixnum are rare
   (let ((small (if (typep value '(unsigned-byte 30)) value 0))
         (rest (if (typep value '(unsigned-byte 30)) nil value))
@@ -153,16 +153,16 @@ deeper than MAX-DEPTH."
     (values (or rest small) count)))
 
 (defun skip-json-char (reader chars)
-  "Pass over the next character and return it if it is one of CHARS."
+  "Skip the next character and return it if it is one of CHARS."
   (let ((char (peek-json reader)))
     (when (and char (find char chars))
       (step-json reader)
       char)))
 
 (define-hot scan-json-number ((reader json-reader)) (values unsigned-byte fixnum boolean boolean)
-  "Pass over a number. Return digits and exponent, so that its magnitude is digits times ten to the
-power exponent, whether it has a minus sign, and whether it is plain: without fraction and
-exponent."
+  "Pass over a number. Return four values: digits and exponent, so that the magnitude is digits
+times ten to the power exponent; whether it has a minus sign; and whether it is plain, without
+fraction and exponent."
   (let* ((start (json-reader-position reader))
          (negative (and (skip-json-char reader "-") t))
          (zero (eql #\0 (peek-json reader)))
@@ -365,7 +365,7 @@ comes next in READER."
       (:null (read-json-word reader "null" :null)))))
 
 (defun skip-json-value (reader)
-  "Pass over any value, which must be valid."
+  "Skip any value, which must be valid."
   (case (next-json reader)
     (:object (do-json-members (name reader) (skip-json-value reader)))
     (:array (do-json-elements (reader) (skip-json-value reader)))
@@ -422,8 +422,8 @@ number."
 (define-hot append-quoted ((text simple-string) (start index) (end index) (octets octets)
                             (at index))
     index
-  "Write the characters START to END of TEXT as JSON has them in strings; there is room for six
-octets each. Return the position after them."
+  "Write the characters START to END of TEXT in the form that they have in strings of JSON; there
+must be room for six octets each. Return the position after the last octet."
   (macrolet ((put (octet) `(setf (aref octets at) ,octet at (1+ at)))
              (quote-all (type)
                `(let ((text (sb-ext:truly-the ,type text)))

@@ -1,4 +1,4 @@
-;;;; Percent-encoding (RFC 3986, section 2.1): an octet of a text may stand there as % and two
+;;;; Percent-encoding (RFC 3986, section 2.1): an octet of a text may be written as % and two
 ;;;; hexadecimal digits.
 
 (in-package #:clgrpc.base)

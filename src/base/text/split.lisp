@@ -1,20 +1,20 @@
-;;;; Where a character is in a text, and texts that are lists with commas between their elements, as
-;;;; headers and variables of the environment have them.
+;;;; The position of a character in a text; and texts that are lists with commas between their
+;;;; elements, as in headers and environment variables.
 
 (in-package #:clgrpc.base)
 
 (defmacro with-text-type ((text) &body body)
-  "Evaluate BODY, which is compiled for each type that the simple string TEXT, a variable, may be
-of. With a few octets a peer can cause a long text to be read, and SBCL's functions for strings of
-any type take up to twenty times as long for a character."
+  "Evaluate BODY, of which one version is compiled for each type that TEXT, a variable bound to a
+simple string, may have. With a few octets a peer can cause a long text to be read, and SBCL's
+functions for strings of any type take up to twenty times as long for a character."
   `(etypecase ,text
      (simple-base-string ,@body)
      ((simple-array character (*)) ,@body)))
 
 (defmacro scan-words (width char text start end)
-  "A position in TEXT from START to END before which the character CHAR does not occur; the search
-goes on from there. Characters have WIDTH bits, and all those of a word of 64 bits are tested at a
-time: one is 0 if a subtraction sets its high bit, which was not set (Mycroft's test)."
+  "A position in TEXT from START to END before which the character CHAR does not occur; the caller
+continues the search there. Characters have WIDTH bits, and all those of a word of 64 bits are
+tested at a time: one is 0 if a subtraction sets its high bit, which was not set (Mycroft's test)."
   (flet ((each (bits) (loop for shift below 64 by width sum (ash bits shift))))
     `(let ((wanted (ldb (byte 64 0) (* ,(each 1) (char-code ,char)))) (at ,start))
        (declare (type (unsigned-byte 64) wanted) (type index at))

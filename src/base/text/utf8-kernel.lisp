@@ -26,8 +26,8 @@ ASCII."
 
 (define-kernel %narrow-sixteens ((from :sap) (to :sap) (count :count)) (wide)
     (:integers (here limit) :vectors (some others more both))
-    "Put COUNT 32-bit characters, 16 at least, from FROM to TO as octets, if all are ASCII; return
-whether one is not, as 0 or 1."
+    "Write COUNT 32-bit characters, at least 16, from FROM to TO as octets, if all are ASCII; return
+1 if one is not, else 0."
   (inst mov wide 1)
   (inst xor here here)
   (inst lea limit (memory -16 count))
@@ -54,7 +54,7 @@ whether one is not, as 0 or 1."
 
 (define-kernel %wide-among ((from :sap) (count :count)) (wide)
     (:integers (here limit) :vectors (some others))
-    "Whether one of COUNT 32-bit characters at FROM, 16 at least, is not ASCII, as 0 or 1."
+    "1 if one of COUNT 32-bit characters at FROM, at least 16, is not ASCII, else 0."
   (inst mov wide 1)
   (inst xor here here)
   (inst lea limit (memory -16 count))
@@ -75,8 +75,8 @@ whether one is not, as 0 or 1."
 
 (define-kernel %wide-extra ((from :sap) (count :count)) (extra here)
     (:integers (next) :vectors (some others more sums))
-    "How many octets the first of the COUNT 32-bit characters at FROM take more than one each, and
-how many these are: all but seven at most."
+    "Two numbers: how many octets the first of the COUNT 32-bit characters at FROM take beyond one
+each; and how many characters these are, all but at most seven."
   (inst xor here here)
   (inst pxor sums sums)
   LOOP
@@ -218,7 +218,8 @@ at a time while they are below U+0800. Return how many characters and how many o
 
 (define-kernel %count-starts ((from :sap) (count :count)) (starts here)
     (:integers (mask) :vectors (octets))
-    "How many of the COUNT, a multiple of sixteen, octets at FROM begin a character, and COUNT."
+    "Two numbers: how many of the COUNT octets at FROM, a multiple of sixteen, begin a character;
+and COUNT."
   (inst xor here here)
   (inst xor starts starts)
   LOOP

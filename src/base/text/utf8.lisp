@@ -37,7 +37,8 @@ one."))
                         (loop for lane below 8
                               collect (* 2 lane)
                               unless (logbitp lane plain) collect (1+ (* 2 lane)))))
-  "By the set of lanes with a character of one octet: its low one.")
+  "Index: the set of lanes that have a character of one octet. Value: the layout that keeps the low
+octets of these.")
 (defglobal **widen-layouts**
     (lane-layouts 128 (lambda (leads)
                         (loop with octet = 0
@@ -46,14 +47,14 @@ one."))
                                          (list (min (1+ octet) 7) octet)
                                          (list octet #x80))
                               do (incf octet (if (logbitp octet leads) 2 1)))))
-  "By the set of octets that begin a character of two: for each character its last octet, below its
-first.")
+  "Index: the set of octets that begin a character of two. Value: the layout with the last octet of
+each character below its first.")
 
 (defconstant +high-bits+ #x8080808080808080
   "The bits that no ASCII octet of eight has.")
 
 (defconstant +wide-bits+ #xFFFFFF80FFFFFF80
-  "The bits that no ASCII character of two 32-bit ones has.")
+  "The bits that are zero if both of two 32-bit characters are ASCII.")
 
 ;;; From strings to octets
 
@@ -156,8 +157,8 @@ surrogate counts as U+FFFD."
 (define-leaf (%narrow-string :inline t)
     ((string wide-string) (octets octets) (start index))
     boolean
-  "Put the characters of STRING into OCTETS from START, where there is room for as many, if all are
-ASCII; return whether they are."
+  "Put the characters of STRING into OCTETS from START, where there is room for one octet each, if
+all are ASCII; return whether they are."
   (let ((count (length string)))
     (with-sap ((from string) (base octets))
       (if (and (<= 16 count) (avx2-p))
@@ -260,7 +261,7 @@ surrogate is written as the replacement character U+FFFD. Signal an error if the
 ;;; From octets to strings
 
 (define-leaf (%wide-soon-p :inline t) ((octets octets) (start index) (end index)) boolean
-  "True if the first sixteen octets from START are there and not all ASCII."
+  "True if there are sixteen octets from START on, and not all of them are ASCII."
   (and (<= (+ start 16) end)
        (with-sap ((base octets))
          (logtest +high-bits+ (logior (sb-sys:sap-ref-64 base start)
