@@ -1,6 +1,6 @@
-;;;; Waiting between attempts that fail, as gRPC's document on connection back-off says: each wait
-;;;; is longer than the one before, up to a limit, and random by a part of itself, so that the
-;;;; clients of a server that comes back do not all come at once. All that is tried again has this
+;;;; Waiting between attempts that fail, as gRPC's document on connection back-off specifies. Each
+;;;; wait is longer than the previous one, up to a limit. A part of it is random, so that the
+;;;; clients of a server that returns do not all connect at once. All that is tried again has this
 ;;;; back-off:
 ;;;;
 ;;;;   BACK-OFF   of a channel, by its options; the wait is a timer on a loop
@@ -25,8 +25,8 @@ the first."
     (format stream "~,3F s~:[~; runs~]" (back-off-seconds back-off) (back-off-timer back-off))))
 
 (defun next-wait (back-off first most factor jitter random-state)
-  "The seconds until the next attempt: FIRST, then FACTOR times as many after each failure, MOST at
-most; more or less by up to the part JITTER of them."
+  "The seconds until the next attempt: FIRST, then FACTOR times as many after each failure, at most
+MOST; randomly more or less by up to the part JITTER of them."
   (let* ((base (if (zerop (back-off-seconds back-off))
                    first
                    (min (* (back-off-seconds back-off) factor) most)))
@@ -47,8 +47,8 @@ most; more or less by up to the part JITTER of them."
              (options-backoff-jitter options) random-state))
 
 (defun start-back-off (back-off loop options function &key (since-ns (read-clock loop)))
-  "Call FUNCTION without arguments on LOOP when the next attempt is due, which is counted from
-SINCE-NS, when the last began; return the seconds between the two. On LOOP."
+  "Call FUNCTION without arguments on LOOP when the next attempt is due, counted from SINCE-NS, the
+beginning of the last attempt. Return the seconds between the two. On LOOP."
   (let ((seconds (next-back-off back-off options (event-loop-random loop)))
         (timer (make-lasting-timer loop
                                    (lambda (back-off)
@@ -67,8 +67,8 @@ SINCE-NS, when the last began; return the seconds between the two. On LOOP."
 ;;; Of a thread
 
 (defconstant +pause-jitter+ 1/2
-  "A pause is longer or shorter by up to this part: a thousand clients of a store that was away
-for a while come back one after the other.")
+  "A pause is longer or shorter by up to this part: so a thousand clients of a store that was away
+return one after the other.")
 
 (defstruct (pauses (:include back-off) (:constructor make-pauses (first most)) (:copier nil))
   "The waits of a thread between attempts, each twice the one before."

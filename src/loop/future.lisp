@@ -1,12 +1,12 @@
 ;;;; Futures: values that come later. The code that produces the value makes a future and settles
-;;;; it, once; other code waits for it, or attaches functions. A future is any object that keeps
-;;;; COMPLETIONS: the functions attached, the newest first, or :DONE once they run. Those made here,
-;;;; also by ALL and ANY, are PROMISES. A call of gRPC that is its own future
-;;;; (calling/call-async.lisp) is another kind, which needs no object beside the call.
+;;;; it, once; other code waits for it, or attaches functions. A future is any object that has
+;;;; COMPLETIONS: the attached functions, the newest first, or :DONE once they run. Those made here,
+;;;; by MAKE-FUTURE, ALL and ANY, are PROMISES. A call of gRPC that is its own future
+;;;; (calling/call-async.lisp) is another kind, which needs no further object.
 ;;;;
 ;;;; At first the slot VALUE of a promise holds the function that CANCEL calls, or nil. The thread
 ;;;; that settles the promise claims VALUE by a compare-and-swap; from then on it holds a list of
-;;;; values, or the condition that stands for them. VALUE is written before COMPLETIONS, so a thread
+;;;; values, or the condition in place of them. VALUE is written before COMPLETIONS, so a thread
 ;;;; that sees :DONE sees the value.
 
 (in-package #:clgrpc.loop)
@@ -26,7 +26,7 @@ happens if THING has ended. From any thread.")
              streaming stub, for example." thing)))
 
 (defstruct (future (:constructor nil) (:copier nil))
-  "A value that comes later. See MAKE-FUTURE.")
+  "A value that will be available later. See MAKE-FUTURE.")
 
 (deftype completions ()
   "The functions attached to a future, the newest first, or :DONE once they run."
@@ -84,7 +84,7 @@ were. From any thread."))
                     stream))))
 
 (defun make-future (&key on-cancel)
-  "Return a future, which RESOLVE-FUTURE or REJECT-FUTURE will settle. If CANCEL is called before
+  "Return a future, to be settled by RESOLVE-FUTURE or REJECT-FUTURE. If CANCEL is called before
 that, it calls (ON-CANCEL), which should stop the work that produces the value. From any thread."
   (make-promise on-cancel))
 
@@ -96,7 +96,7 @@ that, it calls (ON-CANCEL), which should stop the work that produces the value. 
 
 (defun settle-future (future value &key cancel)
   "Set the VALUE of FUTURE unless it has one, and call the functions attached to it; if CANCEL is
-true, also the function that CANCEL calls. Return true if it had none."
+true, also the function that CANCEL calls. Return true if it had no value."
   (loop
     (let ((old (promise-value future)))
       (unless (or (null old) (functionp old)) (return nil))
@@ -127,7 +127,7 @@ is settled. From any thread; attached functions run in it."
   nil)
 
 (defun run-each-completion (future functions)
-  "Call FUNCTIONS with the outcome of FUTURE, all of them also if a non-local exit leaves one."
+  "Call FUNCTIONS with the outcome of FUTURE; call all of them even if a non-local exit leaves one."
   (unwind-protect (loop while functions do (run-completion future (pop functions)))
     (when functions (run-each-completion future functions))))
 
@@ -158,8 +158,8 @@ run users' functions.")
 
 (declaim (type (or null function) **carrier**))
 (defglobal **carrier** nil
-  "A function that wraps each function attached to a future, so that this runs in the current
-context, such as tracing's; or nil.")
+  "A function that wraps each function attached to a future, so that this runs in the context of
+now, such as tracing's; or nil.")
 
 (defun add-unless-settled (future function)
   "Attach FUNCTION to FUTURE and return true; return false if FUTURE is settled."
@@ -180,10 +180,10 @@ context, such as tracing's; or nil.")
                   (swap-completions future old (remove function old)))))
 
 (defun attach (future function &key on)
-  "Call (FUNCTION value error) when FUTURE is settled, at once if it is: ERROR is nil, or the
-condition that stands for the value, which is nil then. FUNCTION runs on the loop ON if that is
-given. Otherwise it runs on a reserve thread if FUTURE is a call, and on the thread that settles
-FUTURE if it is not. Return FUTURE. From any thread."
+  "Call (FUNCTION value error) when FUTURE is settled, at once if it is settled already. ERROR is
+nil; or it is the condition in place of the value, which is nil then. FUNCTION runs on the loop ON
+if that is given. Otherwise it runs on a reserve thread if FUTURE is a call, and on the thread that
+settles FUTURE if it is not. Return FUTURE. From any thread."
   (let* ((function (if **carrier** (funcall (the function **carrier**) function) function))
          (function (if on
                        (lambda (value error)
@@ -193,7 +193,7 @@ FUTURE if it is not. Return FUTURE. From any thread."
     (add-completion future function)))
 
 (defun await-settlement (future timeout-seconds)
-  "Wait until FUTURE is settled, TIMEOUT-SECONDS at most if that is not nil; then signal
+  "Wait until FUTURE is settled, but at most TIMEOUT-SECONDS if that is not nil; then signal
 AWAIT-TIMEOUT."
   (unless (future-done-p future)
     (unless (prepare-to-wait) (misuse "This thread runs a loop, and must not wait for ~A." future))
@@ -226,8 +226,8 @@ FUTURE. From any thread but one that runs a loop.")
 ;;; Several
 
 (defun add-completions (whole futures functions)
-  "Add to each of FUTURES that of FUNCTIONS in its place; take them away again once WHOLE, a future,
-is settled. A future that is not settled for long would keep them."
+  "Attach to each of FUTURES the function of FUNCTIONS in the same position; detach them when WHOLE,
+a future, is settled. Otherwise a future that is not settled for long would keep them."
   (mapc #'add-completion futures functions)
   (flet ((leave (value error)
            (declare (ignore value error))
@@ -238,7 +238,7 @@ is settled. A future that is not settled for long would keep them."
 
 (defun all (futures)
   "Return a future of the list of the first values of FUTURES, a sequence. It is rejected with the
-first error of one of them. Cancelling it cancels them. From any thread."
+first error of any of them. Cancelling it cancels them. From any thread."
   (let* ((futures (coerce futures 'list))
          (values (make-list (length futures)))
          (left (list (length futures)))
@@ -254,12 +254,12 @@ first error of one of them. Cancelling it cancels them. From any thread."
 
 (defun any (futures)
   "Return a future of the first value that any of FUTURES, a sequence, gets. It is rejected, with
-the last error, if all of them are. The other futures go on; cancelling the returned future cancels
-them all. Signal MISUSE if FUTURES is empty. From any thread."
+the last error, if all of them are rejected. The other futures continue; cancelling the returned
+future cancels all. Signal MISUSE if FUTURES is empty. From any thread."
   (let* ((futures (coerce futures 'list))
          (left (list (length futures)))
          (whole (make-future :on-cancel (lambda () (mapc #'cancel futures)))))
-    (unless futures (misuse "ANY takes one future at least."))
+    (unless futures (misuse "ANY takes at least one future."))
     (flet ((settle (value error)
              (cond ((null error) (resolve-future whole value))
                    ((= 1 (atomic-decf (car left))) (reject-future whole error)))))

@@ -26,20 +26,20 @@
   (:documentation "The own system has broken off the connection."))
 
 (define-condition socket-timeout (socket-error) ()
-  (:documentation "Nothing came, or nothing was taken, for as long as was allowed."))
+  (:documentation "Nothing was received, or nothing could be sent, for as long as was allowed."))
 
 (define-condition socket-address-in-use (socket-error) ()
   (:documentation "Another socket listens on that address already."))
 
 (define-condition connect-error (socket-error) ()
   (:default-initargs :operation "connect to")
-  (:documentation "No connection to ADDRESS came about; nothing was sent."))
+  (:documentation "The connection to ADDRESS could not be made; nothing was sent."))
 
 (define-condition socket-refused (connect-error) ()
   (:documentation "No process listens at that address."))
 
 (define-condition connect-timeout (connect-error socket-timeout) ()
-  (:documentation "No connection came about in time."))
+  (:documentation "The connection could not be made in time."))
 
 (define-condition dns-error (connect-error) ()
   (:default-initargs :operation "look up")

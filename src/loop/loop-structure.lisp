@@ -4,7 +4,7 @@
 ;;;;
 ;;;; A SOURCE is anything that has a descriptor on the loop. Events carry its token: the descriptor
 ;;;; and, above it, a generation that no two sources of a loop share. So an event that was fetched
-;;;; for a descriptor finds no source if the descriptor has been closed and opened again since.
+;;;; before a descriptor was closed and opened again finds no source.
 ;;;;
 ;;;; States of a connection: :open → (:closing, output is sent) → (:lingering, the peer is waited
 ;;;; for) → :closed; :aborting stands for :closed until the flush at the end of the turn. A
@@ -134,7 +134,7 @@ slots, gathering.lisp."
   event-loop-name "The name of LOOP, for people."
   event-loop-world "The WORLD that LOOP was made in."
   event-loop-poller "The POLLER of LOOP."
-  event-loop-state "One of :new, :running and :stopped."
+  event-loop-state "Return one of :new, :running and :stopped."
   event-loop-stopping "True once LOOP will stop after the current turn, or has stopped."
   event-loop-datum "The datum of a layer above for LOOP: any object, nil at first. SETFable."
   event-loop-now "The time when the turn began, or when NOTE-TIME was last called in it, in
@@ -143,12 +143,12 @@ nanoseconds of the loop's clock. On the loop."
   event-loop-random "The random-state for random choices on LOOP. On the loop."
   event-loop-reserve "The reserve whose threads run LOOP when its own cannot, or NIL."
   event-loop-turns "The number of turns that LOOP has made; it grows only when the loop has work."
-  event-loop-connections "The number of connections of LOOP, with those just accepted for it."
+  event-loop-connections "The number of connections of LOOP, including those just accepted for it."
   event-loop-timed "True if LOOP measures the time that it waits for events. SETFable, on the
 loop.")
 
 (define-hot (driving-of :inline t) ((loop event-loop)) driving
-  "The data of LOOP, a caller-driven one, about its callers."
+  "The data about callers of LOOP, a caller-driven one."
   (the driving (event-loop-driving loop)))
 
 (defun event-loop-network (loop)
@@ -193,7 +193,7 @@ loop.")
   (eq :running (event-loop-state loop)))
 
 (define-hot (in-event-loop-p :inline t) ((loop event-loop)) boolean
-  "True if this thread runs LOOP, also while it has lent the baton and not lost it."
+  "True if this thread runs LOOP, even while it has lent the baton and not lost it."
   (eq sb-thread:*current-thread* (event-loop-thread loop)))
 
 (defmethod print-object ((loop event-loop) stream)
@@ -245,12 +245,12 @@ calls."
             (source-token source) 0))))
 
 (defgeneric interest (source)
-  (:documentation "The events of SOURCE's descriptor that the loop does not know of yet: +READABLE+
-and so on together, or 0. For pollers that are level-triggered.")
+  (:documentation "The events of SOURCE's descriptor that the loop does not know of yet: a
+combination of +READABLE+ and so on, or 0. For pollers that are level-triggered.")
   (:method ((source source)) +readable+))
 
 (define-hot find-source ((loop event-loop) (token os:event-token)) (or null source)
-  "The source that TOKEN was given to, if it is still there."
+  "The source that TOKEN was given to, if it still exists."
   (let* ((sources (event-loop-sources loop))
          (descriptor (ldb (byte 32 0) token))
          (source (and (< descriptor (length sources)) (svref sources descriptor))))

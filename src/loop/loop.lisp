@@ -1,24 +1,24 @@
 ;;;; The life of a loop: :new → :running → :stopped, never back. A loop that stops closes all its
 ;;;; sources and calls their owners, runs the functions posted before, and refuses posts from then
-;;;; on. The signals of the process, which loops take, stand here as well.
+;;;; on. The signals of the process, which loops can take, are handled here as well.
 
 (in-package #:clgrpc.loop)
 
 (defconstant +join-seconds+ 10
-  "How long JOIN-EVENT-LOOP waits: longer than any turn, unless user code holds the loop up for
+  "How long JOIN-EVENT-LOOP waits: longer than any turn, unless user code blocks the loop for
 good.")
 
 (defun make-event-loop (&key (name "clgrpc loop") (clock (world-clock *world*))
                           (poller (funcall (world-make-poller *world*)))
                           (random (funcall (world-make-random *world*)))
                           reserve caller-driven)
-  "Return a loop of this thread's world that does not run yet. NAME is for people; CLOCK, a function
-that returns nanoseconds, POLLER and RANDOM, a random-state for random choices, are those of the
-world unless they are given. With a RESERVE, its threads take the loop over when user code overstays
-or is about to wait. CALLER-DRIVEN, which needs a RESERVE, means that the loop has no thread of its
-own: callers run it in turn (see DRIVE), and a reserve thread when no caller does. In a simulated
-world both are ignored: the simulator runs the loop. STOP-EVENT-LOOP must be called at some time,
-even if it was never started."
+  "Return a loop of this thread's world that does not run yet. NAME is for people. CLOCK, a function
+that returns nanoseconds, POLLER and RANDOM, a random-state for random choices, are by default those
+of the world. With a RESERVE, its threads take the loop over when user code takes too long or is
+about to wait. CALLER-DRIVEN, which needs a RESERVE, means that the loop has no thread of its own:
+callers run it in turn (see DRIVE), and a reserve thread when no caller does. In a simulated world
+both are ignored: the simulator runs the loop. STOP-EVENT-LOOP must be called at some time, even if
+it was never started."
   (let ((loop (if (simulated-p)
                   (%make-event-loop name clock poller random nil nil nil #'run-as-holder)
                   (%make-event-loop name clock poller random reserve
@@ -72,7 +72,7 @@ Signal MISUSE if it runs, or ran, already."
 
 (defun end-running (loop)
   "Stop LOOP, as was requested. By the thread that holds the baton. If user code loses the baton,
-another thread goes on, and this returns false."
+another thread continues, and this returns false."
   (when (release-all loop)
     (retire loop)
     (leave-state loop :running :stopped)
@@ -88,7 +88,7 @@ another thread goes on, and this returns false."
 
 (defun run-as-holder (loop)
   "Run LOOP, whose baton this thread has just taken, until the loop stops or has nothing to do for
-this thread; then give the baton up. If the baton is lost, return :LOST."
+this thread; then release the baton. If the baton is lost, return :LOST."
   (let ((done nil))
     ;; it may have been overtaken while a caller drove it
     (let ((driving (event-loop-driving loop)))
@@ -109,8 +109,8 @@ this thread; then give the baton up. If the baton is lost, return :LOST."
       (when (and (not done) (in-event-loop-p loop)) (pass-on loop)))))
 
 (defun pass-on (loop)
-  "A non-local exit leaves LOOP, whose baton this thread holds: have a reserve thread run it; if
-none can, end it."
+  "A non-local exit leaves LOOP, whose baton this thread holds: let a reserve thread run it; if none
+can, end it."
   (hand-over loop)
   (unless (request-runner loop)
     (when (take loop) (end-running loop))))
@@ -132,7 +132,7 @@ that its peers do not take at once is lost. Stopping again does nothing. From an
 
 (defun join-event-loop (loop &key (timeout-seconds +join-seconds+))
   "Wait until LOOP has stopped, TIMEOUT-SECONDS at most. Return true if it has; if not, a function
-that it called does not return. Not on the loop."
+that it has called does not return. Not on the loop."
   (cond ((await-stop loop timeout-seconds)
          (or (event-loop-overtaken loop)
              (end-thread (event-loop-runner loop))))
@@ -140,9 +140,9 @@ that it called does not return. Not on the loop."
            nil)))
 
 (defun call-at-stop (loop function)
-  "Register FUNCTION, which is called with LOOP when that stops, before its sources are closed. The
-function added last is called first; one that is added again is called once. On the loop, or before
-it is started."
+  "Call FUNCTION with LOOP when LOOP stops, before its sources are closed. The function added last
+is called first; a function that is added twice is called once. On the loop, or before it is
+started."
   (pushnew function (event-loop-at-stop loop))
   nil)
 
@@ -224,7 +224,7 @@ LOOP has work, the time when a timer is due, or nil."
   "A plist of the counts of LOOP: :turns; :connections it has now; :lent and :lost, how often its
 baton was lent to user code, and taken by another thread meanwhile; :octets-received and
 :octets-sent by its connections; :waited-ns, the time it has waited for events while it was timed;
-:spun-ns, the time it has waited without sleeping, which takes a processor as work does
+:spun-ns, the time it has waited without sleeping, which uses a processor as work does
 (spinning.lisp); :reserve, the reserve whose threads run it when its own cannot, or nil, with
 :busy-threads and :idle-threads. The counts are read while they change. From any thread."
   (let* ((reserve (event-loop-reserve loop))
@@ -255,7 +255,7 @@ baton was lent to user code, and taken by another thread meanwhile; :octets-rece
 (defun on-signal (loop signal function)
   "Call FUNCTION, without arguments, on LOOP whenever the process gets SIGNAL, a number such as
 OS:+SIGTERM+; NIL for FUNCTION ends that. Other loops may take the same signal too, and each gets
-it; when no loop takes it, it has its default action again. From any thread."
+it. When no loop takes it, it has its default action again. From any thread."
   (sb-thread:with-mutex (**signal-lock**)
     (let ((others (remove-if (lambda (taker)
                                (and (= signal (first taker)) (eq loop (second taker))))

@@ -1,10 +1,10 @@
-;;;; Worlds. A world gives the loops that are made in it their time and their network, and decides
-;;;; which thread runs them and how a thread starts or waits. The machine is the world of all
-;;;; threads unless they bind *WORLD*. The simulator (sim) makes worlds of its own: there one
-;;;; thread at a time runs, and the simulator says which.
+;;;; Worlds. A world determines the time and the network of the loops that are made in it, which
+;;;; thread runs them, and how a thread starts or waits. The machine is the world of all threads
+;;;; unless they bind *WORLD*. The simulator (sim) makes worlds of its own: there one thread at a
+;;;; time runs, the one that the simulator chooses.
 ;;;;
-;;;; A loop and a reserve belong for life to the world in which they are made. A thread that waits
-;;;; does so in the world that it is in, which is *WORLD*.
+;;;; A loop and a reserve belong permanently to the world in which they are made. A thread waits in
+;;;; the world that it is in, which is *WORLD*.
 
 (in-package #:clgrpc.loop)
 
@@ -40,7 +40,7 @@ the pollers of the world agree."
   (declare (ignore descriptor seconds)))
 
 (defun keep-as-it-is (descriptor)
-  "Do nothing: an operation of a network in which nothing happens between two operations of a
+  "Do nothing: for an operation of a network in which nothing happens between two operations of a
 thread."
   (declare (ignore descriptor)))
 
@@ -50,7 +50,7 @@ thread."
   (- os:+eopnotsupp+))
 
 (defstruct (world (:copier nil))
-  "See above. START-LOOP, START-THREAD and WAIT are a simulated world's: on the machine they are
+  "See above. START-LOOP, START-THREAD and WAIT are for simulated worlds. On the machine they are
 nil, since its threads run, start and sleep by themselves."
   (clock nil :type function :read-only t)          ; (): the time in nanoseconds
   (make-poller nil :type operation :read-only t)   ; (): for a new loop
@@ -88,7 +88,7 @@ nil, since its threads run, start and sleep by themselves."
   (if (simulated-p) nil (values (floor (real-time-ns) +ns-per-second+))))
 
 (defun unix-ns ()
-  "The time since 1970-01-01 00:00 UTC in nanoseconds; in a simulated world that of its clock."
+  "The time since 1970-01-01 00:00 UTC in nanoseconds; in a simulated world the time of its clock."
   (if (simulated-p) (world-now) (real-time-ns)))
 
 (defun new-random-state ()
@@ -124,9 +124,9 @@ without addresses, the reason of the failure, as text. It may wait for long."
 
 (defun await-notice (queue mutex end-ns &optional predicate)
   "Wait on QUEUE, with MUTEX held by this thread now and afterwards, for a notice or until END-NS,
-see NOTICE-END. Return false if it is past that. It may return without a reason. A simulation, which
-sees no notices, goes on when PREDICATE, a function without effects, is true, or after any event
-without PREDICATE."
+see NOTICE-END. Return false if it is past that. It may return without a reason. A simulation does
+not see notices. It continues when PREDICATE, a function without effects, is true or, if PREDICATE
+is nil, after any event."
   (let ((left (- end-ns (world-now))))
     (and (plusp left)
          (cond ((simulated-p)
@@ -151,8 +151,8 @@ that changes a condition of PREDICATE notifies QUEUE. Return the last value of P
                   (return value)))))))
 
 (defun await-in-simulation (mutex end-ns predicate)
-  "As AWAIT-UNTIL. The simulation calls PREDICATE, in its own thread, until it is true, or signals
-an error: then this thread calls it once more."
+  "As AWAIT-UNTIL. The simulation calls PREDICATE, in its own thread, until it is true or signals an
+error; then this thread calls it once more."
   (declare (type function predicate))
   (let ((value nil) (failed nil) (world *world*))
     (flet ((look ()
@@ -176,8 +176,8 @@ an error: then this thread calls it once more."
   "The longest wait, thirty years: SBCL takes no time-out of many centuries.")
 
 (defun await-semaphore (semaphore &key (count 1) timeout-seconds)
-  "Wait until SEMAPHORE can be lowered by COUNT, and lower it; false if that takes longer than
-TIMEOUT-SECONDS, or, if they are nil, never."
+  "Wait until SEMAPHORE can be lowered by COUNT, and lower it; return false after TIMEOUT-SECONDS,
+unless they are nil."
   (if (simulated-p)
       (and (funcall (world-wait *world*)
                     (lambda () (<= count (sb-thread:semaphore-count semaphore)))

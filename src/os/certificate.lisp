@@ -230,9 +230,9 @@ peer accepts any octets. From any thread.")
   (define-reader certificate-issuer :issuer
     "The name of the signer of CERTIFICATE, as RFC 2253 writes it. From any thread.")
   (define-reader certificate-names :names
-    "The alternative names (RFC 5280 section 4.2.1.6) of CERTIFICATE, a list of lists (kind text), a
-kind being :dns, :uri (such as a SPIFFE identity), :email or :ip. The texts have the octets of the
-certificate as characters, one each, unchecked. From any thread.")
+    "The alternative names (RFC 5280 section 4.2.1.6) of CERTIFICATE, a list of lists (kind text),
+where kind is :dns, :uri (such as a SPIFFE identity), :email or :ip. The characters of a text are
+the octets of the certificate, one each, unchecked. From any thread.")
   (define-reader certificate-serial-number :serial-number
     "The serial number of CERTIFICATE, an integer that its issuer gave. From any thread.")
   (define-reader certificate-not-before :not-before

@@ -1,5 +1,5 @@
-;;;; The cipher suites of TLS connections: the default ones, and others that a program asks for in
-;;;; the form of gRPC's variable GRPC_SSL_CIPHER_SUITES. Whatever the list, TLS 1.2 has only the
+;;;; The cipher suites of TLS connections: the default ones, and others that a program requests in
+;;;; the form of gRPC's variable GRPC_SSL_CIPHER_SUITES. Whatever the list is, TLS 1.2 uses only the
 ;;;; suites that HTTP/2 allows: those with ephemeral keys and AEAD (RFC 9113 section 9.2.2 and
 ;;;; appendix A).
 
@@ -9,8 +9,8 @@
   "All that RFC 9113 appendix A leaves and clients have.")
 (defparameter *tls-1.2-exclusions*
   ":!aNULL:!eNULL:!kRSA:!kPSK:!kRSAPSK:!kSRP:!MD5:!SHA1:!SHA256:!SHA384"
-  "Added to any other list: no suite without a certificate, without encryption, without ephemeral
-keys, or with a MAC of its own, which AEAD has not.")
+  "Added to any other list: it excludes suites without a certificate, without encryption or without
+ephemeral keys, and suites with a separate MAC, that is, without AEAD.")
 (defparameter *tls-1.3-ciphers*
   "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
   "AES-128 first: it is as good as any for these decades, and costs least.")
@@ -20,22 +20,22 @@ keys, or with a MAC of its own, which AEAD has not.")
   "All suites of TLS 1.3 (RFC 8446 appendix B.4). OpenSSL takes other names for no suite.")
 
 (defun tls-1.3-name-p (name)
-  "True if NAME, of a cipher suite, is one of TLS 1.3's and not TLS_…_WITH_…, as the registry calls
-the earlier ones."
+  "True if NAME, of a cipher suite, is one of TLS 1.3's and not of the form TLS_…_WITH_…, by which
+the registry names earlier ones."
   (and (uiop:string-prefix-p "TLS_" name) (not (search "_WITH_" name))))
 
 (defun use-cipher-suites (context text source)
-  "Make CONTEXT use the cipher suites in TEXT, names with colons between, in that order of
-preference. Names of TLS 1.3's suites take the place of the defaults for TLS 1.3, others, which are
-OpenSSL's, that of the defaults for TLS 1.2. If TEXT is nil or \"\", all defaults remain. Signal
-TLS-ERROR if a suite of TLS 1.3 or all those of TLS 1.2 are unknown or excluded; SOURCE says in it
-where TEXT is from."
+  "Make CONTEXT use the cipher suites in TEXT, names separated by colons, in that order of
+preference. Names of TLS 1.3's suites replace the defaults for TLS 1.3; other names, which are
+OpenSSL's, replace the defaults for TLS 1.2. If TEXT is nil or \"\", all defaults remain. Signal
+TLS-ERROR if a suite of TLS 1.3, or all of those of TLS 1.2, are unknown or excluded; SOURCE names
+the origin of TEXT in it."
   (let* ((names (remove "" (uiop:split-string (or text "") :separator ":") :test #'string=))
          (newer (remove-if-not #'tls-1.3-name-p names))
          (older (remove-if #'tls-1.3-name-p names))
          (strange (find-if-not (lambda (name) (member name *tls-1.3-names* :test #'string=))
                                newer)))
-    (when strange (tls-error "~A has ~A, which is no cipher suite of TLS 1.3." source strange))
+    (when strange (tls-error "~A has ~A, which is not a cipher suite of TLS 1.3." source strange))
     (ssl-ctx-set-ciphersuites context (if newer
                                           (format nil "~{~A~^:~}" newer)
                                           *tls-1.3-ciphers*))

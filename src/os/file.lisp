@@ -1,7 +1,7 @@
-;;;; The files that stand for unix sockets: their identity, their mode, removing them; files that
-;;;; are for their owner alone from the start, and writing to them and to other descriptors. Paths
-;;;; are octets, as the kernel takes them. File data come from statx(2), since its structure is the
-;;;; same on all processors.
+;;;; The files of unix sockets: their identity, their mode, their removal. Also files that only
+;;;; their owner can access from the start, and writing to descriptors. Paths are octets, as the
+;;;; kernel takes them. File data come from statx(2), since its structure is the same on all
+;;;; processors.
 
 (in-package #:clgrpc.os)
 
@@ -52,7 +52,7 @@
     (syscall ("chmod" int) (system-area-pointer sap) ((unsigned 32) mode))))
 
 (defun rename-file-to (path new)
-  "Rename the file PATH to NEW, and replace the file that is there."
+  "Rename the file PATH to NEW, and replace an existing file."
   (with-path (sap path)
     (with-path (new-sap new)
       (syscall ("rename" int) (system-area-pointer sap) (system-area-pointer new-sap)))))

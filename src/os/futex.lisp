@@ -1,6 +1,6 @@
 ;;;; Sleeping until a word of memory changes: futex(2), called through the C library's syscall
-;;;; function, since the library has none for it. A futex is a vector of one word, which must stay
-;;;; in place while the kernel looks at it. The kernel looks only at the lower half of the word; the
+;;;; function, since the library has none for it. A futex is a vector of one word, which must not
+;;;; move while the kernel examines it. The kernel looks only at the lower half of the word; the
 ;;;; whole word can be incremented atomically, so that no change is lost when two threads make one
 ;;;; at once.
 

@@ -1,8 +1,8 @@
-;;;; Libraries that are opened when they are first needed, and not at all if they never are.
-;;;; DEFINE-LIBRARY declares the functions of one; OPEN-LIBRARY finds them. They may be called only
-;;;; after it has returned true. A saved core has no library open. It opens them again when it needs
-;;;; them, on a machine that may have another version. DEFINE-CALLABLE defines a Lisp function that
-;;;; a library calls.
+;;;; Libraries that are opened when they are first needed, and never otherwise. DEFINE-LIBRARY
+;;;; declares the functions of one; OPEN-LIBRARY finds them. They may be called only after it has
+;;;; returned true. A saved core has no library open. It opens them again when it needs them, on a
+;;;; machine that may have another version. DEFINE-CALLABLE defines a Lisp function that a library
+;;;; calls.
 
 (in-package #:clgrpc.os)
 
@@ -110,7 +110,7 @@ of C names has the names of a function in different versions."
 
 (defmacro define-callable (name result parameters &body body)
   "Define NAME as a function that C can call, which returns RESULT. PARAMETERS are rows of the form
-(variable type); VARIABLE is nil if BODY has no use for it."
+(variable type); VARIABLE is nil if BODY does not use it."
   ;; how such a variable is declared ignored is not the same in all versions of SBCL
   (let ((variables (loop for (variable) in parameters collect (or variable (gensym "UNUSED")))))
     `(sb-alien:define-alien-callable ,name ,result

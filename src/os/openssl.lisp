@@ -214,8 +214,8 @@ any more."
 ;;; Its errors
 
 (defun openssl-failure ()
-  "The text of the oldest error in this thread's queue, or NIL without an error; the queue is empty
-afterwards."
+  "The text of the oldest error in this thread's queue, or NIL without an error. The queue is
+emptied."
   (let ((code (err-get-error)))
     (err-clear-error)
     (cond ((zerop code) nil)

@@ -1,5 +1,5 @@
-;;;; The only package whose code calls the kernel. A call's result is a fixnum: the kernel's result,
-;;;; or a negated errno; nothing here signals an error for a failed call. Hot calls allocate
+;;;; The only package whose code calls the kernel. The result of a call is a fixnum: the kernel's
+;;;; result, or a negated errno; nothing here signals an error for a failed call. Hot calls allocate
 ;;;; nothing. Linux on x86-64 and arm64.
 
 (defpackage #:clgrpc.os

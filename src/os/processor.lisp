@@ -35,8 +35,8 @@
   (remove "" (uiop:split-string (or text "") :separator '(#\Newline)) :test #'string=))
 
 (defun cpu-group (cgroups version)
-  "The path of the control group for the process's processor time, of VERSION, 1 or 2, by CGROUPS,
-the text of /proc/self/cgroup; nil if it has none."
+  "The path of the control group that governs the process's processor time, of VERSION, 1 or 2, from
+CGROUPS, the text of /proc/self/cgroup; nil if it has none."
   (dolist (line (text-lines cgroups))
     (let ((colon (position #\: line)))
       (when colon
@@ -50,9 +50,9 @@ the text of /proc/self/cgroup; nil if it has none."
             (return (subseq line (1+ second)))))))))
 
 (defun cpu-mount (mounts version)
-  "The mount of the control groups for processor time, of VERSION, 1 or 2, by MOUNTS, the text of
-/proc/self/mountinfo: the directory, and the path of the group that it shows; nil if they are not
-mounted."
+  "Two values about the mount of the control groups for processor time, of VERSION, 1 or 2, from
+MOUNTS, the text of /proc/self/mountinfo: the directory, and the path of the group that it shows;
+nil if they are not mounted."
   (dolist (line (text-lines mounts))
     (let* ((fields (uiop:split-string line :separator " "))
            (rest (rest (member "-" fields :test #'string=))))
@@ -80,7 +80,8 @@ group SHOWN. If GROUP is not below SHOWN, as in some containers, only DIRECTORY.
                 collect path))))
 
 (defun quotient-of (quota period)
-  "The processors that QUOTA in each PERIOD, texts, are; nil if there is no limit."
+  "The number of processors that QUOTA in each PERIOD, both texts, amounts to; nil if there is no
+limit."
   (let ((quota (ignore-errors (parse-integer quota)))
         (period (ignore-errors (parse-integer period))))
     (and quota period (plusp quota) (plusp period)

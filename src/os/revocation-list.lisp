@@ -1,6 +1,6 @@
 ;;;; Certificate revocation lists (RFC 5280 section 5, gRFC A69) of a TLS context. OpenSSL refuses a
-;;;; certificate that a list contains. As A69 has it by default, it accepts a certificate if the
-;;;; context has no list of the certificate's issuer. A list that has expired refuses all
+;;;; certificate that a list contains. As gRFC A69 specifies by default, it accepts a certificate if
+;;;; the context has no list of the certificate's issuer. A list that has expired refuses all
 ;;;; certificates of its issuer.
 
 (in-package #:clgrpc.os)
@@ -17,8 +17,8 @@
         (t 0)))
 
 (defun add-revocation-lists (context text what)
-  "Make CONTEXT refuse the certificates in the revocation lists of TEXT, PEM. Signal TLS-ERROR,
-naming the text as WHAT, if a list cannot be used."
+  "Make CONTEXT refuse the certificates in the revocation lists of TEXT, PEM. Signal TLS-ERROR, in
+which WHAT names the text, if a list cannot be used."
   (let ((store (ssl-ctx-get-cert-store context)))
     (x509-store-set-flags store +x509-flag-revocation+)
     (ssl-ctx-set-verify context (ssl-ctx-get-verify-mode context)

@@ -2,7 +2,7 @@
 ;;;; Lisp there: not while that thread allocates or has interrupts off. It does so for the signals
 ;;;; that it treats as asynchronous (sigaddset_deferrable in interrupt.c), such as SIGHUP and
 ;;;; SIGTERM. It runs the handlers of others, such as SIGUSR1, at once, at any instruction of that
-;;;; thread, which ends the process sooner or later. Those we catch without Lisp: the kernel calls a
+;;;; thread, which ends the process sooner or later. We catch those without Lisp: the kernel calls a
 ;;;; few machine instructions of ours, which set a word and wake a thread that sleeps on it
 ;;;; (futex.lisp). That thread calls the function.
 
@@ -48,7 +48,7 @@ since a thread may be executing the instructions at any time."
 (defglobal **catchers** '())
 
 (defun forget-catchers ()
-  "A core that is started has none."
+  "A core that is started has no catchers."
   (setf **catchers** '()))
 
 (pushnew 'forget-catchers sb-ext:*save-hooks*)
@@ -76,7 +76,8 @@ since a thread may be executing the instructions at any time."
   "The instructions that the kernel calls when a signal comes.")
 
 (defun must-succeed (operation value)
-  "Return VALUE, the result of a system call; signal an error that names OPERATION if it failed."
+  "Return VALUE, the result of a system call; if it is a failure, signal an error that names
+OPERATION."
   (when (failed-p value) (error "Cannot ~A: ~A." operation (errno-text value)))
   value)
 
@@ -147,7 +148,7 @@ it."
 (defun handle-signal (signal function)
   "Call FUNCTION, without arguments, whenever the process gets SIGNAL; this replaces the handler
 before. It is called on any thread, in the middle of other work, so it should only post to a loop.
-Signals that come fast may cause one call together. From one thread at a time."
+Several signals in quick succession may cause a single call. From one thread at a time."
   (declare (type function function))
   (assert (may-handle-signal-p signal))
   (if (member signal *deferred-signals*)

@@ -25,12 +25,13 @@ P-256. Signal TLS-ERROR for other kinds, and for RSA with fewer than 2048 bits."
 
 (defun private-key-kind (text what &optional password)
   "The kind of the private key in TEXT, PEM, perhaps encrypted with PASSWORD: :rsa, or :ec for one
-on P-256. Signal TLS-ERROR, naming the text as WHAT, for other texts. From any thread."
+on P-256. Signal TLS-ERROR, in which WHAT names the text, for other texts. From any thread."
   (open-openssl)
   (call-with-private-key (lambda (key) (key-kind key what)) text what password))
 
 (defun der-integer (der at)
-  "The 32 octets of the number in DER at AT, an INTEGER of at most 256 bits, and where it ends."
+  "Two values: the 32 octets of the number in DER at AT, an INTEGER of at most 256 bits, and the
+position of its end."
   (let* ((length (aref der (1+ at)))
          (end (+ at 2 length))
          (start (if (= 33 length) (+ at 3) (+ at 2))) ; without a leading zero
@@ -63,9 +64,10 @@ on P-256. Signal TLS-ERROR, naming the text as WHAT, for other texts. From any t
         (evp-md-ctx-free context)))))
 
 (defun sign-octets (octets text what &optional password)
-  "Return the signature of OCTETS over SHA-256 by the private key in TEXT, PEM, perhaps encrypted
-with PASSWORD, and the kind of the key: :rsa, or :ec, whose signature is r and s, 32 octets each.
-Signal TLS-ERROR, naming the text as WHAT, if the key cannot be used. From any thread."
+  "Return two values: the signature of OCTETS over SHA-256 by the private key in TEXT, PEM, perhaps
+encrypted with PASSWORD; and the kind of the key, :rsa, or :ec, whose signature is r and s, 32
+octets each. Signal TLS-ERROR, in which WHAT names the text, if the key cannot be used. From any
+thread."
   (open-openssl)
   (call-with-private-key (lambda (key)
                            (let ((kind (key-kind key what))

@@ -64,8 +64,8 @@
                            (int (logior +sock-nonblock+ +sock-cloexec+))))))))
 
 (defun connect-socket (socket address)
-  "Begin to connect SOCKET to ADDRESS: the negated EINPROGRESS means that it can be written to, or
-has the option +SO-ERROR+ set, once that has ended."
+  "Begin to connect SOCKET to ADDRESS. The negated EINPROGRESS means that the attempt is under way:
+when it has ended SOCKET is writable, or its option +SO-ERROR+ has the error."
   (declare (type octets address))
   (with-pinned-objects (address)
     (syscall ("connect" int) (int socket) (system-area-pointer (vector-sap address))
@@ -82,7 +82,8 @@ has the option +SO-ERROR+ set, once that has ended."
 ;;; Octets
 
 (define-hot receive-octets ((socket fixnum) (octets octets) (start index) (end index)) result
-  "Receive into OCTETS from START to END. Return how many came; 0 means that no more will come."
+  "Receive into OCTETS from START to END. Return the number of received octets; 0 means that no more
+will come."
   (assert (<= start end (length octets)))
   (with-pinned-objects (octets)
     (filling (octets start end)
@@ -107,8 +108,8 @@ has the option +SO-ERROR+ set, once that has ended."
              ((* int) (addr cell)) ((unsigned 32) 4))))
 
 (defun drop-new-connections (socket)
-  "Make the kernel drop the segments that would begin connections to SOCKET, a TCP one that listens,
-as if they had been lost: the sender repeats them, usually a second later. Connections that wait can
+  "Make the kernel drop the segments that would begin connections to SOCKET, a listening TCP socket,
+as if they were lost: the sender repeats them, usually a second later. Connections that wait can
 still be accepted. Return a negated errno if the kernel refuses."
   ;; a classic BPF program, struct sock_filter each: code, jump if true, jump if false, operand
   (with-alien ((program (array (unsigned 64) 4))
@@ -167,8 +168,8 @@ such option."
         (deref credentials 1)))))
 
 (defun descriptor-limit ()
-  "The number of descriptors that this process may have (RLIMIT_NOFILE), and the highest number to
-which it may raise that."
+  "Two values: the number of descriptors that this process may have (RLIMIT_NOFILE), and the highest
+number to which it may raise that."
   (with-alien ((limit (array (unsigned 64) 2))) ; struct rlimit: soft, hard
     (let ((result (syscall ("getrlimit" int) (int +rlimit-nofile+)
                            ((* (array (unsigned 64) 2)) (addr limit)))))
@@ -176,8 +177,8 @@ which it may raise that."
       (values (deref limit 0) (deref limit 1)))))
 
 (defun raise-descriptor-limit (wanted)
-  "Allow this process WANTED descriptors, or as many as it may allow itself, if it has fewer. Return
-how many it may have then."
+  "If this process may have fewer than WANTED descriptors, raise its limit to that, or as far as it
+may. Return how many it may have then."
   (multiple-value-bind (soft hard) (descriptor-limit)
     (when (< soft (min wanted hard))
       (with-alien ((limit (array (unsigned 64) 2)))

@@ -1,8 +1,8 @@
-;;;; The end of the stack. When a stack runs out SBCL signals STORAGE-CONDITION in the reserve that
-;;;; lies behind the guard page, and lifts that page's protection. It protects it again only when
-;;;; the page before it, which returns from there have to pass, is touched: the next time that the
-;;;; stack is as deep. If the thread has ended by then, SBCL 2.2.9 gives its stack to another with
-;;;; the protection still lifted, and the next time this one runs out the process dies.
+;;;; The end of the stack. When a stack overflows SBCL signals STORAGE-CONDITION in the reserve
+;;;; after the guard page, and removes that page's protection. SBCL restores the protection only
+;;;; when the page before it is touched, which happens on the way back, and then only the next time
+;;;; that the stack is as deep. If the thread ends before that, SBCL 2.2.9 gives its stack to
+;;;; another thread without the protection, and the process dies the next time this stack overflows.
 ;;;;
 ;;;; The last three pages, each of os_vm_page_size octets, are the return guard page, the guard page
 ;;;; and the hard guard page. On x86-64 a stack grows downwards, on arm64 upwards.
@@ -16,7 +16,7 @@
 
 (defun return-guard-address (page)
   "An address in this thread's return guard page, PAGE octets long, or nil if the stack has come
-near it: while it is far beyond the end of the stack its contents are not used."
+near it: the contents of a page far beyond the end of the stack are not used."
   (let ((sp (sap-int (sb-kernel:current-sp)))
         ;; an address that is shown as a fixnum
         (end (sb-kernel:get-lisp-obj-address
@@ -25,8 +25,8 @@ near it: while it is far beyond the end of the stack its contents are not used."
     #-x86-64 (and (< sp (- end (* 5 page))) (+ (- end (* 3 page)) 64))))
 
 (defun protect-stack-end ()
-  "Guard the end of this thread's stack again, if the stack has run out and was unwound. Call it
-then, and at the end of a thread in which that may have happened."
+  "Guard the end of this thread's stack again, if the stack has overflowed and was unwound. Call
+this after an overflow, and at the end of a thread in which one may have happened."
   (let* ((page (guard-page-octets))
          (touched (and page (return-guard-address page))))
     (when touched (setf (sb-sys:sap-ref-8 (int-sap touched) 0) 0)))

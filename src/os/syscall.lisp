@@ -101,9 +101,9 @@
 
 (defmacro filling ((octets start end) &body call)
   "Do CALL, by which the kernel writes to OCTETS between START and END. In an SBCL without soft card
-marks, such as 2.2.9 on arm64, the collector protects pages, also those of vectors that were held
-in place meanwhile: a store of ours lifts that, where the kernel's only fails. So store, and try
-again."
+marks, such as 2.2.9 on arm64, the collector protects pages, even those of vectors that were pinned
+meanwhile. A store by Lisp removes the protection, where one by the kernel just fails. So store, and
+try again."
   `(let ((tries 100))
      (declare (type fixnum tries))
      (loop

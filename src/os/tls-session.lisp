@@ -1,7 +1,7 @@
-;;;; TLS 1.2 (RFC 5246) and 1.3 (RFC 8446) by OpenSSL, without its sockets: octets of the peer go
-;;;; into an AREA and decrypted ones come out of a session, and the other way round. The two memory
-;;;; BIOs of an area serve all sessions of one loop, since each step takes all octets that there
-;;;; are; a session keeps an incomplete record itself. So an idle session has no buffer.
+;;;; TLS 1.2 (RFC 5246) and 1.3 (RFC 8446) by OpenSSL, without its sockets: the peer's octets go
+;;;; into an AREA and decrypted ones come out of a session, and the reverse. One area, with two
+;;;; memory BIOs, serves all sessions of a loop, since each step takes all available octets; a
+;;;; session keeps an incomplete record itself. So an idle session has no buffer.
 ;;;;
 ;;;; The contexts of a server and of a client are made here as RFC 9113 section 9.2 requires for
 ;;;; HTTP/2: ALPN, no renegotiation, no compression, ephemeral keys and AEAD ciphers only.
@@ -12,7 +12,8 @@
   "A little more than the longest record: 2^14 octets and the overhead of encryption.")
 
 (defconstant +max-client-chain-octets+ 16384
-  "The most octets of all certificates that a client shows. Five large ones have 10,000.")
+  "The most octets of all certificates that a client shows. A chain of five large certificates has
+10,000.")
 
 ;;; Numbers of OpenSSL's headers
 
@@ -132,8 +133,8 @@ digits and signs, all of ASCII, the first of them no dot. From any thread."
              (string-equal name pattern :start1 (1+ dot) :start2 2)))))
 
 (defun hello-server-name (ssl)
-  "The name that the ClientHello which SSL has read asks for, a string of Latin-1; NIL if it asks
-for none, or in a way that OpenSSL is going to refuse."
+  "The name that the ClientHello read by SSL requests, a string of Latin-1; NIL if it requests none,
+or in a form that OpenSSL is going to refuse."
   (multiple-value-bind (address length) (hello-extension ssl +extension-server-name+)
     (when (> length 5)
       (let ((octets (foreign-octets address (min length 1024))))
@@ -144,8 +145,8 @@ for none, or in a way that OpenSSL is going to refuse."
           (octets-latin (subseq octets 5)))))))
 
 (defun change-context (ssl context)
-  "Let SSL, whose handshake has just begun, go on with CONTEXT. OpenSSL itself changes certificates
-and roots only, not what CONTEXT has about verification (see revocation-list.lisp)."
+  "Let SSL, whose handshake has just begun, go on with CONTEXT. OpenSSL itself changes only
+certificates and roots, not the settings of CONTEXT for verification (see revocation-list.lisp)."
   (ssl-set-context ssl context)
   (ssl-set-verify ssl (ssl-ctx-get-verify-mode context) (ssl-ctx-get-verify-callback context)))
 
@@ -162,7 +163,8 @@ it."
 ;;; to a client that resumes with it, since a ticket does not carry the chain.
 
 (defun chain-end (chain)
-  "Until when all certificates of CHAIN are valid, a universal time, or NIL if there is no chain."
+  "The time until which all certificates of CHAIN are valid, a universal time, or NIL if there is no
+chain."
   (unless (zerop chain)
     (with-alien ((days int 0) (seconds int 0))
       (let ((now (get-universal-time)) (left (ash 1 50)))
@@ -184,9 +186,9 @@ it."
       (ldb (byte 62 0) (sb-sys:sap-ref-64 (int-sap octets) 0)))))
 
 (defun session-span (end begin timeout)
-  "A start time and a time-out for a session, so that it ends no later than END, when a certificate
-expires. The session began at BEGIN, with TIMEOUT. Times are in seconds since 1970, time-outs in
-seconds."
+  "Two values: a start time and a time-out for a session, so that it ends no later than END, when a
+certificate expires. The session began at BEGIN, with TIMEOUT. Times are in seconds since 1970,
+time-outs in seconds."
   ;; the last second that OpenSSL takes it in is begin + time-out; there is one at least, which may
   ;; be earlier than the session
   (let* ((last (max 2 (1- end)))
@@ -220,7 +222,7 @@ seconds."
 
 (defun add-private-key (context text what password)
   "Make CONTEXT use the private key in TEXT, PEM, perhaps encrypted with PASSWORD. Signal TLS-ERROR,
-naming the text as WHAT, if it cannot be read or does not go with the certificate."
+in which WHAT names the text, if it cannot be read or does not match the certificate."
   (call-with-private-key
    (lambda (key)
      (unless (and (= 1 (ssl-ctx-use-private-key context key))
@@ -242,8 +244,8 @@ naming the text as WHAT, if it cannot be read or does not go with the certificat
      text what)))
 
 (defun add-root (context der what)
-  "Make CONTEXT trust the certificate DER, octets. WHAT names where it is from in the TLS-ERROR that
-is signalled if it cannot be used."
+  "Make CONTEXT trust the certificate DER, octets. If it cannot be used, signal TLS-ERROR, in which
+WHAT names its origin."
   (call-with-x509 (lambda (certificate)
                     (let ((store (ssl-ctx-get-cert-store context)))
                       (x509-store-set-flags store +x509-flag-partial-chain+)
@@ -272,11 +274,11 @@ none."
     "P-256:P-521:P-384")
   "The groups for the exchange of keys, in order of preference; the first list that OpenSSL knows is
 used. OpenSSL's own lists have finite-field groups as well (RFC 7919). With 8,192 bits one handshake
-takes an end 150 ms, and a few octets of the peer are enough to ask for that.")
+costs an end 150 ms, and the peer can cause that with a few octets.")
 
 (defun use-groups (context list)
-  "Make CONTEXT agree on the groups in LIST only; false, and nothing is changed, if OpenSSL does not
-know all of them."
+  "Make CONTEXT agree only on the groups in LIST; if OpenSSL does not know all of them, change
+nothing and return false."
   (let ((octets (concatenate 'octets (ascii-octets list) (octets-of 0))))
     (with-pinned-objects (octets)
       (or (= 1 (ssl-ctx-ctrl context +ssl-ctrl-set-groups-list+ 0 (sap-int (vector-sap octets))))
@@ -300,11 +302,11 @@ for the client."
       (ssl-ctx-set-session-id-context context (sap-int (vector-sap id)) 8))))
 
 (defun make-tls-context (role verify &key (alpn t) cipher-suites (cipher-source "The list"))
-  "Return a new context of ROLE, :client or :server; VERIFY, about the peer's certificate, is :none,
-:request (wrong ones are refused) or :require. With an ALPN of T both ends must agree to HTTP/2; of
-:http1, a server's, the client may also offer http/1.1 or nothing. CIPHER-SUITES and CIPHER-SOURCE
-are the list of USE-CIPHER-SUITES and its name for errors. Signal TLS-ERROR if there is no OpenSSL
-or none of the suites. From any thread; to be freed with FREE-TLS-CONTEXT."
+  "Return a new context of ROLE, :client or :server. VERIFY is the rule for the peer's certificate:
+:none, :request (invalid ones are refused) or :require. With an ALPN of T both ends must agree to
+HTTP/2. With :http1, for a server, the client may also offer http/1.1 or nothing. CIPHER-SUITES and
+CIPHER-SOURCE are the list of USE-CIPHER-SUITES and its name for errors. Signal TLS-ERROR if OpenSSL
+is missing or has none of the suites. From any thread; to be freed with FREE-TLS-CONTEXT."
   (open-openssl)
   (err-clear-error)
   (let ((context (ssl-ctx-new (tls-method))))
@@ -374,8 +376,8 @@ and to the socket. Both BIOs are empty while no session has the area."
     nil))
 
 (define-hot drain-area ((area tls-area)) index
-  "Move the octets that a session has written, as far as there is room, into AREA's vector; return
-their number."
+  "Move the octets that a session has written into AREA's vector, as many as fit; return their
+number."
   (if (zerop (bio-ctrl-pending (tls-area-writing area)))
       0
       (let ((octets (tls-area-octets area)))
@@ -388,7 +390,7 @@ their number."
   (plusp (bio-ctrl-pending (tls-area-reading area))))
 
 (define-hot area-empty-p ((area tls-area)) boolean
-  "True if there is nothing of any session in AREA, so that it may go from one to another."
+  "True if AREA contains nothing of any session, so that another session may use it."
   (and (zerop (bio-ctrl-pending (tls-area-reading area)))
        (zerop (bio-ctrl-pending (tls-area-writing area)))))
 
@@ -440,8 +442,7 @@ RESUMED is an earlier session's ticket, see SESSION-TICKET. To be freed with CLO
 
 (defun name-server (ssl name check)
   "Make SSL ask for the host NAME, a string or NIL, and, if CHECK is true, accept only a certificate
-that has it among its alternative names (RFC 9525). Signal TLS-ERROR if that is not one to be
-checked."
+that has it among its alternative names (RFC 9525). Signal TLS-ERROR if the name cannot be checked."
   (flet ((must (result)
            (unless (= 1 result)
              (tls-error "~S is not a name that a certificate can be for." name))))
@@ -490,9 +491,9 @@ or NIL for the present one, or :refused."
 (define-hot decrypt-octets ((ssl foreign-pointer) (area tls-area) (octets octets) (start index)
                             (end index))
     (values index outcome)
-  "Decrypt the octets fed to AREA for SSL into OCTETS from START to END. Return the position after
-the result, and :more if the peer must send more, :ended if it sends no more, :failed, or :done if
-there was no more room."
+  "Decrypt the octets fed to AREA for SSL into OCTETS from START to END. Return two values: the
+position after the result; and :more if the peer must send more, :ended if it sends no more,
+:failed, or :done if there was no more room."
   (assert (<= start end (length octets)))
   (err-clear-error)
   (with-pinned-objects (octets)
@@ -579,36 +580,37 @@ peer's certificate, the fault of that."
         (x509-free x509)))))
 
 (defun own-certificate (ssl)
-  "The DER of the certificate that this end of SSL shows, or NIL if it has none."
+  "The DER of the certificate that this end of SSL shows, or NIL if it shows none."
   (let ((x509 (ssl-get-certificate ssl)))
     (unless (zerop x509) (x509-octets x509))))
 
 (defun presented-certificate (ssl)
-  "The DER of the certificate that SSL's peer, a server, has shown, also if it was refused for that;
+  "The DER of the certificate that SSL's peer, a server, has shown, even if it was refused for that;
 NIL if it has shown none or OpenSSL, before version 3, does not keep it."
   (let ((chain (ssl-get-peer-cert-chain ssl)))
     (unless (or (zerop chain) (zerop (sk-num chain)))
       (x509-octets (sk-value chain 0)))))
 
 (defun chain-root (ssl)
-  "The DER of the last certificate of the chain that vouches for the peer of SSL. NIL if none did in
-this handshake, as when it resumed an earlier session."
+  "The DER of the last certificate of the chain that vouches for the peer of SSL. NIL if no chain
+was verified in this handshake, as when it resumed an earlier session."
   (let ((chain (ssl-get0-verified-chain ssl)))
     (unless (or (zerop chain) (zerop (sk-num chain)))
       (x509-octets (sk-value chain (1- (sk-num chain)))))))
 
 (defun session-end (ssl)
   "The time until which all certificates that vouched for the peer of SSL are valid, a universal
-time. NIL if none did in this handshake, such as one that resumed an earlier session."
+time. NIL if no chain was verified in this handshake, as when it resumed an earlier session."
   (chain-end (ssl-get0-verified-chain ssl)))
 
 (defun session-ticket (ssl)
-  "A ticket that a later session can be resumed with, or NIL; to be freed with FREE-SESSION-TICKET."
+  "A ticket with which a later session can be resumed, or NIL; it must be freed with
+FREE-SESSION-TICKET."
   (let ((session (ssl-get1-session ssl)))
     (cond ((zerop session) nil)
           ((= 1 (ssl-session-is-resumable session)) session)
           (t (ssl-session-free session) nil))))
 
 (defun free-session-ticket (session)
-  "Give back SESSION, which a client kept to resume."
+  "Free SESSION, which a client kept in order to resume it."
   (ssl-session-free session))

@@ -1,11 +1,11 @@
 ;;;; gzip (RFC 1952) and deflate, by which gRPC means zlib's format (RFC 1950), through libz. Octets
-;;;; in, octets out, one message at a time. Decompressed octets are counted and bounded as they
-;;;; come; a length stated in the input is not trusted.
+;;;; in, octets out, one message at a time. Decompressed octets are counted and bounded as they are
+;;;; produced; a length stated in the input is not trusted.
 ;;;;
 ;;;; A z_stream and the memory that libz allocates for it (260 KB to compress, 40 KB to decompress)
-;;;; are costly to make, so a few of each kind are kept for the next message, for the whole image; a
-;;;; thread has one to itself while it works. A z_stream lies in foreign memory, since libz
-;;;; remembers its address. The offsets are those of struct z_stream on 64-bit machines.
+;;;; are costly to make. So a few of each kind are kept for the next message, for the whole image;
+;;;; only one thread at a time uses one. A z_stream lies in foreign memory, since libz remembers its
+;;;; address. The offsets are those of struct z_stream on 64-bit machines.
 
 (in-package #:clgrpc.os)
 
@@ -132,8 +132,8 @@ as text. From any thread."
               until (eq old (sb-ext:compare-and-swap (svref **idle-streams** kind) old cell))))))
 
 (defmacro with-zlib-stream ((variable kind level) &body body)
-  "Evaluate BODY with VARIABLE bound to the sap of a z_stream of KIND. The value is :no-memory if
-there is none."
+  "Evaluate BODY with VARIABLE bound to the sap of a z_stream of KIND. If there is no memory, the
+value is :no-memory."
   (let ((stream (gensym "STREAM")))
     `(let ((,stream nil))
        (sb-sys:without-interrupts
@@ -163,9 +163,9 @@ output to those AT to LIMIT of TO."
 (define-hot deflate-octets ((format zlib-format) (level (integer 1 9)) (from octets)
                             (start message-octets) (end message-octets) (room message-octets))
     (values (or null octets) message-octets)
-  "Compress the octets START to END of FROM. Return octets of BORROW-OCTETS, in which the result
-begins after ROOM octets, and its end; nil and 0 if there is no memory. libz must be open. From any
-thread."
+  "Compress the octets START to END of FROM. Return two values: octets of BORROW-OCTETS, in which
+the result begins after ROOM octets, and its end; nil and 0 if there is no memory. libz must be
+open. From any thread."
   ;; the function that WITH-ZLIB-STREAM makes of its body is called once a message
   (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
   (let ((octets nil) (result 0))
@@ -186,8 +186,9 @@ thread."
 (define-hot inflate-on ((sap system-area-pointer) (format zlib-format) (from octets)
                         (start message-octets) (end message-octets) (limit message-octets))
     (values inflation octets message-octets)
-  "Decompress with the z_stream SAP. Return how that ended, octets of BORROW-OCTETS and how many of
-them are the message. One octet more than LIMIT is made room for, to see that there is more."
+  "Decompress with the z_stream SAP. Return three values: how that ended, octets of BORROW-OCTETS,
+and how many of them are the message. The output has room for one octet more than LIMIT, to detect
+that there is more."
   (let* ((most (1+ limit))
          (to (borrow-octets (min most (max 512 (* 4 (- end start))))))
          (fill 0))
@@ -222,7 +223,7 @@ them are the message. One octet more than LIMIT is made room for, to see that th
 (define-hot inflate-beginning ((format zlib-format) (from octets) (start message-octets)
                                (end message-octets) (limit message-octets))
     (values inflation (or null octets) message-octets)
-  "As INFLATE-OCTETS, but with any outcome also return octets of BORROW-OCTETS, or nil, and the
+  "As INFLATE-OCTETS, but whatever the outcome also return octets of BORROW-OCTETS, or nil, and the
 number of them, at most LIMIT, that are the beginning of the result."
   ;; the function that WITH-ZLIB-STREAM makes of its body is called once a message
   (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
@@ -235,9 +236,9 @@ number of them, at most LIMIT, that are the beginning of the result."
 (define-hot inflate-octets ((format zlib-format) (from octets) (start message-octets)
                             (end message-octets) (limit message-octets))
     (values inflation (or null octets) message-octets)
-  "Decompress the octets START to END of FROM, a message in FORMAT. Return :ok, octets of
-BORROW-OCTETS and how many of them are the result; or :too-long if that has more than LIMIT octets,
-:truncated, :corrupt or :no-memory, nil and 0. libz must be open. From any thread."
+  "Decompress the octets START to END of FROM, a message in FORMAT. Return three values: :ok, octets
+of BORROW-OCTETS and how many of them are the result; or :too-long if that has more than LIMIT
+octets, :truncated, :corrupt or :no-memory, nil and 0. libz must be open. From any thread."
   (multiple-value-bind (outcome octets length) (inflate-beginning format from start end limit)
     (cond ((eq outcome :ok) (values :ok octets length))
           (t (when octets (give-octets-back octets))

@@ -1,6 +1,6 @@
 ;;;; Zstandard (RFC 8878) through libzstd: octets in, octets out, one message at a time. The output
-;;;; is bounded, whatever the input claims. Messages are decompressed straight into octets of ours,
-;;;; so the window that a frame asks for takes no memory.
+;;;; is bounded, whatever the input claims. Messages are decompressed directly into our octets, so
+;;;; the window that a frame requests takes no memory.
 
 (in-package #:clgrpc.os)
 
@@ -49,9 +49,9 @@ DEFLATE-OCTETS. libzstd must be open. From any thread."
           (t :corrupt))))
 
 (defun expand-zstd (from start end limit)
-  "Decompress the octets START to END of FROM. The values are those of INFLATE-OCTETS. A result for
-which the octets at hand are too few is made again in four times as many, so that a short message
-takes no room for what it may become. libzstd must be open. From any thread."
+  "Decompress the octets START to END of FROM. The values are those of INFLATE-OCTETS. If the
+available octets are too few for a result, it is made again in four times as many, so that a short
+message does not need the room of the longest one. libzstd must be open. From any thread."
   (declare (type octets from) (type message-octets start end limit))
   (loop with most = (1+ limit)
         for room of-type (unsigned-byte 32) = (min most (max 512 (* 4 (- end start))))

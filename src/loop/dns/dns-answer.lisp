@@ -1,14 +1,14 @@
-;;;; The result of an answer. A name may be an alias of another (CNAME). A recursive server puts the
-;;;; records of that name into the same answer, where they are followed; the server is not asked
-;;;; again. An answer without records is an answer, too (RFC 2308): either the name does not exist,
-;;;; or it has no record of the type.
+;;;; The result of an answer. A name may be an alias of another name (CNAME). A recursive server
+;;;; puts the records of that name into the same answer, where they are followed; the server is not
+;;;; asked again. An answer without records is an answer, too (RFC 2308): either the name does not
+;;;; exist, or it has no record of the type.
 
 (in-package #:clgrpc.dns)
 
 (deftype outcome ()
-  "The result of a question: there are records; the server answers that no such name exists, or that
-the name has no records of that type; or the answer is unknown, since the server refuses or fails,
-cannot be reached or does not answer."
+  "The result of a question: records were found; the server answers that no such name exists, or
+that the name has no records of that type; or the answer is unknown, because the server refuses,
+fails, cannot be reached or does not answer."
   '(member :found :no-such-name :no-data :refused :server-failed :unreachable :no-answer))
 
 (defconstant +most-aliases+ 16

@@ -3,10 +3,11 @@
 ;;;;   octets 0-1  id               4-5  how many questions    8-9    how many authorities
 ;;;;          2-3  flags and code   6-7  how many answers      10-11  how many additional records
 ;;;;
-;;;; A question is a name, a type and a class; a record that, a time to live (4 octets), how long
-;;;; its data is (2) and the data. A query has one question and a pseudo-record OPT, which gives the
-;;;; longest answer over UDP that we accept (RFC 6891); an answer's OPT has the upper bits of its
-;;;; code. Only the records of class IN in an answer's section of answers are kept.
+;;;; A question is a name, a type and a class. A record is the same, followed by a time to live (4
+;;;; octets), the length of the data (2 octets) and the data. A query has one question and a
+;;;; pseudo-record OPT, which gives the longest answer over UDP that we accept (RFC 6891); an
+;;;; answer's OPT has the upper bits of its code. Only the records of class IN in an answer's
+;;;; section of answers are kept.
 
 (in-package #:clgrpc.dns)
 
@@ -50,7 +51,7 @@
   message-id "The number that matches the answer MESSAGE to its query."
   message-response-p "True if MESSAGE is an answer."
   message-truncated-p "True if the answer is too long for UDP. Then MESSAGE has no records."
-  message-code "The result of the query (RCODE): 0 if all is well, 3 if there is no such name."
+  message-code "The result of the query (RCODE): 0 for success, 3 if there is no such name."
   message-question "The question of MESSAGE, or nil if it has none or several."
   message-records "The records of MESSAGE's section of answers, a list.")
 
@@ -137,7 +138,8 @@ end of its data. Return the value of FUNCTION, and the end of the record."
               data-end))))
 
 (defun read-answers (octets at end count)
-  "The COUNT records at AT, but for those of other classes, and where they end."
+  "Two values: the COUNT records at AT, without those of other classes, and the position after
+them."
   (values (loop repeat count
                 for record = (multiple-value-bind (record next)
                                  (read-record octets at end
@@ -174,7 +176,7 @@ which limits how many there are before any is read."
       (values records (read-upper-code octets at end others)))))
 
 (defun parse-message (octets start end)
-  "The message in OCTETS from START to END. Signal MALFORMED-MESSAGE if that is not one. From any
+  "The message in OCTETS from START to END. Signal MALFORMED-MESSAGE if it is not one. From any
 thread."
   (declare (type octets octets) (type index start end))
   ;; pointers count from the beginning of the message

@@ -1,7 +1,7 @@
 ;;;; Asking DNS servers one question. A query goes to each server in turn over UDP, from a new port
 ;;;; and with a new id each time (RFC 5452), three times or once to each server; it goes over TCP
 ;;;; where the answer is truncated. A message without the query's id and question is not its answer
-;;;; and is ignored; messages from other addresses never come here. The owner is called exactly
+;;;; and is ignored; the kernel drops messages from other addresses. The owner is called exactly
 ;;;; once, on the loop.
 ;;;;
 ;;;; Of a query's time, a fifth is for the first try and the rest shared by the others: a lost
@@ -11,7 +11,7 @@
 (in-package #:clgrpc.dns)
 
 (defconstant +tries+ 3
-  "The number of times that a query is sent; with more servers, once to each.")
+  "How often a query is sent; with more servers than that, once to each.")
 
 (defstruct (query (:constructor %make-query) (:copier nil))
   "A question under way."
@@ -42,7 +42,7 @@
   "Ask SERVERS, addresses of the kernel's, for the records of TYPE of NAME, octets. Then \(FUNCTION
 outcome data) is called on LOOP, within TIMEOUT-NS nanoseconds and exactly once, with an OUTCOME and
 either the data of the records, in the answer's order, or the reason of the failure, as text. On
-LOOP, like FUNCTION, which may be called before this returns. Return the query, see GIVE-UP."
+LOOP, as is FUNCTION, which may be called before this returns. Return the query, see GIVE-UP."
   (let ((query (%make-query :loop loop :servers servers :name name :type type :function function
                             :tries (min 64 (max +tries+ (length servers)))
                             :end-ns (+ (loop:event-loop-now loop) timeout-ns)
@@ -89,8 +89,8 @@ loop."
       (funcall (query-function query) outcome data))))
 
 (defun try-failed (query outcome text)
-  "Handle OUTCOME and TEXT, the result of the failed try under way. Make another try, if one is
-left."
+  "Handle OUTCOME and TEXT, the result of the failed try under way. Make another try, if one
+remains."
   (setf (query-outcome query) outcome
         (query-text query) text)
   (next-try query))
@@ -150,7 +150,7 @@ question."
              (= 1 (message-code message))))))
 
 (defun receive-answer (query octets start end carrier)
-  "OCTETS from START to END have come by CARRIER, :udp or :tcp; they may be anybody's."
+  "OCTETS from START to END have arrived by CARRIER, :udp or :tcp; anybody may have sent them."
   (let ((message (handler-case (parse-message octets start end)
                    (malformed-message (error)
                      (trace-event :dns-resolver :bad-answer :reason (princ-to-string error))
@@ -159,7 +159,7 @@ question."
           ((not (and message (answers-query-p query message)))
            (when (eq :tcp carrier)
              (try-failed query :server-failed
-                         (server-text query "the answer is not one to the question"))))
+                         (server-text query "the answer is not for the question"))))
           ((and (message-truncated-p message) (eq :udp carrier)) (ask-over-tcp query))
           ((and (query-extended query) (member (message-code message) '(1 4)))
            ;; it may be older than RFC 6891
@@ -199,7 +199,8 @@ question."
   "The handler of connections to servers.")
 
 (defun ask-over-tcp (query)
-  "Ask the same server over TCP, for an answer of any length, within all the time that is left."
+  "Ask the same server over TCP, which allows an answer of any length, within all the remaining
+time."
   (leave-try query)
   (set-limit query (time-left query))
   (let ((attempt (query-attempt query)))

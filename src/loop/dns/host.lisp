@@ -2,8 +2,8 @@
 ;;;; addresses, the other one gets one more second, so that a server that drops the questions of a
 ;;;; family does not delay the other.
 ;;;;
-;;;; Within a family the order is the answer's. IPv6 comes before IPv4 if the host has a route to it
-;;;; (RFC 6724 section 6, rules 1 and 6, without the finer ones), else after it.
+;;;; Within a family the order is the answer's. IPv6 addresses come before IPv4 ones if the host has
+;;;; a route to IPv6 (RFC 6724 section 6, rules 1 and 6, without the finer ones), else after them.
 
 (in-package #:clgrpc.dns)
 
@@ -23,7 +23,7 @@
       (append inet inet6)))
 
 (defun worse (one other)
-  "The one of two answers without addresses, lists of outcome and text, that explains the failure
+  "Of two answers without addresses, lists of outcome and text, the one that explains the failure
 better: an unknown answer has priority over :no-such-name, and that over :no-data."
   (flet ((rank (answer)
            (or (position (first answer) '(:no-data :no-such-name)) 2)))
@@ -31,9 +31,9 @@ better: an unknown answer has priority over :no-such-name, and that over :no-dat
 
 (defun lookup-host (loop servers name port timeout-ns function)
   "Ask SERVERS, addresses of the kernel's, for the addresses of NAME, octets, each with PORT, within
-TIMEOUT-NS nanoseconds. Then (FUNCTION addresses outcome failure) is called on LOOP, exactly once;
-OUTCOME is :found, or there are no addresses and FAILURE is why, as text. On LOOP, as FUNCTION,
-which may be called before this returns."
+TIMEOUT-NS nanoseconds. Then (FUNCTION addresses outcome failure) is called on LOOP, exactly once.
+OUTCOME is :found, or there are no addresses and FAILURE is the reason, as text. On LOOP, as is
+FUNCTION, which may be called before this returns."
   (declare (type function function))
   (let ((answers '()) (queries '()))    ; alists by type
     (labels ((addresses (type)

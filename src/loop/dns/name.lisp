@@ -1,10 +1,10 @@
-;;;; Domain names (RFC 1035 sections 2.3.4, 3.1 and 4.1.4). Here a name is the octets that stand for
-;;;; it in a message: labels of 1 to 63 octets, each after its length, and 0 at the end; 255 octets
-;;;; at most, letters in lower case, no compression. Two names are the same if their octets are
+;;;; Domain names (RFC 1035 sections 2.3.4, 3.1 and 4.1.4). Here a name is the octets that represent
+;;;; it in a message: labels of 1 to 63 octets, each after its length, and 0 at the end; at most 255
+;;;; octets, with letters in lower case, no compression. Two names are the same if their octets are
 ;;;; (RFC 4343).
 ;;;;
 ;;;; In a message the end of a name may be a pointer to octets before it. Each pointer must lead to
-;;;; a place before all that was read of the name so far, so reading ends.
+;;;; a place before all that was read of the name so far, so reading a name terminates.
 
 (in-package #:clgrpc.dns)
 
@@ -33,7 +33,7 @@ PARSE-MESSAGE.")
 
 (defun name-octets (text)
   "The name for TEXT, such as \"example.org\" or \"example.org.\". Signal MISUSE if TEXT is not a
-name: each label has 1 to 63 characters of ASCII, without spaces."
+name, whose labels have 1 to 63 characters of ASCII each, without spaces."
   (let ((name (make-buffer :size (+ 2 (length text))))
         ;; the dot at the end is that before the root, which has no label
         (end (if (uiop:string-suffix-p text ".") (1- (length text)) (length text))))

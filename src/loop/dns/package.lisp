@@ -1,5 +1,5 @@
 ;;;; DNS: messages as octets, without I/O (RFC 1035, 3596, 6891), and a small client on the event
-;;;; loop that asks a server of one's choice over UDP, and over TCP where an answer is too long.
+;;;; loop that asks given servers over UDP, and over TCP if an answer is too long.
 
 (defpackage #:clgrpc.dns
   (:use #:cl #:clgrpc.base)

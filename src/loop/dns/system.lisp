@@ -9,7 +9,7 @@
 
 (defun parse-servers (text)
   "The addresses, the kernel's, of the lines \"nameserver ADDRESS\" of TEXT, that of a resolv.conf;
-a server on this machine if it names none."
+that of a server on this machine if TEXT has no such line."
   (let ((servers (loop for line in (uiop:split-string text :separator '(#\Newline))
                        for (word host) = (remove "" (uiop:split-string
                                                      line :separator '(#\Space #\Tab #\Return))

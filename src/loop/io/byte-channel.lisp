@@ -1,13 +1,13 @@
 ;;;; A byte channel: the operations by which a connection reads, writes, shuts down and closes. All
-;;;; byte channels of a kind share its functions; STATE is the datum of these. The kind in this file
-;;;; is TCP.
+;;;; byte channels of a kind share its functions; STATE is their datum. The kind in this file is
+;;;; TCP.
 ;;;;
-;;;; The results of the operations: n from 0, or +WANTS-READ+ or +WANTS-WRITE+ (not now: try again
-;;;; when the descriptor can be read or written), or a negated errno. A read that gets fewer octets
-;;;; than there is room for, +WANTS-READ+, or a write that takes fewer than it was given, means that
-;;;; nothing more is possible now, unless the read has set MORE. A read of 0 means that the peer
-;;;; will send no more. A byte channel that finds a fault itself, such as bad TLS, returns +BROKEN+
-;;;; with the fault in FAILURE; it has told the peer.
+;;;; The results of the operations: a number from 0; or +WANTS-READ+ or +WANTS-WRITE+, which mean
+;;;; "not now: try again when the descriptor can be read or written"; or a negated errno. A read
+;;;; that gets fewer octets than there is room for, +WANTS-READ+, or a write that takes fewer than
+;;;; it was given, means that nothing more is possible now, unless the read has set MORE. A read of
+;;;; 0 means that the peer will send no more. A byte channel that detects an error itself, such as
+;;;; invalid TLS, returns +BROKEN+ with the error in FAILURE; it has informed the peer.
 
 (in-package #:clgrpc.loop)
 
@@ -49,13 +49,13 @@
   byte-channel-peer "The address of the other end, as text."
   byte-channel-state "The datum of the kind's functions."
   byte-channel-more "True if the last read gave fewer octets than there was room for, or none, and
-more can be had. SETFable by the kind's functions."
-  byte-channel-failure "The fault that BYTE-CHANNEL has found itself, after which it cannot be used
-any more, as text, or NIL. SETFable by the kind's functions.")
+more can be read now. SETFable by the kind's functions."
+  byte-channel-failure "The error that BYTE-CHANNEL has detected itself, as text, after which it
+cannot be used any more; or NIL. SETFable by the kind's functions.")
 
 (defun limit-silence (loop byte-channel seconds)
   "Limit the time for which the peer of BYTE-CHANNEL, one of LOOP's network, may leave octets
-unacknowledged to SECONDS; then BYTE-CHANNEL fails. Some networks have no such limit."
+unacknowledged to SECONDS; after that BYTE-CHANNEL fails. Some networks have no such limit."
   (funcall (network-limit-silence (event-loop-network loop)) (byte-channel-descriptor byte-channel)
            seconds)
   nil)

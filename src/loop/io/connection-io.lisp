@@ -1,13 +1,13 @@
 ;;;; Connections: reading, output, closing. A turn reads a ready connection once, into the loop's
 ;;;; input area. Octets that the owner leaves, such as half a frame, are kept in a buffer of the
 ;;;; connection. They are copied in front of the next octets; if they are many, the next octets are
-;;;; read after them instead. If the owner has had enough for a turn (POSTPONED), it gets the rest
+;;;; read after them instead. If the owner has done enough for a turn (POSTPONED), it gets the rest
 ;;;; before anything more is read. Output is collected in a buffer borrowed from the loop and sent
 ;;;; with one call at the end of the turn; the connection keeps the buffer only while some of it is
 ;;;; unsent.
 ;;;;
 ;;;; A connection is never closed in the middle of a call of its owner's: CLOSE-CONNECTION marks it,
-;;;; and the flush at the end of the turn closes it and notifies the owner. A buffer goes back to
+;;;; and the flush at the end of the turn closes it and notifies the owner. A buffer is returned to
 ;;;; the pool only after FILL, with which the owner gives it up; otherwise it is left to the
 ;;;; collector.
 
@@ -29,13 +29,13 @@ of it.")
 (defconstant +pool-octets+ 4194304
   "The most octets that a loop keeps in unused buffers.")
 (defconstant +linger-ns+ (* 2 +ns-per-second+)
-  "How long the peer of a connection that we close may go without taking any of its output, and then
-without closing its side: long enough for a slow line, short enough that dead peers do not pile
-up.")
+  "How long we wait for the peer of a connection that we close: first, without any of its output
+being taken, and then for the peer to close its side. It is long enough for a slow line, and short
+enough that dead peers do not pile up.")
 
 (defconstant +most-lingering+ 1024
-  "How many connections of a loop may linger at once, so that peers that are turned away cannot make
-it hold descriptors without end. When descriptors run out none may.")
+  "How many connections of a loop may linger at once, so that rejected peers cannot make it hold
+unlimited descriptors. When descriptors run out, no connection may linger.")
 
 ;;; Buffers of the loop
 
@@ -179,7 +179,8 @@ approximate."
   (and (connection-leftover connection) t))
 
 (define-hot release-output ((connection connection)) null
-  "Release the buffer of CONNECTION: all output was sent, and the owner has given up the buffer."
+  "Release the buffer of CONNECTION: all output was sent, and the owner does not use the buffer any
+more."
   (let ((buffer (connection-buffer connection)))
     (when buffer
       (setf (connection-buffer connection) nil)
@@ -227,7 +228,7 @@ channel's."
       (errno-condition result "go on with the connection to" (connection-peer connection))))
 
 (define-hot send-output ((connection connection)) boolean
-  "Send the output, which the owner may fill up, as long as the peer takes it and more is added.
+  "Send the output, which the owner may extend, as long as the peer accepts it and more is added.
 Return true if more may come."
   (let ((fill (handler-fill (connection-handler connection))))
     (prog1 (dotimes (round +fill-rounds+ t)
@@ -281,7 +282,7 @@ from the handler's FILL. On the loop."
     nil))
 
 (defun end-flushed (connection)
-  "Go on with closing CONNECTION, which has no output any more."
+  "Continue to close CONNECTION, which has no output left."
   (cond ((eq :closing (connection-state connection)) (begin-linger connection nil))
         ;; a byte channel that has told its peer of a fault gives it the time to read that
         ((and (byte-channel-failure (connection-byte-channel connection))
@@ -357,7 +358,7 @@ from the handler's FILL. On the loop."
     nil))
 
 (define-hot read-behind-leftover ((connection connection) (leftover buffer)) null
-  "Read into the buffer of a long LEFTOVER and pass all its octets to the owner."
+  "Read into the buffer of LEFTOVER, a long one, and pass all its octets to the owner."
   (let* ((octets (ensure-buffer-room leftover +read-octets+))
          (end (buffer-end leftover))
          (result (byte-channel-read (connection-byte-channel connection) octets end
@@ -378,7 +379,7 @@ from the handler's FILL. On the loop."
     nil))
 
 (define-hot go-on-with-leftover ((connection connection) (leftover buffer)) null
-  "Give the owner LEFTOVER, which it has postponed, and nothing more."
+  "Give the owner LEFTOVER, which it has postponed, and read nothing."
   (setf (buffer-start leftover)
         (call-input connection (buffer-octets leftover) (buffer-start leftover)
                     (buffer-end leftover)))
@@ -423,14 +424,14 @@ from the handler's FILL. On the loop."
   nil)
 
 (define-hot write-again ((connection connection)) null
-  "Schedule another write of CONNECTION's output, for which input was needed and has come."
+  "Schedule another write of CONNECTION's output, which needed input that has arrived."
   (setf (connection-write-wants-read connection) nil
         (connection-blocked connection) nil)
   (mark-dirty connection))
 
 (define-hot go-on-writing ((connection connection)) null
-  "CONNECTION, whose output waits for input, has been read. If that has ended a handshake, for which
-the octets had come in an earlier turn, no event follows after which the output would be written."
+  "CONNECTION, whose output waits for input, was read: write the output. If that read has ended a
+handshake, whose octets had arrived in an earlier turn, no further event would cause the write."
   (unless (byte-channel-handshaking-p (connection-byte-channel connection))
     (write-again connection)))
 
@@ -507,8 +508,8 @@ the octets had come in an earlier turn, no event follows after which the output 
 
 (defun close-connection (connection &key abort)
   "Close CONNECTION at the end of the turn: send its output first, or with ABORT drop it. A peer
-that takes none of it for +LINGER-NS+ loses the rest. The handler's CLOSED is called with NIL once
-that is done. Closing again does nothing, but for ABORT. On the loop."
+that accepts none of it for +LINGER-NS+ loses the rest. The handler's CLOSED is called with NIL once
+that is done. Closing a closed connection does nothing, except with ABORT. On the loop."
   (cond (abort (abort-connection connection nil))
         ((eq :open (connection-state connection))
          (setf (connection-state connection) :closing)
@@ -547,8 +548,8 @@ that is done. Closing again does nothing, but for ABORT. On the loop."
       (decf (event-loop-lingering loop)))))
 
 (defun begin-linger (connection reason)
-  "Shut down our side of CONNECTION, whose output was all sent, and wait a while until the peer ends
-its side. Closing earlier might destroy octets that are still on their way to the peer."
+  "Shut down our side of CONNECTION, whose output was all sent, and wait for a while until the peer
+closes its side. Closing earlier might destroy octets that are still on their way to the peer."
   (release-output connection)
   (cond ((connection-ended connection) (finish-connection connection reason))
         (t (setf (connection-state connection) :lingering)

@@ -1,12 +1,12 @@
-;;;; Connecting, without blocking the loop. A list of addresses is tried in turn, the next one as
-;;;; soon as an attempt fails or has taken a quarter of a second, so that several may be under way,
-;;;; families alternating (RFC 8305 sections 4 and 5); the first address that accepts the connection
-;;;; is used, the other attempts are ended. The owner is called exactly once, on the loop.
-;;;; CONNECT-TO looks a target up first.
+;;;; Connecting, without blocking the loop. A list of addresses is tried in order, the next one as
+;;;; soon as an attempt fails or has taken a quarter of a second. So several attempts may be under
+;;;; way; families alternate (RFC 8305 sections 4 and 5). The first address that accepts is used,
+;;;; and the other attempts are ended. The owner is called exactly once, on the loop. CONNECT-TO
+;;;; looks a target up first.
 ;;;;
-;;;; Either all of it has one time limit, the look-up included, or each attempt has one
-;;;; (LIMIT-EACH): then every address has its turn, even after many silent ones, as in gRFCs A61 and
-;;;; A62. Attempts begin one after the other, so the oldest is the first whose time is up.
+;;;; Either there is one time limit for everything, including the look-up, or each attempt has its
+;;;; own (LIMIT-EACH): then every address gets its turn, even after many silent ones, as in gRFCs
+;;;; A61 and A62. Attempts begin one after the other, so the oldest is the first whose time is over.
 ;;;;
 ;;;; An owner that needs more steps before it can use a connection, such as a handshake, takes each
 ;;;; new connection as a candidate (ON-CANDIDATE). Its attempt counts as under way until the owner
@@ -58,14 +58,13 @@
                           &key on-progress on-candidate limit-each
                             (delay-ns +connecting-delay-ns+))
   "Connect to one of ADDRESSES, the kernel's addresses of NAME, a text, within TIMEOUT-NS
-nanoseconds, or if LIMIT-EACH is true within as much for each attempt. Then (ON-DONE byte-channel
-nil) or (ON-DONE nil condition), a CONNECT-ERROR, is called on LOOP, exactly once and never before
-this returns. ON-PROGRESS is a function that is called on LOOP with each event: (:attempt :address
-text) for an attempt, and (:attempt-failed :address text :reason text) for one that fails.
-ON-CANDIDATE is a function of a byte channel that is called on LOOP for each connection, which it
-owns; then ON-DONE gets conditions only. The next attempt begins DELAY-NS nanoseconds after the one
-before, or when that fails. Return the connector. Signal MISUSE if LOOP has stopped. From any
-thread."
+nanoseconds; if LIMIT-EACH is true, each attempt has this limit. Then (ON-DONE byte-channel nil) or
+(ON-DONE nil condition), a CONNECT-ERROR, is called on LOOP, exactly once and never before this
+returns. ON-PROGRESS is a function that is called on LOOP with each event: (:attempt :address text)
+for an attempt, and (:attempt-failed :address text :reason text) for one that fails. ON-CANDIDATE is
+a function of a byte channel that is called on LOOP for each connection, which it owns; then ON-DONE
+gets conditions only. The next attempt begins DELAY-NS nanoseconds after the previous one, or when
+that fails. Return the connector. Signal MISUSE if LOOP has stopped. From any thread."
   (let ((connector (%make-connector
                     :loop loop :name name :on-done on-done :on-progress on-progress
                     :on-candidate on-candidate :delay-ns delay-ns
@@ -121,8 +120,7 @@ target, or LOOP has stopped. From any thread."
 ;;; Attempts
 
 (defun try-next-address (connector)
-  "Begin to connect to the next address that can be tried at all; fail if nothing is left to hope
-for."
+  "Begin to connect to the next address that can be tried at all; fail if no attempt remains."
   (let* ((loop (connector-loop connector))
          (wheel (event-loop-wheel loop)))
     (cancel-timer wheel (connector-delay connector))
@@ -220,8 +218,8 @@ the other addresses. On the loop."
 ;;; The end
 
 (defun give-up-late (connector)
-  "End the attempts of CONNECTOR whose time is up, and stop waiting for candidates whose time is up;
-these still belong to their owner."
+  "End the attempts of CONNECTOR whose time is over, and stop waiting for candidates whose time is
+over; these still belong to their owner."
   (let* ((loop (connector-loop connector))
          (now (event-loop-now loop)))
     (flet ((late-p (due-ns) (<= due-ns now))
@@ -236,8 +234,8 @@ these still belong to their owner."
         (note (car candidate))))))
 
 (defun connecting-timed-out (connector)
-  "The time of an attempt of CONNECTOR may be up, or that of all it does. While others are under way
-the next one begins when it would have begun."
+  "The time of an attempt of CONNECTOR, or that of CONNECTOR as a whole, may be over. While other
+attempts are under way, the next one begins when it would have begun."
   (give-up-late connector)
   (unless (connector-each connector) (setf (connector-untried connector) '()))
   (unless (or (connector-connectings connector) (connector-candidates connector))
@@ -249,8 +247,8 @@ the next one begins when it would have begun."
                                           (mapcar #'cdr (connector-candidates connector)))))))
 
 (defun end-connecting (connector)
-  "End the attempts of CONNECTOR that are under way, except for candidates, which belong to their
-owner. No function is called for them any more. On the loop."
+  "End the attempts of CONNECTOR that are under way, except those of candidates, which belong to
+their owner. None of their functions is called any more. On the loop."
   (unless (connector-done connector)
     (let* ((loop (connector-loop connector))
            (wheel (event-loop-wheel loop)))

@@ -1,14 +1,15 @@
 ;;;; Datagrams (UDP) to one peer and back. The socket is connected, so that the kernel drops
 ;;;; datagrams from other addresses and reports an error if no process listens there; its port is
-;;;; one that the kernel chooses at random. Nothing is kept: a datagram that cannot be sent now is
-;;;; lost, as any may be.
+;;;; one that the kernel chooses at random. Nothing is queued: a datagram that cannot be sent now is
+;;;; lost, as any datagram may be.
 
 (in-package #:clgrpc.loop)
 
 (defconstant +datagram-octets+ 4096
-  "The longest datagram that is taken; the rest of a longer one is lost.")
+  "The longest datagram that is received completely; the rest of a longer one is lost.")
 (defconstant +most-datagrams+ 64
-  "The most datagrams taken from a peer; one more ends the UDP socket, which expects only a few.")
+  "The most datagrams accepted from a peer; one more ends the UDP socket, which expects only a
+few.")
 
 (defstruct (udp-socket (:include source) (:constructor %make-udp-socket) (:copier nil))
   "Datagrams to a peer and back; see OPEN-UDP-SOCKET."

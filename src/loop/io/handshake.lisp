@@ -1,6 +1,6 @@
-;;;; The part of a handshake that a client sends in the clear (RFC 8446 sections 4 and 5.1), as far
-;;;; as a server must read it before OpenSSL does. OpenSSL makes room for a whole message when it
-;;;; has read its length: nine octets of a ClientHello ask for 170,000. So the lengths are looked at
+;;;; The part of a handshake that a client sends unencrypted (RFC 8446 sections 4 and 5.1), as far
+;;;; as a server must examine it before OpenSSL does. OpenSSL allocates a whole message when it has
+;;;; read its length: nine octets of a ClientHello request 170,000. So the lengths are checked
 ;;;; first, and a message that is too long is refused before OpenSSL sees it.
 ;;;;
 ;;;; Encrypted octets cannot be read. A client of TLS 1.2 encrypts all that comes after its
@@ -29,7 +29,7 @@
   (ldb (byte 8 32) (announced-header announced)))
 
 (defun take-record-octet (announced octet version)
-  "Take OCTET, one of a record's header."
+  "Examine OCTET, one of a record's header."
   (setf (announced-header announced)
         (logior (ash (ldb (byte 32 0) (announced-header announced)) 8) octet))
   (when (= 5 (incf (announced-header-count announced)))
@@ -40,7 +40,7 @@
       (setf (announced-encrypted announced) t))))
 
 (defun take-message-octet (announced octet)
-  "Take OCTET, one of a message or of its header."
+  "Examine OCTET, one of a message or of its header."
   (if (plusp (announced-message-left announced))
       (decf (announced-message-left announced))
       (progn

@@ -1,7 +1,7 @@
 ;;;; Listeners. A listener is on the first of its loops and deals each connection that it accepts to
-;;;; the loop with the fewest. If the process is out of descriptors or memory, or may accept nothing
-;;;; for another reason, the listener pauses instead of trying without end. TCP_NODELAY is set on
-;;;; the listening socket; accepted sockets inherit it.
+;;;; the loop with the fewest. If the process is out of descriptors or memory, or can accept nothing
+;;;; for another reason, the listener pauses instead of trying again and again. TCP_NODELAY is set
+;;;; on the listening socket; accepted sockets inherit it.
 
 (in-package #:clgrpc.loop)
 
@@ -54,7 +54,7 @@ the longest backlog.")
       (error (errno-condition result "listen on" address))))
 
 (defun target-listening-address (target)
-  "The one address of TARGET, if need be looked up."
+  "The single address of TARGET, looked up if necessary."
   (let ((text (target-text target)))
     (multiple-value-bind (addresses failure)
         (if (target-addresses target)
@@ -70,7 +70,7 @@ the longest backlog.")
     result))
 
 (defun listen-on (text options loops on-accept &key (on-full (constantly nil)))
-  "Listen on TEXT, that of a target (see target.lisp; port 0 means any free one; of several
+  "Listen on TEXT, that of a target (see target.lisp; port 0 means any free port; of several
 addresses the first is used), and return the listener. OPTIONS has the backlog, the limit of
 connections and the file mode of a unix socket. The file of a unix socket that a dead server has
 left is replaced. Each new connection goes to the one of LOOPS that has the fewest: (ON-ACCEPT loop
@@ -115,15 +115,15 @@ first of LOOPS runs."
     (unless (minusp socket) (close-listening-socket listener socket))))
 
 (defun close-listening-socket (listener socket)
-  "Close SOCKET, that of LISTENER, with its file if it has one."
+  "Close SOCKET, that of LISTENER, and remove its file if it has one."
   (remove-listening-file (listener-file listener))
   (funcall (network-close (listener-network listener)) socket))
 
 (defun close-listener (listener)
-  "Close LISTENER. It accepts the connections that wait already, so that their peers get an answer
-instead of a reset, and then no more. If other processes listen on its port too, connections that
-come meanwhile go to them without a reset. Closing happens on its loop: at once if this is called
-there, otherwise soon. Closing again does nothing. From any thread."
+  "Close LISTENER. It still accepts the connections that wait already, so that their peers get an
+answer instead of a reset. If other processes listen on its port too, connections that arrive
+meanwhile go to them without a reset. Closing happens on its loop: at once if this is called there,
+otherwise soon. Closing again does nothing. From any thread."
   (let ((loop (listener-loop listener)))
     (flet ((end ()
              (unless (minusp (listener-socket listener))
@@ -139,7 +139,7 @@ there, otherwise soon. Closing again does nothing. From any thread."
 ;;; Accepting
 
 (defun least-loaded (loops)
-  "The one of LOOPS with the fewest connections, and how many all of them have."
+  "Two values: the one of LOOPS with the fewest connections, and the number of connections of all."
   (let ((best (first loops)) (fewest most-positive-fixnum) (total 0))
     (declare (type fixnum fewest total))
     (dolist (loop loops (values best total))
@@ -150,7 +150,7 @@ there, otherwise soon. Closing again does nothing. From any thread."
                 fewest load))))))
 
 (defun warn-of (listener event &rest plist)
-  "Log the warning EVENT of LISTENER, unless it has logged one a short while ago."
+  "Log the warning EVENT of LISTENER, unless it has logged a warning a short while ago."
   (let ((now (event-loop-now (listener-loop listener))))
     (when (<= (listener-quiet-until listener) now)
       (setf (listener-quiet-until listener) (+ now +warning-interval-ns+))
@@ -164,8 +164,8 @@ there, otherwise soon. Closing again does nothing. From any thread."
     (when failure (close-unowned loop byte-channel failure))))
 
 (defun peer-text (listener)
-  "The address of the peer that LISTENER has just accepted, as text. Clients have none on unix
-sockets: there it is the listener's own."
+  "The address of the peer that LISTENER has just accepted, as text. Clients on unix sockets have no
+address; then it is the listener's own."
   (let ((peer (listener-peer listener)))
     (if (= os:+af-unix+ (os:address-family peer))
         (listener-address listener)
@@ -211,12 +211,12 @@ sockets: there it is the listener's own."
 (defparameter *faults-of-one* (list os:+econnaborted+ os:+eproto+ os:+enoprotoopt+ os:+enetdown+
                                     os:+enetunreach+ os:+ehostdown+ os:+ehostunreach+ os:+enonet+
                                     os:+eopnotsupp+ os:+eperm+)
-  "Errors of accept(2) that are about the one connection that it took off the queue; the next one
-may be fine.")
+  "Errors of accept(2) that concern only the connection that it has removed from the queue; the next
+one may succeed.")
 
 (defun accept-some (listener)
   "Accept connections that wait on LISTENER, up to the limit of a turn. Return true if more may
-wait. If only errors come, even those of single connections, the listener pauses."
+wait. If all attempts fail, even with errors of single connections, the listener pauses."
   (let ((good nil) (result 0))
     (dotimes (i +accepts-per-turn+ (or good (pause-listener listener result)))
       (when (minusp (listener-socket listener)) (return))

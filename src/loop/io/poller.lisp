@@ -21,7 +21,7 @@
   "The descriptor has failed; a read returns the reason.")
 
 (defconstant +most-events+ 256
-  "How many events one wait reports at most; those left over come with the next.")
+  "How many events one wait reports at most; the next wait reports the rest.")
 
 (defstruct (poller (:copier nil))
   "A poller. Its functions are called by the thread that runs the loop; WAKE by any thread."
@@ -83,7 +83,7 @@ together."
       (min (ceiling (the nanoseconds timeout-ns) 1000000) #x7FFFFFFF)))
 
 (define-hot note-epoll-events ((poller poller) (found os:result)) (integer 0 256)
-  "Leave the FOUND events, or none if that is a negated errno, where POLLER leaves them."
+  "Store the FOUND events, or none if that is a negated errno, in the vectors of POLLER."
   (let ((area (epoll-area (the epoll (poller-state poller))))
         (tokens (poller-tokens poller))
         (flags (poller-flags poller))
@@ -130,9 +130,9 @@ together."
       result))
 
 (defun make-epoll-poller (&key precise)
-  "Return a poller that uses epoll. If it is PRECISE it waits for nanoseconds, not for whole
-milliseconds, where the kernel can (Linux 5.11): for timers that must ring on time, at the price of
-a turn of the loop for each. Signal SOCKET-ERROR if the process has no descriptors left."
+  "Return a poller that uses epoll. If it is PRECISE it waits for nanoseconds, not whole
+milliseconds, where the kernel can (Linux 5.11). This is for timers that must be exact; it costs a
+turn of the loop for each. Signal SOCKET-ERROR if the process has no descriptors left."
   (let* ((descriptor (must-have "make an epoll descriptor for" (os:open-epoll)))
          (eventfd (handler-bind ((error (lambda (error)
                                           (declare (ignore error))
@@ -221,12 +221,13 @@ SOCKET-ERROR if the process has no descriptors left."
                        :eventfd (must-have "make an eventfd for" (os:open-eventfd)))))
 
 (defvar *make-poller* nil
-  "A function without arguments that makes the pollers of loops for which none is given; nil for
-what the environment asks for.")
+  "A function without arguments that makes the pollers of loops for which none is given; nil to
+follow the environment.")
 
 (defun poller-maker (strategy)
-  "The function that makes pollers of the first kind in STRATEGY, names with commas between as in
-gRPC's variable GRPC_POLL_STRATEGY, that there is; over epoll if it has none. STRATEGY may be nil."
+  "The function that makes pollers of the first available kind in STRATEGY, names separated by
+commas as in gRPC's variable GRPC_POLL_STRATEGY; over epoll if none is available. STRATEGY may be
+nil."
   (or (loop for name in (uiop:split-string (or strategy "") :separator ", ")
             for maker = (rest (assoc name '(("epoll" . make-epoll-poller)
                                             ("epoll1" . make-epoll-poller)

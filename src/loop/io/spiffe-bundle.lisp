@@ -1,10 +1,10 @@
 ;;;; Bundles of SPIFFE trust domains (SPIFFE Trust Domain and Bundle, section 4; gRFC A87): a file
-;;;; of JSON that has for each trust domain the roots that vouch for identities of it, and for no
-;;;; others. {"trust_domains": {"example.org": {"keys": [{"use": "x509-svid", "kty": "EC",
-;;;; "x5c": ["base64 of DER"]}]}}}. A file with an error anywhere is refused as a whole.
+;;;; of JSON with the roots of each trust domain, which vouch for identities of that domain only.
+;;;; {"trust_domains": {"example.org": {"keys": [{"use": "x509-svid", "kty": "EC", "x5c": ["base64
+;;;; of DER"]}]}}}. A file with an error anywhere is refused as a whole.
 ;;;;
-;;;; OpenSSL trusts the roots of all domains; then the root at the end of the chain that it has
-;;;; found must be one of the domain of the peer's identity.
+;;;; OpenSSL trusts the roots of all domains; then the root of the chain that it has found must
+;;;; belong to the domain of the peer's identity.
 
 (in-package #:clgrpc.loop)
 
@@ -29,9 +29,9 @@
              domain)))))
 
 (defun certificate-identity (certificate)
-  "Return the SPIFFE identity of CERTIFICATE, a string such as \"spiffe://example.org/shop\", and
-its trust domain, \"example.org\"; nil unless it has one URI, which is such an identity (X.509-SVID,
-section 2). From any thread."
+  "Return two values: the SPIFFE identity of CERTIFICATE, a string such as
+\"spiffe://example.org/shop\", and its trust domain, \"example.org\"; nil unless it has exactly one
+URI, which is such an identity (X.509-SVID, section 2). From any thread."
   (let ((uris (loop for (kind text) in (os:certificate-names certificate)
                     when (eq :uri kind) collect text)))
     (when (= 1 (length uris))
@@ -45,7 +45,7 @@ section 2). From any thread."
   (and (listp object) (cdr (assoc name object :test #'equal))))
 
 (defun key-certificate (key domain what)
-  "The DER of the certificate that KEY, an element of the keys of DOMAIN, has."
+  "The DER of the certificate in KEY, an element of the keys of DOMAIN."
   (let ((chain (json-member key "x5c")))
     (unless (equal "x509-svid" (json-member key "use"))
       (bundle-error what "a key of ~A is not for \"x509-svid\"" domain))
@@ -63,8 +63,8 @@ section 2). From any thread."
     (map 'list (lambda (key) (key-certificate key domain what)) keys)))
 
 (defun parse-bundles (text what)
-  "The roots that TEXT, JSON, has: an alist from trust domains to lists of DER. Signal TLS-ERROR,
-naming the text as WHAT, if it is not of that form."
+  "The roots in TEXT, JSON: an alist from trust domains to lists of DER. Signal TLS-ERROR, in which
+WHAT names the text, if it is not of that form."
   (let ((domains (handler-case
                      (json-member (parse-json text :max-depth 10 :max-length +max-bundle-octets+)
                                   "trust_domains")

@@ -1,48 +1,49 @@
-;;;; Spinning: a thread that waits for events of a loop may look for them again and again for some
-;;;; microseconds before it sleeps. To wake a thread that sleeps on another processor takes up to
-;;;; 30 µs, more than a short call takes in all; two ends that both spin answer each other in 12 µs,
-;;;; and spend less of the processors than ends that sleep and wake each other.
+;;;; Spinning: a thread that waits for events of a loop may poll for them for some microseconds
+;;;; before it sleeps. Waking a thread that sleeps on another processor takes up to 30 µs, more than
+;;;; a whole short call. Two ends that both spin answer each other in 12 µs, and use less of the
+;;;; processors than ends that sleep and wake each other.
 ;;;;
-;;;; That pays only where one end's octets make the other answer at once, and only while both spin.
-;;;; So a loop finds out how its peer behaves. It looks at waits that end with a single event,
-;;;; always of the same source (STREAK). Of these waits, it spins through some before which it has
-;;;; sent something, as a trial:
-;;;;   - a loop with a thread of its own through one, from time to time. If the event comes within
-;;;;     +SPIN-NS+, the peer does not sleep between two messages, and the loop goes on spinning;
-;;;;   - a loop that a caller drives, more rarely, through so many in a row that its peer, which may
-;;;;     be such a loop as well, has a trial meanwhile and finds the caller awake.
-;;;; Trials that fail grow rare (PAUSE). A loop that spins stops after some waits that last longer
-;;;; than +SPIN-NS+, or at once when events come of other sources. With less than two processors the
-;;;; peer cannot run meanwhile, or spinning uses up a quota; so no loop spins there, and none in a
-;;;; simulated world.
+;;;; This is useful only where one end's octets make the other answer at once, and only while both
+;;;; spin. So a loop finds out how its peer behaves. The rule counts waits that end with a single
+;;;; event, always of the same source (STREAK). As a trial, it spins through some of these waits
+;;;; that follow a sending:
+;;;;   - a loop with a thread of its own spins through one, from time to time. If the event arrives
+;;;;   within +SPIN-NS+, the peer does not sleep between two messages, and the loop continues to
+;;;;   spin;
+;;;;   - a loop that a caller drives does so more rarely, through so many in a row that its peer,
+;;;;     which may be such a loop as well, has a trial meanwhile and finds the caller awake. Trials
+;;;;     that fail grow rare (PAUSE). A loop stops spinning after some waits longer than +SPIN-NS+,
+;;;;     or at once when events of other sources arrive. With fewer than two processors the peer
+;;;;     cannot run meanwhile, or spinning uses up a quota; so no loop spins there, and none does in
+;;;;     a simulated world.
 ;;;;
-;;;; Spinning fetches the same events as a wait: the inbox counts as asleep, and a thread that posts
-;;;; wakes the poller. So no event can be missed.
+;;;; Spinning fetches the same events as a wait: the inbox is marked as asleep, and a thread that
+;;;; posts wakes the poller. So no event can be missed.
 
 (in-package #:clgrpc.loop)
 
 (defconstant +spin-ns+ 20000
-  "A loop that spins sleeps after this time: about the cost of sleeping and being woken.")
+  "A loop that spins sleeps after this time, which is about the cost of sleeping and being woken.")
 (defconstant +trial-ns+ 50000
-  "The time that a caller spins for a trial, and a loop whose last spin was in vain: its peer may
-have to be woken first.")
+  "The time that a caller spins in a trial, and a loop whose last spin failed: its peer may have to
+be woken first.")
 (defconstant +longest-look-ns+ 5000
   "A look that takes longer was interrupted by another thread.")
 (defconstant +trials+ 192
-  "The number of waits in a row through which a caller spins for a trial, unless it is in vain.")
+  "The number of waits in a row through which a caller spins in a trial, unless the trial fails.")
 (defconstant +steady+ 8
   "The number of waits in a row, each ended by an event of the same source, after which a trial is
 possible.")
 (defconstant +credit+ 4
-  "The number of waits in a row that are too long for spinning, after which a loop stops spinning.")
+  "How many waits in a row must be too long for spinning before a loop stops spinning.")
 (defconstant +least-pause+ 16
   "The least number of waits that a loop sleeps through between two trials.")
 (defconstant +longest-pause+ 128
-  "The most, for a loop with a thread of its own: fewer than +TRIALS+.")
+  "The longest pause, in waits, for a loop with a thread of its own: fewer than +TRIALS+.")
 (defconstant +longest-driven-pause+ 8192
   "The most, for a loop that a caller drives.")
 (defconstant +wins+ 256
-  "The number of successes after which spinning is tried again soon once it has ceased to pay.")
+  "After how many successes spinning is tried again soon when it has ceased to be useful.")
 
 (defstruct (spin-state (:copier nil))
   "The data of a loop about its waits."
@@ -69,9 +70,9 @@ possible.")
        (make-spin-state)))
 
 (define-hot forget-trials ((spin-state spin-state)) null
-  "Stop spinning and end a trial under way, since an event is of another source. The pause between
-trials stays: otherwise an event of another source now and then would cause vain trials for ever. If
-spinning has paid until now, the next trial comes soon."
+  "Stop spinning and end a trial under way, because an event is of another source. The pause between
+trials remains: otherwise occasional events of another source would cause failing trials for ever.
+If spinning was useful until now, the next trial comes soon."
   (when (= +wins+ (spin-state-wins spin-state))
     (setf (spin-state-wins spin-state) 0
           (spin-state-pause spin-state) +least-pause+
@@ -97,7 +98,8 @@ is 0."
   nil)
 
 (define-hot spin-time-ns ((spin-state spin-state) (driven boolean)) (integer 0 50000)
-  "The time that the wait that begins may spin; DRIVEN is true if a caller drives the loop."
+  "The time for which the wait that begins now may spin; DRIVEN is true if a caller drives the
+loop."
   (cond ((= +credit+ (spin-state-credit spin-state)) +spin-ns+)
         ;; one pause has both ends sleep; to be there again takes the time that the other one wakes
         ((plusp (spin-state-credit spin-state)) +trial-ns+)
@@ -113,7 +115,8 @@ is 0."
 (define-hot note-spin
             ((spin-state spin-state) (driven boolean) (waited-ns (or null (integer 0 100000))))
     null
-  "The loop has spun through a wait of WAITED-NS, or, if that is nil, in vain."
+  "Note that the loop has spun through a wait of WAITED-NS or, if that is nil, that the spinning has
+failed."
   (let ((credit (spin-state-credit spin-state)) (trials (spin-state-trials spin-state)))
     (cond ((and waited-ns (<= waited-ns +spin-ns+))
            (setf (spin-state-credit spin-state) +credit+
@@ -128,7 +131,7 @@ is 0."
     nil))
 
 (define-hot pause-trials ((spin-state spin-state) (driven boolean)) null
-  "Begin no trials for a while, since one has failed, or spinning does not pay any more."
+  "Begin no trials for a while, because one has failed or spinning is not useful any more."
   (when (= +wins+ (shiftf (spin-state-wins spin-state) 0))
         (setf (spin-state-pause spin-state) +least-pause+))
   (setf (spin-state-left spin-state) (spin-state-pause spin-state)

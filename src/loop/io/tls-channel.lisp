@@ -1,6 +1,6 @@
-;;;; TLS as a byte channel around another. The handshake goes on whenever the connection reads or,
-;;;; in the beginning, writes. So a connection need not know of it: until the handshake is over
-;;;; nothing can be read or written. One receive feeds the session, one send takes all records of a
+;;;; TLS as a byte channel around another. The handshake continues whenever the connection reads or,
+;;;; in the beginning, writes. So a connection need not know of it: nothing can be read or written
+;;;; until the handshake is over. One receive feeds the session, one send takes all records of a
 ;;;; flush.
 ;;;;
 ;;;; States: :new → :handshaking → :open → :ended (the peer sends no more) or :closed (we send no
@@ -9,31 +9,31 @@
 ;;;; The peer has been sent the alert.
 ;;;;
 ;;;; All sessions of a loop work through one area. LENDING-AREA lends it to one session at a time,
-;;;; for one step. The area is empty when it comes back, which is checked, and so when it is lent.
-;;;; If a step is left before its end, such as by a condition, its session has failed: the octets
-;;;; that it leaves in the area are dropped, and nothing more of the session is sent. Logs and
-;;;; tracers get the events of a step only after it.
+;;;; for one step. The area is empty when it is returned, which is checked, and so it is empty when
+;;;; it is lent. If a step is left before its end, for instance by a condition, its session has
+;;;; failed: the octets that it leaves in the area are dropped, and nothing more of the session is
+;;;; sent. Logs and tracers get the events of a step only after it.
 ;;;;
 ;;;; A handshake costs us more than its peer, and a thousand may be due at once. So a read takes
 ;;;; +SHAKING-OCTETS+ of one, no peer may send more than +MAX-SHAKING-OCTETS+ before it is over, and
-;;;; handshakes are slow work, of which a turn does some (loop-structure.lisp).
+;;;; handshakes are slow work: a turn does only some of it (loop-structure.lisp).
 ;;;;
-;;;; Records that the inner byte channel did not take wait in TAIL. Their data, OWED octets, does
-;;;; not count as written before they are on their way, so the connection offers those octets again
-;;;; and sees as much back-pressure as without TLS.
+;;;; Records that the inner byte channel did not take wait in TAIL. Their data, OWED octets, do not
+;;;; count as written before they are sent. So the connection offers those octets again and sees as
+;;;; much back-pressure as without TLS.
 
 (in-package #:clgrpc.loop)
 
 (defconstant +record-room+ os:+record-octets+
-  "The room that is left for a record that lies in the session half read and may become whole.")
+  "The room reserved for an incomplete record in the session, which may become complete.")
 (defconstant +write-octets+ 65536
   "The octets encrypted for one send.")
 (defconstant +max-answer-octets+ 65536
   "The most octets of answers, in all, that a peer can cause by records other than data, such as
 KeyUpdates.")
 (defconstant +max-idle-octets+ 32768
-  "The most octets other than data, such as KeyUpdates, that a peer may send: an incomplete record,
-and as many again for tickets. A KeyUpdate has 27 octets and takes us 7 µs.")
+  "The most octets other than data, such as KeyUpdates, that a peer may send: as many as an
+incomplete record, and as many again for tickets. A KeyUpdate has 27 octets and takes us 7 µs.")
 (defconstant +max-shaking-octets+ 65536
   "The most octets that a peer may send until the handshake is over. A chain of five large
 certificates has 10,000.")
@@ -43,7 +43,8 @@ once.")
 (defconstant +shaking-octets+ 8192
   "The octets of a handshake that are taken at once. In records of one octet they take us 2 ms.")
 (defconstant +octets-per-data-octet+ 24
-  "Each octet of data allows a peer so many octets in all: a record with one octet of data has 23.")
+  "How many octets in all each octet of data allows a peer: a record with one octet of data has 23
+more.")
 
 (defstruct (security (:copier nil))
   "The result of the handshake of a TLS connection."
@@ -111,7 +112,7 @@ verified, unless the credentials have :verify nil.")
   (and (member (tls-state tls) '(:open :ended)) t))
 
 (defun byte-channel-handshaking-p (byte-channel)
-  "True while BYTE-CHANNEL's handshake is not over, so that it carries nothing yet. On the loop."
+  "True while BYTE-CHANNEL's handshake is not over, so that it transfers no data yet. On the loop."
   (let ((tls (byte-channel-state byte-channel)))
     (and (typep tls 'tls) (member (tls-state tls) '(:new :handshaking)) t)))
 
@@ -156,7 +157,7 @@ return its values. It is not left by RETURN-FROM."
          (unless ,over (abandon-session ,byte-channel ,tls))))))
 
 (defun abandon-session (byte-channel tls)
-  "The session of TLS has been left in the middle of a step: drop all that it has read or written."
+  "The session of TLS was left in the middle of a step: drop all that it has read or written."
   (os:empty-area (tls-area tls))
   (setf (os:tls-area-lent (tls-area tls)) nil)
   (unless (eq :closed (tls-state tls))
@@ -165,8 +166,8 @@ return its values. It is not left by RETURN-FROM."
 ;;; Sending records
 
 (define-hot send-tail ((tls tls)) fixnum
-  "Send the octets of TAIL. Return 0 if all are sent, else the result of BYTE-CHANNEL-WRITE that
-took nothing."
+  "Send the octets of TAIL. Return 0 if all octets are sent, else the result of the
+BYTE-CHANNEL-WRITE that accepted none."
   (let ((tail (tls-tail tls)))
     (if (null tail)
         0
@@ -178,7 +179,7 @@ took nothing."
                    +wants-write+))))))
 
 (define-hot send-records ((tls tls)) fixnum
-  "Send the octets that the session has written; the rest that is not taken becomes TAIL. Return 0,
+  "Send the octets that the session has written; octets that are not accepted become TAIL. Return 0,
 also then, or a negated errno."
   (let ((octets (os:tls-area-octets (tls-area tls)))
         (failure 0))
@@ -231,16 +232,16 @@ read. The certificate may be an attacker's."
   "FAILURE, OpenSSL's text for a failed handshake, and its likely cause."
   (format nil "TLS handshake failed: ~A~A" failure
           (cond ((or (search "hostname mismatch" failure) (search "IP address mismatch" failure))
-                 (format nil " (the certificate is ~@[for ~A, ~]not for ~A); :server-name says ~
-                              which name to check"
+                 (format nil "(the certificate is ~@[for ~A, ~]not for ~A); :server-name sets the ~
+                              name to check"
                          (presented-names tls) (tls-server-name tls)))
                 ((or (search "issuer certificate" failure) (search "self-signed" failure)
                      (search "self signed" failure))
-                 " (its authority is not trusted; :roots gives those that are)")
+                 " (its authority is not trusted; :roots sets the trusted ones)")
                 ((or (search "wrong version number" failure) (search "http request" failure))
                  " (does the peer speak without TLS?)")
                 ((eq :refused (tls-hello tls))
-                 " (what the client asks for is not a host name)")
+                 " (the name that the client asks for is not a host name)")
                 ((or (search "no application protocol" failure) (string= "callback failed" failure))
                  " (no common protocol: ALPN h2 is needed)")
                 (t ""))))
@@ -281,7 +282,7 @@ read. The certificate may be an attacker's."
                         (lambda () (os:session-version (tls-ssl tls))))))
 
 (defun take-handshake (byte-channel tls count)
-  "Go on with the handshake, for which COUNT octets have come, perhaps with data after it. The area
+  "Continue the handshake with COUNT octets that have arrived, perhaps with data after it. The area
 is lent."
   (incf (tls-idle tls) count)
   (if (short-hello-p tls count)
@@ -294,7 +295,7 @@ is lent."
          (fail-tls byte-channel tls "TLS: the peer sends too much before the handshake is over"))))
 
 (defun choose-context (tls name)
-  "The pointer of the context for NAME, a string or NIL, that the client asks for; NIL to keep the
+  "The pointer of the context for NAME, a string or NIL, that the client requests; NIL to keep the
 present one; or :refused. NAME is unchecked text of the client. A second ClientHello must have the
 same name (RFC 8446 section 4.1.2)."
   (let ((first (eq :awaited (tls-hello tls))))
@@ -312,8 +313,8 @@ same name (RFC 8446 section 4.1.2)."
                (context-pointer other)))))))
 
 (defun passes-check-p (tls ssl)
-  "True unless the peer of SSL, the session of TLS, does not pass the PEER-CHECK of the
-credentials. An error in that is a refusal, and logged."
+  "False if the PEER-CHECK of the credentials rejects the peer of SSL, the session of TLS. An error
+in that is a refusal, and logged."
   (let ((check (tls-credentials-peer-check (tls-used-credentials tls)))
         (der (os:session-certificate ssl)))
     (or (null check)
@@ -324,9 +325,9 @@ credentials. An error in that is a refusal, and logged."
             nil)))))
 
 (defun in-domain-p (tls ssl)
-  "True unless the credentials of TLS have SPIFFE bundles and the identity of the peer of SSL is of
-another trust domain than the root that vouches for it. A session that is resumed was looked at when
-it began, with the same bundles."
+  "False if the credentials of TLS have SPIFFE bundles and the root that vouches for the peer of SSL
+belongs to another trust domain than the peer's identity. A resumed session was checked when it
+began, with the same bundles."
   (let ((bundles (context-bundles (tls-context tls)))
         (der (os:session-certificate ssl)))
     (or (null bundles)
@@ -353,7 +354,7 @@ it began, with the same bundles."
           (t (os:end-session-output ssl)
              (fail-handshake
               byte-channel tls
-              "the server has not agreed to ALPN h2, so it does not speak gRPC")))))
+              "the server has not agreed to ALPN h2, so it does not support gRPC")))))
 
 (defun trace-handshake (byte-channel tls)
   "Note for tracers the end of the handshake of BYTE-CHANNEL, if it is over and succeeded."
@@ -488,7 +489,7 @@ data."
                      (answer result (/= result +wants-read+))))))))))
 
 (defun end-of-records (byte-channel tls)
-  "Handle the end of the inner byte channel, which the peer may have announced or not."
+  "Handle the end of the inner byte channel, whether the peer has announced it or not."
   (if (eq :open (tls-state tls))
       (setf (tls-state tls) :ended)
       (fail-handshake byte-channel tls "the peer closed the connection")))
@@ -523,7 +524,7 @@ data."
             ((byte-channel byte-channel) (tls tls) (octets octets) (start index) (at index)
                            (end index))
     fixnum
-  "Encrypt OCTETS from AT to END, as much at a time as is sent at once, and send them. Return how
+  "Encrypt OCTETS from AT to END, each time as many as are sent at once, and send them. Return how
 many from START are on their way, or as a write does. The area is lent."
   (loop
     (let ((next (min end (+ at +write-octets+))))
@@ -565,7 +566,7 @@ many from START are on their way, or as a write does. The area is lent."
 
 (defun say-goodbye (byte-channel tls)
   "Send close_notify (RFC 8446 section 6.1), if the peer can understand it, or as much of it as the
-byte channel takes."
+byte channel accepts."
   (when (tls-established-p tls)
     (setf (tls-state tls) :closed)
     (lending-area (byte-channel tls)

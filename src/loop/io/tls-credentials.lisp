@@ -1,11 +1,11 @@
 ;;;; TLS credentials: the certificate that a server or client shows, and the authorities that it
 ;;;; trusts. The OpenSSL contexts are made of them when they are first needed, one for each role.
-;;;; Certificate files that were renewed are noticed when a connection begins; open connections go
-;;;; on with the old ones. A renewal that cannot be used is logged, and the old context stays.
+;;;; Renewed certificate files are noticed when a connection begins; open connections keep the old
+;;;; certificates. A renewal that cannot be used is logged, and the old context stays.
 ;;;;
-;;;; A file may lie on a disk that hangs. So a thread of its own looks at the files, without the
-;;;; lock, and the loop on which the connection begins waits for that no longer than +LOOK-NS+;
-;;;; then, and until the thread comes back, connections get the old context.
+;;;; A file may lie on a disk that hangs. So a separate thread checks the files, without the lock,
+;;;; and the loop on which the connection begins waits for that no longer than +LOOK-NS+. After
+;;;; that, until the thread has finished, connections get the old context.
 ;;;;
 ;;;; Contexts are freed by finalizers, since each open session needs its own. A client's context
 ;;;; keeps a ticket for each server, with which the next session is resumed.
@@ -18,7 +18,7 @@
 (defconstant +look-ns+ 100000000
   "The time that a loop waits for a check of files, which takes a millisecond.")
 (defconstant +patient-look-ns+ (* 10 +ns-per-second+)
-  "The time that a thread that runs no loop waits for a check of files.")
+  "The time for which a thread that runs no loop waits for a check of files.")
 
 (defstruct (context (:copier nil))
   "An OpenSSL context made of credentials, for one role."
@@ -73,7 +73,7 @@ TLS-CREDENTIALS has an argument for each slot but the last four, and explains it
   tls-credentials-server-name "The name that a client with CREDENTIALS expects of its server, a
 string, or nil for that of the channel's target."
   tls-credentials-alpn "True if connections with CREDENTIALS agree on HTTP/2 by ALPN."
-  tls-credentials-client-certificates "The demand of a server with CREDENTIALS for its peers'
+  tls-credentials-client-certificates "The rule of a server with CREDENTIALS for its peers'
 certificates: :none, :request or :require."
   tls-credentials-peer-check "A function that the peer's certificate must pass, or nil."
   tls-credentials-verify "True if a client with CREDENTIALS verifies its server."
@@ -109,8 +109,8 @@ certificates: :none, :request or :require."
 
 (defun file-digest (source)
   "A number that changes with the contents of the file SOURCE; NIL if it is not a file that can be
-read. The file's date would not suffice: another version may come in the same second, and clocks are
-set back."
+read. The file's date would not suffice: another version may be written in the same second, and
+clocks are set back."
   (unless (or (null source) (eq source :system) (pem-p source))
     (ignore-errors
      (with-open-file (stream source :element-type 'octet)
@@ -183,10 +183,10 @@ KEY-LOG              a file to which the secrets of all connections are appended
                      SSLKEYLOGFILE (RFC 9850), for Wireshark: a reader of it can read the
                      connections. Only its owner can read the file. No environment variable alone
                      switches it on
-CHECK-SECONDS        how often the files are checked, a real, by default 10; nil means never. After
-                     that time the next connection makes them be read again if they have changed.
-                     If that takes longer than a tenth of a second, only connections that begin
-                     afterwards use them. See RELOAD-CREDENTIALS
+CHECK-SECONDS how often the files are checked, a real, by default 10; nil means never. After that
+                     time the next connection makes them be read again if they have changed. If that
+                     takes longer than a tenth of a second, only connections that begin afterwards
+                     use them. See RELOAD-CREDENTIALS
 ALPN                 with nil, no protocol is agreed on by ALPN. That is only for TCP-SERVER and
                      TCP-CONNECT of CLGRPC.ASYNC, since gRPC needs HTTP/2
 
@@ -234,8 +234,9 @@ a channel or server is made, which signals TLS-ERROR if they cannot be used. Fro
                (eq (and alpn t) (tls-credentials-alpn other))
                (eq peer-check (tls-credentials-peer-check other))
                (eq client-certificates (tls-credentials-client-certificates other)))
-    (misuse "~S cannot be for other names: that takes TLS credentials with a certificate, which ~
-             have no others, and treat ALPN, clients' certificates (~(~S~)) and :peer-check alike."
+    (misuse "~S cannot be for other names: that requires TLS credentials with a certificate and ~
+             without :others of their own, and with the same ALPN, :client-certificates (~(~S~)) ~
+             and :peer-check."
             other client-certificates)))
 
 (defun build-context (credentials role)
@@ -276,7 +277,7 @@ speaks HTTP/1.1 as well. Signal TLS-ERROR if a part of them cannot be used."
                                   :bundles (if (eq checks :none) '() bundles))))))
 
 (defun read-bundles (source)
-  "The roots that SOURCE, JSON or a file, has by trust domain, as PARSE-BUNDLES returns them."
+  "The roots of each trust domain in SOURCE, JSON or a file, as PARSE-BUNDLES returns them."
   (parse-bundles (if (and (stringp source) (find #\{ source)) source (pem-text source))
                  (source-text source)))
 
@@ -315,7 +316,7 @@ speaks HTTP/1.1 as well. Signal TLS-ERROR if a part of them cannot be used."
         (tls-credentials-contexts ,credentials)))
 
 (defun look-due-p (credentials context)
-  "True if it is time to look at the files of CONTEXT; the next time is counted from now."
+  "True if it is time to check the files of CONTEXT; the next time is counted from now."
   (let ((interval (tls-credentials-check-seconds credentials))
         (now (monotonic-ns)))
     (when (and interval (>= now (+ (context-checked-ns context) (seconds-ns interval))))
@@ -323,8 +324,8 @@ speaks HTTP/1.1 as well. Signal TLS-ERROR if a part of them cannot be used."
       t)))
 
 (defun renewed-context (credentials context role)
-  "A new context of CREDENTIALS for ROLE if their files are others than CONTEXT was made of, else
-nil. Without the lock."
+  "A new context of CREDENTIALS for ROLE if their files differ from those of which CONTEXT was made,
+else nil. Without the lock."
   (handler-case (unless (equal (file-digests credentials) (context-digests context))
                   (build-context credentials role))
     (os:tls-error (error)
@@ -343,7 +344,7 @@ Without the lock."
         (sb-thread:condition-broadcast (tls-credentials-looked credentials))))))
 
 (defvar *look-end-ns* nil
-  "The time until which this thread, which looks up contexts, waits for checks of files.")
+  "The time until which this thread, which fetches contexts, waits for checks of files.")
 
 (defun look-end-ns ()
   (+ (monotonic-ns) (if (runs-loop-p) +look-ns+ +patient-look-ns+)))
@@ -361,7 +362,7 @@ the lock."
 
 (defun current-context (credentials role)
   "The context of CREDENTIALS for ROLE. It is made if it does not exist or its files have changed.
-With the lock, which is released meanwhile."
+Call this with the lock, which is released meanwhile."
   (let ((context (role-context credentials role)))
     (cond ((or (null context) (/= (context-instance context) (os:openssl-instance)))
            (setf (role-context credentials role) (build-context credentials role)))
@@ -373,8 +374,8 @@ With the lock, which is released meanwhile."
              (role-context credentials role)))))
 
 (defmacro with-context ((context credentials role) &body body)
-  "Do BODY with CONTEXT bound to the context of CREDENTIALS to use for ROLE now. The checks of all
-files that are due, those of others' included, are waited for together."
+  "Do BODY with CONTEXT bound to the context of CREDENTIALS to use for ROLE now. It waits for the
+checks of all files that are due, including those of OTHERS, together."
   (let ((held (gensym "CREDENTIALS")) (wanted (gensym "ROLE")))
     `(let ((,held ,credentials) (,wanted ,role) (*look-end-ns* (or *look-end-ns* (look-end-ns))))
        (sb-thread:with-mutex ((tls-credentials-lock ,held))
@@ -411,15 +412,15 @@ as well. The files are read now, for all connections of that ROLE. From any thre
              (tls-credentials-verify credentials)
              (tls-credentials-spiffe-bundle credentials)
              (null (tls-credentials-peer-check credentials)))
-    (misuse "A client's TLS credentials with a :spiffe-bundle need a :peer-check, which says which ~
-             identities the server may have."))
+    (misuse "A client's TLS credentials with a :spiffe-bundle need a :peer-check, which decides ~
+             which identities the server may have."))
   (with-context (context credentials role) (context-pointer context))
   nil)
 
 (defun reload-credentials (credentials)
-  "Read the files of CREDENTIALS again, now, for the connections that begin from now on; those that
-are open go on. Signal TLS-ERROR if they cannot be used: then everything stays as it was. From any
-thread."
+  "Read the files of CREDENTIALS again, now, for connections that begin from now on; open
+connections do not change. Signal TLS-ERROR if they cannot be used: then everything stays as it was.
+From any thread."
   (let ((new (loop for role in '(:client :server :http-server)
                    ;; not with the lock: loops would wait for the files as well
                    collect (and (role-context credentials role)

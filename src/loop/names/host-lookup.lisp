@@ -1,13 +1,13 @@
 ;;;; Looking names up: threads ask the system's resolver (getaddrinfo), which may take long, and
-;;;; cannot be interrupted. A loop with a reserve asks on threads of that, up to the share of
-;;;; look-ups, half of the free threads. Other loops use some threads that start when there is a
+;;;; cannot be interrupted. A loop with a reserve asks on threads of the reserve, up to the share
+;;;; for look-ups, half of the free threads. Other loops use some threads that start when there is a
 ;;;; name to look up and end when there is none. A look-up without a free thread waits, and does not
 ;;;; begin if its answer is not wanted any more.
 ;;;;
-;;;; A loop that asks for a name that is being looked up gets the answer of that look-up, unless it
-;;;; has taken very long: retries of a name that hangs take few further threads. An address query
-;;;; that waits for a thread is shared by the loops of its reserve alone, since those threads may
-;;;; all hang.
+;;;; A loop that asks for a name that is already being looked up gets the answer of that look-up,
+;;;; unless it has taken very long: so retries of a name that hangs occupy few further threads. An
+;;;; address query that waits for a thread is shared only by the loops of the same reserve, since
+;;;; its threads may all hang.
 
 (in-package #:clgrpc.loop)
 
@@ -28,7 +28,7 @@
   (make-reserve :threads +reader-threads+ :queue +waiting-readers+ :idle-seconds 0))
 
 (defun run-on-reader (function)
-  "Call FUNCTION, which reads files, on a thread for that. Return false if too many wait."
+  "Call FUNCTION, which reads files, on a thread for such functions. Return false if too many wait."
   (run-on-reserve **readers** function))
 
 (defun resolvers-of (loop)
@@ -67,8 +67,8 @@
 (defglobal **address-queries-lock** (sb-thread:make-mutex :name "clgrpc look-ups"))
 
 (defun find-address-query (address-query)
-  "Another address query that is the same as ADDRESS-QUERY, and whose answer is as good: one that a
-thread asks, or of the same reserve. With the lock."
+  "Another address query that is the same as ADDRESS-QUERY and whose answer can be used: one that a
+thread is asking, or one of the same reserve. With the lock."
   (find-if (lambda (other)
              (and (not (eq address-query other))
                   (equal (address-query-key address-query) (address-query-key other))
@@ -80,7 +80,7 @@ thread asks, or of the same reserve. With the lock."
 
 (defun add-asker (host port reserve answer wanted-p)
   "Register ANSWER, a function, for the result of the address query for HOST. Return the address
-query if it is a new one, for a thread of RESERVE."
+query if it is a new one, to be asked by a thread of RESERVE."
   (let ((new (make-address-query (cons host port) reserve (monotonic-ns)))
         (asker (cons answer wanted-p)))
     (sb-thread:with-mutex (**address-queries-lock**)
@@ -104,8 +104,8 @@ query if it is a new one, for a thread of RESERVE."
     (funcall (the function (car asker)) addresses failure)))
 
 (defun begin-address-query (address-query)
-  "Decide, on a thread for ADDRESS-QUERY, whether it should be asked; return true if so. It is not
-if no asker waits for the answer, or if another thread asks the same."
+  "Decide, on a thread for ADDRESS-QUERY, whether to ask it; return true if so. It is not asked if
+no asker waits for the answer any more, or if another thread asks the same."
   (sb-thread:with-mutex (**address-queries-lock**)
     (let ((askers (remove-if-not #'asker-waits-p (address-query-askers address-query)))
           (other (find-address-query address-query)))

@@ -33,12 +33,11 @@
 (defglobal **schemes** '())
 
 (defun register-scheme (name &rest functions &key parse resolver open listen)
-  "Register functions that define the meaning of addresses that begin with NAME and a colon:
-PARSE (text path smallest-port): the TARGET, a socket, that TEXT means; PATH follows the colon, or
-the empty authority \"//\", and no port may be below SMALLEST-PORT.
-RESOLVER (text): the resolver that finds the servers of a channel to TEXT.
-OPEN (text arguments): a channel to TEXT, ARGUMENTS being those of MAKE-CHANNEL.
-LISTEN (server text): makes the channels of OPEN to TEXT lead to SERVER.
+  "Register functions that define the meaning of addresses that begin with NAME and a colon. PARSE
+(text path smallest-port) returns the TARGET, a socket, for TEXT; PATH follows the colon, or the
+empty authority \"//\"; ports below SMALLEST-PORT are invalid. RESOLVER (text): the resolver that
+finds the servers of a channel to TEXT. OPEN (text arguments) returns a channel to TEXT; ARGUMENTS
+are those of MAKE-CHANNEL. LISTEN (server text): makes the channels of OPEN to TEXT lead to SERVER.
 Each signals MISUSE for a text that it cannot use. A function that is not given stays as registered
 before. Return the scheme. From any thread."
   (declare (ignore parse resolver open listen))
@@ -57,8 +56,8 @@ before. Return the scheme. From any thread."
     new))
 
 (defun find-scheme (text)
-  "The scheme of TEXT, or nil if the part before its first colon names no scheme, or it is not
-text."
+  "The scheme of TEXT, or nil if TEXT is not a string, or if the part before its first colon is not
+the name of a scheme."
   (let ((colon (and (stringp text) (position #\: text))))
     (and colon
          (find-if (lambda (scheme)

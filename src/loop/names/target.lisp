@@ -33,7 +33,7 @@
   target-addresses "The kernel's addresses of TARGET that are known without a look-up, octets."
   target-server "The kernel's address of the DNS server that TARGET names, or nil, octets."
   target-port "The port of TARGET; of a unix socket 0."
-  target-host "The host of TARGET, a name or a numeric address; of a unix socket \"localhost\"."
+  target-host "The host of TARGET, a name or a numeric address; \"localhost\" for a unix socket."
   target-authority "The :authority that gRPC sends to TARGET.")
 
 (defmethod print-object ((target target) stream)
@@ -49,8 +49,8 @@
 ;;; The parts of a text
 
 (defun split-authority (text start)
-  "The authority and the path, with its slash, in the part of TEXT from START, after the scheme; nil
-and the whole part if that does not begin with two slashes."
+  "Two values: the authority and the path, with its slash, in the part of TEXT from START, after the
+scheme; nil and the whole part if it does not begin with two slashes."
   (if (eql (mismatch "//" text :start2 start) 2)
       (let ((slash (position #\/ text :start (+ start 2))))
         (values (subseq text (+ start 2) slash) (subseq text (or slash (length text)))))
@@ -75,7 +75,7 @@ and the whole part if that does not begin with two slashes."
 
 (defun split-port (text host-and-port smallest-port default)
   "The host, without brackets, and the port of HOST-AND-PORT, a part of TEXT. DEFAULT is the port if
-none is given; or nil, if one must be given."
+none is given; if DEFAULT is nil, a port must be given."
   (let* ((bracket (and (plusp (length host-and-port)) (char= #\[ (char host-and-port 0))
                        (or (position #\] host-and-port)
                            (no-target text "a bracket is not closed"))))
@@ -83,7 +83,7 @@ none is given; or nil, if one must be given."
          (end (if bracket (1+ bracket) colon))
          (second-colon (and colon (position #\: host-and-port :start (1+ colon)))))
     (cond ((and bracket (not (eql end (or colon (length host-and-port)))))
-           (no-target text "after a bracket comes a colon and the port"))
+           (no-target text "after a bracket only a colon and the port may follow"))
           ((find #\, host-and-port)
            (no-target text "several addresses are written with a scheme, ~
                             ipv4:10.0.0.1:50051,10.0.0.2:50051; to listen, in a list"))
@@ -101,7 +101,7 @@ none is given; or nil, if one must be given."
 ;;; The schemes
 
 (defun make-name-target (text authority host port)
-  "The target of HOST, which may turn out to be numeric, and PORT."
+  "The target of HOST, which may be numeric, and PORT."
   (when (string= host "") (no-target text "it has no host"))
   (make-target :text text :authority authority :host host :port port
                  :addresses (values (os:resolve-host host port :lookup nil))))
@@ -141,7 +141,8 @@ none is given; or nil, if one must be given."
   (make-target :text text :authority "localhost" :host "localhost"
                  :addresses (list (or (os:make-unix-address name :abstract abstract)
                                       (no-target text "the name of a unix socket has 1 to 107 ~
-                                                         octets, none of them NUL in a path")))))
+                                                         octets; in a path none of them is ~
+                                                         NUL")))))
 
 (defun parse-path-target (text path smallest-port)
   (declare (ignore smallest-port))
@@ -165,37 +166,37 @@ none is given; or nil, if one must be given."
   (let* ((name (string-downcase (subseq text 0 (position #\: text))))
          (system (second (find name *absent-schemes* :key #'first :test #'string=))))
     (cond (system
-           (no-target text "the scheme ~A is of the system ~A, which is not loaded: ~
+           (no-target text "the scheme ~A belongs to the system ~A, which is not loaded: ~
                             (asdf:load-system ~S)" name system system))
           ((member name '("http" "https" "grpc" "grpcs") :test #'string=)
            (no-target text "leave ~A:// out~@[, and give :credentials for TLS~]" name
                       (char= #\s (char name (1- (length name))))))
-          (t (no-target text "there is no scheme ~A; there are ~{~A~^, ~}, or none at all"
+          (t (no-target text "there is no scheme ~A; use ~{~A~^, ~}, or no scheme"
                         name (scheme-names))))))
 
 (defun parse-dns-server (text scheme authority for-channel)
-  "The address of the DNS server that TEXT, of SCHEME, names as its AUTHORITY, or nil if it has no
-authority. Signal MISUSE if that is wrong, or TEXT is not FOR-CHANNEL."
+  "The address of the DNS server that TEXT, of SCHEME, names as its AUTHORITY, or nil if AUTHORITY
+is nil. Signal MISUSE if that is wrong, or TEXT is not FOR-CHANNEL."
   (cond ((zerop (length authority)) nil)
         ((string/= "dns" (scheme-name scheme))
          (no-target text "between ~A:// and the next slash nothing is expected"
                     (scheme-name scheme)))
         ((not for-channel)
-         (no-target text "only channels ask a DNS server of one's choice; write dns:///HOST:PORT"))
+         (no-target text "only channels can name a DNS server; write dns:///HOST:PORT"))
         (t (multiple-value-bind (host port)
                (split-port text (decoded-string text authority) 1 +dns-port+)
              (or (os:make-address host port)
                  (no-target text "a DNS server has a numeric address, not ~S" host))))))
 
 (defun parse-target (text &key (smallest-port 1) for-channel)
-  "The target that TEXT, a string, means; see above. Ports are from SMALLEST-PORT on: 0 is for
-listening, and then no host means every IPv4 address. If it is FOR-CHANNEL it may name a DNS server,
-and needs no port. Signal MISUSE if it means none. From any thread."
+  "The target that TEXT, a string, means; see above. Ports begin at SMALLEST-PORT: 0 is for
+listening, and then a missing host means every IPv4 address. If it is FOR-CHANNEL it may name a DNS
+server, and needs no port. Signal MISUSE if TEXT is not an address. From any thread."
   (unless (stringp text)
     (misuse "An address is a string, not ~S~@[: ~A~]." text
             (typecase text
               (integer "a port is a part of it, HOST:PORT")
-              (cons "several are written in one, ipv4:10.0.0.1:50051,10.0.0.2:50051")
+              (cons "write several addresses as one: ipv4:10.0.0.1:50051,10.0.0.2:50051")
               (standard-object "SERVER-ADDRESS returns that of a server"))))
   (let ((scheme (find-scheme text))
         (colon (position #\: text)))

@@ -1,8 +1,7 @@
 ;;;; The file of a listening unix socket. A server that was killed leaves its file behind. The file
-;;;; is replaced if it is a socket and no process answers there any more. A server that stops
-;;;; removes its own file, but not that of another server that has taken its place. The file never
-;;;; has a wider mode than it should, so at no moment can a user connect without permission by the
-;;;; mode.
+;;;; is replaced if it is a socket on which no process answers any more. A server that stops removes
+;;;; its own file, but not that of another server that has replaced it. The mode of the file is
+;;;; never wider than it should be, so at no time can a user connect whom the mode does not permit.
 
 (in-package #:clgrpc.loop)
 
@@ -29,8 +28,8 @@ removed."
          (not (os:failed-p (os:remove-file path))))))
 
 (defun bind-unix-socket (socket address mode)
-  "Bind SOCKET to ADDRESS, a unix one; its file, if it has one, gets MODE. Return a result like
-those of the kernel's calls."
+  "Bind SOCKET to ADDRESS, a unix one; if it has a file, this gets MODE. Return a result as a system
+call does: 0 or a negated errno."
   (let ((path (unix-file-path address)))
     ;; the file is made with this mode, less what the umask takes; so it is never wider
     (os:set-socket-mode socket mode)

@@ -1,12 +1,12 @@
-;;;; The background: work that is repeated beside all other work, such as keeping leases alive. A
-;;;; BACKGROUND has any number of JOBS and one thread, which waits until a job is due. A job's
-;;;; function runs on a thread of a reserve, so it may wait, and holds up no other job; it never
-;;;; runs twice at once. So a thousand jobs that wait have one thread, not a thousand.
+;;;; The background: work that is repeated in parallel with all other work, such as keeping leases
+;;;; alive. A BACKGROUND has any number of JOBS and one thread, which waits until a job is due. A
+;;;; job's function runs on a thread of a reserve, so it may wait without delaying other jobs; it
+;;;; never runs twice at once. So a thousand waiting jobs need one thread, not a thousand.
 ;;;;
 ;;;; 1. A job is idle, running or ended. WAKE-JOB runs an idle job at once, and a running one once
 ;;;;    more when it returns.
 ;;;; 2. Its function returns the seconds until its next run, or nil: then only WAKE-JOB runs it.
-;;;; 3. END-JOB waits until the function has returned, unless it is called there.
+;;;; 3. END-JOB waits until the function has returned, unless that function calls it.
 ;;;;
 ;;;; LOCK guards all data that change; no function runs while it is held. The thread starts when a
 ;;;; job is first to run later. All end before an image is saved.
@@ -136,13 +136,13 @@ is at once."
 
 (defun run-in-background (background function)
   "Call FUNCTION, which may wait, once on a thread of BACKGROUND, unless that has ended. From any
-thread, which waits for nothing."
+thread; this does not wait."
   (run-on-reserve (background-reserve background) function :if-busy :insist)
   nil)
 
 (defun end-job (job &key (seconds 3600))
   "End JOB: it does not run any more. Wait until its function has returned, at most SECONDS, unless
-this is called there. Return true if it has. From any thread."
+that function calls this. Return true if it has. From any thread."
   (let ((background (job-background job)) (end (notice-end seconds)))
     ;; one that has ended and is still timed would be due for ever
     (sb-sys:without-interrupts
@@ -159,7 +159,7 @@ this is called there. Return true if it has. From any thread."
 ;;; The thread that waits
 
 (defun take-due (background)
-  "Wait until some jobs of BACKGROUND are due, and return them; nil if it has ended."
+  "Wait until some jobs of BACKGROUND are due, and return them; return nil if BACKGROUND has ended."
   (sb-thread:with-mutex ((background-lock background))
     (loop until (background-ended background)
           do (let* ((now (world-now))
@@ -188,9 +188,9 @@ this is called there. Return true if it has. From any thread."
             (background-started background) t))))
 
 (defun end-background (background &key (seconds +background-ending-seconds+))
-  "End all jobs of BACKGROUND, and its threads, and wait for them, SECONDS at most: a function that
-has not returned by then ends its thread when it does. From any thread; the function of such a job
-waits for nothing."
+  "End all jobs of BACKGROUND and its threads, and wait for them, at most SECONDS: if a function has
+not returned by then, its thread ends when it returns. From any thread; within a function of such a
+job this does not wait."
   (forget-ending background)
   (let ((jobs (sb-thread:with-mutex ((background-lock background))
                 (setf (background-ended background) t)
@@ -206,8 +206,8 @@ waits for nothing."
 ;;; Failures
 
 (defun tell-failure (job event condition &rest plist)
-  "Log EVENT with PLIST and CONDITION, since JOB fails with CONDITION, unless a failure of JOB was
-logged and continues since. From the function of JOB."
+  "Log EVENT with PLIST and CONDITION, because JOB fails with CONDITION, unless a continuing failure
+of JOB was logged before. From the function of JOB."
   (unless (shiftf (job-failure job) condition)
     (apply #'log-event :warning event :condition (princ-to-string condition) plist))
   nil)

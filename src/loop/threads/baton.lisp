@@ -3,8 +3,8 @@
 ;;;; HAND-OVER and RETIRE.
 ;;;;
 ;;;; The baton is one word: three bits of state, and above them a sequence number that grows with
-;;;; every change but from lent to held and between held and waiting. THREAD is the thread that runs
-;;;; the loop.
+;;;; every change, except from lent to held and between held and waiting. THREAD is the thread that
+;;;; runs the loop.
 ;;;;   free    no thread runs the loop                     TAKE: free → taking → held
 ;;;;   held    THREAD runs it                              LEND: held → lent
 ;;;;   lent    THREAD is in user code and may be overtaken LEND-TO-WAIT: held → waiting
@@ -15,25 +15,28 @@
 ;;;;                                                       RETIRE: held → retired
 ;;;;
 ;;;; The rules that make it sound:
-;;;; - All turn state is in the EVENT-LOOP structure, so a thread that takes the baton goes on where
-;;;;   the thread before it left. User code runs only in deferred functions, through CALL-USER; when
-;;;;   that returns :LOST the thread must leave without touching the loop. A non-local exit out of
-;;;;   user code takes the baton back, or has lost it, before anything else of the loop runs; code
-;;;;   that such an exit passes asks IN-EVENT-LOOP-P, and if it is true passes the baton on.
+;;;; - All turn state is in the EVENT-LOOP structure, so a thread that takes the baton continues
+;;;; where the previous thread stopped. User code runs only in deferred functions, through
+;;;; CALL-USER; when that returns :LOST, the thread must not touch the loop any more. A non-local
+;;;; exit out of user code takes the baton back, or has lost it, before anything else of the loop
+;;;; runs. Code through which such an exit passes asks IN-EVENT-LOOP-P, and if it is true passes the
+;;;; baton on.
 ;;;; - Nothing reachable while the baton is lent points into the loop's buffers.
-;;;; - User code uses the loop in WITH-BATON only, which takes the baton back for as long. If the
+;;;; - User code uses the loop only within WITH-BATON, which takes the baton back for that time. If
+;;;; the
 ;;;;   baton is lost, it posts instead.
 ;;;; - A thread that takes the baton drains the inbox first.
-;;;; - User code that overstays and takes the baton back all the time gives it up itself, when the
-;;;;   watchdog has marked it as late.
+;;;; - User code that takes too long and takes the baton back all the time gives it up itself, when
+;;;; the watchdog has marked it as late.
 ;;;; - A thread that is about to sleep in user code first calls PREPARE-TO-WAIT, which makes another
-;;;;   thread run the loop, unless it may run the loop itself meanwhile (DRIVE-ON). A request to
-;;;;   take a loop over names the lent baton that was seen, and only that baton is overtaken.
+;;;; thread run the loop, unless the sleeping thread may run the loop itself meanwhile (DRIVE-ON). A
+;;;; request to take a loop over names the lent baton that was observed, and only that baton is
+;;;; overtaken.
 ;;;; - Only the loop closes descriptors; tokens carry a generation.
-;;;; - Interrupts are off from before a thread takes the baton until it has given it up, except for
-;;;;   user code and the wait for events. An interrupt in that wait may open a debugger, which then
-;;;;   stays open for long. So a thread that was woken and does not go on may be overtaken there,
-;;;;   too; see watchdog.lisp and SLEEP-AS-LENDER.
+;;;; - Interrupts are off from before a thread takes the baton until it has given it up, except in
+;;;; user code and in the wait for events. An interrupt in that wait may open a debugger, which may
+;;;; then stay open for long. So a thread that was woken and does not continue may be overtaken
+;;;; there, too; see watchdog.lisp and SLEEP-AS-LENDER.
 
 (in-package #:clgrpc.loop)
 
@@ -62,7 +65,7 @@
   (logior state (ash (ldb (byte 60 0) (1+ (ash baton -3))) 3)))
 
 (defvar *event-loop* nil
-  "The loop that this thread runs or ran last; others may run it since.")
+  "The loop that this thread runs or ran last; other threads may run it now.")
 
 (defvar *interruptible* nil
   "True if this thread runs a loop, with interrupts off, and allows them where it runs user code or
@@ -71,7 +74,7 @@ for a lock.")
 
 (defmacro with-user-interrupts (() &body body)
   "Do BODY, user code or the wait for events, with interrupts if this thread allows them. An
-interrupt that has come before is taken as BODY begins; so a handler for errors of BODY does so
+interrupt that arrived before is handled as BODY begins; so a handler for errors of BODY must be
 outside of this. On a thread that runs no loop, interrupts stay as they are."
   (let ((function (gensym "BODY")))
     `(flet ((,function () ,@body))
@@ -83,8 +86,8 @@ outside of this. On a thread that runs no loop, interrupts stay as they are."
            (sb-sys:with-interrupts (,function))))))
 
 (defmacro allowing-user-interrupts (&body body)
-  "Do BODY, which runs a loop, so that WITH-USER-INTERRUPTS allows the interrupts that were allowed
-outside of the SB-SYS:WITHOUT-INTERRUPTS around this form."
+  "Do BODY, which runs a loop, so that WITH-USER-INTERRUPTS allows those interrupts that were
+allowed outside of the surrounding SB-SYS:WITHOUT-INTERRUPTS."
   `(let ((*interruptible* (sb-sys:allow-with-interrupts sb-sys:*allow-with-interrupts*)))
      ,@body))
 
@@ -172,7 +175,7 @@ false."
   (give-up loop +free+))
 
 (define-hot retire ((loop event-loop)) null
-  "Give up the baton of LOOP, which this thread holds and which has stopped, so that no thread gets
+  "Give up the baton of LOOP, which this thread holds, for good: LOOP has stopped, so no thread gets
 it again."
   (give-up loop +retired+))
 
@@ -181,9 +184,9 @@ it again."
 (define-hot (call-user :inline t) ((loop event-loop) (function function) (argument t))
     (values t (member :kept :lost))
   "Call FUNCTION, which calls user code in WITH-USER-INTERRUPTS, with ARGUMENT while the baton of
-LOOP is lent. Return its value, and whether the baton was :KEPT or :LOST; IN-EVENT-LOOP-P says the
-same after a non-local exit. A thread that overtakes the loop calls NOTE-LATE with ARGUMENT first.
-From a deferred function."
+LOOP is lent. Return two values: the value of FUNCTION, and whether the baton was :KEPT or :LOST.
+After a non-local exit IN-EVENT-LOOP-P answers this. A thread that overtakes the loop calls
+NOTE-LATE with ARGUMENT first. From a deferred function."
   (let ((value nil) (kept nil))
     (setf (event-loop-user loop) argument)
     (lend loop)
@@ -192,8 +195,8 @@ From a deferred function."
     (values value (if kept :kept :lost))))
 
 (define-hot claim ((loop event-loop)) (member nil :held :lent)
-  "Try to hold the baton of LOOP in this thread: :HELD if it does already, :LENT if it had lent it
-and has taken it back, and must lend it again; NIL if it does not run LOOP."
+  "Try to hold the baton of LOOP in this thread. Return :HELD if it held it already; :LENT if it had
+lent it and has taken it back, and must lend it again; NIL if it does not run LOOP."
   (let ((baton (event-loop-baton loop)))
     (sb-thread:barrier (:read))
     (cond ((not (in-event-loop-p loop)) nil)
@@ -221,8 +224,8 @@ called. User code that the watchdog has found to be late loses the loop afterwar
       ((nil) (values nil nil)))))
 
 (defun leave-to-others (loop)
-  "Hand LOOP over to a reserve thread, if one is available. This thread's user code has overstayed
-and holds the baton of LOOP for a moment."
+  "Hand LOOP over to a reserve thread, if one is available. This thread's user code has taken too
+long and holds the baton of LOOP for a moment."
   (setf (event-loop-late-turn loop) 0
         (event-loop-overtaken loop) t)
   (trace-event :loop :overtaken :loop loop)
@@ -237,7 +240,7 @@ and holds the baton of LOOP for a moment."
        (resume loop)))
 
 (defmacro with-baton ((loop) on-loop &body elsewhere)
-  "Evaluate the form ON-LOOP if this thread runs LOOP, with the baton taken back meanwhile if it is
+  "If this thread runs LOOP, evaluate the form ON-LOOP, with the baton taken back meanwhile if it is
 lent; otherwise evaluate ELSEWHERE. Return the first value."
   (let ((function (gensym "ON-LOOP")) (value (gensym "VALUE")) (done (gensym "DONE")))
     `(flet ((,function () ,on-loop))
@@ -247,7 +250,7 @@ lent; otherwise evaluate ELSEWHERE. Return the first value."
 
 (defmacro with-taken-loop ((loop taking) &body body)
   "Evaluate TAKING, a form that takes the baton of LOOP for this thread. If it is true, evaluate
-BODY, which must give the baton up, with *EVENT-LOOP* bound to LOOP and interrupts off but in
+BODY, which must give the baton up, with *EVENT-LOOP* bound to LOOP and interrupts off except in
 WITH-USER-INTERRUPTS. Return the value of BODY, or NIL."
   `(sb-sys:without-interrupts
      (when ,taking
@@ -261,18 +264,19 @@ WITH-USER-INTERRUPTS. Return the value of BODY, or NIL."
 ;;; keeps the one that there is.
 
 (defmacro with-strays ((loop) &body body)
-  "Evaluate BODY, which sees and changes the strays of LOOP and its poller, while no other does."
+  "Evaluate BODY, which reads and changes the strays of LOOP and its poller, while no other thread
+does."
   `(sb-thread:with-mutex ((event-loop-lock ,loop)) ,@body))
 
 (defun forget-stray (loop thread)
-  "Remove THREAD from the strays of LOOP; return true if it was one. The lock is held."
+  "Remove THREAD from the strays of LOOP; return true if it was a stray. The lock is held."
   (when (member thread (event-loop-strays loop))
     (setf (event-loop-strays loop) (remove thread (event-loop-strays loop) :count 1))
     t))
 
 (defun replace-poller (loop)
-  "Give LOOP another poller, and wake the thread that waits with the one that it had. Without
-descriptors for another poller the threads share it. The lock is held."
+  "Give LOOP another poller, and wake the thread that waits with the former one. Without descriptors
+for another poller the threads share it. The lock is held."
   (let* ((old (event-loop-poller loop))
          (new (handler-case (funcall (world-make-poller (event-loop-world loop)))
                 (socket-error () nil))))
@@ -294,8 +298,8 @@ descriptors for another poller the threads share it. The lock is held."
              nil))))
 
 (defun leave-poller (loop poller)
-  "This thread was overtaken while it waited with POLLER for events of LOOP, and waits no more.
-Return true if POLLER is still that of LOOP; else close it, as soon as no other thread is about to
+  "This thread was overtaken while it waited with POLLER for events of LOOP, and does not wait any
+more. Return true if POLLER is still that of LOOP; else close it when no other thread is about to
 wake LOOP by it."
   (multiple-value-bind (stray shared)
       (with-strays (loop)
@@ -306,9 +310,9 @@ wake LOOP by it."
     shared))
 
 (defun close-poller (loop poller quiet)
-  "Close POLLER, of LOOP. QUIET is false if a thread is still about to wake LOOP by it, one that was
-stopped in the middle of a POST: then it stays open, since its descriptors may have other owners by
-the time that thread writes to them."
+  "Close POLLER, of LOOP. QUIET is false if a thread may still wake LOOP by it, one that was stopped
+in the middle of a POST. Then it stays open, since its descriptors may belong to others by the time
+that thread writes to them."
   (if quiet
       (funcall (poller-close poller) poller)
       (log-event :error :waker-does-not-return :loop loop)))
@@ -327,8 +331,8 @@ the time that thread writes to them."
             (t (misuse "~A would wait for itself." loop))))))
 
 (defun prepare-to-wait ()
-  "Prepare for this thread's sleep in user code: if it runs a loop, have a reserve thread run that
-from now on. Return false if no reserve thread can; then this thread must not sleep."
+  "Prepare for this thread's sleep in user code: if it runs a loop, make a reserve thread run that
+loop from now on. Return false if no reserve thread can; then this thread must not sleep."
   (let* ((loop *event-loop*)
          (baton (and loop (own-lending loop))))
     (or (null baton)
@@ -339,8 +343,8 @@ from now on. Return false if no reserve thread can; then this thread must not sl
              t))))
 
 (defgeneric note-late (argument)
-  (:documentation "The user code that CALL-USER was given ARGUMENT for has lost the loop, which the
-thread that calls this holds.")
+  (:documentation "The user code for which CALL-USER got ARGUMENT has lost the loop, which the
+calling thread holds.")
   (:method (argument) (declare (ignore argument)) nil))
 
 (defun request-takeover (loop baton if-busy)

@@ -1,19 +1,18 @@
 ;;;; Driving: on a caller-driven loop, which has no thread of its own, the thread that waits for an
 ;;;; answer runs the loop itself. So no thread sleeps between the answer's arrival and its reader.
 ;;;;
-;;;; One thread can run a loop at a time, so a caller drives while its call is the only one under
-;;;; way on the loop. As soon as there is a second call, a reserve thread runs the loop; at the end
-;;;; of a turn it wakes the threads whose answers have come. The reserve thread gives the loop back
+;;;; One thread can run a loop at a time, so a caller drives only while its call is the only one
+;;;; under way on the loop. When a second call begins, a reserve thread runs the loop; at the end of
+;;;; a turn it wakes the threads whose answers have arrived. The reserve thread gives the loop back
 ;;;;   - when a call that a thread waited for was alone from its beginning to its end;
 ;;;;   - when the only call under way is that of the candidate: a thread that would drive and has
-;;;;     just been woken. Otherwise a slow moment would leave that thread to be woken for each
-;;;;     message until its call ends.
-;;;; While no call is under way, a reserve thread takes the loop after a while (the watchdog ensures
-;;;; that), since keepalive and timers need a running loop.
+;;;;     just been woken. Otherwise, after one slow moment, that thread would have to be woken for
+;;;;     each message until its call ends. While no call is under way, the watchdog makes a reserve
+;;;;     thread take the loop after a while, since keepalive and timers need a running loop.
 ;;;;
-;;;; A waiter counts on another thread to run the loop: it is a thread that sleeps, or a call that
-;;;; no thread waits for. No waiter is left alone, because each of two threads that race first
-;;;; announces its action and then reads the announcement of the other:
+;;;; A waiter relies on another thread to run the loop: it is a thread that sleeps, or a call that
+;;;; no thread waits for. No waiter is left alone, because each of two racing threads first
+;;;; announces its own action and then reads the announcement of the other:
 ;;;;
 ;;;;      a thread that begins to wait           the thread that gives the loop up
 ;;;;   1. adds 1 to WAITERS                      frees the baton
@@ -21,22 +20,24 @@
 ;;;;   3. if the baton is free, asks for         if there are WAITERS, asks for
 ;;;;      a reserve thread                       a reserve thread
 ;;;;
-;;;; At least one of them sees the other. A thread that posts does the same with the inbox in the
-;;;; place of WAITERS. If the only waiter is the candidate, step 3 on the right wakes it instead; it
-;;;; finds the loop free and drives. The candidate may stop waiting just then, while another waiter
-;;;; has come; so a thread that stops waiting looks once more whether others wait.
+;;;; At least one of them sees the other's announcement. A thread that posts does the same, with the
+;;;; inbox in place of WAITERS. If the only waiter is the candidate, step 3 on the right wakes the
+;;;; candidate instead; it finds the loop free and drives. The candidate may stop waiting just then,
+;;;; while another waiter has arrived; so a thread that stops waiting checks once more whether
+;;;; others wait.
 ;;;;
-;;;; A driver runs user code of its own call, OWNER, only. When user code of another call is due, it
+;;;; A driver runs user code only of its own call, OWNER. When user code of another call is due, it
 ;;;; leaves the loop to a reserve thread (YIELDING).
 ;;;;
-;;;; On any loop, user code that waits in our own API may go on running the loop, below itself on
-;;;; the stack (DRIVE-ON). So a handler and a peer that speak by turns change no thread. Other user
-;;;; code never runs there: when some is due, a reserve thread overtakes the loop.
+;;;; On any loop, user code that calls a waiting function of ours may run the loop meanwhile, in
+;;;; frames below itself on the stack (DRIVE-ON). So a handler and a peer that speak by turns change
+;;;; no thread. Other user code never runs there: when some is due, a reserve thread overtakes the
+;;;; loop.
 
 (in-package #:clgrpc.loop)
 
 (define-hot enter-call ((loop event-loop) (future-p boolean)) null
-  "A call on LOOP begins; with FUTURE-P no thread is going to drive for it. From any thread."
+  "Note that a call on LOOP begins; with FUTURE-P no thread will drive for it. From any thread."
   (let ((driving (event-loop-driving loop)))
     (when driving
       (when (plusp (atomic-incf (driving-calls driving)))
@@ -55,9 +56,9 @@
   nil)
 
 (defun call-served (loop function candidate)
-  "Call FUNCTION, which waits for an event on LOOP, while another thread runs LOOP. CANDIDATE is a
-function that wakes this thread, if FUNCTION returns as soon as it is woken and finds that
-LEFT-TO-DRIVE-P; otherwise nil."
+  "Call FUNCTION, which waits for an event on LOOP that another thread runs. CANDIDATE is a function
+that wakes this thread, or nil. Give it only if FUNCTION returns as soon as it is woken and finds
+that LEFT-TO-DRIVE-P is true."
   (declare (type function function))
   (if (event-loop-driving loop)
       (wait-as-waiter loop function candidate)
@@ -91,7 +92,7 @@ LEFT-TO-DRIVE-P; otherwise nil."
        (not (runs-loop-p))))
 
 (define-hot drivable-p ((loop event-loop)) boolean
-  "True if this thread, whose call is under way on LOOP, may run LOOP if no other thread does."
+  "True if this thread, whose call is under way on LOOP, may run LOOP when no other thread does."
   (let ((driving (event-loop-driving loop)))
     (and driving
          (= 1 (driving-calls driving))
@@ -99,13 +100,13 @@ LEFT-TO-DRIVE-P; otherwise nil."
          (may-drive-p loop))))
 
 (define-hot left-to-drive-p ((loop event-loop)) boolean
-  "True if no thread runs LOOP, and this one may."
+  "True if no thread runs LOOP, and this thread may run it."
   (and (= +free+ (baton-state (event-loop-baton loop)))
        (drivable-p loop)))
 
 (define-hot waited-for-p ((driving driving)) boolean
   "True if a waiter counts on another thread to run the loop of DRIVING. A waiter whose call has
-ended does not, though it cannot announce that before it has a processor."
+ended does not count, though it cannot announce that before it gets a processor."
   (and (plusp (driving-waiters driving))
        (plusp (driving-calls driving))))
 
@@ -144,13 +145,13 @@ which has just been woken."
       (plusp (event-loop-ring-count loop))))
 
 (define-hot (timer-before-look-p :inline t) ((loop event-loop)) boolean
-  "True if a timer of LOOP, which no thread runs, may be due before the watchdog looks."
+  "True if a timer of LOOP, which no thread runs, may be due before the watchdog checks the loop."
   (< (timer-wheel-earliest-ns (event-loop-wheel loop)) **next-look-ns**))
 
 (define-hot step-back ((loop event-loop)) null
   "Give up the baton of LOOP, a caller-driven one, which this thread holds. If work is left, or a
-waiter counts on another thread, a reserve thread takes over; if the candidate is the only waiter,
-it takes over itself."
+waiter relies on another thread, a reserve thread takes over; if the candidate is the only waiter,
+the candidate does."
   (let ((driving (driving-of loop))
         (work (or (work-left-p loop) (event-loop-blind loop))))
     (setf (driving-served driving) nil
@@ -173,11 +174,11 @@ it takes over itself."
   nil)
 
 (define-hot drive ((loop event-loop) (done-p function) argument) boolean
-  "If LOOP is caller-driven and no thread runs it, the one call under way on it is this thread's,
-and this thread runs no other loop: run LOOP until (DONE-P ARGUMENT) is true, or another thread
-needs it, or user code of ARGUMENT, a call, loses it. Return false if none of this was done. An
-interrupt (C-c) is taken only in user code and while waiting for events; then a reserve thread runs
-LOOP, and a thread that continues waits in another way."
+  "Run LOOP if it is caller-driven, no thread runs it, its only call is this thread's, and this
+thread runs no other loop. Run it until (DONE-P ARGUMENT) is true, another thread needs it, or user
+code of ARGUMENT, a call, loses it. Return false if none of this was done. An interrupt (C-c) is
+handled only in user code and while waiting for events. Then a reserve thread runs LOOP, and if this
+thread continues, it waits in another way."
   (and (drivable-p loop)
        (with-taken-loop (loop (take loop))
          (block driving
@@ -218,11 +219,11 @@ continues it."
 ;;; Waiting in user code that the loop itself runs
 
 (define-hot drive-on ((loop event-loop) (done-p function) argument) boolean
-  "If this thread runs LOOP and is in user code now, go on running LOOP, so that no other thread has
-to take it over: until (DONE-P ARGUMENT) is true; until other user code is due, which would have to
-wait for this code to return; or until another thread posts, as handlers elsewhere do, which need a
-thread that does nothing but run the loop. Return false if this thread does not run LOOP, or LOOP is
-of a simulated world."
+  "If this thread runs LOOP and is in user code now, continue to run LOOP, so that no other thread
+has to take it over. Stop when (DONE-P ARGUMENT) is true; when other user code is due, which would
+have to wait for this code to return; or when another thread posts, as handlers elsewhere do, which
+need a thread that does nothing but run the loop. Return false if this thread does not run LOOP, or
+LOOP belongs to a simulated world."
   (sb-sys:without-interrupts
     (when (and (not (world-wait (event-loop-world loop)))
                (eq :lent (claim loop)))
@@ -246,8 +247,8 @@ of a simulated world."
   nil)
 
 (define-hot not-for-driver-p ((loop event-loop) (argument t)) boolean
-  "True if the thread that runs LOOP, which is this one, drives for another call than ARGUMENT. Then
-it will leave LOOP to a reserve thread, which may run user code of ARGUMENT."
+  "True if this thread, which runs LOOP, drives for another call than ARGUMENT. Then it will leave
+LOOP to a reserve thread, which may run user code of ARGUMENT."
   (let ((driving (event-loop-driving loop)))
     (and driving
          (driving-owner driving)
@@ -282,14 +283,14 @@ output of FUNCTION. Return the value of FUNCTION as well, the first of the two v
 
 (defconstant +unwatched-ns+ 100000
   "If no thread has fetched events for a loop for this time, a thread that takes it does so first: a
-peer may have gone, and a call on its connection would be lost. That costs one system call.")
+peer may have closed its connection, and a call on it would be lost. That costs one system call.")
 
 (defconstant +looks+ 4
-  "The most reads of each connection by a thread that takes such a loop.")
+  "How often a thread that takes such a loop reads each connection at most.")
 
 (define-hot look-after ((loop event-loop)) null
-  "Read the input that has come to LOOP while no thread ran it, unless a thread has just done so:
-nothing should be written to a connection that has ended meanwhile."
+  "Read the input that has arrived for LOOP while no thread ran it, unless a thread has just done
+so: nothing should be written to a connection that has ended meanwhile."
   (when (< +unwatched-ns+ (- (event-loop-now loop) (event-loop-flushed-at loop)))
     (note-events loop (fetch-events loop 0))
     ;; the end of a connection is read after the octets before it
@@ -302,8 +303,8 @@ nothing should be written to a connection that has ended meanwhile."
 
 (define-hot run-briefly ((loop event-loop) (function function) (flush function)) t
   "Call FUNCTION on LOOP, whose baton this thread has just taken, then FLUSH with LOOP, and step
-back. Return the value of FUNCTION. Timers that are due run first: a thread that comes often enough
-may be the only one that ever runs LOOP."
+back. Return the value of FUNCTION. Due timers run first: a thread that calls this often enough may
+be the only one that ever runs LOOP."
   (unwind-protect
        (progn (setf (event-loop-now loop) (funcall (event-loop-clock loop)))
               (look-after loop)

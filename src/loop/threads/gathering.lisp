@@ -1,26 +1,26 @@
 ;;;; Gathering: a thread that sends message after message from outside a loop that no thread runs
-;;;; does not write each message by itself. The first +SINGLE-SENDS+ messages of a burst leave at
+;;;; does not write each message separately. The first +SINGLE-SENDS+ messages of a burst leave at
 ;;;; once. The messages that follow closely stay in the output until
 ;;;;   - there is enough output (+FLUSH-OCTETS+);
-;;;;   - anything else is done with the loop: the sender waits, ends its side or begins a call; a
-;;;;     timer is due; another thread comes;
+;;;;   - the loop is used for anything else: the sender waits, ends its side or begins a call; a
+;;;;     timer is due; another thread takes the loop;
 ;;;;   - +GATHERING-NS+ have passed.
-;;;; For a sender that then does something else for long there is a sweeper: a reserve thread that
-;;;; sends output that has waited long enough. It comes with a burst, and leaves after some looks
-;;;; that have found nothing.
+;;;; If the sender then does something else for long, a sweeper sends the output: a reserve thread
+;;;; that sends output that has waited long enough. It starts with a burst, and ends after several
+;;;; checks that have found nothing.
 ;;;;
 ;;;; Only a thread that has the baton sets GATHERED-NS, and only with GATHERED-NS set may it give up
 ;;;; a loop that has output. No output is forgotten: a thread that gathers first sets GATHERED-NS
-;;;; and then looks whether there is a sweeper; a sweeper first says that it leaves (SWEEPER is 0)
-;;;; and then looks at GATHERED-NS. A full barrier stands between, on both sides.
+;;;; and then checks whether there is a sweeper; a sweeper first announces that it leaves (SWEEPER
+;;;; is 0) and then checks GATHERED-NS. A full barrier stands between, on both sides.
 
 (in-package #:clgrpc.loop)
 
 (defconstant +single-sends+ 4
-  "The number of messages in a row that are written one by one.")
+  "How many messages in a row are written one by one.")
 (defconstant +burst-gap-ns+ 50000
-  "A message that follows the last one after so long is not in a row with it: a write for each is
-cheap enough.")
+  "A message that follows the last one after this time is not in a row with it: then a write for
+each message is cheap enough.")
 (defconstant +gathering-ns+ 150000
   "Output waits for more output no longer than this and the time to wake a thread, some 50 µs.")
 (defconstant +empty-looks+ 5
@@ -32,8 +32,8 @@ Return its value as well, the first of the two values."
   (call-now loop function #'flush-or-gather))
 
 (define-hot flush-or-gather ((loop event-loop)) null
-  "Send the output of LOOP, on which this thread, which has taken LOOP for it, has sent a message,
-unless the output may wait for the messages that follow."
+  "Send the output of LOOP unless it may wait for the messages that follow. This thread has taken
+LOOP and sent a message on it."
   (unless (gather-p loop) (flush-phase loop))
   nil)
 

@@ -1,12 +1,12 @@
 ;;;; Errors in functions that a loop calls never end the loop. Code that calls a function of other
-;;;; code, such as a listener, a watcher, a timer's or a balancer's function, does so in GUARDING:
-;;;; the error is logged with its backtrace, the function is left, and the caller goes on, or turns
-;;;; the error into an outcome of its call. The phases of a turn are guarded as well, for functions
-;;;; that are not guarded elsewhere.
+;;;; code, such as a listener or a function of a watcher, a timer or a balancer, does so in
+;;;; GUARDING. An error is then logged with its backtrace, the function is left, and the caller
+;;;; continues, or makes the error the outcome of its call. The phases of a turn are guarded as
+;;;; well, for functions that are not guarded elsewhere.
 ;;;;
-;;;; A peer may cause the same error with each message. So each place where GUARDING stands logs
-;;;; +LOGGED-ERRORS+ errors in a second at most; the next that it logs has the number of those that
-;;;; it has not logged (:unlogged).
+;;;; A peer may cause the same error with each message. So each GUARDING form logs at most
+;;;; +LOGGED-ERRORS+ errors in a second; the next one logged has the number of those that were not
+;;;; (:unlogged).
 
 (in-package #:clgrpc.loop)
 

@@ -4,12 +4,12 @@
 ;;;;
 ;;;; The protocol:
 ;;;;
-;;;; 1. The consumer sets ASLEEP to 1 (DOZE-INBOX), looks once more whether the inbox is empty, and
+;;;; 1. The consumer sets ASLEEP to 1 (DOZE-INBOX), checks once more whether the inbox is empty, and
 ;;;;    sleeps. A push that this look missed finds ASLEEP to be 1.
 ;;;; 2. A push that finds ASLEEP to be 1 increments WAKERS and tries to set ASLEEP to 0. The one
 ;;;;    that succeeds wakes the consumer and then decrements WAKERS (CONFIRM-WAKE); the others
-;;;;    decrement it at once. No interrupt may come between: an unwinding thread, such as one whose
-;;;;    WITH-TIMEOUT is over, would leave the consumer asleep with something to do.
+;;;;    decrement it at once. No interrupt may happen in between: an unwinding thread, such as one
+;;;;    whose WITH-TIMEOUT is over, would leave the consumer asleep although it has something to do.
 ;;;; 3. The consumer, awake again, sets ASLEEP to 0 (ROUSE-INBOX).
 ;;;; 4. CLOSE-INBOX waits until WAKERS is 0, for +LONGEST-WAKE-NS+ at most. If it is, the means to
 ;;;;    wake the consumer, such as an eventfd, can be closed.
@@ -17,7 +17,7 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +longest-wake-ns+ +ns-per-second+
-  "For so long NO-WAKER-LEFT-P waits for threads that may be about to wake the consumer.")
+  "How long NO-WAKER-LEFT-P waits for threads that may be about to wake the consumer.")
 
 (defstruct (inbox (:constructor make-inbox ()) (:copier nil))
   "A queue from many threads to one."
@@ -52,8 +52,8 @@ interrupts off until all of this is done."
       (confirm-wake inbox)))
 
 (define-hot confirm-wake ((inbox inbox)) null
-  "Confirm that the consumer has been woken. By the thread that had to wake it, by the result of
-PUSH-INBOX."
+  "Confirm that the consumer has been woken. Called by the thread that had to wake it, according to
+the result of PUSH-INBOX."
   (atomic-decf (inbox-wakers inbox))
   nil)
 
@@ -67,15 +67,15 @@ PUSH-INBOX."
   nil)
 
 (define-hot (doze-inbox :inline t) ((inbox inbox)) boolean
-  "Say that the consumer is about to sleep. Return true if it may, since INBOX is empty; otherwise
-it is taken to be awake. By the consumer."
+  "Say that the consumer is about to sleep. Return true if it may sleep, since INBOX is empty;
+otherwise it counts as awake. By the consumer."
   (setf (inbox-asleep inbox) 1)
   (sb-thread:barrier (:memory))
   (or (inbox-empty-p inbox)
       (rouse-inbox inbox)))
 
 (define-hot (inbox-asleep-p :inline t) ((inbox inbox)) boolean
-  "False once a push to INBOX has set out to wake the consumer, which has called DOZE-INBOX."
+  "True after DOZE-INBOX, until a push to INBOX begins to wake the consumer."
   (= 1 (inbox-asleep inbox)))
 
 (define-hot take-arrivals ((inbox inbox) (new (or list (eql :closed)))) null
@@ -95,21 +95,20 @@ it is taken to be awake. By the consumer."
 
 (define-hot (drain-inbox :inline t) ((inbox inbox) (function function)) null
   "Call FUNCTION with each item that is in INBOX now, the oldest first, until it returns :ENOUGH;
-items pushed meanwhile wait. If FUNCTION exits non-locally, or has had enough, the next drain goes
-on with the next item. By the consumer."
+items pushed meanwhile wait. If FUNCTION exits non-locally, or returns :ENOUGH, the next drain
+begins with the next item. By the consumer."
   (unless (inbox-empty-p inbox) (drain-items inbox function)))
 
 (defun close-inbox (inbox)
-  "Make INBOX refuse items from now on; those it holds can still be drained. Return true if no
-thread is about to wake the consumer; false if one still is after +LONGEST-WAKE-NS+. By the
-consumer."
+  "Make INBOX refuse items from now on; those in it can still be drained. Return true if no thread
+is about to wake the consumer; false if one still is after +LONGEST-WAKE-NS+. By the consumer."
   (take-arrivals inbox :closed)
   (rouse-inbox inbox)
   (no-waker-left-p inbox))
 
 (defun no-waker-left-p (inbox)
-  "Wait until no thread is about to wake the consumer of INBOX. Return true; false if one still is
-after +LONGEST-WAKE-NS+."
+  "Wait until no thread is about to wake the consumer of INBOX. Return true; return false if one
+still is after +LONGEST-WAKE-NS+."
   (sb-thread:barrier (:memory))
   (loop with end = (+ (monotonic-ns) +longest-wake-ns+)
         until (zerop (inbox-wakers inbox))

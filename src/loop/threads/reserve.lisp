@@ -5,8 +5,8 @@
 ;;;; sixteenth of the threads is for functions without a share, which take over loops.
 ;;;;
 ;;;; LOCK guards everything but the threads' work. A thread waits on its own queue, so that exactly
-;;;; one is woken. No function waits that may run: a thread that ends its function looks for waiting
-;;;; functions that may run now, and has threads started for them.
+;;;; one is woken. A function that may run does not wait: a thread whose function ends looks for
+;;;; waiting functions that may run now, and starts threads for them.
 
 (in-package #:clgrpc.loop)
 
@@ -53,9 +53,9 @@
 (defglobal **exiting** nil)
 
 (defun note-exit ()
-  "Start no more threads, since the process is about to end. SBCL ends all threads then. Otherwise a
-loop that is unwound would start a new thread to run it, and the process would wait for that for a
-minute."
+  "Start no more threads, since the process is about to end. SBCL ends all threads then. Otherwise
+the unwinding of a loop would start a new thread to run it, and the process would wait a minute for
+that thread."
   (setf **exiting** t))
 
 (pushnew 'note-exit sb-ext:*exit-hooks*)
@@ -79,7 +79,7 @@ thread that had nothing to do for IDLE-SECONDS ends, in a simulated world at onc
 ;;; Assigning work to threads; LOCK is held
 
 (defun free-threads (reserve)
-  "The number of threads that shares may still get; zero or less means none."
+  "The number of threads that shares may still get; none if it is zero or less."
   (let ((limit (reserve-max-threads reserve)))
     (- limit (ash limit -4) (reserve-busy reserve))))
 
@@ -88,8 +88,8 @@ thread that had nothing to do for IDLE-SECONDS ends, in a simulated world at onc
   (- (reserve-max-queue reserve) (share-waiting (reserve-root reserve))))
 
 (defun assign (reserve function share)
-  "Give FUNCTION of SHARE to an idle thread and return true. If none is idle, count one more thread
-and return :START: then the caller starts it."
+  "Give FUNCTION of SHARE to an idle thread and return true. If no thread is idle, count one more
+thread and return :START: then the caller starts it."
   (note-running share 1)
   (incf (reserve-busy reserve))
   (let ((worker (pop (reserve-idle reserve))))
@@ -112,7 +112,7 @@ and return :START: then the caller starts it."
 
 (defun place-function (reserve function if-busy share)
   "Find a thread, or a place in the queue, for FUNCTION. Return true if a thread has it, :START if
-the caller must start a thread for it, :QUEUED, or NIL without a thread or place."
+the caller must start a thread for it, :QUEUED, or NIL if there is neither a thread nor a place."
   (let ((root (reserve-root reserve)))
     (cond ((or (reserve-closed reserve) **exiting**) nil)
           ((share-full-p share) (values nil :share))
@@ -132,10 +132,10 @@ the caller must start a thread for it, :QUEUED, or NIL without a thread or place
 (defun run-on-reserve (reserve function &key (if-busy :queue) (share (reserve-root reserve)))
   "Call FUNCTION, without arguments, on a thread of RESERVE. An error in it is logged. IF-BUSY is
 the action if SHARE may have no thread now: :QUEUE, if there is room; :INSIST, queue even without
-room; :FIRST, queue before all others, also without room; :EXCEED, start a thread beyond the limit;
+room; :FIRST, queue before all others, even without room; :EXCEED, start a thread beyond the limit;
 :REFUSE. Return true if FUNCTION gets a thread, :QUEUED if it waits for one. Return false as the
-first value if FUNCTION will not be called, such as if RESERVE is closed; the second value is :SHARE
-if SHARE has as many functions as it may. From any thread."
+first value if FUNCTION will not be called, for instance because RESERVE is closed; the second value
+is :SHARE if SHARE has the most functions that it may have. From any thread."
   (declare (type function function))
   (sb-sys:without-interrupts            ; a counted thread is started
     (multiple-value-bind (place reason)
@@ -151,9 +151,9 @@ if SHARE has as many functions as it may. From any thread."
     (may-have-p share #'share-running (free-threads reserve))))
 
 (defun charge-thread (reserve change function)
-  "Call FUNCTION with the lock held. If it returns a share, charge that share with a thread, for
-user code that began on a loop and has lost it; if CHANGE is -1, not 1, that user code has returned:
-take the charge back. From any thread."
+  "Call FUNCTION with the lock held. If it returns a share, charge a thread to that share, for user
+code that began on a loop and has lost it. CHANGE is 1; or it is -1 if that user code has returned,
+to undo the charge. From any thread."
   (declare (type function function))
   (sb-thread:with-mutex ((reserve-lock reserve))
     (let ((share (funcall function)))
@@ -246,8 +246,8 @@ idle. Return true if functions still wait."
                     place))))
 
 (defun await-function (reserve worker)
-  "Wait until WORKER, which is idle, gets a function. If none comes in time, take WORKER off
-the idle ones."
+  "Wait until WORKER, which is idle, gets a function; if none arrives in time, remove WORKER from
+the idle ones. If none comes in time, take WORKER off the idle ones."
   (let ((end (notice-end (reserve-idle-seconds reserve))))
     (sb-thread:with-mutex ((reserve-lock reserve))
       (loop until (or (worker-function worker) (reserve-closed reserve))
@@ -258,8 +258,8 @@ the idle ones."
         (setf (reserve-idle reserve) (delete worker (reserve-idle reserve)))))))
 
 (defun enlist (reserve)
-  "Make this thread one of RESERVE's, beyond its limit if need be, until it has been idle for long
-enough or RESERVE is closed."
+  "Make this thread one of RESERVE's, even beyond its limit, until it has been idle for long enough
+or RESERVE is closed."
   (let* ((root (reserve-root reserve))
          (worker (make-worker :function (constantly nil) :share root)))
     (when (sb-thread:with-mutex ((reserve-lock reserve))
@@ -270,9 +270,9 @@ enough or RESERVE is closed."
       (work reserve worker))))
 
 (defun close-reserve (reserve timeout-seconds)
-  "Take no more functions, and wait, TIMEOUT-SECONDS at most, until those taken before have ended
-and with them all threads. Return true if they have. Threads whose function does not return are
-left; they end when it does. Not from a thread of RESERVE."
+  "Accept no more functions, and wait, at most TIMEOUT-SECONDS, until those accepted before, and
+with them all threads, have ended. Return true if they have. Threads whose function does not return
+remain; they end when it returns. Not from a thread of RESERVE."
   (let* ((end (notice-end timeout-seconds))
          (ended (sb-thread:with-mutex ((reserve-lock reserve))
                   (setf (reserve-closed reserve) t)

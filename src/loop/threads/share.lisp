@@ -1,4 +1,4 @@
-;;;; Shares: how much of a reserve each of its users may have, so that no user keeps the others out.
+;;;; Shares: how much of a reserve each of its users may have, so that no user excludes the others.
 ;;;; A reserve has a root share. A share may be part of another: a connection's share is part of its
 ;;;; peer's, and that is part of the root. A function waits in its user's share; functions without a
 ;;;; user, which run loops, wait in the root.
@@ -11,14 +11,15 @@
 ;;;; and a share that has none may have one while anything is free. The parts of a share divide, by
 ;;;; the same rule, the number that the share may have. An example with weight 1, nothing kept and
 ;;;; 240 threads: one user alone gets some 120, since then 120 are free; two get 80 each, three 60.
-;;;; So each gets less as more come, and the last to come still finds some free, although no share
-;;;; knows the number of shares and no thread is taken back.
+;;;; So each user gets less as more arrive, and the last one still finds some free. No share needs
+;;;; to know the number of shares, and no thread is taken back.
 ;;;;
-;;;; Waiting functions are served round robin at each level. A look for a function that may run
-;;;; passes over shares that have too much; there are at most as many of these as threads.
+;;;; Waiting functions are served round robin at each level. A search for a function that may run
+;;;; skips shares that have too much; there are at most as many of these as threads.
 ;;;;
-;;;; User code that began on a loop and has lost the loop holds a thread as well. The root counts it
-;;;; already, as the thread that ran the loop; its share counts it from then on (NOTE-LATE-RUNNING).
+;;;; User code that began on a loop and has lost the loop occupies a thread as well. The root counts
+;;;; it already, as the thread that ran the loop; its share counts it from then on
+;;;; (NOTE-LATE-RUNNING).
 ;;;;
 ;;;; Invariants: RUNNING and WAITING of a share are the sums of its parts' and its own, except for
 ;;;; late user code; a share with waiting functions is LISTED, once, among the items of its whole.
@@ -67,7 +68,7 @@ FREE more. Zero or less means that it may have no more."
 
 (defun free-for (share reader free)
   "The number of items, of the kind that READER counts, that SHARE may have beyond those it has, by
-the rule for SHARE and all its wholes, while FREE are free in all."
+the rule for SHARE and all its wholes; FREE are free in all."
   (declare (type function reader))
   (if (share-whole share)
       (part-free share (funcall reader share) (free-for (share-whole share) reader free))
@@ -90,13 +91,13 @@ the rule for SHARE and all its wholes, while FREE are free in all."
       (enqueue part (share-items (share-whole part))))))
 
 (defun enqueue-before-all (root function)
-  "Queue FUNCTION in ROOT before all others."
+  "Queue FUNCTION in ROOT ahead of all others."
   (enqueue-first function (share-items root))
   (incf (share-waiting root)))
 
 (defun dequeue-function (share free)
-  "Take the next function of SHARE, which may have FREE more threads; return it and the share that
-it waited in, or nil."
+  "Remove the next function of SHARE, which may have FREE more threads; return two values, the
+function and the share that it waited in, or nil."
   (loop with passed-over = nil
         for item = (first (fifo-items (share-items share)))
         until (or (null item) (eq item passed-over))
@@ -115,7 +116,7 @@ it waited in, or nil."
                (return (values function owner))))))
 
 (defun withdraw-function (share function)
-  "FUNCTION, if it waits in SHARE, waits there no more: its place is free."
+  "Remove FUNCTION from SHARE if it waits there, so that its place is free."
   (let ((items (share-items share)))
     (when (member function (fifo-items items) :test #'eq)
       (remove-from-fifo function items)
@@ -133,8 +134,8 @@ it waited in, or nil."
   (do-wholes (part share) (incf (share-running part) change)))
 
 (defun note-late-running (share change)
-  "User code of SHARE that began on a loop has lost that, and holds a thread, or returns: CHANGE is
-1 or -1. The root has counted the thread."
+  "User code of SHARE that began on a loop has lost the loop and occupies a thread, or has returned:
+CHANGE is 1 or -1. The root has counted the thread."
   (declare (type (member 1 -1) change))
   (do-wholes (part share)
     (when (share-whole part) (incf (share-running part) change))))

@@ -13,7 +13,7 @@
 (in-package #:clgrpc.loop)
 
 (define-hot (defer :inline t) ((loop event-loop) (function function) (argument t)) null
-  "Call FUNCTION with ARGUMENT after the reading of this turn, or in the next turn if that is over.
+  "Call FUNCTION with ARGUMENT after the reading of this turn or, if that is over, in the next turn.
 Deferred functions are called in order, but those of newcomers, connections that are read in the
 middle of a long turn, before older ones. On the loop."
   (let ((ring (event-loop-ring loop))
@@ -43,7 +43,8 @@ EVENT-LOOP-NOW. From any thread."
     nil))
 
 (define-hot run-queued-functions ((loop event-loop) (function-queue function-queue)) boolean
-  "Do FUNCTION-QUEUE of LOOP, also those that are added meanwhile. Return true if there were any."
+  "Call the functions of FUNCTION-QUEUE of LOOP, including those that are added meanwhile. Return
+true if there were any."
   (let ((i 0))
     (declare (type index i))
     (loop while (< i (function-queue-count function-queue))
@@ -73,7 +74,7 @@ turn if none is. FUNCTION as for CALL-LAST. By the thread that holds the baton."
   (queue-function (event-loop-early loop) function argument))
 
 (defconstant +again-ns+ +ns-per-second+
-  "A lasting timer whose function has failed rings again after so long; twice as long with each
+  "The time after which a lasting timer whose function has failed runs again; it doubles with each
 failure in a row.")
 (defconstant +longest-again-ns+ (* 64 +ns-per-second+))
 
@@ -95,9 +96,9 @@ runs again after a while."
       (setf timer (make-timer #'ring argument)))))
 
 (defun call-after-closing (loop function)
-  "Register FUNCTION, which is called with LOOP, as by CALL-LAST, for each connection of LOOP that
-has been closed. A function that is added twice is called once for each. On the loop, or before it
-is started."
+  "Register FUNCTION, which is called with LOOP at the end of a turn, as by CALL-LAST, for each
+connection of LOOP that has been closed. A function that is added twice is called once for each. On
+the loop, or before it is started."
   (pushnew function (event-loop-after-closing loop))
   nil)
 

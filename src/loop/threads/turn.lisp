@@ -1,39 +1,41 @@
 ;;;; The turn of a loop: wait for events → read every ready connection once → deferred functions →
 ;;;; inbox → timers → functions of CALL-BEFORE-FLUSH → one send for each connection that has output
 ;;;; → functions of CALL-LAST, such as those that wake threads that wait for what this turn brought.
-;;;; Each phase does the work that was there when it began. Work that it causes is for later phases,
-;;;; or for the next turn, which then does not wait. Nothing here allocates. In the middle of a long
-;;;; turn timers run as well, and newcomers are admitted: connections with new input are read, and
-;;;; what they defer runs before what was deferred earlier. At most half of the time is theirs, so
-;;;; neither waits for the whole of the other.
+;;;; Each phase does the work that existed when it began. Work that a phase causes is left to later
+;;;; phases, or to the next turn, which then does not wait. Nothing here allocates. In the middle of
+;;;; a long turn timers run as well, and newcomers are admitted: connections with new input are
+;;;; read, and what they defer runs before what was deferred earlier. They get at most half of the
+;;;; time, so neither they nor the deferred functions wait for all of the others.
 
 (in-package #:clgrpc.loop)
 
 (defconstant +flush-interval-ns+ 200000
-  "In a long turn all output is sent after so long.")
+  "The time after which all output is sent in a long turn.")
 (defconstant +longest-wait-ns+ (* 3600 +ns-per-second+)
-  "Timers may be due in centuries; the loop looks up now and then.")
+  "The longest wait of the loop for events, although timers may be due much later.")
 (defconstant +inbox-ns+ 2000000
   "The time in a turn for posted functions: threads may post a hundred thousand at once.")
 (defconstant +posts-per-look+ 64
-  "After so many of those the turn reads the clock.")
+  "After how many posted functions the turn reads the clock.")
 (defconstant +functions-per-look+ 16
-  "After at most so many deferred functions, if there are more, the turn looks whether some output
-should be sent, a timer is due or newcomers may come. It begins with +FUNCTIONS-BEFORE-LOOK+ and
-doubles that while the functions are quick. It looks after each once the watchdog has found the turn
-long.")
+  "After how many deferred functions at most, if there are more, the turn checks whether output
+should be sent, a timer is due or newcomers should be admitted. It begins with
++FUNCTIONS-BEFORE-LOOK+ and doubles that while the functions are quick. It looks after each once the
+watchdog has found the turn long.")
 (defconstant +functions-before-look+ 2
   "How many deferred functions of a turn run before the first look.")
 (defconstant +slow-function-ns+ 62500
-  "If the functions between two looks take longer than this, each, the next look comes after one.")
+  "If the functions between two checks take longer than this, each, the next check comes after
+one.")
 (defconstant +admission-ns+ 5000000
-  "Deferred functions that take longer than this are interrupted by newcomers. After these the next
-ones wait for as long, and at least for as long as these have taken.")
+  "Deferred functions that take longer than this are interrupted by newcomers. The longest time of
+one admission of newcomers. Then the next ones wait for as long, or for as long as these have taken
+if that is longer.")
 
 ;;; Phases
 
 (define-hot wait-time-ns ((loop event-loop)) (signed-byte 62)
-  "The time that the turn that begins may wait for events: 0 if there is work, -1 if nothing is due.
+  "How long the turn that begins now may wait for events: 0 if there is work, -1 if nothing is due.
 Unless it is 0, the inbox counts as asleep."
   (if (or (plusp (event-loop-ready-count loop))
           (plusp (event-loop-dirty-count loop))
@@ -138,10 +140,10 @@ number. After a wait this thread may have lost the baton."
 
 (define-hot look-for-events ((loop event-loop) (spin-ns (integer 0 50000)))
     (values (integer 0 256) (or null (integer 0 100000)) nanoseconds)
-  "Look for events of LOOP for SPIN-NS without sleeping. Return how many there are; after how many
-nanoseconds they, or a post, have come, nil if nothing has; and how long this took. If the looks
-show that this thread has shared its processor with another, which may be the peer, the second value
-is one that does not pay."
+  "Look for events of LOOP for SPIN-NS without sleeping. Return three values: how many there are;
+after how many nanoseconds they, or a post, have arrived, nil if nothing has; and how long this
+took. If the polling shows that this thread has shared its processor with another, perhaps the peer,
+the second value is one for which spinning is not useful."
   (let* ((begin (monotonic-ns)) (now begin))
     (declare (type nanoseconds begin now))
     (loop
@@ -201,9 +203,9 @@ is one that does not pay."
       t)))
 
 (defmacro do-work ((connection loop list count spare) &body body)
-  "Do BODY for each CONNECTION that is in the work list LIST of LOOP when this begins; connections
-added meanwhile are for the next time. If BODY signals an error, it is logged, that connection is
-aborted, and the loop goes on with the others."
+  "Do BODY for each CONNECTION that is in the work list LIST of LOOP at the start; connections added
+meanwhile wait for the next time. If BODY signals an error, it is logged, that connection is
+aborted, and the loop continues with the others."
   `(let ((work (,list ,loop))
          (work-count (,count ,loop))
          (i 0))
@@ -242,8 +244,9 @@ aborted, and the loop goes on with the others."
   nil)
 
 (defmacro with-newcomers ((newcomers count) loop postponed &body body)
-  "Do BODY with NEWCOMERS, a vector, whose first COUNT elements are the connections of LOOP that are
-ready but the first POSTPONED, which stay. Of more than 256 the others stay as well."
+  "Do BODY with NEWCOMERS, a vector whose first COUNT elements are the ready connections of LOOP,
+without the first POSTPONED, which remain in the list. If there are more than 256, the others remain
+as well."
   `(let* ((,newcomers (make-array 256)) ; as many as events are fetched at once
           (ready (event-loop-ready ,loop))
           (,count (min 256 (- (event-loop-ready-count ,loop) ,postponed)))
@@ -255,8 +258,8 @@ ready but the first POSTPONED, which stay. Of more than 256 the others stay as w
      ,@body))
 
 (define-hot put-newcomers-first ((loop event-loop) (postponed index)) null
-  "Move the connections that are ready behind the first POSTPONED, whose input was left from an
-earlier turn, before these."
+  "Move the ready connections after the first POSTPONED, whose input was left from an earlier turn,
+to before these."
   (with-newcomers (newcomers count) loop postponed
     (replace ready ready :start1 count :end2 rest)
     (replace ready newcomers :end2 count)
@@ -264,7 +267,7 @@ earlier turn, before these."
   nil)
 
 (define-hot read-newcomers ((loop event-loop) (postponed index)) null
-  "Read the connections that are ready behind the first POSTPONED."
+  "Read the ready connections after the first POSTPONED."
   (with-newcomers (newcomers count) loop postponed
     (loop for i of-type index below count
           do (let ((connection (svref newcomers i)))
@@ -321,13 +324,13 @@ all output if the last time was long ago. Return the time."
     nil))
 
 (define-hot rotate-deferred ((loop event-loop)) null
-  "Put the first deferred function behind all others."
+  "Move the first deferred function to the end."
   (multiple-value-bind (function argument) (take-deferred loop)
     (defer loop function argument)))
 
 (define-hot admit-newcomers ((loop event-loop) (now nanoseconds)) index
   "In the middle of a turn, at NOW: read the connections that have new input, so that the functions
-that are deferred for them are the next. Return how many these are."
+that are deferred for them run next. Return how many these are."
   (let ((waiting (event-loop-ring-count loop))
         (postponed (event-loop-ready-count loop)))
     (setf (event-loop-now loop) now)

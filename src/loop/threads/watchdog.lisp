@@ -1,32 +1,32 @@
-;;;; The watchdog: one thread for all loops of the image. It notices when user code overstays, and
-;;;; has a reserve thread take the loop over. And it notices when a caller-driven loop has been left
-;;;; alone, and has a reserve thread run it.
+;;;; The watchdog: one thread for all loops of the image. It detects user code that takes too long,
+;;;; and makes a reserve thread take the loop over. It also detects a caller-driven loop without a
+;;;; thread, and makes a reserve thread run it.
 ;;;;
-;;;; The watchdog ticks only while batons move. User code overstays when two ticks, a millisecond
-;;;; apart, see the same lent baton and no garbage was collected between them. While all handlers
-;;;; are quick the ticks grow rare, to +LONGEST-TICK-NS+, so that watching costs next to nothing.
-;;;; Once a handler has overstayed others are likely to, and the ticks stay short for a while: for
-;;;; +ALERT-NS+ at first, since a thread that the kernel held up looks the same, and four times as
-;;;; long with each overstay that follows.
+;;;; The watchdog ticks only while batons move. User code takes too long when two ticks, a
+;;;; millisecond apart, see the same lent baton and no garbage was collected between them. While all
+;;;; handlers are quick the ticks become rarer, up to +LONGEST-TICK-NS+ apart, so that watching
+;;;; costs next to nothing. When a handler has taken too long others are likely to, and the ticks
+;;;; stay short for a while. This is +ALERT-NS+ at first, since a thread that the kernel delayed
+;;;; looks the same, and four times as long after each further such handler.
 ;;;;
 ;;;; User code that uses its loop all the time, such as a handler that sends message after message,
-;;;; moves the baton and still holds up all other handlers. So a look also notes the turn and the
-;;;; function in it. When two looks see the same function, LATE-TURN is set, and the user code gives
-;;;; the loop up the next time it has the baton (CALL-WITH-BATON). When they see the same turn but
-;;;; not the same function, quick functions have made the turn long, and LONG-TURN is set: from then
-;;;; on the loop looks at the clock after each function.
+;;;; changes the baton and still delays all other handlers. So a look also notes the turn and the
+;;;; function in it. When two checks see the same function, LATE-TURN is set, and the user code
+;;;; gives the loop up the next time it has the baton (CALL-WITH-BATON). When they see the same turn
+;;;; but not the same function, quick functions have made the turn long, and LONG-TURN is set: from
+;;;; then on the loop reads the clock after each function.
 ;;;;
 ;;;; A thread that waits for events and was woken by a post answers that bell at once, unless an
-;;;; interrupt occupies it, such as with a debugger. When +BELL-LOOKS+ looks in a row find the same
-;;;; wait and the bell not answered, a reserve thread overtakes the loop.
+;;;; interrupt occupies it, such as with a debugger. When +BELL-LOOKS+ checks in a row find the same
+;;;; wait with the bell unanswered, a reserve thread overtakes the loop.
 ;;;;
-;;;; A tick ends no later than the first timer may be due: then a loop that was left alone a moment
-;;;; ago gets a thread, and user code that overstays is found at the next look.
+;;;; A tick ends no later than the first timer may be due: then a loop that has just been left gets
+;;;; a thread, and user code that takes too long is found at the next check.
 ;;;;
-;;;; When no baton has moved for a while the watchdog sleeps, and a thread that moves one wakes it.
-;;;; LEND has no full barrier between its store and its look at **WATCHDOG-ASLEEP**, since that
+;;;; When no baton has changed for a while the watchdog sleeps, and a thread that changes one wakes
+;;;; it. LEND has no full barrier between its store and its read of **WATCHDOG-ASLEEP**, since that
 ;;;; would cost each call 20 ns. So the watchdog first announces that it sleeps; waits one tick
-;;;; more, in which every store made before arrives; looks once more; and only then sleeps.
+;;;; more, in which every earlier store becomes visible; checks once more; and only then sleeps.
 ;;;;
 ;;;; The watchdog also gives memory back (base/memory/collector.lisp): while it ticks, if the
 ;;;; process is quiet, which it checks once a second; and before it sleeps for good, once no loop
@@ -37,15 +37,15 @@
 (defconstant +shortest-tick-ns+ 1000000)
 (defconstant +longest-tick-ns+ 32000000)
 (defconstant +doze-after-ns+ 200000000
-  "The time without a move of any baton after which the watchdog sleeps.")
+  "The time without a change of any baton after which the watchdog sleeps.")
 (defconstant +alert-ns+ 50000000
-  "The time for which the ticks stay short after a first overstay.")
+  "The time for which the ticks stay short after a first handler that took too long.")
 (defconstant +longest-alert-ns+ 10000000000
-  "The longest time that ticks stay short after an overstay. After so long without an overstay, the
-next one counts as a first.")
+  "The longest time that ticks stay short after an overstay. The time without such a handler after
+which the next one counts as a first.")
 
 (defconstant +bell-looks+ 4
-  "The number of looks in a row that find a bell unanswered before the waiting thread is overtaken:
+  "The number of checks in a row that find a bell unanswered before the waiting thread is overtaken:
 on a busy machine, a woken thread may have no processor yet.")
 
 (defconstant +quiet-look-ns+ +ns-per-second+
@@ -148,8 +148,8 @@ on a busy machine, a woken thread may have no processor yet.")
   (reduce #'+ **watched** :key (lambda (watched) (event-loop-turns (watched-loop watched)))))
 
 (defun call-when-idle (due-p function)
-  "If DUE-P is true, sleep until a baton moves, or no loop has made a turn for +IDLE-NS+; then call
-FUNCTION. The lock is held, but not while FUNCTION runs."
+  "If DUE-P is true, sleep until a baton changes, or no loop has made a turn for +IDLE-NS+; in the
+latter case call FUNCTION. The lock is held, but not while FUNCTION runs."
   (loop while (and (asleep-p) (funcall due-p))
         do (let ((turns (total-turns))
                  (end (+ (monotonic-ns) +idle-ns+)))
@@ -172,9 +172,9 @@ held."
           (setf least (min least (max ahead +shortest-tick-ns+))))))))
 
 (defun look-at-loops (comparable)
-  "Look at every baton. Return three booleans: a baton has moved since the last look; a baton is
-lent, or its loop needs a thread and gets none; user code overstays. COMPARABLE is true if no
-garbage has been collected since the last look."
+  "Look at every baton. Return three booleans: a baton has changed since the last check; a baton is
+lent, or its loop needs a thread and gets none; user code takes too long. COMPARABLE is true if no
+garbage has been collected since the last check."
   (let ((moved nil) (lent nil) (overstayed nil))
     (dolist (watched **watched** (values moved lent overstayed))
       (let* ((loop (watched-loop watched))
@@ -212,7 +212,7 @@ garbage has been collected since the last look."
 
 (defun bell-unanswered-p (watched loop same-wait comparable)
   "True if an item was posted to LOOP, whose runner waits for events, and has not been taken yet.
-Count such looks in a row that find the SAME-WAIT, except one that is not COMPARABLE."
+Count such checks in a row that find the SAME-WAIT, except one that is not COMPARABLE."
   (let* ((inbox (event-loop-inbox loop))
          (rung (not (or (inbox-asleep-p inbox) (inbox-empty-p inbox)))))
     (cond ((not (and rung same-wait)) (setf (watched-unanswered watched) 0))
@@ -224,7 +224,7 @@ Count such looks in a row that find the SAME-WAIT, except one that is not COMPAR
 
 (defun look-at-turn (watched loop in-user-code)
   "Note the turn of LOOP and its current function. If LOOP is IN-USER-CODE and in the same turn as
-at the last look, mark the turn as long. If it is also in the same function, mark the function as
+at the last check, mark the turn as long. If it is also in the same function, mark the function as
 late, and return true."
   (let* ((turns (event-loop-turns loop))
          (at (event-loop-ring-start loop))

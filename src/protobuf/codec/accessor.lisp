@@ -1,24 +1,24 @@
-;;;; The functions around a message that users call, but for its constructor: accessors, presence,
-;;;; oneof cases, the predicate. They are closures, made of a few templates when a definition is
-;;;; loaded: a closure reads a place of the hidden structure as fast as a function compiled for it,
-;;;; and compiling seven fields' functions took as long as compiling the coders.
+;;;; The functions on a message that users call, except its constructor: accessors, presence, oneof
+;;;; cases, the predicate. They are closures, made from a few templates when a definition is loaded.
+;;;; A closure reads a place of the hidden structure as fast as a function compiled for it, while
+;;;; compiling the functions of seven fields took as long as compiling the coders.
 ;;;;
 ;;;; Every function checks the message's layout with one comparison and goes to
-;;;; message-reflection.lisp for messages of other layouts. Nothing is promised to the compiler
-;;;; about them: a caller compiled today must stay right when a field changes its type tomorrow.
+;;;; message-reflection.lisp for messages of other layouts. The compiler is told no types for them:
+;;;; a caller compiled today must remain correct when a field changes its type tomorrow.
 
 (in-package #:clgrpc.protobuf)
 
 (defmacro holds-p (message wrapper)
-  "True if MESSAGE has the SBCL layout WRAPPER, that of a hidden structure, and holds its fields
-itself, being no forwarder."
+  "True if MESSAGE has the SBCL layout WRAPPER, that of a hidden structure, and contains its fields
+itself, that is, is not a forwarder."
   `(and (sb-kernel:%instancep ,message)
         (eq ,wrapper (sb-kernel:%instance-layout ,message))
         (not (message-p (message-extra (truly-the message ,message))))))
 
 (defmacro by-storage ((structure place) form)
-  "FORM, compiled for each way in which PLACE of STRUCTURE may be stored; in it (STORED) is the
-stored value at PLACE of MESSAGE, which is of STRUCTURE."
+  "FORM, compiled for each way in which PLACE of STRUCTURE may be stored. In it (STORED) is the
+stored value at PLACE of MESSAGE, an instance of STRUCTURE."
   `(multiple-value-bind (index storage) (place-storage ,structure ,place)
      (declare (type index index))
      (ecase storage
@@ -28,7 +28,8 @@ stored value at PLACE of MESSAGE, which is of STRUCTURE."
                            ,form))))))
 
 (defmacro accessor (lambda-list here elsewhere)
-  "A function of LAMBDA-LIST that does HERE if MESSAGE is of STRUCTURE, else ELSEWHERE."
+  "A function of LAMBDA-LIST that evaluates HERE if MESSAGE is an instance of STRUCTURE, else
+ELSEWHERE."
   `(lambda ,lambda-list
      (declare (optimize (speed 1) (safety 1) (debug 1))) ; at 0 it has no lambda list to show
      (if (holds-p message wrapper) ,here ,elsewhere)))
@@ -211,20 +212,21 @@ stored value at PLACE of MESSAGE, which is of STRUCTURE."
          (case-name (public-name "~A-CASE" reader)))
     (install-function
      case-name case
-     (format nil "~@[~A~2%~]Return which field of the oneof is present: ~{~(~S~)~^, ~} or nil."
+     (format nil "~@[~A~2%~]Return the name of the present field of the oneof: ~{~(~S~)~^, ~} or ~
+                  nil."
              (descriptor-comment (oneof-slot-descriptor oneof))
              (mapcar #'slot-keyword (oneof-slot-slots oneof))))
     (install-function
      reader (oneof-reader oneof case)
-     (format nil "Return the value of the present field of the oneof, or nil, and as second value ~
-                  the value of ~(~A~)." case-name))
+     (format nil "Return two values: that of the present field of the oneof, or nil; and that of ~
+                  ~(~A~)." case-name))
     (install-function
      (public-name "CLEAR-~A" reader)
      (lambda (message) (clear-oneof-other message symbol name) message)
      "Make every field of the oneof absent; return MESSAGE.")))
 
 (defun install-functions (plan wrapper)
-  "Define the public functions of the message of PLAN, but for its constructor. WRAPPER is the SBCL
+  "Define the public functions of the message of PLAN, except its constructor. WRAPPER is the SBCL
 layout of its hidden structure."
   (let ((symbol (plan-symbol plan)) (structure (plan-structure plan))
         (type (intern-message-type (plan-full-name plan))))

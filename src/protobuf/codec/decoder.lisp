@@ -4,12 +4,12 @@
 ;;;; A singular sub-message may come in several pieces, which count as one concatenation. Merging
 ;;;; piece by piece would copy repeated fields once per piece, so a hostile peer could make the work
 ;;;; quadratic. Therefore a message is first read the plain way: each sub-message is read where it
-;;;; stands. If one comes twice, everything is given up and read again the deferred way: every
-;;;; sub-message is read once, from all its pieces, after its parent.
+;;;; occurs. If a sub-message occurs twice, the result is dropped and the message is read again the
+;;;; deferred way: every sub-message is read once, from all its pieces, after its parent.
 ;;;;
 ;;;; The work is linear in the input times the depth. The READING bounds the depth and the memory of
-;;;; messages, which may take much more memory than octets on the wire; other values take at most
-;;;; some sixteen times as much.
+;;;; messages, which may occupy much more memory than octets on the wire; other values occupy at
+;;;; most some sixteen times as much.
 ;;;;
 ;;;; Unknown fields are noted as ranges and gathered into one octet vector at the end
 ;;;; (octet-range.lisp).
@@ -17,13 +17,14 @@
 (in-package #:clgrpc.protobuf)
 
 (defmacro read-sub-message (type start stop)
-  "The sub-message of TYPE at START to STOP, which gives up reading if it does."
+  "A form for the sub-message of TYPE at START to STOP, which gives up reading if the sub-message
+does."
   `(truly-the message
               (or (funcall (message-type-reader ,type) octets ,start ,stop reading)
                   (return-from read nil))))
 
 (defun instance-octets (structure)
-  "The memory that an instance of STRUCTURE and a place for it in a vector take."
+  "The memory of an instance of STRUCTURE and of an element in a vector that refers to it."
   (* 8 (+ 2 (sb-kernel:dd-length (sb-kernel:find-defstruct-description structure)))))
 
 (defmacro descend (structure)
@@ -182,13 +183,13 @@ sub-message or oneof."
                                 ,count (truly-the index (1+ ,count))))))
 
 (defun content-form (slot)
-  "A form for the position of the length of a field of SLOT, if its tag has the minimal length. Code
-that looks ahead from there must not trust the octets there."
+  "A form for the position of the length of a field of SLOT, provided that its tag has the minimal
+length. Code that looks ahead from there must not trust the octets there."
   `(truly-the index (+ field-start ,(constant-size (slot-tag slot)))))
 
 (defun room-form (slot vector count)
-  "A form that makes room in VECTOR for one element of SLOT, and the more that follow it at once. Of
-strings it may be done with some already."
+  "A form that makes room in VECTOR for one element of SLOT and for those that directly follow it.
+If they are strings, it may already read some of them."
   (case (scalar-kind (slot-scalar slot))
     ((:string :unchecked-string)
      `(let ((content ,(content-form slot)))
@@ -223,7 +224,8 @@ strings it may be done with some already."
         form)))
 
 (defun repeated-arms (slot variables)
-  "The clauses, by tag, of a repeated SLOT: one value, and for numbers also many packed."
+  "The clauses, by tag, of a repeated SLOT: for one value and, if it is a number, also for many
+packed values."
   (destructuring-bind (vector count) (rest (assoc slot (variables-vectors variables)))
     (let ((tag (slot-tag slot)) (kind (slot-kind slot)) (packed-tag (tag-of (slot-number slot) 2)))
       (cond ((eq :message kind) `((,tag ,(repeated-message-arm slot vector count))))
@@ -325,8 +327,8 @@ leave the block KNOWN."
         #'< :key #'first))
 
 (defun dispatch-form (arms)
-  "A form that does the one of ARMS, in order, that is for TAG. Its comparisons are halvings and not
-a table of places to jump to, since the processor foresees them better: tags come in order."
+  "A form that evaluates the one of ARMS, in order, that belongs to TAG. It compares by halving and
+does not use a jump table, since the processor predicts comparisons better: tags come in order."
   (if (<= (length arms) 4)
       `(cond ,@(loop for (tag . forms) in arms collect `((= tag ,tag) ,@forms)))
       (let ((middle (floor (length arms) 2)))

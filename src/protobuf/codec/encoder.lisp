@@ -36,12 +36,13 @@
   "The plans of the messages that are compiled together, by full name.")
 
 (defparameter *most-slots-in-line* 4
-  "How many fields a message has at most whose code stands within that of others.")
+  "The most fields of a message whose code is inlined in that of others.")
 
 (defun plan-in-line (slot)
-  "The plan of the message of SLOT if it is compiled along and holds only a few numbers: its code
-takes less than a call then, and stands where the call would. It is for messages of this definition,
-unless something else is in them, as in a forwarder; all others are called."
+  "The plan of the message of SLOT if it is compiled in the same definition and has only a few
+numbers: then its code takes less than a call, and is inlined. It serves messages of this definition
+that contain nothing else, such as unknown fields, and are not forwarders; for all others a function
+is called."
   (let ((plan (gethash (slot-type-name slot) *plans-at-hand*)))
     (and plan
          (<= (length (plan-slots plan)) *most-slots-in-line*)
@@ -52,7 +53,7 @@ unless something else is in them, as in a forwarder; all others are called."
          plan)))
 
 (defun in-line-form (slot form call)
-  "FORM, with MESSAGE bound to VALUE, if VALUE is of the plan that is in line for SLOT; else CALL."
+  "FORM, with MESSAGE bound to VALUE, if VALUE is of the plan that is inlined for SLOT; else CALL."
   (let ((structure (plan-structure (plan-in-line slot))))
     `(if (and (typep value ',structure)
               (null (message-extra (truly-the message value))))
@@ -115,7 +116,7 @@ unless something else is in them, as in a forwarder; all others are called."
      (when map ,body)))
 
 (defun entry-functions (slot verbs)
-  "Forms for the functions that do VERBS for the key or value SLOT of a map."
+  "Forms for the functions that perform VERBS on the key or value SLOT of a map."
   (loop for verb in verbs
         collect (if (eq :message (slot-kind slot)) nil `#',(slot-function verb slot))))
 
@@ -235,8 +236,8 @@ unless something else is in them, as in a forwarder; all others are called."
                                               ,(type-form value))))))))
 
 (defun all-slots-forms (plan function)
-  "The forms FUNCTION gives for the slots of PLAN in field order; members of a oneof under one CASE,
-where its lowest number stands."
+  "The forms that FUNCTION returns for the slots of PLAN in field order; members of a oneof are in
+one CASE, at the position of the lowest number."
   (let ((seen '()))
     (loop for slot in (sort (copy-list (plan-slots plan)) #'< :key #'slot-number)
           for oneof = (slot-oneof slot)

@@ -48,7 +48,7 @@ accessor."
     extension))
 
 (defun extended-message (message extension)
-  "The current message that MESSAGE stands for, which EXTENSION must extend."
+  "The current message for MESSAGE; EXTENSION must extend it."
   (let ((type (extension-extendee extension)))
     (unless (and (message-p message) (eq type (message-type-of message)))
       (error 'type-error :datum message :expected-type (message-type-symbol type)))

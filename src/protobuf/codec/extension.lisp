@@ -3,11 +3,11 @@
 ;;;; written as items of group 1.
 ;;;;
 ;;;; An extension is a SLOT with the presence :extension; no plan has it. A message has the values
-;;;; of its extensions in EXTRAS (message.lisp). Readers take extensions for unknown fields;
-;;;; GATHER-EXTRA picks out those that are loaded when the message is read, SETTLED-EXTRAS those
-;;;; that were loaded since. So a file with extensions may be loaded after the messages came in. A
-;;;; value is stored together with its slot, and goes through the wire format if the extension has
-;;;; another definition by now.
+;;;; of its extensions in EXTRAS (message.lisp). Readers treat extensions as unknown fields;
+;;;; GATHER-EXTRA decodes those that are loaded when the message is read, SETTLED-EXTRAS those that
+;;;; were loaded since. So a file with extensions may be loaded after messages were read. A value is
+;;;; stored together with its slot, and goes through the wire format if the extension has another
+;;;; definition by now.
 ;;;;
 ;;;; The functions here serve any slot: they look at its kind when they run. Extensions are few.
 
@@ -99,7 +99,8 @@ message type), by number."
           (t (loop for value across stored sum (+ tag (value-octets slot value)))))))
 
 (defun put-stored (slot stored octets at)
-  "Write all of SLOT, which holds STORED and has just been measured; return the position after it."
+  "Write all of SLOT, whose stored value is STORED and was just measured; return the position after
+it."
   (declare (type octets octets) (type index at))
   (flet ((put (value) (setf at (put-value slot value octets at))))
     (cond ((slot-item-p slot)
@@ -155,8 +156,8 @@ after it."
   "The most octets of a packed field whose elements are read one by one.")
 
 (defun read-packed-elements (slot octets start stop)
-  "The vector of the packed elements of SLOT from START to STOP, and a list of the octets of
-elements that its enum does not know."
+  "Two values: the vector of the packed elements of SLOT from START to STOP, and a list of the
+octets of elements that its enum does not know."
   (let ((type (slot-type-object slot)))
     (multiple-value-bind (vector count unknown)
         (if (slot-closed-p slot)
@@ -166,9 +167,9 @@ elements that its enum does not know."
       (values (fit-vector vector count) unknown))))
 
 (defun read-items (slot tag octets at end)
-  "A list of the item that is the field of SLOT whose TAG ends before AT and which ends at END, a
-vector for more than a few packed elements, and a list of the octets of elements that its enum does
-not know; or :misfit if the TAG is not one of SLOT's, or :unknown if the enum does not know its only
+  "Two values: a list of the item of SLOT whose TAG ends before AT and which ends at END, a vector
+if it is more than a few packed elements; and a list of the octets of elements that its enum does
+not know. Or :misfit if the TAG is not one of SLOT's, or :unknown if the enum does not know its only
 value."
   (declare (type octets octets) (type index at end))
   (let ((items '()) (unknown '()) (number (slot-number slot)) (kind (slot-kind slot)))
@@ -197,8 +198,8 @@ value."
     (values items unknown)))
 
 (defun read-set-item (octets at end)
-  "The number and the range of the message of the item of a message set that stands from AT to END;
-nil if it lacks one."
+  "Two values: the number, and the range of the message, of the item of a message set from AT to
+END; nil if the item lacks one."
   (declare (type octets octets) (type index at end))
   (let ((number nil) (range nil))
     (loop while (< at end)
@@ -240,8 +241,8 @@ FINDINGs and the ranges of the rest, the latest first."
     (values (nreverse findings) rest)))
 
 (defun join-items (slot stored items)
-  "The vector of the repeated SLOT that has the elements of STORED, a vector or nil, and after them
-those of ITEMS: single ones, of an enum as numbers, and vectors of packed ones."
+  "The vector for the repeated SLOT of the elements of STORED, a vector or nil, followed by those of
+ITEMS: single elements, of an enum as numbers, and vectors of packed ones."
   (let* ((kind (slot-kind slot)) (type (slot-type-object slot))
          (packed (not (member kind '(:string :bytes)))) ; whose elements are vectors
          (vector (make-array (loop for item in items
@@ -260,7 +261,7 @@ those of ITEMS: single ones, of an enum as numbers, and vectors of packed ones."
              (incf at))))))
 
 (defun finding-value (finding octets stored reading)
-  "The value that the slot of FINDING now stores; STORED is the one before, or nil. The second value
+  "The new stored value of the slot of FINDING; STORED is the former one, or nil. The second value
 is nil if reading must be given up and done again."
   (let* ((slot (finding-slot finding))
          (items (finding-items finding))
@@ -281,7 +282,7 @@ is nil if reading must be given up and done again."
        t))))
 
 (defun message-octets (message)
-  "The serialized form of MESSAGE, whether all of its required fields are there or not."
+  "The serialized form of MESSAGE, even if some of its required fields are missing."
   (let* ((type (message-type-of message))
          (octets (make-octets (funcall (message-type-sizer type) message))))
     (funcall (message-type-writer type) message octets 0)
@@ -313,8 +314,8 @@ the latest first. Nil to give up and read again."
         unknown)))
 
 (defun settled-extras (message)
-  "The EXTRAS of MESSAGE, which is of the current layout, after all extensions loaded by now have
-been looked for; nil if it has none."
+  "The EXTRAS of MESSAGE, which is of the current layout, after all extensions loaded by now were
+decoded; nil if it has none."
   (let* ((extra (message-extra message))
          (type (message-type-of message))
          (epoch **epoch**)
@@ -381,8 +382,8 @@ been looked for; nil if it has none."
                            (extras-epoch extras))))))
 
 (defun extension-slot-of (message field)
-  "The slot of the extension of MESSAGE that FIELD means: a number, a full name in brackets or a
-field descriptor; nil if MESSAGE has none."
+  "The slot of the extension of MESSAGE that FIELD denotes: a number, a full name in brackets or a
+field descriptor; nil if MESSAGE has no such extension."
   (let* ((table (message-type-extensions (message-type-of message)))
          (slot (and table
                     (typecase field

@@ -2,9 +2,9 @@
 ;;;; and the value after it at once, in machine code on x86-64 (clgrpc.kernel explains kernels), and
 ;;;; short packed fields.
 ;;;;
-;;;; The kernels run only where the vector, within this message or beyond it, has enough octets left
-;;;; that they need not check its end. The last octets of a vector, and on other processors all, go
-;;;; through READ-FIELD and the functions of wire.lisp, which check each octet.
+;;;; The kernels run only where the vector, within this message or after it, has enough octets left,
+;;;; so that they need not check for its end. The last octets of a vector, and on other processors
+;;;; all, go through READ-FIELD and the functions of wire.lisp, which check each octet.
 
 (in-package #:clgrpc.protobuf)
 
@@ -16,7 +16,8 @@
 (with-kernel-parts
   (defun long-varint (value next octets spare mask)
     "Emit instructions for the varint of two octets or more that begins at NEXT of OCTETS, which
-have ten octets there: put it into VALUE, go after it, and after any if it has more than ten."
+have ten octets there: load it into VALUE and move NEXT after it; after any end if it has more than
+ten octets."
     (macrolet ((at (displacement base index)
                  `(memory (+ ,displacement +octets-data+) ,base ,index)))
       (sb-assem:assemble ()
@@ -103,9 +104,9 @@ have ten octets there: put it into VALUE, go after it, and after any if it has m
                 (long-varint word next octets spare shift)
                 OUT)))
   (define-field-kernel %field-at nil
-    "The tag of one octet at AT of OCTETS, which have eleven octets there; the varint after it, if
-it is of wire type 0 or 2; and the position after the octets read. For a longer tag and for a varint
-of more than ten octets the position is beyond all others.")
+    "Return three values: the tag of one octet at AT of OCTETS, which have eleven octets there; the
+varint after it, if it is of wire type 0 or 2; and the position after the octets read. For a longer
+tag and for a varint of more than ten octets the position is greater than every valid one.")
   (define-field-kernel %wide-field-at t
     "As %FIELD-AT for tags of one octet or two; OCTETS have twelve octets at AT."))
 
@@ -276,7 +277,7 @@ overwrites octets written after it."
 (defconstant +few-octets+ 16
   "How many octets a packed field has at most that %READ-FEW reads.")
 (defconstant +few+ 8
-  "How many elements a packed field has at most whose size is not worth a call.")
+  "The most elements of a packed field whose size is not worth a call.")
 (defconstant +few-to-write+ 48
   "The most elements of a packed field that PUT-FEW writes: with more, the kernels of
 varint-kernel.lisp are faster in spite of their start.")
@@ -291,7 +292,7 @@ varint-kernel.lisp are faster in spite of their start.")
                (ash (ldb (byte 64 0) (* (ash ends -7) #x0101010101010101)) -56))))
 
 (defmacro define-few-kernels (element size put)
-  "Define the two kernels of ELEMENT, as varint-kernel.lisp names it, for a few of them."
+  "Define the two kernels of ELEMENT, named as in varint-kernel.lisp, for a few elements."
   (let ((width (element-width element)))
     `(progn
        (define-kernel ,size ((from :sap) (count :count)) (total)

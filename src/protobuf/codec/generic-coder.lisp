@@ -1,6 +1,6 @@
-;;;; Coders that serve any layout: a reader, a sizer and a writer that look at its slots as they
-;;;; run. Dynamic messages have them, and types of files that are compiled for little code
-;;;; (DEFINE-PROTO's :OPTIMIZE-FOR), whose own coders would take most of the time of compiling.
+;;;; Coders that serve any layout: a reader, a sizer and a writer that read its slots at run time.
+;;;; Dynamic messages have them, and types of files that are compiled for little code
+;;;; (DEFINE-PROTO's :OPTIMIZE-FOR), whose own coders would take most of the compile time.
 ;;;;
 ;;;; The reader gathers the pieces of each field and reads sub-messages once, from all their pieces;
 ;;;; this is the deferred way of decoder.lisp, so its work is linear in the input.
@@ -15,7 +15,7 @@
   (items '() :type list))               ; as READ-ITEMS gives them; of maps, ranges of entries
 
 (defun enter-message (layout at reading)
-  "A fresh message of LAYOUT, if READING allows another one at AT."
+  "A fresh message of LAYOUT, if READING allows another message at AT."
   (when (minusp (decf (reading-depth reading))) (fail-recursion at))
   (when (minusp (decf (reading-allowance reading) (* 8 (+ 8 (length (layout-slots layout))))))
     (fail-allowance at))
@@ -23,7 +23,7 @@
 
 (defun read-generic (layout table octets at end reading)
   "Read a message of LAYOUT; TABLE has the places of its slots by number. Return nil to give up and
-read again. A message without fields takes only its own memory, which is charged to READING."
+read again. For a message without fields only its own memory is charged to READING."
   (declare (type octets octets) (type index at end))
   (let* ((message (enter-message layout at reading))
          (slots (layout-slots layout))
@@ -65,8 +65,8 @@ read again. A message without fields takes only its own memory, which is charged
     message))
 
 (defun field-items (slot tag octets start at end)
-  "As READ-ITEMS, for any SLOT, or nil for none, whose field begins at START: of maps, START and the
-range of the entry."
+  "As READ-ITEMS, for any SLOT, or nil for no slot, whose field begins at START; for maps, START and
+the range of the entry."
   (declare (type octets octets) (type index at end))
   (cond ((null slot) :misfit)
         ((not (eq :map (slot-label slot))) (read-items slot tag octets at end))
@@ -75,8 +75,8 @@ range of the entry."
         (t :misfit)))
 
 (defun fill-field (message gathered octets reading)
-  "Set a field of MESSAGE to the values in GATHERED. Return true, or ranges that are unknown after
-all, or nil to give up and read again."
+  "Set a field of MESSAGE to the values in GATHERED. Return true, or ranges that are unknown fields
+after all, or nil to give up and read again."
   (let ((slot (gathered-slot gathered)) (items (gathered-items gathered)))
     (cond ((null items) t)
           ((eq :map (slot-label slot)) (fill-map message slot items octets reading))
@@ -89,7 +89,7 @@ all, or nil to give up and read again."
                  t)))))))
 
 (defun fill-map (message slot ranges octets reading)
-  "Put the entries that stand in RANGES, as of DYNAMIC-ITEMS, the latest first, into the map SLOT of
+  "Put the entries in RANGES, in the form of DYNAMIC-ITEMS, the latest first, into the map SLOT of
 MESSAGE. Values as FILL-DYNAMIC's."
   (let ((map (slot-fresh-map slot)) (unknown '()))
     (loop for (start inside . stop) in (reverse ranges)
@@ -133,7 +133,7 @@ enum does not know the value, :again to give up and read again."
 ;;; Writing
 
 (defun map-coders (slot verbs)
-  "The functions of VERBS for the key or value SLOT of a map; nil for messages."
+  "The functions that perform VERBS on the key or value SLOT of a map; nil for messages."
   (loop for verb in verbs
         collect (if (eq :message (slot-kind slot))
                     nil
@@ -174,8 +174,8 @@ enum does not know the value, :again to give up and read again."
 ;;; For layouts
 
 (defun of-layout-p (message layout)
-  "True if MESSAGE has LAYOUT and is not a forwarder; false if it is of the same type and has
-another layout, or is a forwarder."
+  "True if MESSAGE has LAYOUT and is not a forwarder; false if it is of the same type and is a
+forwarder or has another layout."
   (unless (and (message-p message) (eq (layout-type layout) (message-type-of message)))
     (error 'type-error :datum message
                        :expected-type `(message ,(message-type-name (layout-type layout)))))

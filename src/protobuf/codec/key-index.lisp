@@ -3,8 +3,8 @@
 ;;;; the hash is keyed by the seed of the process. Keys are strings (text), integers or booleans,
 ;;;; and are compared by value.
 ;;;;
-;;;; A table entry is a position plus one, 0 if never used, +REMOVED+ if its key was removed. The
-;;;; index holds the seed it was made with, so it survives in a saved image.
+;;;; A table entry is a position plus one; 0 if it was never used; +REMOVED+ if its key was removed.
+;;;; The index contains the seed with which it was made, so it remains valid in a saved image.
 
 (in-package #:clgrpc.protobuf)
 
@@ -65,7 +65,7 @@
       (eql a b)))
 
 (define-hot index-place ((index key-index) (keys simple-vector) (key t)) (or null index)
-  "The place in the table of INDEX that holds the position of KEY in KEYS, or nil."
+  "The place in the table of INDEX with the position of KEY in KEYS, or nil."
   (let* ((table (key-index-table index))
          (mask (1- (length table)))
          (place (logand mask (hash-key key (key-index-seed index)))))
@@ -107,6 +107,7 @@
   (>= (* 2 (1+ (key-index-used index))) (length (key-index-table index))))
 
 (defun move-key (index keys key position)
-  "Note that KEY, which is in INDEX, is now at POSITION; with POSITION nil, that it is removed."
+  "Note that KEY, which is in INDEX, has moved to POSITION; if POSITION is nil, that it was
+removed."
   (setf (aref (key-index-table index) (index-place index keys key))
         (if position (1+ position) +removed+)))

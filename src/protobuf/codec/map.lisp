@@ -1,6 +1,6 @@
-;;;; Map fields. A PROTO-MAP keeps keys and values in two vectors in the order they came. Up to
-;;;; eight entries are searched one by one, more through a hash table from key to position. Keys are
-;;;; compared by value; the last entry takes the place of a removed one.
+;;;; Map fields. A PROTO-MAP keeps keys and values in two vectors in the order of their insertion.
+;;;; Up to eight entries are searched one by one, more through a hash table from key to position.
+;;;; Keys are compared by value; the last entry moves to the place of a removed one.
 ;;;;
 ;;;; A map knows the kinds of its keys and values, so it accepts no others.
 
@@ -33,7 +33,7 @@
               when (key= key (svref keys i)) return i))))
 
 (defun map-put (map key value)
-  "Set the value of KEY in MAP; both are as the map holds them."
+  "Set the value of KEY in MAP; both are in the form that the map stores."
   (let ((position (map-position map key)))
     (if position
         (setf (svref (proto-map-vals map) position) value)
@@ -79,8 +79,7 @@ writing from one thread at a time."
   (proto-map-count map))
 
 (defun map-remove (map key)
-  "Remove the entry of KEY from MAP; return true if there was one. From one thread at a time for
-MAP."
+  "Remove the entry of KEY from MAP; return true if it existed. From one thread at a time for MAP."
   (let* ((key (comparable-key key))
          (position (map-position map key)))
     (when position
@@ -150,7 +149,7 @@ Without VALUE-READER the value is a sub-message: return the ranges of its pieces
 
 (define-hot entry-value-size ((value t) (sizer (or null function)) (type t) (measured t)) index
   "The size of VALUE in an entry. TYPE is its message or enum type, if any; MEASURED is true if a
-sub-message has been measured already."
+sub-message was measured already."
   (typecase type
     (message-type
      (let ((length (if measured

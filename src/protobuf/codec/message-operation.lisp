@@ -45,12 +45,12 @@ it for the writer of TYPE. Signal REQUIRED-FIELD-MISSING."
   (if options form `(serialize-whole ,message)))
 
 (defun serialize (message &key into (start 0) partial deterministic)
-  "Return the serialized form of MESSAGE as fresh octets, or with INTO, an octet vector, write it
-there from START on and return INTO; second value is the end. Fields come in the order of their
+  "Return the serialized form of MESSAGE as fresh octets; or with INTO, an octet vector, write it
+there from START on and return two values, INTO and the end. Fields come in the order of their
 numbers, extensions and unknown fields last. With DETERMINISTIC maps are sorted by key, so that
-equal messages give equal octets in this version of clgrpc; otherwise entries come as they were put
-in. MESSAGE must not change meanwhile. Signal REQUIRED-FIELD-MISSING unless PARTIAL, and MISUSE if
-there is no room in INTO. From any thread."
+equal messages give equal octets in this version of clgrpc; otherwise entries have the order of
+their insertion. MESSAGE must not change meanwhile. Signal REQUIRED-FIELD-MISSING unless PARTIAL,
+and MISUSE if there is no room in INTO. From any thread."
   (let* ((type (truly-the message-type (layout-type (message-layout message))))
          (size (if partial
                    (the index (funcall (message-type-sizer type) message))
@@ -88,9 +88,9 @@ there is no room in INTO. From any thread."
     ((type message-type) (octets octets) (start index) (end index) (depth index)
      (decoded-octets index) (consume boolean) &key (partial t nil))
     (values message boolean fixnum)
-  "As PARSE-OCTETS, of octets that were received. With CONSUME, OCTETS belong to the message from
-now on if the second value is true. The third value is the memory that the messages inside it take,
-in octets."
+  "As PARSE-OCTETS, of octets that were received. With CONSUME, OCTETS belong to the message
+afterwards if the second value is true. The third value is the memory that the messages inside it
+take, in octets."
   (check-slice octets start end)
   (let* ((kept nil)
          (inside 0)
@@ -113,9 +113,9 @@ in octets."
      &key (depth index **max-message-depth**) (decoded-octets index **max-decoded-octets**)
      (partial t nil))
     message
-  "Return the message of TYPE whose serialized form is the octets START to END, at most DEPTH levels
-deep and with messages that take at most DECODED-OCTETS of memory over eight times its size. Signal
-PROTOBUF-ERROR, also if a required field is missing, unless PARTIAL."
+  "Return the message of TYPE whose serialized form is the octets START to END. It may be at most
+DEPTH levels deep, with messages that occupy at most DECODED-OCTETS of memory over eight times its
+size. Signal PROTOBUF-ERROR, also if a required field is missing, unless PARTIAL."
   (values (parse-received type octets start end depth decoded-octets nil :partial partial)))
 
 (define-compiler-macro parse-octets (&whole form type octets start end &rest options)
@@ -151,10 +151,11 @@ from one thread at a time for INTO."
 ;;; Length-delimited messages: the size as a varint before each
 
 (defun write-delimited (message destination &key (start 0) partial deterministic)
-  "Write the serialized form of MESSAGE after its size as a varint, so that messages may follow each
-other, to DESTINATION: a binary output stream, or octets, there from START on. Return how many
-octets were written, or for octets the position after them. PARTIAL, DETERMINISTIC and errors as
-SERIALIZE has them. From any thread; one thread at a time may use DESTINATION."
+  "Write the serialized form of MESSAGE, preceded by its size as a varint, so that messages may
+follow each other, to DESTINATION: a binary output stream, or octets, there from START on. Return
+the number of octets written or, if DESTINATION is octets, the position after them. PARTIAL,
+DETERMINISTIC and errors are as for SERIALIZE. From any thread; one thread at a time may use
+DESTINATION."
   (let* ((size (serialized-size message))
          (length (varint-size size))
          (stream-p (streamp destination))
@@ -162,7 +163,7 @@ SERIALIZE has them. From any thread; one thread at a time may use DESTINATION."
          (at (if stream-p 0 start)))
     (declare (type octets octets) (type index at))
     (when (> (+ at length size) (length octets))
-      (misuse "A message of ~D octets and its size do not fit at ~D of ~D." size at
+      (misuse "A message of ~D octets with its size does not fit at ~D into ~D octets." size at
               (length octets)))
     (put-varint size)
     (setf at (nth-value 1 (serialize message :into octets :start at :partial partial
@@ -174,9 +175,10 @@ SERIALIZE has them. From any thread; one thread at a time may use DESTINATION."
                        &key (start 0) end (max-octets **max-receive-octets**)
                          into partial max-message-depth max-decoded-octets)
   "Return the next message of TYPE that WRITE-DELIMITED wrote to SOURCE: a binary input stream, or
-octets, there from START to END. Return nil if nothing is left; second value, for octets, is the
-position after the message. A message of more than MAX-OCTETS is refused before it is read. Other
-arguments and errors are PARSE-MESSAGE's. From any thread; one thread at a time may use SOURCE."
+octets, there from START to END. Return nil if nothing is left; for octets return as second value
+the position after the message. A message of more than MAX-OCTETS is refused before it is read.
+Other arguments and errors are PARSE-MESSAGE's. From any thread; one thread at a time may use
+SOURCE."
   (declare (ignore into partial max-message-depth max-decoded-octets))
   (let ((rest (loop for (key value) on arguments by #'cddr
                     unless (member key '(:start :end :max-octets)) collect key and collect value)))
@@ -258,11 +260,11 @@ their octets. From any thread, while no other thread changes A or B."
 ;;; Merging, clearing
 
 (defun merge-message (target source)
-  "Merge SOURCE into TARGET, a message of the same type, and return TARGET: as if the serialized
-form of SOURCE followed TARGET's. Present singular fields replace TARGET's, sub-messages are merged,
-repeated fields appended, map entries put, unknown fields appended. TARGET then shares no message,
-vector or map with SOURCE. From one thread at a time for TARGET, while no other thread changes
-SOURCE."
+  "Merge SOURCE into TARGET, a message of the same type, and return TARGET, as if the serialized
+form of SOURCE were appended to that of TARGET. Present singular fields replace those of TARGET,
+sub-messages are merged, repeated fields appended, map entries put, unknown fields appended. TARGET
+then shares no message, vector or map with SOURCE. From one thread at a time for TARGET, while no
+other thread changes SOURCE."
   (unless (eq (message-type-of target) (message-type-of source))
     (error 'type-error :datum source :expected-type (type-of target)))
   (let* ((into (current target))
@@ -354,8 +356,8 @@ one thread at a time for MESSAGE."
     (t (prin1 value stream))))
 
 (defun print-octets (octets stream)
-  "Write the beginning of OCTETS as text if that is readable, else their number and the first few in
-hexadecimal."
+  "Write the beginning of OCTETS as text if that is readable, else the number of octets and the
+first few in hexadecimal."
   (let ((text (octets-text octets *print-message-characters*)))
     (cond (text
            (write-char #\< stream)
@@ -367,7 +369,8 @@ hexadecimal."
                      (< 16 (length octets)))))))
 
 (defun octets-text (octets limit)
-  "The text that OCTETS are, LIMIT of them at most, or nil if they are not or it cannot be seen."
+  "The text encoded in OCTETS, at most LIMIT of them, or nil if they are not text or it has
+invisible characters."
   (and (plusp (length octets))
        (let* ((end (min limit (length octets)))
               ;; do not end within a character

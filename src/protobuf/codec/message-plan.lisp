@@ -1,10 +1,9 @@
-;;;; How a message is laid out: a PLAN per message with a SLOT per field. The generator writes code
-;;;; from plans at compile time; the same function rebuilds them from the registered descriptor at
-;;;; load time, for printing, comparing and the slow path of accessors.
+;;;; The layout of messages: a PLAN for each message with a SLOT for each field. The generator
+;;;; writes code from plans at compile time; the same function rebuilds them from the registered
+;;;; descriptor at load time, for printing, comparing and the slow path of accessors.
 ;;;;
 ;;;; The hidden structure and its slots are named by the plan's fingerprint, a hash of everything
-;;;; that layout and coders depend on: an unchanged definition names the structure that is already
-;;;; there.
+;;;; that layout and coders depend on: an unchanged definition names the existing structure.
 ;;;;
 ;;;; Presence, by slot: :implicit (present unless zero), :bit (a bit of a word of the message),
 ;;;; :value (a sub-message, nil if absent), :oneof (the oneof's case says), :elements (repeated and
@@ -82,7 +81,7 @@
   (scalar-of (coder-kind slot)))
 
 (defun coder-kind (slot)
-  "The kind by which the coders of SLOT are named."
+  "The kind in the names of the coders of SLOT."
   (if (and (eq :string (slot-kind slot)) (field-descriptor-unchecked-p (slot-field slot)))
       :unchecked-string
       (slot-kind slot)))
@@ -160,7 +159,7 @@ MAP-ENTRIES around."
       (if (eq kind :message) nil (scalar-default (scalar-of kind)))))
 
 (defun field-slot (field place)
-  "The slot of FIELD but for its presence; PLACE maps a name to a symbol."
+  "The slot of FIELD without its presence; PLACE maps a name to a symbol."
   (let ((kind (field-kind field)))
     (make-slot :field field :number (field-descriptor-number field)
                :name (lisp-name (descriptor-name field)) :kind kind
@@ -185,7 +184,8 @@ MAP-ENTRIES around."
   (funcall (state-place state) name))
 
 (defun make-distinct (slot state)
-  "Give SLOT a name and place of its own if one before it has the same, as fooBar and foo_bar do."
+  "Give SLOT a name and a place of its own if an earlier slot has the same ones, as with fooBar and
+foo_bar."
   (when (gethash (slot-name slot) (state-names state))
     (setf (slot-name slot) (format nil "~A-~D" (slot-name slot) (slot-number slot))
           (slot-place slot) (state-place-of state (slot-name slot))))
@@ -230,7 +230,7 @@ MAP-ENTRIES around."
               (slot-entry-value slot) (field-slot value #'make-symbol))))))
 
 (defun add-size (slot place)
-  "Give a packed field whose size must be computed a place to keep it."
+  "If SLOT is a packed field whose size must be computed, give it a place for the size."
   (when (and (eq :repeated (slot-label slot))
              (slot-packed-p slot)
              (not (fixed-size (slot-kind slot))))

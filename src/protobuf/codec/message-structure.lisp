@@ -2,7 +2,7 @@
 ;;;; closures: accessor.lisp.
 ;;;;
 ;;;; The constructor is installed with DEFINE-FUNCTION, not DEFUN, so that the compiler never
-;;;; derives its type: a caller compiled today must stay right when a field changes its type
+;;;; derives its type: a caller compiled today must remain correct when a field changes its type
 ;;;; tomorrow.
 
 (in-package #:clgrpc.protobuf)
@@ -88,7 +88,7 @@ accessors, so they are compiled with less optimization, in half the time."
   "A table from full names to descriptors that are being compiled and not registered yet.")
 
 (defun find-linked (full-name)
-  "The descriptor of the type FULL-NAME, among those being compiled or registered."
+  "The descriptor of the type FULL-NAME, from those being compiled or registered."
   (or (gethash full-name *linked*)
       (find-descriptor full-name)
       (error "The type ~A is not linked." full-name)))
@@ -186,7 +186,7 @@ accessors, so they are compiled with less optimization, in half the time."
 ;;; compiler, in calls that spell it out, and by the constructor itself.
 
 (defun constructor-keywords (name)
-  "The keywords that the constructor NAME takes, or :any if it is not one."
+  "The keywords that the constructor NAME accepts, or :any if NAME is not a constructor."
   (let ((parameters (and (fboundp name)
                          (member '&key (sb-kernel:%fun-lambda-list (fdefinition name))))))
     (if parameters
@@ -196,15 +196,15 @@ accessors, so they are compiled with less optimization, in half the time."
         :any)))
 
 (defun unknown-keyword-text (name keyword)
-  "A text that explains that the constructor NAME does not take KEYWORD, or nil if it does."
+  "A text that explains that the constructor NAME does not accept KEYWORD, or nil if it does."
   (let ((known (constructor-keywords name)))
     (unless (or (eq :any known) (member keyword known))
       (let ((names (mapcar #'string-downcase known)))
-        (format nil "~(~S~) has no field ~(~S~)~@[ (~A)~]; it has~:[ none~;~:*~{ :~A~^,~}~]"
+        (format nil "~(~S~) has no field ~(~S~)~@[ (~A)~]; its fields are~:[ none~;~:*~{ :~A~^,~}~]"
                 name keyword (keyword-hint name keyword names) names)))))
 
 (defun keyword-hint (name keyword names)
-  "A text about KEYWORD, which the constructor NAME does not take: that it is a oneof, or which of
+  "A text about KEYWORD, which the constructor NAME does not accept: that it is a oneof, or which of
 NAMES was probably meant; or nil."
   (when (symbolp keyword)
     (let* ((message (subseq (string name) (length "MAKE-")))
@@ -221,15 +221,15 @@ NAMES was probably meant; or nil."
     (when text (misuse "~A." text))))
 
 (defun refuse-unknown-keywords (name &rest arguments)
-  "Signal MISUSE if the constructor NAME does not take a keyword among ARGUMENTS, which has been
-called with them and has seen fewer."
+  "Signal MISUSE if ARGUMENTS, with which the constructor NAME was called, have a keyword that it
+does not accept."
   (unless (getf arguments :allow-other-keys)
     (loop for (keyword) on arguments by #'cddr
           do (unless (eq :allow-other-keys keyword) (refuse-unknown-keyword name keyword)))))
 
 (defun checked-construction (form environment)
-  "The compiler macro of constructors: FORM, or one that refuses a keyword in it that is not
-a field."
+  "The compiler macro of constructors: return FORM or, if it has a keyword that is not a field, a
+form that signals MISUSE."
   (declare (ignore environment))
   (let* ((name (first form))
          (wrong (and (evenp (length (rest form)))

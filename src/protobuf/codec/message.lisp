@@ -1,5 +1,5 @@
-;;;; Message and enum types, one of each full name for the life of the image, and the parts that all
-;;;; messages have.
+;;;; Message and enum types, one for each full name for the life of the image, and the parts that
+;;;; all messages have.
 ;;;;
 ;;;; A MESSAGE-TYPE is interned by full name and never replaced: generated code, routes and tables
 ;;;; refer to it, and a new definition swaps its slots. A LAYOUT is one definition of it: a hidden
@@ -7,9 +7,9 @@
 ;;;; layouts live on; current code that meets one turns it into a forwarder
 ;;;; (message-reflection.lisp, CURRENT-MESSAGE).
 ;;;;
-;;;; Every message has two words besides its fields. EXTRA is nil, the octets of unknown fields,
-;;;; EXTRAS if the message has extensions (extension.lisp), or in a forwarder the message that took
-;;;; its place. SIZE is where the size pass leaves its result for the write pass that follows it.
+;;;; Every message has two words besides its fields. EXTRA is nil; the octets of unknown fields;
+;;;; EXTRAS if the message has extensions (extension.lisp); or, in a forwarder, the message that has
+;;;; replaced it. SIZE is where the size pass stores its result for the write pass that follows it.
 
 (in-package #:clgrpc.protobuf)
 
@@ -73,7 +73,7 @@
   message-type-symbol "The symbol that names the type in Lisp, or nil before it is defined."
   message-type-descriptor "The descriptor of the message type, or nil before it is defined."
   message-type-sizer "A function of a message of the type that returns its serialized size in octets
-and leaves the sizes of its parts in it for the writer."
+and stores the sizes of its parts in it for the writer."
   message-type-writer "A function of a message of the type, octets and start that writes the message
 there and returns the end. It is called right after the sizer, with nothing between. It may
 overwrite up to nine octets after the end, if the vector has them.")
@@ -116,7 +116,7 @@ overwrite up to nine octets after the end, if the vector has them.")
 (declaim (sb-ext:freeze-type reading))
 
 (define-hot bytes-at ((octets octets) (start index) (stop index) (reading reading)) octets
-  "The value of a field of bytes: a copy of START to STOP, or the spare octets themselves."
+  "The value of a field of type bytes: a copy of START to STOP, or the spare octets themselves."
   (cond ((and (eq octets (reading-spare reading))
               (<= (ash (length octets) -1) (- stop start))
               (zerop (reading-kept-stop reading)))
@@ -126,7 +126,7 @@ overwrite up to nine octets after the end, if the vector has them.")
         (t (subseq-octets octets start stop))))
 
 (define-hot keep-spare ((reading reading)) boolean
-  "Make of the spare octets the value that a field got of them; false if none did."
+  "If a field has taken the spare octets, make them its value; return false if none has."
   (let ((spare (reading-spare reading))
         (start (reading-kept-start reading))
         (stop (reading-kept-stop reading)))
@@ -138,8 +138,8 @@ overwrite up to nine octets after the end, if the vector has them.")
                                       (decoded-octets '**max-decoded-octets**) spare)
                       form)
   "The value of FORM with READING bound to fresh state for SIZE octets, which may nest DEPTH levels
-below the outermost message: on the plain way, and if that gives nil on the deferred way. SPARE as
-in READING."
+below the outermost message: first the plain way and, if that returns nil, the deferred way. SPARE
+as in READING."
   (let ((allowance (gensym "ALLOWANCE")) (levels (gensym "LEVELS")))
     `(let ((,allowance (+ ,decoded-octets (* 8 ,size))) (,levels (1+ ,depth)))
        (or (let ((,reading (make-reading ,levels ,allowance nil ,spare)))
@@ -152,7 +152,7 @@ in READING."
 (defglobal **message-types** (make-hash-table :test 'equal :synchronized t))
 
 (defun intern-message-type (full-name)
-  "Return the message type FULL-NAME, such as \"helloworld.HelloReply\". It exists for life, also
+  "Return the message type FULL-NAME, such as \"helloworld.HelloReply\". It exists for ever, even
 before its definition is loaded; until then its coders signal MISUSE."
   (or (gethash full-name **message-types**)
       (sb-ext:with-locked-hash-table (**message-types**)
@@ -170,8 +170,8 @@ before its definition is loaded; until then its coders signal MISUSE."
     type))
 
 (defun find-message-type (designator)
-  "Return the message type that DESIGNATOR (a full name, a symbol such as HELLOWORLD:HELLO-REPLY, or
-a message type) means, or nil. From any thread."
+  "Return the message type denoted by DESIGNATOR (a full name, a symbol such as
+HELLOWORLD:HELLO-REPLY, or a message type), or nil. From any thread."
   (etypecase designator
     (message-type designator)
     (symbol (get designator 'message-type))
@@ -260,7 +260,7 @@ a message type) means, or nil. From any thread."
             (setf (gethash full-name **enum-types**) (%make-enum-type (copy-seq full-name)))))))
 
 (defun find-enum-type (designator)
-  "Return the enum type that DESIGNATOR (a full name, a symbol, or an enum type) means, or nil."
+  "Return the enum type denoted by DESIGNATOR (a full name, a symbol, or an enum type), or nil."
   (etypecase designator
     (enum-type designator)
     (symbol (get designator 'enum-type))
@@ -318,7 +318,8 @@ in order; TEST compares them."
 (defun wrong-enum-value (type value)
   (let ((keywords (loop for keyword being the hash-keys of (enum-type-numbers type)
                         when (keywordp keyword) collect keyword)))
-    (misuse "~S is not a value of the enum ~A~:[~;, which has~{ ~(~S~)~^,~}~:[~;, and more~]~]."
+    (misuse "~S is not a value of the enum ~A~:[~;, whose values are~{ ~(~S~)~^,~}~:[~;, and ~
+             more~]~]."
             value (enum-type-name type) keywords
             (subseq keywords 0 (min 20 (length keywords))) (nthcdr 20 keywords))))
 
@@ -332,6 +333,6 @@ type). Signal MISUSE if the keyword is not one of its values. From any thread."
   (enum-number-of (or (find-enum-type type) (misuse "There is no enum type ~S." type)) value))
 
 (defun enum-keyword (type number)
-  "Return the keyword of NUMBER in the enum TYPE, or NUMBER itself if it has no name there. From any
-thread."
+  "Return the keyword of NUMBER in the enum TYPE, or NUMBER itself if the enum has no keyword for
+it. From any thread."
   (enum-keyword-of (or (find-enum-type type) (misuse "There is no enum type ~S." type)) number))

@@ -26,7 +26,7 @@
                    (copy-octets range 0 (length range) all at))))))
 
 (defun read-pieces (type octets pieces reading)
-  "Read the message of TYPE that the ranges PIECES of OCTETS, the latest first, are together."
+  "Read the message of TYPE whose pieces are the ranges PIECES of OCTETS, the latest first."
   (declare (type message-type type) (type octets octets))
   (let ((reader (message-type-reader type)))
     (if (null (rest pieces))

@@ -5,7 +5,7 @@
 ;;;;
 ;;;; One message has two written forms. :CANONICAL is a serializer's: fields by number, the parts of
 ;;;; one message merged, packed fields packed. :WRITTEN keeps each option where it was written;
-;;;; protoc gives custom options this form until it has seen their definitions.
+;;;; protoc leaves custom options in this form until it has read their definitions.
 
 (in-package #:clgrpc.protobuf)
 
@@ -45,13 +45,13 @@
   (find name (message-descriptor-fields message) :key #'descriptor-name :test #'string=))
 
 (defun record-values (record name)
-  "The values of the field NAME of RECORD (nil has none), in order."
+  "The values of the field NAME of RECORD, in order; none if RECORD is nil."
   (and record
        (let ((field (field-named (record-message record) name)))
          (and field (reverse (field-values record field))))))
 
 (defun record-value (record name &optional default)
-  "The last value of the field NAME of RECORD, and true; or DEFAULT and nil."
+  "Two values: the last value of the field NAME of RECORD, and true; or DEFAULT and nil."
   (let ((values (record-values record name)))
     (if values (values (first (last values)) t) (values default nil))))
 
@@ -135,8 +135,8 @@
     merged))
 
 (defun group-entries (record)
-  "The entries of RECORD as (field . values), by number; of a field that is not repeated the last
-value, or all merged."
+  "The entries of RECORD as (field . values), by number. For a field that is not repeated there is
+one value: the last or, for messages, the result of merging."
   (let ((groups '()) (by-number (make-hash-table)))
     (loop for (field . value) in (record-entries record)
           for number = (field-descriptor-number field)
@@ -177,13 +177,13 @@ value, or all merged."
                (write-values field values))))
 
 (defun standard-field-p (field)
-  "True if protoc knows FIELD by itself: the features of C++ are part of it."
+  "True if protoc has FIELD built in, as it has the features of C++."
   (or (null (field-descriptor-extendee field))
       (string= "pb.cpp" (descriptor-full-name field))))
 
 (defun write-written (record)
-  "Write the content of RECORD, options or a part of them that protoc knows: standard options by
-number, each custom option as written."
+  "Write the content of RECORD, options or a part of options that protoc knows: standard options by
+number, each custom option as it was written."
   (let ((standard (make-record (record-message record))))
     (setf (record-entries standard)
           (remove-if-not #'standard-field-p (record-entries record) :key #'first))
@@ -223,8 +223,8 @@ number, each custom option as written."
 
 (defun map-wire-fields (function octets &optional (at 0) (end (length octets)))
   "Call FUNCTION with number, wire type, value, start and end of each field in OCTETS from AT to
-END: the value is an unsigned integer, or for wire types 2 and 3, whose content goes from start to
-end, nil. Signal PROTOBUF-ERROR."
+END. The value is an unsigned integer; or nil for wire types 2 and 3, whose content is from start to
+end. Signal PROTOBUF-ERROR."
   (let ((tag 0))
     (loop while (< at end)
           do (setf (values tag at) (read-tag octets at end))
@@ -285,7 +285,7 @@ end, nil. Signal PROTOBUF-ERROR."
 (defun read-record (octets message find-field find-message
                     &optional (start 0) (end (length octets)) (depth 0))
   "The record of type MESSAGE in OCTETS from START to END. FIND-FIELD is called with a message
-descriptor and a number, FIND-MESSAGE with a full name; fields that they do not find are left out."
+descriptor and a number, FIND-MESSAGE with a full name; fields that they do not find are omitted."
   (when (> depth +aggregate-depth+) (fail-recursion 0))
   (let ((record (make-record message)))
     (flet ((note (number wire-type value start end)

@@ -1,6 +1,6 @@
 ;;;; Required fields (protobuf.dev, "Language Guide (proto 2)"): whether a message lacks one, itself
-;;;; or in a message inside it. Which types need a look is found once for each state of all
-;;;; definitions, **EPOCH**.
+;;;; or in a message inside it. **EPOCH** identifies a state of all definitions; once for each state
+;;;; it is determined which types must be checked.
 
 (in-package #:clgrpc.protobuf)
 
@@ -53,7 +53,7 @@ come from peers and be nested deeply, so this does not recur."
                                            :key #'slot-presence :test-not #'eq)))))))
 
 (defun missing-below (message slot)
-  "The path from MESSAGE through its present SLOT to a required field that is lacking, or nil."
+  "The path from MESSAGE through its present SLOT to a missing required field, or nil."
   (let ((value (slot-user-value message slot)))
     (flet ((path (message control &rest arguments)
              (let ((path (missing-path message)))

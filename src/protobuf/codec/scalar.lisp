@@ -6,9 +6,9 @@
 ;;;; own, which only coders use.
 ;;;;
 ;;;; An enum's value is its number here; accessors translate it to a keyword. Repeated values are
-;;;; simple vectors. (AREF v i) of one in a loop takes 0.5 ns where the type is declared and 2.2
-;;;; where it is not, of a vector with fill pointer 3.1 in both cases; a fill pointer takes 64
-;;;; octets more; and users build a list or vector whole (doc/decisions.md). Elements are unboxed
+;;;; simple vectors. In a loop (AREF v i) takes 0.5 ns if the type of the vector is declared and 2.2
+;;;; if not, for a vector with a fill pointer 3.1 in both cases; a fill pointer takes 64 octets
+;;;; more; and users build a list or vector as a whole (doc/decisions.md). Elements are unboxed
 ;;;; where the type allows.
 
 (in-package #:clgrpc.protobuf)
@@ -204,8 +204,8 @@ the conversion can check them."
                                        ,field))))
 
 (defmacro given ((type field) form)
-  "FORM, the conversion of a user's VALUE for FIELD, a full name, if VALUE is of TYPE; else an
-error."
+  "FORM, the conversion of a user's VALUE for FIELD, a full name, if VALUE is of TYPE; else a form
+that signals an error."
   (if (eq t type) form `(if (typep value ',type) ,form (refuse-value value ',type ,field))))
 
 (defun scalar-type-of (kind)

@@ -7,8 +7,8 @@
 
 (define-hot resize-vector ((vector (simple-array * (*))) (count index) (room index))
     (simple-array * (*))
-  "Return a vector of ROOM elements, of the type of VECTOR, whose first COUNT are VECTOR's; the rest
-is for the caller to write."
+  "Return a vector of ROOM elements, of the type of VECTOR, whose first COUNT are those of VECTOR;
+the caller must write the rest."
   (macrolet ((resize (&rest elements)
                `(etypecase vector
                   ,@(loop for element in elements
@@ -35,7 +35,7 @@ is for the caller to write."
      (setf ,vector (truly-the ,type (resize-vector ,vector ,count (room-for ,count ,more))))))
 
 (defmacro ensure-packed-room (vector count more element)
-  "As ENSURE-ROOM for a vector of ELEMENT, most often the first that there is anything in."
+  "As ENSURE-ROOM for a vector of ELEMENT, which is usually empty before."
   `(let ((more ,more))
      (declare (type index more))
      (if (and (zerop ,count) (zerop (length ,vector)))
@@ -89,9 +89,9 @@ is for the caller to write."
 
 (define-hot measure-run ((octets octets) (at index) (end index) (tag (unsigned-byte 32)))
     (values index index)
-  "The number of length-delimited fields with TAG that follow each other from AT, which is after the
-first TAG, and their octets of memory if they are ASCII strings. Malformed octets end the run, as do
-lengths and tags of more than two octets."
+  "Two values: the number of length-delimited fields with TAG that follow each other from AT, which
+is after the first TAG, and the memory in octets that they need if they are ASCII strings. Malformed
+octets end the run, as do lengths and tags of more than two octets."
   (let ((size (if (< tag 128) 1 2)) (count 0) (memory 0))
     (declare (type index count memory))
     (cond ((or (>= tag 16384) (< (- end at) 3)) (values 1 0))
@@ -130,7 +130,8 @@ lengths and tags of more than two octets."
   "How many octets of memory are made strings while the collector waits.")
 
 (defconstant +carve-p+ (known-heap-p)
-  "True if that is safe: another SBCL's collector may want to know of every object.")
+  "True if pieces of a vector may become objects: another SBCL's collector may have to know every
+object.")
 
 (define-leaf %read-strings ((octets octets) (at index) (end index) (tag (unsigned-byte 14))
                             (vector simple-vector) (count index) (piece octets))
@@ -138,7 +139,7 @@ lengths and tags of more than two octets."
   "Read the strings of fields with TAG that follow each other from AT, after the first TAG, and put
 them after the COUNT elements of VECTOR. Return the new count, the position after the last string,
 and the octets of PIECE that they took. It ends at a string that is not ASCII or has more than 63
-octets, near the end of OCTETS, and at that of VECTOR or PIECE. The collector must be off.
+octets, near the end of OCTETS, and at the end of VECTOR or PIECE. The collector must be off.
 Afterwards only the rest of PIECE is a vector."
   (let* ((header (* sb-vm:vector-data-offset sb-vm:n-word-bytes))
          (all (+ header (logandc2 (+ (length piece) 15) 15)))
@@ -251,8 +252,8 @@ of the data of TO. Both have numbers as elements."
   nil)
 
 (defmacro unpack-varint ()
-  "The varint that WORD, read at AT, begins with; AT goes after it. How long it is, is predicted
-rather than computed, since the next one waits for it."
+  "The varint at the beginning of WORD, read at AT; move AT after it. Its length is predicted rather
+than computed, since reading the next one has to wait for it."
   `(macrolet ((found (size value)
                 `(prog1 ,value (setf at (truly-the index (+ at ,size))))))
      (cond ((not (logtest #x80 word)) (found 1 (ldb (byte 7 0) word)))
@@ -277,8 +278,8 @@ rather than computed, since the next one waits for it."
                     (logior low (ash high 32)))))))))
 
 (defmacro pack-varint (value)
-  "Write VALUE, of 64 bits, as a varint at AT of BASE and go after it. Up to ten octets from AT on
-may be written."
+  "Write VALUE, of 64 bits, as a varint at AT of BASE and move AT after it. Up to ten octets from AT
+on may be written."
   `(let ((value ,value))
      (declare (type (unsigned-byte 64) value))
      (flet ((septet (position)
@@ -307,15 +308,16 @@ may be written."
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun kind-function (verb kind)
-    "The symbol of the function of this file that does VERB for KIND, such as READ-PACKED-INT32."
+    "The symbol of the function of this file that performs VERB for KIND, such as
+READ-PACKED-INT32."
     (intern (format nil "~A-~A" verb kind) '#:clgrpc.protobuf))
 
   (defun kind-vector (scalar)
     `(simple-array ,(scalar-element scalar) (*)))
 
   (defun element-in (scalar form type)
-    "A form for the element of a vector or map for FORM, a value as it was on the wire. TYPE is a
-form for its enum type."
+    "A form that converts FORM, a value in its form on the wire, to the element of a vector or map.
+TYPE is a form for its enum type."
     (if (eq :enum (scalar-kind scalar)) `(enum-keyword-of (the enum-type ,type) ,form) form))
 
   (defun element-out (scalar form)
@@ -341,8 +343,8 @@ form for its enum type."
                 (scalar-putter scalar) #',(funcall name "PUT"))))))
 
   (defun kernel-function (verb scalar)
-    "The kernel (varint-kernel.lisp) that does VERB for the varints of SCALAR. Unsigned numbers have
-the kernels of signed ones if they take 64 bits, and for reading."
+    "The kernel (varint-kernel.lisp) that does VERB for the varints of SCALAR. Unsigned numbers use
+the kernels of signed ones if they have 64 bits, and for reading."
     (let ((kind (scalar-kind scalar)))
       (kind-function verb (cond ((eq kind :uint64) :int64)
                                 ((and (eq kind :uint32) (search "UNPACK" verb)) :int32)
@@ -386,7 +388,7 @@ the kernels of signed ones if they take 64 bits, and for reading."
                    at))))))
 
   (defun scalar-width (scalar)
-    "The octets that each of SCALAR's values takes on the wire, if it takes as many in memory; else
+    "The octets that each value of SCALAR takes on the wire, if that equals its size in memory; else
 nil."
     (case (scalar-wire scalar) (1 8) (5 4)))
 
@@ -417,8 +419,8 @@ nil."
                  (truly-the index (+ at size)))))))
 
   (defun unpack-many (scalar width)
-    "Forms that store all varints of WIDTH octets that WORD, read at AT, consists of; their bits
-stand together by now."
+    "Forms that store all varints of WIDTH octets in WORD, which was read at AT and whose bits are
+already packed together."
     (let ((count (floor 8 width)))
       `(,@(loop for i below count
                 for field = `(ldb (byte ,(* 8 width) ,(* 8 width i)) word)
@@ -581,8 +583,8 @@ the end, and one with checks for the rest."
 (define-hot append-varint-field
     ((octets octets) (at index) (number (unsigned-byte 29)) (value fixnum))
     (values octets index)
-  "Write the varint field NUMBER with VALUE at AT of OCTETS, or of a longer copy if it may have no
-room. Return that vector and the position after the field."
+  "Write the varint field NUMBER with VALUE at AT of OCTETS or, if it may not fit, of a longer copy.
+Return that vector and the position after the field."
   (when (< (- (length octets) at) 15)
     (setf octets (replace (make-octets (+ 30 (* 2 at))) octets :end2 at)))
   (values octets
@@ -592,8 +594,9 @@ room. Return that vector and the position after the field."
     ((octets octets) (at index) (end index) (vector simple-vector) (count index)
      (number (unsigned-byte 29)) (type enum-type) (ranges list))
     (values simple-vector index list)
-  "Read the packed enum elements from AT to END. Return the vector, the count, and RANGES with the
-octets of unknown ones, all in one vector: one for each would take fifty times their octets."
+  "Read the packed enum elements from AT to END. Return three values: the vector, the count, and
+RANGES with the octets of unknown ones, all in one vector: one vector for each would take fifty
+times their octets."
   (let ((unknown (load-time-value (make-octets 0) t)) (size 0))
     (declare (type octets unknown) (type index size))
     (loop while (< at end)

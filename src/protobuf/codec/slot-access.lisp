@@ -1,4 +1,4 @@
-;;;; Where in a hidden structure the place of a slot is, and access to it by the name of its
+;;;; Finds the place of a slot in a hidden structure, and gives access to it by the name of its
 ;;;; accessor, for code that is not compiled for that structure.
 
 (in-package #:clgrpc.protobuf)
@@ -34,7 +34,7 @@
                                       (macrolet ((typed (form) `(the ,',type ,form)))
                                         ,form))))))))
   (defun place-value (message place)
-    "The content of MESSAGE at the place of its structure whose accessor is PLACE."
+    "The content of the place of MESSAGE whose accessor is PLACE."
     (declare (type message message))
     (with-storage (typed content)))
   (defun (setf place-value) (new message place)

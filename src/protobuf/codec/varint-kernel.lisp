@@ -1,10 +1,10 @@
 ;;;; Packed varints in machine code, for x86-64 (clgrpc.kernel explains kernels). The ends of the
-;;;; varints in 64 octets are found at once, so that reading one need not wait for the length of the
-;;;; one before it. PEXT and PDEP put the bits of each varint together or apart; AVX-512 does so for
-;;;; eight varints at a time.
+;;;; varints in 64 octets are found at once, so that reading a varint need not wait for the length
+;;;; of the previous one. PEXT and PDEP gather or spread the bits of each varint; AVX-512 does so
+;;;; for eight varints at a time.
 ;;;;
-;;;; Each kind of kernel leaves varints that it cannot handle, such as those of more than eight
-;;;; octets, and the last octets to the next kind. The loops of sequence.lisp do the rest, and on
+;;;; Each kind of kernel leaves to the next kind the varints that it cannot handle, such as those of
+;;;; more than eight octets, and the last octets. The loops of sequence.lisp do the rest, and on
 ;;;; other processors all of it.
 ;;;;
 ;;;; An ELEMENT is :int32, :uint32, :int64 (also without sign), :sint32 or :sint64.
@@ -79,8 +79,8 @@
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun decode-eight (element width)
-    "Instructions that read the varints at HERE that end where ENDS has a bit, up to LAST, a bit of
-it, into the eight elements at DONE, and go after them."
+    "Instructions that read varints at HERE into the eight elements at DONE: those whose ends have a
+bit in ENDS, up to LAST, one of these bits. They move HERE and DONE after them."
     `((inst lea next (memory 1 ends ends)) ; where they begin
       (instx :kmovq some ends)
       (instx :kmovq others next)
@@ -110,7 +110,8 @@ it, into the eight elements at DONE, and go after them."
 
 (define-kernel %count-ends ((from :sap) (count :count)) (ends here)
     (:integers (mask) :vectors (octets))
-    "How many of the COUNT, a multiple of sixteen, octets at FROM end a varint, and COUNT."
+    "Two numbers: how many of the COUNT octets at FROM, a multiple of sixteen, end a varint; and
+COUNT."
   (inst xor here here)
   (inst mov ends count)
   LOOP
@@ -148,8 +149,8 @@ it, into the eight elements at DONE, and go after them."
        ,@(when sizes
            `((define-kernel ,sizes ((from :sap) (count :count)) (total done)
                  (:integers (next) :vectors-512 (sums values spare one most))
-                 "How many octets the varints of the elements at FROM take, and how many these are:
-all of the COUNT but seven at most."
+                 "Two numbers: how many octets the varints of the elements at FROM take, and how
+many elements these are: all of the COUNT but seven at most."
                (broadcast one next 1)
                (broadcast most next 640)
                (inst512 :vpxorq sums sums sums)
@@ -182,8 +183,8 @@ all of the COUNT but seven at most."
                   :vectors-512 (values spread spare packed shifts septets one octets long tops
                                 rests)
                   :masks (some))
-                 "Write the varints of the COUNT elements at FROM to TO, eight while there are eight
-and 64 octets are left of ROOM. Return how many elements and octets that were."
+                 "Write the varints of the COUNT elements at FROM to TO, eight at a time while there
+are eight and 64 octets are left of ROOM. Return how many elements and octets that were."
                (inst xor done done)
                (inst xor here here)
                (broadcast shifts next #x312A231C150E0700)

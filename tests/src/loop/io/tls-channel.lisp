@@ -223,7 +223,7 @@
                    ::1, not for other.example); :server-name")
                   at-client))
       (is (search "alert bad certificate" at-server)))
-    (is (search "(its authority is not trusted; :roots gives those that are)"
+    (is (search "(its authority is not trusted; :roots sets the trusted ones)"
                 (ends (server-credentials)
                       (tls-credentials :roots (certificate-file "elsewhere.pem")
                                        :server-name "localhost"))))

@@ -58,14 +58,14 @@
            (handler-case (progn (parse-target text) "")
              (misuse (error) (princ-to-string error)))))
     (is (search "not 5: a port is a part of it, HOST:PORT" (complaint 5)))
-    (is (search "several are written in one, ipv4:" (complaint '("a:1" "b:2"))))
+    (is (search "write several addresses as one: ipv4:" (complaint '("a:1" "b:2"))))
     (is (search "SERVER-ADDRESS returns" (complaint (make-instance 'standard-object))))
     (is (search "leave http:// out" (complaint "http://host:80")))
     (is (search "leave https:// out, and give :credentials" (complaint "https://host:80")))
     (is (search "no scheme ftp; there are" (complaint "ftp://host:80")))
     (is (search "ipv4:10.0.0.1:50051,10.0.0.2:50051" (complaint "10.0.0.1:80,10.0.0.2:80")))
     (unless (loop:find-scheme "etcd:")
-      (is (search "the scheme etcd is of the system clgrpc-etcd/discovery"
+      (is (search "the scheme etcd belongs to the system clgrpc-etcd/discovery"
                   (complaint "etcd:///shop"))))
     (is (search "only channels" (complaint "dns://8.8.8.8/host:80")))
     (is (search "HOST:PORT" (complaint "host")))
