@@ -7,10 +7,10 @@
 ;;;;   service  Greeter                → class greeter, package HELLOWORLD.GREETER with its methods
 ;;;;   method   SayHello               → helloworld.greeter:say-hello
 ;;;;
-;;;; Generated packages use no other package, so no name collides with Lisp's. Where an accessor's
-;;;; name is taken in its package, it gets the suffix -field, and if that is taken its number. Where
-;;;; the name of a type, service or method is taken, as FooBar's is for Foo_Bar, it gets the suffix
-;;;; -2, or the next number that is free; an enum value gets its number.
+;;;; Generated packages use no other package, so no name collides with Lisp's. If an accessor's name
+;;;; is taken in its package, it gets the suffix -field, and if that is taken its number. If the
+;;;; name of a type, service or method is taken, as FooBar's is for Foo_Bar, it gets the suffix -2,
+;;;; or the next free number; an enum value gets its number.
 
 (in-package #:clgrpc.protobuf)
 
@@ -57,7 +57,7 @@ or digit, and before the last of several capitals when a small letter follows."
   (intern (lisp-name name) :keyword))
 
 (defun enum-value-keywords (enum)
-  "The keywords of the values of ENUM, in order: different ones for different numbers."
+  "The keywords of the values of ENUM, in order; values with different numbers get different ones."
   (let ((numbers (make-hash-table :test 'eq)))
     (loop for value in (enum-descriptor-values enum)
           for number = (enum-value-descriptor-number value)
@@ -68,7 +68,7 @@ or digit, and before the last of several capitals when a small letter follows."
                              (return keyword)))))
 
 (defun service-package-name (service file)
-  "The name of the package with the methods of SERVICE, which has its symbol and is of FILE."
+  "The name of the package with the methods of SERVICE, whose symbol is assigned, of FILE."
   (format nil "~A.~A" (file-lisp-package file) (symbol-name (service-descriptor-symbol service))))
 
 (defun shows-others-p (package)
@@ -78,14 +78,14 @@ or digit, and before the last of several capitals when a small letter follows."
 
 (defun ensure-package (name &optional (exports '()))
   "Make sure the package NAME exists and exports the symbols named EXPORTS. Return it. Signal MISUSE
-if there is a package of that name that must not get them."
+if a package of that name exists that must not get them."
   (let ((package (or (find-package name) (make-package name :use '()))))
     (when (or (package-use-list package)
               (sb-ext:package-locked-p package)
               (eq package (find-package '#:keyword))
               (shows-others-p package))
-      (misuse "The .proto package ~A would be the Lisp package ~A, which is there for something ~
-               else: give it another name." (string-downcase name) (package-name package)))
+      (misuse "The .proto package ~A would be the Lisp package ~A, which exists for another ~
+               purpose: give it another name." (string-downcase name) (package-name package)))
     (dolist (export exports package)
       (export (intern export package) package))))
 
@@ -98,8 +98,8 @@ if there is a package of that name that must not get them."
          (string/= (descriptor-name home) (descriptor-name file)))))
 
 (defun distinct-symbol (name package descriptor file taken)
-  "The symbol called NAME in PACKAGE for DESCRIPTOR, of FILE, or one with a number after NAME, so
-that it is not among TAKEN, a table that gets it, and names nothing else."
+  "The symbol called NAME in PACKAGE for DESCRIPTOR, of FILE; or one with a number after NAME. It is
+not among TAKEN, a table to which it is added, and names nothing else."
   (loop for i from 1
         for symbol = (intern (if (= i 1) name (format nil "~A-~D" name i)) package)
         unless (or (gethash symbol taken) (names-another-p symbol descriptor file))
@@ -107,7 +107,7 @@ that it is not among TAKEN, a table that gets it, and names nothing else."
              (return symbol)))
 
 (defun assign-symbols (files)
-  "Give every type, service and method of FILES its symbol, in packages that this makes. Return
+  "Assign a symbol to every type, service and method of FILES, in packages that this makes. Return
 FILES."
   (let ((taken (make-hash-table :test 'eq)))
     (dolist (file files files)
@@ -123,7 +123,7 @@ FILES."
             (assign-methods service file)))))))
 
 (defun assign-methods (service file)
-  "Give every method of SERVICE, which FILE declares, its symbol."
+  "Assign a symbol to every method of SERVICE, which FILE declares."
   (let ((package (ensure-package (service-package-name service file)))
         (taken (make-hash-table :test 'eq)))
     (dolist (method (service-descriptor-methods service))

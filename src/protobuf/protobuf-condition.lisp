@@ -1,6 +1,6 @@
 ;;;; The errors of this layer: PROTOBUF-ERROR for octets that are not a message (the peer's fault),
 ;;;; with subclasses for JSON and text format, and PROTO-SYNTAX-ERROR for .proto text that is not
-;;;; valid. Each has the place of the fault; a syntax error carries the others found in the same
+;;;; valid. Each has the position of the error; a syntax error contains the others found in the same
 ;;;; file, so that one run shows them all, the first +MOST-SHOWN+ of them in its text.
 
 (in-package #:clgrpc.protobuf)
@@ -38,7 +38,7 @@ field's full name; EXPECTED-TYPE and DATUM are those of TYPE-ERROR."))
         ((equal '(and sequence (not string)) type)
          "a list or a vector, since it is repeated (APPEND-TO-FIELD adds to it)")
         ((eq 'octet-sequence type)
-         "octets (of a text those of (sb-ext:string-to-octets text :external-format :utf-8))")
+         "octets (for a text, (sb-ext:string-to-octets text :external-format :utf-8))")
         ((member 'hash-table (and (listp type) type)) "an alist, a hash table or another map")
         ((member 'null (and (listp type) type))
          (format nil "a message of type ~S~@[ (~A)~]" (third type) (maker-hint (third type))))
@@ -54,8 +54,9 @@ field's full name; EXPECTED-TYPE and DATUM are those of TYPE-ERROR."))
              (format stream "Cannot read ~:[a message~;~:*~A~]~@[ at octet ~D~]: ~A."
                      (protobuf-error-type condition) (protobuf-error-position condition)
                      (protobuf-error-text condition))))
-  (:documentation "Octets are not a valid serialized message. TYPE is the full name of the message
-type asked for, if known; POSITION the index of the octet where reading stopped; TEXT the fault."))
+  (:documentation "Octets are not a valid serialized message. TYPE is the full name of the requested
+message type, if known; POSITION is the index of the octet at which reading stopped; TEXT describes
+the error."))
 
 (document-functions
   protobuf-error-type "The full name of the message type asked for, or nil."
@@ -69,7 +70,7 @@ type asked for, if known; POSITION the index of the octet where reading stopped;
   (:report (lambda (condition stream)
              (format stream "~:[A message~;~:*~A~] lacks the required field ~A."
                      (protobuf-error-type condition) (required-field-missing-path condition))))
-  (:documentation "A message that was read or should be written lacks a field that its type
+  (:documentation "A message that was read or was about to be written lacks a field that its type
 requires. PATH is the field: \"parts[2].size\". With :PARTIAL this is not checked."))
 
 (document-functions
@@ -115,7 +116,7 @@ an Any of an unknown type in JSON."))
   message-print-error-format ":json or :text, the format of the output.")
 
 (defconstant +most-shown+ 20
-  "The errors of one file that the text of a PROTO-SYNTAX-ERROR has.")
+  "The most errors of one file in the text of a PROTO-SYNTAX-ERROR.")
 
 (define-condition proto-syntax-error (clgrpc-error)
   ((file :initarg :file :reader proto-syntax-error-file) ; as imports write it
@@ -133,13 +134,13 @@ an Any of an unknown type in JSON."))
                        (proto-syntax-error-file condition) (proto-syntax-error-line condition)
                        (proto-syntax-error-column condition) (proto-syntax-error-text condition)
                        (butlast others more) more))))
-  (:documentation "A .proto source cannot be compiled. FILE, LINE and COLUMN (from 1) are the place,
-EXPECTED is the text that should have stood there, or nil, TEXT the fault as one sentence. OTHERS
-holds the further errors of the same file, in the order in which they were found; printed are the
-first twenty."))
+  (:documentation "A .proto source cannot be compiled. FILE, LINE and COLUMN (from 1) are the
+position; EXPECTED is the text that was expected there, or nil; TEXT is the error as one sentence.
+OTHERS has the further errors of the same file, in the order in which they were found; the first
+twenty are printed."))
 
 (document-functions
-  proto-syntax-error-file "The .proto file in which the error is, as text."
+  proto-syntax-error-file "The .proto file with the error, as text."
   proto-syntax-error-line "Its line, from 1."
   proto-syntax-error-column "Its column, from 1."
   proto-syntax-error-expected "The text or token that was expected, or nil."

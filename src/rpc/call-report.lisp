@@ -2,28 +2,29 @@
 ;;;; and the numbers of messages; EXPLAIN-CALL writes them in one line, for errors. Everything is
 ;;;; computed on demand, from the data of the transport (wire/stage.lisp).
 ;;;;
-;;;; CALL-STAGES may be called from any thread while the call's loop goes on. Its values may then be
-;;;; of two moments, with events between them.
+;;;; CALL-STAGES may be called from any thread while the call's loop runs. Then its values may be of
+;;;; two moments, with events in between.
 
 (in-package #:clgrpc.rpc)
 
 (defun call-stages (call)
   "Return the times of the stages of CALL so far, as a plist. Times are in seconds, taken at the
-loop's turns. :TOTAL from its beginning to its end, or to now. :STAGE the stage that CALL is at, or
-was at when it ended with another status than :ok. Stages of a client's call: :RESOLVE (the name was
-looked up), :CONNECT, :HANDSHAKE (of TLS and HTTP/2), :BACK-OFF (until the next attempt to connect),
-:RETRY (until its last attempt began, if others have failed before), :QUEUE (for a stream of the
-connection, past the server's limit), :WAIT (from the request's headers to the first of the
-response), :RECEIVE (the rest of the response). As :STAGE, :SEND means that the peer does not
-receive the data to send; :BEGIN that the call's deadline had passed before it waited for anything;
-:CREDENTIALS that its call credentials had not answered, or have failed. Stages of a handler's call:
-:RECEIVE (until the handler may start), :QUEUE (for a thread, or its turn on the loop), :ANSWER
-(from the start of the handler to the first of its answer), :SEND (the rest). Stages that were too
-short to measure are left out. :ATTEMPTS to connect that CALL has waited for; :MESSAGES-SENT and
-:MESSAGES-RECEIVED; :UNSENT-OCTETS of messages that the peer has not received; :REMAINING, the
-seconds until the deadline, negative past it; :REQUESTS-OPEN, true if the stage is :WAIT and the
-caller has not ended its requests by CLOSE-SEND. A call within the image has only its :STAGE, :QUEUE
-or :ANSWER, since reading the clock would cost more than the rest of the call. From any thread."
+loop's turns. :TOTAL from its beginning to its end, or to now. :STAGE is the stage that CALL has
+reached, or had reached when it ended with another status than :ok. Stages of a client's call:
+:RESOLVE (the name was looked up), :CONNECT, :HANDSHAKE (of TLS and HTTP/2), :BACK-OFF (until the
+next attempt to connect), :RETRY (until its last attempt began, if others have failed before),
+:QUEUE (for a stream of the connection, past the server's limit), :WAIT (from the request's headers
+to the first of the response), :RECEIVE (the rest of the response). As :STAGE, :SEND means that the
+peer does not receive the data to send; :BEGIN that the call's deadline had passed before it waited
+for anything; :CREDENTIALS that its call credentials have not answered yet, or have failed. Stages
+of a handler's call: :RECEIVE (until the handler may start), :QUEUE (for a thread, or its turn on
+the loop), :ANSWER (from the start of the handler to the first of its answer), :SEND (the rest).
+Stages that were too short to measure are left out. :ATTEMPTS to connect for which CALL has waited;
+:MESSAGES-SENT and :MESSAGES-RECEIVED; :UNSENT-OCTETS of messages that the peer has not received;
+:REMAINING, the seconds until the deadline, negative after it; :REQUESTS-OPEN, true if the stage is
+:WAIT and the caller has not ended its requests by CLOSE-SEND. A call within the image has only its
+:STAGE, :QUEUE or :ANSWER, since reading the clock would cost more than the rest of the call. From
+any thread."
   (operate stages call))
 
 ;;; The line
@@ -47,7 +48,7 @@ or :ANSWER, since reading the clock would cost more than the rest of the call. F
   (getf (ecase role (:client *client-stage-texts*) (:server *server-stage-texts*)) stage))
 
 (defun write-spans (stream plist)
-  "Write the stages of PLIST, as CALL-STAGES returns it, that are not too short to matter."
+  "Write those stages of PLIST, as CALL-STAGES returns it, that are long enough to matter."
   (format stream "~{~(~A~) ~,3F s~^, ~}"
           (loop for (name value) on plist by #'cddr
                 when (and (floatp value)
@@ -56,7 +57,7 @@ or :ANSWER, since reading the clock would cost more than the rest of the call. F
                   append (list (substitute #\Space #\- (string name)) value))))
 
 (defun wait-failure-text (call)
-  "The last failure of a step that CALL waited for, such as connecting, as text. Nil without a
+  "The last failure of a step for which CALL has waited, such as connecting, as text. Nil without a
 failure, or if the message of CALL's status has it already."
   (let* ((outcome (call-outcome call))
          (text (if outcome (outcome-last-error outcome) (call-last-error call))))

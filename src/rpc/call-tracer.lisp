@@ -5,8 +5,8 @@
 
 (declaim (type function **call-ids**))
 (defglobal **call-ids** (constantly '())
-  "A function that tracing sets. It gets a call, and returns a plist of identifiers for log events
-about that call.")
+  "A function that tracing sets. A function that gets a call, and returns a plist of identifiers for
+log events about that call.")
 
 (defun trace-call-begun (call)
   (apply #'log-event :trace :call-begun :tracer :call

@@ -1,6 +1,6 @@
-;;;; Values on a call: facts that interceptors have found out, such as the caller's identity, for
-;;;; handlers, callbacks and other interceptors, which so need no special variables. They are an
-;;;; alist in the call's PARTS; a call without values has none.
+;;;; Values on a call: data that interceptors have determined, such as the caller's identity, for
+;;;; handlers, callbacks and other interceptors, so that these need no special variables. They are
+;;;; an alist in the call's PARTS; a call without values has none.
 ;;;;
 ;;;; The list only grows, and a value is changed by one store, so threads need no lock: a thread
 ;;;; that reads while another writes sees the old value or the new one.
@@ -9,13 +9,13 @@
 
 (declaim (inline check-key))
 (defun check-key (key)
-  "Return KEY, of a value on a call; signal MISUSE if it is not one."
+  "Return KEY if it is valid for a value on a call; else signal MISUSE."
   (unless (and key (symbolp key)) (misuse "The key of a value on a call is a symbol, not ~S." key))
   key)
 
 (declaim (sb-ext:maybe-inline call-value))
 (defun call-value (call key &optional default)
-  "Return the value that CALL has for KEY, a symbol, and true; without a value, DEFAULT and nil.
+  "Return two values: the value that CALL has for KEY, a symbol, and true; or DEFAULT and nil.
 SETFable. Signal MISUSE if KEY is not a symbol. The two ends of a call have values of their own. The
 argument :values of a stub gives the first values of a client's call. From any thread."
   (check-key key)
@@ -36,8 +36,9 @@ argument :values of a stub gives the first values of a client's call. From any t
                   (return value)))))
 
 (defun late-value (call key)
-  "Return the value that CALL has for KEY. Without one, call the function :late of CALL's observer
-with CALL, and store its result as the value. Nil without such a function. From any thread."
+  "Return the value that CALL has for KEY. If there is none, call the function :late of CALL's
+observer with CALL, and store its result as the value. Return nil if the observer has no such
+function. From any thread."
   (multiple-value-bind (value there) (call-value call key)
     (let* ((observer (if there nil (operate observer call)))
            (late (and observer (observer-late observer))))

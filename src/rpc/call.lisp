@@ -4,12 +4,12 @@
 ;;;; in messaging.lisp.
 ;;;;
 ;;;; Invariants. One loop owns a call. Only its owner sets STATUS, once, as the last store of what
-;;;; ends the call, and HALF-CLOSED, as the last store after the peer's final message was queued; so
-;;;; a reader that sees either and then finds the queue empty has seen everything. Messages wait in
-;;;; the inlet's INCOMING, a stack that the owner pushes on and the one receiving thread takes
-;;;; whole; short messages that come with one read are pushed together. Data that few calls need are
-;;;; in PARTS (part.lisp), made when first needed. A call object that users have is never used again
-;;;; for another call.
+;;;; ends the call, and HALF-CLOSED, as the last store after the peer's final message was queued. So
+;;;; a reader that sees either and then finds the queue empty has missed nothing. Messages wait in
+;;;; the inlet's INCOMING, a stack on which the owner pushes and which the one receiving thread
+;;;; takes as a whole; short messages that arrive with one read are pushed together. Data that few
+;;;; calls need are in PARTS (part.lisp), made when first needed. A call object that users have is
+;;;; never used again for another call.
 
 (in-package #:clgrpc.rpc)
 
@@ -28,7 +28,7 @@
   call-status "The status with which CALL ended, a keyword such as :ok, or nil while it runs. From
 any thread."
   call-deadline "The deadline of CALL in nanoseconds of the monotonic clock, 0 if it has none, as
-in :deadline of a stub. From any thread.")
+for :deadline of a stub. From any thread.")
 
 (defmethod print-object ((call call) stream)
   (print-unreadable-object (call stream :type t :identity t)
@@ -46,8 +46,8 @@ in :deadline of a stub. From any thread.")
 
 (defmacro define-part (name lambda-list documentation)
   "Define two functions for the part NAME of a call. CALL-NAME returns the part or nil. ENSURE-NAME
-makes it first if needed: by the operation NEW-NAME if LAMBDA-LIST is (call), since transports may
-add slots, else by MAKE-NAME."
+makes the part first if necessary: by the operation NEW-NAME if LAMBDA-LIST is (call), since
+transports may add slots, else by MAKE-NAME."
   (flet ((name (control) (intern (format nil control name) '#:clgrpc.rpc)))
     `(progn
        (define-hot (,(name "CALL-~A") :inline t) ((call call)) (or null ,name)
@@ -111,8 +111,8 @@ ENSURE-PART; NEW-PREFIX-PART is the operation NEW-PART."
   (setf (intent-wait-for-ready (ensure-intent call)) value))
 
 (defun own-view (call)
-  "The ATTEMPT that interceptors of attempts have of CALL's own attempt, a client's, while it runs;
-nil without such interceptors. SETFable."
+  "The ATTEMPT that represents CALL's own attempt, a client's, to interceptors of attempts, while it
+runs; nil without such interceptors. SETFable."
   (let ((intent (call-intent call)))
     (and intent (intent-attempt intent))))
 
@@ -125,8 +125,8 @@ nil without such interceptors. SETFable."
     (and intent (intent-authority intent))))
 
 (define-hot (own-limits :inline t) ((call call)) (values (or null index) (or null index))
-  "The limits that CALL's user has set, in octets, for a message that CALL sends and for one that it
-receives; each nil for the channel's limit."
+  "Two values: the limits that CALL's user has set, in octets, for a message that CALL sends and for
+one that it receives; each nil for the channel's limit."
   (let ((intent (call-intent call)))
     (if intent
         (values (intent-send-limit intent) (intent-receive-limit intent))
@@ -214,7 +214,7 @@ Signal MISUSE if METHOD has no codec."
         (rpc-method-request-type method))))
 
 (define-hot (sends-one-p :inline t) ((call call)) boolean
-  "True if CALL's method has one message in our direction; SEND does not send it."
+  "True if CALL's method has a single message in our direction, which SEND does not send."
   (let ((kind (rpc-method-kind (the rpc-method (call-rpc-method call)))))
     (or (eq kind :unary)
         (eq kind (if (client-p call) :server-streaming :client-streaming)))))
@@ -259,8 +259,8 @@ reason. OVER is true if CALL's user has closed its side by CLOSE-SEND."
   nil)
 
 (define-hot (notify :inline t) ((call call)) null
-  "Wake the threads that wait for CALL. Call this after the store that they wait for. A thread that
-runs a loop wakes them at the end of the turn, together with those of other calls."
+  "Wake the threads that wait for CALL. Call this after the store that they wait for. If this thread
+runs a loop, it wakes them at the end of the turn, together with those of other calls."
   (sb-thread:barrier (:memory))
   (let* ((parts (call-parts call))
          (gate (and parts (parts-gate parts))))
@@ -284,19 +284,19 @@ thread sleeps."
   nil)
 
 (defun refuse-to-wait (call)
-  "Signal that this thread, which runs a loop, cannot wait for CALL: no other thread is left to run
+  "Signal that this thread, which runs a loop, cannot wait for CALL, because no other thread can run
 the loop."
   (error (make-rpc-error
           ;; the reserve is that of the server whose handler waits: name its call
           :resource-exhausted :call (or *call* call) :ended-by :local
-          :message "no reserve thread is left to go on while this one waits")))
+          :message "no reserve thread is left to run the loop while this one waits")))
 
 (defun wait-for-call (call ready-p)
   "Wait until (funcall READY-P CALL) is true or CALL has ended; return the last value of READY-P. To
 wait only for the end of CALL, let READY-P be CALL-STATUS. While it waits, this thread drives CALL's
-loop, or it parks, after handing over the loop that it runs itself. The wait ends with the call,
-which its deadline or its connection ends at the latest. Signal :resource-exhausted if this thread
-runs a loop and no other thread is left to run it."
+loop, or it hands over the loop that it runs itself and sleeps. The wait ends at the latest with the
+call, which its deadline or its connection ends. Signal :resource-exhausted if this thread runs a
+loop and no other thread is left to run it."
   (declare (type function ready-p))
   (cond ((funcall ready-p call))
         ((call-status call) nil)
@@ -311,7 +311,7 @@ runs a loop and no other thread is left to run it."
 
 (defun park (call ready-p &optional (leave-p (constantly nil)))
   "Sleep at CALL's gate until (funcall READY-P CALL) is true or CALL has ended; return the last
-value of READY-P. LEAVE-P is called at each ring as well; PARK also returns once it is true."
+value of READY-P. LEAVE-P is called at each wake-up as well; PARK also returns when it is true."
   (declare (type function ready-p leave-p))
   (let* ((gate (ensure-gate call))
          (futex (gate-futex gate)))
@@ -335,7 +335,7 @@ value of READY-P. LEAVE-P is called at each ring as well; PARK also returns once
 (define-hot (add-to-arrival :inline t) ((arrival arrival) (octets octets) (start index) (end index))
     boolean
   "Append the short message in OCTETS to those in ARRIVAL, whose item is octets, and return true;
-return false if there is no room."
+return false if they do not fit."
   (let ((item (arrival-item arrival))
         (at (arrival-end arrival))
         (size (- end start)))
@@ -362,15 +362,15 @@ CALL's loop."
     (arrival-size arrival)))
 
 (define-hot uncharge ((inlet inlet) (size index)) index
-  "Take SIZE off INLET's queued octets, or all of them if they are fewer. Return how many were taken
-off. From any thread."
+  "Subtract SIZE from INLET's queued octets, or all of them if they are fewer. Return how many were
+taken off. From any thread."
   (loop
     (let ((old (inlet-queued-octets inlet)))
       (when (= old (sb-ext:compare-and-swap (inlet-queued-octets inlet) old (- old (min old size))))
         (return (min old size))))))
 
 (define-hot oldest-arrival ((inlet inlet)) (or null arrival)
-  "The arrival from which INLET's call is to receive next; it stays queued. Only by the receiving
+  "The arrival from which INLET's call receives next; it stays queued. Only by the receiving
 thread."
   (or (inlet-received inlet)
       (when (inlet-incoming inlet)
@@ -383,7 +383,7 @@ thread."
           (setf (inlet-received inlet) oldest)))))
 
 (define-hot leave-arrival ((call call) (inlet inlet) (arrival arrival)) null
-  "Remove ARRIVAL, the oldest, whose last message is taken."
+  "Remove ARRIVAL, the oldest, whose last message was taken."
   (sb-sys:without-interrupts            ; so that every account loses the octets
     (setf (inlet-received inlet) (arrival-next arrival))
     (operate taken call (uncharge inlet (arrival-size arrival))))
@@ -394,7 +394,8 @@ thread."
   (if filter (funcall filter message) message))
 
 (define-hot (filtered :inline t) ((call call) message) t
-  "MESSAGE after the filter of CALL's incoming messages, if it has one."
+  "The value of the filter of CALL's incoming messages for MESSAGE; MESSAGE itself without a
+filter."
   (let ((inlet (call-inlet call)))
     (through (and inlet (inlet-filter inlet)) message)))
 
@@ -430,7 +431,7 @@ are not a message, signal an RPC-ERROR, which ends CALL as well. Only by the rec
                  (through (inlet-filter inlet) (operate decode call item 0 0))))))))
 
 (defun receivable-p (call)
-  "True if CALL has a message that waits, or its peer has ended its side."
+  "True if CALL has a waiting message, or its peer has ended its side."
   (or (call-incoming call)
       (call-half-closed call)
       (and (call-received call) t)))
@@ -478,7 +479,7 @@ grpc-status-details-bin or nil), and the trailers that a handler's call sends, a
         (values (call-status call) "" nil '()))))
 
 (defun trailer-fields (call)
-  "The trailing metadata that has come for CALL, a client's, in the form of the transport. SETFable
+  "The trailing metadata received for CALL, a client's, in the form of the transport. SETFable
 before CALL ends."
   (let ((ending (call-ending call)))
     (if ending (ending-trailer-fields ending) #())))
@@ -501,7 +502,7 @@ before it. On CALL's loop."
 (defun failed-attempts (call)
   "Return the failed attempts of CALL, a client's, the oldest first, 32 at most; nil for a call that
 was tried only once. Each is a plist: :NUMBER, how many attempts were begun before it; :PEER, the
-server's address, or nil if it found no server; :STATUS and :MESSAGE of its end; :SECONDS from the
+server's address, or nil if no server was found; :STATUS and :MESSAGE of its end; :SECONDS from the
 beginning of CALL to that end. The last failure may be the reason why CALL has failed. From any
 thread."
   (let ((ending (call-ending call)))
@@ -532,8 +533,8 @@ thread."
 ;;; Data of the transport
 
 (defun call-stage (call)
-  "The stage that CALL is at, or was at when it ended: one of the keywords of CALL-STAGES, or nil if
-it is not known. On its loop."
+  "The stage that CALL has reached, or had reached when it ended: one of the keywords of
+CALL-STAGES, or nil if it is not known. On its loop."
   (let ((outcome (call-outcome call)))
     (if outcome (outcome-stage outcome) (operate stage call))))
 

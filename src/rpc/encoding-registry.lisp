@@ -54,8 +54,8 @@
   (and (cddr (encodings)) t))
 
 (defun encoding-open-p (encoding)
-  "True if messages can be compressed by ENCODING; else nil and the reason as text. From any
-thread."
+  "True if messages can be compressed by ENCODING; else two values, nil and the reason as text. From
+any thread."
   (funcall (encoding-opener encoding)))
 
 (defun encoding-of-name (name)
@@ -79,14 +79,14 @@ OS:INFLATE-OCTETS. In user code."
   (funcall (encoding-expander encoding) octets start end limit))
 
 (defun expand-beginning (encoding octets start end limit)
-  "As EXPAND-OCTETS, but with every outcome return octets of BORROW-OCTETS, or nil, and the number
-of them, LIMIT at most, that are the beginning of the result."
+  "As EXPAND-OCTETS, but whatever the outcome also return octets of BORROW-OCTETS, or nil, and the
+number of them, at most LIMIT, that are the beginning of the result."
   (funcall (encoding-beginner encoding) octets start end limit))
 
 ;;; Encodings of users
 
 (defun compress-by (function)
-  "The COMPRESSOR of an encoding whose user has given FUNCTION, of octets and a level."
+  "The COMPRESSOR of an encoding for which the user has given FUNCTION, of octets and a level."
   (declare (type function function))
   (lambda (level octets start end room)
     (let* ((result (funcall function (subseq-octets octets start end) level))
@@ -102,8 +102,8 @@ of them, LIMIT at most, that are the beginning of the result."
   (limit 0 :type index))                ; the most there may be
 
 (defun add-output (output octets start end)
-  "Add OCTETS from START to END to OUTPUT. If that exceeds the limit, add as many as there is room
-for and return false."
+  "Add OCTETS from START to END to OUTPUT. If that exceeds the limit, add as many as fit and return
+false."
   (let* ((fill (output-fill output))
          (count (min (- end start) (- (output-limit output) fill)))
          (room (length (output-octets output))))
@@ -130,7 +130,7 @@ keyword of OS:INFLATION. FUNCTION is left by a non-local exit once OUTPUT is ful
     :ok))
 
 (defun expand-by (function)
-  "The BEGINNER of an encoding whose user has given FUNCTION, of octets and a function that
+  "The BEGINNER of an encoding for which the user has given FUNCTION, of octets and a function that
 writes."
   (lambda (octets start end limit)
     (let ((output (make-bounded-output
@@ -164,15 +164,15 @@ encoding."
                           (or (char<= #\a character #\z) (digit-char-p character)
                               (find character "-_.")))
                         text))
-      (misuse "~S cannot be the name of a compression: a keyword of letters, digits and \"-_.\", ~
-               ~D at most." name +encoding-characters+))
+      (misuse "~S cannot be the name of a compression, which is a keyword of at most ~D letters, ~
+               digits and \"-_.\"." name +encoding-characters+))
     (when (member name '(:identity :gzip :deflate))
       (misuse "The compression ~S is the library's own." name))
     text))
 
 (defun put-encoding (new)
-  "Add NEW to the encodings, or give its functions to the encoding of its name, and return that.
-From any thread."
+  "Add NEW to the encodings, or give its functions to the existing encoding of its name, and return
+the encoding. From any thread."
   (loop
     (let* ((old **encodings**)
            (known (find (encoding-name new) old :key #'encoding-name)))
@@ -183,7 +183,7 @@ From any thread."
                    (encoding-beginner known) (encoding-beginner new))
              (return known))
             ((<= +most-encodings+ (length old))
-             (misuse "There are ~D compressions already." +most-encodings+))
+             (misuse "~D compressions are registered already, the most that can be." +most-encodings+))
             ((eq old (sb-ext:compare-and-swap (symbol-value '**encodings**) old
                                               (append old (list new))))
              (return new))))))
@@ -196,12 +196,13 @@ COMPRESS    a function of octets, those of a message, and the option :compressio
             that returns octets
 DECOMPRESS  a function of octets, those of a compressed message, and a function WRITE. It calls
             WRITE with the octets of the message, in pieces: (funcall write octets start end), where
-            START and END may be left out. As soon as there are more than the limit of the call,
+            START and END are optional. As soon as there are more than the limit of the call,
             :max-receive-octets, WRITE does not return, and the call ends with :resource-exhausted.
-            If DECOMPRESS signals an error the message is corrupt: the call ends with :internal
-Both may be called by several threads at once, and must not change their octets. Registering NAME
-again replaces its functions. Register it before you make channels and servers that use it. Signal
-MISUSE for :identity, :gzip, :deflate, and an invalid name. From any thread."
+            If DECOMPRESS signals an error the message is corrupt: the call ends with :internal Both
+            may be called by several threads at once, and must not change their octets. Registering
+            NAME again replaces its functions. Register it before you make channels and servers that
+            use it. Signal MISUSE for :identity, :gzip, :deflate, and an invalid name. From any
+            thread."
   (let ((text (encoding-text-for name)))
     (unless (and (functionp compress) (functionp decompress))
       (misuse "The compression ~S needs two functions, :compress and :decompress." name))
@@ -231,5 +232,5 @@ else, and if the encoding's library is missing."
         (misuse "~S is not a compression; the registered ones are ~{~S, ~}and :identity." name
                 (mapcar #'encoding-name (encodings))))
       (multiple-value-bind (usable reason) (encoding-open-p encoding)
-        (unless usable (misuse "There is no compression ~S here: ~A." name reason)))))
+        (unless usable (misuse "The compression ~S is not available here: ~A." name reason)))))
   name)

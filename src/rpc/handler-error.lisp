@@ -1,16 +1,16 @@
 ;;;; Errors in user code, above all in handlers: how they end the call, the log, and the debugger
 ;;;; with its restarts (*DEBUG-ON-ERROR*). User code runs in WITH-USER-CODE. No error leaves it;
-;;;; only an interrupt from the keyboard does, and the end of the thread.
+;;;; only an interrupt from the keyboard and the end of the thread do.
 ;;;;
 ;;;; The RPC-ERROR that FAIL signals ends the call with its status, message, details and trailers.
-;;;; The RPC-ERROR of another call that the handler has made is an error like any other: it is for
-;;;; this server, not for its clients. A handler that wants to pass it on uses FAIL.
+;;;; An RPC-ERROR of another call that the handler has made is an error like any other: it is meant
+;;;; for this server, not for its clients. A handler that wants to pass it on uses FAIL.
 
 (in-package #:clgrpc.rpc)
 
 (defvar *debug-on-error* nil
   "If true, an error in a handler enters the debugger in the handler's thread, with the restarts
-RETURN-STATUS, RETRY-HANDLER and CANCEL-CALL, while all other calls go on. If false, the default,
+RETURN-STATUS, RETRY-HANDLER and CANCEL-CALL, while all other calls continue. If false, the default,
 the call ends with status :internal and the backtrace goes to the log. Set it globally.")
 
 (defun debug-error (error)
@@ -28,32 +28,33 @@ the call ends with status :internal and the backtrace goes to the log. Set it gl
       :report "End the call with the status :cancelled."
       (make-rpc-error :cancelled :message "cancelled in the debugger" :ended-by :local))
     (retry-handler ()
-      :report "Run the handler, or whatever of the call it was, again."
+      :report "Run the handler, or the other user code of the call, again."
       :retry)))
 
 (defun return-status (status &optional (message ""))
   "Invoke the restart RETURN-STATUS: end the call whose handler is in the debugger with STATUS, a
-keyword, and MESSAGE. Signal a CONTROL-ERROR without such a restart. From the handler's thread. See
-*DEBUG-ON-ERROR*."
+keyword, and MESSAGE. Signal a CONTROL-ERROR if there is no such restart. From the handler's thread.
+See *DEBUG-ON-ERROR*."
   (invoke-restart 'return-status status message))
 
 (defun retry-call ()
   "Invoke the restart RETRY-CALL: make the call again with the same arguments (a :timeout begins
 again), and let the stub return its values. A blocking stub offers this restart while it signals the
 RPC-ERROR of its call, unless the call's requests came from a generator function. Signal a
-CONTROL-ERROR without such a restart. The caller decides how often to repeat, and waits between.
-From the caller's thread."
+CONTROL-ERROR if there is no such restart. The caller decides how often to repeat, and waits
+between. From the caller's thread."
   (invoke-restart 'retry-call))
 
 (defun cancel-call ()
   "Invoke the restart CANCEL-CALL: end the call whose handler is in the debugger with :cancelled.
-Signal a CONTROL-ERROR without such a restart. From the handler's thread. See *DEBUG-ON-ERROR*."
+Signal a CONTROL-ERROR if there is no such restart. From the handler's thread. See
+*DEBUG-ON-ERROR*."
   (invoke-restart 'cancel-call))
 
 (defun retry-handler ()
   "Invoke the restart RETRY-HANDLER: run the handler that is in the debugger again, in its newest
-definition, with the same request. Signal a CONTROL-ERROR without such a restart. From the handler's
-thread. See *DEBUG-ON-ERROR*."
+definition, with the same request. Signal a CONTROL-ERROR if there is no such restart. From the
+handler's thread. See *DEBUG-ON-ERROR*."
   (invoke-restart 'retry-handler))
 
 (defun same-call-p (one other)
@@ -75,7 +76,7 @@ another call ended with it, or a channel could not make a call."
   (or (call-status call) (overdue-p call)))
 
 (defun error-condition (call error)
-  "The RPC-ERROR that ERROR, signalled by CALL's user code, ends the call with, or :RETRY."
+  "The RPC-ERROR with which ERROR, signalled by CALL's user code, ends the call, or :RETRY."
   (cond ((and (typep error 'rpc-error) (not (of-another-call-p error call))) error)
         ((and (typep error 'rpc-error) (over-p call))
          (verdict-error :deadline-passed '()))
@@ -87,8 +88,8 @@ another call ended with it, or a channel could not make a call."
                           :cause error))))
 
 (defun restore-stack-guard (error)
-  "Restore the guard page of the stack if a full stack or heap caused ERROR, the RPC-ERROR with
-which user code has ended. Return ERROR."
+  "Restore the guard page of the stack if a full stack or heap caused ERROR, the RPC-ERROR that user
+code has ended with. Return ERROR."
   (when (typep (rpc-error-cause error) 'storage-condition) (os:protect-stack-end))
   error)
 

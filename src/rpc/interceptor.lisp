@@ -8,9 +8,9 @@
 ;;;; Interceptors for some methods only are a list in that list; its first element is the service or
 ;;;; method that they are for.
 ;;;;
-;;;; A server or channel without interceptors has no cost from them. A route of a server has those
-;;;; that are for its method. A channel with interceptors or call credentials is of a class of its
-;;;; own, a subclass of INTERCEPTION, so that calls on other channels do not even look for them.
+;;;; A server or channel without interceptors has no cost from them. A route of a server has the
+;;;; interceptors for its method. A channel with interceptors or call credentials is of a class of
+;;;; its own, a subclass of INTERCEPTION, so that calls on other channels do not even look for them.
 
 (in-package #:clgrpc.rpc)
 

@@ -1,6 +1,6 @@
 ;;;; The functions of calls for users, over any transport: SEND, RECEIVE, metadata, cancellation,
-;;;; and the reactive style, callbacks on the call's loop. All of it goes through the call's
-;;;; OPERATIONS. Messages pass the filters of interceptors here.
+;;;; and the reactive style: callbacks on the call's loop. All of them use the call's OPERATIONS.
+;;;; Messages pass the filters of interceptors here.
 
 (in-package #:clgrpc.rpc)
 
@@ -28,8 +28,8 @@ that CALL's method sends."
 queued: see TRY-SEND and ON-WRITABLE. Return nil without sending if the peer has ended the call with
 :ok. Signal the call's RPC-ERROR if it has ended with another status, and MISUSE after CLOSE-SEND.
 COMPRESS matters if CALL has a CALL-COMPRESSION. With :auto, MESSAGE is compressed if it is long
-enough and gets shorter by it; with t, always. With nil it is sent uncompressed, which is right for
-a secret beside text that an attacker chose. From any thread, but CALL is not locked: several
+enough and compression shortens it; with t, always. With nil it is sent uncompressed, as it should
+be if a secret is next to text that an attacker chose. From any thread, but CALL is not locked:
 threads that send on one call must do so one after the other."
   (check-call call)
   (operate send call (outgoing call message) t compress))
@@ -48,7 +48,7 @@ for a handler's call. From any thread."
   nil)
 
 (defun receive (call)
-  "Return the next message of CALL, or nil after the last one. Wait until a message comes. On a
+  "Return the next message of CALL, or nil after the last one. Wait until a message arrives. On a
 client, signal the call's RPC-ERROR once it has ended with a status other than :ok; in a handler,
 signal it once the call was cancelled or its deadline passed. Only one thread at a time may receive
 on a call. Never call it on a loop's thread with nothing to receive."
@@ -57,7 +57,7 @@ on a call. Never call it on a loop's thread with nothing to receive."
 
 (define-hot (deliverable-p :inline t) ((call call)) boolean
   "True if RECEIVE may return messages that have arrived for CALL: CALL runs, has ended with :ok, or
-was ended by the peer itself."
+was ended by the peer."
   (and (or (member (call-status call) '(nil :ok))
            (eq :peer (outcome-ended-by (the outcome (call-outcome call)))))
        t))
@@ -138,7 +138,7 @@ lost its connection. A handler that computes for long calls it from time to time
   (not (member (operate look call) '(nil :ok))))
 
 (defun leave-call (call)
-  "The operation LEAVE: end CALL, whose user has left it, if it is a client's and runs."
+  "The operation LEAVE: end CALL, whose user has left it, if it is a client's and still runs."
   (when (and (client-p call) (null (call-status call)))
     (operate post call (lambda () (abort-as call :caller-lost-interest)))))
 
@@ -183,8 +183,8 @@ From any thread."
 ;;; The reactive style: callbacks on the call's loop
 
 (defun check-callback (name call function)
-  "Signal MISUSE unless CALL is a call and FUNCTION, the callback that the function NAME was given,
-is a function."
+  "Signal MISUSE unless CALL is a call and FUNCTION, the callback given to the function NAME, is a
+function."
   (check-call call)
   (unless (functionp function)
     (misuse "~A takes a call and a function, not ~S~@[: #'~S is its function~]." (symbol-name name)
@@ -206,9 +206,9 @@ stopped."
      call))
 
 (define-callback on-message reactions-on-message
-  "Call FUNCTION with each message of CALL that arrives, first with those that wait already. In a
-handler messages wait while more than the send budget (options-send-budget-octets) of its answers is
-queued.")
+  "Call FUNCTION with each message of CALL that arrives, first with those that are waiting already.
+In a handler messages wait while more than the send budget (options-send-budget-octets) of its
+answers is queued.")
 
 (define-callback on-half-close reactions-on-half-close
   "Call FUNCTION without arguments after the peer's last message has been received.")
@@ -218,7 +218,7 @@ queued.")
   (when (cancelled-p call) (funcall function)))
 
 (define-callback on-writable reactions-on-writable
-  "Call FUNCTION without arguments now if there is room to send, and each time there is room again
+  "Call FUNCTION without arguments now if there is room to send, and again each time there is room
 after TRY-SEND has returned nil.")
 
 (defun on-end (call function)
@@ -303,6 +303,6 @@ later. If the client does not accept the new value, messages go uncompressed. Fr
   name)
 
 (defun received-compressed-p (call)
-  "True if the last decoded message of CALL came compressed: the request of a handler, or the last
-message that RECEIVE returned. From the thread that receives."
+  "True if the last decoded message of CALL was received compressed: the request of a handler, or
+the last message that RECEIVE returned. From the thread that receives."
   (operate received-compressed call))

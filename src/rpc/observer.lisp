@@ -7,9 +7,9 @@
 ;;;;
 ;;;; An observer's functions are called where the events happen: on the call's loop, with the baton
 ;;;; held. So they must be short, must not wait, and may only read the call. An error in a user's
-;;;; function goes to the log: what a call does after an observer has been called, such as waking
-;;;; those that wait for its end, is done in any case. Observers of clgrpc's own establish no
-;;;; handlers, so they call each function of a user's in GUARDING.
+;;;; function goes to the log: the work of a call after an observer was called, such as waking those
+;;;; that wait for its end, is done in any case. Observers of clgrpc's own establish no handlers, so
+;;;; they call each user's function in GUARDING.
 
 (in-package #:clgrpc.rpc)
 
@@ -94,16 +94,16 @@ within the image. STREAM is nil if the attempt has ended without a stream; ATTEM
 once.")
   (attempt-ended (call peer status stream sent received ns) nil
     "An attempt of CALL, a client's, to PEER has ended, with or without a stream. STATUS is that of
-the attempt: :cancelled if CALL goes on with another attempt, and CALL's own if CALL has ended with
-this one. SENT and RECEIVED are the octets of its messages, as in MESSAGE-SENT; NS is its duration
-in nanoseconds.")
+the attempt: :cancelled if CALL continues with another attempt, and CALL's own if CALL has ended
+with this one. SENT and RECEIVED are the octets of its messages, as in MESSAGE-SENT; NS is its
+duration in nanoseconds.")
   (headers-sent (call) nil
     "CALL's headers have been written.")
   (headers-received (call) nil
     "The headers of CALL's peer have come.")
   (message-sent (call octets) nil
-    "A message of CALL has been written, of OCTETS on the wire without its prefix; for a client's
-call, in each of its attempts.")
+    "A message of CALL was written, with OCTETS octets on the wire without its prefix; for a
+client's call, in each of its attempts.")
   (message-received (call octets) nil
     "A message for CALL has come, of OCTETS on the wire without its prefix.")
   (request-begun (call authority) nil
@@ -116,23 +116,23 @@ a single request again, but not the messages of a stream.")
   (content-received (call octets start end encoding) nil
     "A message for CALL has come; the arguments are as in CONTENT-SENT.")
   (half-closed (call) nil
-    "CALL's client sends no more messages: for handlers' calls, and for clients' whose requests come
-one by one.")
+    "CALL's client sends no more messages: for handlers' calls, and for clients' whose requests are
+sent one by one.")
   (connection-begun (peer) nil
     "A connection with PEER, an address, has been made.")
   (connection-ended (peer reason) nil
     "The connection with PEER has ended because of REASON, a text.")
   (subchannel-connected (peer) nil
-    "A subchannel of a channel has a working connection with PEER: its SETTINGS have come.")
+    "A subchannel of a channel has a working connection with PEER: PEER's SETTINGS were received.")
   (subchannel-disconnected (peer error) nil
     "A connection that SUBCHANNEL-CONNECTED reported has ended. ERROR is a text of gRFC A94:
 \"GOAWAY NO_ERROR\", \"subchannel shutdown\", \"connection reset\" and so on.")
   (subchannel-failed (reason) nil
     "An attempt of a subchannel to connect to one address has failed because of REASON, a text.")
   (weights-updated (weights stale fallback) nil
-    "A weighted_round_robin policy has computed WEIGHTS, a vector of a number for each endpoint that
-is ready, 0 without a valid weight. The load reports of STALE of them are too old. FALLBACK is true
-if too few have a weight, so that the endpoints get calls in turn.")
+    "A weighted_round_robin policy has computed WEIGHTS, a vector of a number for each ready
+endpoint, 0 without a valid weight. The load reports of STALE of them are too old. FALLBACK is true
+if too few endpoints have a weight, so that they get calls in turn.")
   (refused (option peer) nil
     "A call or connection of PEER was refused or ended because of OPTION, a keyword of the options
 table."))

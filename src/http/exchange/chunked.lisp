@@ -1,6 +1,6 @@
 ;;;; Answers in chunks: a handler of HTTP begins a response, and any thread continues it over time,
-;;;; as server-sent events need. Everything is posted to the loop of the request's call. The octets
-;;;; that wait for the peer are bounded: SEND-CHUNK refuses more.
+;;;; as server-sent events require. Everything is posted to the loop of the request's call. The
+;;;; octets that wait for the peer are bounded: SEND-CHUNK refuses more.
 
 (in-package #:clgrpc.exchange)
 
@@ -12,11 +12,11 @@
   (funcall (sink-post (http-request-sink request)) request size function))
 
 (defun begin-response (request &key (status 200) headers)
-  "Begin to answer REQUEST, which a handler of HTTP has got, in chunks: send STATUS, an HTTP status
-from 200 to 599, and HEADERS, an alist of strings. Return REQUEST. SEND-CHUNK goes on, and
-END-RESPONSE ends it. If the handler returns REQUEST the response stays open after it; if it returns
-anything else that ends it. A server that stops ends it at once. Signal MISUSE if REQUEST has an
-answer. From any thread."
+  "Begin to answer REQUEST, the argument of a handler of HTTP, in chunks: send STATUS, an HTTP
+status from 200 to 599, and HEADERS, an alist of strings. Return REQUEST. SEND-CHUNK continues it,
+and END-RESPONSE ends it. If the handler returns REQUEST the response remains open; if it returns
+anything else this ends the response. A server that stops ends it at once. Signal MISUSE if REQUEST
+has an answer. From any thread."
   (let ((answer (check-answer status headers nil)))
     (when (sb-ext:compare-and-swap (http-request-sending request) nil :posted)
       (misuse "The response to ~A was begun before." request))
@@ -47,7 +47,7 @@ answer. From any thread."
             (options-send-budget-octets (http-request-options request))))))
 
 (defun post-chunk (request octets)
-  "Send OCTETS, which belong to the connection from now on, in REQUEST's response, by the loop."
+  "Send OCTETS, which belong to the connection from now on, in REQUEST's response, on the loop."
   (post request (length octets)
         (lambda ()
           (unless (over-p request)
@@ -55,10 +55,9 @@ answer. From any thread."
 
 (defun send-chunk (request chunk)
   "Send CHUNK, a string, which becomes UTF-8, or octets, as the next part of the response to REQUEST
-that BEGIN-RESPONSE has begun; CHUNK may be changed afterwards. Return true; or nil, and send
-nothing, if the response has ended, or if so much of it waits for a slow peer that this would make
-it more than the option send-budget-octets. Signal MISUSE if the response has not been begun. From
-any thread."
+that BEGIN-RESPONSE has begun; CHUNK may be changed afterwards. Return true. Return nil, and send
+nothing, if the response has ended, or if the octets that wait for a slow peer would exceed the
+option send-budget-octets. Signal MISUSE if the response has not been begun. From any thread."
   (check-begun request)
   (let* ((octets (if (stringp chunk) (string-octets chunk) (coerce chunk 'octets)))
          (count (length octets)))
@@ -72,24 +71,24 @@ any thread."
 
 (defun end-response (request)
   "End the response to REQUEST that BEGIN-RESPONSE has begun, after all chunks sent so far. Ending
-it again, or when the peer has gone, does nothing. Signal MISUSE if it has not been begun. From any
-thread."
+it again, or after the peer has disconnected, does nothing. Signal MISUSE if it has not been begun.
+From any thread."
   (check-begun request)
   (post request 0 (lambda () (finish request)))
   nil)
 
 (defun response-open-p (request)
-  "True until the response to REQUEST has ended, or its peer has gone. From any thread."
+  "True until the response to REQUEST has ended, or its peer has disconnected. From any thread."
   (not (over-p request)))
 
 (defun on-response-end (request function)
-  "Call FUNCTION without arguments once the response to REQUEST has ended: END-RESPONSE was called,
-the peer has gone, or the server stops. Runs on the loop of REQUEST's connection, so it must not
+  "Call FUNCTION without arguments when the response to REQUEST ends: END-RESPONSE was called, the
+peer has disconnected, or the server stops. Runs on the loop of REQUEST's connection, so it must not
 wait. Return REQUEST. From any thread."
   (funcall (sink-on-end (http-request-sink request)) request function)
   request)
 
 (defun end-open-response (request)
-  "If the answer to REQUEST is sent in chunks, end it, since the server stops. On the loop."
+  "If the answer to REQUEST is sent in chunks, end it, because the server stops. On the loop."
   (when (begun-p request)
     (funcall (sink-stop (http-request-sink request)) request)))

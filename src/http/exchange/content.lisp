@@ -1,5 +1,5 @@
-;;;; Answers: the values of HTTP handlers, checked. Their headers may not include those that only we
-;;;; set, and each must be exactly one header on the line.
+;;;; Answers: the values of HTTP handlers, checked. Their headers must not include those that only
+;;;; the server sets, and each must be exactly one header on the line.
 
 (in-package #:clgrpc.exchange)
 
@@ -40,7 +40,7 @@
   '(simple-array character (*)))
 
 (define-hot sound-value-p ((value text)) boolean
-  "True if VALUE can be a header's as it is: printable ASCII without blanks around it."
+  "True if VALUE is valid for a header as it is: printable ASCII without blanks around it."
   (let ((end (length value)))
     (and (loop for char across value always (char<= #\Space char #\~))
          (or (zerop end)
@@ -72,7 +72,8 @@ Signal an error if it cannot be a header."
     (cons name value)))
 
 (defun check-header (entry)
-  "ENTRY of a handler's headers as it is sent; nil for a header that only we may set."
+  "ENTRY of a handler's headers in the form in which it is sent; nil for a header that only the
+server may set."
   (let ((entry (if (and (consp entry)
                         (typep (car entry) 'text) (http1:header-name-p (car entry))
                         (typep (cdr entry) 'text) (sound-value-p (cdr entry)))
@@ -106,8 +107,8 @@ Signal an error if it cannot be a header."
                                    body))))))
 
 (defun fixed-answer (http-status headers body)
-  "Return an answer for handlers to return again and again: HTTP-STATUS, HEADERS and BODY, as
-handlers return them, checked and written once. From any thread."
+  "Return an answer that handlers may return again and again: HTTP-STATUS, HEADERS and BODY, in the
+form of handlers' values, checked and written once. From any thread."
   (let* ((answer (check-answer http-status headers body))
          (headers (plain-answer-headers answer)))
     (if (or (member http-status '(204 304)) (find-header "date" headers))

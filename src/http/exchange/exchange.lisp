@@ -2,12 +2,12 @@
 ;;;; differ in the RESPONDER, which writes an answer. The SINK has the functions of the owner, a
 ;;;; server.
 ;;;;
-;;;; The body is collected as far as the owner takes it, in a vector that grows as it comes, and
-;;;; charged to the connection like messages that wait.
+;;;; The body is collected as far as the owner accepts it, in a vector that grows as it arrives, and
+;;;; is charged to the connection like messages that wait.
 
 (in-package #:clgrpc.exchange)
 
-(define-load-time-global **not-found** (text-answer 404 "there is nothing here"))
+(define-load-time-global **not-found** (text-answer 404 "nothing was found here"))
 
 (defstruct (sink (:copier nil))
   "An owner's functions for its exchanges and for its connections that speak HTTP/1.1. All functions
@@ -117,7 +117,7 @@ memo of MESSAGE. It belongs to the connection."
 (document-functions
   http-request-p "True if the argument is a request, as the functions of HTTP handlers get."
   http-request-method "The method of REQUEST, a string such as \"GET\"."
-  http-request-target "The path of REQUEST and its query, as they came, a string."
+  http-request-target "The path of REQUEST and its query, as they were received, a string."
   http-request-body "The body of REQUEST, octets; none is an empty vector. Only while its handler
 runs, or before it is answered.")
 
@@ -155,8 +155,8 @@ thread."
     (and (< start (length target)) (subseq target (1+ start)))))
 
 (defun http-request-path (request)
-  "The path of REQUEST, without its query, as it came: nothing in it is decoded. A string. From any
-thread."
+  "The path of REQUEST, without its query, as it was received: nothing in it is decoded. A string.
+From any thread."
   (let ((target (http-request-target request)))
     (subseq target 0 (query-start target))))
 
@@ -189,8 +189,8 @@ any thread."
                                            (name simple-string))
     boolean
   "True if QUERY has NAME from START to END. Most parameters have other names, and some are attacks
-on processor time: a name is only decoded if its length fits. A character takes at most twelve: four
-octets, each of which is escaped."
+on processor time: a name is decoded only if its length is possible. A character takes at most
+twelve octets: four octets of UTF-8, each of which is escaped."
   (unless (<= (length name) (- end start) (* 12 (the index (length name))))
     (return-from parameter-named-p nil))
   (if (loop for i of-type index from start below end thereis (escape-p (char query i)))
@@ -231,7 +231,7 @@ without such a parameter."
         ((simple-array character (*)) (find-parameter query name))))))
 
 (defconstant +parameters-looked-at+ 64
-  "The most parameters that QUERY-VALUES looks at: a peer can send thousands of an octet or two
+  "The most parameters that QUERY-VALUES examines: a peer can send thousands of an octet or two
 each.")
 
 (define-hot query-values ((query (or null simple-string)) (names list)) list
@@ -267,8 +267,8 @@ nil for a name that none of the first 64 parameters has."
 ;;; Routes
 
 (defun note-refusal (router request)
-  "Set the answer to REQUEST, which has no route of ROUTER, or nil: if ROUTER has one for another
-method, the answer is that."
+  "Set the answer to REQUEST, which has no route of ROUTER, or nil: if ROUTER has a route for
+another method, set the answer that says so."
   (let ((entry (target-entry router (http-request-target request))))
     (when entry
       (setf (http-request-refusal request) (wrong-method (router-entry-handler entry))))))
@@ -305,8 +305,8 @@ method, the answer is that."
                                                 (max-fallback-body-octets)" limit))))
 
 (defun make-body-room (request count limit)
-  "Make room for COUNT octets more in the body of REQUEST, which may have LIMIT in all. Return false
-if that exceeds its memory limit, so that it has been ended."
+  "Make room for COUNT octets more in the body of REQUEST, whose limit is LIMIT. Return false if
+that exceeds its memory limit; then REQUEST was ended."
   (let* ((body (http-request-body request))
          (need (+ (http-request-fill request) count))
          (length (min limit (max need (* 2 (length body)) 1024))))
@@ -330,7 +330,8 @@ if that exceeds its memory limit, so that it has been ended."
   nil)
 
 (defun cut-answer-off (request)
-  "End the answer to REQUEST, which is claimed, so that the peer sees that it is incomplete."
+  "End the answer to REQUEST, which is claimed, in such a way that the peer sees that it is
+incomplete."
   (funcall (responder-end (http-request-responder request)) request nil))
 
 (define-hot (unsent-octets :inline t) ((request http-request)) index
@@ -338,7 +339,7 @@ if that exceeds its memory limit, so that it has been ended."
   (values (the index (funcall (responder-unsent (http-request-responder request)) request))))
 
 (defun pause-body (request)
-  "Read no more of the body of REQUEST, which is claimed, until RESUME-BODY. On the loop."
+  "Stop reading the body of REQUEST, which is claimed, until RESUME-BODY. On the loop."
   (funcall (responder-pause (http-request-responder request)) request))
 
 (defun resume-body (request)
@@ -367,7 +368,7 @@ if that exceeds its memory limit, so that it has been ended."
 
 (defun answer-of (request values)
   "The meaning of VALUES, those of a handler of REQUEST: REQUEST itself for a later answer; T if an
-answer has been begun, and has to end; else an answer."
+answer was begun, and must be ended; else an answer."
   (cond ((eq request (first values)) request)
         ((plain-answer-p (first values)) (first values))
         ((http-request-sending request) t)
@@ -382,8 +383,8 @@ it."
                     (plain-answer-http-status (http-request-answer request))))
 
 (defun write-end (request whole otherwise)
-  "Write the answer of REQUEST, which has ended, or the end of an answer in chunks; without WHOLE
-that is cut off. OTHERWISE, a function, returns the answer if REQUEST has none."
+  "Write the answer of REQUEST, which has ended, or the end of an answer in chunks; if WHOLE is
+false, cut that off. OTHERWISE, a function, returns the answer if REQUEST has none."
   (declare (type function otherwise))
   (let ((responder (http-request-responder request)))
     (if (begun-p request)

@@ -1,12 +1,12 @@
-;;;; The protocol of a server's connection, HTTP/2 or HTTP/1.1. It is decided only here, by the
+;;;; The protocol of a server's connection, HTTP/2 or HTTP/1.1. It is determined only here, by the
 ;;;; result of ALPN, or else by the first octets.
 
 (in-package #:clgrpc.exchange)
 
 (defun first-octets-version (octets start end)
-  "The protocol of a connection whose first octets are those from START to END: \"PRI \" begins
-HTTP/2, other text a request of HTTP/1.1. All else is left to HTTP/2, which reports the error.
-:MORE if more octets are needed."
+  "The protocol of a connection whose first octets are those from START to END: HTTP/2 if they are
+\"PRI \", HTTP/1.1 for other text. Everything else is left to HTTP/2, which reports the error. :MORE
+if more octets are needed."
   (let ((count (min 4 (- end start))))
     (cond ((null (mismatch #.(ascii-octets "PRI ") octets :end1 count :start2 start
                                                           :end2 (+ start count)))

@@ -1,14 +1,14 @@
-;;;; HTTP/1.1 at a server (RFC 9112): a connection that speaks it, from the octets of requests to
-;;;; those of their answers. Its owner has a SINK.
+;;;; HTTP/1.1 at a server (RFC 9112): a connection, from the octets of requests to those of their
+;;;; answers. Its owner has a SINK.
 ;;;;
 ;;;; A connection has one request at a time. Pipelined octets after it wait until it is answered;
-;;;; meanwhile nothing more is read, so a peer makes us keep one read at most. After an error, and
-;;;; after an answer that comes before the end of its request, the start of the next request is
-;;;; unknown: the connection ends with that answer.
+;;;; meanwhile nothing more is read, so a peer can make us keep the octets of one read at most.
+;;;; After an error, and after an answer that comes before the end of its request, the beginning of
+;;;; the next request is unknown: the connection ends with that answer.
 ;;;;
-;;;; Phases:  :idle → :head → :body → :answer → :idle, or :over. One timer for each connection looks
-;;;; at the phase when the earliest time-out of it may be due; a request that takes no longer than
-;;;; that costs no timer.
+;;;; Phases: :idle → :head → :body → :answer → :idle, or :over. One timer for each connection checks
+;;;; the phase when the earliest time-out of it may be due; a request that ends before that needs no
+;;;; timer.
 
 (in-package #:clgrpc.exchange)
 
@@ -115,8 +115,7 @@
                   due-ns))
 
 (defun await-due (state)
-  "Start STATE's timer, unless it is due early enough, for the time at which its phase takes too
-long."
+  "Start STATE's timer for the time at which its phase exceeds its limit, unless it is due by then."
   (let ((due (phase-due-ns state)))
     (when (or (not (timer-pending-p (state-timer state))) (< due (state-timer-ns state)))
       (look-again state due))))
@@ -154,7 +153,7 @@ long."
     (http-loop-date-lines http)))
 
 (define-hot (stays-p :inline t) ((state http1-connection)) boolean
-  "True if STATE goes on after the answer that is given now."
+  "True if STATE remains open after the present answer."
   (and (eq :answer (state-phase state))
        (not (state-last state))
        (http1:message-persistent-p (state-message state))))
@@ -170,8 +169,8 @@ long."
   nil)
 
 (defun connection-option (state)
-  "The value of the header connection in an answer of STATE, nil for none. Once it is \"close\", the
-connection ends with that answer (RFC 9112 section 9.6)."
+  "The value of the header connection in an answer of STATE, nil for no such header. Once it is
+\"close\", the connection ends with that answer (RFC 9112 section 9.6)."
   (cond ((not (stays-p state))
          (setf (state-last state) t)
          "close")
@@ -201,7 +200,7 @@ header connection."
     (end-answer state whole)))
 
 (define-hot end-answer ((state http1-connection) (whole boolean)) null
-  "Go on after an answer of STATE was written; WHOLE is false if it was cut off."
+  "Continue after an answer of STATE was written; WHOLE is false if it was cut off."
   (let ((stays (and whole (stays-p state))))
     (cond (stays
            (http1:next-message (state-parser state))
@@ -233,12 +232,12 @@ header connection."
     (end-request-answer state t)))
 
 (defun chunked-answer-p (state)
-  "True if the answer to STATE's request, which its handler gives in chunks, is sent in chunks of
+  "True if the answer to STATE's request, which its handler gives in parts, is sent in chunks of
 HTTP."
   (plusp (http1:message-minor (state-message state))))
 
 (defun begin-over-http1 (request answer)
-  "The responder's BEGIN. HTTP/1.0 has no chunks: such a body ends with the connection."
+  "The responder's BEGIN. HTTP/1.0 has no chunks: there such a body ends with the connection."
   (let ((state (http1-request-connection request)))
     (unless (chunked-answer-p state) (setf (state-last state) t))
     (write-http1-head state answer
@@ -315,8 +314,8 @@ HTTP."
 
 (defun renew-body-time (request)
   "Restart the time limit of the body of REQUEST, which is claimed and over HTTP/1.1, after a
-complete message of a stream in it. This is only for a body in chunks: a stream may take long, but
-not one of its messages. On the loop."
+complete message of a stream. This is only for a body in chunks: a stream may take long, but each of
+its messages may not. On the loop."
   (let ((state (http1-request-connection request)))
     (unless (integerp (http1:message-body (state-message state)))
       (setf (state-since-ns state) (state-now state)))))
@@ -346,8 +345,8 @@ connection."
     (end-http1 state text)))
 
 (defun refuse-claimed (state http-status text)
-  "As REFUSE, for a claimed request that is still coming: its owner has lost it. An answer that has
-begun is cut off."
+  "As REFUSE, for a claimed request that is still being received: its owner has lost it. An answer
+that has begun is cut off."
   (let ((request (shiftf (state-request state) nil)))
     (funcall (sink-lost (state-sink state)) request text)
     (funcall (sink-done (state-sink state)) request)
@@ -409,15 +408,15 @@ begun is cut off."
     request))
 
 (define-hot prompt-answer ((state http1-connection) (known known-head)) (or null plain-answer)
-  "The answer to the request whose head is KNOWN, if it has a prompt handler, and no observer
-sees it; else nil."
+  "The answer to the request whose head is KNOWN, if it has a prompt handler and no observer must
+see it; else nil."
   (let ((prompt (known-head-prompt known)))
     (if (and prompt (funcall (sink-prompt-p (state-sink state)) (state-owner state)))
         (values (funcall prompt (known-head-query known)))
         nil)))
 
 (define-hot begin-request ((state http1-connection)) null
-  "Handle the head of a request, which has come."
+  "Handle the head of a request, which was received."
   (let* ((options (state-options state))
          (message (the http1:message (http1:parser-message (state-parser state)))))
     (setf (state-message state) message)
@@ -434,7 +433,8 @@ sees it; else nil."
   nil)
 
 (defun begin-exchange (state known)
-  "Begin the exchange for a request for a handler, whose head has come; KNOWN is its known head."
+  "Begin the exchange for a request for a handler, whose head was received; KNOWN is its known
+head."
   (let* ((message (known-head-message known))
          (body (http1:message-body message))
          (limit (options-max-fallback-body-octets (state-options state)))
@@ -478,7 +478,7 @@ sees it; else nil."
   nil)
 
 (defun note-begun-head (state)
-  "Note that all input has been taken. If STATE's peer has begun a request, limit its time."
+  "Note that all input was processed. If STATE's peer has begun a request, limit its time."
   (let ((began (http1:parser-begun-p (state-parser state))))
     (case (state-phase state)
       (:idle (when began
@@ -487,12 +487,13 @@ sees it; else nil."
       (:body (await-due state)))))
 
 (defconstant +events-per-look+ 64
-  "After so many parts of a request, such as chunks, the clock is read.")
+  "After how many parts of a request, such as chunks, the clock is read.")
 
 (define-hot read-requests ((state http1-connection) (octets octets) (start index) (end index))
     (values index boolean)
-  "Take OCTETS from START to END, up to the end of a request that is not answered at once, or of the
-time that a turn has for them. Return where that is, and true if there is more."
+  "Process OCTETS from START to END, up to the end of a request that is not answered at once, or for
+the time that a turn has for them. Return two values: the position reached, and true if there is
+more."
   (let ((at start) (events 0))
     (declare (type index at events))
     (loop
@@ -556,9 +557,9 @@ owner write more."
     (loop:make-handler :input #'http1-input :fill #'http1-fill :closed #'http1-closed))
 
 (defun begin-http1 (owner http socket since-ns)
-  "Make SOCKET, on which only the first octets have come, a connection that speaks HTTP/1.1 since
-SINCE-NS, with HTTP, an HTTP-LOOP. Return the HTTP1-CONNECTION. OWNER is the argument of the sink's
-functions."
+  "Make SOCKET, on which only the first octets were received, a connection that has spoken HTTP/1.1
+since SINCE-NS, with HTTP, an HTTP-LOOP. Return the HTTP1-CONNECTION. OWNER is the argument of the
+sink's functions."
   (let* ((options (http-loop-options http))
          (state (make-http1-connection
                  owner http socket
@@ -582,7 +583,7 @@ functions."
        (if message (* 2 (http1:message-octets message)) 0))))
 
 (defun drain-http1 (state)
-  "Let the answer under way on STATE be its last; without a request, end STATE now."
+  "Let the answer under way on STATE be its last; if there is no request, end STATE now."
   (setf (state-last state) t)
   (case (state-phase state)
     (:idle (end-http1 state "drained"))

@@ -1,5 +1,4 @@
-;;;; Exchanges over HTTP/2: a stream that is not a gRPC call brings a request and takes its
-;;;; answer.
+;;;; Exchanges over HTTP/2: a stream that is not a gRPC call carries a request and its answer.
 
 (in-package #:clgrpc.exchange)
 
@@ -19,8 +18,8 @@
   nil)
 
 (defun write-http2-head (request stream answer length)
-  "Write the headers of ANSWER on STREAM, whose body has LENGTH, nil if that is not known; return
-true if they end it."
+  "Write the headers of ANSWER on STREAM; its body has LENGTH octets, nil if that is not known.
+Return true if the headers end the answer."
   (let* ((http-status (plain-answer-http-status answer))
          (bodiless (http1:bodiless-p (http-request-method request) http-status))
          (ends (or bodiless (eql 0 length))))
@@ -39,7 +38,7 @@ true if they end it."
     ends))
 
 (defun end-http2-answer (request stream)
-  "The answer of REQUEST, whose stream was STREAM, is whole."
+  "The answer of REQUEST, whose stream was STREAM, is complete."
   ;; the rest of the request is of no interest (RFC 9113 8.1)
   (unless (or (http-request-whole request)
               (null (http2-request-stream request))
@@ -94,7 +93,7 @@ true if they end it."
   nil)
 
 (defun end-late (stream)
-  "End the answer on STREAM, whose queued octets are all sent, and the request, which is
+  "End the answer on STREAM, whose queued octets were all sent, and the request, which is
 incomplete."
   (http2:send-data stream (make-octets 0) 0 0 t)
   (http2:reset-stream stream http2:+no-error+))
@@ -131,8 +130,8 @@ incomplete."
           headers))))
 
 (defun read-http2-request (list stream router sink options refusal)
-  "The request with the header LIST on STREAM, whose owner has SINK and OPTIONS, with its route of
-ROUTER. REFUSAL, or nil, is its answer if it has no handler."
+  "The request with the header LIST on STREAM, with its route of ROUTER; SINK and OPTIONS are those
+of STREAM's owner. REFUSAL, or nil, is its answer if it has no handler."
   (let ((request (make-http2-request :responder **http2-responder** :sink sink :options options
                                      :stream stream
                                      :refusal (or refusal **not-found**))))
@@ -150,13 +149,14 @@ ROUTER. REFUSAL, or nil, is its answer if it has no handler."
 (define-hot claimed-http2-request ((stream http2:stream) (sink sink) (options options)
                                    (http-method string) claim)
     http2-request
-  "The request with HTTP-METHOD on STREAM, whose owner has SINK and OPTIONS and has claimed it by
-CLAIM."
+  "The request with HTTP-METHOD on STREAM, claimed by CLAIM; SINK and OPTIONS are those of STREAM's
+owner."
   (make-http2-request :responder **http2-responder** :sink sink :options options :stream stream
                       :method http-method :claimed t :route claim))
 
 (defun refused-http2-request (stream sink options http-method answer)
-  "The request with HTTP-METHOD on STREAM, whose owner has SINK and OPTIONS, which ANSWER answers."
+  "The request with HTTP-METHOD on STREAM, which ANSWER answers; SINK and OPTIONS are those of
+STREAM's owner."
   (make-http2-request :responder **http2-responder** :sink sink :options options :stream stream
                       :method http-method :refusal answer))
 

@@ -1,10 +1,11 @@
-;;;; The decoder: a header block (RFC 7541 sections 3.2, 5 and 6) to a FIELD-LIST.
+;;;; The decoder converts a header block (RFC 7541 sections 3.2, 5 and 6) to a FIELD-LIST.
 ;;;;
 ;;;; Everything is bounded: an integer has at most five octets after its prefix, a string ends
-;;;; within the block, the table and the list have their limits. The decoded fields take at most 8/5
-;;;; of the octets of the block, plus objects that are shared. Size updates stand before the first
-;;;; field (section 4.2). Anything else forbidden is an HPACK-ERROR, after which the decoder is of
-;;;; no use. An indexed field, and a literal or block found in a cache, allocate nothing.
+;;;; within the block, the table and the list have limits. The decoded fields take at most 8/5 of
+;;;; the octets of the block, plus objects that are shared. Size updates stand before the first
+;;;; field (section 4.2). Everything else that is forbidden is an HPACK-ERROR, after which the
+;;;; decoder cannot be used any more. An indexed field, and a literal or block found in a cache,
+;;;; allocate nothing.
 
 (in-package #:clgrpc.hpack)
 
@@ -25,11 +26,11 @@
                           (list-fields 1000000) common)
   "Return a decoder whose peer may use a dynamic table of up to TABLE-OCTETS and whose lists hold
 LIST-FIELDS fields of up to LIST-OCTETS (sizes of RFC 7541 section 4.1). A peer may use 4096 octets
-until it has seen our SETTINGS, so give less only through SET-DECODER-LIMIT, when it has
-acknowledged them. A decoder belongs to one connection and is used by one thread at a time; it grows
-with the table its peer really uses. Decoders may share COMMON, a value of MAKE-COMMON-FIELDS, and
-with it the fields that peers have in common, such as content-type; only one thread at a time may
-use any of these decoders."
+until it has seen our SETTINGS, so set a lower limit only by SET-DECODER-LIMIT, when the peer has
+acknowledged it. A decoder belongs to one connection, and one thread at a time may use it; it grows
+with the table that its peer really uses. Decoders may share COMMON, a value of MAKE-COMMON-FIELDS,
+and with it fields that their peers have in common, such as content-type; only one thread at a time
+may use any of these decoders."
   (check-type table-octets index)
   (check-type list-octets index)
   (check-type list-fields index)
@@ -43,7 +44,7 @@ use any of these decoders."
 
 (defun set-decoder-limit (decoder octets)
   "Allow the peer of DECODER a dynamic table of up to OCTETS: our SETTINGS_HEADER_TABLE_SIZE, once
-it is acknowledged. A larger table is cut down at once; a smaller one grows only by the peer's
+it is acknowledged. A larger table is reduced at once; a smaller one grows only by the peer's
 update."
   (check-type octets index)
   (setf (decoder-ceiling decoder) octets)
@@ -90,7 +91,8 @@ at full caches."
 
 (define-hot (read-integer :inline t) ((octets octets) (at index) (end index) (mask octet))
     (values index index)
-  "Read the integer whose prefix is the bits MASK of the octet at AT; return it and where it ends."
+  "Read the integer whose prefix is the bits MASK of the octet at AT; return it and the position
+after it."
   (when (<= end at) (bad-block at "the block is cut short"))
   (let ((prefix (logand mask (aref octets at))))
     (if (< prefix mask)
@@ -139,8 +141,8 @@ position after it."
 
 (define-hot (literal-end :inline t) ((octets octets) (at index) (end index) (mask octet))
     (values index boolean)
-  "Return the end of the literal at AT, whose name index has the prefix MASK, and true if a cache
-may keep it: if it means the same with any contents of the table."
+  "Return two values: the end of the literal at AT, whose name index has the prefix MASK; and true
+if a cache may keep it, because it means the same with any contents of the table."
   (multiple-value-bind (name-index after) (read-integer octets at end mask)
     (when (zerop name-index)
       (setf after (nth-value 1 (string-bounds octets after end))))
@@ -151,7 +153,7 @@ may keep it: if it means the same with any contents of the table."
 
 (define-hot read-plain-literal ((decoder decoder) (octets octets) (at index) (end index))
     (values field index)
-  "Return the field of the literal without indexing at AT, from the cache if it is there, and the
+  "Return the field of the literal without indexing at AT, from the cache if it has it, and the
 position after it."
   (multiple-value-bind (after cacheable) (literal-end octets at end #x0F)
     (if (not cacheable)
@@ -172,8 +174,8 @@ position after it."
 
 (define-hot read-indexed-literal ((decoder decoder) (octets octets) (at index) (end index))
     (values field index)
-  "Return the field of the literal with incremental indexing at AT, from the shared cache if it is
-there, and the position after it."
+  "Return the field of the literal with incremental indexing at AT, from the shared cache if it has
+it, and the position after it."
   (let ((common (decoder-common decoder)))
     (multiple-value-bind (after cacheable)
         (if common (literal-end octets at end #x3F) (values at nil))
@@ -191,7 +193,8 @@ there, and the position after it."
 
 (define-hot decode-literal ((decoder decoder) (octets octets) (at index) (end index))
     (values field index)
-  "Return the field of the representation at AT, which is not an indexed one, and where that ends."
+  "Return the field of the representation at AT, which is not an indexed one, and the position after
+it."
   (let ((octet (aref octets at)))
     (cond ((logtest #x40 octet)
            (multiple-value-bind (field after) (read-indexed-literal decoder octets at end)
@@ -252,7 +255,7 @@ too large for one limit enters the table under another.)"
        (= (repeat-limit repeat) (table-limit decoder))))
 
 (define-hot repeat-of ((list field-list) (decoder decoder)) (or null repeat)
-  "A REPEAT of the fields of LIST, or NIL if one of them is sensitive."
+  "A REPEAT of the fields of LIST, or NIL if one of the fields is sensitive."
   (do-fields (field list)
     (when (field-sensitive-p field) (return-from repeat-of nil)))
   (make-repeat (subseq (field-list-fields list) 0 (field-list-count list))

@@ -1,15 +1,16 @@
-;;;; The encoder: fields to a header block (RFC 7541 sections 5 and 6) at the end of a buffer.
+;;;; The encoder converts fields to a header block (RFC 7541 sections 5 and 6) at the end of a
+;;;; buffer.
 ;;;;
 ;;;; The encoder's dynamic table is found by hash: HEADS has the number of the newest entry of each
 ;;;; bucket, LINKS for each slot of the ring the number of the next older one in its bucket. Both
 ;;;; have two halves as long as the ring: by hash of name and value, and by hash of the name.
-;;;; Numbers only fall along a chain, so it ends at the first number that is not alive, and evicting
-;;;; touches nothing here. Hashes are remembered in the field, so a constant field already in the
-;;;; table costs one look at its bucket. A string is Huffman coded only where that is shorter. A
-;;;; change of limit is noted by SET-ENCODER-LIMIT and takes effect, for us as for the peer, with
-;;;; the size updates that BEGIN-BLOCK writes (section 4.2). The encoding of a vector of constant
-;;;; fields stays valid while no entry comes or goes and the limit is the same, so ENCODE-FIELDS
-;;;; copies it instead of searching again.
+;;;; Numbers only decrease along a chain, so it ends at the first number that is not alive, and
+;;;; evicting changes nothing here. Hashes are stored in the field, so a constant field that is
+;;;; already in the table costs one probe of its bucket. A string is Huffman coded only where that
+;;;; is shorter. A change of limit is noted by SET-ENCODER-LIMIT and takes effect, for us as for the
+;;;; peer, with the size updates that BEGIN-BLOCK writes (section 4.2). The encoding of a vector of
+;;;; constant fields remains valid while no entry is added or evicted and the limit is the same, so
+;;;; ENCODE-FIELDS copies it instead of searching again.
 
 (in-package #:clgrpc.hpack)
 
@@ -33,8 +34,8 @@
 
 (defun make-encoder (&key (table-octets +initial-table-octets+))
   "Return an encoder that uses a dynamic table of at most TABLE-OCTETS, and of at most 4096 until
-SET-ENCODER-LIMIT sets the peer's higher limit. An encoder belongs to one connection and is used by
-one thread at a time; it grows with its table."
+SET-ENCODER-LIMIT sets a higher limit of the peer. An encoder belongs to one connection, and one
+thread at a time may use it; it grows with its table."
   (check-type table-octets index)
   (let ((limit (min table-octets +initial-table-octets+)))
     (%make-encoder limit table-octets (when (< limit +initial-table-octets+) limit) limit)))
@@ -123,7 +124,7 @@ limit is lower. The next block will announce the change."
            (same-octets-p (field-value a) (field-value b)))))
 
 (defmacro find-in-chain ((entry encoder hash half) test)
-  "Search ENCODER's chain for HASH in HALF, 0 or 1, newest first, for an ENTRY that passes TEST.
+  "Search ENCODER's chain for HASH in HALF, 0 or 1, newest first, for an ENTRY that satisfies TEST.
 The value is its index on the wire, or 0."
   `(let* ((ring (table-ring ,encoder))
           (offset (* ,half (length ring)))
@@ -205,8 +206,7 @@ before the fields of each block."
 (define-hot append-literal ((encoder encoder) (buffer buffer) (field field) (mask octet)
                             (pattern octet))
     null
-  "Append FIELD as a literal of the kind of PATTERN, with an index for its name if the tables have
-it."
+  "Append FIELD as a literal of the kind PATTERN, with an index for its name if the tables have it."
   (let* ((static (logand (static-match field) (1- +static-name-only+)))
          (name-index (if (plusp static) static (find-dynamic-name encoder field))))
     (append-integer buffer name-index mask pattern)
@@ -301,8 +301,9 @@ not change."
 
 (define-hot encode-fields ((encoder encoder) (buffer buffer) (fields simple-vector)) null
   "Append each of the vector FIELDS to the header block at the end of BUFFER as ENCODE-FIELD does
-with :INDEX. For vectors that are used again and again, the same object with the same constant
-fields: their octets are remembered and copied as long as the dynamic table does not change."
+with :INDEX. This is for vectors that are used again and again, the same object with the same
+constant fields: their octets are remembered and copied as long as the dynamic table does not
+change."
   (let ((known (find-encoded encoder fields)))
     (if known
         (let* ((octets (encoded-octets known))

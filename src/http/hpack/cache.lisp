@@ -10,12 +10,12 @@
 ;;;;
 ;;;; Several decoders may share a third cache, for literals "with incremental indexing" (6.2.1), so
 ;;;; that fields that all clients send, such as `:path` and `content-type`, are one object in the
-;;;; tables of all connections. Only fields with names of **COMMON-NAMES** are shared: the time to
-;;;; decode a literal might reveal to a peer the fields of others.
+;;;; tables of all connections. Only fields with names of **COMMON-NAMES** are shared: otherwise the
+;;;; time to decode a literal might reveal to a peer the fields of others.
 ;;;;
 ;;;; A cache is direct mapped, with sets of four elements: raw octets, their meaning, their hash,
 ;;;; and the hash of the last octets that missed. Octets are stored when they miss twice in a row in
-;;;; their set, so octets that come only once (time-outs, trace ids) cost no memory and do not
+;;;; their set, so octets that occur only once (time-outs, trace ids) cost no memory and do not
 ;;;; replace those that repeat. A decoder's own cache has one set while it has only one entry.
 
 (in-package #:clgrpc.hpack)
@@ -28,7 +28,7 @@
   (make-array (* 4 sets) :initial-element nil))
 
 (defun make-common-fields ()
-  "Return a place where decoders that one thread uses keep the fields that their peers have in
+  "Return an object in which decoders that one thread uses keep the fields that their peers have in
 common; see MAKE-DECODER."
   (make-raw-cache +common-sets+))
 
@@ -65,8 +65,8 @@ common; see MAKE-DECODER."
     new))
 
 (define-hot note-miss ((cache simple-vector) (hash hash)) (values simple-vector boolean)
-  "Note that HASH was not found. Return CACHE, or a larger one to use in its place, and whether it
-is the second time in a row in its set."
+  "Note that HASH was not found. Return two values: CACHE, or a larger one to use in its place; and
+whether this is the second miss in a row in its set."
   (let* ((last (+ 3 (cache-set cache hash)))
          (missed (svref cache last)))
     (cond ((eql hash missed) (values cache t))
@@ -87,5 +87,5 @@ is the second time in a row in its set."
             "grpc-accept-encoding" "grpc-status" "server")))
 
 (defun common-name-p (name)
-  "True if a field of NAME holds no secret, and the same for many peers."
+  "True if a field with NAME contains no secret and is the same for many peers."
   (member name **common-names** :test #'equalp))

@@ -3,14 +3,14 @@
 ;;;; The meaning of a FIELD (name, value, size, sensitivity) never changes, so tables, lists and the
 ;;;; layers above share one object and may keep it. Its other slots are memos. All threads use
 ;;;; constant fields, so code that stores a memo must store the value that any other thread would
-;;;; store too. The decoder hands out the same object of its table each time, so a layer above finds
-;;;; its KIND and MEMO of a repeated field without looking at the octets.
+;;;; store too. The decoder returns the same object of its table each time, so a layer above finds
+;;;; its KIND and MEMO for a repeated field without reading the octets.
 
 (in-package #:clgrpc.hpack)
 
 (defconstant +field-overhead-octets+ 32
-  "The octets that a field counts in a table or list beyond its name and value (RFC 7541 section
-4.1).")
+  "The octets that a field counts in a table or list in addition to its name and value (RFC 7541
+section 4.1).")
 
 (defconstant +static-unknown+ 255
   "In FIELD-STATIC: the static table has not been searched yet.")
@@ -38,9 +38,10 @@
   field-name "The octets of the field's name, Huffman already decoded. Not to be changed."
   field-value "The octets of the field's value, Huffman already decoded. Not to be changed."
   field-size "The size of the field as RFC 7541 section 4.1 counts it: name + value + 32 octets."
-  field-sensitive-p "True if the field must never be indexed (RFC 7541 section 7.1.3), also when it
+  field-sensitive-p "True if the field must never be indexed (RFC 7541 section 7.1.3), even when it
 is forwarded."
-  field-kind "A fixnum for the layer above to classify the field by; 0 until it did. SETFable."
+  field-kind "A fixnum by which the layer above classifies the field; 0 until it has done so.
+SETFable."
   field-memo "The datum of a layer above about the field; NIL at first. SETFable.")
 
 (defun make-field (name value &key sensitive)
@@ -51,8 +52,8 @@ is always sent as a never-indexed literal."
   (%make-field name value (and sensitive t)))
 
 (defun string-field (name value &key sensitive)
-  "Return a field of the strings NAME (in lower case, as HTTP/2 wants) and VALUE, characters under
-256 (ISO 8859-1). SENSITIVE as for MAKE-FIELD."
+  "Return a field of the strings NAME (in lower case, as HTTP/2 requires) and VALUE, characters
+under 256 (ISO 8859-1). SENSITIVE as for MAKE-FIELD."
   (make-field (ascii-octets name) (ascii-octets value) :sensitive sensitive))
 
 (defun latin-1-string (octets)

@@ -5,9 +5,9 @@
 ;;;; declared; the codes, the encoder's table and the decoder's steps are computed from them at
 ;;;; compile time.
 ;;;;
-;;;; Decoding goes in steps of 8 bits, by step tables of 256 entries. The entry at the next 8 bits
-;;;; either ends a code, and says how many of the 8 bits belonged to it; or, if the code is longer,
-;;;; it names the table for the 8 bits that follow. Most text needs one step per symbol; all tables
+;;;; Decoding goes in steps of 8 bits, by step tables of 256 entries. The entry for the next 8 bits
+;;;; either ends a code, and has the number of bits that belong to it; or, if the code is longer, it
+;;;; names the table for the 8 bits that follow. Most text needs one step per symbol; all tables
 ;;;; together take a few kilobytes. A string ends with fewer than 8 bits, all ones, the beginning of
 ;;;; EOS; EOS itself is an error.
 
@@ -87,7 +87,8 @@
   (declaim (type huffman-steps **huffman-steps**)
            (type huffman-codes **huffman-codes**))
   (define-load-time-global **huffman-steps** (steps)
-    "Entries: #x8000 + number of the next table, or symbol * 16 + bits of this step it uses.")
+    "Entries: #x8000 + number of the next table, or symbol * 16 + the bits of this step that belong
+to it.")
   (define-load-time-global **huffman-codes** (codes)
     "For each symbol its code * 256 + the length of the code in bits."))
 
@@ -95,7 +96,7 @@
 
 (define-hot decode-huffman-into ((octets octets) (start index) (end index) (to octets)) index
   "Decode the Huffman string in START to END of OCTETS into TO, which has room for 8/5 as many
-octets; return how many it was."
+octets; return the number of decoded octets."
   (let ((steps **huffman-steps**) (table 0) (window 0) (bits 0) (at start) (count 0))
     (declare (type (unsigned-byte 16) table) (type (unsigned-byte 40) window)
              (type (integer 0 39) bits) (type index at count))
@@ -137,7 +138,7 @@ octets; return how many it was."
       count)))
 
 (define-hot decode-huffman ((octets octets) (start index) (end index)) octets
-  "Return the octets that the Huffman string in START to END of OCTETS stands for."
+  "Return the octets encoded by the Huffman string in START to END of OCTETS."
   (flet ((decode (scratch)
            (subseq-octets scratch 0 (decode-huffman-into octets start end scratch))))
     (declare (inline decode))
@@ -159,8 +160,8 @@ octets; return how many it was."
     (ash (+ bits 7) -3)))
 
 (define-hot encode-huffman ((octets octets) (to octets) (start index)) index
-  "Write OCTETS as a Huffman string into TO beginning at START, where HUFFMAN-OCTETS are free;
-return the position after it."
+  "Write OCTETS as a Huffman string into TO from START on, where HUFFMAN-OCTETS are free; return the
+position after it."
   (let ((codes **huffman-codes**) (window 0) (bits 0) (at start))
     (declare (type (unsigned-byte 62) window) (type (integer 0 61) bits) (type index at))
     ;; WINDOW's low BITS bits are not yet written, fewer than 32 of them between two symbols.

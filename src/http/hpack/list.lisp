@@ -1,14 +1,14 @@
 ;;;; The reusable list that a header block is decoded into.
 ;;;;
-;;;; A block that a peer repeats octet for octet is found as a REPEAT: its fields and a memo, where
-;;;; the layers above keep their results for the whole block (that it is valid, the method that it
-;;;; calls). A list that still has a REPEAT's fields need not be filled again. Invariant: beyond
-;;;; COUNT, FIELDS holds NIL; REPEAT is set only while the list is its copy.
+;;;; A block that a peer repeats octet for octet is found as a REPEAT: its fields and a memo, in
+;;;; which the layers above keep their results for the whole block (that it is valid, the method
+;;;; that it calls). A list that still has a REPEAT's fields need not be filled again. Invariant:
+;;;; beyond COUNT, FIELDS holds NIL; REPEAT is set only while the list is its copy.
 
 (in-package #:clgrpc.hpack)
 
 (defstruct (repeat (:constructor make-repeat (fields octets inserted count limit)) (:copier nil))
-  "A header block that a peer has sent before, octet for octet. It means the same fields, and
+  "A header block that a peer has sent before, octet for octet. It stands for the same fields, and
 changes nothing, while the dynamic table is in the state noted here."
   (fields #() :type simple-vector :read-only t) ; the fields of the block
   (octets 0 :type index :read-only t)   ; the sum of their sizes
@@ -33,8 +33,8 @@ changes nothing, while the dynamic table is in the state noted here."
   field-list-fields "The vector whose first FIELD-LIST-COUNT elements are the fields, in the order
 of the block."
   field-list-count "How many fields the list holds."
-  field-list-octets "The sum of FIELD-SIZE over all fields of the block, also those the list has no
-place for."
+  field-list-octets "The sum of FIELD-SIZE over all fields of the block, including those for which
+the list has no room."
   field-list-overflow-p "True if the block was larger than the decoder's limits for lists: the rest
 is missing.")
 
@@ -66,7 +66,7 @@ is missing.")
     (setf (field-list-fields list) (replace new (field-list-fields list)))))
 
 (define-hot (add-field :inline t) ((list field-list) (field field) (limit index) (most index)) null
-  "Append FIELD to LIST unless the sum of sizes passes LIMIT, or there are MOST fields already."
+  "Append FIELD to LIST unless the sum of sizes exceeds LIMIT, or there are MOST fields already."
   (let ((octets (+ (field-list-octets list) (field-size field)))
         (count (field-list-count list))
         (fields (field-list-fields list)))
@@ -100,10 +100,10 @@ is missing.")
   (and (field-list-repeat list) t))
 
 (define-hot (field-list-memo :inline t) ((list field-list)) t
-  "The value stored with SETF of FIELD-LIST-MEMO the last time this decoder met the same block, or
-NIL. Only blocks that were repeated octet for octet have a memo: storing one in another list has no
-effect. It is for an upper layer's result about a block as a whole; lists with a memo hold the same
-field objects."
+  "The value stored with SETF of FIELD-LIST-MEMO the last time this decoder decoded the same block,
+or NIL. Only blocks that were repeated octet for octet have a memo: storing one in another list has
+no effect. It is for an upper layer's result about a block as a whole; lists with the same memo have
+the same field objects."
   (let ((repeat (field-list-repeat list)))
     (and repeat (repeat-memo repeat))))
 
@@ -141,8 +141,8 @@ A constant NAME is made into octets when the call is compiled."
 ;;; Memory
 
 (defconstant +field-octets+ 150
-  "The memory of a field that is kept, beside the size that RFC 7541 gives it: its structure, the
-heads of its vectors, and its strings, which are made at the first access.")
+  "The memory of a field that is kept, in addition to its size by RFC 7541: its structure, the heads
+of its vectors, and its strings, which are made at the first access.")
 
 (define-hot fields-octets ((fields simple-vector)) index
   "The memory of FIELDS, a vector of fields, about."

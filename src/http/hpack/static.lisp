@@ -38,7 +38,7 @@
                    ("refresh") ("retry-after") ("server") ("set-cookie")
                    ("strict-transport-security") ("transfer-encoding") ("user-agent") ("vary")
                    ("via") ("www-authenticate"))))))
-  "The entries of the static table by index, 1 to 61.")
+  "In a result of STATIC-MATCH: added to the index if that entry has only the name in common.")
 
 (define-load-time-global **static-names**
     (let* ((longest (loop for index from 1 to +static-count+
@@ -47,7 +47,8 @@
       (loop for index from +static-count+ downto 1
             do (push index (svref names (length (field-name (svref **static-fields** index))))))
       names)
-  "For each length of a name the list of the indices of entries with such a name, ascending.")
+  "For each length of a name the ascending list of the indices of the entries with a name of that
+length.")
 
 (define-hot find-static ((field field)) octet
   (let ((name (field-name field)) (value (field-value field)) (name-index 0))
@@ -63,7 +64,7 @@
     (+ name-index +static-name-only+)))
 
 (define-hot (static-match :inline t) ((field field)) octet
-  "The index of FIELD in the static table; if it is not there, +STATIC-NAME-ONLY+ plus the least
+  "The index of FIELD in the static table; if it is not in it, +STATIC-NAME-ONLY+ plus the least
 index with its name, or plus 0."
   (let ((known (field-static field)))
     (if (= known +static-unknown+)

@@ -1,12 +1,11 @@
 ;;;; The dynamic table of RFC 7541 sections 2.3.2 and 4, which decoder and encoder both include.
 ;;;;
 ;;;; Entries are numbered 1, 2, 3 … in the order of insertion, for the life of the connection. Entry
-;;;; N is in slot N mod capacity of a ring whose capacity is a power of two; alive are the last
-;;;; COUNT numbers. On the wire the newest, number INSERTED, has index 62, the one before it 63, and
-;;;; so on. Evicting only moves COUNT (and clears the slot), so no index has to be adjusted
-;;;; anywhere. Invariants: OCTETS = sum of FIELD-SIZE of the live entries <= LIMIT; COUNT <=
-;;;; capacity. The ring is made at the first insertion and grows with the entries: a table not used
-;;;; costs nothing.
+;;;; N is in slot N mod capacity of a ring whose capacity is a power of two; the last COUNT numbers
+;;;; are alive. On the wire the newest, number INSERTED, has index 62, the one before it 63, and so
+;;;; on. Evicting only moves COUNT (and clears the slot), so no index has to be adjusted anywhere.
+;;;; Invariants: OCTETS = sum of FIELD-SIZE of the live entries <= LIMIT; COUNT <= capacity. The
+;;;; ring is made at the first insertion and grows with the entries: a table not used costs nothing.
 
 (in-package #:clgrpc.hpack)
 
@@ -22,7 +21,8 @@
   (limit +initial-table-octets+ :type index)) ; the most that OCTETS may be
 
 (define-hot (table-slot :inline t) ((table table) (number hash)) index
-  "The slot of the ring for entry NUMBER, or the bucket of a hash; not while the ring is empty."
+  "The slot of the ring for entry NUMBER, or the bucket of a hash; not to be called while the ring
+is empty."
   (logand number (1- (length (table-ring table)))))
 
 (define-hot (table-oldest :inline t) ((table table)) index
@@ -30,7 +30,7 @@
   (1+ (- (table-inserted table) (table-count table))))
 
 (defconstant +field-memory+ 112
-  "The memory of a field beside its octets: the structure, and the heads of its vectors.")
+  "The memory of a field in addition to its octets: the structure, and the heads of its vectors.")
 
 (defconstant +most-places+ 65536
   "No ring of a table is longer than that.")
@@ -92,7 +92,7 @@ the table and is not added (RFC 7541 section 4.4): return NIL."
   (svref (table-ring table) (table-slot table number)))
 
 (define-hot (find-entry :inline t) ((table table) (index index)) (or null field)
-  "The field that INDEX means on the wire, in the static table or in TABLE, or NIL."
+  "The field of INDEX, an index on the wire, in the static table or in TABLE, or NIL."
   (cond ((<= 1 index +static-count+)
          (%static-entry index))
         ((<= (1+ +static-count+) index (+ +static-count+ (table-count table)))

@@ -1,5 +1,5 @@
-;;;; The end of a body (RFC 9112 section 6), and whether the connection goes on. Framing that is not
-;;;; stated exactly once is an error, since a proxy between the ends might understand it
+;;;; The end of a body (RFC 9112 section 6), and whether the connection remains open. Framing that
+;;;; is not stated exactly once is an error, since a proxy between the ends might understand it
 ;;;; differently.
 
 (in-package #:clgrpc.http1)
@@ -27,7 +27,7 @@
         append (split-list (string-downcase (hpack:field-value-string field)))))
 
 (defun content-length (fields)
-  "The number that content-length is, or nil if it is not there."
+  "The number in content-length, or nil if that is missing."
   (let ((field (only-field "content-length" fields)))
     (and field
          (let ((value (hpack:field-value field)))
@@ -41,15 +41,15 @@
       (unless (string-equal "chunked" value)
         ;; only if the last coding is chunked is it known where the body ends (section 6.3)
         (if (equal "chunked" (first (last (list-words "transfer-encoding" fields))))
-            (bad-message 501 "there are other transfer codings than chunked")
+            (bad-message 501 "there is a transfer coding other than chunked")
             (bad-message 400 "the last transfer coding is not chunked")))
       (when (zerop minor) (bad-message 400 "HTTP/1.0 has no transfer codings"))
       (when (fields-named "content-length" fields)
-        (bad-message 400 "there are both transfer-encoding and content-length"))
+        (bad-message 400 "both transfer-encoding and content-length are given"))
       t)))
 
 (defun persistent-p (fields minor)
-  "True if the connection goes on after a message."
+  "True if the connection remains open after a message."
   (let ((words (list-words "connection" fields)))
     (cond ((member "close" words :test #'string=) nil)
           ((plusp minor) t)
@@ -79,7 +79,7 @@
 (defun host (fields minor authority)
   "The value of host, or AUTHORITY, of the target, which has priority (RFC 9112 section 3.2.2)."
   (let ((host (only-value "host" fields)))
-    (unless (or host (zerop minor)) (bad-message 400 "there is no host"))
+    (unless (or host (zerop minor)) (bad-message 400 "there is no host field"))
     (unless (and (every #'host-char-p (or host "")) (every #'host-char-p (or authority "")))
       (bad-message 400 "the host has characters that no host has"))
     (or authority host)))

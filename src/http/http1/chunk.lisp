@@ -1,5 +1,5 @@
-;;;; The lines between chunks (RFC 9112 section 7.1): a length in hexadecimal digits, maybe
-;;;; extensions, which mean nothing here, and CR LF.
+;;;; The lines between chunks (RFC 9112 section 7.1): a length in hexadecimal digits, perhaps
+;;;; extensions, which are ignored, and CR LF.
 
 (in-package #:clgrpc.http1)
 
@@ -28,5 +28,5 @@
     (unless (or (= at end)
                 (and (= 59 (aref octets at)) ; a semicolon
                      (= end (span octets at end **value-octets**))))
-      (bad-message 400 "a chunk's length is followed by something else than an extension"))
+      (bad-message 400 "a chunk's length is followed by something that is not an extension"))
     length))

@@ -1,12 +1,12 @@
 ;;;; The lines of a head (RFC 9112 sections 2 to 5): the request line or the status line, then a
-;;;; field a line. Every line ends with CR LF, neither of which may stand alone; no line is folded;
+;;;; field a line. Every line ends with CR LF, and neither may occur alone; no line is folded;
 ;;;; between a name and its colon there is nothing.
 
 (in-package #:clgrpc.http1)
 
 (define-hot line-end ((octets octets) (start index) (end index)) index
-  "The position of the CR that ends the line from START. Signal HTTP1-ERROR if the line has another
-CR, a LF without one, or no end before END."
+  "The position of the CR that ends the line from START. Return the end of the line; signal
+HTTP1-ERROR if it contains another CR, or a LF without one, or has no end before END."
   (let ((at (loop for i of-type index from start below end
                   for octet = (aref octets i)
                   when (or (= +cr+ octet) (= +lf+ octet)) return i
@@ -15,13 +15,13 @@ CR, a LF without one, or no end before END."
     (unless (and (= +cr+ (aref octets at))
                  (< (1+ at) end)
                  (= +lf+ (aref octets (1+ at))))
-      (bad-message 400 "a line ends with something else than CR LF"))
+      (bad-message 400 "a line does not end with CR LF"))
     at))
 
 ;;; The first line
 
 (defun version-minor (octets start end)
-  "The minor number of HTTP/1.x, which the octets must be."
+  "The minor number of HTTP/1.x, the version that the octets must have."
   (unless (and (= 8 (- end start))
                (loop for character across "HTTP/"
                      for i from start
@@ -35,7 +35,7 @@ CR, a LF without one, or no end before END."
   (- (aref octets (+ start 7)) 48))
 
 (defun request-line (octets start end)
-  "The method, the target and the minor version of the line from START to END."
+  "Three values: the method, the target and the minor version of the line from START to END."
   (let* ((method-end (span octets start end **token-octets**))
          (target (1+ method-end)))
     (unless (and (< start method-end end)
@@ -50,7 +50,7 @@ CR, a LF without one, or no end before END."
               (version-minor octets (1+ target-end) end)))))
 
 (defun status-line (octets start end)
-  "The status, the reason and the minor version of the line from START to END."
+  "Three values: the status, the reason and the minor version of the line from START to END."
   (let ((status (and (<= (+ start 12) end)
                      (= +space+ (aref octets (+ start 8)))
                      (or (= end (+ start 12)) (= +space+ (aref octets (+ start 12))))
@@ -66,7 +66,8 @@ CR, a LF without one, or no end before END."
 ;;; Targets
 
 (defun absolute-target (target)
-  "The authority and the path of TARGET, of the absolute form, or nil if it is of another form."
+  "Two values: the authority and the path of TARGET, of the absolute form, or nil if it has another
+form."
   (loop for scheme in '("http://" "https://")
         when (alexandria:starts-with-subseq scheme target :test #'char-equal)
           do (let* ((start (length scheme))
@@ -81,8 +82,8 @@ CR, a LF without one, or no end before END."
                                      (t path)))))))
 
 (defun split-target (http-method target)
-  "The authority, or nil, and the path that TARGET of a request with HTTP-METHOD means (RFC 9112
-section 3.2)."
+  "Two values: the authority, or nil, and the path in TARGET, of a request with HTTP-METHOD (RFC
+9112 section 3.2)."
   (cond ((char= #\/ (char target 0)) (values nil target))
         ((and (string= "*" target) (string= "OPTIONS" http-method)) (values nil target))
         ((string= "CONNECT" http-method) (bad-message 501 "this server is not a proxy"))
@@ -97,7 +98,7 @@ section 3.2)."
   (let ((colon (span octets start end **token-octets**)))
     (cond ((blank-p (aref octets start)) (bad-message 400 "a field is folded"))
           ((or (= start colon) (= end colon) (/= +colon+ (aref octets colon)))
-           (bad-message 400 "a field's name is followed by something else than a colon")))
+           (bad-message 400 "a field's name is not followed by a colon")))
     (let ((from (1+ colon)) (to end))
       (declare (type index from to))
       (loop while (and (< from to) (blank-p (aref octets from))) do (incf from))

@@ -1,11 +1,11 @@
-;;;; The writer: heads and the lines of chunks are appended to a BUFFER of base. The caller sees
-;;;; to it that a body is as long as its head has said, and that names and values are HTTP's; a CR
-;;;; or LF in one of them, which would begin another field, is refused here.
+;;;; The writer: heads and the lines of chunks are appended to a BUFFER of base. The caller ensures
+;;;; that a body is as long as its head says, and that names and values are valid in HTTP. A CR or
+;;;; LF in one of them, which would begin another field, is refused here.
 
 (in-package #:clgrpc.http1)
 
 (defun refuse-text (text)
-  (misuse "~S cannot be part of a head: it has an end of line in it." text))
+  (misuse "~S cannot be part of a head: it contains an end of line." text))
 
 (define-hot append-simple-text ((buffer buffer) (text (simple-array character (*)))) null
   (let ((octets (ensure-buffer-room buffer (length text)))
@@ -96,7 +96,7 @@ of strings with host among them. BODY is the length of its body, :chunked, or ni
     (t "")))
 
 (defun append-response-lines (buffer status fields body &optional connection)
-  "Append the head of a response but for its empty line."
+  "Append the head of a response without its final empty line."
   (append-text buffer "HTTP/1.1 ")
   (append-number buffer status 10)
   (append-text buffer " ")

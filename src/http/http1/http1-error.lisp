@@ -1,5 +1,5 @@
-;;;; The one condition of HTTP/1.1. Where a message ends cannot be known after an error, so there is
-;;;; nothing to restart: a server answers with the status and closes the connection.
+;;;; The one condition of HTTP/1.1. After an error the end of the message is unknown, so there is no
+;;;; restart: a server answers with the status and closes the connection.
 
 (in-package #:clgrpc.http1)
 
@@ -9,9 +9,9 @@
   (:report (lambda (condition stream)
              (format stream "Bad HTTP/1.1 message (~D): ~A."
                      (http1-error-status condition) (http1-error-text condition))))
-  (:documentation "The peer sent octets that RFC 9112 or a limit forbids, or that others might
-understand differently. STATUS is the status of a server's answer, TEXT the fault. The parser cannot
-be used any more."))
+  (:documentation "The peer sent octets that RFC 9112 or a limit forbids, or that two
+implementations might understand differently. STATUS is the status of a server's answer, TEXT the
+fault. The parser cannot be used any more."))
 
 (document-functions
   http1-error-status "The status, such as 400, that a server answers with."

@@ -13,7 +13,7 @@
 (in-package #:clgrpc.http1)
 
 (defstruct (parser (:constructor %make-parser (role max-head-octets max-fields)) (:copier nil))
-  "A parser of the messages of one peer, in their order. One thread at a time."
+  "A parser of the messages of one peer, in order; for one thread at a time. One thread at a time."
   (role :server :type (member :server :client) :read-only t) ; :server if it reads requests
   (max-head-octets 0 :type index :read-only t) ; of a head, and of the trailers
   (max-fields 0 :type index :read-only t) ; of a head, and of the trailers
@@ -55,14 +55,14 @@ trailers, have at most MAX-HEAD-OCTETS octets and MAX-FIELDS fields."
            (and (eq :head (parser-state parser)) (zerop (parser-fill parser))))))
 
 (defun expect-response (parser http-method)
-  "PARSER, a client's, will read the response to a request with HTTP-METHOD after those to the
-requests before it."
+  "Note that PARSER, a client's, will read the response to a request with HTTP-METHOD after the
+responses to earlier requests."
   (setf (parser-requests parser)
         (append (parser-requests parser) (list (coerce http-method 'simple-string))))
   nil)
 
 (defconstant +kept-octets+ 1024
-  "A longer vector for the beginnings of heads is not kept for the next message.")
+  "A longer vector for incomplete heads is not kept for the next message.")
 (defconstant +repeated-octets+ 4096
   "A longer head is not kept in case it is repeated.")
 
@@ -87,13 +87,13 @@ requests before it."
 ;;; Heads and lines: parts that end with an empty line, or with a line
 
 (define-hot find-line-end ((octets octets) (start index) (end index)) (or null index)
-  "Behind the first LF from START to END, or nil."
+  "The position after the first LF from START to END, or nil."
   (loop for i of-type index from start below end
         when (= +lf+ (aref octets i)) return (1+ i)))
 
 (define-hot head-end ((octets octets) (start index) (end index)) (or null index)
-  "The end of the first empty line in the octets from START to END, or nil. A LF counts by itself:
-faults of the lines are found when they are read."
+  "The end of the first empty line in the octets from START to END, or nil. Only the LF is searched
+for: other errors in the lines are found when they are read."
   (loop with at of-type index = start
         for line-end = (find-line-end octets at end)
         while line-end
@@ -118,7 +118,7 @@ faults of the lines are found when they are read."
   nil)
 
 (defun read-through (parser octets start end limit find-end too-long read)
-  "Read a part whose end is found by FIND-END, a function of octets, start and end. If the part is
+  "Read a part whose end FIND-END finds, a function of octets, start and end. If the part is
 complete, call READ with the octets, its start and its end, and return its end; else keep the octets
 so far and return nil. If it has more than LIMIT octets, call TOO-LONG, a function that signals an
 error."
@@ -144,13 +144,14 @@ error."
 ;;; Heads
 
 (defun same-request-p (parser)
-  "True if the next response of PARSER is for a request with the method that the newest was for."
+  "True if the next response of PARSER is for a request with the same method as the newest
+message's."
   (string= (parser-last-request parser) (first (parser-requests parser))))
 
 (define-hot repeated-head-end ((parser parser) (octets octets) (start index) (end index))
     (or null index)
-  "The end of the head that begins at START, if it equals, octet for octet, that of PARSER's newest
-message; nil if it does not, or is incomplete. Equal heads have their empty line at the same place,
+  "The end of the head that begins at START, if it equals that of PARSER's newest message octet for
+octet; nil if it differs or is incomplete. Equal heads have their empty line at the same position,
 so no search is needed."
   (let* ((last (parser-last-head parser))
          (at (if last (+ start (length last)) 0)))
@@ -173,7 +174,8 @@ so no search is needed."
               (:server (request-from octets start lines-end (parser-max-fields parser)))
               (:client (response-from octets start lines-end (parser-max-fields parser)
                                       (or request
-                                          (bad-message 502 "a response came without a request")))))
+                                          (bad-message 502 "a response was received without a
+request")))))
             (parser-last-head parser) (subseq-octets octets start end)
             (parser-last-request parser) request)))
   (begin-body parser (parser-message parser)))
@@ -182,7 +184,7 @@ so no search is needed."
   "More responses of 1xx in a row are an error.")
 
 (defun note-response (parser message)
-  "Note that PARSER, a client's, has read the head of MESSAGE. Unless that is an interim one (RFC
+  "Note that PARSER, a client's, has read the head of MESSAGE. Unless it is an interim response (RFC
 9110 section 15.2), the next response belongs to the next request."
   (cond ((and (< (message-status message) 200) (/= 101 (message-status message)))
          (when (< +most-interim+ (incf (parser-interim parser)))
@@ -203,8 +205,8 @@ so no search is needed."
                :octets)))))
 
 (defun skip-empty-line (parser octets at)
-  "Pass over an empty line before a message, which a request may have (RFC 9112 section 2.2). PARSER
-is before a message or in such a line. Return the position to go on from, AT or the next."
+  "Skip an empty line before a message, which a request may have (RFC 9112 section 2.2). PARSER is
+before a message or in such a line. Return the position to go on from, AT or the next."
   (let ((octet (aref octets at)))
     (cond ((eq :half-line (parser-state parser))
            (unless (= +lf+ octet) (bad-message 400 "a line ends with something else than CR LF"))
@@ -222,7 +224,8 @@ is before a message or in such a line. Return the position to go on from, AT or 
   (bad-message 431 "~A has more than ~D octets" what limit))
 
 (defun parse-new-head (parser octets start end)
-  "As PARSE-HEAD, for a head that is not that of the message before, or comes in portions."
+  "As PARSE-HEAD, for a head that differs from that of the previous message, or is received in
+portions."
   (let* ((limit (parser-max-head-octets parser))
          (at (read-through parser octets start end limit #'head-end
                            (lambda () (too-large "the head" limit))
@@ -239,7 +242,7 @@ is before a message or in such a line. Return the position to go on from, AT or 
           (t (parse-new-head parser octets start end)))))
 
 (define-hot parse-octets ((parser parser) (start index) (end index)) (values index symbol)
-  "Take the next octets of a body or of a chunk, which has PARSER-LEFT more octets."
+  "Process the next octets of a body or of a chunk, which has PARSER-LEFT more octets."
   (let ((stop (min end (+ start (parser-left parser)))))
     (setf (parser-body-start parser) start
           (parser-body-end parser) stop)
@@ -305,10 +308,10 @@ return nil if the line is incomplete."
 
 (define-hot parse ((parser parser) (octets octets) (start index) (end index))
     (values index symbol)
-  "Take the octets from START to END that PARSER's peer has sent, up to the next event. Return the
-position to go on from, and the event: :head, :body, :end, or nil if all octets were taken and more
-are needed (see the head of this file). Signal HTTP1-ERROR if the peer breaks the protocol, or
-passes a limit."
+  "Process the octets from START to END that PARSER's peer has sent, up to the next event. Return
+two values: the position at which to continue, and the event, which is :head, :body, :end, or nil if
+all octets were processed and more are needed (see the head of this file). Signal HTTP1-ERROR if the
+peer breaks the protocol, or passes a limit."
   (let ((at start))
     (declare (type index at))
     (flet ((line (read)

@@ -5,7 +5,7 @@
 (in-package #:clgrpc.http1)
 
 (deftype framing ()
-  "The end of a body: after so many octets, with its last chunk, or with the connection; with
+  "The end of a body: after a number of octets, with its last chunk, or with the connection; with
 :tunnel the octets after the head are not HTTP/1.1 any more."
   '(or index (member :chunked :until-close :tunnel)))
 
@@ -30,9 +30,9 @@
   message-target "The path and query of a request, or \"*\"; empty in a response."
   message-status "The status of a response; 0 in a request."
   message-reason "The reason phrase of a response, for people; empty in a request."
-  message-minor "The minor number of the version, 0 or 1 mostly; the major one is 1."
+  message-minor "The minor number of the version, usually 0 or 1; the major number is 1."
   message-fields "A vector of HPACK's fields, names in lower case, in their order. That of a
-request's host is \":authority\". Fields about the connection are not among them."
+request's host is \":authority\". Fields about the connection are not included."
   message-body "The end of the body: its length in octets, 0 without a body, :chunked, :until-close,
 or :tunnel if the octets after the head are not HTTP/1.1 any more."
   message-persistent-p "True if the connection may be used for another message after this one."

@@ -3,8 +3,8 @@
 ;;;; writer makes the octets of heads and chunks. Fields are those of HPACK, in lower case, so that
 ;;;; upper layers read the fields of HTTP/1.1 and of HTTP/2 by the same functions.
 ;;;;
-;;;; The parser is strict where smuggling begins: a message that two implementations might
-;;;; understand differently is an error, after which the connection cannot be used any more.
+;;;; The parser is strict wherever request smuggling could begin: a message that two implementations
+;;;; might understand differently is an error, after which the connection cannot be used any more.
 ;;;;
 ;;;; The files in their order: error; syntax (which octets may stand where); message (the data of a
 ;;;; head); head (its lines); framing (the end of a body); chunk; parser; writer; preference (accept

@@ -4,7 +4,7 @@
 (in-package #:clgrpc.http1)
 
 (defun parameters-weight (parameters)
-  "The weight given by q among PARAMETERS, texts, a rational; 0 if it cannot be read, 1 without q."
+  "The weight that q has among PARAMETERS, texts, a rational; 0 if it cannot be read, 1 without q."
   (loop for parameter in parameters
         for text = (string-trim " " parameter)
         when (and (< 2 (length text)) (string-equal "q=" text :end2 2))

@@ -1,4 +1,4 @@
-;;;; Which octets may stand where (RFC 9110 section 5.6, RFC 9112 section 3).
+;;;; The octets that are valid in each part of a message (RFC 9110 section 5.6, RFC 9112 section 3).
 
 (in-package #:clgrpc.http1)
 
@@ -14,7 +14,7 @@
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun octet-set (predicate)
-    "The octets of whose character PREDICATE is true."
+    "The set of the octets for whose character PREDICATE is true."
     (let ((set (make-array 256 :element-type 'bit :initial-element 0)))
       (dotimes (octet 256 set)
         (when (funcall predicate (code-char octet)) (setf (sbit set octet) 1)))))
@@ -26,7 +26,8 @@
         (find character "!#$%&'*+-.^_`|~")))
 
   (defun target-char-p (character)
-    "Visible ASCII without the characters that no URI has and that other programs have misread."
+    "True for visible ASCII, except characters that occur in no URI and that other programs have
+misread."
     (and (char<= #\! character #\~)
          (not (find character "\"<>\\^`{|}#"))))
 
@@ -47,7 +48,7 @@
       (find character "-._~!$&'()*+;=:[]%")))
 
 (define-hot span ((octets octets) (start index) (end index) (set octet-set)) index
-  "The position of the first octet from START to END that SET does not have, or END."
+  "The position of the first octet from START to END that is not in SET, or END."
   (loop for i of-type index from start below end
         while (= 1 (sbit set (aref octets i)))
         finally (return i)))
@@ -89,7 +90,7 @@
     text))
 
 (define-hot lower-case-octets ((octets octets) (start index) (end index)) octets
-  "A copy of the octets whose capital letters are small ones."
+  "A copy of the octets with capital letters replaced by small ones."
   (let ((copy (subseq-octets octets start end)))
     (dotimes (i (length copy) copy)
       (when (<= 65 (aref copy i) 90) (incf (aref copy i) 32)))))

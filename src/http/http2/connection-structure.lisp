@@ -2,8 +2,8 @@
 ;;;; that a peer causes), pool (the shared data of the connections of one loop), stream and
 ;;;; connection. The behaviour is in the files that follow.
 ;;;;
-;;;; Invariants: a stream is in its connection's table from the moment it exists until it is
-;;;; finished; STREAM-COUNT is the number in the table. A stream with queued octets and room in its
+;;;; Invariants: a stream is in its connection's table from its creation until it is finished;
+;;;; STREAM-COUNT is the number of streams in the table. A stream with queued octets and room in its
 ;;;; window is in the ring of writers exactly once. Every stream the owner has seen gets
 ;;;; ON-STREAM-CLOSED once.
 
@@ -20,22 +20,20 @@
   nil)
 
 (defstruct (sink (:copier nil) (:predicate nil))
-  "The functions a connection calls; arguments are valid only during the call. Each defaults to a
-function that does nothing, except ON-OUTPUT, which has no default.
-  ON-OUTPUT (connection) returns the buffer to append to: there is, or may soon be, output.
-  ON-HEADERS (stream field-list end-stream-p): a request at a server, a final response at a client.
-  ON-DATA (stream octets start end end-stream-p): content; give it back with CONSUME-DATA.
-  ON-TRAILERS (stream field-list): trailers; they end the peer's side.
-  ON-RESET (stream error-code source): the stream ended early. SOURCE is :PEER (it sent RST_STREAM),
-    :LOCAL (we found an error of the peer and sent RST_STREAM), :GOAWAY (not processed by the peer,
-    may be tried again) or :CONNECTION (the connection ended).
-  ON-WRITABLE (stream): its queue fell under half of the option send-budget-octets.
-  ON-QUEUED (connection): more DATA waits, for windows or a turn.
-  ON-STREAM-CLOSED (stream): the last call for this stream, once for each.
-  ON-GOAWAY (connection last-stream-id error-code debug-octets)
-  ON-SETTINGS (connection): the peer's settings are in force.
-  ON-PING-ACK (connection payload): the answer to SEND-PING.
-  ON-CLOSE (connection error-code text): the connection is finished; flush and close it."
+  "The functions a connection calls; arguments are valid only during the call. Each function has a
+default that does nothing, except ON-OUTPUT, which has no default. ON-OUTPUT (connection) returns
+the buffer to append to; the call means that there is output, or may be soon. ON-HEADERS (stream
+field-list end-stream-p): a request at a server, a final response at a client. ON-DATA (stream
+octets start end end-stream-p): content; give it back with CONSUME-DATA. ON-TRAILERS (stream
+field-list): trailers; they end the peer's side. ON-RESET (stream error-code source): the stream
+ended early. SOURCE is :PEER (the peer sent RST_STREAM), :LOCAL (we found an error of the peer and
+sent RST_STREAM), :GOAWAY (the peer has not processed the stream, so it may be tried again) or
+:CONNECTION (the connection ended). ON-WRITABLE (stream): its queue fell under half of the option
+send-budget-octets. ON-QUEUED (connection): more DATA waits, for windows or a turn. ON-STREAM-CLOSED
+(stream): the last call for this stream, once for each. ON-GOAWAY (connection last-stream-id
+error-code debug-octets) ON-SETTINGS (connection): the peer's settings are in force. ON-PING-ACK
+(connection payload): the answer to SEND-PING. ON-CLOSE (connection error-code text): the connection
+is finished; flush and close it."
   ;; the buffer to append to
   (on-output (lambda (connection) (misuse "The sink of ~S has no ON-OUTPUT." connection))
    :type function)
@@ -174,7 +172,7 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
 (defconstant +sent-headers+ #b10 "The request or response has been sent.")
 (defconstant +in-ring+ #b100 "Among the writers that take turns.")
 (defconstant +update-due+ #b1000 "A WINDOW_UPDATE is due.")
-(defconstant +queue-ends+ #b10000 "END_STREAM goes with the last queued octet.")
+(defconstant +queue-ends+ #b10000 "END_STREAM is sent with the last queued octet.")
 (defconstant +finished+ #b100000 "Out of the table; ON-STREAM-CLOSED was called.")
 (defconstant +released+ #b1000000 "The owner keeps no reference.")
 (defconstant +had-interim+ #b10000000 "A 1xx response has come.")
@@ -235,7 +233,7 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (< +awaiting-settings+ (connection-phase connection) +finished-connection+))
 
 (define-hot (connection-draining-p :inline t) ((connection connection)) boolean
-  "True if either end sent GOAWAY: running streams go on, new ones are not for this connection."
+  "True if either end has sent GOAWAY: running streams continue, new ones need another connection."
   (or (/= +no-goaway+ (connection-goaway-sent connection))
       (/= +no-goaway+ (connection-goaway-received connection))))
 
@@ -279,15 +277,16 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (document
    (make-sink "Return a sink of functions given by keywords. See the structure SINK.")
    (make-pool "Return a pool for MAKE-CONNECTION. Connections that one thread runs may share one.
-With KEEPS-USERS a stream that is used again has the STREAM-USER that it had, else nil.")
+With KEEPS-USERS a stream that is used again keeps its STREAM-USER; otherwise that becomes nil.")
    (stream-p "True if the argument is a STREAM.")
    (stream-id "The identifier of a stream: odd, as clients open them all (RFC 9113 section 5.1.1).")
    (stream-connection "The connection that a stream belongs to.")
    (stream-charge "The octets that the owner of a stream has charged to an account for it, 0 at
 first. SETFable.")
-   (stream-tally-in "The octets of messages that came on a stream, if its owner counts. SETFable.")
+   (stream-tally-in "The octets of messages received on a stream, if its owner counts them.
+SETFable.")
   (stream-tally-out "The octets of messages sent on a stream, if its owner counts. SETFable.")
-  (stream-user "Any object that the owner wants to find with a stream; NIL at first; see MAKE-POOL.
+  (stream-user "An object that the owner associates with a stream; NIL at first; see MAKE-POOL.
 SETFable.")
    (stream-queued-octets "The octets that wait on a stream for windows or a turn.")
    (connection-p "True if the argument is a CONNECTION.")
@@ -297,12 +296,14 @@ SETFable.")
    (connection-counters "The counters of a connection: a COUNTERS structure.")
    (connection-stream-count "The number of streams of a connection that are not closed yet.")
    (connection-error-text
-    "The reason of the last stream error or of the end of a connection, as text for logs.")
+    "The reason for the last stream error or for the end of a connection, as text for logs.")
    (connection-last-receive-ns "The NOW of the last RECEIVE-OCTETS; for keepalive.")
    (connection-peer-max-streams
-    "The peer's SETTINGS_MAX_CONCURRENT_STREAMS: 100 until its SETTINGS come, 2^32-1 if not there.")
+    "The peer's SETTINGS_MAX_CONCURRENT_STREAMS: 100 until its SETTINGS arrive, 2^32-1 if they do
+not contain it.")
    (connection-peer-max-header-list
-    "The peer's SETTINGS_MAX_HEADER_LIST_SIZE; 2^32-1 if it named none. It is only advice (6.5.2).")
+    "The peer's SETTINGS_MAX_HEADER_LIST_SIZE; 2^32-1 if its SETTINGS do not contain it. It is only
+advice (6.5.2).")
    (connection-goaway-received
     "The last stream in the peer's GOAWAY, 0 for none; -1 without a GOAWAY.")
    (connection-send-window "The octets of DATA that the peer still takes on a connection.")
@@ -312,11 +313,11 @@ SETFable.")
    (counters-block-octets "Octets of the header block that is being collected.")
    (counters-streams-opened "Streams that were opened, by either side.")
    (counters-streams-failed
-    "Streams of those opened that were reset or lost before the server had ended its side.")
+    "How many of the opened streams were reset or lost before the server had ended its side.")
    (counters-streams-refused "Streams of the peer above our limit.")
    (counters-resets-received "RST_STREAM frames received.")
    (counters-resets-sent "RST_STREAM frames sent.")
-   (counters-pings-received "PING frames received, answers to ours among them.")
+   (counters-pings-received "PING frames received, including answers to ours.")
    (counters-settings-received "SETTINGS frames received, acknowledgements not counted.")
    (counters-empty-frames "DATA frames received that had no content and ended nothing.")
    (counters-malformed-messages "Requests, responses and trailers that broke section 8.")))

@@ -2,7 +2,7 @@
 ;;;; (5.1.1), shutting down by GOAWAY (6.8), end of input, time-outs (6.5.3).
 ;;;;
 ;;;; Graceful end at a server: SEND-GOAWAY with the largest identifier, after a round trip
-;;;; (SEND-PING) another with the default, then CLOSE-CONNECTION once STREAM-COUNT is 0.
+;;;; (SEND-PING) another with the default, then CLOSE-CONNECTION when STREAM-COUNT is 0.
 
 (in-package #:clgrpc.http2)
 
@@ -64,7 +64,7 @@ again, or NIL."
 (defconstant +bare-octets+ 2048
   "The memory of a connection that has nothing, with its owner's structures.")
 (defconstant +stream-octets+ 1024
-  "The memory of an open stream, with the minimum that its owner keeps for it.")
+  "The memory of an open stream, including the minimum that its owner keeps for it.")
 
 (defconstant +most-places+ (ash 1 24)
   "No vector of a connection has more.")
@@ -99,8 +99,8 @@ connections that have been quiet for long; the memory is allocated again when ne
 (defconstant +highest-stream-id+ #x7FFFFFFF)
 
 (define-hot (available-streams :inline t) ((connection connection)) (unsigned-byte 32)
-  "The number of streams that CONNECTION, a client's, may open now: the peer's limit less those that
-are open, and 0 once either end sent GOAWAY or the connection is finished."
+  "The number of streams that CONNECTION, a client's, may open now: the peer's limit minus the open
+ones; 0 after either end has sent GOAWAY or the connection is finished."
   (if (or (connection-closed-p connection) (connection-draining-p connection))
       0
       (min (max 0 (- (connection-peer-max-streams connection)
@@ -141,6 +141,6 @@ Running streams go on."
 
 (define-hot (connection-stop-reading-p :inline t) ((connection connection)) boolean
   "True if the owner should not read more for CONNECTION until its output has been sent: the peer
-does not take our answers, or the connection is finished."
+does not read our answers, or the connection is finished."
   (or (connection-closed-p connection)
       (<= (options-max-unsent-octets (connection-options connection)) (output-fill connection))))

@@ -1,19 +1,19 @@
-;;;; DATA that cannot go out at once: the queue of a stream and the ring of writers.
+;;;; DATA that cannot be sent at once: the queue of a stream and the ring of writers.
 ;;;;
 ;;;; A stream is in the ring while it has queued octets and room in its own window. Streams in the
 ;;;; ring take turns: a stream writes one DATA frame and goes to the end of the ring. A stream whose
-;;;; window is used up leaves the ring and comes back with WINDOW_UPDATE or SETTINGS; one that ends
+;;;; window is used up leaves the ring and returns with WINDOW_UPDATE or SETTINGS; one that ends
 ;;;; leaves it at once. When the connection's window is used up, all keep their places. While the
 ;;;; ring is not empty no other stream writes.
 ;;;;
 ;;;; An empty DATA frame needs no window (RFC 9113 section 6.9.1), so an empty queue never waits:
-;;;; END_STREAM goes with the last octet of a queue, and trailers are written when that octet has
-;;;; left.
+;;;; END_STREAM is sent with the last octet of a queue, and trailers are written when that octet was
+;;;; written.
 
 (in-package #:clgrpc.http2)
 
 (define-hot (stream-queue-empty-p :inline t) ((stream stream)) boolean
-  "True if nothing is queued on STREAM: all that was sent is in the output or gone."
+  "True if nothing is queued on STREAM: everything is in the output or sent."
   (zerop (stream-queued-octets stream)))
 
 (define-hot enqueue-segment ((stream stream) (octets octets) (start index) (end index)
@@ -33,7 +33,7 @@
                        (end-stream-p boolean))
     index
   "Write DATA frames of the octets START to END while that is allowed; return where it stopped. With
-END-STREAM-P the frame that takes the last octet ends the stream, which may be gone afterwards."
+END-STREAM-P the frame with the last octet ends the stream, which may not exist afterwards."
   (let ((connection (stream-connection stream))
         (at start))
     (declare (type index at))
@@ -51,12 +51,13 @@ END-STREAM-P the frame that takes the last octet ends the stream, which may be g
 (define-hot send-data ((stream stream) (octets octets) (start index) (end index)
                        (end-stream-p boolean) &optional (storable boolean nil))
     null
-  "Send the octets START to END on STREAM, whose headers are sent: at once as far as the windows
-and the output's cap allow, the rest from a queue as they open. OCTETS belong to the connection
-from now on; if they are STORABLE, that is, were had by BORROW-OCTETS, it gives them back when they
-are sent. With END-STREAM-P our side ends after them. ON-WRITABLE is called when a queue that was
-longer falls under half of the option send-budget-octets. Does nothing if the stream was reset or
-the connection is finished. Signal MISUSE if the headers are missing or our side has been ended."
+  "Send the octets START to END on STREAM, whose headers are sent: at once as far as the windows and
+the output's cap allow, the rest from a queue as the windows open. OCTETS belong to the connection
+from now on; if they are STORABLE, that is, come from BORROW-OCTETS, it returns them to the store
+when they are sent. With END-STREAM-P our side ends after them. ON-WRITABLE is called when a queue
+that was longer has fallen below half of the option send-budget-octets. Does nothing if the stream
+was reset or the connection is finished. Signal MISUSE if the headers are missing or our side has
+been ended."
   (let ((state (stream-state stream)))
     (unless (>= state +closed+)
       (unless (and (sending-state-p state)

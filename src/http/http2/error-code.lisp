@@ -1,5 +1,5 @@
-;;;; The error codes of RFC 9113 section 7, declared once. Unknown codes of a peer are carried on as
-;;;; numbers and never treated as an error themselves.
+;;;; The error codes of RFC 9113 section 7, declared once. Unknown codes of a peer are passed on as
+;;;; numbers and are never treated as an error themselves.
 
 (in-package #:clgrpc.http2)
 
@@ -21,7 +21,7 @@
   (internal-error 2 "An error of the endpoint that sends it.")
   (flow-control-error 3 "The peer sent more than its window allows, or made a window overflow.")
   (settings-timeout 4 "SETTINGS were not acknowledged in time.")
-  (stream-closed 5 "A frame came on a stream that is closed for it.")
+  (stream-closed 5 "The peer sent a frame on a stream that is closed for it.")
   (frame-size-error 6 "A frame has a length its type does not allow.")
   (refused-stream 7 "The stream was not processed at all and may be tried again.")
   (cancel 8 "The stream is no longer wanted.")

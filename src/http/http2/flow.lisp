@@ -1,15 +1,15 @@
 ;;;; Flow control (RFC 9113 sections 5.2 and 6.9): all window arithmetic of both directions.
 ;;;;
 ;;;; Receiving: a DATA frame charges its whole payload, padding too, to the connection and to the
-;;;; stream. The owner gives content back by CONSUME-DATA; this file gives back padding and content
-;;;; that can no longer be read (to the connection by RETURN-TO-CONNECTION, stream-end.lisp). Once
-;;;; half a window can be returned it is due, and WRITE-WINDOW-UPDATES, called at each flush, writes
-;;;; one WINDOW_UPDATE for it. For each stream
+;;;; stream. The owner returns the window for content by CONSUME-DATA; this file returns it for
+;;;; padding, and for content that can no longer be read (to the connection by RETURN-TO-CONNECTION,
+;;;; stream-end.lisp). When half a window can be returned an update is due, and
+;;;; WRITE-WINDOW-UPDATES, called at each flush, writes one WINDOW_UPDATE for it. For each stream
 ;;;;
 ;;;;   receive-window + unreturned + unconsumed = the full window, as long as the peer may send.
 ;;;;
-;;;; An owner that keeps content of one stream for long can give the connection's window back
-;;;; earlier, by CREDIT-CONNECTION, so that the other streams go on. For each connection
+;;;; An owner that keeps content of one stream for long can return the connection's window earlier,
+;;;; by CREDIT-CONNECTION, so that the other streams continue. For each connection
 ;;;;
 ;;;;   receive-window + unreturned + the sum of (unconsumed - credited) = the full window.
 ;;;;
@@ -21,7 +21,7 @@
 
 (define-hot (raise-window :inline t) ((window window) (increment (unsigned-byte 31)))
     (or null window)
-  "WINDOW raised by INCREMENT, or NIL if that is more than a window can be."
+  "WINDOW raised by INCREMENT, or NIL if that exceeds the largest window."
   (let ((sum (+ window increment)))
     (if (<= sum +largest-window+) sum nil)))
 
@@ -40,13 +40,13 @@
   nil)
 
 (define-hot consume-data ((stream stream) (count (unsigned-byte 31))) null
-  "Give COUNT octets that ON-DATA delivered on STREAM back to the flow-control windows, after they
+  "Return the flow-control windows for COUNT octets that ON-DATA delivered on STREAM, after they
 were read or dropped. A stream that closes gives back the rest, so later calls do nothing. Signal
 MISUSE if COUNT is more than was delivered."
   (unless (stream-flag-p stream +finished+)
     (let ((left (- (stream-unconsumed stream) count)))
       (when (minusp left)
-        (misuse "~D octets consumed of ~S, which delivered ~D." count stream
+        (misuse "~D octets were consumed of ~S, which had delivered ~D." count stream
                 (stream-unconsumed stream)))
       (setf (stream-unconsumed stream) left)
       (let ((before (min count (stream-credited stream))))
@@ -56,9 +56,9 @@ MISUSE if COUNT is more than was delivered."
   nil)
 
 (define-hot credit-connection ((stream stream)) null
-  "Give all that ON-DATA has delivered on STREAM back to the connection's window, but not to the
-stream's: the owner still keeps it, but other streams need not wait for it. CONSUME-DATA later gives
-it back to the stream's window."
+  "Return the connection's window, but not the stream's, for everything that ON-DATA has delivered
+on STREAM: the owner still keeps it, but other streams need not wait for that. CONSUME-DATA later
+gives it back to the stream's window."
   (unless (stream-flag-p stream +finished+)
     (let ((count (- (stream-unconsumed stream) (stream-credited stream))))
       (when (plusp count)
@@ -78,7 +78,7 @@ it back to the stream's window."
 
 (define-hot write-window-updates ((connection connection)) null
   "Append the WINDOW_UPDATEs that are due. WRITE-QUEUED does this too; an owner that does not call
-it before each flush must call this."
+WRITE-QUEUED before each flush must call this."
   (when (window-update-due-p connection)
     (let ((unreturned (connection-unreturned connection)))
       (incf (connection-receive-window connection) unreturned)
@@ -110,7 +110,7 @@ it before each flush must call this."
        (plusp (stream-send-window stream))))
 
 (define-hot join-ring ((connection connection) (stream stream)) null
-  "Put STREAM at the end of the ring of writers if it should be there and is not."
+  "Put STREAM at the end of the ring of writers if it belongs in the ring and is not in it."
   (when (and (stream-waiting-p stream)
              (not (stream-flag-p stream +in-ring+)))
     (set-stream-flag stream +in-ring+)
@@ -159,9 +159,9 @@ leaves -900."
 
 (define-hot shift-send-windows ((connection connection) (difference (signed-byte 33)))
     (values list boolean)
-  "Add DIFFERENCE to the send window of every stream; a peer may ask for that as often as it likes.
-Return the streams that should be in the ring of writers and are not, and whether a window is too
-large."
+  "Add DIFFERENCE to the send window of every stream; a peer may cause this as often as it likes.
+Return two values: the streams that belong in the ring of writers and are not in it, and whether a
+window is too large."
   (let ((writers '()) (overflow nil))
     (loop for chain across (connection-table connection)
           do (loop for stream of-type (or null stream) = chain then (stream-next stream)

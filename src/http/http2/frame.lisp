@@ -3,7 +3,7 @@
 ;;;; 16, 24, 32 or 64 bits; one of 31 bits is a word whose top bit is reserved: written as 0,
 ;;;; ignored when read.
 ;;;;
-;;;; Accessors take the octets and the position where the layout begins; the caller has seen that
+;;;; Accessors take the octets and the position where the layout begins; the caller has checked that
 ;;;; the whole frame is there. Writers take the octets, the position, and the fields in order; they
 ;;;; return the position after their output. FRAME-HEADER-ERROR checks the data of the header alone.
 
@@ -122,7 +122,7 @@ layout of FIELDS with its readers and WRITE-NAME, and FRAME-HEADER-ERROR. SCOPE 
      (sb-ext:defglobal **frame-names** (vector ,@(mapcar (lambda (row) (string (first row))) rows)))
      (define-hot (frame-header-error :inline t)
          ((type octet) (length (unsigned-byte 24)) (stream-id stream-id)) error-code
-       "The code of the connection error that a frame header alone amounts to, or 0."
+       "The code of the connection error that a frame header alone causes, or 0."
        (case type
          ,@(loop for (nil type scope size) in rows
                  collect `(,type (cond ,@(ecase scope

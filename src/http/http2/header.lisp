@@ -1,7 +1,7 @@
 ;;;; The meaning of header fields to HTTP/2 itself, and the check that a list of them is a
 ;;;; well-formed message (RFC 9113 sections 8.1 to 8.3). Each field is classified once: its kind,
-;;;; which also shows whether name and value are allowed at all, is stored in the field object, and
-;;;; the HPACK tables hand out the same object again. So a repeated field costs one load, and a list
+;;;; which also says whether name and value are allowed at all, is stored in the field object, and
+;;;; the HPACK tables return the same object again. So a repeated field costs one load, and a list
 ;;;; is checked by bits and comparisons.
 ;;;;
 ;;;; Kinds below +KIND-OTHER+ are pseudo-fields, in order of their constants. A malformed message is
@@ -72,7 +72,7 @@ NAME-KIND. Rows without a field name are kinds that no name has; a row may share
   (grpc-retry-pushback-ms "grpc-retry-pushback-ms"))
 
 (define-hot valid-name-p ((name octets)) boolean
-  "True if NAME, but for a colon in front, has no control characters, blanks, capitals, colons or
+  "True if NAME, without a leading colon, has no control characters, blanks, capitals, colons or
 octets above 126 (8.2.1)."
   (loop for octet across name
         for i of-type index from 0
@@ -114,8 +114,8 @@ octets above 126 (8.2.1)."
         +kind-malformed+)))
 
 (define-hot (field-kind-of :inline t) ((field hpack:field)) kind
-  "Return the kind of FIELD, one of the +KIND-…+ constants; found out once and remembered in it.
-+KIND-MALFORMED+ if HTTP/2 forbids its name, its value or the field altogether."
+  "Return the kind of FIELD, one of the +KIND-…+ constants; it is determined once and stored in
+FIELD. +KIND-MALFORMED+ means that HTTP/2 forbids its name, its value or the field altogether."
   (let ((kind (hpack:field-kind field)))
     (if (zerop kind)
         (setf (hpack:field-kind field) (classify-field field))
@@ -124,7 +124,7 @@ octets above 126 (8.2.1)."
 ;;; Messages
 
 (deftype content-length ()
-  "The value of content-length; -1 without one, -2 for a malformed message."
+  "The value of content-length; -1 if it is missing, -2 for a malformed message."
   '(integer -2 #.(1- (expt 10 18))))
 (defconstant +no-content-length+ -1)
 (defconstant +malformed-message+ -2)
@@ -142,10 +142,10 @@ octets above 126 (8.2.1)."
 (defconstant +host-seen+ (ash 1 (1+ +kind-other+)) "In SEEN of SCAN-FIELDS: there is a host.")
 
 (defmacro scan-fields ((list seen content-length) &body body)
-  "Check the rules for all messages: each pseudo-field at most once and before the others, no field
-malformed, one content-length at most. Then evaluate BODY with SEEN, whose bit K is set if
-pseudo-field kind K was there, and with +HOST-SEEN+, and CONTENT-LENGTH. A malformed message ends
-the block named NIL with +MALFORMED-MESSAGE+."
+  "Check the rules for all messages: each pseudo-field occurs at most once and before the others, no
+field is malformed, there is at most one content-length. Then evaluate BODY with SEEN, whose bit K
+is set if pseudo-field kind K was there, and with +HOST-SEEN+, and CONTENT-LENGTH. A malformed
+message ends the block named NIL with +MALFORMED-MESSAGE+."
   `(let ((,seen 0) (,content-length +no-content-length+))
      (declare (type (unsigned-byte 9) ,seen) (type content-length ,content-length))
      (loop with fields = (hpack:field-list-fields ,list)
@@ -191,7 +191,7 @@ the block named NIL with +MALFORMED-MESSAGE+."
 
 (defun one-host-p (list)
   "True if LIST has one host field (RFC 9110 section 7.2), and :authority, if any, has the same
-value. A peer may send many of an octet each: no more than two are compared."
+value. A peer may send many hosts of an octet each: at most two are compared."
   (let ((authority nil) (host nil))
     (hpack:do-fields (field list)
       (case (field-kind-of field)
@@ -217,7 +217,7 @@ value. A peer may send many of an octet each: no more than two are compared."
         +malformed-message+)))
 
 (define-hot check-trailers ((list hpack:field-list)) content-length
-  "Return +MALFORMED-MESSAGE+ if LIST cannot be trailers: no pseudo-fields there (8.1)."
+  "Return +MALFORMED-MESSAGE+ if LIST cannot be trailers, which have no pseudo-fields (8.1)."
   (scan-fields (list seen content-length)
     (if (zerop (logand seen (1- (kind-bits other))))
         content-length

@@ -39,10 +39,10 @@
     (#.+frame-window-update+ (list :increment (window-update-increment octets at)))))
 
 (defun describe-frame (octets at end)
-  "A description of the frame that begins AT in OCTETS, of which those before END are there: a plist
-with :FRAME, a name such as \"HEADERS\", :STREAM, :LENGTH, :FLAGS, keywords, and, if all of it is
-there, the contents of its payload; and its length with its header. Nil if its header is
-incomplete."
+  "A description of the frame that begins AT in OCTETS, of which those before END are there. Two
+values: a plist with :FRAME, a name such as \"HEADERS\", :STREAM, :LENGTH, :FLAGS, keywords, and, if
+the frame is complete, the contents of its payload; and its length with its header. Nil if its
+header is incomplete."
   (when (<= (+ at +frame-header-octets+) end)
     (multiple-value-bind (length type flags id) (read-frame-header octets at)
       (let* ((payload (+ at +frame-header-octets+))
@@ -56,8 +56,8 @@ incomplete."
 
 (defun skip-preface (connection octets start end)
   "The position of the first frame in OCTETS from START to END: after the client's preface (section
-3.4) if they begin with it. They are the input of CONNECTION, which awaits the preface or not; with
-nil for CONNECTION they are a client's output."
+3.4) if they begin with it. They are the input of CONNECTION, which may or may not await the
+preface; if CONNECTION is nil they are a client's output."
   (let ((preface-end (+ start (length **preface**))))
     (if (and (or (null connection) (= +awaiting-preface+ (connection-phase connection)))
              (<= preface-end end)

@@ -1,10 +1,10 @@
-;;;; The output of a connection: the buffer that everything is appended to, and the frames of fixed
-;;;; layout that no rule of ours limits: WINDOW_UPDATE, PING and GOAWAY (RFC 9113 sections 6.7 to
+;;;; The output of a connection: the buffer to which everything is appended, and the frames of fixed
+;;;; layout that have no limit of ours: WINDOW_UPDATE, PING and GOAWAY (RFC 9113 sections 6.7 to
 ;;;; 6.9).
 ;;;;
-;;;; The owner lends the buffer by ON-OUTPUT and takes it back, to send what is in it, by
-;;;; GIVE-OUTPUT-BACK. It is lent again with what has not been sent, so the octets that have left
-;;;; can be counted.
+;;;; The owner lends the buffer by ON-OUTPUT, and gets it back by GIVE-OUTPUT-BACK to send its
+;;;; contents. It is lent again with the octets that were not sent, so the sent octets can be
+;;;; counted.
 
 (in-package #:clgrpc.http2)
 
@@ -17,7 +17,7 @@
 
 (define-hot (give-output-back :inline t) ((connection connection)) null
   "Give the buffer that ON-OUTPUT has lent to CONNECTION back to the owner, who sends what is in it.
-To be called when the owner has filled it up by WRITE-QUEUED, and before it sends anything."
+Called when the owner has filled it up by WRITE-QUEUED, and before it sends anything."
   (let ((output (connection-output connection)))
     (when output
       (setf (connection-given-octets connection) (buffer-fill output)
@@ -25,7 +25,7 @@ To be called when the owner has filled it up by WRITE-QUEUED, and before it send
   nil)
 
 (define-hot (output-buffer :inline t) ((connection connection)) buffer
-  "The buffer to append to. Calling it also notifies the owner that there will be output."
+  "The buffer to append to. Calling this also notifies the owner that there will be output."
   (or (connection-output connection) (borrow-output connection)))
 
 (define-hot (output-fill :inline t) ((connection connection)) index
@@ -64,14 +64,14 @@ To be called when the owner has filled it up by WRITE-QUEUED, and before it send
     nil))
 
 (defun discard-open-block (connection)
-  "Take back a header block of ours that was begun and not ended."
+  "Remove a header block of ours that was begun and not ended."
   (let ((output (connection-output connection)))
     (when (and output (<= 0 (connection-open-mark connection)))
       (setf (buffer-end output) (+ (buffer-start output) (connection-open-mark connection))
             (connection-open-mark connection) -1))))
 
 (define-hot send-ping ((connection connection) (payload (unsigned-byte 64))) null
-  "Send a PING with PAYLOAD, 64 bits, on CONNECTION; its answer comes as ON-PING-ACK (RFC 9113
+  "Send a PING with PAYLOAD, 64 bits, on CONNECTION; its answer is reported by ON-PING-ACK (RFC 9113
 section 6.7). Does nothing on a finished connection."
   (unless (connection-closed-p connection)
     (emit-ping connection 0 payload)))

@@ -1,7 +1,7 @@
-;;;; The credit that a peer earns by ordinary work, so that it is not charged for frames that go
-;;;; with this work (rate-limit.lisp). A call that was served earns its client one reset. DATA of
-;;;; ours, a new stream, and a stream that we reset each earn the peer some WINDOW_UPDATEs and late
-;;;; frames.
+;;;; The credit that a peer earns by ordinary work, so that it is not charged for frames that
+;;;; accompany this work (rate-limit.lisp). A call that was served earns its client one reset. A
+;;;; DATA frame of ours, a new stream, and a stream that we reset each earn the peer some
+;;;; WINDOW_UPDATEs and late frames.
 
 (in-package #:clgrpc.http2)
 
@@ -25,7 +25,7 @@ one reset. The option max-reset-burst limits the unused resets that are kept."
 (defconstant +updates-earned+ 8
   "How many WINDOW_UPDATEs a DATA frame of ours, a new stream, or one that we reset, earns.")
 (defconstant +most-updates-earned+ 1000000
-  "How many of them are kept at most.")
+  "The most WINDOW_UPDATEs that can be earned and not yet used.")
 
 (define-hot (earn-updates :inline t) ((counters counters)) null
   (setf (counters-updates-earned counters)

@@ -1,11 +1,11 @@
 ;;;; Rate limits of frames that cost us more than they cost the peer (RFC 9113 section 10.5): resets
-;;;; ("rapid reset", also those that a peer provokes us to send), frames that carry nothing, answers
-;;;; that the peer does not read.
+;;;; ("rapid reset", including those that a peer provokes us to send), frames without content,
+;;;; answers that the peer does not read.
 ;;;;
-;;;; Resets and idle frames have a rate limit each: a burst that comes back at a rate. A connection
+;;;; Resets and idle frames have a rate limit each: a burst that is refilled at a rate. A connection
 ;;;; whose peer exceeds it ends with ENHANCE_YOUR_CALM. The state of a rate limit is one number, the
 ;;;; time at which the whole burst will be allowed again. An event moves that time one interval
-;;;; away; the limit is exceeded if it is then further away than the burst's intervals.
+;;;; later; the limit is exceeded if it is then further away than the burst's intervals.
 ;;;;
 ;;;; The frequent frames of ordinary peers are not charged (rate-credit.lisp): as many resets as
 ;;;; calls were served; a PING, by which peers measure bandwidth, if calls began or ended, or DATA
@@ -15,9 +15,9 @@
 ;;;;
 ;;;; Answers are counted while they wait in the output; more than the option
 ;;;; max-queued-control-frames end the connection. The output of a busy connection may never be
-;;;; empty, so answers are counted in two parts, those in front of a mark and those behind it. When
-;;;; the octets in front of the mark have left, so have these answers; then the mark moves to the
-;;;; end of the output.
+;;;; empty, so answers are counted in two parts, those before a mark and those after it. When the
+;;;; octets before the mark were sent, these answers were sent, too; then the mark moves to the end
+;;;; of the output.
 
 (in-package #:clgrpc.http2)
 
@@ -59,7 +59,7 @@ BURST and PER-SECOND are its size. End CONNECTION with TEXT if the limit is exce
           "too many frames that carry nothing"))
 
 (define-hot charge-update ((connection connection)) null
-  "Count a WINDOW_UPDATE of the peer's, or a frame without content on a stream that has ended."
+  "Count a WINDOW_UPDATE of the peer, or a frame without content on a stream that has ended."
   (let ((counters (connection-counters connection)))
     (if (plusp (counters-updates-earned counters))
         (decf (counters-updates-earned counters))
@@ -79,7 +79,7 @@ BURST and PER-SECOND are its size. End CONNECTION with TEXT if the limit is exce
         interval)))
 
 (define-hot charge-ping ((connection connection)) null
-  "The peer has sent a PING. A client's that comes too soon is a strike (gRFC A8)."
+  "The peer has sent a PING. A PING of a client that comes too soon is a strike (gRFC A8)."
   (let* ((counters (connection-counters connection))
          (now (connection-last-receive-ns connection))
          (before (shiftf (counters-pinged-ns counters) now)))

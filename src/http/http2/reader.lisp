@@ -1,18 +1,18 @@
 ;;;; From octets to sink calls: the preface (RFC 9113 section 3.4), frames (4.1, 6) and header
 ;;;; blocks (4.3).
 ;;;;
-;;;; Frames are parsed where they lie and taken only when whole; the caller presents the rest again.
+;;;; Frames are parsed in place and consumed only when complete; the caller presents the rest again.
 ;;;; A header block in one HEADERS frame is decoded in place; one with CONTINUATIONs is collected
 ;;;; first, and while it is, any other frame is a connection error (6.10). A block is always
-;;;; decoded, even if its stream is refused, for the sake of the HPACK table.
+;;;; decoded, even if its stream is refused, because it changes the HPACK table.
 ;;;;
 ;;;; Errors are values, not conditions: FAIL-STREAM and FAIL-CONNECTION return, and code that may
-;;;; have called them looks at the state again. Only HPACK signals; that is caught once per
+;;;; have called them checks the state again. Only HPACK signals; that is caught once per
 ;;;; RECEIVE-OCTETS. While a sink function runs for a stream it is CONNECTION-CURRENT, so that it
 ;;;; cannot be used again.
 ;;;;
-;;;; One read may hold thousands of frames. So that its owner can look at the time and at the output
-;;;; in between, RECEIVE-OCTETS returns after a given number of frames.
+;;;; The octets of one read may contain thousands of frames. RECEIVE-OCTETS returns after a given
+;;;; number of frames, so that its owner can check the time and the output in between.
 
 (in-package #:clgrpc.http2)
 
@@ -21,7 +21,8 @@
 (deftype flags () "Flags of a frame and one of our own." '(unsigned-byte 9))
 
 (define-hot (settle-stream :inline t) ((connection connection) (stream stream)) null
-  "After a sink call for STREAM: finish it if its last frame has come, use it again if it may be."
+  "After a sink call for STREAM: finish it if its last frame was received; make it reusable if its
+owner allows that."
   (setf (connection-current connection) nil)
   (cond ((stream-flag-p stream +finished+) (recycle-stream stream))
         ((<= +closed+ (stream-state stream)) (finish-stream stream)))
@@ -39,7 +40,7 @@
 (define-hot reject-frame ((connection connection) (stream (or null stream)) (id stream-id)
                           (step state-step))
     null
-  "Perform STEP, which is not ACCEPT, for a frame on STREAM or, without one, on ID."
+  "Perform STEP, which is not ACCEPT, for a frame on STREAM or, if it is nil, on ID."
   (let ((code (step-code step)))
     (case (step-action step)
       (#.+stream-error+
@@ -56,7 +57,8 @@
 ;;; DATA (6.1)
 
 (define-hot (charge-frame :inline t) ((connection connection) (length (unsigned-byte 24))) boolean
-  "Charge a DATA frame of LENGTH to the connection's window; false if that ends the connection."
+  "Charge a DATA frame of LENGTH to the connection's window; return false if that ends the
+connection."
   (let ((left (- (connection-receive-window connection) length)))
     (cond ((minusp left)
            (fail-connection connection +flow-control-error+ "DATA over the connection window")
@@ -69,7 +71,8 @@
                                  (start index) (end index) (length (unsigned-byte 24))
                                  (end-stream-p boolean))
     null
-  "DATA with content from START to END and LENGTH octets in all, already charged to the connection."
+  "Handle DATA with content from START to END and LENGTH octets in all, already charged to the
+connection."
   (let* ((step (find-step (stream-state stream)
                           (if end-stream-p +receive-data-end+ +receive-data+)))
          (count (- end start))
@@ -165,7 +168,7 @@
 (define-hot receive-response ((connection connection) (stream stream) (state state)
                               (end-stream-p boolean) (list hpack:field-list))
     null
-  "A response, interim or final; STATE is the one to enter."
+  "Handle a response, interim or final; STATE is the state to enter."
   (let* ((content-length (check-response list))
          (status (if (= content-length +malformed-message+) 0 (response-status list))))
     (cond ((zerop status)
@@ -223,7 +226,7 @@
     nil))
 
 (define-hot receive-absent-block ((connection connection) (id stream-id)) null
-  "A header block on a stream that is not there and may not be opened."
+  "Handle a header block on a stream that does not exist and may not be opened."
   (let ((state (absent-state connection id)))
     (if (or (= state +idle+) (skipped-id-p connection id))
         (fail-connection connection +protocol-error+ "HEADERS on a stream that cannot be opened")
@@ -234,7 +237,7 @@
 (define-hot receive-block ((connection connection) (octets octets) (start index) (end index)
                            (flags flags) (id stream-id))
     null
-  "Take a complete header block for the stream ID; FLAGS are those of its HEADERS frame."
+  "Handle a complete header block for the stream ID; FLAGS are those of its HEADERS frame."
   (let* ((pool (connection-pool connection))
          (list (or (pool-field-list pool) (hpack:make-field-list)))
          (stream (find-stream connection id)))
@@ -297,8 +300,8 @@ pieces pass the limit as well."
                        :start start :end end))))
 
 (defun fail-block (connection)
-  "The header block in progress is too long to be decoded, so that CONNECTION must end; its stream,
-if it is there, for a reason of its own."
+  "The header block in progress is too long to be decoded, so CONNECTION must end; its stream, if
+there is one, ends for a reason of its own."
   (let ((stream (find-stream connection (connection-block-id connection))))
     (when stream
       (setf (connection-error-text connection) "header block too large")
@@ -342,7 +345,7 @@ if it is there, for a reason of its own."
 (define-hot frame-step ((connection connection) (stream (or null stream)) (id stream-id)
                         (input input))
     state-step
-  "The step for INPUT on STREAM or, without one, on ID; never ACCEPT without a stream."
+  "The step for INPUT on STREAM or, if it is nil, on ID; never ACCEPT without a stream."
   (find-step (if stream (stream-state stream) (absent-state connection id)) input))
 
 (define-hot receive-reset ((connection connection) (octets octets) (start index) (id stream-id))
@@ -403,8 +406,8 @@ if it is there, for a reason of its own."
     nil))
 
 (defun receive-goaway (connection octets start end)
-  "Apply the peer's GOAWAY: open no new streams, and end those of ours that the peer will not
-process as refused (6.8). A later GOAWAY may only lower the last stream identifier."
+  "Handle the peer's GOAWAY: open no new streams, and end as refused those of ours that the peer
+will not process (6.8). A later GOAWAY may only lower the last stream identifier."
   (let* ((before (connection-goaway-received connection))
          (last-id (goaway-last-stream-id octets start))
          (last-id (if (= before +no-goaway+) last-id (min before last-id))))
@@ -434,7 +437,7 @@ process as refused (6.8). A later GOAWAY may only lower the last stream identifi
 (define-hot (read-frame :inline t) ((connection connection) (octets octets) (start index)
                                     (end index) (type octet) (flags flags) (id stream-id))
     null
-  "Take a frame of TYPE, whose header is valid, with its payload from START to END."
+  "Handle a frame of TYPE, whose header is valid, with its payload from START to END."
   (case type
     (#.+frame-data+ (receive-data connection octets start end flags id))
     (#.+frame-headers+ (receive-headers connection octets start end flags id))
@@ -450,7 +453,8 @@ process as refused (6.8). A later GOAWAY may only lower the last stream identifi
     (t (charge-idle-frame connection)))) ; unknown types are ignored (5.5)
 
 (defun foreign-protocol (octets start end)
-  "The protocol of a peer that begins with OCTETS from START to END, if it is well known, else nil."
+  "The protocol of a peer whose first octets are OCTETS from START to END, if it is a well-known
+one, else nil."
   (flet ((begins-p (text)
            (let ((stop (+ start (length text))))
              (and (<= stop end)
@@ -461,8 +465,8 @@ process as refused (6.8). A later GOAWAY may only lower the last stream identifi
            "TLS"))))
 
 (defun fail-beginning (connection octets start end otherwise)
-  "End CONNECTION, whose peer has begun with OCTETS from START to END, which are not HTTP/2. The
-error names their protocol, or is OTHERWISE if that is unknown."
+  "End CONNECTION, whose peer's first octets, OCTETS from START to END, are not HTTP/2. The error
+names their protocol, or is OTHERWISE if that is unknown."
   (let ((foreign (foreign-protocol octets start end)))
     (fail-connection connection +protocol-error+
                      (if foreign
@@ -472,7 +476,7 @@ error names their protocol, or is OTHERWISE if that is unknown."
 (define-hot check-phase ((connection connection) (octets octets) (at index) (type octet)
                          (flags flags) (id stream-id))
     null
-  "Fail if this frame, whose header is AT, cannot come in the phase CONNECTION is in, which is not
+  "Fail if this frame, whose header is AT, is not allowed in the phase of CONNECTION, which is not
 the usual one."
   (case (connection-phase connection)
     (#.+awaiting-settings+
@@ -525,8 +529,8 @@ the usual one."
                                  line-end line-end))))
 
 (defun read-preface (connection octets start end)
-  "Check the client's preface, which begins at START; return the position after it, or START if it
-is not all there yet."
+  "Check the client's preface, which begins at START. Return the position after it, or START if it
+is incomplete."
   (let* ((length (length **preface**))
          (count (min length (- end start))))
     (cond ((mismatch **preface** octets :end1 count :start2 start :end2 (+ start count))
@@ -540,12 +544,13 @@ is not all there yet."
 (define-hot receive-octets ((connection connection) (octets octets) (start index) (end index)
                             (now time-ns) &optional (frames fixnum most-positive-fixnum))
     (values index boolean)
-  "Take the peer's octets from START to END, received at NOW (nanoseconds of any steady clock), but
-no more than FRAMES frames. Return the position of the first octet not consumed, which begins a
-frame: present it again with the octets after it. The second value is true if that frame may be
-complete, since FRAMES were taken; otherwise more must be received first. Sink functions are called
-meanwhile; OCTETS are theirs only during the call. If the peer broke the protocol GOAWAY is in the
-output and ON-CLOSE was called; from then on everything is consumed and ignored."
+  "Process the peer's octets from START to END, received at NOW (nanoseconds of any steady clock),
+but no more than FRAMES frames. Return the position of the first octet not consumed, at which a
+frame begins: present it again with the octets after it. The second value is true if that frame may
+be complete, because FRAMES were processed; otherwise more octets must be received first. Sink
+functions are called meanwhile; OCTETS are theirs only during the call. If the peer broke the
+protocol, GOAWAY is in the output and ON-CLOSE was called; from then on everything is consumed and
+ignored."
   (setf (connection-last-receive-ns connection) now)
   (handler-case
       (let ((at start))

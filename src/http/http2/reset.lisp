@@ -1,15 +1,15 @@
-;;;; Streams that we reset (RFC 9113 sections 5.1, 5.4.2 and 6.4), and the state of identifiers that
-;;;; have no stream any more.
+;;;; Streams that we reset (RFC 9113 sections 5.1, 5.4.2 and 6.4), and the state of identifiers
+;;;; whose streams do not exist any more.
 ;;;;
 ;;;; Identifiers up to HIGHEST-ID are closed. The newest gap below it was never opened. The streams
-;;;; that we reset are known one by one, the RESET-COUNT highest of them, in order, in RESETS: the
+;;;; that we reset are recorded one by one in RESETS, the RESET-COUNT highest of them, in order: the
 ;;;; peer may not know of the reset yet, so its late frames are not errors. When the lowest of them
 ;;;; is dropped, all identifiers up to it count as reset.
 
 (in-package #:clgrpc.http2)
 
 (defconstant +most-resets+ 1024
-  "The number of streams reset by us that are known one by one.")
+  "The number of streams reset by us that are recorded one by one.")
 
 (define-hot reset-place ((connection connection) (id stream-id)) index
   "The number of known streams reset by us that are below ID."
@@ -37,8 +37,8 @@
     nil))
 
 (define-hot forget-reset ((connection connection) (place index)) index
-  "Drop the lowest of the streams that we reset, to make room for a new one at PLACE. Return the
-place of the new one afterwards."
+  "Drop the lowest of the recorded streams that we reset, to make room for a new one at PLACE.
+Return the new one's place after that."
   (let ((resets (connection-resets connection)))
     (setf (connection-reset-forgotten connection) (logand (aref resets 0) #x7FFFFFFF))
     (replace resets resets :start1 0 :start2 1 :end2 (connection-reset-count connection))
@@ -78,7 +78,7 @@ place of the new one afterwards."
         (t +closed+)))
 
 (define-hot skipped-id-p ((connection connection) (id stream-id)) boolean
-  "True if ID is in the newest gap that the client left: the stream was never opened."
+  "True if ID is in the newest gap that the client left: that stream was never opened."
   (<= (max 1 (connection-skipped-low connection)) id (connection-skipped-high connection)))
 
 ;;; Resetting
@@ -95,7 +95,7 @@ place of the new one afterwards."
 (define-hot reset-absent ((connection connection) (id stream-id) (code error-code)
                           (text simple-string))
     null
-  "Answer a frame on the stream ID, which the owner never saw or has forgotten, by RST_STREAM."
+  "Answer a frame on the stream ID, which the owner never got or has forgotten, by RST_STREAM."
   (setf (connection-error-text connection) text)
   (remember-reset connection id)
   (emit-reset connection id code))

@@ -1,7 +1,6 @@
 ;;;; SETTINGS (RFC 9113 section 6.5), ours and the peer's. Each parameter is declared once with its
 ;;;; range and the error for other values; unknown ones are ignored (6.5.2). The peer's are applied
-;;;; and acknowledged at once; ours count as in force from the acknowledgement on where that
-;;;; matters.
+;;;; and acknowledged at once; ours are in force from the acknowledgement on, where that matters.
 
 (in-package #:clgrpc.http2)
 
@@ -12,7 +11,7 @@ SETTING-ERROR."
      ,@(loop for (name number) in rows
              collect `(defconstant ,(constant-name (format nil "SETTING-~A" name)) ,number))
      (defun setting-error (name value)
-       "The error code if the parameter NAME, a number, must not have VALUE, else NIL."
+       "The error code if VALUE is not allowed for the parameter NAME, a number, else NIL."
        (case name
          ,@(loop for (nil number minimum maximum error) in rows
                  when error
@@ -60,7 +59,7 @@ SETTING-ERROR."
     (setf (buffer-end buffer) at)))
 
 (defun settings-acknowledged (connection)
-  "The peer has seen our SETTINGS: a smaller HPACK table may be relied on from here (RFC 7541 4.2)."
+  "The peer has seen our SETTINGS: from here on a smaller HPACK table is in force (RFC 7541 4.2)."
   (setf (connection-settings-deadline connection) 0)
   (hpack:set-decoder-limit (connection-decoder connection)
                            (options-header-table-octets (connection-options connection))))
@@ -95,7 +94,7 @@ SETTING-ERROR."
 
 (defun apply-settings (connection octets start end)
   "Apply the peer's parameters from START to END in order, until one is an error. Of initial window
-sizes only the highest and the last matter, however many there are."
+sizes only the highest and the last are applied, however many there are."
   (let ((highest -1) (last -1))
     (loop for at from start below end by +setting-octets+
           for name = (setting-name octets at)

@@ -1,7 +1,7 @@
-;;;; How streams and connections end: a stream whose last frame has come or that was reset, a
-;;;; connection that fails (RFC 9113 section 5.4.1), that its owner closes or that is gone.
+;;;; How streams and connections end: a stream whose last frame was received or that was reset; a
+;;;; connection that fails (RFC 9113 section 5.4.1), that its owner closes or that was lost.
 ;;;;
-;;;; FINISH-STREAM is the one way out of the table, END-CONNECTION the one way to a finished
+;;;; FINISH-STREAM is the only way out of the table, END-CONNECTION the only way to a finished
 ;;;; connection; each releases the memory of the stream or the connection and calls the owner once.
 
 (in-package #:clgrpc.http2)
@@ -48,8 +48,8 @@ shrunk."
   nil)
 
 (define-hot return-to-connection ((connection connection) (count (unsigned-byte 31))) null
-  "Note that COUNT received octets need the connection's window no longer. Give the window back once
-such octets are half of it."
+  "Note that COUNT received octets need the connection's window no longer. When half of the window
+consists of such octets, return it."
   (let ((unreturned (+ (connection-unreturned connection) count)))
     (setf (connection-unreturned connection) unreturned)
     (when (<= (ash (connection-connection-window connection) -1) unreturned)
@@ -58,7 +58,7 @@ such octets are half of it."
     nil))
 
 (define-hot finish-stream ((stream stream)) null
-  "Take STREAM, whose state is closed or reset, out of the table and notify the owner; once."
+  "Remove STREAM, whose state is closed or reset, from the table and notify the owner, once."
   (unless (stream-flag-p stream +finished+)
     (let ((connection (stream-connection stream))
           (unconsumed (- (stream-unconsumed stream) (stream-credited stream))))
@@ -78,8 +78,8 @@ such octets are half of it."
   nil)
 
 (define-hot note-early-end ((stream stream)) null
-  "Note that STREAM is about to be reset, or lost. It has failed, unless the server has ended its
-side: then the rest of the client's side does not matter."
+  "Note that STREAM is about to be reset, or lost. The stream has failed, unless the server has
+ended its side: then the rest of the client's side does not matter."
   (let ((connection (stream-connection stream)))
     (when (if (connection-server-p connection)
               (stream-sendable-p stream)
@@ -89,7 +89,7 @@ side: then the rest of the client's side does not matter."
 
 (define-hot reset-finished-stream ((stream stream) (state state) (code error-code) (source keyword))
     null
-  "End STREAM in STATE and notify the owner why: CODE and SOURCE as ON-RESET has them."
+  "End STREAM in STATE and notify the owner of the reason; CODE and SOURCE are as for ON-RESET."
   (note-early-end stream)
   (setf (stream-state stream) state)
   (funcall (sink-on-reset (connection-sink (stream-connection stream))) stream code source)
@@ -132,7 +132,7 @@ side: then the rest of the client's side does not matter."
   nil)
 
 (defun close-connection (connection error-code text)
-  "End CONNECTION for a reason of the owner's: GOAWAY with ERROR-CODE and TEXT (ASCII) is written,
-every stream left gets ON-RESET with :CONNECTION, then ON-CLOSE is called. Does nothing if it is
+  "End CONNECTION for a reason of the owner's: write GOAWAY with ERROR-CODE and TEXT (ASCII), call
+ON-RESET with :CONNECTION for every stream left, then call ON-CLOSE. Does nothing if it is
 finished."
   (fail-connection connection error-code (coerce text 'simple-string)))

@@ -1,9 +1,10 @@
-;;;; Streams of a connection: the table to find them in, the pool to take them from and to put them
-;;;; back into, the identifiers that the peer has used (RFC 9113 sections 5.1 and 5.1.1).
+;;;; Streams of a connection: the table in which they are found, the pool from which they are taken
+;;;; and to which they return, the identifiers that the peer has used (RFC 9113 sections 5.1 and
+;;;; 5.1.1).
 ;;;;
 ;;;; The table is a vector of chains; it exists from the first stream on and doubles when the chains
-;;;; grow. Consecutive identifiers have chains of their own. A client chooses its identifiers, so
-;;;; the chains of a run of 1,024 of them depend on a seed (STREAM-SLOT).
+;;;; grow. Consecutive identifiers have chains of their own. A client chooses its identifiers, so a
+;;;; seed determines the chains for each run of 1,024 of them (STREAM-SLOT).
 
 (in-package #:clgrpc.http2)
 
@@ -63,8 +64,8 @@
     nil))
 
 (defun map-streams (function connection &optional (above 0))
-  "Call FUNCTION with each stream of CONNECTION that is not finished and whose identifier is ABOVE
-the one given, oldest first. It may end streams; those that it has ended are left out."
+  "Call FUNCTION with each unfinished stream of CONNECTION whose identifier is greater than ABOVE,
+oldest first. FUNCTION may end streams; streams that it has ended are skipped."
   (let ((ids '()))
     (loop for chain across (connection-table connection)
           do (loop for stream = chain then (stream-next stream)
@@ -103,7 +104,7 @@ the one given, oldest first. It may end streams; those that it has ended are lef
 
 (define-hot recycle-stream ((stream stream)) null
   "Put STREAM into the pool if neither the owner nor this connection uses it any more. Streams of a
-finished connection do not go there, since they would keep it from the collector."
+finished connection are not put there, since they would keep it from the collector."
   (let* ((connection (stream-connection stream))
          (pool (connection-pool connection)))
     (when (and (= (logior +finished+ +released+)
@@ -125,7 +126,7 @@ finished connection do not go there, since they would keep it from the collector
     nil))
 
 (defun leave-pool (connection)
-  "Take the streams that were CONNECTION's out of the pool, so that nothing keeps CONNECTION."
+  "Remove the streams that belonged to CONNECTION from the pool, so that nothing keeps CONNECTION."
   (let* ((pool (connection-pool connection))
          (stream (shiftf (pool-streams pool) nil)))
     (setf (pool-stream-count pool) 0)
@@ -138,15 +139,15 @@ finished connection do not go there, since they would keep it from the collector
                (setf stream next)))))
 
 (define-hot release-stream ((stream stream)) null
-  "Say that the caller keeps no reference to STREAM, which may be used again once it is closed. Call
-it at most once, at any time; never calling it is safe."
+  "Declare that the caller keeps no reference to STREAM, which may be used again when it is closed.
+Call it at most once, at any time; never calling it is safe."
   (set-stream-flag stream +released+)
   (recycle-stream stream))
 
 ;;; Identifiers
 
 (define-hot (note-highest-id :inline t) ((connection connection) (id stream-id)) null
-  "Note that the peer opens ID, which is above all earlier ones; identifiers that it left out are
+  "Note that the peer opens ID, which is above all earlier ones; identifiers that it has skipped are
 closed without ever having been open (5.1.1)."
   (let ((next (+ 2 (connection-highest-id connection))))
     (when (< next id)

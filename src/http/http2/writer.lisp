@@ -3,18 +3,18 @@
 ;;;; the caller's octets, END-DATA. Nothing is copied and nothing allocated.
 ;;;;
 ;;;; Between the two halves of a pair nothing else may be appended. A header block is contiguous: it
-;;;; is encoded in one piece after 9 octets kept free, and opened up for the headers of its
-;;;; CONTINUATIONs only if it is longer than the peer's largest frame. DATA never overtakes queued
-;;;; DATA, and trailers never either: see data-queue.lisp.
+;;;; is encoded in one piece after 9 octets that are kept free, and it is split to insert the
+;;;; headers of CONTINUATIONs only if it is longer than the peer's largest frame. DATA never
+;;;; overtakes queued DATA, and trailers never either: see data-queue.lisp.
 
 (in-package #:clgrpc.http2)
 
 (defconstant +output-cap+ 65536
-  "While the output holds more octets, DATA is queued instead of appended; its streams then write
-frames by turns.")
+  "While the output has more octets than this, DATA is queued instead of appended; its streams then
+write frames in turn.")
 
 (define-hot connection-writable-p ((connection connection)) boolean
-  "True if DATA appended now would go out with the next flush: the output is under its cap."
+  "True if DATA appended now would be sent with the next flush: the output is below its cap."
   (and (not (connection-closed-p connection))
        (< (output-fill connection) +output-cap+)))
 
@@ -27,8 +27,8 @@ frames by turns.")
 ;;; HEADERS
 
 (define-hot (begin-headers :inline t) ((stream stream)) (values hpack:encoder buffer)
-  "Begin the header block of a request, a response or trailers on STREAM. Return the encoder and
-the buffer to give to the encoding functions of clgrpc.hpack, each field once; then call
+  "Begin the header block of a request, a response or trailers on STREAM. Return the encoder and the
+buffer for the encoding functions of clgrpc.hpack, to be called once for each field; then call
 END-HEADERS. Nothing else may be done with the connection in between. Signal MISUSE if our side of
 the stream has ended or the stream has queued octets: see STREAM-SENDABLE-P and
 SEND-TRAILERS-LATER."
@@ -39,7 +39,7 @@ SEND-TRAILERS-LATER."
     (unless (zerop (stream-queued-octets stream))
       (misuse "Headers would overtake the octets queued on ~S." stream))
     (unless (= -1 (connection-open-mark connection))
-      (misuse "Headers begun before those of another stream of ~S have ended." connection))
+      (misuse "Headers of another stream of ~S were begun before and have not ended." connection))
     (let ((buffer (output-buffer connection))
           (encoder (connection-encoder connection)))
       (ensure-buffer-room buffer 128)
@@ -78,8 +78,8 @@ trailers and must end it."
 (define-hot split-block ((connection connection) (buffer buffer) (mark index) (id stream-id)
                          (end-stream-p boolean))
     null
-  "Make HEADERS and CONTINUATIONs from the block at MARK after the start of BUFFER, where room for
-one frame header comes first. The pieces move back to front, each to its place."
+  "Split the block at MARK after the start of BUFFER, which has room for one frame header before it,
+into HEADERS and CONTINUATIONs. The pieces move back to front, each to its place."
   (let* ((limit (connection-peer-frame-octets connection))
          (length (- (buffer-fill buffer) mark +frame-header-octets+))
          (more (1- (ceiling length limit))) ; how many CONTINUATIONs
@@ -112,7 +112,7 @@ one frame header comes first. The pieces move back to front, each to its place."
 (define-hot (reserve-data :inline t) ((stream stream) (count index)) boolean
   "True if a DATA frame of COUNT octets on STREAM can go into the output at once. This is so if the
 stream's headers are sent, both windows and one frame have room, no stream has queued DATA and the
-output is under its cap. Then call BEGIN-DATA, else SEND-DATA."
+output is below its cap. Then call BEGIN-DATA, else SEND-DATA."
   (let ((connection (stream-connection stream)))
     (and (sending-state-p (stream-state stream))
          (stream-flag-p stream +sent-headers+)

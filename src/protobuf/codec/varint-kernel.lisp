@@ -233,8 +233,8 @@ are eight and 64 octets are left of ROOM. Return how many elements and octets th
                   :masks (some others))
                  "Read varints of the COUNT octets at FROM into the elements at TO while there is
 room for eight of ROOM elements and 64 octets are left. Return how many elements and octets that
-were. The octets are taken 1,024 at a time: first the ends of all varints become the bits of
-SCRATCH, seventeen words, so that the place to go on is known early."
+were. The octets are processed 1,024 at a time: first the ends of all varints become the bits of
+SCRATCH, seventeen words, so that the position to continue at is known early."
                (inst xor done done)
                (inst xor here here)
                (broadcast places next #x0706050403020100) ; of octets in eight
@@ -470,10 +470,10 @@ which there is room. Return how many elements and how many octets that were."
     ((octets :octets) (at :count) (last :count) (tag :count) (mask :count) (size :count))
     (count memory)
     (:integers (here length next))
-    "The number of length-delimited fields with TAG, which has SIZE octets and is compared under
-MASK, that follow each other from AT, which is after the first TAG, and the memory that their
-strings take. A run ends at a field that goes beyond the octets or whose length takes more than two
-octets. Nothing is read beyond the second octet from LAST."
+    "Two numbers: how many length-delimited fields with TAG, which has SIZE octets and is compared
+under MASK, follow each other from AT, which is after the first TAG; and the memory that their
+strings take. A run ends at a field that reaches beyond the octets or whose length takes more than
+two octets. Nothing is read beyond the second octet from LAST."
   (inst mov here at)
   (inst xor count count)
   (inst xor memory memory)

@@ -34,8 +34,8 @@
 ;;; Leaves
 
 (defmacro %octet-at (octets at)
-  "The octet AT of OCTETS, which is there. A macro, since generated readers are full of it and
-inline functions take long to compile."
+  "The octet AT of OCTETS, which is known to exist. It is a macro, since generated readers use it
+very often and inline functions take long to compile."
   `(truly-the octet (sb-kernel:data-vector-ref (truly-the octets ,octets) (truly-the index ,at))))
 
 (define-leaf (%u32-at :inline t) ((octets octets) (at index)) (unsigned-byte 32)
@@ -57,8 +57,8 @@ inline functions take long to compile."
 ;;; Sizes and conversions
 
 (defmacro define-conversion (name (variable type) &body body)
-  "Define NAME as a function of VARIABLE, of TYPE, whose BODY stands wherever NAME is called: of an
-inline function that is called twice, code that must compile fast would have one copy, and call it."
+  "Define NAME as a function of VARIABLE, of TYPE, whose BODY is copied to each call. Code that must
+compile fast would share one copy of an inline function that is called twice, and call it."
   `(progn
      (defun ,name (,variable)
        (declare (type ,type ,variable))
@@ -124,12 +124,13 @@ inline function that is called twice, code that must compile fast would have one
     (logior (logand b #x0FFFFFFF) (ash (logand b #x0FFFFFFF00000000) -4))))
 
 (define-leaf (%last-octet-bit :inline t) ((word (unsigned-byte 64))) (unsigned-byte 64)
-  "The high bit of the first octet of WORD that ends a varint, or 0 if none of its eight does."
+  "The high bit of the first octet of WORD that ends a varint, or 0 if none of its eight octets
+does."
   (let ((ends (logandc2 #x8080808080808080 word)))
     (logand ends (ldb (byte 64 0) (- ends)))))
 
 (defmacro read-long-varint (found)
-  "Read the varint at AT, whose ten octets there are, and call the local function FOUND with its
+  "Read the varint at AT, which has ten octets there, and call the local function FOUND with its
 value and the position after it. Eight octets are looked at at once."
   `(let* ((word (%u64-at octets at))
           (bit (%last-octet-bit word)))
@@ -147,7 +148,7 @@ value and the position after it. Eight octets are looked at at once."
                  (t (fail-varint at)))))))
 
 (defmacro read-short-varint (found else)
-  "As READ-LONG-VARINT if the varint has two or three octets, else do ELSE."
+  "As READ-LONG-VARINT if the varint has two or three octets; else evaluate ELSE."
   `(let ((first (%octet-at octets at))
          (second (%octet-at octets (truly-the index (+ at 1))))
          (third (%octet-at octets (truly-the index (+ at 2)))))
@@ -159,7 +160,7 @@ value and the position after it. Eight octets are looked at at once."
          ,else)))
 
 (defmacro read-last-varint (found)
-  "As READ-LONG-VARINT, where END may be anywhere."
+  "As READ-LONG-VARINT, wherever END is."
   `(let ((value 0) (shift 0) (here at))
      (declare (type (unsigned-byte 64) value) (type (integer 0 70) shift) (type index here))
      (loop
@@ -259,7 +260,7 @@ VALUE and the position NEXT after them."
        (fail-truncated at)))
 
 (defmacro take-length ()
-  "The length at AT, which stays within END."
+  "The length at AT, checked to stay within END."
   `(let ((octet (if (more-p) (%octet-at octets at) 255)))
      (cond ((and (< octet 128) (< octet (rest-length)))
             (step-by 1)
@@ -301,8 +302,8 @@ past it."
 
 (define-hot utf8-character ((octets octets) (at index) (end index))
     (values (unsigned-byte 21) index)
-  "The code of the character whose UTF-8 begins at AT and the position after it; for an octet that
-is not UTF-8, its escape."
+  "Two values: the code of the character whose UTF-8 begins at AT, and the position after it; for an
+octet that is not UTF-8, its escape."
   (let* ((lead (aref octets at))
          (count (cond ((< lead #x80) 1) ((< lead #xC2) 0) ((< lead #xE0) 2) ((< lead #xF0) 3)
                       ((< lead #xF5) 4) (t 0)))
@@ -332,7 +333,7 @@ is not UTF-8, its escape."
     (subseq string 0 count)))
 
 (define-hot decode-unchecked-text ((octets octets) (start index) (stop index)) simple-string
-  "As DECODE-TEXT, for octets that may be no UTF-8."
+  "As DECODE-TEXT, for octets that may not be UTF-8."
   (or (%ascii-string octets start stop)
       (handler-case (decode-wide-utf8 octets start stop)
         (invalid-utf8 () (decode-escaped octets start stop)))))
@@ -379,8 +380,8 @@ is not UTF-8, its escape."
 
 (define-hot group-end ((octets octets) (at index) (end index) (number (unsigned-byte 29)))
     (values index index)
-  "Return where the content of the group NUMBER, which begins at AT, ends, and where its end tag
-does."
+  "Return two positions: where the content of the group NUMBER, which begins at AT, ends, and where
+its end tag ends."
   (loop
     (let* ((here at)
            (tag (take-tag)))
@@ -388,7 +389,7 @@ does."
       (setf at (skip-field octets at end tag)))))
 
 (define-hot content-end ((octets octets) (at index) (end index) (number (unsigned-byte 29))) index
-  "Where the content of the group NUMBER ends, which begins at AT and whose end tag ends at END."
+  "The end of the content of the group NUMBER, which begins at AT and whose end tag ends at END."
   (if (zerop (aref octets (1- end)))    ; the varint of the tag is longer than needed
       (values (group-end octets at end number))
       (truly-the index (- end (varint-size (logior 4 (ash number 3)))))))
@@ -427,8 +428,8 @@ does."
 (define-leaf (%put-varint :inline t)
     ((value (unsigned-byte 64)) (size (integer 1 10)) (octets octets) (at index))
     index
-  "Write VALUE, whose varint takes SIZE octets, which there are at AT; return the position after it.
-Where the size allows, by two stores that overlap."
+  "Write VALUE, whose varint takes SIZE octets, at AT, where there is room for them; return the
+position after it. Where the size allows, by two stores that overlap."
   (let* ((all (logior #x8080808080808080 (%spread (ldb (byte 56 0) value))))
          (word (if (<= size 8)
                    (logandc2 all (ldb (byte 64 0) (ash 1 (- (* 8 (the (integer 1 8) size)) 1))))

@@ -1,7 +1,7 @@
 ;;;; Fields of a message one at a time, for REST: found by a path of names, set from bare texts such
-;;;; as the parameters of a query, read from JSON and written as JSON. A text means what the JSON
-;;;; string or number of the same characters means (protobuf.dev, "ProtoJSON format"), so bytes are
-;;;; in base64 of either alphabet and a Timestamp is as RFC 3339 has it.
+;;;; as the parameters of a query, read from JSON and written as JSON. A text means the same as the
+;;;; JSON string or number with the same characters (protobuf.dev, "ProtoJSON format"): bytes are
+;;;; base64 of either alphabet, and a Timestamp has the form of RFC 3339.
 
 (in-package #:clgrpc.protobuf)
 
@@ -15,8 +15,8 @@
 the fields that lead to it, joined by points; TEXT describes the fault."))
 
 (document-functions
-  field-text-error-path "The names of the fields that lead to the one with a wrong text, joined by
-points."
+  field-text-error-path "The names of the fields that lead to the one with an invalid text, joined
+by points."
   field-text-error-text "The fault of the text of a field, such as \"takes true or false\".")
 
 ;;; Paths
@@ -26,9 +26,9 @@ points."
       (misuse "The message type ~A is not defined." (message-type-name type))))
 
 (defun find-field (type name)
-  "Return the descriptor of the field of the message TYPE (a symbol, full name or message type)
-whose name in the .proto file or in JSON is NAME, and the type of its messages, if it has messages;
-nil without such a field."
+  "Return two values: the descriptor of the field of the message TYPE (a symbol, full name or
+message type) whose name in the .proto file or in JSON is NAME, and the type of its messages, if it
+has messages; nil without such a field."
   (let ((slot (text-layout-slot (json-text-layout (layout-of-type (need-message-type type)))
                                 name)))
     (and slot
@@ -38,10 +38,10 @@ nil without such a field."
                       (slot-type-object slot))))))
 
 (defun find-field-path (type path &key (max-steps 32))
-  "Return the descriptors of the fields that PATH, a string of names joined by points, leads to from
-the message TYPE, outermost first, and as second value nil; each name is as FIND-FIELD takes it. If
-there is no such field, or the path has more than MAX-STEPS names, return nil and the name where it
-ends. All fields but the last are singular messages."
+  "Return two values: the descriptors of the fields to which PATH, a string of names joined by
+points, leads from the message TYPE, outermost first, and nil. Each name is as for FIND-FIELD. If
+there is no such field, or the path has more than MAX-STEPS names, return nil and the name at which
+it fails. All fields but the last are singular messages."
   (let ((fields '()) (type (need-message-type type)) (path (coerce path 'simple-string)))
     (loop for start = 0 then (1+ dot)
           for dot = (char-position #\. path :start start)
@@ -61,7 +61,7 @@ ends. All fields but the last are singular messages."
 ;;; Texts
 
 (defconstant +longest-number+ 128
-  "The most characters of a number in a bare text: a peer may repeat the path or query with the
+  "The most characters of a number in a bare text: a peer can repeat the path or query with the
 number by an octet or two, and a thousand digits take long to read.")
 
 (defun bare-number (text)
@@ -87,12 +87,12 @@ number by an octet or two, and a thousand digits take long to read.")
           (and digits (float-of kind digits exponent negative))))))
 
 (defun base64-text-octets (text)
-  "The octets that TEXT is in base64, of either alphabet; nil if it is not."
+  "The octets encoded by TEXT in base64, of either alphabet; nil if it is not base64."
   (handler-case (decode-base64 text :any-alphabet t)
     (invalid-base64 () nil)))
 
 (defun text-enum (slot text)
-  "The number of the value of SLOT, an enum's, that TEXT names or numbers, or nil."
+  "The number of the value of SLOT, an enum's, that TEXT is the name or the number of, or nil."
   (let ((type (slot-type-object slot)))
     (or (enum-value-number type text)
         (let ((number (text-integer text)))
@@ -111,8 +111,8 @@ is not one."
       message)))
 
 (defun text-message (slot text)
-  "The message of SLOT for TEXT, if the JSON form of its type is neither object nor array; else nil,
-and a text that describes the values of SLOT."
+  "The message of SLOT for TEXT, if the JSON form of its type is neither object nor array; else two
+values, nil and a text that describes the values of SLOT."
   (let* ((type (slot-type-object slot))
          (form (text-layout-form (json-text-layout (layout-of-type type))))
          (message (make-message type)))
@@ -131,10 +131,12 @@ and a text that describes the values of SLOT."
                     (if wrong
                         (values nil wrong)
                         (progn (set-slot message slot value) message)))))
-      ((nil :any :struct :value :list) (values nil "takes a message, which no text can be")))))
+      ((nil :any :struct :value :list) (values nil "takes a message, which a text cannot
+represent")))))
 
 (defun text-value (slot text)
-  "The value of SLOT for TEXT, and nil; or nil, and a text that describes the values of SLOT."
+  "Two values: that of SLOT for TEXT, and nil; or nil, and a text that describes the values of
+SLOT."
   (let ((kind (slot-kind slot)))
     (flet ((found (value &optional wrong) (if value (values value nil) (values nil wrong))))
       (ecase kind
@@ -167,17 +169,17 @@ singular message whose form in JSON is a string or scalar."
     (t t)))
 
 (defun set-field-text (message fields texts &key replace)
-  "Set the field to which FIELDS lead from MESSAGE, field descriptors as FIND-FIELD-PATH returns
-them, to what TEXTS, a list of strings, mean; messages on the way are made. A repeated field gets
-all of them after those that it has; another field takes one, and only if it is absent or REPLACE is
-true. Signal FIELD-TEXT-ERROR if a text does not fit, or another field of the same oneof is
-present."
+  "Set a field of MESSAGE to the values of TEXTS, a list of strings. FIELDS, field descriptors as
+FIND-FIELD-PATH returns them, lead to it from MESSAGE; messages on the way are made. A repeated
+field gets all values, after those that it has; another field takes a single one, and only if it is
+absent or REPLACE is true. Signal FIELD-TEXT-ERROR if a text is invalid for the field, or another
+field of the same oneof is present."
   (labels ((wrong (text) (error 'field-text-error :path (fields-path-text fields) :text text))
            (check-alone (message slot)
              (let ((oneof (slot-oneof slot)))
                (unless (or (null oneof)
                            (member (oneof-case-of message oneof) (list 0 (slot-number slot))))
-                 (wrong "excludes another field of its oneof, which is there"))))
+                 (wrong "excludes another field of its oneof, which is present"))))
            (value (slot text)
              (multiple-value-bind (value text) (text-value slot text)
                (if text (wrong text) value)))
@@ -208,10 +210,10 @@ present."
                                                 (max-message-depth **max-message-depth**)
                                                 (max-decoded-octets **max-decoded-octets**)
                                                 (finder #'find-message-type))
-  "Set FIELD of MESSAGE, as FIELD-VALUE takes it, to the value of SOURCE, a string or octets in
-UTF-8, in JSON, and return MESSAGE. Null leaves the field absent, unless null is a value of its
+  "Set FIELD of MESSAGE, as FIELD-VALUE accepts it, to the value of SOURCE, JSON in a string or in
+octets of UTF-8, and return MESSAGE. Null leaves the field absent, unless null is a value of its
 type. The keywords and errors are those of PARSE-JSON-MESSAGE, except that required fields may be
-missing. The second value is about how many octets of memory the messages inside the value take."
+missing. The second value is about how many octets of memory the messages inside the value occupy."
   (let* ((current (current message))
          (slot (need-slot current field))
          (source (if (stringp source) source (coerce source 'octets)))
@@ -225,7 +227,7 @@ missing. The second value is about how many octets of memory the messages inside
     (values message (- allowance (input-allowance input)))))
 
 (defun object-field-p (slot)
-  "True if SLOT's values are messages that JSON has as objects with a member per field."
+  "True if SLOT's values are messages that are objects in JSON, with a member for each field."
   (and (eq :singular (slot-label slot))
        (eq :message (slot-kind slot))
        (null (text-layout-form (json-text-layout (layout-of-type (slot-type-object slot)))))))
@@ -234,9 +236,9 @@ missing. The second value is about how many octets of memory the messages inside
                                    (finder #'find-message-type) (max-octets +text-octets+)
                                    (max-message-depth **max-message-depth**)
                                    (max-decoded-octets **max-decoded-octets**))
-  "Return FIELD of MESSAGE, as FIELD-VALUE takes it, in JSON: a string, or with AS :OCTETS its
-UTF-8. An absent field is its default, an absent message that JSON has as an object is {}, any other
-null. The keywords and errors are those of MESSAGE-JSON."
+  "Return FIELD of MESSAGE, as FIELD-VALUE accepts it, in JSON: a string, or with AS :OCTETS its
+UTF-8. An absent field has its default; an absent message whose form in JSON is an object is {}; any
+other is null. The keywords and errors are those of MESSAGE-JSON."
   (let* ((message (current message))
          (slot (need-slot message field))
          (output (make-json-output :buffer (make-buffer :size 256) :proto-names proto-names

@@ -1,10 +1,10 @@
 ;;;; Reading messages from JSON (protobuf.dev, "ProtoJSON format"), by the pull parser of
 ;;;; base/text/json.lisp. Each value is read directly as the field's type requires; no intermediate
-;;;; data are built. A text that is not JSON and a value that does not fit the type give the same
+;;;; data are built. A text that is not JSON and a value that is invalid for the type give the same
 ;;;; error, MESSAGE-TEXT-ERROR, with line, column and path.
 ;;;;
-;;;; Strictness is that of the conformance suite with recommended cases: a field twice, two members
-;;;; of a oneof, unknown names and null as an element are errors. Recursion is limited by messages
+;;;; It is as strict as the conformance suite recommends: a repeated field, two members of a oneof,
+;;;; unknown names and null as an element are errors. Recursion is limited by messages
 ;;;; (INPUT-MAX-DEPTH) and by brackets (the JSON-READER).
 
 (in-package #:clgrpc.protobuf)
@@ -95,7 +95,7 @@ sign."
                                 (json-wrong input "the number is too large for ~(~A~)" kind))))))))
 
 (defun looking-at-p (reader text)
-  "True if the string that comes next is TEXT, which is written without escapes."
+  "True if the next string is TEXT, written without escapes."
   (let* ((octets (json-reader-octets reader))
          (start (1+ (json-reader-position reader)))
          (end (+ start (length text))))
@@ -125,7 +125,7 @@ sign."
         (json-wrong input "invalid base64 at character ~D" (invalid-base64-position condition))))))
 
 (defun read-json-enum (input slot)
-  "Read an enum value; return its number and true, or nil and nil for one to ignore."
+  "Read an enum value; return its number and true, or nil and nil for a value to ignore."
   (let* ((type (slot-type-object slot)) (reader (json-input-reader input)))
     (flet ((unknown (value)
              (unless (input-ignore-unknown input)
@@ -204,7 +204,7 @@ sign."
          (:enum (string= "google.protobuf.NullValue" (slot-type-name slot))))))
 
 (defun check-oneof (input message slot)
-  "Make sure that no other member of the oneof of SLOT has been read."
+  "Check that no other member of the oneof of SLOT was read."
   (let ((oneof (slot-oneof slot)))
     (when (and oneof (/= 0 (oneof-case-of message oneof)))
       (json-wrong input "another field of the oneof ~A stands before ~A"
@@ -224,7 +224,7 @@ sign."
 
 (defun read-json-fields (input message text-layout &optional any)
   "Read the members of an object into MESSAGE, whose layout is in TEXT-LAYOUT. With ANY the object
-is an Any's, which has @type as well."
+belongs to an Any and has @type as well."
   (want-json input :object "object")
   (let ((reader (json-input-reader input))
         (seen (make-array (length (text-layout-ordered text-layout)) :element-type 'bit
@@ -302,8 +302,8 @@ is an Any's, which has @type as well."
     (set-slot message slot (read-json-item input slot))))
 
 (defun find-json-member (reader name)
-  "The string that is the value of the member NAME of the object that comes next, or nil if there is
-none; second value true if there is any member. READER stays where it is."
+  "Two values: the string that the next object has as the member NAME, or nil if it has none; and
+true if it has any member. READER stays where it is."
   (let ((position (json-reader-position reader)) (depth (json-reader-depth reader)) (any nil))
     (multiple-value-prog1
         (values (block found
@@ -346,7 +346,7 @@ none; second value true if there is any member. READER stays where it is."
             message)))))
 
 (defun read-any-value (input type)
-  "Read the object of an Any that holds a message of TYPE, which has a form of its own in JSON."
+  "Read the object of an Any with a message of TYPE, whose form in JSON is a special one."
   (let ((reader (json-input-reader input)) (found nil))
     (do-json-members (name reader)
       (cond ((string= name "@type") (skip-json-value reader))
@@ -393,8 +393,8 @@ reads all of it, and return the value of FUNCTION."
        (= #.(char-code #\}) (aref source 1))))
 
 (defun empty-object-layout (type source max-octets max-decoded-octets)
-  "The layout of TYPE if SOURCE is {} and may be a message of it, else nil: then it needs a reader.
-A stream of such messages costs a peer two octets for each."
+  "The layout of TYPE if SOURCE is {} and that is a valid message of TYPE, else nil: then it needs a
+reader. A stream of such messages costs a peer two octets for each."
   (let ((layout (message-type-layout type)))
     (and layout
          (empty-object-p source)
@@ -408,13 +408,13 @@ A stream of such messages costs a peer two octets for each."
                                          (max-decoded-octets **max-decoded-octets**)
                                          (finder #'find-message-type))
   "Return the message of TYPE (a symbol, a full name or a message type) that SOURCE, a string or
-octets in UTF-8, is in JSON. Fields may go by their JSON name or that of the .proto file. With
-IGNORE-UNKNOWN, unknown members and names of enum values are ignored. FINDER maps the full name of
-the type in an Any to its message type, or to nil. Signal MESSAGE-TEXT-ERROR with line, column and
-path if SOURCE is not such a message or has more than MAX-OCTETS, and REQUIRED-FIELD-MISSING unless
-PARTIAL; MAX-MESSAGE-DEPTH and MAX-DECODED-OCTETS are as in PARSE-MESSAGE. The second value is about
-how many octets of memory it and the messages inside it take. Source: protobuf.dev, ProtoJSON
-format. From any thread."
+octets of UTF-8, represents in JSON. Fields may go by their JSON name or that of the .proto file.
+With IGNORE-UNKNOWN, unknown members and names of enum values are ignored. FINDER maps the full name
+of the type in an Any to its message type, or to nil. Signal MESSAGE-TEXT-ERROR with line, column
+and path if SOURCE is not such a message or has more than MAX-OCTETS, and REQUIRED-FIELD-MISSING
+unless PARTIAL; MAX-MESSAGE-DEPTH and MAX-DECODED-OCTETS are as in PARSE-MESSAGE. The second value
+is about how many octets of memory the message and those inside it occupy. Source: protobuf.dev,
+ProtoJSON format. From any thread."
   (let* ((type (need-message-type type))
          (source (if (stringp source) source (coerce source 'octets)))
          (empty (empty-object-layout type source max-octets max-decoded-octets)))

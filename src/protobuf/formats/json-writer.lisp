@@ -2,8 +2,8 @@
 ;;;; Fields come in the order of their numbers, extensions last, map entries in the order of the
 ;;;; map.
 ;;;;
-;;;; A type with a form of its own is written by its entry of *JSON-FORMS*; all others are objects
-;;;; with a member per field.
+;;;; A type with a special form is written by its entry of *JSON-FORMS*; all others are objects with
+;;;; a member for each field.
 
 (in-package #:clgrpc.protobuf)
 
@@ -34,12 +34,12 @@
     (:duration (1 :int64) (2 :int32)) (:field-mask (1 :string :repeated))
     (:struct (1 :message :map)) (:list (1 :message :repeated)) (:wrapper (1))
     (:value (1 :enum) (2 :double) (3 :string) (4 :bool) (5 :message) (6 :message)))
-  "The number, kind and label, if not :SINGULAR, of the fields that each form is made of; without a
-kind it is any scalar.")
+  "For each form the number, kind and label, unless :SINGULAR, of the fields that it consists of;
+without a kind it is any scalar.")
 
 (defun json-form (layout)
-  "The form of its own that the type of LAYOUT has in JSON, or nil. A peer's type may have the name
-of one with such a form, and other fields."
+  "The special form of the type of LAYOUT in JSON, or nil. A peer's type may have the name of a type
+with such a form, but other fields."
   (let ((form (cdr (assoc (message-type-name (layout-type layout)) *json-forms*
                           :test #'string=))))
     (loop for (number kind label) in (rest (assoc form *form-fields*))
@@ -133,7 +133,7 @@ of one with such a form, and other fields."
     (append-octet buffer 34)))
 
 (defun float-text (value)
-  "The shortest text of VALUE that reads back alike; a whole number has no point."
+  "The shortest text of VALUE that reads back as the same float; a whole number has no point."
   (cond ((sb-ext:float-nan-p value) "NaN")
         ((sb-ext:float-infinity-p value) (if (plusp value) "Infinity" "-Infinity"))
         ((zerop value) (if (minusp (float-sign value)) "-0" "0"))
@@ -156,7 +156,7 @@ of one with such a form, and other fields."
           (t (append-json-integer (output-buffer output) number)))))
 
 (defun check-text (output slot text)
-  "Make sure that TEXT, a value of SLOT or a key of its map, has a form in JSON."
+  "Check that TEXT, a value of SLOT or a key of its map, has a form in JSON."
   (when (and (eq :unchecked-string (coder-kind slot)) (find-if #'escape-p text))
     (fail-writing output "the string ~A is not UTF-8" (slot-path slot)))
   text)
@@ -208,7 +208,7 @@ of one with such a form, and other fields."
 ;;; Messages
 
 (defun shown-by-default-p (slot)
-  "True if SLOT, whose field is absent, has a member when defaults are asked for."
+  "True if SLOT, whose field is absent, has a member when defaults are requested."
   (member (slot-presence slot) '(:implicit :elements)))
 
 (defun append-fields (output message text-layout)
@@ -232,7 +232,7 @@ of one with such a form, and other fields."
       (append-form output message (json-text-layout (message-layout message))))))
 
 (defun append-form (output message text-layout)
-  "Write MESSAGE, whose layout TEXT-LAYOUT shows, in the form that its type has in JSON."
+  "Write MESSAGE, whose layout TEXT-LAYOUT is a view of, in the special form of its type in JSON."
   (ecase (text-layout-form text-layout)
     ((nil) (with-items (output #\{ #\}) (append-fields output message text-layout)))
     (:any (append-any output message))
@@ -301,13 +301,13 @@ of one with such a form, and other fields."
   "Return MESSAGE in JSON: a string, or with AS :OCTETS its UTF-8. PROTO-NAMES: fields go by the
 names of the .proto file instead of lowerCamelCase. ENUM-NUMBERS: enum values are numbers, not
 names. DEFAULTS: fields without presence are written even if zero or empty. INDENT, 0 to 16, puts
-each member on a line of its own, indented so many spaces a level. FINDER maps the full name of the
-type in an Any to its message type, or to nil. Unknown fields are left out. Signal
+each member on a separate line, indented by so many spaces for each level. FINDER maps the full name
+of the type in an Any to its message type, or to nil. Unknown fields are left out. Signal
 MESSAGE-PRINT-ERROR if MESSAGE has no form in JSON (it has an invalid Timestamp, Duration or
 FieldMask, an empty Value, an Any of an unknown type or a string that is not UTF-8), if the text is
-longer than MAX-OCTETS, or if messages, those in Anys too, nest deeper than MAX-MESSAGE-DEPTH
+longer than MAX-OCTETS, or if messages, including those in Anys, nest deeper than MAX-MESSAGE-DEPTH
 levels. Signal PROTOBUF-ERROR if the octets in an Any are not a message of its type, or if the
-messages in Anys take more than MAX-DECODED-OCTETS of memory over eight times their size. Source:
+messages in Anys occupy more than MAX-DECODED-OCTETS of memory over eight times their size. Source:
 protobuf.dev, ProtoJSON format. From any thread, while no other thread changes MESSAGE."
   (unless (typep indent '(or null (integer 0 16)))
     (misuse "INDENT is a number of spaces from 0 to 16, not ~S." indent))

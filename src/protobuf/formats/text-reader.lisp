@@ -1,8 +1,8 @@
-;;;; Reading messages in text format (protobuf.dev, "Text Format Language Specification"), by one
-;;;; token of look-ahead over octets. An error, MESSAGE-TEXT-ERROR, is at the token that does not
-;;;; fit, with line, column and path.
+;;;; Reading messages in text format (protobuf.dev, "Text Format Language Specification") from
+;;;; octets, with one token of look-ahead. An error, MESSAGE-TEXT-ERROR, is reported at the
+;;;; unexpected token, with line, column and path.
 ;;;;
-;;;; A singular field may stand once, as may one field of a oneof; of equal keys of a map the last
+;;;; A singular field, and a field of a oneof, may occur only once; of equal keys of a map the last
 ;;;; counts; fields with names that the type reserves are skipped. Recursion and the length of
 ;;;; numbers are limited; repeated fields are gathered and made once, so the work is linear.
 
@@ -17,7 +17,7 @@
   (value nil))
 
 (defun text-wrong (input control &rest arguments)
-  "Signal MESSAGE-TEXT-ERROR at the token that comes next."
+  "Signal MESSAGE-TEXT-ERROR at the next token."
   (apply #'fail-input input (text-input-token input) control arguments))
 
 (defun text-wrong-here (input control &rest arguments)
@@ -27,7 +27,7 @@
 ;;; Characters
 
 (define-hot (text-char :inline t) ((input text-input)) (or null character)
-  "The octet at which the scanner stands as a character of the same code, or nil at the end."
+  "The next octet of the scanner as a character of the same code, or nil at the end."
   (let ((at (text-input-at input)) (octets (input-octets input)))
     (if (< at (length octets)) (code-char (aref octets at)) nil)))
 
@@ -125,7 +125,7 @@
 
 (defun scan-code (input letter)
   "The character of the escape with LETTER, u or U. Surrogates are refused, even in pairs, as the
-conformance suite demands here; protoc accepts pairs in .proto files."
+conformance suite requires here; protoc accepts pairs in .proto files."
   (let* ((count (if (char= letter #\u) 4 8))
          (code (scan-escape-digits input 16 count count)))
     (cond ((<= #xD800 code #xDFFF) (text-wrong-here input "a surrogate is not a character"))
@@ -133,7 +133,7 @@ conformance suite demands here; protoc accepts pairs in .proto files."
           (t (code-char code)))))
 
 (defun scan-escape (input buffer)
-  "Append the character or octet of the escape, whose backslash has been passed, to BUFFER."
+  "Append the character or octet of the escape, whose backslash was skipped, to BUFFER."
   (let* ((char (text-char input))
          (simple (and char (position char "abfnrtv\\?'\""))))
     (cond (simple
@@ -171,7 +171,7 @@ conformance suite demands here; protoc accepts pairs in .proto files."
         (scan-escape input buffer)))))
 
 (defun pass-token (input)
-  "Make the next token the one that is looked at."
+  "Advance to the next token."
   (skip-text-blank input)
   (setf (text-input-token input) (text-input-at input))
   (flet ((found (kind value)
@@ -190,7 +190,7 @@ conformance suite demands here; protoc accepts pairs in .proto files."
   (and (eq :symbol (text-input-kind input)) (member (text-input-value input) chars) t))
 
 (defun pass-symbol (input char)
-  "Pass over the symbol CHAR if it comes next; return whether it did."
+  "Skip the symbol CHAR if it comes next; return whether it did."
   (when (symbol-next-p input char)
     (pass-token input)
     t))
@@ -213,7 +213,7 @@ conformance suite demands here; protoc accepts pairs in .proto files."
 ;;; Scalars
 
 (defun read-text-octets (input)
-  "The octets of one or more literals that follow each other."
+  "The octets of one or more consecutive literals."
   (unless (eq :string (text-input-kind input))
     (text-wrong input "string expected, not ~A" (token-title input)))
   (let ((parts (loop while (eq :string (text-input-kind input))
@@ -292,7 +292,7 @@ conformance suite demands here; protoc accepts pairs in .proto files."
                 number))))))
 
 (defun read-text-item (input slot)
-  "Read one value of SLOT as it is held."
+  "Read one value of SLOT in its stored form."
   (let ((kind (slot-kind slot)))
     (case kind
       (:message (read-text-message input (slot-type-object slot)))
@@ -306,8 +306,8 @@ conformance suite demands here; protoc accepts pairs in .proto files."
 ;;; Fields
 
 (defun read-bracketed-name (input)
-  "Read the text in the brackets that were just opened, without white space and comments, and pass
-over the closing bracket."
+  "Read the text in the brackets that were just opened, without white space and comments, and skip
+the closing bracket."
   (let ((buffer (make-buffer :size 64)))
     (setf (text-input-at input) (1+ (text-input-token input)))
     (loop
@@ -330,8 +330,8 @@ over the closing bracket."
   name)
 
 (defun named-extension (message name)
-  "The slot of the extension of MESSAGE called NAME; in a message set NAME may also be that of its
-message."
+  "The slot of the extension of MESSAGE named NAME; in a message set NAME may also be the name of
+its message."
   (or (extension-slot-of message (format nil "[~A]" name))
       (find-if (lambda (slot)
                  (and (slot-item-p slot) (equal name (set-item-type (slot-field slot)))))
@@ -390,7 +390,7 @@ message."
   (and (eq :word (text-input-kind input)) (string= word (text-input-value input))))
 
 (defun expect-colon (input slot)
-  "Pass over the colon after the name of SLOT, which only messages may lack."
+  "Skip the colon after the name of SLOT, which may be missing only before messages."
   (unless (or (pass-symbol input #\:) (eq :message (slot-kind slot)))
     (text-wrong input "`:' expected, not ~A" (token-title input))))
 
@@ -403,7 +403,7 @@ message."
     (:map (read-text-entry input partial-message slot))))
 
 (defun read-text-list (input function)
-  "Call FUNCTION at each item of the list whose bracket comes next."
+  "Call FUNCTION at each item of the list that comes next."
   (expect-symbol input #\[)
   (unless (pass-symbol input #\])
     (loop
@@ -462,7 +462,7 @@ message."
     (or (pass-symbol input #\,) (pass-symbol input #\;))))
 
 (defun read-braced-fields (input function)
-  "Call FUNCTION at each field of the message whose brace, or angle bracket, comes next."
+  "Call FUNCTION at each field of the message in braces or angle brackets that comes next."
   (let ((close (if (symbol-next-p input #\<) #\> #\})))
     (expect-symbol input (if (eql close #\>) #\< #\{))
     (read-text-fields input close function)))
@@ -493,7 +493,7 @@ message."
                          bracketed name)))))
 
 (defun read-text-any (input partial-message url token)
-  "Read the message whose type URL stands in brackets."
+  "Read the message of an Any whose type URL in brackets is URL, at TOKEN."
   (let ((message (partial-message-message partial-message))
         (type (funcall (input-finder input) (url-type-name url))))
     (unless (and type (message-type-defined-p type))
@@ -526,9 +526,9 @@ its fields."
                                          (max-decoded-octets **max-decoded-octets**)
                                          (finder #'find-message-type))
   "Return the message of TYPE (a symbol, a full name or a message type) that SOURCE, a string or
-octets in UTF-8, is in text format. With IGNORE-UNKNOWN, unknown fields are ignored. FINDER maps the
-full name of the type in an Any to its message type, or to nil. Signal MESSAGE-TEXT-ERROR with line,
-column and path if SOURCE is not such a message or has more than MAX-OCTETS, and
+octets of UTF-8, represents in text format. With IGNORE-UNKNOWN, unknown fields are ignored. FINDER
+maps the full name of the type in an Any to its message type, or to nil. Signal MESSAGE-TEXT-ERROR
+with line, column and path if SOURCE is not such a message or has more than MAX-OCTETS, and
 REQUIRED-FIELD-MISSING unless PARTIAL; MAX-MESSAGE-DEPTH and MAX-DECODED-OCTETS are as in
 PARSE-MESSAGE. Source: protobuf.dev, Text Format Language Specification. From any thread."
   (let* ((type (need-message-type type))

@@ -1,6 +1,6 @@
 ;;;; Writing messages in text format (protobuf.dev, "Text Format Language Specification"): fields by
-;;;; number, extensions among them, one to a line or all on one line; unknown fields by number if
-;;;; the caller wants them.
+;;;; number, including extensions, one on each line or all on one line; unknown fields by number on
+;;;; request.
 ;;;;
 ;;;; Strings are written as UTF-8. Quotation marks, backslashes and characters that are not visible
 ;;;; (log/printable.lisp) are escaped; in octets everything but ASCII is escaped as well.
@@ -76,7 +76,7 @@
     (write-char #\" out)))
 
 (defun string-literal (string)
-  "STRING as a literal in UTF-8; characters that stand for octets outside UTF-8 are written as
+  "STRING as a literal in UTF-8; characters that represent octets outside UTF-8 are written as
 escapes of these."
   (with-output-to-string (out)
     (write-char #\" out)
@@ -96,7 +96,7 @@ escapes of these."
         (t (float-text value))))
 
 (defun scalar-literal (slot value)
-  "VALUE, one value of SLOT, which is not a message, as text."
+  "The text of VALUE, one value of SLOT, which is not a message."
   (ecase (slot-kind slot)
     (:string (string-literal value))
     (:bytes (octets-literal value))
@@ -131,7 +131,7 @@ escapes of these."
       (put-line output name (scalar-literal slot value))))
 
 (defun put-field (output slot stored)
-  "Write the field of SLOT, which holds STORED."
+  "Write the field of SLOT, whose stored value is STORED."
   (let ((name (text-field-name slot)))
     (ecase (slot-label slot)
       (:singular (put-text-value output slot name stored))
@@ -168,7 +168,7 @@ too large."
 
 (defun put-unknown (output octets at end depth)
   "Write the fields in the octets from AT to END. A value with a length is written as a message if
-it is one and DEPTH levels are not used up, else as a literal."
+it is one and fewer than DEPTH levels are used, else as a literal."
   (declare (type octets octets) (type index at end))
   (loop while (< at end)
         do (let* ((tag (take-tag)) (name (format nil "~D" (ash tag -3))))
@@ -203,11 +203,11 @@ it is one and DEPTH levels are not used up, else as a literal."
   "Return MESSAGE in text format: a string, or with AS :OCTETS its UTF-8. SINGLE-LINE: without line
 breaks. UNKNOWN: write unknown fields too, by number; without, they are left out. The message in an
 Any is written out if FINDER, a function from full name to message type or nil, knows its type, its
-octets are one, and it does not nest deeper than MAX-MESSAGE-DEPTH levels from MESSAGE on, nor take
-more memory, with those of other Anys, than MAX-DECODED-OCTETS over eight times its size; else type
-and octets are. Signal MESSAGE-PRINT-ERROR if MESSAGE itself nests deeper, or the text has more than
-MAX-OCTETS. Source: protobuf.dev, Text Format Language Specification. From any thread, while no
-other thread changes MESSAGE."
+octets are such a message, and its limits hold: it nests at most MAX-MESSAGE-DEPTH levels below
+MESSAGE and, together with other Anys, occupies at most MAX-DECODED-OCTETS of memory over eight
+times its size. Otherwise type and octets are written. Signal MESSAGE-PRINT-ERROR if MESSAGE itself
+nests deeper, or the text has more than MAX-OCTETS. Source: protobuf.dev, Text Format Language
+Specification. From any thread, while no other thread changes MESSAGE."
   (let ((output (make-text-output :buffer (make-buffer :size 256) :single-line single-line
                                   :unknown unknown :finder finder :max-octets max-octets
                                   :levels (1+ max-message-depth) :allowance max-decoded-octets

@@ -1,13 +1,13 @@
 ;;;; The common parts of the JSON mapping and the text format: views of a layout by name and in
-;;;; order of numbers, names of enum values, failures with line, column and the path of fields,
-;;;; exact integers, the types that an Any may name, and limits of writers.
+;;;; order of numbers, names of enum values, errors with line, column and the path of fields, exact
+;;;; integers, the types that an Any may name, and limits of writers.
 ;;;;
-;;;; The octets in an Any are read only when it is written, and they may have another Any in them,
-;;;; and so on. So writing is bounded as reading is: one depth and one allowance for memory go
-;;;; through all levels (WRITING), and the text has a limit.
+;;;; The octets in an Any are decoded only when it is written, and they may contain another Any, and
+;;;; so on. So writing is bounded as reading is: one depth and one allowance for memory apply to all
+;;;; levels (WRITING), and the text has a limit.
 ;;;;
 ;;;; Both readers work on octets and on slots (message-plan.lisp) through message-reflection.lisp
-;;;; alone, so they serve every message that has slots, also dynamic ones.
+;;;; alone, so they serve every message that has slots, including dynamic ones.
 
 (in-package #:clgrpc.protobuf)
 
@@ -41,8 +41,8 @@
   (subseq full-name (1+ (or (position #\. full-name :from-end t) -1))))
 
 (defun group-like-p (field)
-  "True if FIELD has the form of a group: a delimited message named like the field and declared
-beside it."
+  "True if FIELD has the form of a group: a delimited message with the same name as the field,
+declared in the same place."
   (and (field-descriptor-delimited-p field)
        (let ((type-name (field-descriptor-type-name field))
              (full-name (descriptor-full-name field)))
@@ -73,7 +73,7 @@ beside it."
 ;;; Enums
 
 (defstruct (enum-names (:constructor make-enum-names (descriptor)) (:copier nil))
-  "The names of the values of an enum, aliases among them, and back."
+  "Tables from the names of the values of an enum, including aliases, to the values and back."
   (descriptor nil)                      ; of the enum
   (numbers (make-hash-table :test 'equal) :type hash-table) ; name to number
   (names (make-hash-table) :type hash-table)) ; number to name
@@ -114,7 +114,7 @@ beside it."
   (allowance 0 :type fixnum))           ; octets of memory that messages may still take
 
 (defmacro with-step ((input item) &body body)
-  "Run BODY with ITEM, a slot, an index or a key, added to the path of INPUT."
+  "Run BODY with ITEM, a slot, an index or a key, appended to the path of INPUT."
   (let ((step (gensym "STEP")))
     `(let ((,step (cons ,item (input-path ,input))))
        (declare (dynamic-extent ,step))
@@ -136,7 +136,8 @@ not count as a level."
   (* 8 (+ 6 (length (layout-slots layout)))))
 
 (defun begin-message (input type position)
-  "A fresh message of TYPE, which the ALLOWANCE of INPUT must cover, and its layout."
+  "Two values: a fresh message of TYPE, whose memory is charged to the ALLOWANCE of INPUT, and its
+layout."
   (let* ((layout (or (message-type-layout type)
                      (misuse "The message type ~A is not defined." (message-type-name type))))
          (octets (message-memory layout)))
@@ -155,8 +156,8 @@ not count as a level."
         (setf first nil)))))
 
 (defun failure-text (control arguments)
-  "The text that CONTROL and ARGUMENTS format, made visible and not long, since a part may come from
-a peer."
+  "The text that CONTROL and ARGUMENTS format, made visible and short, since a part may come from a
+peer."
   (multiple-value-bind (text cut)
       (with-bounded-text (stream 500) (apply #'format stream control arguments))
     (format nil "~A~:[~;…~]" (printable-text text) cut)))
@@ -172,8 +173,8 @@ a peer."
 ;;; Values
 
 (defun exact-integer (digits exponent negative)
-  "The integer that is DIGITS times ten to the power EXPONENT, or nil if that is not one or surely
-has more than 64 bits."
+  "The integer equal to DIGITS times ten to the power EXPONENT, or nil if that is not an integer or
+certainly has more than 64 bits."
   (let ((magnitude
           (cond ((zerop digits) 0)
                 ((<= 0 exponent 20) (* digits (expt 10 exponent)))
@@ -271,10 +272,10 @@ name of a type after the last slash."
        (incf (writing-levels ,writing)))))
 
 (defun any-content (writing url octets)
-  "The message of an Any that has the type URL and holds OCTETS, or nil if its type is not known.
-Signal a PROTOBUF-ERROR if OCTETS are not such a message, or exceed the limits of WRITING. An
-outermost Any adds eight times its size to the allowance, like received octets; the size itself is
-charged for the octets that the message copies."
+  "The message of an Any with the type URL and OCTETS, or nil if its type is not known. Signal a
+PROTOBUF-ERROR if OCTETS are not such a message, or exceed the limits of WRITING. An outermost Any
+adds eight times its size to the allowance, as received octets do; its size itself is charged for
+the octets that the message copies."
   (let* ((name (url-type-name url))
          (type (and name (funcall (writing-finder writing) name))))
     (when (and type (message-type-defined-p type))
@@ -301,7 +302,7 @@ charged for the octets that the message copies."
           (decf (writing-anys ,writing))))
 
 (defun written-text (writing as)
-  "The text that has been written: a string, or with AS :OCTETS its UTF-8."
+  "The written text: a string, or with AS :OCTETS its UTF-8."
   (check-text-size writing)
   (let ((buffer (writing-buffer writing)))
     (ecase as

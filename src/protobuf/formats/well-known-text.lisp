@@ -11,7 +11,8 @@
 (defconstant +greatest-duration+ 315576000000 "Ten thousand years in seconds.")
 
 (defun civil-days (year month day)
-  "Days from 1970-01-01 to the date. Years begin in March here, so that leap days come last."
+  "Days from 1970-01-01 to the date. In this calculation years begin in March, so that leap days
+come last."
   (let* ((year (if (<= month 2) (1- year) year))
          (march-month (mod (+ month 9) 12))
          (day-of-year (+ (floor (+ (* 153 march-month) 2) 5) (1- day))))
@@ -39,9 +40,9 @@
         (t (format nil ".~9,'0D" nanos))))
 
 (defun timestamp-text (seconds nanos)
-  "The text of the time SECONDS, an integer, and NANOS, 0 to 999,999,999, after the begin of 1970,
-in UTC in the form of RFC 3339, with as many digits after the point as it needs, in threes; nil if
-it is not in the years 1 to 9999."
+  "The text of the time SECONDS, an integer, and NANOS, 0 to 999,999,999, after the beginning of
+1970. It is in UTC in the form of RFC 3339, with 0, 3, 6 or 9 digits after the point as needed; nil
+if it is not in the years 1 to 9999."
   (when (and (<= +least-timestamp+ seconds +greatest-timestamp+) (<= 0 nanos 999999999))
     (multiple-value-bind (days second) (floor seconds 86400)
       (multiple-value-bind (year month day) (days-civil days)
@@ -65,8 +66,8 @@ it is not in the years 1 to 9999."
   (at 0 :type index))                   ; the index of the next character
 
 (defmacro reading-text ((cursor text) &body body)
-  "Run BODY with CURSOR at the beginning of TEXT; return its values if it read all of TEXT, nil if a
-part did not fit."
+  "Run BODY with CURSOR at the beginning of TEXT. Return its values if it has read all of TEXT, nil
+if a part was not as expected."
   `(block reading
      (let ((,cursor (make-cursor (coerce ,text 'simple-string))))
        (flet ((misfit () (return-from reading nil)))
@@ -78,7 +79,7 @@ part did not fit."
     (and (< at (length (cursor-text cursor))) (schar (cursor-text cursor) at))))
 
 (defun pass-char (cursor chars)
-  "Pass over the next character and return it if it is one of CHARS."
+  "Skip the next character and return it if it is one of CHARS."
   (let ((char (next-char cursor)))
     (when (and char (find char chars))
       (incf (cursor-at cursor))
@@ -95,7 +96,7 @@ part did not fit."
     (and (>= count least) (values value count))))
 
 (defun pass-nanos (cursor)
-  "Pass over a fraction, if there is one; return it in billionths, or nil."
+  "Skip a fraction, if there is one; return it in billionths, or nil."
   (if (pass-char cursor ".")
       (multiple-value-bind (value count) (pass-digits cursor 1 9)
         (and value (* value (expt 10 (- 9 count)))))
@@ -107,8 +108,8 @@ part did not fit."
       (- (civil-days year (1+ month) 1) (civil-days year month 1))))
 
 (defun parse-timestamp-text (text)
-  "The two integers, as for TIMESTAMP-TEXT, of TEXT, a time with its zone in the form of RFC 3339,
-or nil if it is not one."
+  "The two integers of TIMESTAMP-TEXT for TEXT, a time with its zone in the form of RFC 3339, or nil
+if it is not one."
   (reading-text (cursor text)
     (flet ((part (count low high before)
              (unless (or (null before) (pass-char cursor before)) (misfit))
@@ -129,7 +130,7 @@ or nil if it is not one."
         (values seconds nanos)))))
 
 (defun parse-duration-text (text)
-  "Seconds and nanos that TEXT, such as 1.5s, means, or nil."
+  "Two values: seconds and nanos of TEXT, such as 1.5s, or nil if it is not a duration."
   (reading-text (cursor text)
     (let* ((sign (if (pass-char cursor "-") -1 1))
            (seconds (or (pass-digits cursor 1 12) (misfit)))
@@ -140,7 +141,8 @@ or nil if it is not one."
 ;;; Field masks
 
 (defun camel-path (path)
-  "PATH, of names in snake case, in camel case; nil if it would not come back the same."
+  "PATH, of names in snake case, converted to camel case; nil if the reverse conversion would not
+give PATH."
   (let ((up nil))
     (let ((camel (with-output-to-string (out)
                    (loop for char across path
@@ -153,7 +155,7 @@ or nil if it is not one."
       (and (not up) camel))))
 
 (defun snake-path (path)
-  "PATH, of names in camel case, in snake case; nil if it has an underscore."
+  "PATH, of names in camel case, converted to snake case; nil if it has an underscore."
   (unless (find #\_ path)
     (with-output-to-string (out)
       (loop for char across path
@@ -161,7 +163,7 @@ or nil if it is not one."
                (write-char (char-downcase char) out)))))
 
 (defun split-text (text separator)
-  "The parts of TEXT between SEPARATORs; none if it is empty."
+  "The parts of TEXT between occurrences of SEPARATOR; none if TEXT is empty."
   (unless (string= "" text)
     (loop for start = 0 then (1+ end)
           for end = (position separator text :start start)

@@ -1,13 +1,12 @@
 ;;;; The .proto files that every image has. The well-known types, descriptor.proto and the plug-in's
 ;;;; protocol are defined here, at once, without fast coders, since messages that describe types are
-;;;; rarely read or written. The features of other languages are kept as text and compiled where a
+;;;; rarely read or written. The features of other languages are kept as text and compiled when a
 ;;;; file imports them, since they are in a package called PB, which belongs to users. The
-;;;; annotations of REST are here as well, since most files that have them import them without a
-;;;; copy at hand.
+;;;; annotations of REST are here as well, since most files that use them import them without having
+;;;; a copy.
 ;;;;
-;;;; An import of one of these names means this file's definition, even if the directories of
-;;;; imports contain another: the definitions are those of protobuf 33, and our code depends on
-;;;; them.
+;;;; An import of one of these names means this definition, even if the import directories contain
+;;;; another: the definitions are those of protobuf 33, and our code depends on them.
 
 (in-package #:clgrpc.protobuf)
 

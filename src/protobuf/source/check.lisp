@@ -1,7 +1,7 @@
 ;;;; The rules of the language that only a resolved file, with options and features, can break:
 ;;;; presence, packing, maps, closed enums, names in JSON, message sets, extension declarations, and
 ;;;; from edition 2024 on naming style and visibility (protobuf language specification and protoc
-;;;; 33). The checks go through the declarations in protoc's order, so that both find the same first
+;;;; 33). The checks visit the declarations in protoc's order, so that both find the same first
 ;;;; error.
 
 (in-package #:clgrpc.protobuf)
@@ -21,7 +21,8 @@
   (last (any-option-of file "optimize_for")))
 
 (defun imported-directly (file)
-  "The files that FILE, which is being linked, imports itself, and not for options only."
+  "The files that FILE, which is being linked, imports itself, without those imported for options
+only."
   (let ((names (name-set (file-descriptor-dependencies file))))
     (remove-if-not (lambda (import) (gethash (descriptor-name import) names))
                    (linker-imports *linker*))))
@@ -64,7 +65,7 @@
   (when (field-descriptor-default-text field)
     (complain field :default "proto3 has no defaults of fields"))
   (when (and (eq :enum (field-descriptor-type field)) (field-descriptor-closed-p field))
-    (complain field :type "proto3 has no fields of closed enums such as ~A"
+    (complain field :type "a field of proto3 cannot have a closed enum such as ~A"
               (field-descriptor-type-name field)))
   (when (eq :group (field-descriptor-type field))
     (complain field :type "proto3 has no groups")))
@@ -102,7 +103,7 @@ if CUSTOM is true, those of json_name."
              (other (gethash name seen)))
         (cond ((and given (plusp (length given))
                     (char= #\[ (char given 0)) (char= #\] (char given (1- (length given)))))
-               (complain field :name "the name \"~A\" in JSON would be an extension's" given))
+               (complain field :name "the name \"~A\" in JSON would be that of an extension" given))
               ((null other) (setf (gethash name seen) field))
               ((and custom (null given) (null (custom-json-name other))))
               ((and (eq :legacy-best-effort (feature-of message :json-format))
@@ -124,8 +125,8 @@ if CUSTOM is true, those of json_name."
           (check-declarations range declarations names))))))
 
 (defun check-declarations (range declarations names)
-  "Check that DECLARATIONS, of extensions in RANGE, are valid; NAMES, a table, has those of the
-ranges before and gets theirs."
+  "Check that DECLARATIONS, of extensions in RANGE, are valid. NAMES, a table, has the names of the
+earlier ranges; theirs are added."
   (let ((numbers (make-hash-table)))
     (dolist (declaration declarations)
       (flet ((value (name) (record-value declaration name))
@@ -165,7 +166,7 @@ ranges before and gets theirs."
 ;;; Fields
 
 (defun check-field (field message)
-  "Check FIELD, MESSAGE being the one it belongs to or extends."
+  "Check FIELD; MESSAGE is the one it belongs to or extends."
   (when (file-descriptor-edition (linked-file)) (check-field-features field))
   (when (and (edition-2024-p) (nth-value 1 (option-of field "ctype")))
     (complain field :type "edition 2024 has the feature (pb.cpp).string_type instead of ctype"))
@@ -252,7 +253,7 @@ ranges before and gets theirs."
         (refuse "only a message field has the feature message_encoding")))))
 
 (defun check-written-presence (field presence refuse)
-  "Check the PRESENCE that FIELD itself asks for, if it does."
+  "Check the PRESENCE that FIELD itself requests, if it does."
   (cond ((null presence))
         ((field-descriptor-oneof field)
          (funcall refuse "a field of a oneof has no feature field_presence"))
@@ -366,8 +367,8 @@ elsewhere."
                 ((and (string/= (descriptor-name value) (descriptor-name other))
                       (/= (enum-value-descriptor-number value)
                           (enum-value-descriptor-number other)))
-                 (complain value :name "\"~A\" and \"~A\" are one name without case and the ~
-                                        enum's name before it"
+                 (complain value :name "\"~A\" and \"~A\" are the same name if case and the enum's ~
+                                        name as a prefix are ignored"
                            (descriptor-name value) (descriptor-name other)))))))))
 
 (defun check-service (service)
@@ -388,8 +389,8 @@ elsewhere."
   (and (every #'alphanumericp name) (upper-case-p (char name 0))))
 
 (defun snake-case-p (name case-p &optional (extra ""))
-  "True if NAME consists of words with underscores between; CASE-P is true for all their letters,
-and digits and EXTRA may be in them."
+  "True if NAME consists of words separated by underscores; CASE-P is true for all their letters,
+and digits and EXTRA may occur in them."
   (and (every (lambda (char) (or (digit-char-p char) (funcall case-p char) (char= char #\_)
                                  (find char extra)))
               name)
@@ -433,7 +434,8 @@ is their name space."
    file))
 
 (defun name-space-p (message file)
-  "True if MESSAGE is there for the enums in it alone: local, at the top, all numbers reserved."
+  "True if MESSAGE serves only as a name space for its enums: local, at the top, all numbers
+reserved."
   (and (member message (file-descriptor-messages file))
        (case (message-descriptor-visibility message)
          (:local t)
@@ -448,7 +450,8 @@ is their name space."
     (complain field :number "field numbers 19000 to 19999 are reserved for the implementation")))
 
 (defun target-type (descriptor)
-  "The number and name in descriptor.proto for the kind of DESCRIPTOR, as a target of options."
+  "Two values: the number and name in descriptor.proto for the kind of DESCRIPTOR, as a target of
+options."
   (etypecase descriptor
     (file-descriptor (values 1 "a file"))
     (extension-range (values 2 "an extension range"))
@@ -494,8 +497,8 @@ is their name space."
   (map-inheriting #'check-descriptor file))
 
 (defun check-style-and-use (file)
-  "Check that FILE, a source, keeps to naming style and visibility, uses features of its edition,
-and uses numbers and options only where they are allowed."
+  "Check that FILE, a source, follows naming style and visibility, uses features of its edition, and
+uses numbers and options only where they are allowed."
   (flet ((check-each (function)
            (map-inheriting (lambda (descriptor around)
                              (declare (ignore around))

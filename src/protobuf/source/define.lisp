@@ -1,17 +1,18 @@
-;;;; DEFINE-PROTO: a .proto file becomes packages, types, functions and coders where the macro
-;;;; stands: in a file at compile time, at the REPL now. Imports that are not loaded yet are defined
-;;;; along with it.
+;;;; DEFINE-PROTO: a .proto file becomes packages, types, functions and coders at the place of the
+;;;; macro: in a file at compile time, at the REPL immediately. Imports that are not loaded yet are
+;;;; defined along with it.
 ;;;;
-;;;; At the REPL a message with the current fingerprint is left alone, so an unchanged file changes
-;;;; nothing; a compiled file always has all definitions, since it is for another image.
+;;;; At the REPL a message whose current definition has the same fingerprint is not defined again,
+;;;; so an unchanged file changes nothing. A compiled file always has all definitions, since it is
+;;;; for another image.
 
 (in-package #:clgrpc.protobuf)
 
 (defglobal **service-expanders** '())   ; an alist from a name to a function
 
 (defun add-service-expander (name function)
-  "Register FUNCTION under NAME, a symbol, in place of the function before: expansions of
-DEFINE-PROTO contain, for each service of a file, the top-level form that FUNCTION returns for its
+  "Register FUNCTION under NAME, a symbol, in place of the former one. Expansions of DEFINE-PROTO
+contain, for each service of a file, the top-level form that FUNCTION returns for its
 SERVICE-DESCRIPTOR. From any thread."
   (sb-ext:atomic-update **service-expanders**
                         (lambda (expanders)
@@ -34,7 +35,8 @@ SERVICE-DESCRIPTOR. From any thread."
 ;;; Names of public functions
 
 (defun choose-accessors (plans)
-  "Give every slot and oneof of PLANS its accessor, all different and none of another file's."
+  "Give every slot and oneof of PLANS an accessor, different from all others and from those of other
+files."
   (let ((taken (make-hash-table :test 'eq)))
     (flet ((claim (symbol) (setf (gethash symbol taken) t))
            (choose (plan name number suffix)
@@ -135,7 +137,7 @@ messages use the coders of generic-coder.lisp, without code of their own.")
                    ',(mapcar #'oneof-slot-reader (plan-oneofs plan))))
 
 (defun function-names (plans extensions)
-  "The names of the functions, and of setters, that users call for the messages of PLANS and for
+  "The names of the functions and setters that users call for the messages of PLANS and for
 EXTENSIONS."
   (append (mapcan #'public-functions plans)
           (extension-names extensions)
@@ -145,7 +147,8 @@ EXTENSIONS."
                 collect `(setf ,reader))))
 
 (defun file-forms (file for-file)
-  "The top-level forms of FILE. With FOR-FILE all of them, else only those that changed."
+  "The top-level forms of FILE. With FOR-FILE return all forms, else only those for declarations
+that have changed."
   (let* ((plans (file-plans file))
          (extensions (extension-symbols file (mapcan #'public-functions plans)))
          (changed (if for-file plans (remove-if #'layout-current-p plans))))
@@ -174,8 +177,8 @@ EXTENSIONS."
               append (mapcar function (file-descriptor-services file))))))
 
 (defun make-way (structure maker)
-  "Remove the functions of STRUCTURE and MAKER, if an earlier file defined the same: only inlined
-code uses them, and each second definition would give a warning."
+  "Remove the functions of STRUCTURE and MAKER, if an earlier file has defined them: only inlined
+code uses them, and each second definition would cause a warning."
   (when (get structure 'layout)
     (dolist (slot (sb-mop:class-slots (find-class structure)))
       (let ((name (sb-mop:slot-definition-name slot)))
@@ -196,7 +199,7 @@ those of its oneofs."
          (layout (make-layout :type type :fingerprint fingerprint :structure structure :maker maker
                               :slots (coerce (plan-slots plan) 'simple-vector))))
     (assert (string= fingerprint (plan-fingerprint plan)) ()
-            "~A was compiled from another definition than the one loaded." full-name)
+            "~A was compiled with another definition than the loaded one." full-name)
     (loop for slot in (plan-slots plan)
           for accessor in accessors
           do (setf (slot-reader slot) accessor
@@ -267,7 +270,7 @@ Imports are looked for in these directories, in this order:
 Files named google/protobuf/… are built in.
 
 With SOURCE, a string, SOURCE is the text and PATH only its name. SOURCE and IMPORT-PATHS may be
-forms, evaluated at expansion. OPTIMIZE-FOR is :SPEED, or :CODE-SIZE for messages that are rarely
+forms, evaluated at expansion. OPTIMIZE-FOR is :SPEED; or :CODE-SIZE for messages that are rarely
 read or written: all share one coder, which is many times slower, and the file compiles in half the
 time. Signal PROTO-SYNTAX-ERROR, or MISUSE if there is no file PATH. The value is the name under
 which others import the file."

@@ -1,10 +1,11 @@
 ;;;; Descriptor sets: google.protobuf.FileDescriptorSet in octets, as protoc --descriptor_set_out
 ;;;; and buf write them, and as generators and reflection get them. They become file descriptors,
-;;;; linked and registered like those of sources, with comments and places if source info is there.
+;;;; linked and registered like those of sources, with comments and positions if the set has source
+;;;; info.
 ;;;;
-;;;; The writer of a set has checked it, so only facts that the code here depends on are checked
-;;;; again. A file that every image has keeps the image's definition, and a file that is loaded with
-;;;; the same octets stays as it is.
+;;;; The writer of a set has checked it, so only properties on which the code here depends are
+;;;; checked again. A file that is in every image keeps the image's definition, and a loaded file
+;;;; with the same octets is not changed.
 
 (in-package #:clgrpc.protobuf)
 
@@ -69,11 +70,11 @@
 (setf (documentation '*locations* 'variable) "While a file is read: its source info by path.")
 
 (defconstant +longest-path+ 256
-  "The numbers in a path of source info; longer ones name nothing that is read.")
+  "The most numbers in a path of source info; longer paths name nothing that is read.")
 
 (defun inner-path (path &rest numbers)
   "The path of the declaration at NUMBERS, of 32 bits, inside the one with PATH. A path is an
-integer, 1 for the file, since a hash table hashes all of an integer but not all of a list."
+integer, 1 for the file, since a hash table hashes the whole of an integer but not of a list."
   (dolist (number numbers path)
     (setf path (logior (ash path 32) (ldb (byte 32 0) number)))))
 
@@ -99,7 +100,7 @@ integer, 1 for the file, since a hash table hashes all of an integer but not all
 
 (defun fill-descriptor (descriptor fields options scope path)
   "Set the common slots of DESCRIPTOR from FIELDS. OPTIONS is the number of the field with options,
-SCOPE the full name around, PATH the path of the declaration in the file."
+SCOPE the full name of the surrounding declaration, PATH the path of the declaration in the file."
   (setf (descriptor-name descriptor) (or (wire-text fields 1) "")
         (descriptor-full-name descriptor) (joined-name scope (descriptor-name descriptor)))
   (fill-options descriptor fields options)
@@ -141,8 +142,8 @@ SCOPE the full name around, PATH the path of the declaration in the file."
       (setf (gethash field places) '((:json-name 1 1))))))
 
 (defun read-field-descriptor (octets path scope oneofs)
-  "The field of OCTETS, a FieldDescriptorProto. ONEOFS is a vector of the names of those of its
-message, with nil for one that a proto3 optional field is alone in."
+  "The field of OCTETS, a FieldDescriptorProto. ONEOFS is a vector of the names of the oneofs of its
+message, with nil for one whose only field is a proto3 optional one."
   (let* ((fields (wire-fields octets))
          (type (wire-number fields 5))
          (oneof (wire-number fields 9))
@@ -191,8 +192,7 @@ message, with nil for one that a proto3 optional field is alone in."
 ;;; Messages, enums, services
 
 (defun real-oneofs (slices count)
-  "For each of COUNT oneofs, whether one of the fields in SLICES other than a proto3 optional one is
-in it."
+  "For each of COUNT oneofs, whether it has a field in SLICES that is not a proto3 optional one."
   (let ((real (make-array count :initial-element nil)))
     (dolist (slice slices real)
       (let* ((fields (wire-fields slice)) (oneof (wire-number fields 9)))
@@ -203,7 +203,7 @@ in it."
   (fill-descriptor (make-oneof-descriptor) (wire-fields octets) 2 scope path))
 
 (defun read-range (octets after)
-  "The (first . last) of OCTETS, in which the end is AFTER the last number."
+  "The pair (first . last) of the range in OCTETS; its end there is AFTER the last number."
   (let ((fields (wire-fields octets)))
     (cons (wire-number fields 1 0) (- (wire-number fields 2 0) after))))
 
@@ -318,7 +318,7 @@ in it."
 ;;; Options as if written
 
 (defun written-value (field value)
-  "The constant that VALUE of FIELD would be written as; see OPTION-VALUE."
+  "The constant in the form in which VALUE of FIELD would be written; see OPTION-VALUE."
   (cond ((record-p value)
          (cons :aggregate
                (loop for (inner . item) in (record-entries value)
@@ -334,7 +334,7 @@ in it."
         (t value)))
 
 (defun restore-options (descriptor)
-  "Set the options of DESCRIPTOR, from a set, to those of its record, which was made when it was
+  "Set the options of DESCRIPTOR, from a set, to those of the record that was made when it was
 linked."
   (let ((record (options-record descriptor)))
     (setf (descriptor-options descriptor)
@@ -345,8 +345,8 @@ linked."
                                      :value (written-value field value))))))
 
 (defun link-read-file (file find &optional (symbol-table (make-symbol-table)))
-  "As LINK-FILE, with FILE read from octets: its options are interpreted already, and rules for
-sources are not checked, since a set does not keep all data that they need."
+  "As LINK-FILE, for FILE that was read from octets: its options are interpreted already, and rules
+for sources are not checked, since a set lacks data that they need."
   (let ((*linker* (make-linker :file file :symbol-table symbol-table :read-p t)))
     (resolve-imports file find '())
     (map-optioned (lambda (descriptor inside)
@@ -370,8 +370,8 @@ sources are not checked, since a set does not keep all data that they need."
 ;;; Sets
 
 (defun link-set (set)
-  "Link the files of SET, octets of FileDescriptorProtos in any order. Return all their file
-descriptors and those that are new, which have no symbols yet, both imports first. Signal
+  "Link the files of SET, octets of FileDescriptorProtos in any order. Return two values: all their
+file descriptors, and those that are new, which have no symbols yet; both with imports first. Signal
 PROTOBUF-ERROR and PROTO-SYNTAX-ERROR."
   (let* ((read (mapcar #'read-file-descriptor set))
          (unlinked (make-hash-table :test 'equal))
@@ -414,7 +414,7 @@ PROTOBUF-ERROR and PROTO-SYNTAX-ERROR."
               (nreverse fresh)))))
 
 (defun name-fresh (files)
-  "Give FILES, which LINK-SET found new, their symbols and fingerprints."
+  "Assign symbols and fingerprints to FILES, the new ones of LINK-SET."
   (dolist (file files)
     (setf (file-descriptor-fingerprint file) (hash-text (c-escaped (file-descriptor-octets file)))))
   (assign-symbols files))
@@ -428,7 +428,7 @@ PROTOBUF-ERROR and PROTO-SYNTAX-ERROR."
 that FIND-DESCRIPTOR and similar functions find their declarations. Imports that are not in the set
 must be loaded. No code is made; DEFINE-DESCRIPTOR-SET does that. Return the file descriptors,
 imports first. Signal PROTOBUF-ERROR if OCTETS are not such a message, PROTO-SYNTAX-ERROR if the
-files do not fit together. From one thread at a time, like LOAD."
+files contradict each other. From one thread at a time, like LOAD."
   (multiple-value-bind (all fresh) (link-set (set-files octets))
     (name-fresh fresh)
     (mapc #'register-file fresh)
@@ -437,9 +437,9 @@ files do not fit together. From one thread at a time, like LOAD."
 (defmacro define-descriptor-set (path)
   "Define the declarations of all files in the serialized google.protobuf.FileDescriptorSet in the
 file PATH, as DEFINE-PROTO does for a source. PATH is relative to the file of this form, at the REPL
-to *DEFAULT-PATHNAME-DEFAULTS*. Signal PROTOBUF-ERROR if PATH does not hold such a set,
-PROTO-SYNTAX-ERROR if its files do not fit together. The value is the name of the last file that is
-new, or nil."
+to *DEFAULT-PATHNAME-DEFAULTS*. Signal PROTOBUF-ERROR if PATH does not contain such a set,
+PROTO-SYNTAX-ERROR if its files contradict each other. The value is the name of the last file that
+is new, or nil."
   (let* ((truename (truename (merge-pathnames (parse-native path) (source-directory))))
          (octets (with-open-file (stream truename :element-type 'octet)
                    (let ((octets (make-octets (file-length stream))))

@@ -1,7 +1,7 @@
 ;;;; Descriptors as google.protobuf.FileDescriptorProto (descriptor.proto), in octets, as protoc
 ;;;; writes them with --descriptor_set_out, without source info. Reflection serves them and
-;;;; generators get them. Fields are written by number, as a serializer does, so that protoc's
-;;;; octets and these are the same.
+;;;; generators get them. Fields are written by number, as a serializer does, so that the octets
+;;;; equal protoc's.
 
 (in-package #:clgrpc.protobuf)
 
@@ -43,7 +43,7 @@
   (1+ (position type *type-numbers*)))
 
 (defun synthetic-oneofs (message)
-  "The names of the oneofs with a single field that descriptor.proto demands for fields of MESSAGE,
+  "The names of the oneofs with a single field that descriptor.proto requires for fields of MESSAGE,
 each with its field."
   (let ((names (name-set (append (mapcar #'descriptor-name (message-descriptor-fields message))
                                  (mapcar #'descriptor-name (message-descriptor-oneofs message))))))
@@ -57,7 +57,7 @@ each with its field."
                       (cons field oneof)))))
 
 (defun oneof-indexes (message synthetic)
-  "A function from a field of MESSAGE to the index of its oneof, or nil; SYNTHETIC, the
+  "A function that returns the index of the oneof of a field of MESSAGE, or nil; SYNTHETIC, the
 SYNTHETIC-ONEOFS, come last."
   (let ((table (make-hash-table :test 'equal)) (fields (make-hash-table :test 'eq)) (index -1))
     (dolist (oneof (message-descriptor-oneofs message))
@@ -173,8 +173,8 @@ number itself."
 (defun file-descriptor-octets (file &key source-options)
   "Return FILE, a file descriptor, as octets of a google.protobuf.FileDescriptorProto: those that
 protoc writes into a descriptor set, without source info. With SOURCE-OPTIONS true, options whose
-retention is the source are in it too and custom options stand as they were written, as protoc has
-it with --retain_options and had it before it knew retention."
+retention is the source are included and custom options remain as they were written, as with
+protoc's --retain_options and in protoc before it knew retention."
   (let ((*source-options* source-options))
     (with-octets-out () (dump-file file))))
 

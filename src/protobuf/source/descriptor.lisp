@@ -1,9 +1,9 @@
 ;;;; Descriptors: the declarations of a .proto file, as structures. The parser makes them with names
-;;;; as written; the linker resolves names and features in place; the generator and reflection read
+;;;; as written; the linker resolves names and features in them; the generator and reflection read
 ;;;; them.
 ;;;;
-;;;; Invariants after linking: no full name has a leading dot; a field's TYPE-NAME is the full name
-;;;; of a message or enum that is registered or about to be; nothing points from one file into
+;;;; Invariants after linking: no full name has a leading dot. A field's TYPE-NAME is the full name
+;;;; of a message or enum that is registered or about to be. Nothing refers from one file into
 ;;;; another or upwards, so a file descriptor can be dumped into a fasl as a literal.
 
 (in-package #:clgrpc.protobuf)
@@ -91,7 +91,7 @@
   (map-p nil :type boolean))            ; whether it is a map
 
 (defstruct (oneof-descriptor (:include descriptor) (:copier nil))
-  "A oneof; its fields are those of the message whose ONEOF is this name.")
+  "A oneof; its fields are those of the message whose ONEOF is its name.")
 
 (defstruct (enum-descriptor (:include descriptor) (:copier nil))
   "An enum type."
@@ -103,7 +103,7 @@
   (symbol nil :type symbol))            ; the name of the Lisp type
 
 (defstruct (enum-value-descriptor (:include descriptor) (:copier nil))
-  "One named number of an enum."
+  "One value of an enum: a name with a number."
   (number 0 :type (signed-byte 32)))    ; its number
 
 (defstruct (service-descriptor (:include descriptor) (:copier nil))
@@ -126,7 +126,8 @@ path."
   descriptor-comment "The comment at the declaration, or nil."
   descriptor-options "The OPTIONs of the declaration, a list in order."
   descriptor-option-octets "The options of the declaration as a serialized message of their type in
-descriptor.proto, such as google.protobuf.FieldOptions, without those of retention source; or nil."
+descriptor.proto, such as google.protobuf.FieldOptions, without options whose retention is the
+source; or nil."
   descriptor-source-option-octets "The same with all options."
   descriptor-line "The line of the declaration, from 1."
   descriptor-column "The column of the declaration, from 1."
@@ -136,7 +137,7 @@ descriptor.proto, such as google.protobuf.FieldOptions, without those of retenti
   file-descriptor-package "The package of the file, \"\" if it has none."
   file-descriptor-syntax "The syntax of the file: :proto2, :proto3 or :editions."
   file-descriptor-dependencies "The import paths of the files it imports, in order."
-  file-descriptor-public-dependencies "Those of them that it imports publicly."
+  file-descriptor-public-dependencies "The imports that are public."
   file-descriptor-messages "The descriptors of the messages at the file's top level, in order."
   file-descriptor-enums "The descriptors of the enums at the file's top level, in order."
   file-descriptor-services "The descriptors of the file's services, in order."
@@ -155,7 +156,7 @@ descriptor.proto, such as google.protobuf.FieldOptions, without those of retenti
   field-descriptor-type-name "The full name of the field's message or enum type, or nil."
   field-descriptor-default "The default that the file gives the field, or nil."
   field-descriptor-json-name "The name of the field in JSON."
-  field-descriptor-presence "The presence of the field, by which one knows whether it is set:
+  field-descriptor-presence "The presence of the field, that is, how it is known to be set:
 :implicit, :explicit, :required or :repeated."
   field-descriptor-packed-p "True if the field is repeated and written packed."
   field-descriptor-oneof "The name of the oneof to which the field belongs, or nil."
@@ -189,8 +190,8 @@ descriptor.proto, such as google.protobuf.FieldOptions, without those of retenti
     (format nil "/~A/~A" (subseq full 0 dot) (subseq full (1+ dot)))))
 
 (defun find-option (descriptor name)
-  "Return the value of the option NAME (a string such as \"packed\", or \"(my.ext)\" for a custom
-one) of DESCRIPTOR, as written, and true; nil and nil without it."
+  "Return two values: that of the option NAME (a string such as \"packed\", or \"(my.ext)\" for a
+custom one) of DESCRIPTOR, as written, and true; nil and nil without it."
   (let ((option (find name (descriptor-options descriptor)
                       :key (lambda (option) (option-name-string (option-name option)))
                       :test #'string=)))
@@ -207,7 +208,7 @@ one) of DESCRIPTOR, as written, and true; nil and nil without it."
 ;;; Tables
 
 (defun index-by (key things &key (test 'eql))
-  "A table of THINGS by the value of KEY for each; the first of several with the same value."
+  "A table of THINGS by the value of KEY for each; of several with the same value, the first."
   (let ((table (make-hash-table :test test)))
     (dolist (thing things table)
       (let ((value (funcall key thing)))
@@ -265,10 +266,11 @@ first."
 (defglobal **extension-descriptors** (make-hash-table :test 'equal :synchronized t))
 
 (defvar *built-ins* (make-hash-table :test 'equal)
-  "Import path to true for a file that is defined in every image, or to its text.")
+  "From an import path to true for a file that is defined in every image, or to the file's text.")
 
 (defun built-in (name)
-  "True if the file NAME is defined in every image; its text if it is one to be defined; or nil."
+  "True if the file NAME is defined in every image; its text if it is one that can be defined; or
+nil."
   (values (gethash name *built-ins*)))
 
 (defun find-file-descriptor (name)
@@ -338,10 +340,11 @@ of that compiled file, and a weak pointer to the run of the compiler that has co
     (and *compile-file-truename* symbol (boundp symbol) (symbol-value symbol))))
 
 (defun provided-p (file)
-  "True if the form that is being expanded may leave out FILE, a registered file descriptor. At the
-REPL it always may. A form for another image may only if that image gets FILE in another way: FILE
-is built in, another compiled file defines it, or an earlier form of the same run of the compiler
-does. What this image got from an earlier version of the same file, that image will not have."
+  "True if the form that is being expanded may omit FILE, a registered file descriptor. At the REPL
+it always may. A form for another image may omit it only if that image gets FILE in another way:
+FILE is built in, another compiled file defines it, or an earlier form of the same run of the
+compiler does. The other image will not have what this image got from an earlier version of the same
+file."
   (or (null *definer*)
       (eq t (built-in (descriptor-name file)))
       (destructuring-bind (&optional definer . compilation) (gethash file **definers**)
@@ -380,7 +383,7 @@ the compiled file that contains it. Return FILE."
 ;;; For the files that make descriptors
 
 (defmacro reverse-places (&rest places)
-  "Bring the lists in PLACES, which were pushed, into the order of the source."
+  "Reverse the lists in PLACES, which were pushed, into the order of the source."
   `(setf ,@(loop for place in places append `(,place (reverse ,place)))))
 
 (defun hash-text (text)

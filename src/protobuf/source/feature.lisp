@@ -1,10 +1,10 @@
 ;;;; The differences between proto2, proto3 and editions, as features (protobuf.dev, "Feature
-;;;; settings for editions"): the three older syntaxes are rows of defaults, an edition's file may
-;;;; override them at any level, and inner declarations inherit. Code in later files looks at
-;;;; features and not at the syntax, except where the grammar itself forbids something.
+;;;; settings for editions"). The three older syntaxes are rows of defaults; a file with an edition
+;;;; may override features at any level, and inner declarations inherit them. Code in later files
+;;;; tests features and not the syntax, except where the grammar itself forbids something.
 ;;;;
 ;;;; A feature set is a plist from keyword to keyword, kept in DESCRIPTOR-FEATURES. Features that
-;;;; extensions add for other languages stay in the options and mean nothing here.
+;;;; extensions add for other languages stay in the options and have no effect here.
 
 (in-package #:clgrpc.protobuf)
 
@@ -73,7 +73,7 @@
 
 (defun map-inheriting (function file)
   "Call FUNCTION with every descriptor of FILE and the one whose features it inherits, outermost
-first and in the order in which protoc goes."
+first and in protoc's order."
   (labels ((visit-enum (enum around)
              (funcall function enum around)
              (dolist (value (enum-descriptor-values enum)) (funcall function value enum)))
@@ -133,7 +133,7 @@ the file."
         (complain descriptor :name "the feature ~A comes with a later edition"
                   (descriptor-full-name thing)))
       (when (>= edition (record-value support "edition_removed" most-positive-fixnum))
-        (complain descriptor :name "the feature ~A is gone in this edition"
+        (complain descriptor :name "the feature ~A was removed in this edition"
                   (descriptor-full-name thing))))))
 
 (defun check-feature-lifetimes (file)

@@ -1,6 +1,6 @@
 ;;;; .proto files as Lisp forms, which `clgrpc gen` writes and DEFINE-FILE reads. A form has the
 ;;;; file's descriptor, a google.protobuf.FileDescriptorProto in text format, not the code made from
-;;;; it, so a generated file stays valid when clgrpc changes, can be read and compared, and needs
+;;;; it. So a generated file remains valid when clgrpc changes, can be read and compared, and needs
 ;;;; neither the .proto file nor its directory.
 ;;;;
 ;;;;   (clgrpc.protobuf:define-file "shop.proto" ("maker.proto")
@@ -9,7 +9,7 @@
 ;;;;                                          type: TYPE_STRING } }")
 ;;;;
 ;;;; Comments are in the descriptor's source info. The descriptor is a vector of octets if it has
-;;;; options that the writing image did not know.
+;;;; options unknown to the image that wrote it.
 
 (in-package #:clgrpc.protobuf)
 
@@ -57,7 +57,7 @@
                          (dump-text 3 (cdr comment)))))))))
 
 (defun file-content (file)
-  "The descriptor FILE as text, or as octets if it would not survive as that."
+  "The descriptor FILE as text, or as octets if text would lose a part of it."
   (let* ((octets (commented-octets file))
          (message (parse-message *file-type* octets :partial t))
          (text (message-text message)))
@@ -106,8 +106,8 @@ generated files as that of NAME, which is being loaded or compiled."
                                             (make-pathname :name nil :type nil :version nil
                                                            :directory root :defaults source))))))
           (unless file
-            (misuse "~A imports ~A, which is not loaded~:[~; and has no generated file beside this ~
-                     one~]; load it first." name import source))
+            (misuse "~A imports ~A, which is not loaded~:[~; and has no generated file in the same ~
+                     directory tree~]; load it first." name import source))
           (load file))))))
 
 (defmacro define-file (name (&rest imports) content)
@@ -116,8 +116,8 @@ generated files as that of NAME, which is being loaded or compiled."
 the names of the files that it imports. CONTENT is a google.protobuf.FileDescriptorProto, a string
 in text format or a vector of octets.
 
-Imports must be loaded, or in generated files beside this one. Signal PROTO-SYNTAX-ERROR, and
-PROTOBUF-ERROR if CONTENT is not such a message. The value is NAME."
+Imports must be loaded, or be generated files in the same directory tree. Signal PROTO-SYNTAX-ERROR,
+and PROTOBUF-ERROR if CONTENT is not such a message. The value is NAME."
   `(progn
      ,@(when imports
          `((eval-when (:compile-toplevel :load-toplevel :execute)
@@ -168,8 +168,8 @@ linked file descriptor."
               (file-content file)))))
 
 (defun generated-files (files &optional (wanted files))
-  "The generated sources of those of FILES, linked file descriptors, imports first, that are WANTED,
-as an alist from paths to texts."
+  "The generated sources of those of FILES, linked file descriptors, imports first, that are in
+WANTED: an alist from paths to texts."
   (let ((*linked* (make-hash-table :test 'equal)))
     (dolist (file files) (note-linked file *linked*))
     (loop for file in wanted
@@ -179,7 +179,7 @@ as an alist from paths to texts."
 (defun generate-sources (path &key import-paths (directory (source-directory)))
   "Return Lisp sources for the declarations of the .proto file PATH and the files it imports,
 imports first: an alist from paths, such as \"foo/bar.lisp\" for foo/bar.proto, to texts. Files that
-every image has are not among them. PATH and its imports are looked for as by DEFINE-PROTO; relative
+every image has are not included. PATH and its imports are looked for as by DEFINE-PROTO; relative
 paths are relative to DIRECTORY. Signal PROTO-SYNTAX-ERROR, and MISUSE if there is no file PATH."
   (let ((fresh (assign-symbols (read-protos path import-paths nil directory '()))))
     (generated-files (with-imports (first (last fresh)) fresh))))

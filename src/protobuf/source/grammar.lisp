@@ -1,6 +1,6 @@
 ;;;; .proto declarations to descriptors with names as written (protobuf language specification), one
 ;;;; function per production: fields, messages, enums, services, files. An error that protoc's
-;;;; parser reports is reported here, at the same token; the linker reports the others.
+;;;; parser reports is reported here, at the same token; the linker reports all others.
 
 (in-package #:clgrpc.protobuf)
 
@@ -62,8 +62,8 @@
             (and (eq label :optional) (syntax-is :proto3))))))
 
 (defun parse-field (owner scope add &key oneof extendee)
-  "Consume one field declaration, also a map or group, and call ADD with its descriptor. OWNER is
-the message descriptor around it, or nil for an extension in a file."
+  "Consume one field declaration, which may be a map or group, and call ADD with its descriptor.
+OWNER is the descriptor of the surrounding message, or nil for an extension at the top of a file."
   (let ((first (this-token)) (field (make-field-descriptor :extendee extendee :oneof oneof)))
     (cond ((not oneof) (parse-label field))
           ((token-is-any '("optional" "required" "repeated"))
@@ -110,7 +110,7 @@ the message descriptor around it, or nil for an extension in a file."
            (expect ";")))))
 
 (defun parse-group-body (field token owner scope first)
-  "Consume the body of the group FIELD, whose name is TOKEN: the message type it has."
+  "Consume the body of the group FIELD, whose name is TOKEN: the message type of the field."
   (let ((message (note-place (make-message-descriptor :name (field-descriptor-type-name field))
                              token scope)))
     (unless (upper-case-p (char (descriptor-name message) 0))
@@ -217,8 +217,8 @@ the message descriptor around it, or nil for an extension in a file."
   "The least and greatest number of each integer type.")
 
 (defun parse-default-value (type)
-  "Consume the default of a field of TYPE, nil for one that has a type name. Return it as
-descriptor.proto writes it, and as a value; of a named type both wait for the linker."
+  "Consume the default of a field of TYPE, nil for one that has a type name. Return two values: the
+form in which descriptor.proto writes it, and its value; for a named type the linker computes both."
   (let ((range (rest (assoc type *integer-ranges*))))
     (cond (range
            (let ((value (parse-integer-default range)))
@@ -277,7 +277,8 @@ descriptor.proto writes it, and as a value; of a named type both wait for the li
                        :oneof (descriptor-name oneof))))))
 
 (defun parse-ranges (make &key signed (what "a number"))
-  "Consume first [to last], …; return the value of MAKE for each first and last, which may be :MAX."
+  "Consume first [to last], …; return a list of the values of MAKE for each first and last, which
+may be :MAX."
   (loop
     for token = (this-token)
     for first = (expect-integer what :signed signed)
@@ -297,7 +298,7 @@ descriptor.proto writes it, and as a value; of a named type both wait for the li
       (case kind
         (:string
          (when (syntax-is :editions)
-           (parse-failure (this-token) "an identifier, since editions reserve those"))
+           (parse-failure (this-token) "an identifier, since editions reserve identifiers"))
          (setf names (list-of #'expect-text)))
         (:identifier
          (unless (syntax-is :editions)
@@ -522,7 +523,7 @@ or nil."
         (expect ";")
         (cond (edition
                (unless (member name *editions* :test #'string=)
-                 (parse-refusal token "there is no edition \"~A\"; there are ~{~A~^ and ~}"
+                 (parse-refusal token "there is no edition \"~A\"; the editions are ~{~A~^ and ~}"
                                 name *editions*))
                (setf (file-descriptor-syntax file) :editions
                      (file-descriptor-edition file) name))
@@ -537,9 +538,9 @@ or nil."
          (public (and (not option) (accept "public")))
          (weak (and (not option) (not public) (accept "weak"))))
     (cond (option (unless edition-2024
-                    (note-problem token "\"import option\" comes with edition 2024")))
+                    (note-problem token "\"import option\" requires edition 2024")))
           ((file-descriptor-option-dependencies file)
-           (note-problem token "option imports come behind all others")))
+           (note-problem token "option imports must come after all others")))
     (when (and weak edition-2024)
       (note-problem token "edition 2024 has no weak imports; \"import option\" may do"))
     (let* ((place (this-token))
@@ -556,7 +557,7 @@ or nil."
 (defun parse-package (file)
   (let ((token (this-token)))
     (unless (string= "" (file-descriptor-package file))
-      (note-problem token "there is one package statement only"))
+      (note-problem token "only one package statement is allowed"))
     (note-at file :name token)
     (consume-token)
     (setf (file-descriptor-package file)
@@ -587,7 +588,7 @@ or nil."
 
 (defun parse-proto (text name)
   "Return the unlinked descriptor of the file NAME whose source is TEXT. Signal PROTO-SYNTAX-ERROR
-for the first error, with the others in it."
+for the first error; it contains the others."
   (multiple-value-bind (tokens lexer-problems) (tokenize text name)
     (let* ((file (make-file-descriptor :name name :full-name name
                                        :places (make-hash-table :test 'eq)))
@@ -610,7 +611,7 @@ for the first error, with the others in it."
       file)))
 
 (defun signal-problems (problems)
-  "Signal the first of PROBLEMS, if there is one, with the others in it."
+  "Signal the first of PROBLEMS, if any; it contains the others."
   (when problems
     (setf (proto-syntax-error-others (first problems)) (rest problems))
     (error (first problems))))

@@ -1,10 +1,10 @@
 ;;;; Where .proto files are found, and how one is read with all it imports.
 ;;;;
-;;;; Without flags, the roots of a file are: the directory of the Lisp source that asks for it, its
-;;;; own, the one that its package implies (foo.bar in /protos/foo/bar/ implies /protos/),
-;;;; *IMPORT-ROOTS*, the directory of the ASDF system around and the roots of the systems this
-;;;; depends on. A built-in name means the built-in file wherever one is; a name found nowhere means
-;;;; the file of that name in the image.
+;;;; By default the roots of a file are, in order: the directory of the Lisp source that asks for
+;;;; it; its own; the one that its package implies (foo.bar in /protos/foo/bar/ implies /protos/);
+;;;; *IMPORT-ROOTS*; the directory of the surrounding ASDF system and the roots of the systems on
+;;;; which this depends. A built-in name means the built-in file in all cases; a name that is found
+;;;; nowhere means the file of that name in the image.
 
 (in-package #:clgrpc.protobuf)
 
@@ -27,7 +27,7 @@ directories of the files themselves.")
 ;;; ASDF's systems
 
 (defun system-around (directory)
-  "The ASDF system, of those known, whose directory is DIRECTORY or the nearest around it, or nil."
+  "The known ASDF system whose directory is DIRECTORY or the nearest one above it, or nil."
   (let ((full (sb-ext:native-namestring directory)) (best nil) (length 0))
     (dolist (name (asdf:registered-systems) best)
       (let* ((system (asdf:registered-system name))
@@ -54,8 +54,8 @@ those that import them, find imports.")
       dependency))
 
 (defun system-places (system)
-  "The directory of SYSTEM and the places of its .proto files and of those of all that it stands
-on."
+  "The directory of SYSTEM and the places of its .proto files and of those of all systems on which
+it depends."
   (let ((seen '()) (places '()))
     (labels ((visit (system)
                (unless (or (null system) (member system seen))
@@ -72,8 +72,8 @@ on."
     (and system (system-places system))))
 
 (defun import-text (name places)
-  "The text of the file for an import of NAME, or nil if there is no such file or it is a built-in
-one that is defined; and its truename, if it was read."
+  "Two values: the text of the file for an import of NAME, or nil if there is no such file or it is
+a built-in one that is defined; and its truename, if it was read."
   (let ((built-in (built-in name)))
     (cond ((stringp built-in) built-in)
           (built-in nil)
@@ -90,8 +90,8 @@ one that is defined; and its truename, if it was read."
 (defun walk-imports (names imports leave circle)
   "Call LEAVE with each of NAMES and its direct and indirect imports, imports first, each once. The
 function IMPORTS returns the names that a name imports; it is called when the walk reaches a name.
-CIRCLE is called with a name that imports itself and the names on the way to it, the last one
-first."
+CIRCLE is called with a name that imports itself and the list of names on the way to it, the last
+one first."
   (let ((states (make-hash-table :test 'equal)) ; name to :open or :left
         (way (list (cons nil names))))          ; each a name and the rest of its imports
     (loop
@@ -129,9 +129,8 @@ SYMBOL-TABLE is that of the files linked before FILE. Signal PROTO-SYNTAX-ERROR.
     file))
 
 (defun load-protos (name text places)
-  "Parse and link TEXT as the file NAME and every import that is not registered as it now reads, or
-not PROVIDED-P.
-Return the fresh file descriptors with their symbols, imports first."
+  "Parse and link TEXT as the file NAME, and every import that is not registered in its present
+version, or not PROVIDED-P. Return the fresh file descriptors with their symbols, imports first."
   (assign-symbols (link-protos (parse-proto text name) text places)))
 
 (defun link-protos (file text places)
@@ -170,9 +169,9 @@ Return the fresh file descriptors with their symbols, imports first."
       (nreverse fresh))))
 
 (defun read-protos (path import-paths source directory more-places)
-  "The fresh file descriptors of the file PATH, whose text is SOURCE or read from the file, and of
-its imports, imports first; they have no symbols. See DEFINE-PROTO. MORE-PLACES are directories to
-look in last."
+  "The fresh file descriptors of the file PATH, whose text is SOURCE or is read from the file, and
+of its imports, imports first; they have no symbols. See DEFINE-PROTO. MORE-PLACES are directories
+to look in last."
   (let* ((given (absolute-directories import-paths directory))
          (registered (absolute-directories *import-roots* *default-pathname-defaults*))
          (roots (append given registered))
@@ -199,22 +198,22 @@ look in last."
                   :test #'equal :from-end t))))
 
 (defun read-proto-files (path &key import-paths (directory (source-directory)))
-  "Return the file descriptors of the .proto file PATH and of its imports, imports first and without
-those that the image has; MAKE-TYPE-POOL takes them. Nothing is interned, registered or compiled.
+  "Return the file descriptors of the .proto file PATH and of its imports, for MAKE-TYPE-POOL:
+imports first and without those that the image has. Nothing is interned, registered or compiled.
 PATH and its imports are looked for as by DEFINE-PROTO; relative paths are relative to DIRECTORY.
 Signal PROTO-SYNTAX-ERROR, and MISUSE if there is no file PATH. From any thread."
   (read-protos path import-paths nil directory '()))
 
 (defun direct-imports (truename)
-  "The names of the files that the file TRUENAME imports, and its package; none if it is not a valid
-source."
+  "Two values: the names of the files that the file TRUENAME imports, and its package; none if it is
+not a valid source."
   (handler-case (let ((file (parse-proto (read-source truename) (file-namestring truename))))
                   (values (all-imports file) (file-descriptor-package file)))
     (error () (values '() ""))))
 
 (defun imported-files (truename places)
   "The truenames of all files that the file TRUENAME imports, directly or not, and that are found in
-PLACES; built-in files are not among them."
+PLACES; without built-in files."
   (let ((seen (make-hash-table :test 'equal)) (waiting (list truename)) (files '()))
     (setf (gethash truename seen) t)
     (loop while waiting

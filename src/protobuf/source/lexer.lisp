@@ -5,7 +5,7 @@
 ;;;; (TRAILING).
 ;;;;
 ;;;; The whole file becomes one vector of tokens that ends with a token of kind :END. Errors are
-;;;; noted and lexing goes on, so that the parser can report its errors as well.
+;;;; noted and lexing continues, so that the parser can report its errors as well.
 
 (in-package #:clgrpc.protobuf)
 
@@ -49,7 +49,7 @@
     (if (< at (length (lexer-text lexer))) (schar (lexer-text lexer) at) nil)))
 
 (defun advance (lexer)
-  "Consume one character of LEXER, return it or nil at the end."
+  "Consume one character of LEXER and return it, or return nil at the end."
   (let ((char (peek lexer)))
     (when char
       (incf (lexer-at lexer))
@@ -113,7 +113,7 @@
           (comment-lines (format nil "~{~A~^~%~}" (reverse lines)))))))
 
 (defun next-line-comment-p (lexer)
-  "True if the line after the one where LEXER stands holds a // comment in the same column region."
+  "True if the line after the present one of LEXER has a // comment in the same column region."
   (let* ((text (lexer-text lexer))
          (at (lexer-at lexer)))
     (and (eql #\Newline (peek lexer))
@@ -124,7 +124,7 @@
                 (char= #\/ (schar text next) (schar text (1+ next))))))))
 
 (defun skip-blank (lexer previous)
-  "Skip space and comments before a token. PREVIOUS is the token before, which may get a trailing
+  "Skip space and comments before a token. PREVIOUS is the previous token, which may get a trailing
 comment. Return the leading comment of the token to come, or nil."
   (let ((leading nil) (leading-end 0))
     (loop
@@ -145,7 +145,7 @@ comment. Return the leading comment of the token to come, or nil."
     (and leading (<= (lexer-line lexer) (1+ leading-end)) (plusp (length leading)) leading)))
 
 (defun lex-line-comment (lexer)
-  "Consume one comment after a token: a // comment of that line only."
+  "Consume one comment after a token; a // comment extends only to the end of its line."
   (if (eql #\/ (peek lexer 1))
       (progn (advance lexer) (advance lexer)
              (comment-lines (take-while lexer (lambda (char) (char/= char #\Newline)))))
@@ -163,7 +163,7 @@ comment. Return the leading comment of the token to come, or nil."
     (cond ((letter-p (peek lexer))
            (lexer-complain lexer "a space is needed between a number and a name"))
           ((eql #\. (peek lexer))
-           (lexer-complain lexer "a number has at most one point and no radix")))))
+           (lexer-complain lexer "a number has at most one point, and none with a radix")))))
 
 (defun lex-hexadecimal (lexer)
   (advance lexer)
@@ -200,7 +200,8 @@ comment. Return the leading comment of the token to come, or nil."
             (values :integer (digits-integer text 10) 10))))))
 
 (defun digits-integer (digits radix)
-  "The integer that DIGITS write, or a huge one if they are so many that it makes no difference."
+  "The integer written in DIGITS, or a huge one if they are so many that the exact value does not
+matter."
   (let ((start (or (position #\0 digits :test-not #'char=) (length digits))))
     (cond ((= start (length digits)) 0)
           ((> (- (length digits) start) 1000) (expt radix 1000))
@@ -213,12 +214,12 @@ comment. Return the leading comment of the token to come, or nil."
        (digits-integer (subseq text (if (digit-p sign) start (1+ start))) 10))))
 
 (defconstant +most-digits+ 800
-  "The digits of a number that are looked at one by one. The middle between two doubles, the longest
-number that matters, has 768; of those after it counts only whether all are 0.")
+  "The most digits of a number that are examined one by one. The midpoint of two doubles, the
+longest number that matters, has 768; of further digits it matters only whether all are 0.")
 
 (defun leading-digits (digits)
   "The integer of the first DIGITS, a string, and the number of these. If further digits follow that
-are not all 0, the last digit of the integer is made 1."
+are not all 0, the last digit of the integer becomes 1."
   (let ((end (min +most-digits+ (length digits))))
     (if (find #\0 digits :start end :test-not #'char=)
         (values (1+ (* 10 (parse-integer digits :end end))) (1+ end))
@@ -287,7 +288,7 @@ point with digits and an exponent."
         (t (lexer-complain lexer "an unknown escape in a string") 0)))))
 
 (defun join-surrogates (lexer code)
-  "CODE, or if it is the first of two surrogates and the second follows, the code of the pair."
+  "CODE; or, if it is the first of two surrogates and the second follows, the code of the pair."
   (let* ((text (lexer-text lexer))
          (at (lexer-at lexer))
          (second (and (<= #xD800 code #xDBFF)

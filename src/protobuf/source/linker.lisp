@@ -1,9 +1,9 @@
-;;;; Linking: names as written become full names, features become plain facts about each field, and
-;;;; violations of the language's rules are found (protobuf language specification). The stages are
-;;;; protoc's: declare names and resolve them; interpret standard options, resolve features,
+;;;; Linking: names as written become full names, features become plain properties of each field,
+;;;; and violations of the language's rules are found (protobuf language specification). The stages
+;;;; are protoc's: declare names and resolve them; interpret standard options; resolve features;
 ;;;; interpret custom options; then the checks of check.lisp. LINK-FILE (import.lisp) and
 ;;;; LINK-READ-FILE (descriptor-set.lisp) run the stages. Between them, declarations with errors are
-;;;; set aside; see pool.lisp.
+;;;; removed; see pool.lisp.
 
 (in-package #:clgrpc.protobuf)
 
@@ -13,14 +13,14 @@
 ;;; Declaring, with the checks that need no other declaration
 
 (defun bounds (range)
-  "The (first . last) of RANGE, an extension range or such a pair already."
+  "The pair (first . last) of RANGE, an extension range or such a pair already."
   (if (consp range) range (cons (extension-range-first range) (extension-range-last range))))
 
 (defun number-in-range-p (number range)
   (destructuring-bind (first . last) (bounds range) (<= first number last)))
 
 (defun check-range (range minimum what)
-  "Check that RANGE, of numbers for WHAT, begins at MINIMUM or above and does not end before its
+  "Check that RANGE, of numbers for WHAT, does not begin below MINIMUM and does not end before its
 start."
   (destructuring-bind (first . last) (bounds range)
     (when (and minimum (< first minimum))
@@ -54,7 +54,7 @@ start."
     number-ranges))
 
 (defun number-range-in (number-ranges first last)
-  "The one of NUMBER-RANGES that has a number from FIRST to LAST, or nil."
+  "The one of NUMBER-RANGES that contains a number from FIRST to LAST, or nil."
   (let ((low 0) (high (length number-ranges)))
     ;; below LOW they begin at LAST or before it
     (loop while (< low high)
@@ -66,8 +66,8 @@ start."
       (and reach (<= first (number-range-last reach)) reach))))
 
 (defun overlaps (ranges)
-  "Pairs of spans of RANGES that have a number in common, by the place of the one that comes first
-in RANGES; each range that overlaps with another one is in a pair."
+  "Pairs of spans of RANGES that have a number in common, sorted by the place of the earlier one in
+RANGES; each range that overlaps with another one is in a pair."
   (let ((number-ranges (number-ranges ranges)))
     (sort (loop for i from 1 below (length number-ranges)
                 for number-range = (svref number-ranges i)
@@ -94,7 +94,7 @@ in RANGES; each range that overlaps with another one is in a pair."
     (and number-range (number-range-range number-range))))
 
 (defun check-reserved-twice (descriptor names)
-  "Return the set of NAMES after seeing that none is there twice."
+  "Return the set of NAMES; check that none occurs twice."
   (let ((seen (make-hash-table :test 'equal)) (twice '()))
     (dolist (name names)
       (when (gethash name seen) (push name twice))
@@ -158,7 +158,7 @@ in RANGES; each range that overlaps with another one is in a pair."
 
 (defun declare-enum (enum)
   (unless (enum-descriptor-values enum)
-    (complain enum :name "an enum has at least one value"))
+    (complain enum :name "an enum needs at least one value"))
   (dolist (value (enum-descriptor-values enum)) (declare-name value enum))
   (dolist (range (enum-descriptor-reserved-ranges enum)) (check-range range nil "reserved"))
   (declare-name enum)
@@ -215,7 +215,7 @@ in RANGES; each range that overlaps with another one is in a pair."
                 (descriptor-name (declared-file declared)))))
 
 (defun resolve-message (name inside thing kind)
-  "The DECLARED message that NAME means inside the full name INSIDE, or nil after a complaint."
+  "The DECLARED message that NAME denotes inside the full name INSIDE, or nil after a complaint."
   (let ((declared (resolve-name name inside)))
     (cond ((null declared) (complain-unknown thing kind name))
           ((message-descriptor-p (declared-thing declared)) declared)
@@ -301,7 +301,7 @@ in RANGES; each range that overlaps with another one is in a pair."
   (let ((used (name-set (mapcar #'field-descriptor-oneof (message-descriptor-fields message)))))
     (dolist (oneof (message-descriptor-oneofs message))
       (unless (gethash (descriptor-name oneof) used)
-        (complain oneof :name "a oneof has at least one field")))))
+        (complain oneof :name "a oneof needs at least one field")))))
 
 (defun resolve-method (method)
   (flet ((resolve (name kind)
@@ -381,8 +381,8 @@ in RANGES; each range that overlaps with another one is in a pair."
 ;;; Declarations that are set aside
 
 (defun needs-faulty-p (descriptor owner)
-  "True if DESCRIPTOR, which has the OWNER of MAP-NAMES, cannot be checked without a declaration
-that has errors."
+  "True if DESCRIPTOR, with its OWNER as in MAP-NAMES, cannot be checked without a declaration that
+has errors."
   (flet ((faulty-name-p (full-name)
            (and full-name (faulty-p (find-thing full-name)))))
     (or (faulty-p owner)
@@ -395,7 +395,7 @@ that has errors."
           (enum-descriptor (every #'faulty-p (enum-descriptor-values descriptor)))))))
 
 (defun set-aside (file)
-  "Take out of FILE the declarations that have errors and those that need them."
+  "Remove from FILE the declarations that have errors and those that need them."
   (loop while (let ((found nil))
                 (map-names (lambda (descriptor owner)
                              (when (and (not (faulty-p descriptor))
@@ -419,16 +419,15 @@ that has errors."
       (mapc #'keep-in-message (file-descriptor-messages file)))))
 
 (defun end-stage (file)
-  "If errors have been found, signal them, or if FILE is a source set aside the declarations with
-errors."
+  "If errors were found, signal them or, if FILE is a source, remove the declarations with errors."
   (when (linker-problems *linker*)
     (if (linker-read-p *linker*) (fail-on-problems) (set-aside file))))
 
 ;;; The whole
 
 (defvar *import-option* ":import-paths"
-  "The text that errors have for the option by which the user names further directories of imports.
-A command of the command line binds it to its own option.")
+  "The name in error texts of the option by which the user adds import directories. A command of the
+command line binds it to its own option.")
 
 (defun check-imports (file find roots)
   "Check that FIND finds every import of FILE and that no import occurs twice."
@@ -447,7 +446,7 @@ A command of the command line binds it to its own option.")
                 name (mapcar #'sb-ext:native-namestring roots) *import-option*))))
 
 (defun fail-on-circle (name open)
-  "Say that the file NAME, one of OPEN, imports itself through those that were opened after it."
+  "Report that the file NAME, one of OPEN, imports itself through those that were opened after it."
   (let* ((circle (member name (reverse open) :key #'descriptor-name :test #'string=))
          (file (first circle))
          (next (descriptor-name (or (second circle) file)))
@@ -468,7 +467,7 @@ A command of the command line binds it to its own option.")
 
 (defun start-records (file)
   "Begin the options of declarations that have options though none is written: the entry messages of
-maps, and for descriptor.proto, methods with a block."
+maps and, in descriptor.proto, methods with a block."
   (map-names (lambda (descriptor owner)
                (declare (ignore owner))
                (cond ((and (message-descriptor-p descriptor)
@@ -481,7 +480,7 @@ maps, and for descriptor.proto, methods with a block."
              file))
 
 (defun explain-map-conflicts (file)
-  "Say of each name that collides with a map's entry type that it does."
+  "Report each name that collides with a map's entry type."
   (map-messages
    (lambda (message)
      (let ((seen (make-hash-table :test 'equal)))
@@ -493,6 +492,6 @@ maps, and for descriptor.proto, methods with a block."
        (dolist (entry (message-descriptor-messages message))
          (when (and (message-descriptor-map-entry-p entry)
                     (< 1 (gethash (descriptor-name entry) seen)))
-           (complain message :name "the entry type ~A of a map has the name of something else"
+           (complain message :name "the entry type ~A of a map has the name of another declaration"
                      (descriptor-name entry))))))
    file))

@@ -1,4 +1,4 @@
-;;;; Values as descriptor.proto writes them in text: floats in the shortest of C's %.15g and %.17g
+;;;; Values in the textual form of descriptor.proto: floats in the shorter of C's %.15g and %.17g
 ;;;; (%.6g and %.9g for 32 bits) that reads back as the same number, octets with C's escapes.
 
 (in-package #:clgrpc.protobuf)
@@ -36,8 +36,8 @@
                (concatenate 'string sign (digits-text digits exponent short))))))))
 
 (defun text-single (number)
-  "The single float that protoc takes NUMBER for in a default or in text format: rounded to a double
-first; the middle between the greatest single and infinity counts as the former."
+  "The single float for NUMBER in a default or in text format, as in protoc: rounded to a double
+first; the midpoint of the greatest single and infinity is rounded to the former."
   (let ((double (to-double number)))
     (cond ((eql double 3.4028235677973366d38) most-positive-single-float)
           ((eql double -3.4028235677973366d38) most-negative-single-float)
@@ -74,8 +74,8 @@ first; the middle between the greatest single and infinity counts as the former.
            (token-value token)))))
 
 (defun character-code-at (octets at)
-  "The code of the character whose UTF-8 is in OCTETS at AT, and the number of its octets; the code
-of the replacement character, and 1, where no character is."
+  "Two values: the code of the character whose UTF-8 is in OCTETS at AT, and the number of its
+octets; the code of the replacement character, and 1, if there is no character."
   (let* ((lead (aref octets at))
          (size (cond ((< lead #x80) 1)
                      ((<= #xC2 lead #xDF) 2)
@@ -94,8 +94,8 @@ of the replacement character, and 1, where no character is."
     (values #xFFFD 1)))
 
 (defun lenient-string (octets)
-  "The string that OCTETS are in UTF-8; for each octet where they are not, a replacement character.
-SBCL's own decoder allocates some 300 octets for each of these."
+  "The string encoded by OCTETS in UTF-8, with a replacement character for each octet that is not
+UTF-8. SBCL's own decoder allocates some 300 octets for each of these."
   (handler-case (octets-string octets)
     (invalid-utf8 ()
       (let ((string (make-string (length octets))) (count 0) (at 0))

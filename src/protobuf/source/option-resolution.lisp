@@ -3,8 +3,8 @@
 ;;;; extensions, values are checked against the type of their field, aggregates are read as text
 ;;;; format.
 ;;;;
-;;;; Standard options are interpreted before features are resolved, custom ones after, since the
-;;;; types of custom options may have an encoding that depends on features.
+;;;; Standard options are interpreted before features are resolved, custom ones afterwards, since
+;;;; the encoding of the types of custom options may depend on features.
 
 (in-package #:clgrpc.protobuf)
 
@@ -94,7 +94,7 @@ of its options' names, in the order in which protoc interprets them."
          field)))
 
 (defun option-path (option descriptor inside)
-  "The fields that the name of OPTION, one of DESCRIPTOR, leads through; nil after a complaint."
+  "The fields through which the name of OPTION, one of DESCRIPTOR, leads; nil after a complaint."
   (let ((message (find-thing (options-type descriptor)))
         (parts (option-name option))
         (path '()))
@@ -134,7 +134,7 @@ of its options' names, in the order in which protoc interprets them."
          (complain option :option-name "the option (~A) is declared in ~A, which is not imported"
                    (first part) (descriptor-name (linker-hidden *linker*))))
         (t
-         (complain option :option-name "there is no option (~A), an extension of ~A, in sight"
+         (complain option :option-name "there is no visible option (~A), an extension of ~A"
                    (first part) (descriptor-full-name message)))))
 
 (defun path-set-p (record path)
@@ -159,7 +159,7 @@ of its options' names, in the order in which protoc interprets them."
                    (complain option :option-value "~A" (wrong-value-text wrong))))))))))
 
 (defun add-entry-at (record path value)
-  "Add VALUE at the field that PATH leads to, in messages of its own."
+  "Add VALUE at the field that PATH leads to; make messages on the way."
   (add-entry record (first path)
              (if (rest path)
                  (let ((inner (make-record (field-message (first path)))))
@@ -234,7 +234,7 @@ of its options' names, in the order in which protoc interprets them."
 ;;; Aggregates
 
 (defun aggregate-record (message fields)
-  "The record of type MESSAGE that FIELDS, a list of (name . constant), write in text format."
+  "The record of type MESSAGE whose text format is FIELDS, a list of (name . constant)."
   (let ((record (make-record message :literal-p t)))
     (loop for (name . value) in fields
           do (if (and (consp name) (find #\/ (first name)))
@@ -245,12 +245,12 @@ of its options' names, in the order in which protoc interprets them."
     record))
 
 (defun text-field (message name)
-  "The field of MESSAGE that NAME, one in a list for an extension, means; nil if it is reserved."
+  "The field of MESSAGE with NAME, a list if it is an extension; nil if the name is reserved."
   (let ((full-name (descriptor-full-name message)))
     (cond ((consp name)
            (or (extension-in-sight (first name) (format nil "~A.field" full-name) message)
                (message-set-extension (first name) message)
-               (wrong-value "there is no extension \"~A\" of ~A in sight" (first name) full-name)))
+               (wrong-value "there is no visible extension \"~A\" of ~A" (first name) full-name)))
           ((field-inside message name))
           ((let ((field (field-inside message (string-downcase name))))
              (and field
@@ -287,7 +287,7 @@ of its options' names, in the order in which protoc interprets them."
            (add-entry record field (text-constant field value))))))
 
 (defun check-unset (record field)
-  "Check that FIELD, which is about to be set, can be set in RECORD."
+  "Check that FIELD, which is about to be set, may be set in RECORD."
   (let ((oneof (field-descriptor-oneof field)))
     (when (field-values record field)
       (wrong-value "\"~A\" is set twice" (descriptor-full-name field)))
@@ -296,7 +296,7 @@ of its options' names, in the order in which protoc interprets them."
                          (setf (record-oneofs record) (make-hash-table :test 'equal))))
              (other (gethash oneof oneofs)))
         (when other
-          (wrong-value "\"~A\" and \"~A\" are of one oneof" (descriptor-full-name other)
+          (wrong-value "\"~A\" and \"~A\" belong to the same oneof" (descriptor-full-name other)
                        (descriptor-full-name field)))
         (setf (gethash oneof oneofs) field)))))
 
@@ -324,7 +324,7 @@ of its options' names, in the order in which protoc interprets them."
         (wrong-value "~A has no value ~D" (descriptor-full-name enum) number))))
 
 (defun add-any (record url value)
-  "Add to RECORD, a google.protobuf.Any, the message that VALUE writes as a value of the type URL."
+  "Add to RECORD, a google.protobuf.Any, the message described by VALUE as a value of the type URL."
   (let* ((message (record-message record))
          (slash (1+ (position #\/ url :from-end t)))
          (declared (find-name (subseq url slash)))

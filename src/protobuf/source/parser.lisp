@@ -2,9 +2,9 @@
 ;;;; (protobuf language specification; proto2, proto3 and editions share one grammar). Recursive
 ;;;; descent over the token vector; grammar.lisp has the declarations.
 ;;;;
-;;;; An error ends its statement only: parsing goes on after the next semicolon or balanced brace.
-;;;; It recovers at the same places as protoc, so both report the same first error. The place of
-;;;; each part of a declaration is noted beside it, for the errors that linking finds.
+;;;; An error ends only its statement: parsing continues after the next semicolon or balanced brace.
+;;;; It recovers at the same places as protoc, so both report the same first error. The position of
+;;;; each part of a declaration is noted, for the errors that linking finds.
 
 (in-package #:clgrpc.protobuf)
 
@@ -54,7 +54,7 @@
                   :text text))
 
 (defun note-problem (token control &rest arguments)
-  "Note an error at TOKEN after which the parser can go on."
+  "Note an error at TOKEN after which the parser can continue."
   (push (make-problem token (format nil "~?" control arguments)) (parser-problems *parser*))
   nil)
 
@@ -104,13 +104,13 @@
         octets)))
 
 (defun expect-text (&optional (what "a string"))
-  "Consume adjacent strings that are together UTF-8; return them as a string."
+  "Consume adjacent strings that form valid UTF-8 together; return them as one string."
   (let ((token (this-token)) (octets (expect-string what)))
     (handler-case (octets-string octets)
       (invalid-utf8 () (note-problem token "this string is not UTF-8") ""))))
 
 (defun expect-integer (what &key (maximum 2147483647) signed)
-  "Consume an integer up to MAXIMUM, if SIGNED one from -1-MAXIMUM. One that is out of range is an
+  "Consume an integer up to MAXIMUM; if SIGNED, one from -1-MAXIMUM on. A number out of range is an
 error and counts as 0."
   (let* ((negative (and signed (accept "-")))
          (token (this-token))
@@ -131,7 +131,7 @@ error and counts as 0."
              (write-string (expect-name what) out))))
 
 (defmacro with-nesting ((limit) &body body)
-  "Run BODY one level deeper, within LIMIT levels."
+  "Run BODY one level deeper; at most LIMIT levels are allowed."
   `(progn
      (when (>= (1+ (parser-depth *parser*)) ,limit)
        (parse-refusal (this-token) "nesting is too deep: the limit is ~D levels" ,limit))
@@ -185,7 +185,7 @@ error and counts as 0."
 ;;; Descriptors and where they stand
 
 (defun statement-comment (first last)
-  "The comment of a statement whose tokens run from FIRST to LAST: the one before it, else the one
+  "The comment of a statement whose tokens are FIRST to LAST: the one before it, else the one
 after."
   (or (token-leading first) (token-trailing last)))
 
@@ -218,7 +218,7 @@ after."
       (unless (accept ".") (return (nreverse parts))))))
 
 (defun number-value (token negative)
-  "The value of TOKEN, a number, negated if NEGATIVE; an integer too great becomes a float."
+  "The value of TOKEN, a number, negated if NEGATIVE; an integer that is too large becomes a float."
   (let ((value (token-value token)))
     (cond ((floatp value) (if negative (- value) value))
           ((<= value (if negative (expt 2 63) (1- (expt 2 64)))) (if negative (- value) value))
@@ -260,8 +260,8 @@ after."
     (parse-failure (svref tokens (1- (length tokens))) "\"}\" at the end of the value")))
 
 (defun parse-braced-value ()
-  "Consume an aggregate. A malformed one gives (:malformed text), so that the error comes when the
-option is interpreted, as in protoc."
+  "Consume an aggregate. A malformed value becomes (:malformed text), so that the error is reported
+when the option is interpreted, as in protoc."
   (let ((end (matching-brace)) (depth (parser-depth *parser*)))
     (setf (parser-depth *parser*) 0)
     (unwind-protect

@@ -1,6 +1,6 @@
 ;;;; The names of .proto files and the directories that relative paths begin from. A file's name is
 ;;;; its path below a root, as imports write it. No name leads out of its root, except through links
-;;;; that the owner of the root has made there.
+;;;; that the owner of the root has made.
 
 (in-package #:clgrpc.protobuf)
 
@@ -49,12 +49,12 @@ of a \"virtual path\", and is one line."
 
 (defun file-name-text (name)
   "The text of the error that NAME is not a FILE-NAME-P."
-  (format nil "\"~A\" is not the name of a file: there is no \".\", \"..\" or nothing between ~
-               slashes, no backslash, drive or control character"
+  (format nil "\"~A\" is not the name of a file: it must not have \".\", \"..\" or nothing between ~
+               slashes, or a backslash, drive or control character"
           (substitute-if #\? #'control-character-p name)))
 
 (defun name-below (truename roots)
-  "The path of the file TRUENAME below the first of ROOTS that it is below, or nil."
+  "The path of the file TRUENAME relative to the first of ROOTS that contains it, or nil."
   (let ((full (sb-ext:native-namestring truename)))
     (dolist (root roots)
       (let ((prefix (ignore-errors (sb-ext:native-namestring (truename root)))))
@@ -64,8 +64,8 @@ of a \"virtual path\", and is one line."
           (return (subseq full (length prefix))))))))
 
 (defun implied-root (truename package)
-  "The directory from which the names of the file TRUENAME, which declares PACKAGE, and its like
-begin: the one above, if the last directories are the parts of PACKAGE; else its own."
+  "The directory to which the name of the file TRUENAME is relative: if its last directories are the
+parts of PACKAGE, which it declares, the one above these; else its own."
   (let* ((own (directory-of truename))
          (parts (and (string/= "" package) (split-name package)))
          (directories (pathname-directory own))

@@ -1,5 +1,5 @@
-;;;; The plug-in protoc-gen-clgrpc (google/protobuf/compiler/plugin.proto): a CodeGeneratorRequest
-;;;; in, a CodeGeneratorResponse out, in octets. protoc and buf speak this.
+;;;; The plug-in protoc-gen-clgrpc (google/protobuf/compiler/plugin.proto), which protoc and buf
+;;;; call: a CodeGeneratorRequest in, a CodeGeneratorResponse out, in octets.
 
 (in-package #:clgrpc.protobuf)
 
@@ -36,7 +36,7 @@ image has. The second value is all linked files."
     (dolist (word (split-list (google.protobuf.compiler:code-generator-request-parameter
                                request)))
       (cond ((string= word "imports") (setf imports t))
-            (t (misuse "protoc-gen-clgrpc has no parameter \"~A\"; there is: imports" word))))
+            (t (misuse "protoc-gen-clgrpc has no parameter \"~A\"; the only one is: imports" word))))
     (multiple-value-bind (wanted all) (requested-files request imports)
       (make-response
        :file (loop for (path . text) in (generated-files all wanted)

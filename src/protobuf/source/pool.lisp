@@ -1,17 +1,17 @@
-;;;; The names a file sees while it is linked, and the errors that are found. Files that are linked
-;;;; together share a SYMBOL-TABLE: every name declared in one of them, and in their imports at any
-;;;; distance, is entered once. A name is in sight if its file is imported, or is imported publicly
-;;;; by a file that is in sight. Name resolution is C++'s: the innermost scope that has the first
-;;;; part of a name decides (protobuf language specification).
+;;;; The names that a file sees while it is linked, and the errors that are found. Files that are
+;;;; linked together share a SYMBOL-TABLE: every name declared in one of them, and in their direct
+;;;; and indirect imports, is entered once. A name is visible if its file is imported, or is
+;;;; imported publicly by a visible file. Name resolution is C++'s: the innermost scope that has the
+;;;; first part of a name decides (protobuf language specification).
 ;;;;
 ;;;; Descriptors come from peers too, so the work here and in the files above is linear in their
-;;;; octets: names that are looked up often have an index in the symbol table, and no recursion is
-;;;; as deep as imports go.
+;;;; octets: names that are looked up often have an index in the symbol table, and no recursion
+;;;; follows the depth of imports.
 ;;;;
-;;;; Errors are collected in the order in which protoc reports them; the first is signalled with the
-;;;; others in it. protoc ends with the first stage that finds errors. Here a source goes on to the
-;;;; next stage without the declarations that have errors and those that need them, so that one run
-;;;; shows the errors of the rest as well. A file read from octets ends as in protoc.
+;;;; Errors are collected in the order in which protoc reports them; the first is signalled and
+;;;; contains the others. protoc stops at the first stage that finds errors. Here a source continues
+;;;; to the next stage without the declarations that have errors and those that need them, so that
+;;;; one run shows the errors of the rest as well. A file read from octets ends as in protoc.
 
 (in-package #:clgrpc.protobuf)
 
@@ -23,12 +23,12 @@
   (owner nil))
 
 (defconstant +longest-name+ 512
-  "The most characters of a full name in files read from octets. Nested names repeat the names
-around them.")
+  "The most characters of a full name in files read from octets. Limits names, since nested names
+repeat the names around them.")
 
 (defconstant +most-imports-in-sight+ 1000000
-  "The most files in sight of all files that are linked together, counted for each. It bounds the
-work for public imports: N of them can put N × N files in sight.")
+  "The most visible files, summed over all files that are linked together. It bounds the work for
+public imports: N of them can make N × N files visible.")
 
 (defstruct (symbol-table (:copier nil))
   "The state that files linked together share."
@@ -80,7 +80,7 @@ work for public imports: N of them can put N × N files in sight.")
           (t (values 1 1)))))
 
 (defconstant +most-problems+ 100
-  "The errors of one file read from octets that are reported.")
+  "The most errors that are reported for one file read from octets.")
 
 (defun faulty-p (thing)
   "True if THING has an error or needs a declaration that has one."
@@ -109,8 +109,8 @@ work for public imports: N of them can put N × N files in sight.")
 ;;; Indexes
 
 (defun index-of (thing make)
-  "The index of THING, a descriptor that does not change any more, in the symbol table: the first
-value of the function named MAKE for THING."
+  "The index of THING, a descriptor that does not change any more, in the symbol table; MAKE names
+the function that makes it from THING at first."
   (let* ((table (symbol-table-indexes (linker-symbol-table *linker*)))
          (there (getf (gethash thing table) make table)))
     (if (eq there table)
@@ -182,7 +182,8 @@ nil."
     (complain file :name "the package has a part that is not an identifier")))
 
 (defun enter-package (file own)
-  "Enter the package of FILE and those around it; OWN: FILE is the one being linked."
+  "Enter the package of FILE and its enclosing packages; OWN is true if FILE is the one being
+linked."
   (let ((package (file-descriptor-package file)) (names (names)))
     (unless (string= "" package)
       (loop for end = (length package) then (position #\. package :end end :from-end t)
@@ -207,8 +208,8 @@ nil."
   (append (file-descriptor-dependencies file) (file-descriptor-option-dependencies file)))
 
 (defun map-import-closure (function names find select)
-  "Call FUNCTION with each of the files called NAMES and, if that returns true, go on with those
-that SELECT names of it. FIND maps a name to its file, or nil."
+  "Call FUNCTION with each of the files called NAMES; if that returns true, continue with those that
+SELECT names for the file. FIND maps a name to its file, or nil."
   (let ((waiting (list names)))         ; lists of names
     (loop while waiting
           do (let ((name (pop (first waiting))))
@@ -246,7 +247,7 @@ T, or :OPTIONS for options only."
     (see-package (file-descriptor-package seen))))
 
 (defun see-package (package)
-  "Note that PACKAGE, and so those around it, are in sight."
+  "Note that PACKAGE, and so its enclosing packages, are visible."
   (let ((packages (linker-packages *linker*)))
     (loop for end = (length package) then (position #\. package :end end :from-end t)
           while (and end (plusp end))
@@ -259,7 +260,7 @@ T, or :OPTIONS for options only."
 (defglobal **standard-names** nil)
 
 (defun standard-names ()
-  "The names of the built-in descriptor.proto; none while that is linked itself."
+  "The names in the built-in descriptor.proto; none while that is linked itself."
   (or **standard-names**
       (let ((file (find-file-descriptor "google/protobuf/descriptor.proto")))
         (if file
@@ -322,7 +323,7 @@ T, or :OPTIONS for options only."
   (scope-around (descriptor-full-name descriptor)))
 
 (defun resolve-name (name inside &optional (accept (constantly t)))
-  "The DECLARED that NAME means in the scope of the full name INSIDE, or nil. A name of one part
+  "The DECLARED that NAME denotes in the scope of the full name INSIDE, or nil. A name of one part
 counts only if ACCEPT returns true for its DECLARED."
   (setf (linker-hidden *linker*) nil
         (linker-nearest *linker*) nil)
@@ -353,7 +354,7 @@ counts only if ACCEPT returns true for its DECLARED."
                      (descriptor-name hidden)))
           (nearest
            (complain thing kind "\"~A\" means \"~A\" here, which is not declared; a leading dot ~
-                                 would begin at the outermost scope"
+                                 makes the search begin at the outermost scope"
                      name nearest))
           (t (complain thing kind "\"~A\" is not declared~@[ here; import \"~A\" declares it~]" name
                        (let ((file (file-of-symbol (string-left-trim "." name))))

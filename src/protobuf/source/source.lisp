@@ -1,17 +1,18 @@
-;;;; The way back from a Lisp name to the line of the .proto file that it was defined for. Editors
-;;;; ask for it: M-. in SLIME and Sly calls SB-INTROSPECT, whose answers are corrected here.
+;;;; The way from a Lisp name to the line of the .proto file for which it was defined. Editors ask
+;;;; for it: M-. in SLIME and Sly calls SB-INTROSPECT, whose answers are corrected here.
 ;;;;
 ;;;; SBCL keeps the source of a function with its code, and accessors share their code. For a class
 ;;;; or a generic function it keeps the number of a Lisp form, and a .proto file has no such forms.
-;;;; So the place is looked up in the descriptors when an editor asks; a definition costs nothing.
+;;;; So the position is looked up in the descriptors when an editor asks; a definition costs
+;;;; nothing.
 
 (in-package #:clgrpc.protobuf)
 
 ;;; Which descriptor a name was made for
 
 (defun made-from-p (symbol base &rest affixes)
-  "True if the name of SYMBOL is that of BASE, of the same package, between one of AFFIXES, which
-are conses of two strings."
+  "True if the name of SYMBOL is the name of BASE, of the same package, with one of AFFIXES around
+it, conses of two strings."
   (and base
        (eq (symbol-package symbol) (symbol-package base))
        (loop for (before . after) in affixes
@@ -19,11 +20,11 @@ are conses of two strings."
                                 (concatenate 'string before (symbol-name base) after)))))
 
 (defun field-function-p (symbol reader)
-  "True if SYMBOL is READER, a field's accessor, or names a function beside it."
+  "True if SYMBOL is READER, a field's accessor, or names another function of the field."
   (made-from-p symbol reader '("" . "") '("HAS-" . "") '("CLEAR-" . "")))
 
 (defun part-of-function (message symbol)
-  "The descriptor, MESSAGE itself or one in it, that the function SYMBOL was made for, or nil."
+  "The descriptor, MESSAGE itself or one in it, for which the function SYMBOL was made, or nil."
   (let* ((type (find-message-type (descriptor-full-name message)))
          (layout (and type (message-type-layout type))))
     (flet ((same (descriptor candidates)
@@ -62,8 +63,8 @@ that; or nil. KIND is :FUNCTION, :GENERIC-FUNCTION, :STRUCTURE, :CLASS or :TYPE.
       (descriptor nil))))
 
 (defun find-definition (name kind)
-  "The descriptor for which NAME, a symbol or (SETF symbol), was defined as a KIND, and its file; or
-nil."
+  "Two values: the descriptor for which NAME, a symbol or (SETF symbol), was defined as a KIND, and
+its file; or nil."
   (let ((symbol (if (consp name) (second name) name)))
     (when (and (symbolp symbol) (symbol-package symbol))
       (dolist (file (sb-ext:with-locked-hash-table (**files**)
@@ -106,8 +107,8 @@ NAME, if one did and was read from disk. Return SOURCE."
 ;;; The answers of SB-INTROSPECT
 
 (defgeneric defined-as (object)
-  (:documentation "The name as which OBJECT, a class, generic function or method, may be defined by
-a .proto file, and the kind of FIND-DEFINITION; or nil.")
+  (:documentation "Two values: the name as which a .proto file may have defined OBJECT, a class,
+generic function or method, and the kind for FIND-DEFINITION; or nil.")
   (:method (object)
     (declare (ignore object))
     nil)

@@ -1,14 +1,14 @@
-;;;; Messages of types that are known from descriptors alone, such as those of a peer's reflection
-;;;; or of a descriptor set on disk. Nothing is interned or compiled for them. A TYPE-POOL has such
+;;;; Messages of types that are known from descriptors alone, such as those from a peer's reflection
+;;;; or a descriptor set on disk. Nothing is interned or compiled for them. A TYPE-POOL has such
 ;;;; types. A message of one is a DYNAMIC-MESSAGE with a layout like any other: its slots' places
-;;;; are elements of a vector, and its coders are those of generic-coder.lisp. So all
-;;;; code that works on slots and message types (FIELD-VALUE, SERIALIZE, PARSE-MESSAGE, JSON, text,
-;;;; copying) serves them unchanged. Values of their enums are strings, the names, or numbers.
+;;;; are elements of a vector, and its coders are those of generic-coder.lisp. So all code that
+;;;; works on slots and message types (FIELD-VALUE, SERIALIZE, PARSE-MESSAGE, JSON, text, copying)
+;;;; serves them unchanged. Values of their enums are strings, the names, or numbers.
 
 (in-package #:clgrpc.protobuf)
 
 (defstruct (type-pool (:constructor %make-type-pool ()) (:copier nil))
-  "Message and enum types of descriptors that no code was made for, by full name."
+  "Message and enum types, by full name, from descriptors for which no code was made."
   (files '() :type list)                ; the file descriptors
   (messages (make-hash-table :test 'equal) :type hash-table) ; full name to message type
   (enums (make-hash-table :test 'equal) :type hash-table) ; full name to enum type
@@ -92,13 +92,13 @@ serves as :FINDER for JSON and text format. From any thread."
         (setf (gethash (descriptor-full-name field) (type-pool-extensions pool)) slot)))))
 
 (defun make-type-pool (source)
-  "Return a pool of dynamic types: for each message and enum that SOURCE declares, which is a list
-of file descriptors or octets, a serialized google.protobuf.FileDescriptorSet. Imports that SOURCE
-lacks must be loaded. Nothing is interned or compiled, and the types of the image stay unchanged;
+  "Return a pool of dynamic types, one for each message and enum that SOURCE declares: a list of
+file descriptors; or octets, a serialized google.protobuf.FileDescriptorSet. Imports that SOURCE
+lacks must be loaded. Nothing is interned or compiled, and the types of the image do not change.
 FIND-POOL-TYPE finds those of the pool, and MAKE-MESSAGE, PARSE-MESSAGE, PARSE-JSON-MESSAGE and
-PARSE-TEXT-MESSAGE take them. Values of enums of the pool are strings, such as \"STATUS_OK\", or
-numbers. Signal PROTOBUF-ERROR if octets are not such a set, PROTO-SYNTAX-ERROR if the files do not
-fit together, MISUSE if a type is missing. From any thread."
+PARSE-TEXT-MESSAGE accept them. Values of enums of the pool are strings, such as \"STATUS_OK\", or
+numbers. Signal PROTOBUF-ERROR if octets are not such a set, PROTO-SYNTAX-ERROR if the files
+contradict each other, MISUSE if a type is missing. From any thread."
   (let ((pool (%make-type-pool))
         (files (if (typep source 'octets) (link-set (set-files source)) source)))
     (setf (type-pool-files pool) files)

@@ -4,8 +4,8 @@
 ;;;;
 ;;;; A message made before its type was redefined keeps its structure. When current code meets it,
 ;;;; CURRENT-MESSAGE makes a message of the current layout from it: fields that did not change are
-;;;; moved over as they are, the others and the unknown ones go through the wire format. The old
-;;;; message gets the new one in its EXTRA word: it becomes a forwarder and keeps its identity, also
+;;;; moved as they are; the others and the unknown ones are serialized and parsed. The old message
+;;;; gets the new one in its EXTRA word: it becomes a forwarder and remains the same object, also
 ;;;; for setters. So accessors compiled before, messages made before, and coders of both work
 ;;;; together safely.
 
@@ -145,8 +145,8 @@ number."
 ;;; Messages of other layouts
 
 (defun current-message (message symbol)
-  "Return the message of the current layout that MESSAGE, of the public type SYMBOL, is or stands
-for."
+  "Return the message of the current layout for MESSAGE, of the public type SYMBOL: itself, or the
+one to which it forwards."
   (unless (typep message symbol)
     (error 'type-error :datum message :expected-type symbol))
   (latest-message message))
@@ -164,7 +164,7 @@ for."
                                         (convert-message message layout current)))))))
 
 (defun same-holding-p (a b)
-  "True if the slots A and B of two layouts hold the same things for the same field."
+  "True if the slots A and B of two layouts store the same values for the same field."
   (flet ((facts (slot)
            (and slot
                 (list (slot-number slot) (slot-kind slot) (slot-label slot) (slot-presence slot)
@@ -203,8 +203,8 @@ for."
     (values current (find-slot (message-layout current) number))))
 
 (defun read-other (message symbol number)
-  "The value that the accessor of field NUMBER returns for MESSAGE, which has another layout than
-the accessor knows."
+  "The value that the accessor of field NUMBER returns for MESSAGE, whose layout the accessor does
+not know."
   (multiple-value-call #'slot-user-value (current-and-slot message symbol number)))
 
 (defun write-other (value message symbol number)
@@ -235,14 +235,15 @@ the accessor knows."
   (multiple-value-call #'clear-oneof (oneof-other message symbol name)))
 
 (defun size-other (message full-name)
-  "The size of MESSAGE, which the sizer of FULL-NAME does not know; kept in MESSAGE as well."
+  "The size of MESSAGE, whose layout the sizer of FULL-NAME does not know; it is stored in MESSAGE
+as well."
   (let ((current (current-message message (message-type-symbol (intern-message-type full-name)))))
     (setf (message-size message)
           (funcall (layout-sizer (message-layout current)) current))))
 
 (defun write-message-other (message octets at full-name)
-  "Write MESSAGE, which the writer of FULL-NAME does not know, as it was measured. A message that is
-not a forwarder was measured by its own layout, even if the type has another layout now."
+  "Write MESSAGE, whose layout the writer of FULL-NAME does not know, as it was measured. A message
+that is not a forwarder was measured by its own layout, even if the type has another layout now."
   (let ((measured message))
     (loop while (message-p (message-extra measured))
           do (setf measured (message-extra measured)))
@@ -304,8 +305,8 @@ empty. From any thread, while no other thread changes MESSAGE."
 
 (defun unknown-fields (message)
   "Return the octets of the fields that were read into MESSAGE and that its type does not have, as
-they came, or nil. They are written back when MESSAGE is serialized. Loaded extensions are not among
-them. Do not change them. From any thread, while no other thread changes MESSAGE."
+they were received, or nil. They are written back when MESSAGE is serialized. Loaded extensions are
+not among them. Do not change them. From any thread, while no other thread changes MESSAGE."
   (let* ((message (current message)) (extras (settled-extras message)))
     (if extras (extras-unknown extras) (message-extra message))))
 
@@ -329,9 +330,9 @@ MESSAGE; it sees the fields that were present at first."
            ,@body)))))
 
 (defun ensure-field (message field)
-  "Return the sub-message that FIELD of MESSAGE holds, after putting a fresh one there if it is
-absent. FIELD is as FIELD-VALUE takes it; signal MISUSE if it is not a singular message. From one
-thread at a time for MESSAGE."
+  "Return the sub-message in FIELD of MESSAGE; put a fresh one there first if it is absent. FIELD is
+as for FIELD-VALUE; signal MISUSE if it is not a singular message. From one thread at a time for
+MESSAGE."
   (let* ((message (current message)) (slot (need-slot message field)))
     (unless (and (eq :message (slot-kind slot)) (eq :singular (slot-label slot)))
       (misuse "~A is not a singular message." (descriptor-full-name (slot-field slot))))
@@ -340,9 +341,9 @@ thread at a time for MESSAGE."
     (slot-user-value message slot)))
 
 (defun append-to-field (message field values)
-  "Add VALUES, a sequence, to the end of the repeated FIELD of MESSAGE, as FIELD-VALUE takes it, and
-return MESSAGE. The present values are copied, so add many values at once. From one thread at a time
-for MESSAGE."
+  "Add VALUES, a sequence, to the end of the repeated FIELD of MESSAGE, which is as for FIELD-VALUE,
+and return MESSAGE. The present values are copied, so add many values at once. From one thread at a
+time for MESSAGE."
   (let* ((current (current message)) (slot (need-slot current field)))
     (unless (eq :repeated (slot-label slot))
       (misuse "~A is not repeated." (descriptor-full-name (slot-field slot))))

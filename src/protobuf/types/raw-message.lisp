@@ -1,6 +1,6 @@
-;;;; Raw messages: messages that are handed on as the octets that came, such as by a gateway. A
-;;;; RAW-TYPE is a message type whose messages are these; it may know the type that they would be
-;;;; decoded as.
+;;;; Raw messages: messages that are passed on as the octets that were received, for instance by a
+;;;; gateway. A RAW-TYPE is a message type with such messages; it may have the type to which they
+;;;; can be decoded.
 
 (in-package #:clgrpc.protobuf)
 
@@ -19,13 +19,14 @@
 
 (document-functions
   raw-type-p "True if OBJECT is a type of messages that are not decoded."
-  raw-type-decoded "The message type whose messages the octets of TYPE, a raw type, are; or nil."
+  raw-type-decoded "The message type of which the octets of messages of TYPE, a raw type, are
+messages; or nil."
   raw-type-finder "The :FINDER for JSON of messages of TYPE, a raw type, or nil.")
 
 ;;; How much memory a raw message would take if it were decoded, and its JSON
 
 (defconstant +any-octets+ 4096
-  "A message inside an Any, which may be of any type, is taken to need no more memory.")
+  "The memory that a message inside an Any, which may be of any type, is assumed to need at most.")
 
 (defun find-memory-bound (type)
   "The MEMORY-BOUND of TYPE, a message type."
@@ -61,13 +62,13 @@
     bound))
 
 (defconstant +value-octets+ 32
-  "The memory that values other than messages take for each octet, with the fields and tables that
-hold them.")
+  "The memory that values other than messages occupy for each octet, with the fields and tables that
+contain them.")
 
 (defun decoded-room (type octets max-decoded-octets)
   "Return about how many octets of memory a decoded message of TYPE, a raw type whose message type
-is known, takes at most, together with its JSON. OCTETS is its length as received, in Protocol
-Buffers or in JSON, and MAX-DECODED-OCTETS the limit for the messages inside it. From any thread."
+is known, occupies at most, together with its JSON. OCTETS is its length as received, in Protocol
+Buffers or in JSON; MAX-DECODED-OCTETS is the limit for the messages inside it. From any thread."
   (let ((bound (or (raw-type-memory-bound type)
                    (setf (raw-type-memory-bound type)
                          (find-memory-bound (raw-type-decoded type))))))
@@ -86,7 +87,7 @@ Buffers or in JSON, and MAX-DECODED-OCTETS the limit for the messages inside it.
 
 (defun make-raw-type (name &optional decoded finder)
   "Return a new type, called NAME, of messages that are not decoded. Their octets are messages of
-DECODED, a message type, if that is given; FINDER finds types by name, as :FINDER for JSON does."
+DECODED, a message type, if that is given; FINDER finds types by name, as :FINDER does for JSON."
   (lay-out-raw (%make-raw-type (copy-seq name) decoded finder)))
 
 (defun lay-out-raw (type)
@@ -113,12 +114,12 @@ DECODED, a message type, if that is given; FINDER finds types by name, as :FINDE
   "The type of raw messages of an unknown message type.")
 
 (defun make-raw-message (type octets)
-  "Return the message of TYPE, a raw type, that is OCTETS, which must not change."
+  "Return the message of TYPE, a raw type, with the octets OCTETS, which must not change."
   (make-dynamic-message (message-type-layout type) (vector (coerce octets 'octets))))
 
 (defun raw-message (octets)
-  "Return the message that is OCTETS, for methods whose types are not known here. OCTETS must not
-change. From any thread."
+  "Return the raw message with the octets OCTETS, for methods whose types are not known here. OCTETS
+must not change. From any thread."
   (make-raw-message **raw-type** octets))
 
 (defun raw-message-p (object)
@@ -136,7 +137,8 @@ change. From any thread."
   (deserializer nil :type function :read-only t)) ; of octets: a message, not nil
 
 (document-functions
-  coded-type-p "True if OBJECT is a type of messages that functions of a user turn into octets.")
+  coded-type-p "True if OBJECT is a type whose messages are converted to octets by a user's
+functions.")
 
 (defun make-coded-type (name serializer deserializer)
   "Return a new type, called NAME, of messages that SERIALIZER, a function, converts to octets and
@@ -147,7 +149,7 @@ DESERIALIZER converts back."
   "The raw message of TYPE, a coded one, for MESSAGE. In user code."
   (let ((octets (funcall (coded-type-serializer type) message)))
     (unless (and (vectorp octets) (every (lambda (octet) (typep octet 'octet)) octets))
-      (misuse "The codec of ~A makes ~A, which is not a vector of octets, of a message."
+      (misuse "The codec of ~A converts a message to ~A, which is not a vector of octets."
               (message-type-name type)
               (printable-text (bounded-text octets :limit 200 :escape t))))
     (make-raw-message type octets)))

@@ -2,8 +2,8 @@
 ;;;; time, the messages inside an Any, the data inside a Struct.
 ;;;;
 ;;;; Times are exact: nanoseconds are integers, seconds are rationals; a float is rounded to the
-;;;; nearest nanosecond. Data are as PARSE-JSON of clgrpc.base returns them: an alist with string
-;;;; keys for an object, a vector for an array, a string, a number, :TRUE, :FALSE, :NULL.
+;;;; nearest nanosecond. Data have the form of PARSE-JSON of clgrpc.base: an alist with string keys
+;;;; for an object, a vector for an array, a string, a number, :TRUE, :FALSE, :NULL.
 
 (in-package #:clgrpc.protobuf)
 
@@ -35,8 +35,8 @@ GET-UNIVERSAL-TIME returns. Signal MISUSE if its year is not from 1 to 9999. Fro
   (unix-time-timestamp (+ (- universal-time +unix-epoch+) (/ nanoseconds +ns-per-second+))))
 
 (defun timestamp-universal-time (timestamp)
-  "Return the second that TIMESTAMP, a google.protobuf.Timestamp, is in as a universal time, and the
-nanoseconds after it. The universal time is negative before 1900. From any thread."
+  "Return two values: the second of TIMESTAMP, a google.protobuf.Timestamp, as a universal time, and
+the nanoseconds after it. The universal time is negative before 1900. From any thread."
   (multiple-value-bind (whole rest) (floor (timestamp-unix-time timestamp))
     (values (+ whole +unix-epoch+) (* rest +ns-per-second+))))
 
@@ -72,8 +72,8 @@ type URL after the last slash. From any thread."
 
 (defun any-unpack (any &optional type)
   "Return the message in ANY, a google.protobuf.Any. With TYPE, a symbol, full name or message type,
-return nil if it is of another. Signal PROTOBUF-ERROR if its type is not loaded or its octets are
-not a message of it. From any thread."
+return nil if the message is of another type. Signal PROTOBUF-ERROR if its type is not loaded or its
+octets are not a message of it. From any thread."
   (let* ((name (any-type-name any))
          (found (find-message-type name)))
     (cond ((and type (not (eq found (need-message-type type)))) nil)
@@ -88,7 +88,7 @@ not a message of it. From any thread."
 (defun data-value (data)
   "Return the google.protobuf.Value of DATA: a string, a real, an alist with strings as keys for an
 object, a vector for an array, :TRUE or T, :FALSE, :NULL. NIL is the empty object. Signal MISUSE for
-anything else, and for a number that JSON does not have. From any thread."
+anything else, and for a number that cannot be written in JSON. From any thread."
   (typecase data
     (string (google.protobuf:make-value :string-value data))
     (real (google.protobuf:make-value :number-value (finite-double data)))
@@ -106,8 +106,8 @@ anything else, and for a number that JSON does not have. From any thread."
     double))
 
 (defun value-data (value)
-  "Return the data that VALUE, a google.protobuf.Value, stands for, as DATA-VALUE takes it; numbers
-are double-floats, arrays simple vectors. A value in which no field is present is :NULL. From any
+  "Return the data of VALUE, a google.protobuf.Value, in the form of DATA-VALUE; numbers are
+double-floats, arrays simple vectors. A value in which no field is present is :NULL. From any
 thread."
   (multiple-value-bind (stored case) (google.protobuf:value-kind value)
     (ecase case
@@ -119,22 +119,22 @@ thread."
 
 (defun alist-struct (alist)
   "Return the google.protobuf.Struct with the members of ALIST, whose keys are strings and whose
-values are as DATA-VALUE takes them. From any thread."
+values are as for DATA-VALUE. From any thread."
   (google.protobuf:make-struct
    :fields (loop for (name . data) in alist collect (cons name (data-value data)))))
 
 (defun struct-alist (struct)
-  "Return the members of STRUCT, a google.protobuf.Struct, as an alist from strings to data as
-VALUE-DATA returns it. From any thread."
+  "Return the members of STRUCT, a google.protobuf.Struct, as an alist from strings to data in the
+form of VALUE-DATA. From any thread."
   (loop for (name . value) in (map-alist (google.protobuf:struct-fields struct))
         collect (cons name (value-data value))))
 
 (defun vector-list-value (vector)
-  "Return the google.protobuf.ListValue with the elements of VECTOR, as DATA-VALUE takes them. From
-any thread."
+  "Return the google.protobuf.ListValue with the elements of VECTOR, which are as for DATA-VALUE.
+From any thread."
   (google.protobuf:make-list-value :values (map 'vector #'data-value vector)))
 
 (defun list-value-vector (list-value)
-  "Return the elements of LIST-VALUE, a google.protobuf.ListValue, as a simple vector of data as
-VALUE-DATA returns it. From any thread."
+  "Return the elements of LIST-VALUE, a google.protobuf.ListValue, as a simple vector of data in the
+form of VALUE-DATA. From any thread."
   (map 'simple-vector #'value-data (google.protobuf:list-value-values list-value)))

@@ -1,11 +1,11 @@
 ;;;; Attempts for their interceptors. Interceptors of a channel go around a call, with all its
-;;;; attempts (gRFC A6). Interceptors of attempts are called before each attempt goes to its server,
-;;;; also the first, hedges and transparent retries. They may change its metadata or make it fail;
-;;;; the policy of the call's method judges that as any failure of an attempt. ON-ATTEMPT-END gives
-;;;; them its end.
+;;;; attempts (gRFC A6). Interceptors of attempts are called before each attempt is sent to its
+;;;; server, including the first, hedges and transparent retries. They may change its metadata or
+;;;; make it fail; the policy of the call's method treats that like any failure of an attempt.
+;;;; ON-ATTEMPT-END calls a function when an attempt ends.
 ;;;;
 ;;;; Interceptors do not see an attempt that finds no server. A transport calls VIEW-ATTEMPT at the
-;;;; one place where its attempts begin, and CLOSE-ATTEMPT at the one place where they are over. A
+;;;; single place where its attempts begin, and CLOSE-ATTEMPT at the single place where they end. A
 ;;;; channel without such interceptors makes no ATTEMPT.
 
 (in-package #:clgrpc.calling)
@@ -33,10 +33,10 @@ too. From any thread."
 grpc-previous-rpc-attempts: a transparent retry has the number of the attempt that it repeats. From
 any thread."
   attempt-kind "The reason why ATTEMPT is made: :first, :retry or :hedge, by the policy of the
-method, or :transparent, if the server did not see the attempt before it. From any thread."
+method, or :transparent, because the server did not see the previous attempt. From any thread."
   attempt-peer "The address of the server that ATTEMPT goes to, a string. From any thread."
-  attempt-status "The status that ATTEMPT has ended with, a keyword; :cancelled if the call went on
-with another attempt; nil while ATTEMPT runs. From any thread."
+  attempt-status "The status with which ATTEMPT has ended, a keyword; :cancelled if the call
+continued with another attempt; nil while ATTEMPT runs. From any thread."
   attempt-message "The text of the status that ATTEMPT has ended with; empty while it runs. From any
 thread.")
 
@@ -48,8 +48,8 @@ thread.")
 
 (defun attempt-request-metadata (attempt)
   "The metadata that ATTEMPT sends, an alist; at first those of the call's user. SETFable by an
-interceptor; signal MISUSE for an alist that cannot be sent, or if they are sent already. From the
-interceptor's thread."
+interceptor; signal MISUSE for an alist that cannot be sent, or if the metadata were sent already.
+From the interceptor's thread."
   (attempt-headers attempt))
 
 (defun (setf attempt-request-metadata) (metadata attempt)
@@ -77,7 +77,7 @@ thread."
   "Call FUNCTION without arguments once ATTEMPT has ended, with any status. It finds the result in
 ATTEMPT-STATUS, ATTEMPT-METADATA and ATTEMPT-TRAILERS. Several functions are called in the order in
 which they were given, on the thread that intercepts attempts; they must not wait. Return ATTEMPT.
-Only for interceptors, before ATTEMPT goes to its server."
+Only for interceptors, before ATTEMPT is sent to its server."
   (push function (attempt-functions attempt))
   attempt)
 
@@ -91,10 +91,10 @@ in BODY goes to the log."
        ,@body)))
 
 (defun intercept-attempt (attempt interceptors)
-  "Call INTERCEPTORS, functions, with ATTEMPT, which is about to go to its server. Return nil, or
-the RPC-ERROR that ATTEMPT fails with: one that an interceptor has signalled, or the one for another
-error in it. On the thread where the transport begins attempts: the loop, or in process the
-caller's."
+  "Call INTERCEPTORS, functions, with ATTEMPT, which is about to be sent to its server. Return nil,
+or the RPC-ERROR with which ATTEMPT fails: one that an interceptor has signalled, or one made from
+another error in it. On the thread where the transport begins attempts: the loop's or, in process,
+the caller's."
   (block intercepting
     (guarding-attempt (attempt)
       (handler-bind ((rpc-error (lambda (error)
@@ -106,8 +106,8 @@ caller's."
     (verdict-error :interceptor-error '())))
 
 (defun kind-of-attempt (call number retries)
-  "The ATTEMPT-KIND of the attempt of CALL with NUMBER others before it. RETRIES are those of CALL,
-or nil."
+  "The ATTEMPT-KIND of the attempt of CALL that has NUMBER attempts before it. RETRIES are those of
+CALL, or nil."
   (cond ((find number (failed-attempts call) :key (lambda (plist) (getf plist :number)))
          :transparent)
         ((zerop number) :first)
@@ -116,8 +116,8 @@ or nil."
 
 (defun view-attempt (call number retries peer metadata interceptors)
   "Call INTERCEPTORS, those for CALL's method, for an attempt of CALL, with RETRIES or nil. NUMBER
-others came before it; it goes to PEER with METADATA. Return the ATTEMPT that the interceptors see,
-or nil without interceptors; and nil, or the RPC-ERROR by which they make it fail."
+others came before it; it is sent to PEER with METADATA. Return two values: the ATTEMPT for the
+interceptors, or nil without interceptors; and nil, or the RPC-ERROR with which they make it fail."
   (let ((own (interceptors-for interceptors (call-rpc-method call))))
     (if own
         (let ((view (make-attempt call number (kind-of-attempt call number retries) peer metadata)))

@@ -19,8 +19,8 @@
   ()
   (:documentation "Metadata that identify the caller. Instances of subclasses are the
 :call-credentials of a channel or a stub; BEARER-TOKEN, COMPOSE-CREDENTIALS, TOKEN-FILE,
-SELF-SIGNED-TOKEN, CLIENT-TOKEN and EXCHANGED-TOKEN return some. For a subclass of your own, define
-a method of GET-REQUEST-METADATA."))
+SELF-SIGNED-TOKEN, CLIENT-TOKEN and EXCHANGED-TOKEN return instances. For a subclass of your own,
+define a method of GET-REQUEST-METADATA."))
 
 (defstruct (credentials-request (:constructor make-credentials-request (path authority secure))
                                 (:copier nil))
@@ -36,8 +36,8 @@ any thread."
 image the channel's target. From any thread.")
 
 (defun credentials-request-secure-p (request)
-  "True if the metadata go over TLS to a server that has proved its name, or stay in the image.
-False if they do not, which the channel's user has allowed. From any thread."
+  "True if the metadata are sent over TLS to a server that has proved its name, or stay in the
+image. False otherwise; then the channel's user has allowed that. From any thread."
   (credentials-request-secure request))
 
 (defmethod print-object ((request credentials-request) stream)
@@ -56,7 +56,7 @@ string, with the port unless that is 443. From any thread."
 
 (defgeneric get-request-metadata (credentials request)
   (:documentation "Return the metadata that identify the caller of REQUEST, a CREDENTIALS-REQUEST:
-an alist as :metadata of a stub, or a future of one (MAKE-FUTURE) if it must be fetched first.
+an alist as for :metadata of a stub, or a future of one (MAKE-FUTURE) if it must be fetched first.
 Called before each attempt of a call, each retry and each hedge, and for the channel's own health
 checks. Called on the channel's loop or, for calls within the image, in the caller's thread, so it
 must not wait. If it signals an RPC-ERROR, or the future is rejected with one, the attempt fails
@@ -99,9 +99,9 @@ thread. Signal MISUSE if it is neither. From any thread."
   (:documentation "Several call credentials of one call."))
 
 (defun check-credentials (credentials &optional channel)
-  "Return CREDENTIALS, and whether functions that may wait are among them. Signal MISUSE if they are
-not call credentials, and :unauthenticated if they must not be sent on CHANNEL, a channel or core or
-nil."
+  "Return two values: CREDENTIALS, and whether they include functions that may wait. Signal MISUSE
+if they are not call credentials, and :unauthenticated if they must not be sent on CHANNEL, a
+channel or core or nil."
   (unless (or (null channel) (some #'identity (multiple-value-list (channel-secure-p channel))))
     (error (make-rpc-error
             :unauthenticated :ended-by :local :sent nil
@@ -116,7 +116,7 @@ nil."
 
 (defun compose-credentials (&rest credentials)
   "Return call credentials that send the metadata of all CREDENTIALS, in this order. If one of them
-fails the attempt fails with its error. Signal MISUSE if an argument is not call credentials. From
+fails, the attempt fails with its error. Signal MISUSE if an argument is not call credentials. From
 any thread."
   (mapc #'check-credentials credentials)
   (if (= 1 (length credentials))
@@ -141,8 +141,8 @@ any thread."
   (refusal-error cause :unauthenticated "the call credentials have failed"))
 
 (defun fit-metadata (metadata)
-  "Return METADATA, from call credentials, and nil; or nil and the RPC-ERROR with the reason why
-they cannot be sent."
+  "Two values: METADATA, from call credentials, and nil; or nil and the RPC-ERROR with the reason
+why they cannot be sent."
   (handler-case (values (check-metadata metadata) nil)
     (error (error)
       (values nil (refusal-error error :internal
@@ -164,7 +164,7 @@ they cannot be sent."
   nil)
 
 (defun ask-function (function request deliver)
-  "As ASK-CREDENTIALS, of a FUNCTION of a method's path, which may wait."
+  "As ASK-CREDENTIALS, for FUNCTION, a function of a method's path, which may wait."
   (multiple-value-bind (metadata error)
       (handler-case (values (funcall function (credentials-request-path request)) nil)
         (error (error) (values nil error)))
@@ -173,7 +173,7 @@ they cannot be sent."
         (multiple-value-call deliver (fit-metadata metadata)))))
 
 (defun ask-parts (parts request run deliver)
-  "As ASK-CREDENTIALS, of PARTS, all of which are asked at once."
+  "As ASK-CREDENTIALS, for PARTS, all of which are asked at once."
   (let* ((left (list (length parts)))
          (answers (make-list (length parts)))
          (failure nil))
@@ -192,11 +192,11 @@ they cannot be sent."
                                      (apply #'append answers) nil)))))))))
 
 (defun ask-credentials (credentials channel method authority run deliver)
-  "Ask CREDENTIALS for the metadata of a call of METHOD on CHANNEL, or a core, with AUTHORITY, its
-:authority. Call (DELIVER metadata error) once, now or later, on any thread. ERROR is nil, or the
-RPC-ERROR of a failure; METADATA is nil then. RUN is called with a function that may wait. It calls
-that function on a thread that may wait and returns true, or returns false if the channel has no
-such thread any more."
+  "Ask CREDENTIALS for the metadata of a call of METHOD on CHANNEL, a channel or core, with
+AUTHORITY, its :authority. Call (DELIVER metadata error) once, now or later, on any thread. ERROR is
+nil, or the RPC-ERROR of a failure; METADATA is nil then. RUN is called with a function that may
+wait. It calls that function on a thread that may wait and returns true; it returns false if the
+channel has no such thread any more."
   (ask credentials
        (make-credentials-request (rpc-method-path method) authority
                                  (and (channel-secure-p channel) t))

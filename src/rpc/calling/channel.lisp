@@ -10,11 +10,11 @@
 :shutdown. From any thread."))
 
 (defgeneric on-state-change (channel function)
-  (:documentation "Call FUNCTION, of one argument, with the state of CHANNEL, a keyword of
-CHANNEL-STATE: now, and after each change, in order; :shutdown is the last. FUNCTION runs on
-CHANNEL's loop, or, for a channel within the image, in the thread that calls this or closes CHANNEL,
-so it must not wait. An error in it is logged. While FUNCTION refers to CHANNEL, CHANNEL does not
-count as dropped and is not closed for that. Return CHANNEL. From any thread."))
+  (:documentation "Call FUNCTION with the state of CHANNEL, a keyword of CHANNEL-STATE: now, and
+after each change, in order; :shutdown is the last. FUNCTION runs on CHANNEL's loop or, for a
+channel within the image, in the thread that calls this or closes CHANNEL, so it must not wait. An
+error in it is logged. While FUNCTION refers to CHANNEL, CHANNEL does not count as dropped, so it is
+not closed automatically. Return CHANNEL. From any thread."))
 
 (defun tell-state (function state)
   "Call FUNCTION, of ON-STATE-CHANGE, with STATE."
@@ -50,8 +50,8 @@ and a garbage collection has found it. From any thread, but not from a callback.
 (defgeneric ensure-connected (channel &key timeout)
   (:documentation "Connect CHANNEL if it is not connected, and wait until it is ready, at most
 TIMEOUT seconds, 10 by default. Return CHANNEL. Signal :unavailable with the reason if an attempt
-fails, :deadline-exceeded if the time is up. While CHANNEL is in :transient-failure, wait for the
-next attempt, which begins when its back-off ends. From any thread but a loop's."))
+fails, :deadline-exceeded when the time is over. While CHANNEL is in :transient-failure, wait for
+the next attempt, which begins when its back-off ends. From any thread but a loop's."))
 
 (defgeneric wait-for-state-change (channel state &key timeout)
   (:documentation "Wait until the state of CHANNEL is not STATE, at most TIMEOUT seconds, 10 by
@@ -68,7 +68,7 @@ Return CHANNEL. From any thread."))
 :keepalive-seconds and :keepalive-timeout-seconds are longer. After a silence of SECONDS the server
 gets a PING; if it stays silent for as long again, its connection ends. The calls there end with
 :unavailable, and the next ones go to other servers. This is for services whose servers allow such
-PINGs, see MIN-PING-SECONDS. It changes nothing on a channel whose server has complained of PINGs.
+PINGs, see MIN-PING-SECONDS. It has no effect on a channel whose server has complained of PINGs.
 Return CHANNEL. From any thread.")
   (:method ((channel t) seconds) (declare (ignore seconds)) channel))
 
@@ -76,7 +76,7 @@ Return CHANNEL. From any thread.")
 
 (defgeneric channel-secure-p (channel)
   (:documentation "True if CHANNEL is secure: third parties cannot read the data it sends. The
-second value is true if it sends call credentials even if it is not secure.")
+second value is true if it sends call credentials even though it is not secure.")
   (:method ((channel channel)) nil))
 
 ;;; Channels

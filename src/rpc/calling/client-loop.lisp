@@ -1,12 +1,12 @@
-;;;; The loops of all channels of a world. Callers drive them by turns (loop/threads/driving.lisp),
+;;;; The loops of all channels of a world. Callers drive them in turn (loop/threads/driving.lisp),
 ;;;; each caller the loop of its own call. Threads of one reserve run them when no caller does, and
-;;;; run the tasks that callers leave, such as completions.
+;;;; run work that callers leave, such as completions.
 ;;;;
 ;;;; A caller may drive a loop while its call is the only one there. So channels have loops of their
 ;;;; own as far as the option MAX-CLIENT-LOOPS allows. A new channel gets a new loop if each loop
 ;;;; has a channel already; beyond the limit it gets the loop with the fewest channels. A channel
 ;;;; never changes its loop. Callers that block on channels with loops of their own do not wake one
-;;;; another. Calls that no thread waits for use as many processors as there are loops. Channels
+;;;; another. Calls for which no thread waits use as many processors as there are loops. Channels
 ;;;; that share connections share a loop too, in any number.
 ;;;;
 ;;;; A loop ends with its last channel, the reserve with the last loop: an image without channels
@@ -15,11 +15,11 @@
 (in-package #:clgrpc.calling)
 
 (defconstant +least-client-loops+ 4
-  "The default of MAX-CLIENT-LOOPS on a machine with few processors: a caller that drives a loop of
-its own saves two changes of threads per call, on one processor as well.")
+  "The default of MAX-CLIENT-LOOPS on a machine with few processors: even on one processor, a caller
+that drives a loop of its own saves two thread switches per call.")
 
 (defconstant +most-client-loops+ 16
-  "That default on a machine with many. An idle loop keeps 0.1 MB and a sleeping thread, which makes
+  "That default on a machine with many. An idle loop costs 0.1 MB and a sleeping thread, which makes
 each garbage collection 30 µs longer.")
 
 (defstruct (group (:constructor make-group (key pool)) (:copier nil))
@@ -74,7 +74,7 @@ each garbage collection 30 µs longer.")
   (first (sort (copy-list (client-loops)) #'< :key #'client-loop-channels)))
 
 (defun choose-client-loop (options)
-  "The client loop for a new channel that has OPTIONS and may be on any. The lock is held."
+  "The client loop for a new channel with OPTIONS that may be on any loop. The lock is held."
   (let ((least (least-used-loop)))
     (if (or (null least)
             (and (plusp (client-loop-channels least))
@@ -98,8 +98,8 @@ lock is held."
 (defun acquire-client-loop (options &optional pool-key make-pool)
   "Return the client loop for a new channel that has OPTIONS, until RELEASE-CLIENT-LOOP. POOL-KEY, a
 list, is for a channel that shares connections: channels with EQUAL keys have the same loop. The
-second value is the pool that they share, which MAKE-POOL has made of the first one's POOL-KEY. If
-OPTIONS is :TIMERS the loop is for the timers of a channel within the image."
+second value is the pool that they share, which MAKE-POOL has made from the POOL-KEY of the first
+one. If OPTIONS is :TIMERS the loop is for the timers of a channel within the image."
   (read-environment)
   (sb-thread:with-mutex (**client-loops-lock**)
     (if (eq :timers options)
@@ -116,7 +116,7 @@ OPTIONS is :TIMERS the loop is for the timers of a channel within the image."
                   (and pool-key (join-group client-loop pool-key make-pool)))))))
 
 (defun release-client-loop (client-loop &optional pool-key)
-  "Undo ACQUIRE-CLIENT-LOOP with POOL-KEY, or with :TIMERS. Not on the loop, which may end."
+  "Undo ACQUIRE-CLIENT-LOOP with POOL-KEY, or with :TIMERS. Not called on the loop, which may end."
   (sb-thread:with-mutex (**client-loops-lock**)
     (if (eq :timers pool-key)
         (decf (client-loop-timers client-loop))

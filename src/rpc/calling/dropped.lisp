@@ -1,7 +1,7 @@
-;;;; Objects that end by themselves when their user has dropped them. The collector finds an object
+;;;; Objects that end automatically when their user has dropped them. The collector finds an object
 ;;;; to which nothing refers any more, and calls its finalizer, in whatever thread has just
-;;;; collected garbage. That thread may hold any lock, so the finalizer hands the rest on to another
-;;;; thread.
+;;;; collected garbage. That thread may hold any lock, so the finalizer passes the rest on to
+;;;; another thread.
 
 (in-package #:clgrpc.calling)
 
@@ -22,7 +22,8 @@ from finalizers and loops. If no thread can be made, FUNCTION waits for the next
   (sb-thread:make-thread #'run-endings :name "clgrpc closer"))
 
 (defun become-closer ()
-  "Return true, once, if no thread calls the functions: the caller does, or makes one that does."
+  "Return true, once, if no thread calls the functions: then the caller calls them, or makes a
+thread that does."
   (null (sb-ext:compare-and-swap (car **closer-runs**) nil t)))
 
 (defun take-endings ()
@@ -45,10 +46,10 @@ from finalizers and loops. If no thread can be made, FUNCTION waits for the next
     (unless (and (car **endings**) (become-closer)) (return))))
 
 (defun when-dropped (channel target function)
-  "Call FUNCTION once the collector has found that nothing refers to CHANNEL, an object to TARGET.
+  "Call FUNCTION when the collector has found that nothing refers to CHANNEL, an object to TARGET.
 FUNCTION must not refer to CHANNEL. If it returns true, the log gets a warning that CHANNEL was not
 closed. Return true; false in a simulated world, where FUNCTION is never called: the collector runs
-when it likes, and its thread beside the one that has its turn."
+at any time, and its thread runs in parallel with the one that has its turn."
   (declare (type function function))
   (flet ((end ()
            (when (funcall function)

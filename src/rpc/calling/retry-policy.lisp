@@ -17,8 +17,8 @@
        (options-max-attempts options)))
 
 (defun find-retry-policy (config options)
-  "The retry or hedging policy of CONFIG, a METHOD-CONFIG or nil, and how many attempts it allows;
-nil if CONFIG has no policy or OPTIONS, a channel's, turn retries off."
+  "Two values: the retry or hedging policy of CONFIG, a METHOD-CONFIG or nil, and how many attempts
+it allows; nil if CONFIG has no policy or OPTIONS, a channel's, turn retries off."
   (let ((policy (and config
                      (options-retry options)
                      (or (config:method-config-hedging config)
@@ -48,8 +48,8 @@ nil if CONFIG has no policy or OPTIONS, a channel's, turn retries off."
 
 (defun retry-delay-ns (policy count random-state)
   "The nanoseconds to wait before the next attempt under POLICY, after COUNT such waits since the
-first attempt or since the last pushback of a server. With an initial 0.1 s, a factor of 2 and a
-maximum of 0.3 s, the waits are 0.1, 0.2, 0.3, 0.3 s, each with up to 20 % more or less."
+first attempt or since a server's last pushback. With an initial 0.1 s, a factor of 2 and a maximum
+of 0.3 s, the waits are 0.1, 0.2, 0.3, 0.3 s, each with up to 20 % more or less."
   (let ((maximum (config:retry-policy-maximum-ns policy))
         (wait (float (config:retry-policy-initial-ns policy) 1d0))
         (factor (config:retry-policy-multiplier policy)))
@@ -63,8 +63,8 @@ maximum of 0.3 s, the waits are 0.1, 0.2, 0.3, 0.3 s, each with up to 20 % more 
 ;;; Pushback
 
 (defun parse-pushback (text)
-  "The meaning of the value TEXT of grpc-retry-pushback-ms: the nanoseconds to wait, or :NEVER if it
-is negative or not a 32-bit integer without leading zeros."
+  "The value TEXT of grpc-retry-pushback-ms: the nanoseconds to wait, or :NEVER if it is negative or
+not a 32-bit integer without leading zeros."
   (let ((number (and (plusp (length text))
                      (<= (length text) 11)
                      (every #'digit-char-p (string-left-trim "-" text))
@@ -76,8 +76,8 @@ is negative or not a 32-bit integer without leading zeros."
         :never)))
 
 (defun metadata-pushback (trailers)
-  "The pushback in TRAILERS, the alist that an attempt has ended with, as PARSE-PUSHBACK returns it,
-or nil."
+  "The pushback in TRAILERS, the alist with which an attempt has ended, as PARSE-PUSHBACK returns
+it, or nil."
   (let ((field (assoc "grpc-retry-pushback-ms" trailers :test #'string=)))
     (and field (parse-pushback (cdr field)))))
 

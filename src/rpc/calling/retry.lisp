@@ -1,4 +1,4 @@
-;;;; Retries and hedging (gRFC A6) as a pure machine: it decides the next step of a call whose
+;;;; Retries and hedging (gRFC A6) as a pure state machine: it decides the next step of a call whose
 ;;;; attempts fail. It knows no transport, no thread and no clock. Attempts are objects of the
 ;;;; transport; the machine only keeps a list of those under way. A transport gives it
 ;;;; RETRY-OPERATIONS and reports each event; CARRY-OUT performs the machine's decision by these
@@ -41,16 +41,17 @@
 ;;;;   retry    any other, or never again                                        :fail
 ;;;;   none     any                                                              :fail
 ;;;;
-;;;; (1) REFUSED_STREAM, or a stream above the last one of a GOAWAY. Such an attempt is made again
-;;;;     at once, but only once, since a server that refuses again has a reason. The exception is an
-;;;;     attempt on a connection that is older than the first refusal and has got a GOAWAY since: it
-;;;;     may have been under way, as when several servers end old connections at a time (A9). Each
+;;;; (1) REFUSED_STREAM, or a stream above the last one of a GOAWAY. Such an attempt is repeated at
+;;;; once, but only once, since a server that refuses again has a reason. The exception is an
+;;;; attempt on a connection that is older than the first refusal and has received a GOAWAY since:
+;;;; it may have been under way then, as when several servers end old connections at the same time
+;;;; (A9). Each
 ;;;;     connection gets that GOAWAY once. None of this counts as an attempt, nor for the throttle.
 ;;;; (2) Attempts are left, the throttle has more than half of its tokens, and all messages sent are
 ;;;;     kept.
 ;;;;
-;;;; A throttle loses a token by a failure after which the policy makes another attempt, and by each
-;;;; "never again".
+;;;; A throttle loses a token by each failure after which the policy makes another attempt, and by
+;;;; each "never again".
 
 (in-package #:clgrpc.calling)
 
@@ -96,12 +97,12 @@ structure."
             (retries-limit retries) (length (retries-running retries)))))
 
 (defun retries-hedged-p (retries)
-  "True if the attempts of RETRIES beside the first are hedges."
+  "True if the attempts of RETRIES after the first are hedges."
   (hedging-policy-p (retries-policy retries)))
 
 (defun count-repeats (retries now)
   "The values of the operation REPEATS for the call of RETRIES, which ends at NOW: the numbers of
-retries, of hedges, and of attempts made again since their server had not seen them; and the
+retries, of hedges, and of attempts repeated because their server had not seen them; and the
 nanoseconds in which no attempt was under way."
   (let ((more (1- (retries-issued retries)))
         (hedged (retries-hedged-p retries)))
@@ -111,8 +112,8 @@ nanoseconds in which no attempt was under way."
             (idle-until retries now))))
 
 (defun idle-until (retries now)
-  "How long, in nanoseconds, the call of RETRIES has waited until NOW for the time of another
-attempt, without one under way."
+  "How many nanoseconds the call of RETRIES has waited until NOW for the time of another attempt,
+with none under way."
   (+ (retries-idle-ns retries)
      (if (and (retries-awaited retries) (null (retries-running retries)))
          (max 0 (- now (retries-since-ns retries)))
@@ -132,7 +133,7 @@ attempt, without one under way."
        t))
 
 (defun issue (retries)
-  "Note that another attempt of RETRIES, which counts, is to begin as soon as it can."
+  "Note that another attempt of RETRIES, which counts, must begin as soon as it can."
   (setf (retries-pending retries)
         (append (retries-pending retries) (list (retries-issued retries))))
   (incf (retries-issued retries)))
@@ -157,7 +158,7 @@ begin."
 
 (defun first-begun (retries kept)
   "Return the decision when the first attempt of RETRIES begins, before anything is sent. KEPT is
-true if the messages of the call are kept, to be sent again."
+true if the messages of the call are kept, so that they can be sent again."
   (if (and (retries-hedged-p retries) kept (more-p retries))
       (await-attempt retries :hedge (hedging-delay-ns (retries-policy retries)))
       (values nil nil)))
@@ -202,16 +203,16 @@ channel's, or nil. SENDABLE is true if all messages that the call has sent can b
 ;;; Attempts fail
 
 (defun unseen-p (retries failure going-ns)
-  "True if an attempt of RETRIES is to be made again unchanged, since its server has not seen it,
-according to FAILURE. GOING-NS is the time when its connection began, if a GOAWAY came on it, else
-nil."
+  "True if an attempt of RETRIES must be repeated unchanged because, according to FAILURE, its
+server has not seen it. GOING-NS is the time when its connection began, if a GOAWAY was received on
+it, else nil."
   (let ((first-ns (retries-resent-ns retries)))
     (and (eq :server (attempt-failure-reach failure))
          (or (null first-ns)
              (and going-ns (< going-ns first-ns))))))
 
 (defun resend (retries number now)
-  "Decide that the attempt of RETRIES with NUMBER, which its server has not seen, is made again."
+  "Decide that the attempt of RETRIES with NUMBER, which its server has not seen, is repeated."
   (incf (retries-resent retries))
   (unless (retries-resent-ns retries) (setf (retries-resent-ns retries) now))
   (setf (retries-pending retries) (append (retries-pending retries) (list number)))
@@ -270,8 +271,8 @@ function that returns true if the sent messages are kept for a retry; it is call
 ;;; The call goes on with one attempt
 
 (defun commit (retries attempt)
-  "Let the call of RETRIES go on with ATTEMPT alone; nil if the call has ended. No further attempt
-begins. Return the other attempts under way."
+  "Let the call of RETRIES continue with ATTEMPT alone; ATTEMPT is nil if the call has ended. No
+further attempt begins. Return the other attempts under way."
   (setf (retries-over retries) t
         (retries-awaited retries) nil
         (retries-last retries) nil)
@@ -323,7 +324,7 @@ a call that may be tried more than once."
 (defun tell-failed (operations call attempt number failure &optional going-ns)
   "Report to the machine that ATTEMPT of CALL, which runs, has failed with FAILURE. ATTEMPT is nil
 if the attempt could not begin. NUMBER others came before it. GOING-NS is the time when its
-connection began, if a GOAWAY came on it, else nil."
+connection began, if a GOAWAY was received on it, else nil."
   (multiple-value-call #'carry-out operations call
     (attempt-failed (funcall (operation-retries operations) call) attempt number failure
                     (funcall (operation-now operations) call)

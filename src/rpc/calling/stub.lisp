@@ -17,7 +17,7 @@
   nil)
 
 (defun begin-values (call plist)
-  "Give CALL, a new one, the values of PLIST, the :values of its stub."
+  "Give CALL, a new one, the values in PLIST, the :values of its stub."
   (unless (and (listp plist) (evenp (length plist)))
     (misuse ":values is a list of symbols and values by turns, not ~S." plist))
   ;; of a repeated key the first value counts
@@ -25,18 +25,18 @@
         do (setf (call-value call key) value)))
 
 (defconstant +least-deadline-ns+ (* 10 +ns-per-second+)
-  "The least deadline, in nanoseconds: ten seconds after the machine's start. A smaller number is a
-time in seconds since 1900 or 1970, given by mistake.")
+  "The least deadline, in nanoseconds: ten seconds after the machine's start. A smaller number is
+probably a time in seconds since 1900 or 1970, given by mistake.")
 
 (defun absolute-deadline (timeout deadline now)
   "The deadline of a new call: the earliest of TIMEOUT, seconds from NOW or nil, of DEADLINE,
-absolute nanoseconds or nil, and of the current call's. NOW matters only if one of these is given."
+absolute nanoseconds or nil, and of the current call's. NOW is used only if TIMEOUT is given."
   (unless (typep timeout '(or null (real 0))) (misuse "TIMEOUT is seconds, not ~S." timeout))
   (unless (typep deadline '(or null deadline))
     (misuse "DEADLINE is nanoseconds of the monotonic clock, not ~S." deadline))
   (when (and deadline (< 0 deadline +least-deadline-ns+ now))
     (misuse "DEADLINE is nanoseconds of the monotonic clock, such as CALL-DEADLINE returns; ~D ~
-             looks like seconds of a calendar, and :timeout takes how many from now." deadline))
+             looks like seconds of a calendar. For seconds from now use :timeout." deadline))
   (earlier-deadline (earlier-deadline (or deadline 0)
                                       (if timeout
                                           (deadline-in (max 1 (seconds-ns timeout)) now)

@@ -1,5 +1,5 @@
 ;;;; Methods and services without generated code: a method by its name and types, a service whose
-;;;; handler is one function. Without a known type messages are raw, the octets that came.
+;;;; handler is one function. Messages of an unknown type are raw, the octets that were received.
 
 (in-package #:clgrpc.method)
 
@@ -16,7 +16,7 @@ generated code. KIND is the kind of the method: :unary, :client-streaming, :serv
 :bidi. REQUEST-TYPE and RESPONSE-TYPE are message types, their full names or symbols; without them
 messages are raw, see RAW-MESSAGE. With CODEC, a name of REGISTER-CODEC, that codec encodes and
 decodes the messages. Signal MISUSE if NAME does not consist of a service and a method, or a type or
-CODEC is not known. From any thread."
+CODEC is unknown. From any thread."
   (let* ((path (string-left-trim "/" name))
          (slash (position #\/ path :from-end t)))
     (unless (member kind '(:unary :client-streaming :server-streaming :bidi))
@@ -35,8 +35,8 @@ CODEC is not known. From any thread."
 (defun pool-method (pool name &key raw)
   "Return the method NAME, such as \"helloworld.Greeter/SayHello\", whose service is in POOL, a type
 pool, to INVOKE on a channel or to serve by a generic service; nil if POOL has no such method. Its
-messages have the types of POOL. With RAW they are raw messages, see RAW-MESSAGE, which can be
-converted to JSON. Signal MISUSE if POOL lacks a type. From any thread."
+messages have the types of POOL. With RAW messages are raw, see RAW-MESSAGE, and can be converted to
+JSON. Signal MISUSE if POOL lacks a type. From any thread."
   (let* ((slash (position #\/ name :from-end t))
          (service (and slash (find (subseq name 0 slash)
                                    (loop for file in (protobuf:type-pool-files pool)
@@ -90,10 +90,10 @@ their routes at once; calls under way go on. From any thread.")
 
 (defun make-generic-service (handler &key methods (unknown (null methods)))
   "Return a service, for START-SERVER, whose handler is the function HANDLER. HANDLER is called with
-the RPC-METHOD, the request and the call, and behaves as a handler of a method of that kind. METHODS
-is a list of methods, of GENERIC-METHOD or POOL-METHOD. With UNKNOWN it also takes calls of methods
-that no service of the server has; these are served as if both sides streamed, with raw messages,
-see RAW-MESSAGE, but not on in-process channels. From any thread."
+the RPC-METHOD, the request and the call, and behaves as a handler of a method of its kind. METHODS
+is a list of methods, of GENERIC-METHOD or POOL-METHOD. With UNKNOWN it also accepts calls of
+methods that no service of the server has. These are served as if both sides streamed, with raw
+messages, see RAW-MESSAGE, but not on in-process channels. From any thread."
   (make-instance 'generic-service :handler handler :methods methods :unknown unknown))
 
 (defun (setf generic-service-methods) (methods service)
@@ -112,8 +112,8 @@ see RAW-MESSAGE, but not on in-process channels. From any thread."
                               (funcall handler method request call)))))
 
 (defgeneric unknown-method (service path)
-  (:documentation "Return the RPC-METHOD by which SERVICE takes calls of PATH, which no service has,
-or nil.")
+  (:documentation "Return the RPC-METHOD by which SERVICE accepts calls of PATH, which no service
+has, or nil.")
   (:method (service path)
     (declare (ignore service path))
     nil)

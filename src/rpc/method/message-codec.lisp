@@ -1,8 +1,8 @@
 ;;;; Codecs: encodings of messages other than Protocol Buffers. The name of a codec is the content
 ;;;; subtype of gRPC over HTTP/2: application/grpc+NAME. A codec belongs to a method, by
-;;;; GENERIC-METHOD, or to a channel; a server uses the codec that a request names. All these make a
-;;;; METHOD-IN-CODEC, which is like the method except for its message types: they are coded types
-;;;; (protobuf/types/raw-message.lisp).
+;;;; GENERIC-METHOD, or to a channel; a server uses the codec that a request names. Each of these
+;;;; makes a METHOD-IN-CODEC, which equals the method except for its message types: they are coded
+;;;; types (protobuf/types/raw-message.lisp).
 
 (in-package #:clgrpc.method)
 
@@ -35,7 +35,8 @@
                         (or (char<= #\a character #\z) (digit-char-p character)
                             (find character "-_.")))
                       name))
-    (misuse "~S cannot be the name of a codec: small letters, digits and \"-_.\", ~D at most." name
+    (misuse "~S cannot be the name of a codec, which has at most ~D small letters, digits and ~
+             \"-_.\"." name
             +codec-characters+))
   (when (string= "proto" name) (misuse "The codec \"proto\" is the library's own."))
   (coerce name 'simple-string))
@@ -75,7 +76,7 @@ thread."
 name."
   (cond ((or (null name) (equal "proto" name)) nil)
         ((and (stringp name) (find-codec name)))
-        (t (misuse "There is no codec ~S; REGISTER-CODEC makes one." name))))
+        (t (misuse "There is no codec ~S; REGISTER-CODEC defines one." name))))
 
 (defun type-in-codec (type codec)
   "The coded type for messages of TYPE, a message type, in CODEC."

@@ -3,16 +3,16 @@
 ;;;; DEFINE-SERVICE, which define-proto's expansion uses, makes the class and the functions.
 ;;;;
 ;;;; The wire does not dispatch through the generic function, since redefining a method removes the
-;;;; old one before it adds the new. METHOD-FUNCTION, their class, publishes instead: for each
-;;;; service class a BINDING holds the *effective* function (inherited, :around and :before methods
-;;;; and call-next-method included), swapped by one store whenever methods come or go. Replacing a
-;;;; method publishes once, never the state between.
+;;;; old one before it adds the new one. Instead METHOD-FUNCTION, their class, publishes: for each
+;;;; service class a BINDING has the *effective* function (inherited, :around and :before methods
+;;;; and call-next-method included), replaced by one store whenever methods are added or removed.
+;;;; Replacing a method publishes once, never the state between.
 
 (in-package #:clgrpc.method)
 
 (defstruct (rpc-method (:copier nil))
-  "A method, as both ends have it: its names, its KIND (:unary, :client-streaming, :server-streaming
-or :bidi), the message types, and the symbol of its generic function."
+  "A method, for both ends: its names, its KIND (:unary, :client-streaming, :server-streaming or
+:bidi), the message types, and the symbol of its generic function."
   (name "" :type simple-string)         ; within its service
   (service-name "" :type simple-string) ; the full name
   (path "" :type simple-string :read-only t) ; "/package.Service/Method"
@@ -48,8 +48,8 @@ or :bidi), the message types, and the symbol of its generic function."
 file. START-SERVER takes instances of subclasses, whose methods are the handlers."))
 
 (document-functions
-  direct-channel "The channel by which stubs on the service object given call it directly; nil
-before the first such call.")
+  direct-channel "The channel by which stubs called on the service object SERVICE call it directly;
+nil before the first such call.")
 
 (defclass channel () ()
   (:documentation "The class of objects on which stubs are called. The client's and the in-process
@@ -78,8 +78,8 @@ inherit its deadline. From any thread."
 
 (defgeneric service-target (service)
   (:documentation "The object on which a stub makes its call when it is called with SERVICE, a
-service object, outside of any handler: a channel that leads to SERVICE, or SERVICE itself without
-such a channel. The in-process channel has a method. From any thread.")
+service object, outside of any handler: a channel that leads to SERVICE, or SERVICE itself if there
+is no such channel. The in-process channel has a method. From any thread.")
   (:method (service) service))
 
 (defstruct (binding (:copier nil))
@@ -106,13 +106,13 @@ such a channel. The in-process channel has a method. From any thread.")
 
 (defmacro with-bindings-lock (() &body body)
   "Evaluate BODY while no other thread changes bindings. The lock is the one that the compiler, the
-loader and CLOS hold during definitions. They call this code with it held, so a second lock could be
-taken in the wrong order."
+loader and CLOS hold during definitions. They call this code with that lock held, so a second lock
+could be taken in the wrong order."
   `(sb-c::with-world-lock () ,@body))
 
 (defun check-options (function options)
   "Signal MISUSE unless OPTIONS, with which FUNCTION, a stub, was called after its request, are
-keywords and values by turns."
+alternating keywords and values."
   (loop for rest = options then (cddr rest)
         while rest
         do (unless (and (keywordp (first rest)) (rest rest))
@@ -142,7 +142,7 @@ keywords and values by turns."
           (rpc-method-function-name (method-function-rpc-method function)) (first arguments)))
 
 (defvar *publishing* nil
-  "True inside ADD-METHOD, so that the removal of the old method, a part of it, publishes nothing.")
+  "True inside ADD-METHOD, so that its removal of the old method publishes nothing.")
 
 (defun applicable-methods (function class)
   (let* ((method (method-function-rpc-method function))
@@ -155,7 +155,7 @@ keywords and values by turns."
 
 (defun effective-function (function class)
   "Return the effective function of FUNCTION for instances of CLASS, a function (service request
-call) that later changes of FUNCTION's methods do not affect."
+call). Later changes of FUNCTION's methods do not affect it."
   (multiple-value-bind (methods definitive) (applicable-methods function class)
     (let ((effective (and definitive methods
                           (sb-pcl::get-effective-method-function function methods))))
@@ -203,8 +203,8 @@ one of its methods.")
     (ensure-binding (fdefinition (rpc-method-function-name method)) (class-of service))))
 
 (defun check-specializers (function method)
-  "Signal MISUSE if METHOD, a new method of FUNCTION, can never be a handler: if its second argument
-is of a class that no request is of."
+  "Signal MISUSE if METHOD, a new method of FUNCTION, can never be a handler: no request is an
+instance of the class of its second argument."
   (let* ((rpc-method (method-function-rpc-method function))
          (class (second (sb-mop:method-specializers method)))
          (streams (and rpc-method (member (rpc-method-kind rpc-method) '(:client-streaming :bidi))))
@@ -243,7 +243,7 @@ is of a class that no request is of."
 
 (defun number-of-path (path)
   "A small number above 0 that identifies PATH, of a method with generated code, in this process; 0
-beyond +MOST-NUMBERS+ paths. It stays the same when the method is redefined."
+if more than +MOST-NUMBERS+ paths are numbered. It stays the same when the method is redefined."
   (sb-ext:with-locked-hash-table (**numbers**)
     (or (gethash path **numbers**)
         (if (< (hash-table-count **numbers**) +most-numbers+)
@@ -268,7 +268,7 @@ beyond +MOST-NUMBERS+ paths. It stays the same when the method is redefined."
 
 (defun shown-lambda-list (look function)
   "The lambda list of FUNCTION, from LOOK, the function FUNCTION-LAMBDA-LIST; for a stub, one with
-the keywords that channels accept. The generic function cannot name these itself, since then all
+the keywords that channels accept. The generic function cannot declare these itself, since then all
 handlers would have to accept them."
   (if (typep function 'method-function)
       '(target request &key timeout deadline metadata wait-for-ready call-credentials compression
