@@ -55,8 +55,8 @@
             (length (resolution-backends resolution)))))
 
 (defstruct (stream-queue (:copier nil))
-  "The calls of a channel that wait for a stream: heads of rings of QUEUED-ATTEMPTs, and how many
-there are; see stream-queue.lisp."
+  "The calls of a channel that wait for a stream: heads of rings of QUEUED-ATTEMPTs, and their
+number; see stream-queue.lisp."
   (waiting (make-ring) :type ring :read-only t) ; those for which any stream will do
   (patient (make-ring) :type ring :read-only t) ; those that wait for another picker
   (scattered nil :type boolean)         ; some queued attempt is not in WAITING
@@ -305,7 +305,7 @@ connection-set.lisp."
 
 (defstruct (connect-round (:copier nil))
   "An attempt of a connection set to connect to one of its addresses: the first whose peer's
-SETTINGS come (gRFC A61)."
+SETTINGS arrive is used (gRFC A61)."
   (connection-set nil :type connection-set :read-only t) ; that connects
   (connector nil :type (or null loop:connector)) ; that tries the addresses
   (began-ns 0 :type nanoseconds :read-only t) ; when
@@ -404,8 +404,8 @@ SETTINGS come (gRFC A61)."
 (declaim (sb-ext:freeze-type wire:wire-parts wire:wire-outlet))
 
 (defstruct (client-call (:include wire-call) (:constructor make-client-call) (:copier nil))
-  "A call on the client. Its stream is that of the attempt that it goes on with, so far; of several
-under way the oldest."
+  "A call on the client. Its stream is that of the attempt with which it continues so far, the
+oldest of those under way."
   (request nil)                         ; the only one, a message or encoded, until the response
                                         ; begins (request.lisp)
   (reply nil)                           ; of a method with one response, decoded or for WIRE-DECODE

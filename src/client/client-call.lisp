@@ -11,8 +11,8 @@
       (:queue (full-text core)))))
 
 (defun full-text (core)
-  "A text that all streams that CORE's servers allow are open, or nil if some are not, or no server
-is connected."
+  "A text that says that all streams allowed by CORE's servers are open; nil if some are free, or no
+server is connected."
   (let* ((links (loop for subchannel in (core-subchannels core)
                       append (connection-set-links (subchannel-connection-set subchannel))))
          (limit (loop for link in links

@@ -28,13 +28,13 @@ default of servers themselves (gRFC A8).")
 
 (defun limit-silence (core byte-channel)
   "If links of CORE send PINGs, make BYTE-CHANNEL fail as well if its server does not acknowledge
-data in the time for an answer (gRFC A18)."
+data within the time for an answer (gRFC A18)."
   (when (plusp (keepalive-ns core))
     (loop:limit-silence (core-loop core) byte-channel
                         (options-keepalive-timeout-seconds (core-options core)))))
 
 (defun ping-less (connection-set link)
-  "Double the silence before PINGs of new links of the channels that use CONNECTION-SET, since the
+  "Double the silence before PINGs of new links of the channels that use CONNECTION-SET, because the
 server of LINK has complained of too many PINGs (gRFC A8)."
   (flet ((wait-longer (core)
            (setf (core-keepalive-ns core)

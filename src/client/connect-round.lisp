@@ -1,8 +1,8 @@
 ;;;; Connecting: a connect round tries the addresses of a connection set, several at once if they
 ;;;; are slow. A new byte channel is a candidate with a link on it, with TLS if the channel has
-;;;; credentials. The first link whose peer's SETTINGS come becomes the connection set's; the others
-;;;; are closed. If all fail the connection set waits (back-off), and is idle after that. Everything
-;;;; here runs on the channel's loop.
+;;;; credentials. The first link whose peer's SETTINGS arrive becomes the connection set's; the
+;;;; others are closed. If all fail the connection set waits (back-off), and is idle after that.
+;;;; Everything here runs on the channel's loop.
 
 (in-package #:clgrpc.client)
 
@@ -200,7 +200,7 @@ CONNECT-ROUND, another round begins at once if calls would fail otherwise."
           (t (wait-for-better-times connection-set text (connect-round-began-ns connect-round))))))
 
 (defun pause-widening (connection-set text)
-  "Let CONNECTION-SET, which is ready, begin no further link until a back-off ends, since one has
+  "Let CONNECTION-SET, which is ready, begin no further link until a back-off ends, because one has
 failed because of TEXT."
   (incf (connection-set-failed-connects connection-set))
   (let ((core (connection-set-core connection-set)))

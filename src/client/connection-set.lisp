@@ -1,6 +1,6 @@
 ;;;; Connection sets, which hold the connections of subchannels. Each subchannel has one, its own
 ;;;; unless its channel shares connections (the option :share-connections). Then the subchannels of
-;;;; all alike channels on one loop with the same addresses share one, as in gRPC core's subchannel
+;;;; all equal channels on one loop with the same addresses share one, as in gRPC core's subchannel
 ;;;; pool. Channels are alike if they have the same credentials, authority, observer and options;
 ;;;; their service configs, policies and interceptors may differ.
 ;;;;
@@ -13,7 +13,8 @@
 ;;;; 4. A subchannel that is closed leaves its connection set; when the last has left it, its links
 ;;;;    end with their last calls.
 ;;;; 5. A subchannel whose addresses change keeps its connection set if no other subchannel uses it
-;;;;    and the pool has none for the new addresses. Else it moves to the one for those. If it is
+;;;;    and the pool has none for the new addresses. Otherwise it moves to the connection set for
+;;;;    those. If it is
 ;;;;    connected to one of them it is misplaced, and moves when that connection has ended.
 
 (in-package #:clgrpc.client)

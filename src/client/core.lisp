@@ -3,12 +3,12 @@
 ;;;; the limits of the servers, for a stream.
 ;;;;
 ;;;; 1. A call that needs a connection wakes an idle channel. Its resolver begins, or is asked
-;;;; again; the channel waits for an answer that is certain to come soon (ANSWERS-P).
-;;;; 2. The resolver publishes backends, then and whenever they change; the balancer gets them.
+;;;; again; the channel waits for an answer that is certain to arrive soon (ANSWERS-P).
+;;;; 2. The resolver publishes backends, then and whenever they change, to the balancer.
 ;;;; 3. The balancer publishes a state and a picker, and the calls that wait are picked for.
 ;;;; 4. A call that finds no stream waits (stream-queue.lisp), until a stream ends, a server allows
-;;;;    more, or another picker is published. A function that came with the call gets the stream,
-;;;;    or the failure: this file does not know attempts (attempt.lisp).
+;;;;    more, or another picker is published. A function that was given with the call gets the
+;;;;    stream, or the failure: this file does not know attempts (attempt.lisp).
 ;;;;
 ;;;; Everything here runs on the channel's loop, unless something else is said.
 
@@ -70,7 +70,7 @@ pick for CALL, or nil."
 
 (defun wait-for-stream (core call picked taker)
   "Let CALL wait for a stream: FIND-STREAM has found no stream for it, and has picked PICKED. TAKER
-is called once the wait ends: with CALL, a stream and its link, and nil; or with CALL, nil twice,
+is called when the wait ends: with CALL, a stream and its link, and nil; or with CALL, nil twice,
 and an ATTEMPT-FAILURE."
   (if (and (failure-p picked) (ends-p call picked))
       (deny call taker picked)
@@ -91,8 +91,8 @@ and an ATTEMPT-FAILURE."
         (:shutdown (rpc:abort-as call :channel-closed)))))
 
 (defun wanted-p (call)
-  "True if CALL, an attempt of which waits to begin, still needs it: attempts beside another may not
-be needed."
+  "True if CALL still needs an attempt of it that waits to begin: attempts in parallel to another
+may not be needed."
   (not (or (call-status call)
            (and (client-call-stream call)
                 (call-retries call)
@@ -109,7 +109,7 @@ connection.")
 
 (defun ask-for-some-link (core call picked)
   "Ask for another link of PICKED, on which CALL finds no stream. If it has as many links as it may,
-ask another server that is picked for CALL, since CALL starts on the first with a free stream (gRFC
+ask another server that is picked for CALL: CALL starts on the first with a free stream (gRFC
 A105)."
   (unless (or (ask-for-link picked)
               (choosy-p core)
@@ -171,14 +171,14 @@ stream is free."
   (leave-full-links (subchannel-connection-set subchannel)))
 
 (defun serve-waiting (core subchannel)
-  "Serve the calls that wait in CORE, since a stream of SUBCHANNEL may be free; ask for connections
-for the others."
+  "Serve the calls that wait in CORE, because a stream of SUBCHANNEL may be free; ask for
+connections for the others."
   (if (choosy-p core)
       (start-those-of core subchannel)
       (start-first core)))
 
 (defun place-by-itself (core queued-attempt)
-  "Pick for the call of QUEUED-ATTEMPT, which waits for any stream, without regard to others."
+  "Pick for the call of QUEUED-ATTEMPT, which waits for any stream, regardless of other calls."
   (let* ((call (queued-attempt-call queued-attempt))
          (wanted (wanted-p call))
          (picked (and wanted (pick core call))))
@@ -193,8 +193,8 @@ connection."
   (when (and (waiting-p core) (core-picker core)) (place-anew core)))
 
 (defun place-anew (core)
-  "Pick for the calls that wait by CORE's new picker, the oldest first: for all of them, or, if
-calls of CORE wait in line, until one finds no stream."
+  "Pick for the calls that wait by CORE's new picker, the oldest first: for all of them or, if calls
+of CORE wait in line, until one finds no stream."
   (gather-places core)
   (if (eager-p core)
       (loop with picker = (core-picker core)
@@ -392,8 +392,8 @@ SELECTED-CONFIG."
     (if (plusp seconds) (seconds-ns (max 1 seconds)) 0)))
 
 (defun begin-idle-watch (core)
-  "Begin to watch CORE, which leaves its idle state, to go back there when it has had no calls for
-long enough."
+  "Begin to watch CORE, which leaves its idle state, so that it becomes idle again when it has had
+no calls for long enough."
   (let ((watch (core-idle-watch core)))
     (when (and (plusp (idle-limit-ns core)) (null (idle-watch-timer watch)))
       (setf (idle-watch-timer watch)
@@ -426,7 +426,7 @@ connections beyond the first to a server that have had no calls for as long."
     (when timer (cancel-timer (loop:event-loop-wheel (core-loop core)) timer))))
 
 (defun go-idle (core)
-  "End the balancer and the resolver of CORE, which has no calls, until it has one."
+  "End the balancer and the resolver of CORE, which has no calls, until it gets one."
   (trace-event :channel :channel-idle :target (core-name core))
   (stop-idle-watch core)
   (end-resolver-wait core)

@@ -8,7 +8,7 @@
 
 (defgeneric balancer-facts (balancer)
   (:documentation "A plist that describes BALANCER for people, with values that print well;
-:CHILDREN is a list of such plists of its children, if it has some. On its channel's loop.")
+:CHILDREN is a list of such plists of its children, if it has any. On its channel's loop.")
   (:method ((balancer balancer)) '()))
 
 (defgeneric subchannel-facts (balancer subchannel)

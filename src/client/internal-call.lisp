@@ -5,7 +5,7 @@
 ;;;; its link is left, so that it does not delay the end of the link.
 ;;;;
 ;;;; Their messages are reports, each of which makes the earlier ones obsolete. The loop gets the
-;;;; newest; those that have come before it could look are skipped, since a server can send them
+;;;; newest; earlier ones that it has not handled yet are skipped, since a server can send them
 ;;;; faster than balancers can use them.
 ;;;;
 ;;;; They carry the channel's call credentials, as gRFC A17 asks. These may have to be fetched. A
@@ -64,7 +64,7 @@ thread."
                    :ended-by :local :cause error :sent nil))
 
 (defun start-with-metadata (call subchannel request metadata error)
-  "Start CALL with METADATA of the call credentials, if it has not ended meanwhile; or end it with
+  "If CALL has not ended meanwhile, start it with METADATA of the call credentials, or end it with
 ERROR, an RPC-ERROR or nil."
   (unless (call-status call)
     (cond (error (end-refused call error))

@@ -71,18 +71,18 @@ AUTHORITY              a string, the :authority of all calls, by which proxies a
                        :authority as well
 RESOLVERS              an alist from schemes, strings, to names of classes that DEFINE-RESOLVER has
                        defined: a TARGET of such a scheme has that resolver, in place of the image's
-USER-AGENT             a string, the application's name and version, that stands before this
-                       library's in the header user-agent: \"shop/1.2 grpc-lisp-clgrpc/…\"
+USER-AGENT             a string, the application's name and version, which precedes this library's
+                       in the header user-agent: \"shop/1.2 grpc-lisp-clgrpc/…\"
 CODEC                  the name of a codec, see REGISTER-CODEC, for the messages of all calls,
-                       unless their method has one of its own, or raw messages; nil, the default,
-                       and \"proto\" are Protocol Buffers
+                       unless their method has a codec of its own, or raw messages; nil, the
+                       default, and \"proto\" are Protocol Buffers
 OBSERVER               a value of MAKE-OBSERVER, MAKE-METRICS, MAKE-TRACING, MAKE-ACCESS-LOG or
                        MAKE-CONSOLE, or a list of these, which receives the events of the channel's
                        calls, messages and connections
 ATTEMPT-INTERCEPTORS   a list of functions of an ATTEMPT, called in order before each attempt of a
-                       call goes to its server, on the loop, so they must not wait. They may change
-                       its metadata (ATTEMPT-REQUEST-METADATA), make it fail (FAIL), and get its
-                       end (ON-ATTEMPT-END). After another error in one the attempt fails with
+                       call is sent to its server, on the loop, so they must not wait. They may
+                       change its metadata (ATTEMPT-REQUEST-METADATA), make it fail (FAIL), and get
+                       its end (ON-ATTEMPT-END). After another error in one the attempt fails with
                        :internal
 An element (WHERE . functions) of either list of interceptors is for some methods only: WHERE is the
 full name of a service, a string, or the symbol of one method. All other keywords are rows of the
@@ -223,7 +223,7 @@ close it on exit."
 
 (defun await-state (channel timeout function)
   "Call FUNCTION with the state of CHANNEL, now and after each change, until it returns true; return
-that, or NIL after TIMEOUT seconds."
+that value, or NIL after TIMEOUT seconds."
   (declare (type function function))
   (let ((core (channel-core channel)))
     (loop:await-until (core-changed core) (core-lock core) (loop:notice-end timeout)

@@ -1,12 +1,12 @@
 ;;;; Subchannels: a subchannel connects to one server for a balancer. It has addresses that count as
-;;;; one server's, and a connection set for them (connection-set.lisp), which has a link to one of
-;;;; them, or several links (WIDEN). The connection set connects when the balancer calls CONNECT
+;;;; one server's, and a connection set for them (connection-set.lisp), which has one or more links
+;;;; to one of them (WIDEN). The connection set connects when the balancer calls CONNECT
 ;;;; (connect-round.lisp), and waits between failed attempts; the balancer gets the subchannel's
 ;;;; states. Everything here runs on the channel's loop.
 ;;;;
 ;;;; States, as in gRPC's connectivity document: :idle → :connecting → :ready → :idle when the last
 ;;;; link ends; :connecting → :transient-failure → (back-off) → :idle; :shutdown for good, when the
-;;;; balancer gives the subchannel up or the channel is closed.
+;;;; balancer closes the subchannel or the channel is closed.
 
 (in-package #:clgrpc.client)
 
@@ -126,8 +126,8 @@ order applies to the next attempt."
 
 (defun change-connection-set (subchannel connection-set)
   "Adapt SUBCHANNEL, which uses CONNECTION-SET, to its new addresses. CONNECTION-SET gets them as
-well if no other subchannel uses it and the pool has none for them. If it is connected to one of
-them SUBCHANNEL stays until that connection ends. Else SUBCHANNEL moves to another connection set."
+well if no other subchannel uses it and the pool has none for them. If SUBCHANNEL is connected to
+one of them it stays until that connection ends. Else SUBCHANNEL moves to another connection set."
   (let* ((addresses (subchannel-addresses subchannel))
          (found (find-connection-set (connection-set-pool connection-set) addresses)))
     (cond ((eq connection-set found))
@@ -146,7 +146,7 @@ them SUBCHANNEL stays until that connection ends. Else SUBCHANNEL moves to anoth
                (connect subchannel)))))))
 
 (defun move-to-connection-set (subchannel)
-  "Move SUBCHANNEL to the connection set for its addresses; its calls on the old one go on."
+  "Move SUBCHANNEL to the connection set for its addresses; its calls on the old one continue."
   (when (plusp (subchannel-open-calls subchannel))
     (pushnew (subchannel-connection-set subchannel) (subchannel-former-sets subchannel)))
   (leave-connection-set subchannel "its address is the server's no more")
@@ -246,9 +246,9 @@ GOAWAY, or lasted as long as the first wait between attempts."
              (options-backoff-initial-seconds (connection-set-options connection-set)))))))
 
 (defun go-on-without (connection-set link text)
-  "Change the state of CONNECTION-SET, whose last link was LINK, which is lost because of TEXT. If a
-server ends connections before any call has begun twice in a row, the next attempt waits, as if the
-server did not listen."
+  "Change the state of CONNECTION-SET, whose last link, LINK, was lost because of TEXT. If a server
+twice in a row ends a connection before any call has begun, the next attempt waits, as if the server
+did not listen."
   (cond ((useful-p connection-set link)
          (forget-failures (connection-set-back-off connection-set))
          (setf (connection-set-useless connection-set) 0
@@ -380,7 +380,7 @@ now."
     (leave-link connection-set link text)))
 
 (defun leave-connection-set (subchannel text)
-  "Let SUBCHANNEL leave its connection set, because of TEXT; its calls there go on."
+  "Let SUBCHANNEL leave its connection set, because of TEXT; its calls there continue."
   (let ((connection-set (subchannel-connection-set subchannel)))
     (when (member subchannel (connection-set-owners connection-set))
       (setf (connection-set-owners connection-set)
@@ -409,13 +409,13 @@ now."
   (leave-connection-set subchannel text))
 
 (defun close-subchannel (subchannel &optional (text "its balancer closes it"))
-  "Close SUBCHANNEL because of TEXT: it gets no more calls, and those under way go on. On the
+  "Close SUBCHANNEL because of TEXT: it gets no more calls, and those under way continue. On the
 channel's loop."
   (give-up subchannel text)
   (forget-if-ended subchannel))
 
 (defun close-several (balancer subchannels text)
-  "Close SUBCHANNELS of BALANCER, a list, because of TEXT; together, since they may be many."
+  "Close SUBCHANNELS of BALANCER, a list, because of TEXT; together, because they may be many."
   (let ((core (balancer-core balancer)))
     (dolist (subchannel subchannels) (give-up subchannel text))
     (keep-subchannels core (complement #'ended-p))))

@@ -6,15 +6,15 @@
 (in-package #:clgrpc.client)
 
 (defparameter *waiting-stages* '(:resolve :connect :handshake :back-off :queue)
-  "The stages in which a client's call may wait before it has a stream: the look-up of its server's
-name, a connection, the handshakes of TLS and HTTP/2, the time of the next attempt, and, with a
-connection, a stream of it.")
+  "The stages in which a client's call may wait before it has a stream: for the look-up of its
+server's name, a connection, the handshakes of TLS and HTTP/2, the next attempt to connect, and,
+with a connection, a stream of it.")
 
 (defstruct (wait-clock (:copier nil))
   "How long a channel has been in each of *WAITING-STAGES*, and how often it has tried to connect. A
-call that waits has a clock of its own, with only TOTALS, ATTEMPTS and DONE. These are the values of
-the channel's clock when the call began to wait; once DONE is true, the difference to those at the
-end of the wait."
+call that waits has a clock of its own, with only TOTALS, ATTEMPTS and DONE. They are the values of
+the channel's clock when the call began to wait; when DONE is true, the difference to the values at
+the end of the wait."
   (stage :queue :type symbol)           ; of *WAITING-STAGES*
   (since-ns 0 :type nanoseconds)        ; when it came to STAGE
   ;; nanoseconds in each stage until then
@@ -57,7 +57,7 @@ attempt to connect that is under way is not included, since the call will wait f
           (- (wait-clock-attempts clock) (wait-clock-attempts before))))
 
 (defun stop-clock (clock before now)
-  "Store in BEFORE, a call's clock, the waits of its call, which end at NOW."
+  "Store the waits of a call, which end at NOW, in BEFORE, its clock."
   (unless (wait-clock-done before)
     (multiple-value-bind (totals attempts) (clock-difference clock before now)
       (setf (wait-clock-totals before) totals

@@ -1,7 +1,7 @@
-;;;; Forwarding. Messages are handed on as octets, so that a gateway needs no types; where it knows
-;;;; the types of a method, protocols with JSON reach it as well. A unary call holds no thread; a
-;;;; stream holds one, and one more if the client streams. Each direction takes a message only when
-;;;; the one before it was sent on, so a side that reads slowly holds the other back.
+;;;; Forwarding. Messages are forwarded as octets, so a gateway needs no types; if it knows the
+;;;; types of a method, protocols with JSON reach that method as well. A unary call holds no thread;
+;;;; a stream holds one, and one more if the client streams. Each direction receives a message only
+;;;; after the previous one was sent, so a side that reads slowly holds the other back.
 
 (in-package #:clgrpc.gateway)
 
@@ -23,8 +23,8 @@ before the server has reported its start."
 ;;; Metadata
 
 (defun client-metadata (call)
-  "The metadata for the backend server: that of CALL, the client's, and the client's address, the
-last of one x-forwarded-for: servers trust that one, however many the client has sent."
+  "The metadata for the backend server: those of CALL, the client's, and one x-forwarded-for. Its
+last address is the client's: servers trust that one, however many the client has sent."
   (let* ((metadata (status:sendable-metadata (rpc:call-metadata call)))
          (name "x-forwarded-for")
          (before (loop for (other . value) in metadata when (string= name other) collect value))

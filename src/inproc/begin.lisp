@@ -1,4 +1,4 @@
-;;;; Running a handler: here, on the thread of the client that calls or consumes, or elsewhere, on a
+;;;; Running a handler: on the thread of the client that calls or consumes; or elsewhere, on a
 ;;;; reserve thread or a loop. Its return is handled in the same way in both cases.
 
 (in-package #:clgrpc.inproc)
@@ -91,8 +91,8 @@ for it."
   (not (symbolp execution)))
 
 (define-hot (begin-elsewhere :inline t) ((call-pair call-pair)) null
-  "Begin the handler of CALL-PAIR, unless it has begun already, on a thread of its own or on the
-loop of its channel."
+  "Unless the handler of CALL-PAIR has begun already, begin it on a new thread or on the loop of its
+channel."
   ;; read it before writing it: both threads of the call read CALL-PAIR, and a write takes its cache
   ;; line away from the other
   (when (eq :waiting (call-pair-phase call-pair)) (begin-now-elsewhere call-pair))
@@ -164,8 +164,8 @@ the client's, runs now."
     (end-by-server call-pair :unavailable "the loop of the handlers has stopped")))
 
 (define-hot drivable-p ((call-pair call-pair)) boolean
-  "True if the client of CALL-PAIR may run the loop of the handler while it waits: either the
-handler has returned, or it does not wait for anything that the client would do afterwards."
+  "True if the client of CALL-PAIR may run the loop of the handler while it waits: the handler has
+returned, or it waits for nothing that the client would do afterwards."
   (or (eq :over (call-pair-phase call-pair))
       (and (call-pair-consumer call-pair) t)
       (and (rpc:answers-once-p (call-pair-client call-pair))
@@ -193,7 +193,7 @@ handler has returned, or it does not wait for anything that the client would do 
 
 (define-hot begin-for-receiver ((call-pair call-pair)) null
   "See to it that the handler of CALL-PAIR runs while the client, on this thread, waits. If the
-handler waits for nothing of the client's (DRIVABLE-P), run it here now; or, if it is to run on a
+handler waits for nothing of the client's (DRIVABLE-P), run it here now; or, if it must run on a
 loop, leave it to the client, which drives that loop. Otherwise begin it elsewhere."
   (let ((execution (inproc-core-execution (call-inproc-core (call-pair-client call-pair)))))
     (cond ((and (eq :caller execution) (drivable-p call-pair)) (begin-here call-pair))

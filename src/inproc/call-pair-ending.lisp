@@ -98,7 +98,7 @@ notification is left by a non-local exit."
 
 (defun expire (call-pair)
   "End the call of CALL-PAIR, whose deadline has passed, at each end as if that end had noticed it
-by itself."
+itself."
   (multiple-value-bind (status text) (rpc:verdict :deadline-passed)
     (let ((how (list status :message text :ended-by :local)))
       (end-call-pair call-pair how how nil))))
@@ -119,7 +119,7 @@ channel is closed; return its status."
 
 (defun register (call-pair)
   "Start the timer of the deadline of CALL-PAIR's call, and register the call with its callee: from
-now on no thread of the client's looks after it."
+now on no thread of the client's checks it."
   (sb-sys:without-interrupts            ; the thread that registers it checks its end
     (unless (shiftf (call-pair-registered call-pair) t)
       (let* ((callee (call-pair-callee call-pair))

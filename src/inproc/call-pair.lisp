@@ -1,5 +1,5 @@
-;;;; The ends of a call, and the call pair between them, which is made up when it is first needed: a
-;;;; unary call whose handler answers on its caller's thread has none.
+;;;; The ends of a call, and the call pair between them, which is made when it is first needed: a
+;;;; unary call whose handler answers on its caller's thread has no call pair.
 
 (in-package #:clgrpc.inproc)
 

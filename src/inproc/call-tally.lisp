@@ -1,5 +1,5 @@
 ;;;; Counts of calls, kept in many places, each on cache lines of its own. A thread counts at one of
-;;;; the places, so that threads that call at the same time do not pass a cache line to and fro.
+;;;; the places, so that threads that call at the same time do not pass a cache line back and forth.
 
 (in-package #:clgrpc.inproc)
 

@@ -63,11 +63,11 @@
 their caller, with the semantics of the wire; doc/in-process.md says what is different. MESSAGES is
 :copy, so that neither side sees the other's later changes, or :share, to pass them as they are.
 With THREADS handlers run on threads of their own, when and as they would over the wire; with ON, an
-event loop of clgrpc.loop, on that. INTERCEPTORS, CALL-CREDENTIALS, OBSERVER, SERVICE-CONFIG,
-ATTEMPT-INTERCEPTORS, which run on the thread that makes the attempt, :retry, :max-attempts,
-:replay-octets and :total-replay-octets are as for MAKE-CHANNEL, whose limits may be given as well.
-(make-channel \"inproc:NAME\") returns such a channel to the server
-that listens on that address. From any thread; end it with CLOSE-CHANNEL."
+event loop of clgrpc.loop, they run on that. INTERCEPTORS, CALL-CREDENTIALS, OBSERVER,
+SERVICE-CONFIG, ATTEMPT-INTERCEPTORS, which run on the thread that makes the attempt, :retry,
+:max-attempts, :replay-octets and :total-replay-octets are as for MAKE-CHANNEL, whose limits may be
+given as well. (make-channel \"inproc:NAME\") returns such a channel to the server that listens on
+that address. From any thread; end it with CLOSE-CHANNEL."
   (declare (ignore messages threads on interceptors call-credentials observer service-config
                    attempt-interceptors))
   (let ((callee (server-callee server)))

@@ -1,8 +1,8 @@
 ;;;; The dynamic context of user code. Caller and handler share a thread, but not their dynamic
 ;;;; context. A handler does not see the condition handlers and restarts of its caller. The body of
-;;;; a caller's DO-MESSAGES does not see those of the handler, which runs the body by sending.
-;;;; *CALL*, and with it the deadline that nested calls inherit, changes likewise. The outermost
-;;;; restarts of a thread stay: those that return to the top level, or end the thread.
+;;;; a caller's DO-MESSAGES does not see the handler's bindings, although the handler runs that body
+;;;; by sending. *CALL*, and with it the deadline that nested calls inherit, changes likewise. The
+;;;; outermost restarts of a thread remain: those that return to the top level, or end the thread.
 
 (in-package #:clgrpc.inproc)
 

@@ -1,7 +1,7 @@
 ;;;; Callbacks run on the thread that causes the event, such as the one that sends a message; if the
 ;;;; channel's handlers run on a loop, callbacks run on that loop. Those of one end run one at a
 ;;;; time: SCHEDULED is true while they run, and :again if something has happened since the last
-;;;; search for callbacks that are due.
+;;;; search for due callbacks.
 
 (in-package #:clgrpc.inproc)
 
@@ -26,8 +26,8 @@ thread that makes room schedules the callbacks again."
        (next-message call)))
 
 (define-hot queue-ready ((call-pair call-pair) (call inproc-call)) null
-  "Put the requests that are ready for CALL, the handler's end of CALL-PAIR, before all that is
-queued, since callbacks take messages from the queue."
+  "Put the requests that are ready for CALL, the handler's end of CALL-PAIR, before everything that
+is queued, because callbacks take messages from the queue."
   (loop for message in (reverse (shiftf (call-pair-ready call-pair) '()))
         do (rpc:put-received call message t))
   nil)

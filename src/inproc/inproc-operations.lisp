@@ -25,7 +25,7 @@
         (end-as call-pair status message details trailers))))
 
 (defun end-without-answer (call-pair flaw trailers)
-  "End the call of CALL-PAIR, whose handler has ended it with :ok though its answer has FLAW, a
+  "End the call of CALL-PAIR, whose handler has ended it with :ok although its answer has FLAW, a
 verdict, for the client."
   (unless (call-pair-claim call-pair) (rpc:add-trailers (call-pair-server call-pair) trailers))
   (multiple-value-bind (status text) (rpc:verdict flaw)

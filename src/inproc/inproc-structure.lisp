@@ -1,10 +1,10 @@
 ;;;; The structures of in-process calls.
 ;;;;
-;;;; A CALLEE is the end that serves: a server, or a service object by itself. An INPROC-CORE is the
+;;;; A CALLEE is the end that serves: a server, or a single service object. An INPROC-CORE is the
 ;;;; other end, a channel. A call has two INPROC-CALLs, one for the caller and one for the handler,
 ;;;; which know each other by a CALL-PAIR. Nearly all unary calls are answered by their handler on
 ;;;; the caller's thread; such a call needs no call pair, and the caller's INPROC-CALL is made when
-;;;; it is over. So it is two objects of 80 octets.
+;;;; it has ended. So it is two objects of 80 octets.
 
 (in-package #:clgrpc.inproc)
 

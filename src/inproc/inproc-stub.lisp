@@ -148,7 +148,7 @@ call."
 
 (defun call-pair-to (inproc-core callee route method deadline fields &optional values)
   "Make a call pair to ROUTE of CALLEE, whose client has VALUES, as :values of a stub. If there is
-no such callee or route, the call of the call pair has ended with the status that says so."
+no such callee or route, the call of the call pair has ended with the corresponding status."
   (if route
       (let ((call-pair (open-call-pair inproc-core callee route method deadline fields values)))
         (look (call-pair-server call-pair))
@@ -202,7 +202,7 @@ no such callee or route, the call of the call pair has ended with the status tha
     (setf (call-status (call-pair-server call-pair)) :cancelled)))
 
 (defun send-only-request (call-pair request)
-  "Give the handler of CALL-PAIR its only REQUEST. If that is left by an error or another non-local
+  "Give the handler of CALL-PAIR its only REQUEST. If this is left by an error or another non-local
 exit, the call has ended."
   (let ((client (call-pair-client call-pair))
         (passed nil))

@@ -1,5 +1,5 @@
 ;;;; Calls within the image: a channel whose stubs call the handlers of a server, or of a service
-;;;; object, with no octets between, and with the semantics of the wire.
+;;;; object, without octets, and with the semantics of the wire.
 
 (defpackage #:clgrpc.inproc
   (:use #:cl #:clgrpc.base #:clgrpc.option)

@@ -1,7 +1,7 @@
 ;;;; Waiting. A thread that waits spins for a moment first, if there is another processor for the
-;;;; other end: to wake a thread that sleeps takes 30 µs, while one that spins sees a message after
-;;;; 0.1 µs. A client whose handler runs on a loop drives that loop while it waits, if no other
-;;;; thread does and the handler does not wait for anything that the client would do (DRIVABLE-P).
+;;;; other end: waking a sleeping thread takes 30 µs, while one that spins sees a message after 0.1
+;;;; µs. A client whose handler runs on a loop drives that loop while it waits, if no other thread
+;;;; does and the handler waits for nothing that the client would do (DRIVABLE-P).
 
 (in-package #:clgrpc.inproc)
 

@@ -1,6 +1,6 @@
 ;;;; Calls within the image under a service config or with interceptors of attempts: the attempts of
-;;;; a call, and the passing of messages between the call and them. calling/retry.lisp (gRFC A6)
-;;;; decides what follows an attempt, and calls **RETRY-OPERATIONS** to do it.
+;;;; a call, and the passing of messages between the call and its attempts. calling/retry.lisp (gRFC
+;;;; A6) decides what follows an attempt, and calls **RETRY-OPERATIONS** to do it.
 ;;;;
 ;;;; A channel with either is of a class of its own, so other channels know nothing of all this. For
 ;;;; each method config, and for methods that have none, it has a PLAN with an inner channel, whose
@@ -11,21 +11,21 @@
 ;;;; all calls within the image.
 ;;;;
 ;;;; A relay waits for nothing. Both the handler's end of the call and the clients' ends of the
-;;;; attempts have transport operations of their own: where other calls look for callbacks that are
-;;;; due, these WAKE the relay. So whatever happens, whichever thread it happens on, that thread
-;;;; runs ADVANCE, which looks at everything and does what can be done; or, if another thread runs
-;;;; that now, it makes that thread look again. Nothing here takes a lock.
+;;;; attempts have transport operations of their own: where other calls check for due callbacks,
+;;;; these WAKE the relay. So whatever happens, on whichever thread, that thread runs ADVANCE, which
+;;;; checks everything and does what can be done; or, if another thread is running it, it makes that
+;;;; thread check again. Nothing here takes a lock.
 ;;;;
-;;;; Attempts begin as they would over the wire, each handler on a thread of its own or on its
-;;;; channel's loop. If the call's client waits on its thread for one answer to requests that are at
-;;;; hand, and attempts follow each other, they run within ADVANCE on that thread: it is the
-;;;; relay's CALLER, and no other thread begins one.
+;;;; Attempts begin as they would over the wire, each handler on a new thread or on its channel's
+;;;; loop. If the call's client waits on its thread for one answer to requests that are available,
+;;;; and attempts follow each other, they run within ADVANCE on that thread: it is the relay's
+;;;; CALLER, and no other thread begins one.
 ;;;;
-;;;; Requests are in a list to which new ones are added at the end; each attempt knows how far in it
-;;;; it has come. While the call may be tried again, the list is kept from its beginning, and
-;;;; charged to the budgets of base/replay.lisp, but for requests that were at hand of a call that
-;;;; is not hedged. The call is committed to an attempt as soon as that has got headers, an answer
-;;;; or :ok, or once the list is too long; the others are then cancelled.
+;;;; Requests are in a list to which new ones are added at the end; each attempt records its
+;;;; position in it. While the call may be tried again, the list is kept from its beginning, and
+;;;; charged to the budgets of base/replay.lisp; but not requests that were available from the
+;;;; start, of a call that is not hedged. The call is committed to an attempt as soon as that has
+;;;; got headers, an answer or :ok, or when the list is too long; the others are then cancelled.
 
 (in-package #:clgrpc.inproc)
 
@@ -244,7 +244,7 @@ begun; if an interceptor has made the attempt fail, the call has ended."
 
 (defun record-failure (relay number)
   "Record the failure of RELAY's last attempt, which came after NUMBER others, for FAILED-ATTEMPTS;
-not if the call could have only one attempt."
+but not if the call could have only one attempt."
   (when (plan-policy (relay-plan relay))
     (let ((attempt (relay-attempt relay)))
       (multiple-value-bind (status text) (rpc:final-status attempt)
@@ -422,7 +422,8 @@ whose answer had begun."
     (calling:tell-failed **retry-operations** relay attempt number (failure-of call))))
 
 (defun look-at-attempts (relay)
-  "Commit RELAY to the first attempt whose answer has begun, or else leave those that have failed."
+  "Commit RELAY to the first attempt whose answer has begun; if there is none, remove those that
+have failed."
   (let ((answered (find-if #'answered-p (relay-attempts relay))))
     (if answered
         (commit relay answered)
@@ -500,7 +501,7 @@ until an attempt has been sent all requests before it."
             (t (return))))))
 
 (defun finish (relay attempt)
-  "End RELAY's call as ATTEMPT has ended: the call is committed to it, and all of its messages are
+  "End RELAY's call as ATTEMPT has ended: the call is committed to it, and all of its messages were
 passed on."
   (let ((call (relayed-attempt-call attempt)))
     (calling:commit (relay-retries relay) nil)
@@ -535,7 +536,7 @@ passed on."
     (unless (runs-p) (abandon relay))))
 
 (defun begin-relay (relay call)
-  "Begin RELAY, which stands for the handler of the call whose handler's end is CALL."
+  "Begin RELAY, which replaces the handler of the call whose handler's end is CALL."
   (setf (relay-call relay) call)
   (have-wake relay call)
   ;; if the requests cannot be kept there is only one attempt

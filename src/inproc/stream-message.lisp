@@ -1,5 +1,5 @@
-;;;; Messages of streams. A handler that runs on its consumer's thread hands each message to the
-;;;; consumer's body as it sends it, and takes requests straight from their source. In all other
+;;;; Messages of streams. A handler that runs on its consumer's thread passes each message to the
+;;;; consumer's body as it sends it, and takes requests directly from their source. In all other
 ;;;; cases messages go through the queue of the receiving end.
 
 (in-package #:clgrpc.inproc)

@@ -1,13 +1,13 @@
 ;;;; Calls that were opened and left alone. A handler that may run on its client's thread begins
 ;;;; when the client waits for it, so that it needs no thread of its own. But the client may wait
 ;;;; for something else, such as an effect of the handler; over the wire the handler would begin at
-;;;; once. So each open call whose client does not wait is looked after: if it has not begun some
-;;;; time after it was opened, it begins elsewhere.
+;;;; once. So each open call whose client does not wait is checked: if it has not begun some time
+;;;; after it was opened, it begins elsewhere.
 ;;;;
-;;;; A call costs no timer. It is put into a list of its inproc core, one of several, that of the
+;;;; A call costs no timer. It is put into one of several lists of its inproc core, that of the
 ;;;; place of the thread that opens it (call-tally.lisp). When the next call is put there, those
 ;;;; that have begun are dropped from the list. While calls are being opened, a timer of the inproc
-;;;; core rings; calls that it finds for the second time begin elsewhere.
+;;;; core fires; calls that it finds for the second time begin elsewhere.
 
 (in-package #:clgrpc.inproc)
 

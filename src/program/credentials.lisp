@@ -13,7 +13,7 @@
              "Require of clients certificates that those in FILE vouch for."))
 
 (defun parse-certificate (string)
-  "A list of the files, those of a certificate and, behind a comma, of its key, that STRING names."
+  "A list of the files in STRING: that of a certificate and, after a comma, that of its key."
   (let ((comma (position #\, string)))
     (when (member "" (list (subseq string 0 comma) (if comma (subseq string (1+ comma)) "key"))
                   :test #'string=)

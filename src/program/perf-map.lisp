@@ -1,7 +1,8 @@
 ;;;; Where the functions of this image lie, for perf and `clgrpc profile`: /tmp/perf-PID.map has
 ;;;; lines of `ADDRESS OCTETS NAME` in hexadecimal. The names of functions in a Lisp image are known
-;;;; to that image alone. A program of RUN-SERVER writes the table at SIGURG, which all others
-;;;; ignore, so a user who may send signals to the process can have the names of its functions.
+;;;; to that image alone. A program of RUN-SERVER writes the table at SIGURG, which all other
+;;;; programs ignore, so a user who may send signals to the process can get the names of its
+;;;; functions.
 
 (in-package #:clgrpc.program)
 
@@ -35,8 +36,7 @@
           do (funcall function name address (- (if rest (caar rest) end) address)))))
 
 (defun function-label (name)
-  "NAME, whatever it is, in one line of lower case, symbols with their packages but for those of
-COMMON-LISP."
+  "NAME, of any form, in one line of lower case, with the packages of symbols except COMMON-LISP."
   (let ((*package* (find-package '#:common-lisp)) (*print-pretty* nil) (*print-length* 6)
         (*print-level* 4))
     (substitute #\Space #\Newline

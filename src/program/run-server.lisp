@@ -61,11 +61,12 @@ with which that list begins."
       (clgrpc-error (error) (complain error 1)))))
 
 (defconstant +exit-seconds+ 2
-  "How long other threads may take to end when the process exits, and the last output to be taken.")
+  "How long other threads may take to end when the process exits, and how long the last output may
+take to be read.")
 
 (defun write-everything ()
-  "Have the log and the standard streams written. Return false if that takes too long, since their
-reader has stopped reading but is still there, such as a pager that waits for a key."
+  "Have the log and the standard streams written. Return false if that takes too long because the
+reader has stopped reading but still exists, such as a pager that waits for a key."
   (flet ((finish (&rest streams)
            (dolist (stream streams)
              (handler-case (finish-output stream)
@@ -86,7 +87,7 @@ ARGUMENTS   a list of strings, such as (uiop:command-line-arguments): options of
             They are those of `clgrpc serve` (--listen, --metrics, --tls-cert and more; --help
             lists them). A wrong one is a line on the standard error and exit code 2. Options of
             other systems, such as --register of clgrpc-etcd/discovery and --console of
-            clgrpc-tools/console, are there once those are loaded.
+            clgrpc-tools/console, exist when those are loaded.
 EXIT        true by default; if false, return the exit code instead of exiting
 RELOAD      a function without arguments, called at SIGHUP, on a thread of its own, to read the
             program's own files again; an error in it is logged. The signals that come during a

@@ -28,8 +28,8 @@
        "Speak the protocols beside gRPC as well, such as gRPC-Web and Connect, over HTTP/1.1 and
       HTTP/2 on the same addresses.")
   (origins "ORIGINS" #'parse-origins '()
-           "Whose web pages may call with --web: origins such as https://app.example, several
-      with commas between, or any.")
+           "The origins whose web pages may call with --web, such as https://app.example, several
+      separated by commas, or any.")
   :server-tls)
 
 (defun parse-origins (text)
@@ -79,7 +79,7 @@ GRPC_BINARY_LOG_FILTER selects, all if it is not set."
         (getf options :credentials))))
 
 (defun server-arguments (given observers credentials options)
-  "The arguments of START-SERVER: OPTIONS, with OBSERVERS and CREDENTIALS, and those of GIVEN."
+  "The arguments of START-SERVER: OPTIONS, with OBSERVERS and CREDENTIALS, and those in GIVEN."
   (destructuring-bind (&key listen loops limits max-receive-octets web origins
                          &allow-other-keys)
       given
@@ -96,8 +96,8 @@ GRPC_BINARY_LOG_FILTER selects, all if it is not set."
   (finish-output))
 
 (defun page-lines (server given metrics-url tls paths)
-  "Lines that say where what GIVEN asks for is seen, and the pages at PATHS of SERVER, which speaks
-TLS if TLS is true."
+  "Lines that name the addresses of what GIVEN requests, and the pages at PATHS of SERVER, which
+uses TLS if TLS is true."
   (append (loop for path in paths
                 collect (format nil "page at http~:[~;s~]://~A~A" tls (server:server-address server)
                                 path))
@@ -108,8 +108,8 @@ TLS if TLS is true."
 
 (defun serve-with (observers binary-log metrics credentials services given ending options
                    &key report paths reload)
-  "SERVE-AS-ASKED with what that has made: OBSERVERS, of which BINARY-LOG and METRICS are, each or
-nil, and CREDENTIALS."
+  "Call SERVE-AS-ASKED with the objects made for it: OBSERVERS, which include BINARY-LOG and METRICS
+unless these are nil, and CREDENTIALS."
   (call-with-metrics-page
    (getf given :metrics) credentials metrics (first-of 'services:health-service services)
    (lambda (metrics-url)
@@ -145,12 +145,12 @@ nil, and CREDENTIALS."
          (end-exporting exporter))))))
 
 (defun serve-as-asked (services given ending options &key report paths reload)
-  "Serve SERVICES, a list, as GIVEN, the plist of a command line with the options :SERVING and those
-of the groups, and OPTIONS, arguments of START-SERVER, say. Print the addresses, the PATHS of pages,
-and the groups' lines; call REPORT, if there is one, with the server at each SIGUSR1. At SIGHUP read
-the certificates again, begin the binary log again, and call RELOAD, if there is one. Once the
-process is asked to end, by ENDING, let running calls end, and return. A service manager is notified
-of all that."
+  "Serve SERVICES, a list, as requested by GIVEN, the plist of a command line with the options
+:SERVING and those of the groups, and by OPTIONS, arguments of START-SERVER. Print the addresses,
+the PATHS of pages, and the groups' lines; call REPORT, if there is one, with the server at each
+SIGUSR1. At SIGHUP read the certificates again, begin the binary log again, and call RELOAD, if
+there is one. Once the process is asked to end, by ENDING, let running calls end, and return. A
+service manager is notified of all that."
   (let* ((credentials (asked-credentials given options))
          (own (observers-of-groups (list* :observer (as-list (getf options :observer))
                                           :credentials credentials given)))

@@ -1,5 +1,5 @@
 ;;;; Notices to a service manager such as systemd (sd_notify(3)): the program serves, reloads or
-;;;; ends. Where the environment names a socket in NOTIFY_SOCKET each notice is a datagram of lines
+;;;; ends. If the environment names a socket in NOTIFY_SOCKET each notice is a datagram of lines
 ;;;; NAME=VALUE to it; otherwise no notice is sent. If the manager does not listen, that is logged,
 ;;;; and the program goes on.
 
@@ -86,8 +86,8 @@ in one is logged, and the others are called."
   (sb-thread:make-thread #'reload-as-wanted :name "clgrpc reload" :arguments (list reloader)))
 
 (defun want-reload (reloader)
-  "Reload on a thread of its own, or once more after the reload that is under way. By one thread at
-a time."
+  "Reload on a new thread, or once more after the reload that is under way. By one thread at a
+time."
   (cond ((change-state reloader :under-way :wanted))
         ((change-state reloader :idle :under-way)
          (let ((started nil))
@@ -95,9 +95,9 @@ a time."
              (unless started (setf (reloader-state reloader) :idle)))))))
 
 (defun reload-at-hang-up (ending server &rest functions)
-  "At SIGHUP RELOAD those of FUNCTIONS, each nil or without arguments, that are not nil, on a
-thread of its own. If there are none, and no service manager, the signal ends the process still, as
-it does when a terminal is closed."
+  "At SIGHUP call RELOAD with those of FUNCTIONS, each nil or without arguments, that are not nil,
+on a new thread. If there are none, and no service manager, the signal still ends the process, as
+when a terminal is closed."
   (let ((functions (remove nil functions)))
     (when (or functions (manager-address))
       (let ((reloader (make-reloader server functions)))

@@ -9,7 +9,7 @@
 (in-package #:clgrpc.program)
 
 (defconstant +ending-seconds+ 10
-  "How long the end of a program may take beside the draining of its server.")
+  "How long the end of a program may take in addition to the draining of its server.")
 
 (defstruct (ending (:copier nil))
   "The state of a process that may have been asked to end."

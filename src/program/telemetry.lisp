@@ -32,7 +32,8 @@ The log is left as it is if LEVEL is nil."
 
 (defun call-with-web (addresses credentials handlers url function)
   "Start a server on ADDRESSES that answers HTTP by HANDLERS, over TLS if there are CREDENTIALS, and
-call FUNCTION with the value of URL, a function of a server, for it; with nil if ADDRESSES are nil."
+call FUNCTION with the value of URL, a function of a server, for it; call FUNCTION with nil if
+ADDRESSES are nil."
   (if (null addresses)
       (funcall function nil)
       (let ((server (server:start-server '() :listen addresses :http handlers
@@ -41,7 +42,7 @@ call FUNCTION with the value of URL, a function of a server, for it; with nil if
           (server:stop-server server :drain 0)))))
 
 (defun call-with-metrics-page (addresses credentials metrics health function)
-  "Call FUNCTION with where METRICS, with HEALTH beside them, are shown on ADDRESSES, over TLS if
+  "Call FUNCTION with the URL of the page that shows METRICS and HEALTH on ADDRESSES, over TLS if
 there are CREDENTIALS; with nil if ADDRESSES are nil."
   (call-with-web
    addresses credentials
@@ -52,8 +53,8 @@ there are CREDENTIALS; with nil if ADDRESSES are nil."
    function))
 
 (defun make-tracing-as-asked (trace-sample otlp)
-  "Tracing that records TRACE-SAMPLE, a ratio, of the traces that begin here, all of them if only
-OTLP is there, and nil without either. Without OTLP no exporter takes the spans, so few are kept."
+  "Tracing that records TRACE-SAMPLE, a ratio, of the traces that begin here; all of them if only
+OTLP is given; nil without either. Without OTLP no exporter takes the spans, so few are kept."
   (when (or trace-sample otlp)
     (apply #'trace:make-tracing :sampler `(:parent-based (:trace-id-ratio ,(or trace-sample 1)))
            (if otlp '() '(:max-queued-spans 1)))))

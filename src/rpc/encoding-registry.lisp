@@ -198,11 +198,10 @@ DECOMPRESS  a function of octets, those of a compressed message, and a function 
             WRITE with the octets of the message, in pieces: (funcall write octets start end), where
             START and END are optional. As soon as there are more than the limit of the call,
             :max-receive-octets, WRITE does not return, and the call ends with :resource-exhausted.
-            If DECOMPRESS signals an error the message is corrupt: the call ends with :internal Both
-            may be called by several threads at once, and must not change their octets. Registering
-            NAME again replaces its functions. Register it before you make channels and servers that
-            use it. Signal MISUSE for :identity, :gzip, :deflate, and an invalid name. From any
-            thread."
+            If DECOMPRESS signals an error the message is corrupt: the call ends with :internal
+Both may be called by several threads at once, and must not change their octets. Registering NAME
+again replaces its functions. Register it before you make channels and servers that use it. Signal
+MISUSE for :identity, :gzip, :deflate, and an invalid name. From any thread."
   (let ((text (encoding-text-for name)))
     (unless (and (functionp compress) (functionp decompress))
       (misuse "The compression ~S needs two functions, :compress and :decompress." name))

@@ -149,9 +149,9 @@ encoding) and :half-closed (call), for logs of the contents of calls; :connectio
 error), :subchannel-failed (reason) and :weights-updated (weights stale fallback), of channels;
 :refused (option peer), of servers. PEER is an address, a string or nil. The functions are called on
 the loop or, for calls within the image, on the thread that makes or handles the call. They must not
-wait; an error in one goes to the log. Signal MISUSE for any other name, and for a value that is
-neither a function nor nil. With :trusted t the caller promises that the functions signal no errors,
-and no handlers are established. From any thread."
+wait; an error in one of them goes to the log. Signal MISUSE for any other name, and for a value
+that is neither a function nor nil. With :trusted t the caller promises that the functions signal no
+errors, and no handlers are established. From any thread."
   (when (getf functions :trusted)
     (return-from make-observer
       (apply #'%make-observer (loop for (name function) on functions by #'cddr

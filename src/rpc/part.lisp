@@ -7,8 +7,8 @@
 (in-package #:clgrpc.rpc)
 
 (defconstant +arrival-octets+ 64
-  "The octets that an ARRIVAL is charged besides its own, so that the number of empty messages is
-limited too.")
+  "The octets that an ARRIVAL is charged in addition to its own, so that the number of empty
+messages is limited too.")
 
 (defstruct (arrival (:copier nil))
   "Messages that arrived together, or one message."

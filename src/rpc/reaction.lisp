@@ -8,8 +8,8 @@
   (plusp (the fixnum (operate room call))))
 
 (define-hot answers-leave-p ((call call)) boolean
-  "False if CALL, a handler's, has more answers queued than its send budget, since its peer does not
-receive them: more messages would only make more answers. The transport schedules the callbacks
+  "False if CALL, a handler's, has more answers queued than its send budget, because its peer does
+not receive them: more messages would only cause more answers. The transport schedules the callbacks
 again when there is room."
   (or (client-p call)
       (room-p call)))

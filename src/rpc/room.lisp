@@ -2,9 +2,9 @@
 ;;;; of the heap (base/memory/heap.lisp). Without a promise it waits, at most for the option
 ;;;; room-wait-seconds; then the call ends with :resource-exhausted.
 ;;;;
-;;;; One of the threads that wait has the turn, **ROOM-TURN**. It looks for room again and again,
-;;;; and collects garbage when there is none; the others wait for the turn. If there is room at once
-;;;; no thread takes a lock.
+;;;; One of the threads that wait has the turn, **ROOM-TURN**. It checks for room again and again,
+;;;; and collects garbage when there is none; the others wait for their turn. If there is room at
+;;;; once no thread takes a lock.
 ;;;;
 ;;;; Part of the heap is reserved for peers that receive their answers: a call whose connection
 ;;;; already has answers waiting gets a promise only while two fifths are free, other calls while
@@ -51,8 +51,8 @@ sleep: call it in user code."
         (when turn (sb-thread:release-mutex **room-turn**))))))
 
 (defun call-with-room (call octets options function &key (long octets))
-  "Wait for room, at most as long as OPTIONS say; then call FUNCTION, which uses OCTETS of the heap
-to make a message of CALL. LONG, octets or nil, is its length as a hint for later calls of the
+  "Wait for room, at most as long as OPTIONS allow; then call FUNCTION, which uses OCTETS of the
+heap to make a message of CALL. LONG, octets or nil, is its length as a hint for later calls of the
 method."
   (declare (type function function))
   (when long (operate note-long-message call long))

@@ -1,8 +1,8 @@
 ;;;; The contract between calls and the transports that carry them. A transport (HTTP/2 on a
 ;;;; connection, the in-process channel) gives each end of its calls an OPERATIONS structure. The
-;;;; table below declares every operation once: name, lambda list, the thread it is called on, which
-;;;; end has it, its default, its meaning. The structure, OPERATE, the documentation and the checks
-;;;; of DEFINE-TRANSPORT-END are made from the table.
+;;;; table below declares every operation: name, lambda list, the thread on which it is called,
+;;;; which end has it, its default, its meaning. The structure, OPERATE, the documentation and the
+;;;; checks of DEFINE-TRANSPORT-END are made from the table.
 
 (in-package #:clgrpc.rpc)
 
@@ -79,9 +79,9 @@
   item)
 
 (defmacro define-operations (documentation &body rows)
-  "Declare the contract. A row is (NAME LAMBDA-LIST (&key THREAD END DEFAULT) TEXT): THREAD is :any,
-:loop (the call's) or :receiver (the one thread that receives on the call), END the only end that
-has the operation, DEFAULT a form for the function of transports that give none."
+  "Declare the contract. A row is (NAME LAMBDA-LIST (&key THREAD END DEFAULT) TEXT). THREAD is :any,
+:loop (the call's) or :receiver (the one thread that receives on the call). END is the only end that
+has the operation. DEFAULT is a form for the function of transports that give none."
   (let ((parsed (mapcar #'parse-contract-row rows)))
     `(progn
        (eval-when (:compile-toplevel :load-toplevel :execute)
@@ -137,7 +137,8 @@ it. Signal MISUSE if it is too late.")
     "True if the last decoded message came compressed.")
   ;; on the call's loop
   (abort (call status text ended-by) (:thread :loop)
-    "End the call from this side at once, with STATUS and TEXT; ENDED-BY as in RPC-ERROR-ENDED-BY.")
+    "End the call from this side at once, with STATUS and TEXT; ENDED-BY is as for
+RPC-ERROR-ENDED-BY.")
   (post (call function) ()
     "Run FUNCTION on the call's loop, at once if this thread runs the loop. Return false if the loop
 has stopped.")
@@ -183,17 +184,17 @@ true then; false if this thread may not run the loop, or only for a part of that
   (observer (call) (:default #'nothing)
     "The OBSERVER of the call's channel or server, or nil.")
   (traffic (call) (:thread :loop :default #'no-traffic)
-    "Return the octets of messages that the call has sent and received, as its observer has got
-them; for a client's call on the wire, in its attempt under way. A third value is the time when it
-began, for a call on the wire by its loop's clock.")
+    "Return the octets of messages that the call has sent and received, as its observer was told;
+for a client's call on the wire, in its present attempt. A third value is the time when it began,
+for a call on the wire by its loop's clock.")
   (told-size (call) (:thread :loop :default #'nothing)
-    "During a call of an observer for a message: the octets of the message if it is compressed on
-the wire, t if that number is not known yet; nil if the message is not compressed.")
+    "While an observer is called for a message: the octets of the message if it is compressed on the
+wire, t if that number is not known yet; nil if the message is not compressed.")
   (receive-limit (call) (:default #'no-limit)
     "The most octets that a message for the call may have.")
   (repeats (call) (:thread :loop :end :client :default #'no-repeats)
-    "Of a call that has just ended, four values: how many of its attempts were retries, hedges, and
-made again since their server had not seen them; and the nanoseconds in which none was under way.")
+    "Four values for a call that has just ended: how many of its attempts were retries, hedges, and
+repeated because their server had not seen them; and the nanoseconds in which none was under way.")
   (elapsed-ns (call) (:thread :loop :default #'no-octets)
     "The duration, in nanoseconds, of the call, which has just ended and has an observer.")
   (protocol (call) (:end :server :default #'nothing)
@@ -204,7 +205,7 @@ nil within the image and of a plain request.")
   (particulars (call) (:default #'nothing)
     "A plist for the trace of the beginning of the call, besides its method.")
   (stage (call) (:thread :loop :default #'nothing)
-    "The stage that the call, which runs, is at: one of the keywords of CALL-STAGES, or nil.")
+    "The stage that the call, which runs, has reached: one of the keywords of CALL-STAGES, or nil.")
   (stages (call) (:default #'nothing)
     "The plist of CALL-STAGES.")
   (last-error (call) (:thread :loop :default #'nothing)
@@ -280,8 +281,8 @@ plist."
                (contract-row-name row) (contract-row-lambda-list row))))))
 
 (defmacro define-shared-operations (name documentation &body operations)
-  "Define the global NAME: OPERATIONS, a plist as DEFINE-TRANSPORT-END takes it, for :LIKE NAME of
-the ends of a transport that share them."
+  "Define the global NAME: OPERATIONS, a plist in the form of DEFINE-TRANSPORT-END, for :LIKE NAME
+of the ends of a transport that share them."
   `(progn
      (eval-when (:compile-toplevel :load-toplevel :execute)
        (setf (get ',name 'operations) ',operations))
@@ -291,8 +292,8 @@ the ends of a transport that share them."
   "Define the global NAME: the OPERATIONS of the END, :client or :server, of a transport's calls.
 OPERATIONS is a plist from operation to a form for its function. A missing operation is that of
 LIKE, the name of another end or of shared operations, or else the default. Signal an error at
-compile time for an operation that the contract does not have, and for one that is not given and has
-no default; signal one at load time if a function does not take the arguments of its operation."
+compile time for an operation that the contract does not have, and for one that is missing and has
+no default. At load time signal one if a function does not accept the arguments of its operation."
   (let ((all (append operations (and like (get like 'operations)))))
     `(progn
        (eval-when (:compile-toplevel :load-toplevel :execute)

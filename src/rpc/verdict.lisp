@@ -68,7 +68,7 @@
 (defun verdict (name &rest arguments)
   "The status and the text of the verdict NAME, a keyword. ARGUMENTS are those of its text, a format
 control. A string among them may come from a peer, so only its first 120 characters are shown: HPACK
-repeats it by an octet, and each character may have to be escaped."
+lets the peer repeat it by an octet, and each character may have to be escaped."
   (let ((row (or (find name (the simple-vector **verdicts**) :key #'verdict-row-name)
                  (misuse "~S is not a verdict." name))))
     (values (verdict-row-status row)
@@ -116,8 +116,8 @@ MAKE-RPC-ERROR."
        t))
 
 (define-hot (flaw :inline t) ((call call) (count index) unfinished) symbol
-  "Return the verdict on the messages of CALL's peer, which has ended its side after COUNT messages,
-or nil if the number is right. UNFINISHED is true if another message had begun."
+  "The verdict on the messages of CALL's peer, which has ended its side after COUNT messages, or nil
+if the number is right. UNFINISHED is true if another message had begun."
   (let ((client-p (client-p call)))
     (cond (unfinished (if client-p :unfinished-response :unfinished-request))
           ((not (if client-p (answers-once-p call) (takes-one-p call))) nil)

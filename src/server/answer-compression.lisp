@@ -19,8 +19,8 @@ compression of that name may be registered later."
               (setf (hpack:field-memo field) (or encoding :identity)))))))
 
 (defun begin-compression (call incoming default)
-  "Give CALL its compression: INCOMING is an encoding, :unknown or nil, as its request said, DEFAULT
-the encoding for answers, if the client accepts it, or nil."
+  "Give CALL its compression: INCOMING is an encoding, :unknown or nil, as its request has it;
+DEFAULT is the encoding for answers, if the client accepts it, or nil."
   (setf (wire:incoming-encoding call) (if (eq incoming :unknown) nil incoming)
         (wire:outgoing-encoding call) (acceptable-encoding call default)))
 

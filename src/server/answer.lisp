@@ -17,7 +17,7 @@
 
 (define-hot reply-now ((call server-call) message) boolean
   "Send MESSAGE and the status :ok, and return true. If MESSAGE is long, do nothing and return
-false: then POST-REPLY is to be called with the baton lent. On the loop."
+false: then POST-REPLY must be called with the baton lent. On the loop."
   (cond ((call-status call) t)
         ((call-http-request call) (reply-beside-grpc call message))
         (t (let ((outcome (progn
@@ -49,8 +49,8 @@ false: then POST-REPLY is to be called with the baton lent. On the loop."
         (t (loop:post (wire-call-loop call) (lambda () (reply-now call message))))))
 
 (defun note-answering (call count)
-  "Charge CALL's link with COUNT octets of its answer, which are posted to the loop. If COUNT is
-negative, take so many octets off, since they have arrived there."
+  "Charge CALL's link with COUNT octets of its answer, which are posted to the loop. A negative
+COUNT reduces the charge, because the octets have arrived there."
   (let ((link (the server-link (server-call-link call))))
     (sb-ext:atomic-incf (server-link-coming link) count)
     (cond ((minusp count)
@@ -98,8 +98,8 @@ negative, take so many octets off, since they have arrived there."
   (wire:post-in-turn call 0 (lambda () (server-finish call status message details trailers))))
 
 (defun tell-of-forgotten (call status)
-  "Log CALL's method and identifiers if its handler has returned the call, to answer later, and has
-not answered by the deadline. CALL is about to end with STATUS."
+  "If the handler of CALL has returned the call, in order to answer later, and has not answered by
+the deadline, log CALL's method and identifiers. CALL is about to end with STATUS."
   (let ((deferred-start (server-call-deferred-start call)))
     (when (and (eq :deadline-exceeded status) deferred-start (deferred-start-later deferred-start))
       (apply #'log-event :info :call-unanswered

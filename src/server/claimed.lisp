@@ -23,7 +23,7 @@
                       :fields (claim-fields claim) :accepted (claim-accepted claim))))
 
 (defun rejected-at-once-p (claim)
-  "True if a call that CLAIM rejects ends before the end of its request's body, since a client may
+  "True if a call that CLAIM rejects ends before the end of its request's body, because a client may
 stream the body for as long as it likes. Other calls are rejected at the end of the body, as their
 clients expect."
   (and (claim-rejection claim)
@@ -66,8 +66,8 @@ clients expect."
 
 (defun take-query-octets (call octets)
   "True if the limit of CALL's connection allows to decode a message of OCTETS from its query. Count
-these octets if so. The limit holds over HTTP/2, where the client may send a long path as one or two
-octets, an index of HPACK's table. Over HTTP/1.1 the client has sent all octets, so there is no
+these octets if so. The limit applies over HTTP/2, where the client may send a long path as one or
+two octets, an index of HPACK's table. Over HTTP/1.1 the client has sent all octets, so there is no
 limit."
   (or (null (server-call-stream call))
       (let* ((link (server-call-link call))

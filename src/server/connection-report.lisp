@@ -24,10 +24,10 @@
 
 (defun report-connections (server &key (limit 100))
   "The states of the loops of SERVER, a list of plists in their order: :NAME; :CONNECTIONS and
-:OPEN, how many connections and requests under way it has; :CALLS, how many have ended; :TURNS;
-:LINKS, at most LIMIT of its connections, each a plist of :PEER, :CALLS under way, :TLS and :SECONDS
-since it began. A loop that does not answer within a second has only its :NAME. Not on a loop of
-SERVER."
+:OPEN, the numbers of its connections and of its requests under way; :CALLS, how many have ended;
+:TURNS; :LINKS, at most LIMIT of its connections, each a plist of :PEER, :CALLS under way, :TLS and
+:SECONDS since it began. A loop that does not answer within a second has only its :NAME. Not on a
+loop of SERVER."
   (let ((found (make-hash-table :test 'eq :synchronized t)))
     (call-on-loops server (lambda (server-loop) (setf (gethash server-loop found)
                                                       (report-server-loop server-loop limit))))

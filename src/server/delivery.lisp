@@ -1,7 +1,7 @@
 ;;;; The messages of a request, and its end, on their way to the handler: the operations DELIVER and
-;;;; HALF-CLOSE. A unary or server-streaming handler starts when the request is whole and
+;;;; HALF-CLOSE. A unary or server-streaming handler starts when the request is complete and
 ;;;; half-closed; a client-streaming one at the first message or the half-close; a bidi one at the
-;;;; headers (dispatch.lisp), since it may speak first.
+;;;; headers (dispatch.lisp), since it may send first.
 
 (in-package #:clgrpc.server)
 
@@ -11,12 +11,12 @@
     (and stream (http2:stream-receivable-p stream))))
 
 (defconstant +free-octets+ 1024
-  "The most octets of a decoded request that is not charged by itself: the charge of its call's
-stream includes it.")
+  "The most octets of a decoded request that are not charged separately: the charge of its call's
+stream includes them.")
 
 (define-hot decode-request ((call server-call) (octets octets) (start index) (end index)) null
   "Decode the octets, CALL's request, and charge its link with the decoded message if that is long.
-The message may take four times the memory of its octets, and the messages inside it more."
+The message may occupy four times the memory of its octets, and the messages inside it more."
   (multiple-value-bind (message kept inside)
       (handler-case (wire:parse-incoming call octets start end nil)
         (protobuf:protobuf-error (error)

@@ -104,8 +104,8 @@ Reject the request if the method's messages are raw or already have a codec."
   nil)
 
 (defconstant +free-metadata-octets+ 512
-  "The most octets of metadata that is not charged by itself: the charge of the call's stream
-includes it.")
+  "The most octets of metadata that are not charged separately: the charge of the call's stream
+includes them.")
 (define-hot read-fields ((request request) (list hpack:field-list) (link server-link)) null
   "Note in REQUEST its metadata, from LIST, and the octets that its call on LINK is charged with."
   (multiple-value-bind (fields octets) (wire:link-fields link list)
@@ -181,7 +181,7 @@ and return it. A plain request is not counted among the calls."
   (hpack:field-value-string (hpack:find-field list ":method")))
 
 (defun list-octets (list)
-  "The octets of memory that a plain request made from LIST takes: strings in lists, and the
+  "The octets of memory that a plain request made from LIST occupies: strings in lists, and the
 fields."
   (* 2 (+ (hpack:field-list-octets list) (* hpack:+field-octets+ (hpack:field-list-count list)))))
 
@@ -277,7 +277,7 @@ has."
 (define-hot receive-other ((call server-call) (octets octets) (start index) (end index)
                            (ended boolean))
     null
-  "Take a part of the body of CALL, which is not gRPC's, and give window back for it."
+  "Handle a part of the body of CALL, which is not gRPC's, and return window for it."
   (if (call-claim call)
       (receive-claimed call octets start end ended)
       (exchange:receive-body (call-http-request call) octets start end))
@@ -310,7 +310,7 @@ has."
       (lose-call call (format nil "~A from ~(~A~)" (http2:error-code-name error-code) source)))))
 
 (define-hot (release-stream-charge :inline t) ((link server-link) (stream http2:stream)) null
-  "Take the charge of STREAM, which is closed, off LINK."
+  "Release the charge of STREAM, which is closed, from LINK."
   (let ((charge (http2:stream-charge stream)))
     (unless (zerop charge)
       (setf (http2:stream-charge stream) 0)

@@ -2,8 +2,8 @@
 ;;;;
 ;;;; 1. A first GOAWAY, with the largest identifier, asks the peer to begin no more calls. A PING
 ;;;;    follows it.
-;;;; 2. The answer to the PING shows that the peer has seen the GOAWAY, so that no request is on its
-;;;;    way any more. A second GOAWAY names the last call.
+;;;; 2. The answer to the PING shows that the peer has seen the GOAWAY, so no further request is on
+;;;;    its way. A second GOAWAY names the last call.
 ;;;; 3. When the last call has ended the connection is closed.
 
 (in-package #:clgrpc.server)
@@ -15,9 +15,9 @@
 (defconstant +drain-look-ns+ (ash +drain-ping-ns+ -2)
   "The interval, in nanoseconds, at which a connection that waits for that answer is checked.")
 (defconstant +longest-drain-ping-ns+ (* 10 +drain-ping-ns+)
-  "How long the answer may take, in nanoseconds, while one of these holds: calls are under way, for
-which the connection stays open anyhow; output, perhaps with the PING, is unsent; or the peer sends
-other frames first.")
+  "How long the answer may take, in nanoseconds, while one of these is true: calls are under way,
+for which the connection stays open in any case; output, perhaps with the PING, is unsent; or the
+peer sends other frames first.")
 
 (defun drain-link (link)
   "Let no more calls begin on LINK, and end LINK with its last call. On its loop."
@@ -61,8 +61,8 @@ themselves."
       (< (- now +drain-look-ns+) (http2:connection-last-receive-ns (server-link-http2 link)))))
 
 (defun look-at-drain (link)
-  "Check LINK, whose peer has not answered the PING so far; go on without the answer if its time is
-up."
+  "Check LINK, whose peer has not answered the PING so far; continue without the answer if its time
+is over."
   (let ((now (loop:event-loop-now (server-link-loop link))) (permit (server-link-permit link)))
     (when (and (busy-p link now) (< now (permit-drain-end-ns permit)))
       (setf (permit-drain-busy-ns permit) now))

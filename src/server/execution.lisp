@@ -1,9 +1,9 @@
 ;;;; Where and when a call's handler runs. Handlers run on the loop after all connections of the
 ;;;; turn were read. Handlers of methods that block (server-route.lisp) run on a reserve thread. A
 ;;;; handler on the loop that waits runs the loop meanwhile, until user code of another call is due.
-;;;; A handler that loses the loop to another thread goes on as if it had begun on a reserve thread:
-;;;; its thread encodes the answer and posts it. A handler that returns its call answers later, with
-;;;; REPLY or FINISH (the reactive style).
+;;;; A handler that loses the loop to another thread continues as if it had begun on a reserve
+;;;; thread: its thread encodes the answer and posts it. A handler that returns its call answers
+;;;; later, with REPLY or FINISH (the reactive style).
 
 (in-package #:clgrpc.server)
 
@@ -17,7 +17,7 @@
   nil)
 
 (define-hot run-call ((call server-call)) null
-  "Run CALL's handler where those of its method run: on the loop or on a reserve thread."
+  "Run CALL's handler on the thread that is right for its method: the loop's or a reserve thread."
   (cond ((and (runs-inline-p (the server-route (server-call-route call))
                              (= 1 (server-loop-open (the server-loop (server-call-endpoint call)))))
               ;; a hundred such requests would hold the loop up for a second
@@ -30,10 +30,10 @@
 
 (defun start-on-reserve (call)
   "Run CALL's handler on a reserve thread. If all threads are busy CALL waits for one, at most for
-the option reserve-wait-seconds, since the handlers on all of them might wait for this call. Three
-events race for the ticket: a thread is free, that time ends, or CALL ends. The first event takes
-the call out of the ticket and the others find it empty, so an ended call is not kept and has no
-place in the queue."
+the option reserve-wait-seconds, since all of their handlers might wait for this call. Three events
+race for the ticket: a thread is free, that time ends, or CALL ends. The first event takes the call
+out of the ticket and later ones find it empty, so an ended call is not kept and has no place in the
+queue."
   (let* ((ticket (list call nil))
          (link (server-call-link call))
          (loop (wire-call-loop call))
@@ -80,8 +80,8 @@ place in the queue."
       (rpc:abort-as call :no-thread-in-time))))
 
 (defun forget-unstarted (call)
-  "Remove CALL, which has ended, from the queue where it waits for its handler to begin, if it does,
-so that its request can be collected. On the loop."
+  "If CALL, which has ended, is in the queue where it waits for its handler to begin, remove it, so
+that its request can be collected. On the loop."
   (when (and (due-p call) (zerop (server-call-began-ns call)))
     (let ((deferred-start (server-call-deferred-start call)))
       (cond ((and deferred-start (deferred-start-ticket deferred-start))
@@ -106,7 +106,7 @@ so that its request can be collected. On the loop."
 
 (defun hold-up (call)
   "Make CALL wait until its link's peer has received enough of the answers before it. Calls wait in
-the order in which they came, also those that have waited before. On the loop."
+the order of their arrival, even those that have waited before. On the loop."
   (let ((link (server-call-link call)))
     (unless (call-status call)
       (enqueue-in-order call (ensure-held-up link) #'earlier-p)
@@ -114,7 +114,7 @@ the order in which they came, also those that have waited before. On the loop."
       (output-left link))))
 
 (defun leave-held-up (link call)
-  "Take CALL, of LINK, out of the calls that are held up, if it is there."
+  "Remove CALL, of LINK, from the delayed calls, if it is one of them."
   (let ((queue (server-link-held-up link)))
     (when queue (remove-from-fifo call queue))))
 
@@ -223,7 +223,7 @@ octets promised; nil if there is no room."
 
 (defun leaves-loop-p (call)
   "True if the handler of CALL, which was to begin on the loop, begins on a reserve thread instead,
-since handlers of its method that have lost the loop still run."
+because handlers of its method that have lost the loop still run."
   (let ((route (server-call-route call)) (link (server-call-link call)))
     (if (eq :inline (route-execution route))
         (and (plusp (server-link-late link))
@@ -232,8 +232,8 @@ since handlers of its method that have lost the loop still run."
         (not (runs-inline-p route (= 1 (server-loop-open (server-link-owner link))))))))
 
 (defun charge (call change function)
-  "Change the number of threads that the link of CALL is charged with by CHANGE, 1 or -1, if
-FUNCTION returns true. FUNCTION is called under the lock of the reserve."
+  "If FUNCTION returns true, change the number of threads charged to the link of CALL by CHANGE, 1
+or -1. FUNCTION is called under the lock of the reserve."
   (let ((link (server-call-link call)))
     (loop:charge-thread (server-reserve (server-loop-server (server-link-owner link))) change
                         (lambda ()
@@ -256,7 +256,7 @@ FUNCTION returns true. FUNCTION is called under the lock of the reserve."
                               (setf (deferred-start-late deferred-start) :charged)))))))))
 
 (defun uncharge-handler (call)
-  "Take the charge for the handler of CALL back: it has lost the loop, and has returned."
+  "Undo the charge for the handler of CALL: it has lost the loop, and has returned."
   (charge call -1 (lambda ()
                     (eq :charged (shiftf (deferred-start-late (ensure-deferred-start call))
                                          :returned))))
@@ -333,8 +333,8 @@ RPC-ERROR that ended the handler. On the loop."
   "A set of the methods that NOTE-NOT-SENT has logged.")
 
 (defun note-not-sent (call value)
-  "Log once for the method of CALL that its handler has returned messages, if VALUE, what it has
-returned, is a message or a list of messages. They are not sent, and nothing else was."
+  "If VALUE, the value of CALL's handler, is a message or a list of messages, log once for the
+method that such values are not sent. They are not sent, and nothing else was."
   (let ((message (if (consp value) (first value) value))
         (method (call-rpc-method call)))
     (when (and (protobuf:message-p message)
@@ -354,8 +354,8 @@ its status, else with :ok. On the loop."
   nil)
 
 (defun post-end (call value)
-  "Post END-WITH of VALUE to the loop, which calls it after all messages of CALL from this thread,
-and from the threads that this one has waited for, are sent."
+  "Post END-WITH of VALUE to the loop. It is called after all messages of CALL from this thread, and
+from the threads for which this one has waited, were sent."
   (loop:post (wire-call-loop call) (lambda () (end-with call value))))
 
 (defun conclude-elsewhere (call value)
@@ -367,7 +367,8 @@ and from the threads that this one has waited for, are sent."
 ;;; Waiting within a handler
 
 (define-hot server-drive ((call server-call) (ready-p function)) boolean
-  "The operation DRIVE: a handler that waits where its octets arrived goes on running the loop."
+  "The operation DRIVE: a handler that waits on the thread where its octets arrived continues to run
+the loop."
   (flet ((done-p (call) (or (call-status call) (funcall ready-p call))))
     (declare (dynamic-extent #'done-p))
     (when (loop:drive-on (wire-call-loop call) #'done-p call)

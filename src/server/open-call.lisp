@@ -1,5 +1,5 @@
-;;;; The open calls of a server: counting them, refusing them at the limits, losing them with their
-;;;; peers. Plain requests count among the open calls.
+;;;; The open calls of a server: counting them, refusing them at the limits, ending them when their
+;;;; peers are lost. Plain requests count among the open calls.
 
 (in-package #:clgrpc.server)
 
@@ -45,7 +45,7 @@
 
 (defun server-loop-tally (server-loop)
   "Return four values: how many calls of SERVER-LOOP have begun, succeeded and failed, and when the
-last began, 0 before the first. On its loop."
+last began, 0 if none has. On its loop."
   (values (server-loop-begun server-loop)
           (- (server-loop-calls server-loop) (server-loop-failed server-loop))
           (server-loop-failed server-loop)

@@ -81,9 +81,9 @@ EXCHANGE:HTTP-VERSION-OF."
              (not (eq :more (http-version-of link (make-octets 0) 0 0)))))))
 
 (defun opening-due (link)
-  "Decide the protocol of LINK, whose peer has not shown it in time. The server takes it to be
-HTTP/2, whose error names the missing preface. A mute peer gets no octets: browsers connect in
-advance, and would take an error for the answer to their first request."
+  "Decide the protocol of LINK, whose peer has not shown it in time. The server treats it as HTTP/2,
+whose error names the missing preface. A mute peer gets no octets: browsers connect in advance, and
+would take an error for the answer to their first request."
   (cond ((server-link-failure link))
         ((mute-p link) (wire:close-link link "the peer has sent nothing in time" :how :lost))
         (t (settle link :http2))))

@@ -2,8 +2,8 @@
 ;;;; :HTTP of START-SERVER, or its :FALLBACK, answer them. Without a handler, the answer is an error
 ;;;; as soon as the request is whole.
 ;;;;
-;;;; A server-call that has the HTTP-REQUEST runs such a handler. So handlers of HTTP run as those
-;;;; of calls do, and the limits and the end of the server apply to them, but they do not count as
+;;;; A server-call that has the HTTP-REQUEST runs such a handler. So handlers of HTTP run like those
+;;;; of calls, and the limits and the end of the server apply to them, but they do not count as
 ;;;; calls.
 
 (in-package #:clgrpc.server)
@@ -23,7 +23,7 @@
         (deferred-start-http-request (ensure-deferred-start call)) request))
 
 (defun begin-exchange (link request)
-  "The sink's BEGUN: REQUEST has come on LINK, which speaks HTTP/1.1."
+  "The sink's BEGUN: REQUEST was received on LINK, which speaks HTTP/1.1."
   (if (exchange:http-request-claimed request)
       (begin-claimed-exchange link request)
       (begin-plain-exchange link request)))
@@ -67,7 +67,7 @@
                                       :local))
 
 (define-hot prompt-p ((link server-link)) boolean
-  "The sink's PROMPT-P: true if no observer sees the requests on LINK, and its peer takes answers."
+  "The sink's PROMPT-P: true if no observer sees the requests on LINK, and its peer reads answers."
   (and (null (server-loop-observer (the server-loop (server-link-owner link))))
        (not (tracing-p :call :server))
        (not (output-waits-p link))))
@@ -166,8 +166,8 @@ if there is neither, and no protocol beside gRPC. EXECUTION is that of START-SER
         (execution (execution-of (if (listp execution) :auto execution) nil)))
     (dolist (handler handlers)
       (unless (exchange:http-handler-p handler)
-        (misuse "~S is not a handler of HTTP requests: give what HTTP-HANDLER returns; a ~
-                 function that answers all requests is for :fallback." handler))
+        (misuse "~S is not a handler of HTTP requests: give a value of HTTP-HANDLER; a function ~
+                 that answers all requests is for :fallback." handler))
       (exchange:add-handler router handler (handler-route server handler execution)))
     (when fallback
       (setf (exchange:router-fallback router) (fallback-route server fallback execution)))

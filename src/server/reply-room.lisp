@@ -1,9 +1,9 @@
-;;;; Room for long answers, before their handlers begin. If a method has given long answers lately,
-;;;; we expect another: room for the message and for its octets is promised (base/memory/heap.lisp)
-;;;; before the handler begins. A call that gets no promise waits on its loop, without a thread,
-;;;; after the calls that came before it. After the time of the option room-wait-seconds it ends
-;;;; with :resource-exhausted. One of the calls that wait, the PROBE, begins without a promise,
-;;;; since its answer may be short after all.
+;;;; Room for long answers, before their handlers begin. If a method has recently given long
+;;;; answers, we expect another: room for the message and for its octets is promised
+;;;; (base/memory/heap.lisp) before the handler begins. A call that gets no promise waits on its
+;;;; loop, without a thread, after the calls that came before it. After the time of the option
+;;;; room-wait-seconds it ends with :resource-exhausted. One of the calls that wait, the PROBE,
+;;;; begins without a promise, since its answer may be short after all.
 ;;;;
 ;;;; The probe, and a handler whose method gives a long answer for the first time, wait for room
 ;;;; later, when they encode (rpc/room.lisp).
@@ -95,8 +95,8 @@ long. On the loop."
 ;;; Calls that wait until answers before them have left, see HOLD-UP
 
 (define-hot look-at-held-up ((link server-link)) null
-  "Let LINK's calls that are held up look, if there are any: output has left or will not be sent. On
-the loop."
+  "If LINK has delayed calls, let them check whether they may begin: output was sent or will not be
+sent. On the loop."
   (let ((queue (server-link-held-up link)))
     (when (and queue (fifo-items queue))
       (wire:link-event (server-link-owner link) link :output-left))

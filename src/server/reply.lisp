@@ -3,7 +3,7 @@
 ;;;; on, the headers of a good answer are two octets and its trailers one.
 ;;;;
 ;;;; No header list is larger than the client's limit (SETTINGS_MAX_HEADER_LIST_SIZE), nor larger
-;;;; than our own limit. A status always goes out; its text, details and trailers go out as far as
+;;;; than our own limit. A status is always sent; its text, details and trailers are sent as far as
 ;;;; there is room. Flow control does not count header blocks, so without this limit a handler could
 ;;;; send headers without end.
 
@@ -108,7 +108,7 @@ keyword."
         (write-status-code status encoder buffer))))
 
 (define-hot write-status ((call server-call) (encoder hpack:encoder) (buffer buffer)) list
-  "Write the status of CALL. Return what was left out, see WRITE-WHOLE-STATUS."
+  "Write the status of CALL. Return what was omitted, see WRITE-WHOLE-STATUS."
   (multiple-value-bind (status text details trailers) (rpc:final-status call)
     (cond ((or trailers details (plusp (length text)))
            (write-whole-status call text details trailers encoder buffer))
@@ -117,8 +117,8 @@ keyword."
 
 (defun write-whole-status (call text details trailers encoder buffer)
   "Write the status of CALL, and its TEXT, DETAILS and TRAILERS as far as there is room. A long text
-is cut; details or trailers that do not fit are left out. Return a list of those, of :details and
-:trailers."
+is truncated; details or trailers that do not fit are omitted. Return a list of those, of :details
+and :trailers."
   (let* ((status (call-status call))
          (left (max 0 (- (header-list-limit call) (constant-octets call))))
          (kept (min left +kept-text-octets+ (length text)))
@@ -148,8 +148,8 @@ is cut; details or trailers that do not fit are left out. Return a list of those
     left-out))
 
 (defun report-status-cut (call left-out)
-  "Log that LEFT-OUT of the status of CALL was not sent. Only when the header block has been ended,
-since a user's function for the log may send something on the same connection."
+  "Log that LEFT-OUT of the status of CALL was not sent. Called only after the header block was
+ended, since a user's function for the log may send something on the same connection."
   (apply #'log-event :warning :status-cut :method (rpc:call-path call)
          :peer (rpc:call-peer call) :status (call-status call) :left-out left-out
          (funcall rpc:**call-ids** call)))

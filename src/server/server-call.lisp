@@ -41,14 +41,14 @@ or that is not gRPC's."
 
 (define-hot (server-call-undecoded :inline t) ((call server-call))
     (or null wire:parcel wire:packed)
-  "The octets of the request that CALL's handler will get, if its thread is to decode them; else
+  "The octets of the request for CALL's handler, if the handler's thread must decode them; else
 nil."
   (let ((deferred-start (server-call-deferred-start call)))
     (and deferred-start (deferred-start-undecoded deferred-start))))
 
 (defun note-undecoded (call item long)
   "Note ITEM, a parcel or packed, as the request of CALL, which the handler's thread decodes. LONG
-is true if it may be long once it is decompressed."
+is true if it may be long when it is decompressed."
   (let ((deferred-start (ensure-deferred-start call)))
     (setf (deferred-start-undecoded deferred-start) item
           (deferred-start-long deferred-start) long)))
@@ -80,8 +80,8 @@ is true if it may be long once it is decompressed."
   (claim-manner (deferred-start-claim (the deferred-start (server-call-deferred-start call)))))
 
 (define-hot call-protocol ((call server-call)) symbol
-  "The operation PROTOCOL: the protocol by which CALL has come, a keyword such as :grpc; nil of a
-plain request. From any thread."
+  "The operation PROTOCOL: the protocol by which CALL was received, a keyword such as :grpc; nil for
+a plain request. From any thread."
   (cond ((call-claim call) (manner-name (call-manner call)))
         ((call-http-request call) nil)
         (t :grpc)))
@@ -91,7 +91,7 @@ plain request. From any thread."
   (server-loop-server (server-call-endpoint call)))
 
 (define-hot (over-http1-p :inline t) ((call server-call)) boolean
-  "True if CALL, which is not gRPC's, has come over HTTP/1.1; or if its stream is closed."
+  "True if CALL, which is not gRPC's, was received over HTTP/1.1; or if its stream is closed."
   (null (server-call-stream call)))
 
 (defun handler-began-ns (call)

@@ -59,7 +59,7 @@ message that is sent."
 (defconstant +quick-ns+ 100000
   "A handler that returns within this time, in nanoseconds, does not block.")
 (defconstant +quick-calls+ 64
-  "After so many quick calls in a row a method is taken not to block.")
+  "After how many quick calls in a row a method is assumed not to block.")
 
 (define-hot (runs-inline-p :inline t) ((route server-route) (alone boolean)) boolean
   "True if the handler of ROUTE is to run on the loop. ALONE is true if its call is the only one of
@@ -79,7 +79,7 @@ ROUTE start on reserve threads, unless their call is the only one of the loop."
 (defun note-overstay (route)
   "Note that a handler of ROUTE has lost the loop, or handed it over, and still runs. Later handlers
 of ROUTE start on reserve threads, of which each connection has its share. Until this handler has
-returned no handler of ROUTE starts on the loop, since each one that overstays there takes a
+returned no handler of ROUTE starts on the loop, since each one that takes too long there occupies a
 thread."
   (sb-ext:atomic-incf (route-late route))
   (trace-event :loop :method-blocks :method (method:rpc-method-path (route-method route)))

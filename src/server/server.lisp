@@ -2,8 +2,8 @@
 ;;;; which always returns. Stopping drains: no new connections, GOAWAY to the peers, running calls
 ;;;; may end within the time given, the rest are ended with :unavailable.
 ;;;;
-;;;; Each loop of a server has a SERVER-LOOP, the owner of the loop's links; only that loop touches
-;;;; it, so that nothing here needs a lock but the wait for the drain.
+;;;; Each loop of a server has a SERVER-LOOP, the owner of the loop's links; only that loop uses it,
+;;;; so nothing here needs a lock except the wait for the drain.
 
 (in-package #:clgrpc.server)
 
@@ -111,12 +111,12 @@ LISTEN        an address, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\", \"inpro
               port (see SERVER-ADDRESS)
 LOOPS         how many event loops, each a thread, share the connections: 1 to 1024
 EXECUTION     where handlers run. :inline: always on the loop that received the call. :blocking: on
-              a reserve thread. :auto, the default: on the loop until a handler overstays, or waits
-              while others are due. From then on handlers of its method run on reserve threads,
-              until 64 in a row have returned within 100 µs. If a handler only waited, its method's
-              handlers still begin on the loop while there is no other call. An alist from methods,
-              the symbols of their generic functions, to one of these keywords sets it for each
-              method. With any EXECUTION, a handler that blocks does not hold up others for long:
+              a reserve thread. :auto, the default: on the loop until a handler takes too long, or
+              waits while others are due. From then on handlers of its method run on reserve
+              threads, until 64 in a row have returned within 100 µs. If a handler only waited, its
+              method's handlers still begin on the loop while there is no other call. An alist from
+              methods, the symbols of their generic functions, to one of these keywords sets it for
+              each method. With any EXECUTION, a handler that blocks does not delay others for long:
               another thread takes the loop over
 CREDENTIALS   a value of TLS-CREDENTIALS makes the server accept only TLS; nil, the default, is
               plaintext
@@ -361,7 +361,7 @@ have not ended."
 
 (defun call-before-stop (server function)
   "Make STOP-SERVER call FUNCTION first, while SERVER still accepts calls, on the thread of
-STOP-SERVER; also if other such functions run already. Its argument is the number of seconds that
+STOP-SERVER; even if other such functions run already. Its argument is the number of seconds that
 running calls will have. FUNCTION should remove SERVER from registries and load balancers, and may
 block for a part of these seconds. It returns nil, or a function without arguments to be called when
 SERVER has stopped. An error in either goes to the log. Signal MISUSE if SERVER does not run, or
@@ -374,8 +374,8 @@ FUNCTION takes no argument. From any thread."
   nil)
 
 (defun say-farewells (server drain)
-  "Call the functions of CALL-BEFORE-STOP for SERVER, those too that come meanwhile. Return the
-functions to be called after it has stopped, and the state that it had before it drains."
+  "Call the functions of CALL-BEFORE-STOP for SERVER, including those that are added meanwhile.
+Return the functions to be called after it has stopped, and the state that it had before it drains."
   (let ((after '()))
     (loop
       (let* ((function
@@ -465,7 +465,7 @@ waited for SERVER's end."
 
 (defun call-on-loops (server function)
   "Call FUNCTION with each server loop of SERVER on its loop, and wait until all calls have
-returned, for one second at most: a loop that works needs less."
+returned, at most one second: a working loop needs less."
   (let* ((done (sb-thread:make-semaphore))
          (count (loop for server-loop in (server-loops server)
                       count (let ((server-loop server-loop))
@@ -476,7 +476,7 @@ returned, for one second at most: a loop that works needs less."
     (when (plusp count) (loop:await-semaphore done :count count :timeout-seconds 1))))
 
 (defun wait-for-peers (server seconds)
-  "Wait, SECONDS at most, until the peers of SERVER, which has no link any more, have closed their
+  "Wait, at most SECONDS, until the peers of SERVER, which has no links any more, have closed their
 side. Closing a connection earlier might destroy answers that are on their way."
   (await-emptied server seconds
                  (lambda ()
@@ -485,7 +485,7 @@ side. Closing a connection earlier might destroy answers that are on their way."
                          (zerop (loop:event-loop-connections (server-loop-loop server-loop)))))))
 
 (defun wait-for-links (server seconds)
-  "Wait until SERVER has no link, SECONDS at most; return true if it has none."
+  "Wait until SERVER has no link, at most SECONDS; return true if it has none."
   (await-emptied server seconds
                  (lambda ()
                    (and (every #'zerop (mapcar #'server-loop-link-count (server-loops server)))

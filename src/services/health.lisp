@@ -9,8 +9,8 @@
 ;;;; One thread at a time sends to a watcher, also the status that others set meanwhile.
 ;;;;
 ;;;; A peer can have as many watchers as calls. So a watcher leaves without a search, a change
-;;;; notifies a few of them before it gives LOCK to others for a moment, and no table has the names
-;;;; that peers ask for: watchers of unknown names are among the STRANGERS.
+;;;; notifies a few watchers before it releases LOCK to others for a moment, and no table has the
+;;;; names that peers request: watchers of unknown names are among the STRANGERS.
 ;;;;
 ;;;; HEALTH-HANDLER gives the same status over plain HTTP, for load balancers and probes without
 ;;;; gRPC.
@@ -188,9 +188,9 @@ nil if SERVER could not start, which changes nothing."
 ;;; Watchers
 
 (defun map-watchers (function service head)
-  "Call FUNCTION, with the lock held, with each watcher that is in the list of HEAD, and perhaps
-with some that come meanwhile. After each few call TELL-WATCHER, without the lock, with those of
-them for which FUNCTION has returned true, and give the lock to others."
+  "Call FUNCTION, with the lock held, with each watcher in the list of HEAD, and perhaps with some
+that are added meanwhile. After every few watchers call TELL-WATCHER, without the lock, with those
+of them for which FUNCTION has returned true, and give the lock to others."
   ;; where to go on is a link in the list; for RING-FIRST and ENTER-RING any link is a head
   (let ((place (make-ring)))
     (flet ((pass-some ()
@@ -223,7 +223,7 @@ them for which FUNCTION has returned true, and give the lock to others."
                 service (service-strangers service)))
 
 (defun join-list (watcher entry service)
-  "Put WATCHER, which is in none, into the list of ENTRY, or, if that is nil, of the strangers."
+  "Put WATCHER, which is in no list, into the list of ENTRY or, if that is nil, of the strangers."
   (setf (watcher-entry watcher) entry)
   (enter-ring watcher (if entry (entry-watchers entry) (service-strangers service))))
 
@@ -241,9 +241,9 @@ them for which FUNCTION has returned true, and give the lock to others."
     (when (watcher-leaving watcher) (dismiss watcher))))
 
 (defun tell-watcher (watcher)
-  "TELL-STATUS of WATCHER. While a thread does that, also one that has called this function before
-and runs a callback of the client, it does so once more for the others that call. So the status that
-is sent last is the latest. Call this without the lock."
+  "TELL-STATUS of WATCHER. If a thread is already doing that, perhaps one that has called this
+function and runs a callback of the client, it does so once more for the others that call. So the
+status that is sent last is the latest. Call this without the lock."
   (sb-sys:without-interrupts
     (when (zerop (sb-ext:atomic-incf (watcher-wanted watcher)))
       (let ((wanted 0) (done nil))
@@ -334,7 +334,7 @@ is sent last is the latest. Call this without the lock."
 string, with the status in SERVICE, a health service, of the whole server, or of the service named
 by the parameter \"service\" of the query: 200 while it is :serving, 503 while it is not, 503 and
 \"draining\" once the last server of SERVICE stops, 404 for a name that it does not know.
-The handler need not be given to the same server: on one of its own it answers while the other
+The handler need not be given to the same server: on a separate server it answers while the other
 drains. Requests are in traces and, if they end well, in access logs only if QUIET is false. From
 any thread. Signal MISUSE if SERVICE is not a health service."
   (check-service service)

@@ -69,7 +69,7 @@ compressed if GZIP: an HTTP status, headers and octets."
 string, with the figures of METRICS, of MAKE-METRICS: in OpenMetrics, with exemplars, or in
 Prometheus's own format, as the request's accept header asks, and in gzip if accept-encoding does.
 The handler may be given to any server, also to several, and also to one that METRICS do not
-observe. Requests beyond fifty at once, and five a second after that, get the last answer once more.
+observe. Requests beyond fifty at once, and five a second after that, get the last answer again.
 Requests are in traces and, if they end well, in access logs only if QUIET is false. From any
 thread."
   (check-type metrics metrics:metrics)

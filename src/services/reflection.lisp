@@ -1,9 +1,9 @@
 ;;;; Server reflection (gRPC document "GRPC Server Reflection Protocol"), versions v1 and v1alpha,
-;;;; which differ in their packages only. Answers come from the descriptors of all files that are
-;;;; loaded; the services listed are those of the server.
+;;;; which differ in their packages only. Answers are made from the descriptors of all loaded files;
+;;;; the services listed are those of the server.
 ;;;;
-;;;; A stream holds no thread: each request is answered where it arrives, and while its answers are
-;;;; not taken no more requests are.
+;;;; A stream occupies no thread: each request is answered where it arrives, and while its answers
+;;;; are not read no further requests are read.
 
 (in-package #:clgrpc.services)
 
@@ -21,7 +21,7 @@
         (sort (server:server-service-names server) #'string<)))
 
 (defun names-for (service call)
-  "The names of the services of the server that CALL has come to, which serves SERVICE."
+  "The names of the services of the server that has received CALL and serves SERVICE."
   (values (gethash (rpc:operate server call) (service-names service))))
 
 ;;; Answers: (:files octets…), (:numbers type number…), (:services name…) or (:error status text)

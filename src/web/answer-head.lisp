@@ -1,11 +1,11 @@
-;;;; The head of the answer to a call: the constant part that its claim has, its metadata, and what
-;;;; pages of other origins are told.
+;;;; The head of the answer to a call: the constant part of its claim, its metadata, and the headers
+;;;; for pages of other origins.
 
 (in-package #:clgrpc.web)
 
 (defun answer-headers (call more)
-  "The headers of CALL's answer beside those that are constant: its metadata and MORE, and what
-pages of another origin are told."
+  "The headers of CALL's answer that are not constant: its metadata and MORE, and those for pages of
+another origin."
   (let* ((cors (web-claim-cors (call-web-claim call)))
          (headers (append (metadata-headers (rpc:outgoing-metadata call)) more)))
     (if cors
@@ -17,8 +17,8 @@ pages of another origin are told."
 ;;; A handler that sends nothing for long
 
 (defun head-wait-ns (call)
-  "How much longer the handler of CALL, which has sent nothing, may be silent. All of the time if it
-has not begun."
+  "For how much longer the handler of CALL, which has sent nothing, may stay silent. All of the time
+if it has not begun."
   (let ((began (server:handler-began-ns call)))
     (- (seconds-ns (options-stream-head-seconds (wire:wire-call-options call)))
        (if began (max 0 (- (operate now call) began)) 0))))
@@ -32,7 +32,7 @@ has not begun."
 
 (defun await-head (call)
   "The BEGUN of styles: if the handler of CALL, which answers with a stream, sends nothing for long,
-the head of the answer goes out. Pages and proxies wait for that."
+send the head of the answer. Pages and proxies wait for that."
   (unless (rpc:answers-once-p call)
     (operate after call (ns-seconds (head-wait-ns call)) (lambda () (head-due call)))))
 

@@ -134,8 +134,8 @@ up."
   (and (rpc:encoding-p encoding) (member (rpc:encoding-name encoding) '(:gzip :deflate)) t))
 
 (defun head-encoding (fields name)
-  "How messages are compressed as the header NAME of FIELDS says: an encoding, nil for none. The
-second value is a rejection if we cannot read that."
+  "The encoding of messages in the header NAME of FIELDS, nil for none. The second value is a
+rejection if we cannot read that."
   (let* ((field (header fields name))
          (value (and field (hpack:field-value field)))
          (encoding (and field
@@ -150,8 +150,8 @@ second value is a rejection if we cannot read that."
         encoding)))
 
 (defun head-accepted (fields name incoming)
-  "The encodings that the client can read, as the header NAME of FIELDS says, or, without that, the
-one that it compresses by, INCOMING, if any."
+  "The encodings that the client can read, from the header NAME of FIELDS; without that, the one by
+which it compresses, INCOMING, if any."
   (let ((field (header fields name)))
     (cond (field (remove-if-not #'common-encoding-p (wire:accepted-encodings field)))
           (incoming (list incoming))

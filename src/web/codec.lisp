@@ -29,11 +29,11 @@
     (values message inside)))
 
 (defun decoded-type (type)
-  "The message type that JSON has for messages of TYPE, which may be a raw one."
+  "The message type that defines the JSON of messages of TYPE, which may be a raw one."
   (if (protobuf:raw-type-p type) (protobuf:raw-type-decoded type) type))
 
 (defun as-received (call message)
-  "MESSAGE, which was in JSON, for the handler of CALL: a raw message if its method has raw
+  "MESSAGE, read from JSON, in the form for the handler of CALL: a raw message if its method has raw
 messages."
   (let ((type (rpc:incoming-type call)))
     (if (protobuf:raw-type-p type)
@@ -41,7 +41,7 @@ messages."
         message)))
 
 (defun decoded-answer (call message)
-  "MESSAGE, a raw one, decoded. What another server has sent may be no message: then signal an
+  "MESSAGE, a raw one, decoded. A message from another server may be invalid: then signal an
 RPC-ERROR for CALL."
   (let ((options (wire:wire-call-options call)))
     (handler-case (protobuf:parse-message
@@ -56,15 +56,15 @@ RPC-ERROR for CALL."
                                            (protobuf:protobuf-error-text error))))))))
 
 (defun as-sent (call message)
-  "MESSAGE, an answer of CALL's handler, decoded if it is raw; and the :FINDER that JSON of it
-takes."
+  "Two values: MESSAGE, an answer of CALL's handler, decoded if it is raw; and the :FINDER for
+writing its JSON."
   (if (protobuf:raw-message-p message)
       (values (decoded-answer call message)
               (protobuf:raw-type-finder (protobuf:message-type-of message)))
       (values message #'protobuf:find-message-type)))
 
 (defun reading-limits (call)
-  "The keywords that reading JSON of CALL's messages takes: the limits, and where types are found."
+  "The keywords for reading JSON of CALL's messages: the limits, and the source of types."
   (let ((options (wire:wire-call-options call))
         (declared (rpc:incoming-type call)))
     (list :finder (or (and (protobuf:raw-type-p declared) (protobuf:raw-type-finder declared))
@@ -73,8 +73,8 @@ takes."
           :max-decoded-octets (options-max-decoded-octets options))))
 
 (defun decode-json (call octets start end)
-  "The message of CALL that OCTETS are from START to END in JSON, and what the messages inside it
-take."
+  "Two values: the message of CALL in JSON in OCTETS from START to END, and the memory of the
+messages inside it."
   (receive-as-text call (- end start)
                    (lambda ()
                      (apply #'protobuf:parse-json-message (decoded-type (rpc:incoming-type call))
@@ -87,11 +87,12 @@ take."
 ;;; room for that is promised (rpc/room.lisp), unless it is little.
 
 (defconstant +unpromised-octets+ (* 6 rpc:+long-octets+)
-  "So much room needs no promise: what JSON of the longest message takes that needs none.")
+  "The room in the heap that needs no promise: as much as JSON of the longest message that needs
+none.")
 
 (defun text-room (call type size)
-  "How many octets of the heap it takes to make JSON of a message of CALL of TYPE and SIZE, or the
-message of JSON of that size."
+  "How many octets of the heap are needed to make JSON of a message of CALL of TYPE and SIZE, or the
+message from JSON of that size."
   (if (and (protobuf:raw-type-p type) (protobuf:raw-type-decoded type))
       (protobuf:decoded-room type size
                              (options-max-decoded-octets (wire:wire-call-options call)))
@@ -104,8 +105,8 @@ message of JSON of that size."
         (<= (text-room call type size) +unpromised-octets+))))
 
 (defun receive-as-text (call size function)
-  "The message of CALL that FUNCTION makes of a text of SIZE, as its handler takes it, and what the
-messages inside it take."
+  "Two values: the message of CALL that FUNCTION makes from a text of SIZE, in the form for its
+handler, and the memory of the messages inside it."
   (flet ((receive ()
            (multiple-value-bind (message inside) (funcall function)
              (let ((received (as-received call message)))

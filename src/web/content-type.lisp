@@ -17,7 +17,7 @@
 
 (defun make-forms (rows origins)
   "A table from content type to form, of a server with ORIGINS. ROWS are lists of a content type, a
-codec, a kind, a keyword, and the header that says how an answer is compressed."
+codec, a kind, a keyword, and the header that names the compression of an answer."
   (let ((forms (make-hash-table :test 'equal)))
     (loop for (type codec kind encoding) in rows
           do (setf (gethash type forms)

@@ -1,8 +1,8 @@
 ;;;; Pages of other origins (the Fetch standard, "CORS protocol"). Only origins that the server was
 ;;;; given may call, compared octet for octet; with :any all may, but without credentials. An answer
-;;;; to such a page exposes the headers that it has. What says nothing of this is answered as ever:
-;;;; browsers keep it from the page. No request that a page may send without a preflight reaches a
-;;;; handler with effects: the content types of all protocols here need one.
+;;;; to such a page exposes the headers that it has. A request without these headers is answered as
+;;;; usual: browsers keep the answer from the page. No request that a page may send without a
+;;;; preflight reaches a handler with effects: the content types of all protocols here need one.
 
 (in-package #:clgrpc.web)
 
@@ -24,7 +24,8 @@ if ORIGINS, those of START-SERVER, do not allow it."
           (t '()))))
 
 (defconstant +preflight-characters+ 1024
-  "A page that asks for more headers than that is told that it may not: the answer repeats them.")
+  "The most characters of requested headers that a preflight may have, since the answer repeats
+them; a page that asks for more is refused.")
 
 (define-hot token-list-p ((text simple-string)) boolean
   "True if TEXT may be a list of names of headers."

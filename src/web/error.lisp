@@ -9,14 +9,14 @@
       (substitute #\_ #\- (string-downcase status))))
 
 (defun call-end (call)
-  "How CALL, which has ended, did: its status, a text, details, octets of a google.rpc.Status or
+  "Five values about the end of CALL: its status, a text, details, octets of a google.rpc.Status or
 nil, and trailers, an alist."
   (multiple-value-bind (status text details trailers) (rpc:final-status call)
     (values status text details (append (notes-late (call-web-notes call)) trailers))))
 
 (defun call-end-in-head (call)
-  "As CALL-END, of a call whose trailers go into the head of its answer: they are returned as
-headers, and left out if they are more than a header list of CALL may have. A body that is not
+  "As CALL-END, for a call whose trailers are sent in the head of its answer: they are returned as
+headers, and omitted if they are more than a header list of CALL may have. A body that is not
 compressed as it says is the client's mistake here."
   (multiple-value-bind (status text details trailers) (call-end call)
     (let ((size (+ (wire:metadata-octets (rpc:outgoing-metadata call))
@@ -39,7 +39,7 @@ compressed as it says is the client's mistake here."
     (subseq url (let ((slash (position #\/ url :from-end t))) (if slash (1+ slash) 0)))))
 
 (defun details-json (details)
-  "DETAILS, octets of a google.rpc.Status, as Connect has them: a list for WRITE-JSON."
+  "DETAILS, octets of a google.rpc.Status, in the form of Connect: a list for WRITE-JSON."
   (handler-case
       (map 'list (lambda (any)
                    (list (cons "type" (any-name any))

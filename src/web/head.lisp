@@ -18,8 +18,8 @@
   (print-unreadable-object (heads stream :type t :identity t)))
 
 (defun make-heads (content-type encoding-header headers)
-  "The HEADS of good answers with CONTENT-TYPE, whose header ENCODING-HEADER, a string, says how
-they are compressed, and HEADERS, an alist, which errors have as well."
+  "The HEADS of good answers with CONTENT-TYPE and HEADERS, an alist, which errors have as well;
+their header ENCODING-HEADER, a string, names the compression."
   (let ((more headers) (headers (acons "content-type" content-type headers)))
     (%make-heads
      more
@@ -36,7 +36,7 @@ they are compressed, and HEADERS, an alist, which errors have as well."
       (heads-plain heads)))
 
 (defconstant +most-other-heads+ 32
-  "So many other heads are kept: the statuses of errors are fewer, but handlers choose types.")
+  "How many other heads are kept: the statuses of errors are fewer, but handlers choose types.")
 
 (defun other-head (heads http-status content-type)
   "The head of an answer with HTTP-STATUS and CONTENT-TYPE where HEADS have no head for it."

@@ -1,14 +1,14 @@
 ;;;; The body of a request on its way to the handler. A bare body is one message; it is collected
-;;;; unless it comes whole. Messages in envelopes, a flag and a length of five octets as gRPC has
-;;;; them, are taken by the same code as gRPC's, with its limits.
+;;;; unless it arrives complete. Messages in envelopes, a flag and a length of five octets as in
+;;;; gRPC, are read by the same code as gRPC's, with its limits.
 ;;;;
-;;;; Over HTTP/2 the window holds a client back whose messages are not read; over HTTP/1.1 the
+;;;; Over HTTP/2 the window holds back a client whose messages are not read; over HTTP/1.1 the
 ;;;; connection is not read.
 
 (in-package #:clgrpc.web)
 
 (defstruct (notes (:copier nil))
-  "The data of a call, beside those of every server's call. The loop's."
+  "The data of a call, in addition to those of every server's call. The loop's."
   (body (make-octets 0) :type octets)   ; the part of a bare body that has come, up to FILL
   (fill 0 :type index)                  ; how much of it that is
   (taken nil :type boolean)             ; the bare body was whole and has been delivered
@@ -92,14 +92,14 @@
 (define-hot receive-enveloped ((call server:server-call) (octets octets) (start index) (end index)
                                (last boolean))
     null
-  "The RECEIVE of styles whose messages come in envelopes."
+  "The RECEIVE of styles whose messages are in envelopes."
   (declare (ignore last))
   (wire:receive-messages call octets start end)
   (when (server:over-http1-p call) (hold-back call))
   nil)
 
 (defun hold-back (call)
-  "Some of CALL's body has come over HTTP/1.1: queue the messages in it, and read no more if too
+  "Some of CALL's body was received over HTTP/1.1: queue the messages in it, and stop reading if too
 many wait."
   (wire:seal-arrivals call)
   (when (and (null (call-status call)) (wire:queue-full-p call))

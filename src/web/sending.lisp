@@ -1,7 +1,7 @@
 ;;;; Answers on their way to the peer: the operations SEND and REPLY. Messages are encoded as gRPC's
-;;;; are, behind an envelope of five octets, by the codec of the request; a style may write the
-;;;; envelope or leave it out. The only answer of a call waits, encoded, until the call ends, so its
-;;;; head can say how long it is and how it ended.
+;;;; are, after an envelope of five octets, by the codec of the request; a style may write the
+;;;; envelope or omit it. The only answer of a call waits, encoded, until the call ends, so that the
+;;;; head can give its length and the call's status.
 
 (in-package #:clgrpc.web)
 
@@ -136,7 +136,7 @@
         (t encoded)))
 
 (defun write-enveloped (call encoded)
-  "The PART of styles whose messages come in envelopes."
+  "The PART of styles whose messages are in envelopes."
   (write-encoded call (in-text call encoded) 0 nil))
 
 (defun envelope (flag octets)
@@ -154,7 +154,8 @@
 
 (defun finish-enveloped (call end)
   "Write the rest of the answer of CALL, whose messages are in envelopes: its only answer, if it has
-one, and END, octets that say how it ended. The head says how long that is if nothing is written."
+one, and END, octets that report how it ended. The head says how long that is if nothing is
+written."
   (let* ((claim (call-web-claim call))
          (answer (shiftf (notes-answer (call-web-notes call)) nil))
          (answer (and answer (in-text call answer)))

@@ -22,7 +22,7 @@
 
 (define-hot run-callback ((call wire-call) (function function)) boolean
   "Run FUNCTION, user code of CALL, with the baton lent; an error in it ends CALL. False if the
-baton is lost; then nothing of the loop may be touched."
+baton was lost; then nothing of the loop may be used."
   (let ((abandoned t))
     (unwind-protect
          (multiple-value-bind (condition baton)
@@ -41,8 +41,8 @@ baton is lost; then nothing of the loop may be touched."
         (resume-callbacks call (verdict-error :callback-left '()))))))
 
 (defun resume-callbacks (call condition)
-  "Let the loop go on with CALL, whose callback has returned, or ended with CONDITION, on this
-thread, which does not run the loop any more."
+  "CALL's callback has returned, or ended with CONDITION, on this thread, which does not run the
+loop any more: let the loop continue with CALL."
   (operate callback-returned call)
   (loop:post (wire-call-loop call)
              (lambda ()
@@ -52,7 +52,7 @@ thread, which does not run the loop any more."
 
 (defconstant +messages-at-once+ 16
   "The most messages that a callback gets for one lending of the baton. They are few, so that the
-watchdog does not take many quick calls of the callback for one that overstays.")
+watchdog does not mistake many quick calls of the callback for one that takes too long.")
 
 (define-hot run-with-messages ((call wire-call) (reactions reactions)) boolean
   "Give messages of CALL to its callback, as long as this thread runs the loop. Return the value of
@@ -69,8 +69,8 @@ RUN-CALLBACK."
       (run-callback call #'run))))
 
 (defun callbacks-wait-p (call link)
-  "True if the callbacks of CALL must wait, since others of LINK have lost the loop and LINK may not
-use one more thread. Then CALL is queued for WAKE-CALLBACKS. Callbacks of a call that has ended
+  "True if the callbacks of CALL must wait, because others of LINK have lost the loop and LINK may
+not use one more thread. Then CALL is queued for WAKE-CALLBACKS. Callbacks of a call that has ended
 never wait."
   (when (and (null (call-status call))
              (link-share link)
@@ -88,8 +88,8 @@ From any thread."
   (loop:post (link-loop link) (lambda () (run-waiting-callbacks link))))
 
 (defun run-waiting-callbacks (link)
-  "Schedule the callbacks of the call of LINK that has waited longest, after all functions that are
-due now, and then those of the next call that waits."
+  "Schedule the callbacks of that call of LINK that has waited longest, after all functions that are
+due now, and then those of the next waiting call."
   (let ((place (and (link-waiting-calls link) (ring-first (link-waiting-calls link)))))
     (when place
       (quit-ring place)

@@ -3,9 +3,9 @@
 ;;;; encodings is in rpc/encoding-registry.lisp; encoding.lisp decides which messages of a call are
 ;;;; compressed.
 ;;;;
-;;;; libz is opened when the first channel is made, to know the encodings to offer to servers, or
-;;;; when a server first needs it. Without libz the only encoding is `identity`, unless users
-;;;; register others.
+;;;; libz is opened when the first channel is made, so that the encodings to offer to servers are
+;;;; known, or when a server first needs it. Without libz the only encoding is `identity`, unless
+;;;; users register others.
 
 (in-package #:clgrpc.wire)
 
@@ -43,7 +43,7 @@
         (make-accept-field (encodings)))))
 
 (defun find-encoding (name)
-  "The encoding for NAME, which RPC:CHECK-COMPRESSION has passed; nil for :identity and for nil."
+  "The encoding for NAME, which RPC:CHECK-COMPRESSION has accepted; nil for :identity and for nil."
   (encoding-of-name (check-compression name)))
 
 (defun encoding-named (octets start end)
@@ -119,9 +119,9 @@ prefix, nil if there is no memory for that. From any thread."
 
 (define-hot inflated-size ((encoding encoding) (octets octets) (start index) (end index))
     (or index (eql t))
-  "The decompressed length of a message that came compressed by ENCODING as OCTETS from START to
-END; t if it is not known before decompression. Data of gzip end with the length (RFC 1952, ISIZE),
-if the peer is honest."
+  "The decompressed length of a message that was received compressed by ENCODING as OCTETS from
+START to END; t if it is not known before decompression. Data of gzip end with the length (RFC 1952,
+ISIZE), if the peer is honest."
   (if (and (eq :gzip (encoding-name encoding)) (<= 18 (- end start)))
       (u32le octets (- end 4))
       t))
@@ -205,7 +205,7 @@ text."
 ;;; are compressed.
 
 (defstruct (packed (:constructor make-packed (parcel compressed)) (:copier nil))
-  "PARCEL is a message as it came; COMPRESSED is true if it is compressed."
+  "PARCEL is a message as it was received; COMPRESSED is true if it is compressed."
   (parcel nil :type parcel)             ; the message as it came
   (compressed nil :type boolean))       ; true if PARCEL is compressed
 

@@ -1,6 +1,6 @@
 ;;;; The time that a server spends on compressed messages of a peer.
 ;;;;
-;;;; A message may become a thousand times as long once it is decompressed, and all of it is
+;;;; A message may become a thousand times as long when it is decompressed, and all of it is
 ;;;; decoded: 236 octets that become 200 KB take 5 ms. So each octet that comes earns its peer
 ;;;; +EARNED-OCTET-NS+ of time. If a thread needs more time than that to decompress and decode a
 ;;;; message, its peer owes the difference. The debt decreases at the rate of the option
@@ -10,18 +10,19 @@
 ;;;;
 ;;;; and the peer owes (due - now) × P / 100. For example, at 25 percent a debt of 50 ms is gone
 ;;;; after 200 ms. Messages that do not become much longer are not timed (DECODE-PACKED).
-;;;; Uncompressed messages never come here, nor do those of a client, whose links have no budget.
+;;;; Uncompressed messages are not counted here, nor are those of a client, whose links have no
+;;;; budget.
 ;;;;
 ;;;; A message that is timed
 ;;;; 1. takes one of its peer's turns, of which there are as many as processors;
 ;;;; 2. waits until its peer owes no more than +BURST-NS+;
 ;;;; 3. takes one of the turns of all peers, as many as half the processors;
 ;;;; 4. is decompressed and decoded, and the time is charged.
-;;;; So a peer exceeds its budget by one message for each of its turns at most, and a message of
-;;;; another peer waits for as few. A thread waits in user code, after another thread has taken its
-;;;; loop over, and checks periodically whether the call has ended.
+;;;; So a peer exceeds its budget by at most one message for each of its turns, and a message of
+;;;; another peer waits for no more than that. A thread waits in user code, after another thread has
+;;;; taken its loop over, and checks periodically whether the call has ended.
 ;;;;
-;;;; In a simulation no thread waits: the only thread must go on, and the work takes no virtual
+;;;; In a simulation no thread waits: the only thread must continue, and the work takes no virtual
 ;;;; time.
 
 (in-package #:clgrpc.wire)
@@ -87,8 +88,8 @@ thread."
      (ceiling (* 100 +burst-ns+) percent)))
 
 (defun await-turn (call try)
-  "Call TRY again and again until it returns true, which means that this thread may go on. TRY is a
-function of the seconds that it may wait. Signal CALL's RPC-ERROR if CALL ends before that,
+  "Call TRY again and again until it returns true, which means that this thread may continue. TRY is
+a function of the seconds that it may wait. Signal CALL's RPC-ERROR if CALL ends before that,
 :cancelled if it ends with :ok, and :resource-exhausted if this thread must not wait. In user code."
   (declare (type function try))
   (unless (funcall try 0)
@@ -122,7 +123,7 @@ for it beyond EARNED-NS."
 
 (defun call-charged (call budget percent earned-ns function)
   "Call FUNCTION, which decompresses and decodes a message of CALL, as soon as BUDGET's peer has a
-turn and owes little enough, and charge the time. Return its values. See AWAIT-TURN."
+turn and owes little enough, and charge the time to BUDGET. Return its values. See AWAIT-TURN."
   (flet ((take (semaphore turn)
            (await-turn call (lambda (seconds)
                               (if (plusp seconds)

@@ -3,9 +3,9 @@
 ;;;; the common case it has none, and nothing here runs.
 ;;;;
 ;;;; A message of ours is compressed if the user of the channel, server or call has chosen an
-;;;; encoding, the peer has not announced that it cannot read it, the message is long enough to gain
-;;;; by it, and its SEND allows it. The header grpc-encoding goes out with the first headers, so the
-;;;; encoding is final then.
+;;;; encoding, the peer has not announced that it cannot read it, the message is long enough to
+;;;; benefit from it, and its SEND allows it. The header grpc-encoding goes out with the first
+;;;; headers, so the encoding is final then.
 ;;;;
 ;;;; The thread that encodes a message compresses it, and the thread that decodes one decompresses
 ;;;; it, with the baton lent. A received message waits in its compressed form, so that the octets

@@ -1,16 +1,16 @@
 ;;;; The tracers of frames (base/log/tracer.lisp) report every HTTP/2 frame that a link reads or
-;;;; writes, when its octets come from the transport or have gone to it. So the core does not know
-;;;; the tracers, and a frame that was written but never sent is not reported.
+;;;; writes, when its octets were received from the transport or were sent to it. So the core does
+;;;; not know the tracers, and a frame that was written but never sent is not reported.
 ;;;;
 ;;;; A frame that is read is reported once it is whole, before the core gets it. A write may end
-;;;; within a frame. The number of its octets still to come is in a table outside the links, so that
-;;;; links without tracing have no cost from it.
+;;;; within a frame. The number of its octets that are still to come is in a table outside the
+;;;; links, so that links without tracing have no cost from it.
 
 (in-package #:clgrpc.wire)
 
 (defglobal **taps** (make-hash-table :test 'eq :weakness :key :synchronized t)
   "A table from a link to the number of octets of its output that still belong to a reported frame;
-or to a vector with the written octets of a frame's header, if only a part of that is written.")
+or to a vector with the written octets of a frame's header, if only a part of that was written.")
 
 (defun tell-frame (link event plist)
   "Report EVENT, with the frame of PLIST, to the tracer of frames that is on and covers it."

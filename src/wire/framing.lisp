@@ -1,11 +1,11 @@
 ;;;; Length-prefixed messages (gRPC over HTTP/2, "Length-Prefixed-Message"): one octet that says
-;;;; whether the message is compressed, four of length, the message. A message that lies whole in
-;;;; the octets received is delivered from where it is; only one that is cut by the edge of a DATA
-;;;; frame is put together in a PARTIAL, which grows as octets come, never by the length the peer
+;;;; whether the message is compressed, four of length, the message. A message that is complete in
+;;;; the received octets is delivered from there. Only one that is cut by the edge of a DATA frame
+;;;; is put together in a PARTIAL, which grows as octets arrive, never by the length that the peer
 ;;;; claims.
 ;;;;
 ;;;; A long message, to be sent or received, is a PARCEL: octets of the image's store with an end.
-;;;; It has one owner at a time. One to be sent goes from the thread that encodes it to the
+;;;; It has one owner at a time. A message to send is passed from the thread that encodes it to the
 ;;;; connection; a received one from the PARTIAL to the thread that decodes it. The last owner gives
 ;;;; the octets back to the store.
 
@@ -40,8 +40,8 @@ long that the loop should not do it.")
 (defglobal **taken** (make-octets 0))   ; of a parcel whose octets were taken
 
 (define-hot parcel-taken ((parcel parcel)) octets
-  "Take the octets out of PARCEL and return them. Signal MISUSE if they were taken before: two
-threads that receive on one call must not both give them back to the store."
+  "Remove the octets from PARCEL and return them. Signal MISUSE if they were taken before: two
+threads that receive on one call must not both return them to the store."
   (let ((octets (parcel-octets parcel)))
     (if (and (not (eq octets **taken**))
              (eq octets (sb-ext:compare-and-swap (parcel-octets parcel) octets **taken**)))
@@ -52,8 +52,8 @@ threads that receive on one call must not both give them back to the store."
   "The factor by which a full PARTIAL grows.")
 (defconstant +foresight+ 32
   "A PARTIAL gets room for its whole message if that is at most so many times the part that has
-come. So only a small part of a long message is copied again: 32 KB of 1 MB. A peer can make us keep
-so many times the octets that it sends; its link is charged with them.")
+arrived. So only a small part of a long message is copied again: 32 KB of 1 MB. A peer can make us
+keep so many times the octets that it sends; they are charged to its link.")
 
 (defstruct (partial (:copier nil))
   "A message of which a part has arrived: first its prefix, five octets, then its octets in BODY."
@@ -68,13 +68,13 @@ so many times the octets that it sends; its link is charged with them.")
   (u32be (partial-prefix partial) 1))
 
 (define-hot (partial-room :inline t) ((partial partial)) index
-  "The octets of memory that PARTIAL's message has: up to +FORESIGHT+ times the part that has come.
-Its call is charged with them."
+  "The octets of memory of PARTIAL's message: up to +FORESIGHT+ times the part that has arrived. Its
+call is charged with them."
   (min (length (partial-body partial)) (partial-length partial)))
 
 (define-hot grown-length ((length (unsigned-byte 32)) (fill index) (more index)) index
-  "The new length of the body of a PARTIAL that holds FILL octets of a message of LENGTH octets, to
-hold MORE octets besides."
+  "The new length of the body of a PARTIAL that has FILL octets of a message of LENGTH octets and
+needs room for MORE."
   (if (<= length (* +foresight+ (+ fill more)))
       length
       (max (* +partial-growth+ fill) (+ fill more))))
@@ -107,8 +107,8 @@ become the value of the field that fills it; a shorter one in a vector of the st
 
 (define-hot add-to-partial ((partial partial) (octets octets) (start index) (end index))
     (or null index)
-  "Take octets for PARTIAL's message; return the position after the last one taken, or NIL if there
-is no room for them."
+  "Copy octets into PARTIAL's message; return the position after the last one copied, or NIL if the
+heap has no room for them."
   (let* ((fill (partial-fill partial))
          (count (min (- (partial-length partial) fill) (- end start))))
     (declare (type index count))

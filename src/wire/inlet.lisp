@@ -2,7 +2,7 @@
 ;;;;
 ;;;; The short messages of one read are put side by side in a batch. The reader gets the batch when
 ;;;; the read has been worked through (SEAL-ARRIVALS) or the peer's side ends. Window is given back
-;;;; as octets arrive, so that a message larger than the window can arrive. Once too much is queued
+;;;; as octets arrive, so that a message larger than the window can arrive. When too much is queued
 ;;;; unread, the stream's window is withheld until the reader has taken half of it.
 
 (in-package #:clgrpc.wire)
@@ -28,8 +28,8 @@ long as its message, each further one about twice as long as the one before."
     (setf (wire-inlet-arriving inlet) new)))
 
 (define-hot add-to-batch ((call wire-call) (octets octets) (start index) (end index)) null
-  "Add the short message in OCTETS to CALL's batch, which is queued once the read has been worked
-through."
+  "Add the short message in OCTETS to CALL's batch, which is queued when the whole read was
+processed."
   (let* ((inlet (call-wire-inlet call))
          (batch (and inlet (wire-inlet-arriving inlet))))
     (unless (and batch (add-to-arrival batch octets start end))
@@ -62,11 +62,11 @@ through."
         do (seal-batch (pop (link-arriving link)))))
 
 (define-hot seal-arrivals ((call wire-call)) null
-  "As SEAL-LINK, for the messages in CALL's body, which another protocol than HTTP/2 has read."
+  "As SEAL-LINK, for the messages in CALL's body, which were read by another protocol than HTTP/2."
   (seal-link (the link (wire-call-link call))))
 
 (define-hot acceptable-prefix-p ((call wire-call) (flag octet) (length (unsigned-byte 32))) boolean
-  "True if a message with this prefix may come; otherwise CALL has been ended."
+  "True if a message with this prefix is allowed; otherwise CALL was ended."
   (let ((limit (receive-limit call)))
     (cond ((not (or (= flag 0) (and (= flag 1) (packs-p call))))
            (if (= flag 1)
@@ -95,8 +95,8 @@ through."
     (operate deliver call octets start end)))
 
 (defun deliver-alone (call compressed octets start end)
-  "Deliver a message of CALL that came whole and without a prefix; COMPRESSED is true if it is
-compressed."
+  "Deliver a message of CALL that was received completely and without a prefix; COMPRESSED is true
+if it is compressed."
   (deliver-message call (if compressed 1 0) octets start end))
 
 (defun refuse-body (call partial at)
@@ -161,7 +161,7 @@ decompressed."
         (values parcel nil))))
 
 (define-hot (to-keep-p :inline t) ((call wire-call) (size index)) boolean
-  "True if a message of SIZE octets becomes a parcel: the loop does not decode it, nor put it into a
+  "True if a message of SIZE octets becomes a parcel: the loop neither decodes it nor puts it into a
 batch."
   (or (> size +parcel-octets+)
       (packs-p call)
@@ -202,7 +202,7 @@ few if its link holds much."
 
 (define-hot queue-full-p ((call wire-call) &optional (half boolean nil)) boolean
   "True if the unread octets on CALL reach the limit at which its window is withheld; with HALF,
-half of the limit, below which the window is given back."
+half of that limit, below which the window is returned."
   (let ((inlet (call-wire-inlet call)))
     (and inlet
          (<= (if half (ash (queue-limit call) -1) (queue-limit call))
@@ -339,8 +339,8 @@ which ends CALL as well; if CALL ends while it waits for its peer's turn, signal
                                                  :ended-by :local))))
 
 (defun call-on-budget (call budget came function)
-  "See CALL-CHARGED; FUNCTION decompresses and decodes a message of CALL that came as CAME octets.
-These are charged to CALL's link meanwhile, since they may wait for long."
+  "See CALL-CHARGED; FUNCTION decompresses and decodes a message of CALL of which CAME octets were
+received. These are charged to CALL's link meanwhile, since they may wait for long."
   (with-undoing ((charge-link (the link (wire-call-link call)) came)
                  (discharge call came))
     (call-charged call budget (options-decompression-percent (wire-call-options call))

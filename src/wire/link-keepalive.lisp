@@ -2,7 +2,7 @@
 ;;;;
 ;;;; Each link has one timer, for the earliest time at which one of the checks may be due. The
 ;;;; checks use data that exist anyway: the time of the last octets, and the number of streams so
-;;;; far. Nothing is stored for them when octets come or calls end, so they cost calls nothing. An
+;;;; far. Nothing is stored for them when octets arrive or calls end, so they cost calls nothing. An
 ;;;; option of 0 seconds means never.
 
 (in-package #:clgrpc.wire)
@@ -41,7 +41,7 @@
 ;;; never.
 
 (defun advance-core (link now)
-  "Advance the core of LINK, which checks its own time-outs."
+  "Pass the time to the core of LINK, which checks its own time-outs."
   (http2:advance-time (link-http2 link) now))
 
 (defun check-frame (link now)
@@ -85,8 +85,8 @@
                          :how :lost)))))
 
 (defun limit-silence (link limit-ns)
-  "Let LINK send a PING after a silence of LIMIT-NS at most, and end if its peer stays silent for as
-long again. On its loop."
+  "Let LINK send a PING after a silence of at most LIMIT-NS, and end if its peer then stays silent
+for as long. On its loop."
   (setf (link-patience-ns link) (min limit-ns (link-patience-ns link)))
   (when (or (zerop (link-keepalive-ns link)) (< limit-ns (link-keepalive-ns link)))
     (setf (link-keepalive-ns link) limit-ns)

@@ -2,20 +2,20 @@
 ;;;; (base/memory/account.lisp), which is part of its peer's, its server's and the process's; or, at
 ;;;; a client, of its channel's.
 ;;;;
-;;;; - Charged where it begins and taken off where it ends: header lists of calls, messages that are
-;;;;   not whole, requests that wait for a handler (HOLD); messages that no thread has
-;;;;   taken, answers on their way to the loop (CHARGE-LINK).
+;;;; - Charged where it begins and released where it ends: header lists of calls, incomplete
+;;;; messages, requests that wait for a handler (HOLD); messages that no thread has taken, answers
+;;;; on their way to the loop (CHARGE-LINK).
 ;;;; - Measured when the link is read and flushed, and when more DATA is queued: tables and caches,
-;;;;   open streams, queued DATA, header blocks that are not whole, the data of a dialect
-;;;;   (MEASURE-LINK); leftovers of input, output, TLS (loop/io/connection-io.lisp).
+;;;; open streams, queued DATA, incomplete header blocks, the data of a dialect (MEASURE-LINK);
+;;;; leftovers of input, output, TLS (loop/io/connection-io.lisp).
 ;;;;
 ;;;; An incomplete message counts with the memory that is allocated for it.
 ;;;;
 ;;;; Refusals: let TOTAL be the limit of all links together, and F the unused part of it.
 ;;;; - A link that holds up to a sixteenth of TOTAL, or 64 KB if that is less, may always hold more.
 ;;;; - Otherwise a call ends if its link would hold more than max-held-octets, or, while half of
-;;;;   TOTAL is held, more than two of the largest messages; or if its peer would hold more than
-;;;;   3 F. This is the rule of loop/threads/share.lisp: one peer alone may have three quarters of
+;;;; TOTAL is held, more than two of the largest messages; or if its peer would hold more than 3 F.
+;;;; This is the rule of loop/threads/share.lisp: one peer alone may have three quarters of
 ;;;;   TOTAL, two 3/7 each.
 ;;;;   A peer may always have a 64th of TOTAL, since measured octets are not refused, so that F may
 ;;;;   be 0 for long.
@@ -29,7 +29,7 @@
 (in-package #:clgrpc.wire)
 
 (defconstant +most-held-octets+ (* 128 1024 1024)
-  "The most octets that is the default limit for all links together, with any size of the heap: a
+  "The upper bound of the default limit for all links together, whatever the size of the heap: a
 collection that copies as much stops all threads for about an eighth of a second.")
 (defconstant +little-held-octets+ 65536
   "The octets up to which a link may always hold more.")
@@ -92,16 +92,16 @@ limits."
           (t nil))))
 
 (define-hot permit ((call wire-call)) boolean
-  "End CALL, and return false, if the octets that it has just added to its link exceed a limit; else
-return true."
+  "If the octets that CALL has just added to its link exceed a limit, end CALL and return false;
+else return true."
   (let ((verdict (excess (the link (wire-call-link call)))))
     (cond (verdict (abort-as call verdict) nil)
           (t t))))
 
 (define-hot hold ((call wire-call) (count index) &optional (until-closed boolean nil)) boolean
-  "Charge COUNT octets that CALL keeps to its link: with UNTIL-CLOSED while its stream is open,
-which it must have then; else until they are delivered. If that exceeds a limit, end CALL and return
-false. On the loop."
+  "Charge COUNT octets that CALL keeps to its link: with UNTIL-CLOSED while its stream, which must
+be open, exists; else until they are delivered. If that exceeds a limit, end CALL and return false.
+On the loop."
   (if until-closed
       (incf (http2:stream-charge (the http2:stream (wire-call-stream call))) count)
       (incf (wire-inlet-held (ensure-wire-inlet call)) count))
@@ -137,8 +137,8 @@ for all that has come. On the loop."
       (http2:map-streams #'http2:credit-connection (link-http2 link)))))
 
 (define-hot credit-link ((call wire-call) (stream http2:stream)) null
-  "Give back the connection's window, but not STREAM's, for the octets that CALL holds; or withhold
-it if its link holds too much."
+  "Return the connection's window, but not STREAM's, for the octets that CALL holds; withhold it if
+its link holds too much."
   (let ((link (the link (wire-call-link call))))
     (cond ((< (link-held link) (ash (link-held-limit link) -1))
            (http2:credit-connection stream))
@@ -167,7 +167,7 @@ it if its link holds too much."
   nil)
 
 (define-hot (release-call :inline t) ((call wire-call)) null
-  "Take all charges of CALL, whose stream is closed, off its link, except those of the stream."
+  "Release all charges of CALL, whose stream is closed, to its link, except those of the stream."
   (let ((inlet (call-wire-inlet call)))
     (when inlet (release-inlet call inlet)))
   nil)
@@ -179,8 +179,8 @@ it if its link holds too much."
 
 (define-hot (link-fields :inline t) ((link link) (list hpack:field-list))
     (values simple-vector index)
-  "The metadata in LIST, the headers of a call that have come on LINK, and the octets of memory that
-it takes. Unless it is long, it is kept for the next call, which may have the same."
+  "Two values: the metadata in LIST, the headers of a call received on LINK, and the octets of
+memory that they occupy. Unless it is long, it is kept for the next call, which may have the same."
   (let* ((last (link-last-fields link))
          (fields (list-custom-fields list last)))
     (if (eq fields last)

@@ -1,12 +1,12 @@
 ;;;; A link: one connection on an event loop, at either end, that speaks HTTP/2 as a rule. The loop
-;;;; reads and writes, the http2 core decides, and the link joins the two. It hands octets to the
+;;;; reads and writes, the http2 core decides, and the link joins the two. It passes octets to the
 ;;;; core, lends the loop's output buffer to the core for a turn, and has one timer for all its
 ;;;; checks (link-keepalive.lisp). Everything here runs on the link's loop.
 
 (in-package #:clgrpc.wire)
 
 (defstruct (dialect (:copier nil))
-  "The functions of a link without a core of HTTP/2: before it has one, or since it speaks another
+  "The functions of a link without a core of HTTP/2: before it has a core, or if it uses another
 protocol. All run on its loop. A server includes this structure."
   (octets nil :type function :read-only t) ; (link): the memory it keeps, about
   (abandon nil :type function :read-only t)) ; (link status text): end its calls
@@ -98,7 +98,7 @@ valid on any thread, the others on its loop."
 (defgeneric link-event (owner link event)
   (:documentation "Handle EVENT of LINK for OWNER, on its loop. EVENT is one of
 :ENDED        it has ended and all its streams with it
-:OUTPUT-LEFT  output of it, which has calls that are held up, may have left
+:OUTPUT-LEFT  output of the link, which has delayed calls, may have been sent
 :IDLE         it should end in order, since it has been without calls
 :AGE          it should end in order, since it is old
 :GRACE        it should end at once, since its calls have had time enough after :AGE"))
@@ -123,10 +123,10 @@ valid on any thread, the others on its loop."
 (defun close-link (link text &key status how)
   "End LINK because of TEXT. If STATUS is not nil, first end every call on it with STATUS. Return
 nil. HOW is one of
-nil      in order: GOAWAY, send what is queued, close
+nil      in order: send GOAWAY, send the queued output, close
 :EXPEL   at once, and every call on it with :unavailable. Its peer is sent a GOAWAY with
          ENHANCE_YOUR_CALM, but we do not wait until it has received that
-:LOST    at once, since its peer is gone"
+:LOST    at once, because its peer has disconnected"
   (when status (abort-calls link status text))
   (ecase how
     ((nil) (unless (link-failure link)

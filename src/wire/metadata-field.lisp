@@ -35,7 +35,7 @@
   "The most binary values in a field, joined by commas.")
 
 (define-hot map-joined ((function function) (octets octets)) null
-  "Call FUNCTION with the start and the end of each value in OCTETS; values have commas between them
+  "Call FUNCTION with the start and the end of each value in OCTETS; values are separated by commas
 and may have blanks around them."
   (let ((start 0))
     (declare (type index start))

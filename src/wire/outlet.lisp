@@ -3,14 +3,14 @@
 ;;;;
 ;;;; On the loop, a message that fits one frame and both windows is serialised straight into the
 ;;;; output. A thread may do the same on a client's loop that no thread runs at the moment; messages
-;;;; that it sends in a row then leave together (loop/threads/gathering.lisp). Any other thread
-;;;; encodes into octets of its own, charges them to the call's send budget, and posts them to the
-;;;; loop.
+;;;; that it sends in a row are then written together (loop/threads/gathering.lisp). Any other
+;;;; thread encodes into octets of its own, charges them to the call's send budget, and posts them
+;;;; to the loop.
 
 (in-package #:clgrpc.wire)
 
 (define-hot (ensure-headers :inline t) ((call wire-call)) null
-  "Send our headers of CALL unless they are sent already; a client's call sends them when it gets a
+  "Send our headers of CALL unless they were sent already; a client's call sends them when it gets a
 stream. On its loop."
   (unless (marked-p call :headers)
     ;; the handler of a stream may have run for long before it sends; for a single answer, REPLY-NOW
@@ -101,7 +101,7 @@ it and return what ENCODE-MESSAGE does. Signal an RPC-ERROR if MESSAGE is too lo
 
 (define-hot write-message ((call wire-call) message (last boolean)) boolean
   "Send MESSAGE, with END_STREAM if LAST, and return true. If MESSAGE is so long that the loop
-should not encode it, send nothing and return false: the caller then does ENCODE-MESSAGE with the
+should not encode it, send nothing and return false: the caller then calls ENCODE-MESSAGE with the
 baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers are sent."
   (let* ((stream (the http2:stream (wire-call-stream call)))
          (type (outgoing-type call))
@@ -192,9 +192,9 @@ reason."
 
 (define-hot send-in-room ((call wire-call) wait-p (function function)) boolean
   "If there is room, call FUNCTION, which sends a message of CALL, and return true. If there is no
-room, wait for it if WAIT-P is true; otherwise arrange that ON-WRITABLE is called once there is
+room, wait for room if WAIT-P is true; otherwise arrange that ON-WRITABLE is called when there is
 room, and return false. Return false also if CALL has ended with :ok. If no message may be sent for
-another reason, signal it. From user code."
+another reason, signal that. From user code."
   (cond ((not (sendable-p call)) nil)
         ((or (room-p call)
              (and wait-p
@@ -266,7 +266,7 @@ that. COMPRESS is as for SEND."
   nil)
 
 (define-hot refuse-to-send ((call wire-call)) null
-  "Arrange that ON-WRITABLE is called once there is room, since TRY-SEND has found none. Return
+  "Arrange that ON-WRITABLE is called when there is room, because TRY-SEND has found none. Return
 nil."
   (setf (wire-outlet-writable-wanted (ensure-wire-outlet call)) t)
   (sb-thread:barrier (:memory))

@@ -12,7 +12,7 @@
        (if stream (http2:stream-queued-octets stream) 0))))
 
 (defun stuck-p (call)
-  "True if CALL, which has sent its headers, has more to send than its peer takes."
+  "True if CALL, which has sent its headers, has more to send than its peer accepts."
   (let ((stream (wire-call-stream call)))
     (and stream (plusp (http2:stream-queued-octets stream)))))
 

@@ -2,8 +2,8 @@
 ;;;; moments, all in one fixnum. Each moment is a SPAN, a floating-point number of nanoseconds in 20
 ;;;; bits. 14 of the bits are the mantissa, so spans are exact to 0.013 %, from nanoseconds to
 ;;;; centuries. A span of 0 stands for a moment that has not come. So a call notes a stage with one
-;;;; store, without reading the clock (it takes the time of the loop's turn) and without consing.
-;;;; Two flags that only the loop changes share the fixnum.
+;;;; store, without reading the clock (it uses the time of the loop's turn) and without consing. Two
+;;;; flags that only the loop changes share the fixnum.
 ;;;;
 ;;;;   client  :HEADERS request headers sent   :ANSWER the first response headers   :END
 ;;;;   server  :HEADERS response headers sent  :DUE    the handler may start        :END
@@ -62,7 +62,7 @@ client's call is its own future."
   (logior marks (ash (if (plusp ns) (ns-span ns) 1) (moment-place moment))))
 
 (define-hot without-moments ((marks marks)) marks
-  "MARKS as if no moment had come."
+  "MARKS without any moments."
   (logand marks (logior (flag-bit :closed) (flag-bit :unattended))))
 
 (defun moment-ns (marks moment)

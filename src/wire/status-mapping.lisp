@@ -1,6 +1,6 @@
 ;;;; Statuses as HTTP/2 carries them: codes of HTTP and HTTP/2 to status (gRPC "HTTP to gRPC status
-;;;; code mapping"; gRPC over HTTP/2, "Errors"), and the status message, which travels
-;;;; percent-encoded in grpc-message (gRPC over HTTP/2, "Status-Message").
+;;;; code mapping"; gRPC over HTTP/2, "Errors"), and the status message, which is percent-encoded in
+;;;; grpc-message (gRPC over HTTP/2, "Status-Message").
 
 (in-package #:clgrpc.wire)
 
@@ -8,7 +8,7 @@
 
 (defun http-status-status (http-status)
   "The status of a response without grpc-status that has HTTP-STATUS. For 431 it is :unknown, as in
-other implementations and in ConnectRPC's suite, though the newest version of the document says
+other implementations and in ConnectRPC's suite, although the newest version of the document has
 :internal."
   (case http-status
     (400 :internal) (401 :unauthenticated) (403 :permission-denied) (404 :unimplemented)
@@ -35,8 +35,8 @@ other implementations and in ConnectRPC's suite, though the newest version of th
   (char-code (schar "0123456789ABCDEF" value)))
 
 (define-hot status-char-octets ((message simple-string) (i index)) (integer 1 12)
-  "How many octets of grpc-message the character at I of MESSAGE becomes: one if it stands for
-itself, else three for each octet of its UTF-8."
+  "How many octets of grpc-message the character at I of MESSAGE becomes: one if it is not encoded,
+else three for each octet of its UTF-8."
   (let ((code (char-code (schar message i))))
     (cond ((>= code #x10000) 12)
           ((>= code #x800) 9)

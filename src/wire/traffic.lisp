@@ -26,11 +26,11 @@ that all send; each of them gets so many frames in a turn, however long the turn
                      (loop:event-loop-now (link-loop link)))))
 
 (defconstant +calls-per-read+ 128
-  "About so many calls of a link begin in a turn, since the calls of other links wait until their
+  "About how many calls of a link begin in a turn; the calls of other links wait until their
 handlers have run.")
 (defconstant +calls-of-a-long-turn+ 32
-  "The same for a link whose last input was +LONG-TURN-NS+ ago or more. If that is because turns are
-long, its handlers may be slow: 128 of 200 µs would hold up other links for 26 ms. If the link was
+  "The same for a link whose last input was +LONG-TURN-NS+ ago or more. If turns are long for that
+reason, its handlers may be slow: 128 of 200 µs would delay other links for 26 ms. If the link was
 merely quiet, the rest of its calls begin in the next turn.")
 (defconstant +long-turn-ns+ 2000000)
 
@@ -133,7 +133,7 @@ handler's CLOSED."
   (loop:connection-output (the loop:connection (link-socket (http2:connection-user http2)))))
 
 (defun link-http2-closed (http2 error-code text)
-  "The sink's on-close: the core has ended the connection; send what it wrote and close."
+  "The sink's on-close: the core has ended the connection; send its last output and close."
   (let* ((link (http2:connection-user http2))
          (socket (link-socket link))
          (handshaking (loop:byte-channel-handshaking-p (loop:connection-byte-channel socket))))
@@ -180,7 +180,7 @@ links."
   "Make a link over BYTE-CHANNEL, which is connected, on LOOP, begin HTTP/2 in ROLE, and return the
 link. It shares http2's POOL with its owner's other links. Its account is part of ACCOUNT, and its
 events are reported to OBSERVER. After a silence of KEEPALIVE-NS, unless that is 0, it sends the
-peer a PING, and if no answer comes within PATIENCE-NS it gives the peer up. MAKE is called with
+peer a PING; if no answer arrives within PATIENCE-NS, it gives the peer up. MAKE is called with
 LOOP, OPTIONS and OWNER and returns the link. If the protocol of the link is not known yet, it has
 DIALECT and the loop's HANDLER until SPEAK-HTTP2 is called."
   (let ((link (funcall make loop options owner)))

@@ -95,7 +95,7 @@ is its number of octets; PLAIN, if it is compressed, the number before that, oth
         (values 0 0 (wire-call-born-ns call)))))
 
 (define-hot (mark-call :inline t) ((call wire-call) (mark mark)) null
-  "Note that CALL has come to MARK, a moment, in this turn; or that MARK, a flag, is true of CALL
+  "Note that CALL has reached MARK, a moment, in this turn; or that MARK, a flag, is true of CALL
 from now on. On CALL's loop; a flag also before the loop begins CALL."
   (setf (wire-call-marks call)
         (if (typep mark 'flag)

@@ -1,15 +1,15 @@
-;;;; The attempts of a call, the first and those that follow it or run beside it: an attempt begins
-;;;; on a stream, is answered or fails, and is over. The machine of calling/retry.lisp decides the
-;;;; next step, and performs it by **RETRY-OPERATIONS**.
+;;;; The attempts of a call: the first and those that follow it or run in parallel. An attempt
+;;;; begins on a stream, is answered or fails, and ends. The machine of calling/retry.lisp decides
+;;;; the next step, and performs it by **RETRY-OPERATIONS**.
 ;;;;
 ;;;; 1. SUBMIT finds a stream, or makes the call wait for one (core.lisp). The attempt that it
 ;;;; begins
-;;;;    is the user of the stream. The call goes on with the oldest attempt under way: the stream of
-;;;;    that is the call's.
+;;;;    is the user of the stream. The call continues with the oldest attempt under way: its stream
+;;;;    is the call's.
 ;;;; 2. The first attempt whose answer begins commits the call: its stream is the call's from then
 ;;;;    on, and those of the others are reset.
-;;;; 3. If an attempt fails before that, the machine decides: the call goes on with another attempt,
-;;;;    now or later, or ends, within its one deadline.
+;;;; 3. If an attempt fails before that, the machine decides: the call continues with another
+;;;;    attempt, now or later, or ends, within its one deadline.
 ;;;; 4. When a stream is closed its attempt is over, and observers and interceptors get its end.
 ;;;;
 ;;;; A call without a policy has no RETRIES until an attempt of it has failed, so the possibility of
@@ -19,8 +19,8 @@
 (in-package #:clgrpc.client)
 
 (defun find-policy-of (call)
-  "The retry or hedging policy that the service config in force has for CALL, and how many attempts
-it allows; or nil."
+  "Two values: the retry or hedging policy that the service config in force has for CALL, and how
+many attempts it allows; or nil."
   (and (not (internal-call-p call))
        (find-retry-policy (method-config-of call) (wire-call-options call))))
 
@@ -47,11 +47,11 @@ it allows; or nil."
 ;;; Performing decisions, see calling/retry.lisp
 
 (defun resend-after (call)
-  "Begin another attempt of CALL as soon as the stream of the one that has failed is closed."
+  "Begin another attempt of CALL as soon as the stream of the failed one is closed."
   (loop:defer (wire-call-loop call) #'submit-again call))
 
 (defun reset-times (call)
-  "Forget the times that CALL, which goes on, has waited so far, if it has no stream now."
+  "Forget the times that CALL, which continues, has waited so far, if it has no stream now."
   (unless (client-call-stream call)
     (setf (client-parts-wait (ensure-client-parts call)) nil)
     (wire:reset-marks call)))
@@ -155,8 +155,8 @@ ATTEMPT."
   nil)
 
 (defun change-over (call stream)
-  "Let CALL go on with another attempt, that on STREAM. There may be room on STREAM for the sender,
-whom the full stream of the attempt before has stopped."
+  "Let CALL go on with another attempt, that on STREAM. STREAM may have room for the sender, who was
+stopped by the full stream of the previous attempt."
   (go-on-with call (stream-link stream) stream)
   (wire:tell-writable call))
 
@@ -174,8 +174,8 @@ whom the full stream of the attempt before has stopped."
     attempt))
 
 (define-hot begin-attempt ((call client-call) (link link) (stream http2:stream) request) null
-  "Begin an attempt of CALL on STREAM of LINK. Send its headers and its only REQUEST; if that is
-nil, the messages that CALL has sent before, and those that wait for a stream."
+  "Begin an attempt of CALL on STREAM of LINK. Send its headers and its only REQUEST or, if that is
+nil, the messages that CALL has sent before and those that wait for a stream."
   (let ((own (null (client-call-stream call)))
         (core (client-call-core call))
         (attempt (new-attempt call stream)))
@@ -215,8 +215,7 @@ it."
 
 (defun follow-policy (call)
   "Begin to keep messages, and to hedge, under CALL's policy, if it has one. The first attempt of
-CALL has a stream, on which nothing has been sent, and the channel's service config has method
-configs."
+CALL has a stream, on which nothing was sent, and the channel's service config has method configs."
   (let ((policy (and (null (call-retries call)) (find-policy-of call))))
     (when policy
       (unless (client-call-request call)
@@ -225,8 +224,8 @@ configs."
         (calling:tell-begun **retry-operations** call)))))
 
 (define-hot submit ((call client-call) request) t
-  "Begin an attempt of CALL, with its only REQUEST unless that is nil, once its credentials have
-given metadata and it has a stream."
+  "Begin an attempt of CALL, with its only REQUEST unless that is nil, when its credentials have
+returned metadata and it has a stream."
   (let* ((parts (call-client-parts call))
          (identity (and parts (client-parts-identity parts))))
     (cond ((not (and identity (not (shiftf (caller-identity-asked identity) nil))))
@@ -237,9 +236,9 @@ given metadata and it has a stream."
           (t (ask-identity call identity request #'submit-identified)))))
 
 (defun submit-identified (call request error)
-  "Go on with the attempt of CALL, which runs, after its credentials have answered, with its only
-REQUEST unless that is nil. With ERROR, an RPC-ERROR, the attempt fails. It fails only when it has a
-stream if no service config is in force yet, since the config may have the policy for that."
+  "Continue the attempt of CALL, which runs, after its credentials have answered, with its only
+REQUEST unless that is nil. With ERROR, an RPC-ERROR, the attempt fails. If no service config is in
+force yet, it fails only when it has a stream, since the config may have a policy for the failure."
   (cond ((null error) (submit-now call request))
         ((core-config (client-call-core call))
          (fail-unbegun call (interceptor-failure call error)))
@@ -281,8 +280,8 @@ had no stream. NUMBER others came before it. CALL does not use ATTEMPT any more.
                          (and link (client-link-draining link) (client-link-born-ns link)))))
 
 (defun fail-attempt (attempt failure)
-  "Let the call of ATTEMPT, which runs and is not committed, go on without ATTEMPT, which has failed
-with FAILURE."
+  "ATTEMPT, of a call that runs and is not committed, has failed with FAILURE: let the call continue
+without it."
   (let* ((call (attempt-call attempt))
          (link (stream-link (attempt-stream attempt)))
          (number (attempt-number attempt))
@@ -317,7 +316,7 @@ with FAILURE."
       (note-overtaken call (attempt-subchannel other)))))
 
 (defun commit (call attempt)
-  "Let CALL, which has RETRIES, go on with ATTEMPT alone, since its answer begins."
+  "Let CALL, which has RETRIES, continue with ATTEMPT alone, because its answer begins."
   (let ((stream (attempt-stream attempt)))
     (tell-overtaken call attempt)
     (unless (eq stream (client-call-stream call))

@@ -1,6 +1,6 @@
 ;;;; The caller's identity: the call credentials of a call (calling/call-credentials.lisp) are asked
-;;;; before each of its attempts, also the first, retries, hedges and transparent retries, so that
-;;;; an expired token is not sent again.
+;;;; before each of its attempts, including the first, retries, hedges and transparent retries, so
+;;;; that an expired token is not sent again.
 ;;;;
 ;;;;   credentials that never wait     SUBMIT asks them on the loop. Mostly they answer at once, and
 ;;;;                                   the attempt begins in the same turn; otherwise it begins when
@@ -9,9 +9,9 @@
 ;;;;                                   attempt, a thread of the reserve for each further one
 ;;;;
 ;;;; An attempt sends the newest metadata that the credentials have given for its call. If they
-;;;; fail, the attempt counts as one that finds no server, and the policy of its method decides the
-;;;; next step. A call whose attempt waits for credentials is in the table ASKING of its core; it
-;;;; ends by its deadline, or with its channel. All but BEGIN-IDENTITY is on the loop.
+;;;; fail, the attempt counts as one for which no server was found, and the policy of its method
+;;;; decides the next step. A call whose attempt waits for credentials is in the table ASKING of its
+;;;; core; it ends by its deadline, or with its channel. All but BEGIN-IDENTITY is on the loop.
 
 (in-package #:clgrpc.client)
 
@@ -55,8 +55,8 @@ In the caller's thread."
         (remhash call asking))))
 
 (defun go-on-later (call identity metadata error taker)
-  "Go on with an attempt of CALL that has waited, as ASK-IDENTITY, if CALL still needs one: another
-attempt may have been answered. The service config may have come meanwhile."
+  "Continue an attempt of CALL that has waited, as ASK-IDENTITY does, if CALL still needs one:
+another attempt may have been answered. The service config may have come meanwhile."
   (declare (type function taker))
   (count-asking call -1)
   (when (wanted-p call)

@@ -1,5 +1,5 @@
-;;;; The end of a call on the client, for any reason: its callers wake, its stream and its other
-;;;; attempts are reset, and its kept messages are released.
+;;;; The end of a call on the client, for any reason: its callers are woken, its stream and its
+;;;; other attempts are reset, and its kept messages are released.
 
 (in-package #:clgrpc.client)
 

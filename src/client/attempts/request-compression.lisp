@@ -71,7 +71,7 @@ be compressed."
 (define-hot fitting ((call client-call) (stream http2:stream) (encoded (or octets wire:parcel)))
     (or null octets wire:parcel)
   "ENCODED, a value of ENCODE-MESSAGE for CALL, in a form that the peer of STREAM can read; nil if
-CALL has ended since there is no memory for that."
+CALL was ended because there is no memory for that."
   (if (or (null (wire:outgoing-encoding call)) (reads-compressed-p stream call))
       encoded
       (wire:uncompressed call encoded)))

@@ -19,7 +19,7 @@
        (eq :unary (rpc-method-kind (the rpc-method (call-rpc-method call))))))
 
 (defun other-attempts (call)
-  "The attempts of CALL that are under way beside the one that it goes on with, so far."
+  "The attempts of CALL that are under way besides the one with which it continues so far."
   (let ((retries (call-retries call)))
     (and retries (remove (client-call-stream call) (client-retries-running retries)
                          :key #'attempt-stream))))
@@ -95,8 +95,8 @@ the store of octets."
       (write-kept stream fitting last))))
 
 (defun write-again (call stream encoded last)
-  "Send ENCODED, of ENCODE-MESSAGE, on STREAM, if another stream had it before, or CALL does not go
-on with STREAM."
+  "Send ENCODED, of ENCODE-MESSAGE, on STREAM, if it was sent on another stream before, or STREAM is
+not the one with which CALL continues."
   (let ((fitting (fitting call stream encoded)))
     (when fitting
       (wire:note-sent call fitting stream)
@@ -119,7 +119,7 @@ on with STREAM."
             do (write-again call stream kept nil)))))
 
 (defun keep-to-one (call)
-  "Let CALL go on with its present attempt only, since its messages are too many to be kept for
+  "Let CALL continue with its present attempt only, because its messages are too many to be kept for
 others."
   (let ((retries (call-retries call)))
     (when retries

@@ -176,7 +176,7 @@ has only the status :ok."
 
 (defun end-well (call)
   "End CALL, which the server has ended with :ok: with :ok if the number of messages is right, else
-with the verdict on it."
+with the verdict on that number."
   (let ((flaw (rpc:flaw call (if (client-call-reply call) 1 0) (wire:wire-call-partial call))))
     (cond (flaw (end-client-call-as call flaw))
           (t (when (and (eq :client-streaming (rpc-method-kind (call-rpc-method call)))
@@ -263,7 +263,7 @@ arguments of the sink's on-reset."
       (serve-owners (client-link-owner link)))))
 
 (defun client-writable (stream)
-  "The sink's on-writable: a call has room to send if the attempt that it goes on with has room."
+  "The sink's on-writable: a call has room to send if the attempt with which it continues has room."
   (let ((call (stream-call stream)))
     (when call (wire:tell-writable call))))
 

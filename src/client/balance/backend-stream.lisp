@@ -6,7 +6,7 @@
 ;;;;   not at all           if the server does not implement the method, until there is another
 ;;;;                        connection
 ;;;;
-;;;; A call has lasted if it has brought a message and ran for as long as the first wait of a
+;;;; A call has lasted if it has received a message and ran for as long as the first wait of a
 ;;;; back-off. So a server that ends every call after one message gets about as many calls as one
 ;;;; that does not answer.
 

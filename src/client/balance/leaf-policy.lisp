@@ -3,13 +3,13 @@
 ;;;; of the ready ones. A policy is a subclass with a method of LEAF-POLICY-PICKER, and of MAKE-NOTE
 ;;;; if it remembers more data of a subchannel.
 ;;;;
-;;;; The state is :ready while one is ready; else :connecting while one may become so that has not
-;;;; failed; else :transient-failure. A subchannel that has failed counts as failed until it is
-;;;; ready again, although it connects again by itself meanwhile (gRFC A62). A backend that the
-;;;; resolver repeats counts once.
+;;;; The state is :ready while one subchannel is ready; else :connecting while one that has not
+;;;; failed may become ready; else :transient-failure. A subchannel that has failed counts as failed
+;;;; until it is ready again, although it connects again by itself meanwhile (gRFC A62). A backend
+;;;; that the resolver repeats counts once.
 ;;;;
-;;;; Each step is proportional to the number of backends, so in a large fleet the connecting is
-;;;; spread over the turns of the loop, and all changes of a turn are published once, after it.
+;;;; Each step is proportional to the number of backends. So in a large fleet the connecting is
+;;;; spread over the turns of the loop, and all changes of a turn are published together at its end.
 
 (in-package #:clgrpc.balance)
 
@@ -21,7 +21,7 @@ are published together.")
   "How many members of a fleet begin to connect in one turn.")
 
 (defstruct (member-note (:conc-name note-) (:copier nil))
-  "The data of a leaf policy about a subchannel of its own; its SUBCHANNEL-NOTE."
+  "The data of a leaf policy about one of its subchannels; the SUBCHANNEL-NOTE of that."
   (failed nil :type boolean)            ; it has failed and not been ready since
   (health nil :type (or null backend-stream))) ; over its server's health, or nil
 
@@ -116,8 +116,8 @@ this policy.")
                   (client:close-several leaf-policy gone "no server has its address any more"))))
 
 (defun update-members (leaf-policy backends)
-  "Make LEAF-POLICY's members those of BACKENDS, as far as the channel has room for them. Return the
-new members."
+  "Make BACKENDS the members of LEAF-POLICY, as far as the channel has room for them. Return the new
+members."
   (let ((kept (make-hash-table :test #'equal :size (length backends)))
         (members (leaf-policy-members leaf-policy))
         (new '())

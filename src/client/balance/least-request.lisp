@@ -1,6 +1,6 @@
-;;;; The policy least_request (gRFC A48): of choiceCount ready servers, each chosen at random and
-;;;; independently of the others, the call goes to the one with the fewest calls in flight, of equal
-;;;; ones to the first. Those whose breakers refuse the call are as if not drawn.
+;;;; The policy least_request (gRFC A48): choiceCount ready servers are chosen at random,
+;;;; independently of each other; the call goes to the one with the fewest calls in flight, and if
+;;;; several have the fewest, to the first. Servers whose breakers refuse the call are ignored.
 
 (in-package #:clgrpc.balance)
 
@@ -20,7 +20,7 @@
   (setf (least-request-choices leaf-policy) config))
 
 (defun least-busy (ready choices random-state call)
-  "The member with the fewest calls among CHOICES members of READY, a vector of subchannels, drawn
+  "The member with the fewest calls among CHOICES members of READY, a vector of subchannels, chosen
 by RANDOM-STATE; nil if their breakers refuse CALL."
   (declare (type simple-vector ready) (type (integer 2 10) choices))
   (let ((best nil) (fewest most-positive-fixnum))

@@ -1,6 +1,6 @@
-;;;; The policy outlier_detection (gRFC A50): a child policy balances, and a server whose calls fail
+;;;; The policy outlier_detection (gRFC A50): a child policy balances. A server whose calls fail
 ;;;; much more often than those of others, or than a threshold, is ejected: its subchannels count as
-;;;; failed for a while, the longer the more often it has happened.
+;;;; failed for a while, the longer the more often this has happened.
 ;;;;
 ;;;; After each interval one or both of these algorithms examine the calls that ended in it:
 ;;;;

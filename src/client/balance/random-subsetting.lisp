@@ -1,8 +1,8 @@
-;;;; The policy random_subsetting (gRFC A68): a child policy balances over subsetSize of the servers
-;;;; only, chosen by rendezvous hashing with a seed of the balancer's own: the servers with the
-;;;; lowest hashes. So when a server comes or goes at most one member of the subset changes, and the
-;;;; subsets of many clients spread evenly over the servers. The hash is the XXH64 of a server's
-;;;; first address.
+;;;; The policy random_subsetting (gRFC A68): a child policy balances over only subsetSize of the
+;;;; servers. They are chosen by rendezvous hashing with a seed of the balancer's own: the servers
+;;;; with the lowest hashes. So when a server is added or removed at most one member of the subset
+;;;; changes, and the subsets of many clients spread evenly over the servers. The hash is the XXH64
+;;;; of a server's first address.
 
 (in-package #:clgrpc.balance)
 
@@ -32,7 +32,7 @@
 
 (defun subset (backends size seed)
   "The SIZE BACKENDS with the lowest hashes under SEED, in the order of the hashes; all of them if
-they are no more than SIZE."
+there are no more than SIZE."
   (let ((distinct (remove-duplicates-by-key backends)))
     (if (<= (length distinct) size)
         distinct

@@ -11,8 +11,8 @@
 ;;;;
 ;;;; A server with the fraction F of all weight has ⌊S · F⌋ entries, but at least one; S is
 ;;;; ⌈Fmin · minRingSize⌉ / Fmin, but at most maxRingSize. With three servers of equal weight and
-;;;; minRingSize 1024 each has 342. The gRFC gives the rounded-off entries to the next servers in
-;;;; turn; then most servers' entries would change when one of many leaves.
+;;;; minRingSize 1024 each has 342. The gRFC gives the entries that rounding leaves to the next
+;;;; servers in turn; then most servers' entries would change when one of many is removed.
 
 (in-package #:clgrpc.balance)
 
@@ -101,7 +101,7 @@ At most LIMIT."
     (xxh64 (subseq octets 0 (+ end digits)))))
 
 (defun build-ring (subchannels config limit)
-  "The ring of SUBCHANNELS, a list that is not empty, with about LIMIT entries at most, but at least
+  "The ring of SUBCHANNELS, a list that is not empty, with at most about LIMIT entries, but at least
 one for each."
   (let* ((shares (mapcar #'server-share subchannels))
          (total (reduce #'+ shares))
@@ -290,7 +290,7 @@ is connected for that, and none if CONNECTING is true, since one connects alread
 
 (defun connect-an-idle (leaf-policy)
   "Connect a random idle server, since servers have failed and calls alone connect no other. It is
-random so that not all clients come to the same server (gRFC A117)."
+random so that not all clients choose the same server (gRFC A117)."
   (let ((idle '()))
     (map-members (lambda (subchannel)
                    (when (eq :idle (member-state subchannel)) (push subchannel idle)))

@@ -1,8 +1,8 @@
 ;;;; Picking by weight: the static stride scheduler of gRFC A58. Weights are scaled to 16 bits, so
-;;;; that the largest is 65,535. The sequence of picks goes over all entries again and again; in
-;;;; each generation an entry is picked or passed over. Over 65,535 generations an entry is picked
-;;;; as many times as its weight, spread evenly. Weights are limited to between a tenth of the mean
-;;;; and ten times the mean.
+;;;; that the largest is 65,535. The sequence of picks visits all entries again and again; in each
+;;;; generation an entry is picked or skipped. Over 65,535 generations an entry is picked as many
+;;;; times as its weight, spread evenly. Weights are limited to between a tenth of the mean and ten
+;;;; times the mean.
 ;;;;
 ;;;; For example, of weights 65,535 and 21,845 the second is picked in each third generation.
 

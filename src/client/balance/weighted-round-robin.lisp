@@ -5,8 +5,8 @@
 ;;;;
 ;;;; A weight counts from blackoutPeriod after its server's first report until
 ;;;; weightExpirationPeriod after the last. At other times the server has the mean of the other
-;;;; weights. With fewer than two weights, those of the resolver count (the attribute :weight, as
-;;;; clgrpc.discovery gives it), an addition to the gRFC. Without these the servers get calls in
+;;;; weights. With fewer than two weights, the resolver's weights are used (the attribute :weight,
+;;;; as clgrpc.discovery sets it), an addition to the gRFC. Without these the servers get calls in
 ;;;; turn. The weights are renewed each weightUpdatePeriod.
 
 (in-package #:clgrpc.balance)
@@ -60,7 +60,7 @@
 ;;; Reports
 
 (defun note-report (note report weighting now-ns)
-  "Note REPORT of NOTE's server, which came at NOW-NS."
+  "Note REPORT of NOTE's server, received at NOW-NS."
   (let ((weight (report-weight report (weighting-penalty weighting))))
     (when weight
       (setf (note-weight note) weight

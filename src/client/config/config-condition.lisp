@@ -9,7 +9,7 @@
                      (let ((path (service-config-error-path condition)))
                        (and (plusp (length path)) path))
                      (printable-text (misuse-text condition) :limit 1000))))
-  (:documentation "A service config is invalid. PATH is the place of the error, such as
+  (:documentation "A service config is invalid. PATH is the position of the error, such as
 methodConfig[0].timeout; the text says what is allowed there. No part of the config is in force."))
 
 (defun service-config-error-text (condition)

@@ -1,7 +1,7 @@
-;;;; Fields of the objects in a service config, read as Protocol Buffers' JSON mapping reads them:
-;;;; by their lowerCamelCase name or in_snake_case, null as absent, integers as numbers or strings,
-;;;; durations as strings ("1.5s"). Fields of other names are ignored; in a plist, which a
-;;;; programmer has written, they are errors. Each reader takes the OBJECT, the NAME of the field in
+;;;; Fields of the objects in a service config, read as Protocol Buffers' JSON mapping specifies: by
+;;;; their name in lowerCamelCase or in snake_case, null as absent, integers as numbers or strings,
+;;;; durations as strings ("1.5s"). Unknown fields are ignored; in a plist, which a programmer has
+;;;; written, they are errors. Each reader takes the OBJECT, the NAME of the field in
 ;;;; lowerCamelCase, and the PATH of the object, for errors.
 ;;;;
 ;;;; A config is also read from Lisp data. There an object is a plist whose keywords are the names
@@ -99,8 +99,8 @@ the names of the fields that were read.")
                                     (sort keywords #'string<)))))
 
 (defun find-field (object name path)
-  "The value of the field NAME of OBJECT, which may be null, and true if OBJECT has it. Signal
-SERVICE-CONFIG-ERROR if OBJECT has it twice, under either form of the name."
+  "Two values: that of the field NAME of OBJECT, which may be null, and true if OBJECT has it.
+Signal SERVICE-CONFIG-ERROR if OBJECT has it twice, under either form of the name."
   (note-field object name path)
   (let ((found (loop with snake = (snake-case name)
                      for member in (object-members object)
@@ -110,7 +110,8 @@ SERVICE-CONFIG-ERROR if OBJECT has it twice, under either form of the name."
     (values (cdr (first found)) (and found t))))
 
 (defun field (object name &optional (path ""))
-  "The value of the field NAME of OBJECT, which is at PATH, and true; nil and nil if it is absent."
+  "Two values: that of the field NAME of OBJECT, which is at PATH, and true; nil and nil if it is
+absent."
   (multiple-value-bind (value present) (find-field object name path)
     (if (and present (not (absent-p value)))
         (values value t)

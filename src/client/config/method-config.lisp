@@ -125,7 +125,7 @@ inverse is the smallest that counts, with almost no second wait.")
           (hedging (policy "hedgingPolicy" #'parse-hedging-policy)))
       (when (and retry hedging)
         (config-error (member-path path "hedgingPolicy")
-                      "must not stand beside a retryPolicy: a method has only one of them"))
+                      "must not be used together with retryPolicy: a method has only one of them"))
       (make-method-config
        :timeout-ns (duration-field object "timeout" path)
        :wait-for-ready (boolean-field object "waitForReady" path :default :unset)

@@ -8,8 +8,8 @@
 ;;;;                    a number from 0 to 99 once, and meets a percentage above that number; so a
 ;;;;                    client that takes a choice still does so when its percentage grows
 ;;;;
-;;;; An invalid choice before the one that is taken, such as one with another field, makes the whole
-;;;; list invalid.
+;;;; An invalid choice before the one that is taken, such as one with an unknown field, makes the
+;;;; whole list invalid.
 
 (in-package #:clgrpc.client)
 

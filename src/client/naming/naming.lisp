@@ -1,17 +1,17 @@
 ;;;; Targets that the loop understands (loop/names/target.lisp): addresses, and names (gRPC's
 ;;;; document "Name Resolution"). Names are looked up by the system's resolver, or by the DNS server
-;;;; that the target gives; a service config in TXT records (gRFC A2, choice.lisp) is looked up
-;;;; besides the addresses, by DNS in both cases.
+;;;; in the target. A service config in TXT records (gRFC A2, choice.lisp) is looked up in addition
+;;;; to the addresses, by DNS in both cases.
 ;;;;
-;;;; 1. A name is looked up when the channel needs it for the first time, and later when the channel
-;;;;    has lost a server or cannot reach one, but not sooner than resolve-interval-seconds after a
-;;;;    look-up that had an answer; a look-up that is requested too soon waits for that time.
+;;;; 1. A name is looked up when the channel first needs it, and later when the channel has lost a
+;;;;    server or cannot reach one; but no sooner than resolve-interval-seconds after a look-up that
+;;;;    had an answer. A look-up that is requested too soon waits for that time.
 ;;;; 2. After a failed look-up the channel keeps its addresses, and asks again after its back-off.
-;;;; 3. A missing or unreachable config is not a failure: then the config is the one
-;;;;    before if no server answers, or none if the DNS server says that no address exists.
-;;;; 4. A channel that has had addresses waits a second for new ones; then it goes on with the old
-;;;; ones. It
-;;;;    does not wait if no look-up may begin yet, or if the one under way has taken longer already.
+;;;; 3. A missing or unreachable config is not a failure: if no server answers the previous config
+;;;;    remains; if the DNS server says that no such record exists there is none.
+;;;; 4. A channel that has had addresses waits a second for new ones; then it continues with the old
+;;;; ones. It does not wait if no look-up may begin yet, or if the one under way has taken longer
+;;;; already.
 
 (in-package #:clgrpc.client)
 
@@ -93,7 +93,7 @@ function."
 ;;; A look-up
 
 (defun limit-patience (resolver)
-  "Bound the wait of RESOLVER's channel for the look-up under way: if it has had addresses it gets
+  "Bound the wait of RESOLVER's channel for the present look-up: if it has had addresses it gets
 those after +PATIENCE-NS+."
   (set-resolver-timer resolver
                       (when (resolver-addresses resolver) #'deliver-known)
@@ -200,7 +200,7 @@ answered."
            nil (resolver-config resolver)))
 
 (defun address-backends (addresses together)
-  "The backends of ADDRESSES, the kernel's: one of all if they are to be used TOGETHER."
+  "The backends of ADDRESSES, the kernel's: a single one of all if TOGETHER is true."
   (if together
       (list (addresses-backend addresses))
       (mapcar (lambda (address) (addresses-backend (list address))) addresses)))
@@ -228,8 +228,8 @@ than OPTIONS allow for connecting. With PROXY, the resolver publishes the proxy'
                arguments))))
 
 (defun config-name (place options)
-  "The name whose TXT records have the service config of PLACE, octets, or nil if OPTIONS want none.
-Signal MISUSE if PLACE's name must be looked up by DNS, but is not valid there."
+  "The name whose TXT records have the service config of PLACE, octets, or nil if OPTIONS turn that
+off. Signal MISUSE if PLACE's name must be looked up by DNS, but is not valid there."
   (when (loop:target-server place) (dns:name-octets (loop:target-host place)))
   (when (options-dns-service-config options)
     (dns:name-octets (format nil "_grpc_config.~A" (loop:target-host place)))))

@@ -196,8 +196,8 @@ as by PUSH-FAILURE. On a thread that may block."))
 
 (defgeneric resolve-now (resolver)
   (:documentation "Look for new addresses at once. Called when the channel has lost a server, or
-cannot reach one; only once for all servers lost while another method ran. A resolver that polls may
-have a method; one that is notified of changes needs none. On a thread that may block.")
+cannot reach one; only once for all servers that were lost while another method ran. A resolver that
+polls may have a method; one that is notified of changes needs none. On a thread that may block.")
   (:method ((resolver resolver)) nil))
 
 (defgeneric stop-resolver (resolver)
@@ -269,9 +269,9 @@ and a plist of attributes of the server. A list of several texts in place of the
 server, whose addresses are tried in turn. Calls on servers that stay go on. Servers that are gone
 get no new calls, and their connections end with their last call. SERVICE-CONFIG is a service config
 as in MAKE-CHANNEL, in place of the channel's own. An invalid one is refused: the last one stays in
-force, or else the channel's own. Without either, calls end with :unavailable until a valid one
-comes. Return false if the channel does not use RESOLVER any more. Signal MISUSE if an address is
-invalid. From any thread."
+force, or else the channel's own. If there is neither, calls end with :unavailable until a valid one
+is pushed. Return false if the channel does not use RESOLVER any more. Signal MISUSE if an address
+is invalid. From any thread."
   (and (push-to-channel resolver (mapcar #'parse-backend addresses) nil
                         (parse-pushed-config service-config))
        t))

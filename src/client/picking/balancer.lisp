@@ -4,16 +4,16 @@
 ;;;; connects them by CONNECT and closes them by CLOSE-SUBCHANNEL (subchannel.lisp).
 ;;;;
 ;;;; Balancers are a tree: each has a parent, which is the channel's core or another balancer, and
-;;;; publishes to that. A balancer that has children makes them with itself as :PARENT, hands them
+;;;; publishes to that. A balancer that has children makes them with itself as :PARENT, passes them
 ;;;; the backends, and combines their states and pickers in CHILD-PUBLISHED.
 ;;;;
 ;;;; A picker is immutable, except for data that only picking uses. It is one of
 ;;;;
-;;;;   nil            calls wait for another picker; an idle channel is to connect
+;;;;   nil            calls wait for another picker; an idle channel connects
 ;;;;   a FAILURE      calls end with it, and those that wait for ready wait
-;;;;   a subchannel   it has every call: nothing is called for that
+;;;;   a subchannel   it gets every call, without a function call
 ;;;;   a PICKER       its function returns one of the three above for each call. Calls that wait
-;;;;                  hold up those after them, unless it is CHOOSY: then each waits for itself
+;;;;                  delay those after them, unless it is CHOOSY: then each waits alone
 
 (in-package #:clgrpc.client)
 
@@ -28,7 +28,7 @@
 
 (defun make-failure (text &optional (status :unavailable) drop)
   "Return a pick for calls that end with TEXT and STATUS, a keyword, :unavailable by default. A call
-that waits for ready goes on waiting, unless DROP is true: then it ends at once too, and is not
+that waits for ready continues to wait, unless DROP is true: then it ends at once too, and is not
 retried. A STATUS that only applications may give, such as :not-found, becomes :internal (gRFC A54).
 Signal MISUSE if STATUS is not a status. From any thread."
   (multiple-value-bind (status text) (status:control-status status text)

@@ -1,17 +1,17 @@
-;;;; A circuit breaker, which keeps calls away from a server that fails too many of them. While it
+;;;; A circuit breaker, which keeps calls away from a server of which too many calls fail. While it
 ;;;; is closed it counts calls and failures over a window of time. When too large a part of enough
 ;;;; calls has failed it opens, and passes no calls for a while. Then it is half open and passes one
 ;;;; call at a time, until one has ended: after a success it is closed, after a failure it is open
-;;;; again. A call whose answer has begun is a success then, since a stream may last for days. One
-;;;; that has no answer after the time for which a breaker is open decides nothing any more: the
-;;;; next call is tried. A call without a deadline at a server that hangs would last for ever.
+;;;; again. A call whose answer has begun is a success then, since a stream may last for days. A
+;;;; trial without an answer after the time for which a breaker is open decides nothing any more:
+;;;; the next call is tried. A call without a deadline at a server that hangs would last for ever.
 ;;;;
 ;;;; The window is cut into parts, of which the oldest is dropped when a new one begins. So the
 ;;;; counts are of the last nine to ten tenths of the window.
 ;;;;
-;;;; A cancelled call does not count. But if a call is hedged and the answer came to an attempt that
-;;;; began later, then the server of an earlier attempt has failed: it had more time, and a server
-;;;; that hangs would otherwise never be detected.
+;;;; A cancelled call does not count. But if a call is hedged and an attempt that began later was
+;;;; answered, the server of an earlier attempt has failed: it had more time, and a server that
+;;;; hangs would otherwise never be detected.
 ;;;;
 ;;;; Pure: time is an argument. Which calls go to which server is decided in guarded-picker.lisp.
 
@@ -78,8 +78,8 @@ again."
       (:half-open (or (null trial) (eq call trial) (<= (breaker-until-ns breaker) now))))))
 
 (defun admit-to-breaker (breaker call calls now)
-  "Nil if CALL may go to BREAKER's server, as PASSES-P says, and is the trial if there is to be one;
-else the reason, a text."
+  "Nil if CALL may go to BREAKER's server, by PASSES-P; then it is the trial if there must be one.
+Else the reason, a text."
   (cond ((passes-p breaker call calls now)
          (unless (or (eq :closed (breaker-state breaker)) (eq call (breaker-trial breaker)))
            (keep-away breaker :half-open call now))
@@ -117,6 +117,6 @@ the server's fault. Return the new state of BREAKER if it has changed, else nil.
       (and (not (eq before after)) after))))
 
 (defun forget-trial (breaker call)
-  "Let another call pass BREAKER as a trial if CALL was the trial: it has ended without a result,
-since it was not sent, or was cancelled."
+  "If CALL was the trial of BREAKER, let another call pass as a trial: CALL has ended without a
+result, because it was not sent, or was cancelled."
   (when (eq call (breaker-trial breaker)) (setf (breaker-trial breaker) nil)))

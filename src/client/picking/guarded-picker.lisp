@@ -1,13 +1,13 @@
 ;;;; Guards, which refuse calls of a channel, if its options say so, before they are sent. A guard
 ;;;; stands before the picker and checks each pick. A refused call ends at once with :unavailable
-;;;; and the reason, also if it waits for ready, and is not retried (gRFC A32).
+;;;; and the reason, even if it waits for ready, and is not retried (gRFC A32).
 ;;;;
-;;;; * max-concurrent-requests: how many calls of the channel are in flight. A call is so from when
-;;;;   a server was first picked for it until it ends, whatever attempts it has (gRFC A105 says why
-;;;;   not only from when it has a stream). The guard's observer hears of its end.
-;;;; * A circuit breaker for each subchannel (breaker.lisp). If one refuses a call the picker is
-;;;;   asked again, as it may pick another server; if it picks none that takes it, the call is
-;;;;   refused.
+;;;; * max-concurrent-requests: how many calls of the channel are in flight. A call is in flight
+;;;;   from when a server was first picked for it until it ends, whatever attempts it has (gRFC A105
+;;;;   explains why it counts before it has a stream). The guard's observer hears of its end.
+;;;; * A circuit breaker for each subchannel (breaker.lisp). If a breaker refuses a call the picker
+;;;;   is asked again, as it may pick another server; if it picks none whose breaker admits the
+;;;;   call, the call is refused.
 ;;;;
 ;;;; A channel without such options has no guard, and its picker is the balancer's.
 
@@ -75,7 +75,7 @@ answer, while one that began later has."
         (setf (subchannel-breaker subchannel) breaker))))
 
 (defun answering-subchannel (call)
-  "The subchannel whose server has begun to answer CALL, which is not over, or nil."
+  "The subchannel whose server has begun to answer CALL, which has not ended, or nil."
   (let ((stream (client-call-stream call)))
     (and stream
          (wire:marked-p call :answer)
@@ -87,7 +87,7 @@ answer, while one that began later has."
     (and trial (answering-subchannel trial) t)))
 
 (defun decide-trial (breaker subchannel)
-  "End the trial of BREAKER, which TRIAL-DECIDED-P, although it goes on: it is a success of
+  "End the trial of BREAKER, which TRIAL-DECIDED-P, although it still runs: it is a success of
 SUBCHANNEL, whose breaker it is, unless it is a hedged call that another server answers."
   (let ((trial (breaker-trial breaker)))
     (if (eq subchannel (answering-subchannel trial))
@@ -117,7 +117,7 @@ SUBCHANNEL, whose breaker it is, unless it is a hedged call that another server 
         (and text (refusal "~A: ~A" (server-text subchannel) text))))))
 
 (defun pick-past-breakers (picker call)
-  "The pick of PICKER, a subchannel or a PICKER, for CALL among the servers whose breakers pass it;
+  "The pick of PICKER, a subchannel or a PICKER, for CALL among the servers whose breakers admit it;
 else the FAILURE of the last breaker."
   (loop with refusal = nil
         repeat (if (picker-p picker) +picks-past-breakers+ 1)
@@ -138,9 +138,9 @@ else the FAILURE of the last breaker."
   nil)
 
 (defun give-trial-back (subchannel call)
-  "Let SUBCHANNEL's breaker try the next call if CALL was its trial and has no stream there; a
-hedged call may have one elsewhere. CALL, for which SUBCHANNEL was picked, goes elsewhere or has
-ended. The breaker gets the end of a stream by its listener."
+  "If CALL was the trial of SUBCHANNEL's breaker and has no stream there, let the breaker try the
+next call; a hedged call may have a stream elsewhere. CALL, for which SUBCHANNEL was picked, goes
+elsewhere or has ended. The breaker gets the end of a stream by its listener."
   (let ((breaker (subchannel-breaker subchannel)))
     (when (and breaker
                (eq call (breaker-trial breaker))

@@ -9,9 +9,9 @@
 ;;;; So the end of a stream concerns only as many calls as it frees streams for. Only a new picker
 ;;;; examines all calls, in the order in which they came.
 ;;;;
-;;;; A call refers to its places, to the second and further ones through the first (SIBLING), and
-;;;; leaves them when it ends. All functions here take the same time for any number of calls that
-;;;; wait, except WAITING-PLACES and its callers.
+;;;; A call refers to its first place, which refers to further ones (SIBLING), and leaves them when
+;;;; it ends. All functions here take the same time for any number of calls that wait, except
+;;;; WAITING-PLACES and its callers.
 
 (in-package #:clgrpc.client)
 
@@ -32,13 +32,13 @@
             (queued-attempt-server queued-attempt))))
 
 (defun choosy-p (core)
-  "True if each pick of CORE's picker is for one call, so that calls that wait delay no others."
+  "True if each pick of CORE's picker is for one call, so that waiting calls delay no others."
   (let ((picker (core-picker core)))
     (and (picker-p picker) (picker-choosy picker))))
 
 (defun eager-p (core)
-  "True if calls of CORE are picked for when they come, also while others wait: each is placed by
-itself, or may be refused."
+  "True if CORE picks for calls when they arrive, even while others wait: each is placed by itself,
+or may be refused."
   (let ((picker (core-picker core)))
     (and (picker-p picker) (picker-eager picker))))
 
@@ -82,8 +82,8 @@ call."
         (t (stream-queue-patient (core-stream-queue core)))))
 
 (defun move-place (queued-attempt picked)
-  "Move QUEUED-ATTEMPT, which waits for any stream, to the queue for PICKED, its new pick; that may
-be the same queue."
+  "Move QUEUED-ATTEMPT, which waits for any stream, to the queue for PICKED, its new pick; it may be
+the same queue."
   (let* ((core (client-call-core (queued-attempt-call queued-attempt)))
          (queue (queue-for core picked))
          (server (and (subchannel-p picked) picked)))

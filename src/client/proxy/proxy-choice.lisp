@@ -103,7 +103,7 @@ socks5:// instead. Signal MISUSE, which names ORIGIN and no password, if URL is 
 
 (defun excepted-p (host port exceptions)
   "True if EXCEPTIONS, a text with commas as in no_proxy, contains HOST at PORT: as a name, domain
-or address, each with :PORT or without, as a network ADDRESS/BITS, or as *."
+or address, each with or without :PORT, as a network ADDRESS/BITS, or as *."
   (flet ((matches (entry)
            (multiple-value-bind (name its-port)
                (if (and (port-given-p entry) (not (host-number entry)) (not (find #\/ entry)))
@@ -151,8 +151,8 @@ name."
                       host port))))
 
 (defun may-have-proxy-p (target asked)
-  "True if the connections to TARGET may go through a proxy: it is a host and a port, perhaps with a
-scheme for these. With ASKED, if the user names the proxy, it may be a numeric address too."
+  "True if the connections to TARGET may use a proxy: it is a host and a port, perhaps with a scheme
+for these. With ASKED, if the user names the proxy, it may be a numeric address too."
   (let ((scheme (loop:find-scheme target)))
     (member (if scheme (loop:scheme-name scheme) "dns")
             (if asked '("dns" "passthrough" "ipv4" "ipv6") '("dns" "passthrough"))

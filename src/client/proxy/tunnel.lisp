@@ -1,6 +1,6 @@
 ;;;; Tunnels: byte channels through a proxy (gRFC A1). A tunnel first holds a dialogue with it
-;;;; (proxy-dialogue.lisp). Then all octets pass unchanged, first those that came after the proxy's
-;;;; last answer.
+;;;; (proxy-dialogue.lisp). Then all octets pass unchanged, beginning with those received after the
+;;;; proxy's last answer.
 ;;;;
 ;;;; States of a tunnel: :new → :talking → :open or :failed.
 
@@ -91,7 +91,7 @@ their number."
                 (t count))))))          ; INNER returns another result again
 
 (defun talk (byte-channel tunnel octets start end)
-  "As a read of TUNNEL: go on with its dialogue until more must come, or it is open."
+  "As a read of TUNNEL: continue its dialogue until more octets are needed, or the tunnel is open."
   (when (eq :new (tunnel-state tunnel)) (go-on-talking byte-channel tunnel))
   (loop
     (case (tunnel-state tunnel)

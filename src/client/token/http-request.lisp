@@ -1,7 +1,7 @@
-;;;; A request of HTTP/1.1 (RFC 9112) to servers that issue tokens: a form is posted on a connection
-;;;; of its own, over TLS or not, and the answer is read whole. The calling thread waits; a client
-;;;; loop does the I/O. The limits for the server are the total time, the length of the head (the
-;;;; parser's) and the length of the body.
+;;;; A request of HTTP/1.1 (RFC 9112) to servers that issue tokens: a form is posted on a new
+;;;; connection, with or without TLS, and the answer is read completely. The calling thread waits; a
+;;;; client loop does the I/O. The limits for the server are the total time, the length of the head
+;;;; (the parser's) and the length of the body.
 ;;;;
 ;;;; States of an exchange: :connecting → :open → :done. It is settled once, by RESOLVE-FUTURE or
 ;;;; REJECT-FUTURE of its future, and its connection is aborted then. Later octets are dropped.

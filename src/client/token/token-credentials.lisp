@@ -9,7 +9,7 @@
 ;;;;
 ;;;; (For a token that lives less than 6 minutes these numbers are a twelfth and a quarter of its
 ;;;; life.) So one fetch runs at a time, for any number of calls that wait, and no fetch runs
-;;;; without calls. A fetch runs on a thread of its own, which may wait and ends with it. Failures
+;;;; without calls. Each fetch runs on a new thread, which may wait and ends with it. Failures
 ;;;; double the back-off from 1 s to 120 s, as in gRPC's document on connection back-off.
 ;;;;
 ;;;; LOCK guards the state; no user's function runs while it is held. Times of tokens are of the

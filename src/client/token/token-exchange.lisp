@@ -131,7 +131,7 @@ RFC 6749 section 4.4). The token is requested when it is first needed, and again
 it expires, by one request at a time.
 CLIENT-ID      a string, the id of this client
 CLIENT-SECRET  a string, the secret of this client
-SCOPE          a string, the wanted scopes, with spaces between; none by default
+SCOPE          a string, the requested scopes, separated by spaces; none by default
 AUDIENCE       a string, the service that the token is for, which some servers want; none by default
 IN-BODY        true to send id and secret as parameters of the request, not in the header of RFC
                6749
@@ -180,10 +180,10 @@ of a function."
 (defun exchanged-token (url &key subject-token (subject-type :jwt) actor-token (actor-type :jwt)
                               requested-type resource audience scope client-id client-secret
                               credentials (timeout 10))
-  "Return call credentials, for :call-credentials of a channel or stub, that send a token which the
-security token service at URL, http:// or https://, gives in exchange for another one (RFC 8693). It
-is requested when it is first needed, and again 90 seconds before it expires, by one request at a
-time.
+  "Return call credentials, for :call-credentials of a channel or stub, that send a token from a
+security token service. The service at URL, http:// or https://, issues it in exchange for another
+token (RFC 8693). It is requested when it is first needed, and again 90 seconds before it expires,
+by one request at a time.
 SUBJECT-TOKEN   the token of the subject, the party for which calls are made: a string, a pathname,
                 whose file is read for each exchange, or a function without arguments that returns a
                 string, called on a thread of its own
@@ -193,7 +193,7 @@ ACTOR-TYPE      its type, as SUBJECT-TYPE
 REQUESTED-TYPE  the type of the wanted token, as SUBJECT-TYPE; nil, the default, for any
 RESOURCE        a string, the URI of the service that the token is for; none by default
 AUDIENCE        a string, the name of that service; none by default
-SCOPE           a string, the wanted scopes, with spaces between; none by default
+SCOPE           a string, the requested scopes, separated by spaces; none by default
 CLIENT-ID       a string, the id of this client, with CLIENT-SECRET, if the service needs it
 CREDENTIALS, TIMEOUT, the failures of attempts and the conditions are as for CLIENT-TOKEN. From any
 thread."

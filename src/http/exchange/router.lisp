@@ -37,8 +37,8 @@ METHODS    a list of HTTP methods, strings, by default GET and HEAD; requests wi
            answered with 405. HEAD gets the answer of GET without the body
 EXECUTION  :inline, :blocking or :auto, the choice of the thread of FUNCTION as for START-SERVER;
            by default the server's
-QUIET true: traces have no spans of the requests, and access logs only those that fail. This is for
-           probes that come every few seconds"
+QUIET      true: traces have no spans of the requests, and access logs only those that fail. This is
+           for probes that come every few seconds"
   (unless (and (stringp path) (plusp (length path)) (char= #\/ (char path 0))
                (not (find #\? path)))
     (misuse "~S is not a path: it begins with a slash and has no query." path))

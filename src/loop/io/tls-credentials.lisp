@@ -183,10 +183,10 @@ KEY-LOG              a file to which the secrets of all connections are appended
                      SSLKEYLOGFILE (RFC 9850), for Wireshark: a reader of it can read the
                      connections. Only its owner can read the file. No environment variable alone
                      switches it on
-CHECK-SECONDS how often the files are checked, a real, by default 10; nil means never. After that
-                     time the next connection makes them be read again if they have changed. If that
-                     takes longer than a tenth of a second, only connections that begin afterwards
-                     use them. See RELOAD-CREDENTIALS
+CHECK-SECONDS        how often the files are checked, a real, by default 10; nil means never. After
+                     that time the next connection makes them be read again if they have changed. If
+                     that takes longer than a tenth of a second, only connections that begin
+                     afterwards use them. See RELOAD-CREDENTIALS
 ALPN                 with nil, no protocol is agreed on by ALPN. That is only for TCP-SERVER and
                      TCP-CONNECT of CLGRPC.ASYNC, since gRPC needs HTTP/2
 

@@ -6,7 +6,7 @@
 (in-package #:clgrpc.channelz)
 
 (defconstant +patience-seconds+ 2
-  "So long a loop is waited for: one that works answers within a millisecond.")
+  "How long a loop is waited for: a working loop answers within a millisecond.")
 
 (defun ask (loop function)
   "The value of FUNCTION, called on LOOP; nil if LOOP has stopped. Fail with :unavailable if LOOP
@@ -28,8 +28,8 @@ does not answer."
         value))))
 
 (defun first-found (function owners)
-  "The first value of FUNCTION, called with each of OWNERS, that is not nil. One whose loop does not
-answer is skipped; if nothing is found, its error is signalled."
+  "The first value of FUNCTION, called with each of OWNERS, that is not nil. An owner whose loop
+does not answer is skipped; if nothing is found, its error is signalled."
   (declare (type function function))
   (let ((silent nil))
     (dolist (owner owners (when silent (error silent)))
@@ -58,8 +58,8 @@ On its loop."
         append (client:all-links (client:subchannel-connection-set subchannel))))
 
 (defun page (items start most key)
-  "The first MOST of ITEMS, in the order of the numbers that KEY gives, whose number is START or
-more; and true if there are no others after them."
+  "Two values: the first MOST of ITEMS, in the order of the numbers that KEY gives, whose number is
+START or more; and true if there are no others after them."
   (let ((rest (sort (remove-if (lambda (item) (< (funcall key item) start)) items) #'< :key key)))
     (values (subseq rest 0 (min most (length rest)))
             (<= (length rest) most))))

@@ -38,8 +38,8 @@ client, so serve it where only operators reach it. It does not slow calls down."
    :events (mapcar (lambda (event) (event-message event loop)) (channel-events channel-trace))))
 
 (defun data-message (make loop channel-trace begun succeeded failed last-ns &rest more)
-  "The data of a channel, a subchannel or a server, made by MAKE of CHANNEL-TRACE, the counts of its
-calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
+  "The data of a channel, a subchannel or a server, made by MAKE from CHANNEL-TRACE, the counts of
+its calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
   (apply make :trace (trace-message channel-trace loop)
               :calls-started begun :calls-succeeded succeeded :calls-failed failed
               (append (when (plusp last-ns)
@@ -167,7 +167,7 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
 ;;; The methods
 
 (defun most-results (wanted most)
-  "How many results an answer has whose request has the max_results WANTED, where MOST may be."
+  "The number of results in an answer: max_results, WANTED, of its request, but at most MOST."
   (when (minusp wanted) (status:fail :invalid-argument "max_results is negative"))
   (if (zerop wanted) most (min wanted most)))
 

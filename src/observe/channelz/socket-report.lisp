@@ -103,7 +103,7 @@ address."
 
 (defun tcp-info-option (socket)
   "TCP_INFO of SOCKET: six octets, two numbers of four bits, and from the eighth octet on words of
-32 bits; nil if it speaks no TCP."
+32 bits; nil if it is not a TCP socket."
   (let ((octets (os:socket-option-octets socket os:+ipproto-tcp+ os:+tcp-info+
                                          +tcp-info-octets+)))
     (when octets

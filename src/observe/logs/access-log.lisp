@@ -7,8 +7,8 @@
 ;;;; loop, or within the image, where threads have no loop in common, a hash of a shared count.
 ;;;;
 ;;;; A peer can make calls that fail at some millions a second, and each event costs more than such
-;;;; a call. So of the failures that chance has not chosen a loop logs +FAILURES-PER-SECOND+ of each
-;;;; peer, and counts the others: an event a second gives their number.
+;;;; a call. So a loop logs +FAILURES-PER-SECOND+ of each peer's failures that chance has not
+;;;; chosen, and counts the others: one event a second gives their number.
 
 (in-package #:clgrpc.logs)
 
@@ -78,7 +78,7 @@ called on EVENT-LOOP; from any thread if that is nil."
 (defconstant +failures-per-second+ 10
   "How many failures of a peer a loop logs in a second.")
 (defconstant +peers-per-second+ 64
-  "How many peers' failures are counted apart in a second; those of all others are counted
+  "For how many peers failures are counted separately in a second; those of all others are counted
 together.")
 
 (defstruct (failures (:copier nil))
@@ -118,7 +118,7 @@ together.")
           (t (subseq peer 0 colon)))))
 
 (defun log-failure-p (failures call)
-  "True if the failure of CALL is to be logged; if not it is counted. On the loop of FAILURES."
+  "True if the failure of CALL must be logged; if not, count it. On the loop of FAILURES."
   (let* ((counts (failures-counts failures))
          (loop (failures-loop failures))
          (now (loop:event-loop-now loop))
@@ -141,7 +141,7 @@ together.")
   (substitute #\_ #\- (string status)))
 
 (defun attempt-count (call)
-  "How many attempts CALL, a client's that has just ended, has had: at least the one that it is."
+  "How many attempts CALL, a client's that has just ended, has had, at least one."
   (multiple-value-bind (retries hedges transparent) (operate repeats call)
     (max (+ 1 retries hedges transparent)
          ;; calls within the image do not count repeats

@@ -1,6 +1,6 @@
 ;;;; The binary log (gRFC A16): an entry for each thing that happens to a call, for gRPC's tools. It
 ;;;; is a source of observers, for servers and channels; they report metadata and messages where
-;;;; these go out and come in, so the entries of a call are in the order in which things happened.
+;;;; these are sent and received, so the entries of a call are in the order of the events.
 ;;;;
 ;;;; The data of a log about a call at one of its ends are in a RECORD, a value on the call whose
 ;;;; key is the log's own, since a call may have several logs. A call that the filter leaves out has
@@ -8,12 +8,12 @@
 ;;;; journal, whose thread writes it (entry-file.lisp); so a full disk or a slow function of the
 ;;;; user delays no call. An entry that finds the journal full is dropped and counted.
 ;;;;
-;;;; A compressed message is put into the journal as it came, and decompressed on the journal's
-;;;; thread, one at a time, as far as it is logged: its octets may become thousands of times as
-;;;; many. So an attack on loops or on the heap by such messages fails.
+;;;; A compressed message is put into the journal as received. It is decompressed on the journal's
+;;;; thread, one message at a time, as far as it is logged: it may have thousands of times as many
+;;;; octets. So an attack on loops or on the heap by such messages fails.
 ;;;;
-;;;; If a call is made again, each message of the client is logged once, when the first attempt
-;;;; sends it; of the server's messages those of the attempt that counts are logged.
+;;;; If a call is repeated, each message of the client is logged once, when the first attempt sends
+;;;; it; of the server's messages those of the attempt that counts are logged.
 
 (in-package #:clgrpc.logs)
 
@@ -81,15 +81,15 @@ them. On its journal's thread."
   "Return a binary log (gRFC A16), for :observer of START-SERVER, MAKE-CHANNEL or SERVER-CHANNEL: it
 logs headers, messages and trailers of each call that FILTER selects. FILTER is a string in the form
 of the variable GRPC_BINARY_LOG_FILTER, its default, such as \"*\" or
-\"shop.Orders/*{h;m:256},-shop.Orders/Pay\"; the empty one logs nothing. Of a message at most
-8 MB are logged. Entries are written to FILE, a pathname, each after four octets of its length, as
-gRPC's tools read them. The log begins a new FILE at once, and before it has more than MAX-OCTETS;
-the old file becomes FILE.1, FILE.1 becomes FILE.2, and so on, KEPT-FILES of them. FILE may be
-a device or a pipe. FUNCTION, or nil, is called with each entry, a GRPC.BINARYLOG.V1:GRPC-LOG-ENTRY,
-on a thread of the log. At most LIMIT entries wait to be written, and 16 MB of them; further ones
-are dropped, see BINARY-LOG-DROPPED. Messages and metadata may be private, so
-only the owner can read the file. Signal MISUSE for a FILTER that is wrong, and if FILE cannot be
-written. From any thread; see CLOSE-BINARY-LOG and ROTATE-BINARY-LOG."
+\"shop.Orders/*{h;m:256},-shop.Orders/Pay\"; the empty one logs nothing. Of a message at most 8 MB
+are logged. Entries are written to FILE, a pathname, each after four octets of its length, as gRPC's
+tools read them. The log begins a new FILE at once, and before it has more than MAX-OCTETS; the old
+file becomes FILE.1, FILE.1 becomes FILE.2, and so on, up to KEPT-FILES of them. FILE may be a
+device or a pipe. FUNCTION, or nil, is called with each entry, a GRPC.BINARYLOG.V1:GRPC-LOG-ENTRY,
+on a thread of the log. At most LIMIT entries, and 16 MB of them, wait to be written; further ones
+are dropped, see BINARY-LOG-DROPPED. Messages and metadata may be private, so only the owner can
+read the file. Signal MISUSE for a FILTER that is wrong, and if FILE cannot be written. From any
+thread; see CLOSE-BINARY-LOG and ROTATE-BINARY-LOG."
   (unless (stringp filter) (misuse ":filter is a string, not ~S." filter))
   (unless (typep function '(or function symbol))
     (misuse ":function is not a function: ~S." function))
@@ -118,9 +118,9 @@ may use LOG afterwards. Closing again does nothing. From any thread but an event
     nil))
 
 (defun rotate-binary-log (log)
-  "Begin a new file of LOG once the waiting entries are written; the old file is kept, as in
-MAKE-BINARY-LOG. Call this after a program such as logrotate has given the file another name, or to
-read its contents; FLUSH-LOG waits until it is done. From any thread."
+  "Begin a new file of LOG when the waiting entries are written; the old file is kept, as in
+MAKE-BINARY-LOG. Call this after a program such as logrotate has renamed the file, or to read its
+contents; FLUSH-LOG waits until it is done. From any thread."
   (let ((file (binary-log-file log)))
     (when file
       (call-when-written (binary-log-journal log)
@@ -275,7 +275,8 @@ lock is held."
           (add-log-entry record type :message message :payload-truncated truncated)))))
 
 (defun log-client-message (record call octets start end encoding)
-  "Log a message of CALL's client; if it is the only one, once, and that no more will come."
+  "Log a message of CALL's client. If it is the only one, log it once, and log that no more will
+come."
   (if (member (method:rpc-method-kind (call-rpc-method call)) '(:unary :server-streaming))
       (unless (shiftf (record-requested record) t)
         (log-content record call :event-type-client-message octets start end encoding)

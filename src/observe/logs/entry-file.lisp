@@ -6,7 +6,7 @@
 ;;;;    there are KEPT older files the last of them is removed.
 ;;;; 2. So it is when FILE would get longer than MAX-OCTETS, and when ROTATE-ENTRY-FILE is called.
 ;;;; 3. A file ends with a whole entry. A write that fails, as on a full disk, may have written some
-;;;;    of the entries; the file is cut off behind the last whole one, so all further ones can be
+;;;;    of the entries; the file is truncated after the last complete one, so that later ones can be
 ;;;;    read. If it cannot be cut off a new one is begun.
 ;;;;
 ;;;; A device or a pipe is written as it is: nothing of it can be kept or cut off.
@@ -139,8 +139,8 @@ error as a text, or nil if the position is END."
         (clear-buffer gathered))))
 
 (defun write-gathered (file)
-  "Write the entries that FILE has gathered. Return how many of them were lost; and why, a text or
-nil."
+  "Write the entries that FILE has gathered. Return two values: how many of them were lost, and the
+reason, a text or nil."
   (let* ((gathered (entry-file-gathered file))
          (octets (buffer-octets gathered))
          (start (buffer-start gathered)))

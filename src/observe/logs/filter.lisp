@@ -1,4 +1,4 @@
-;;;; Filters of the binary log, as GRPC_BINARY_LOG_FILTER has them (gRFC A16): which methods are
+;;;; Filters of the binary log, in the form of GRPC_BINARY_LOG_FILTER (gRFC A16): which methods are
 ;;;; logged, and how much of their metadata and messages.
 ;;;;
 ;;;;   filter   pattern ("," pattern)*                the empty filter logs nothing
@@ -11,8 +11,8 @@
 ;;;;            "{m}" or "{m:N}"                      N octets of each message; no metadata
 ;;;;            "{h;m}", each with ":N" or without    both
 ;;;;
-;;;; The most exact pattern counts, wherever it stands. Two for the same are an error, and so is
-;;;; anything else: a filter that is wrong is refused as a whole.
+;;;; The most exact pattern counts, wherever it stands. Two patterns for the same methods are an
+;;;; error, and so is any other text: a filter with an error is refused as a whole.
 
 (in-package #:clgrpc.logs)
 

@@ -20,9 +20,9 @@ they are not the user's.")
   (if (stringp value) (string-octets value) value))
 
 (defun log-metadata (metadata limit)
-  "METADATA, an alist, as a message that has the first of its entries, LIMIT octets of names and
-values at most; and true if some were left out. Those of grpc-trace-bin are there, and not counted
-(gRFC A16)."
+  "Two values: METADATA, an alist, as a message with its first entries, at most LIMIT octets of
+names and values; and true if some were omitted. Those of grpc-trace-bin are included, and not
+counted (gRFC A16)."
   (let ((left limit) (entries '()) (truncated nil))
     (loop for (name . value) in metadata
           do (when (logged-name-p name)
@@ -36,8 +36,8 @@ values at most; and true if some were left out. Those of grpc-trace-bin are ther
     (values (binlog:make-metadata :entry (nreverse entries)) truncated)))
 
 (defun log-message (octets start end limit)
-  "The message in OCTETS from START to END, of which LIMIT octets are kept; and true if that is not
-all of it."
+  "Two values: the message in OCTETS from START to END, of which at most LIMIT octets are kept; and
+true if some are omitted."
   (let ((size (- end start)))
     (values (binlog:make-message :length size
                                  :data (subseq octets start (+ start (min limit size))))

@@ -1,5 +1,5 @@
-;;;; The wishes of a reader of metrics, from its headers (RFC 9110 section 12.5): the format, in
-;;;; accept, and compression, in accept-encoding.
+;;;; The preferences of a reader of metrics, from its headers (RFC 9110 section 12.5): the format,
+;;;; in accept, and compression, in accept-encoding.
 
 (in-package #:clgrpc.metrics)
 

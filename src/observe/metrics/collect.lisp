@@ -80,8 +80,8 @@ attributes and a vector of exemplars or nil."
                 (list (cons "clgrpc.protocol" (target-record-protocol target-record))))))
 
 (defun map-series (function metrics role reader)
-  "The values of FUNCTION for the attributes and the SERIES of each status in the vector that READER
-gives of a method record of ROLE, a list."
+  "A list of the values of FUNCTION for the attributes and the SERIES of each status in the vector
+that READER returns for each method record of ROLE."
   (loop for target-record in (target-records metrics role)
         append (loop for method-record in (target-record-method-records-of target-record)
                      append
@@ -280,8 +280,8 @@ first refusals Prometheus would see no increase.")
 
 (defun collect (metrics &key (names t))
   "The counts of METRICS so far: a list of FAMILYs in the order of the table of instruments,
-then those of users. Those with no points are left out. NAMES is T or a list of the names, strings,
-of the wanted ones: the others are not read. From any thread."
+then those of users. Those without points are omitted. NAMES is T or a list of the names, strings,
+of the requested ones: the others are not read. From any thread."
   (flet ((wanted (items key)
            (if (eq t names)
                items

@@ -22,7 +22,7 @@
     (format stream "~D ~S" (exemplar-value exemplar) (exemplar-labels exemplar))))
 
 (defun labels-of (exemplar call)
-  "The labels of CALL's exemplar that EXEMPLAR, of MAKE-METRICS, says; nil if there are none."
+  "The labels of CALL's exemplar, from EXEMPLAR, of MAKE-METRICS; nil if there are none."
   (and exemplar (funcall (the function exemplar) call)))
 
 (defun keep-exemplar (series ns labels)
@@ -106,9 +106,9 @@ and the duration is to be counted now."
 RPC:MAKE-OBSERVER. In these TARGET-RECORD is the target record to count in, (TALLY cells at value)
 adds to a cell and (NOTE cells at scale value) to a histogram; (ON-LOOP FORM) is FORM on a loop,
 else nil; (WITH-PROTOCOL (TARGET-RECORD CALL) BODY) is BODY with TARGET-RECORD bound to that of
-CALL's protocol, of which calls without a loop have none. The function gets as :target-record a
-target record of a loop, or else as :target-records a vector of the target records that threads
-without a loop share."
+CALL's protocol; calls without a loop have no protocol. The function gets :target-record, a target
+record of a loop; or :target-records, a vector of the target records that threads without a loop
+share."
   (flet ((version (count record bind)
            `(macrolet ((tally (cells at value) (list ',count cells at value))
                        (note (cells at scale value) (list ',record cells at scale value))

@@ -208,7 +208,7 @@ have weight 0.")
    "Number of OS threads in the process."))
 
 (defun find-instruments (names)
-  "The instruments that NAMES mean: a list of names, or of prefixes of names up to a dot; or T for
+  "The instruments denoted by NAMES: a list of names, or of prefixes of names up to a dot; or T for
 all. Signal MISUSE for one that means none."
   (if (eq t names)
       **instruments**

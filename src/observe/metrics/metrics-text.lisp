@@ -57,7 +57,7 @@
             (+ exponent point -1 (- first)))))
 
 (defun write-double (double stream)
-  "Write DOUBLE, a positive one, as Go does, so that bounds are the same texts everywhere: with an
+  "Write DOUBLE, a positive one, in Go's form, so that bounds are the same texts everywhere: with an
 exponent if that is less than -4 or more than 5."
   (multiple-value-bind (digits exponent) (double-digits double)
     (let ((count (length digits)))
@@ -91,13 +91,13 @@ exponent if that is less than -4 or more than 5."
     (write-char #\} stream)))
 
 (defun scoped (attributes)
-  "ATTRIBUTES, sorted, with those that say who has counted."
+  "ATTRIBUTES, sorted, with those that identify this library as the source."
   (append (sort (copy-list attributes) #'string< :key #'car)
           (list (cons "otel_scope_name" "clgrpc") (cons "otel_scope_schema_url" "")
                 (cons "otel_scope_version" **version**))))
 
 (defun write-exemplar (exemplar stream)
-  "Write EXEMPLAR, (value labels unix-ns), behind a bucket, as OpenMetrics has it."
+  "Write EXEMPLAR, (value labels unix-ns), after a bucket, in the form of OpenMetrics."
   (destructuring-bind (value labels unix-ns) exemplar
     (write-string " # " stream)
     (write-labels labels stream)
@@ -183,9 +183,9 @@ process."
     (when open (format stream "# EOF~%"))))
 
 (defun metrics-text (metrics &key accept)
-  "Return the counts of METRICS for Prometheus: octets, and their content type. ACCEPT is the header
-of that name of the request, a string or nil; if it asks for OpenMetrics, that is the format, and
-there are exemplars, else Prometheus's own. From any thread."
+  "Return the counts of METRICS for Prometheus: octets, and their content type. ACCEPT is that
+header of the request, a string or nil; if it asks for OpenMetrics, that is the format, with
+exemplars, else Prometheus's own. From any thread."
   (let ((open (open-metrics-wanted-p accept)))
     (values (string-octets (families-text (collect metrics) open
                                           :resource (metrics-resource metrics)))

@@ -46,18 +46,18 @@ From any thread.")
 
 (defun make-metrics (&key enable disable optional-labels methods targets exemplar resource)
   "Return a metrics object, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL, also in
-a list with others. It has the instruments in the table of doc/monitoring.md, for all that have it
-together: the calls, attempts and octets of gRFC A66, and those of the process. ENABLE names
-instruments that are off by default, as strings, \"grpc.subchannel\" meaning all whose names begin
-with that and a dot, or is T for all; DISABLE names instruments to turn off, in the same way.
-OPTIONAL-LABELS names attributes, strings, that instruments have only on request. METHODS and
-TARGETS select the names with series of their own: functions of a name,
+a list with others. It has the instruments in the table of doc/monitoring.md, for all servers and
+channels that have it, together: the calls, attempts and octets of gRFC A66, and those of the
+process. ENABLE names instruments that are off by default, as strings (\"grpc.subchannel\" means all
+whose names begin with that and a dot), or is T for all; DISABLE names instruments to turn off, in
+the same way. OPTIONAL-LABELS names attributes, strings, that instruments have only on request.
+METHODS and TARGETS select the names with series of their own: functions of a name,
 \"helloworld.Greeter/SayHello\" or \"dns:///localhost:50051\", that return true, or lists of names;
 the rest count as \"other\", as do methods without generated code. EXEMPLAR is a function of a call
 that has ended, or of an attempt's call, which returns an alist of strings, such as ((\"trace_id\" .
 \"…\")), or nil; the alist is the exemplar of the last call of each bucket of durations. It is
 called on the call's loop and must not wait. An error in one of these functions goes to the log; the
-name counts as \"other\" then, and the call is no exemplar. RESOURCE is an alist of attributes that
+name then counts as \"other\", and the call is no exemplar. RESOURCE is an alist of attributes that
 identify this process, such as ((\"service.name\" . \"shop\")), for target_info in Prometheus.
 METRICS-TEXT and COLLECT read the counts. Signal MISUSE for a wrong argument. From any thread."
   (check-type enable (or (eql t) list))
@@ -117,7 +117,7 @@ another form, and then returns nil. Nil if EXEMPLAR is nil."
 ;;; Shards of loops
 
 (defmacro push-complete (item place)
-  "Push ITEM onto PLACE, whose readers take no lock: they find it complete. Return it."
+  "Push ITEM onto PLACE, whose readers take no lock: they find ITEM complete. Return it."
   `(let* ((item ,item) (items (cons item ,place)))
      (sb-thread:barrier (:write))
      (setf ,place items)
@@ -192,7 +192,7 @@ lacks it. From any thread."
                            (shard-target-records shard)))))))
 
 (defun add-protocol-record (target-record protocol)
-  "The target record, beside TARGET-RECORD, of the calls of servers that come by PROTOCOL."
+  "The target record, in addition to TARGET-RECORD, of the calls of servers that use PROTOCOL."
   (let ((new (ensure-target-record (target-record-shard target-record) :server nil
                                    (string-downcase protocol))))
     (setf (target-record-by-protocol target-record)

@@ -1,15 +1,15 @@
 ;;;; Shards, the places of counts. A SHARD belongs to an event loop, for as long as that runs, and
 ;;;; then to another, with its counts. The holder of the loop's baton counts in it with plain
 ;;;; additions. Threads without a loop, which make calls within the image, share a few shards and
-;;;; count in those atomically; they are spread over them by their stacks. A reader adds all shards
-;;;; up.
+;;;; count in those atomically; their stacks' addresses distribute them over the shards. A reader
+;;;; adds all shards up.
 ;;;;
 ;;;;   shard → TARGET-RECORD of a role, a target and a protocol → METHOD-RECORD of a method
 ;;;;         → SERIES of a status → cells
 ;;;;
-;;;; How long the calls of a server's loop have taken is known when their answers are sent, which is
-;;;; for all of a turn at once, or nearly. Until then calls that began in one turn and ended alike
-;;;; are counted in a RUN, and the clock is read once for all runs.
+;;;; The duration of calls of a server's loop is known when their answers are sent, which happens
+;;;; once, or nearly once, in a turn. Until then calls that began in one turn and ended alike are
+;;;; counted in a RUN, and the clock is read once for all runs.
 ;;;;
 ;;;; A target record finds its method records by the number of the method (rpc/method/method.lisp),
 ;;;; a method record its series by the status code, so a call's cells are two loads away. Target

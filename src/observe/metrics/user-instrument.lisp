@@ -1,10 +1,10 @@
 ;;;; Instruments of users: counters, up-down counters, gauges and histograms, read with all others.
 ;;;; Each has a row for each list of attribute values that it was given, up to a bound; beyond that
 ;;;; all are counted together, with the attribute otel.metric.overflow (OpenTelemetry's cardinality
-;;;; limit). Rows are found without a lock: a table of them only gets further ones in front of its
-;;;; lists, and is replaced by one of twice the length when it has as many rows as lists. Any thread
-;;;; may count: it adds atomically to one of several stripes of a row. Numbers are kept exactly, as
-;;;; integers and billionths.
+;;;; limit). Rows are found without a lock: further rows are only added at the front of a table's
+;;;; lists, and a table is replaced by one of twice the length when it has as many rows as lists.
+;;;; Any thread may count: it adds atomically to one of several stripes of a row. Numbers are kept
+;;;; exactly, as integers and billionths.
 
 (in-package #:clgrpc.metrics)
 
@@ -89,10 +89,10 @@ not read as 0.10000000149011612."
     custom))
 
 (defun make-counter (metrics name &key (unit "") (text "") attributes (max-series 2000))
-  "Return a counter of METRICS for a value that only grows: see ADD. NAME is as OpenTelemetry has
-them, \"shop.orders\"; UNIT as in UCUM, \"s\", \"By\" or \"{order}\"; TEXT explains it; ATTRIBUTES
-are the names of its attributes. It has at most MAX-SERIES lists of their values; further lists
-count together, with the attribute otel.metric.overflow. Signal MISUSE for a wrong argument, and if
+  "Return a counter of METRICS for a value that only grows: see ADD. NAME has OpenTelemetry's form,
+\"shop.orders\"; UNIT that of UCUM, \"s\", \"By\" or \"{order}\"; TEXT explains it; ATTRIBUTES are
+the names of its attributes. It has at most MAX-SERIES lists of their values; further lists count
+together, with the attribute otel.metric.overflow. Signal MISUSE for a wrong argument, and if
 METRICS has such an instrument. From any thread."
   (add-custom metrics name :counter :unit unit :text text :attributes attributes
                                     :max-series max-series))
@@ -104,10 +104,10 @@ errors as for MAKE-COUNTER. From any thread."
                                             :max-series max-series))
 
 (defun make-gauge (metrics name &key (unit "") (text "") attributes function (max-series 2000))
-  "Return a gauge of METRICS, which has the number that was recorded last: see RECORD. With
-FUNCTION, a function without arguments, METRICS ask that whenever they are read: it returns a real
-or nil; with ATTRIBUTES it returns a list with a list for each series, a real followed by the
-values of the attributes. Arguments and errors as for MAKE-COUNTER. From any thread."
+  "Return a gauge of METRICS, which has the number that was recorded last: see RECORD. If FUNCTION,
+a function without arguments, is given, it is called whenever METRICS are read: it returns a real or
+nil; with ATTRIBUTES it returns a list with a list for each series, a real followed by the values of
+the attributes. Arguments and errors as for MAKE-COUNTER. From any thread."
   (add-custom metrics name :gauge :unit unit :text text :attributes attributes
                                   :function (check-function function ":function")
                                   :max-series max-series))
@@ -191,7 +191,8 @@ FUNCTION."
         (setf (custom-overflow custom) row))))
 
 (defun add-row (custom values)
-  "The row of CUSTOM for VALUES, made now unless there is one, or as many as there may be."
+  "The row of CUSTOM for VALUES. Make it if it does not exist, unless CUSTOM has as many rows as it
+may."
   (unless (= (length values) (length (custom-attributes custom)))
     (misuse "~A has the attributes ~S, not ~D values." (custom-name custom)
             (custom-attributes custom) (length values)))
@@ -227,9 +228,9 @@ FUNCTION."
     (misuse "~S is not a number for ~A." number (custom-name custom))))
 
 (defun add (counter number &rest values)
-  "Add NUMBER, a real, to COUNTER, of MAKE-COUNTER, which takes none below 0, or
+  "Add NUMBER, a real, to COUNTER, of MAKE-COUNTER, for which NUMBER must not be negative, or
 MAKE-UP-DOWN-COUNTER. VALUES are those of its attributes, in their order: strings, or objects that
-are shown as such. Signal MISUSE for arguments that do not fit. From any thread."
+are shown as strings. Signal MISUSE for invalid arguments. From any thread."
   (unless (and (custom-p counter) (member (custom-kind counter) '(:counter :up-down-counter)))
     (misuse "~S is not a counter." counter))
   (check-number counter number)
@@ -295,8 +296,8 @@ ADD. From any thread."
                                   :value number)))))
 
 (defun all-rows (custom)
-  "The rows of CUSTOM, the oldest first, but those of a gauge in which a first number is about to be
-recorded."
+  "The rows of CUSTOM, the oldest first, without those of a gauge in which a first number is about
+to be recorded."
   (let ((rows (append (reverse (custom-rows custom))
                       (and (custom-overflow custom) (list (custom-overflow custom))))))
     (if (eq :gauge (custom-kind custom))

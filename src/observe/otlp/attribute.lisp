@@ -4,8 +4,8 @@
 (in-package #:clgrpc.otlp)
 
 (defun any-value (value)
-  "The message for VALUE: a string, an integer, a real, T, NIL, or a vector of such. An integer that
-no 64 bits hold becomes a string, as does any other object."
+  "The message for VALUE: a string, an integer, a real, T, NIL, or a vector of such values. An
+integer of more than 64 bits becomes a string, as does any other object."
   (typecase value
     (string (common:make-any-value :string-value value))
     (boolean (common:make-any-value :bool-value value))
@@ -36,7 +36,7 @@ no 64 bits hold becomes a string, as does any other object."
 
 (defun resource-attributes (given get-variable)
   "The attributes of this process as the source of telemetry, an alist: those of GIVEN, an alist
-too, then the environment's, then our own."
+too, then the environment's, then the defaults."
   (let* ((service (variable-value "OTEL_SERVICE_NAME" get-variable))
          (others (read-pairs "OTEL_RESOURCE_ATTRIBUTES"
                              (variable-value "OTEL_RESOURCE_ATTRIBUTES" get-variable)))

@@ -67,7 +67,7 @@ not of that form."
             do (return :invalid)))
 
 (defun read-pairs (name value)
-  "The alist that VALUE, of the variable NAME, means; nil, and a line in the log, if it means none."
+  "The alist in VALUE, of the variable NAME; nil, and a line in the log, if VALUE is invalid."
   (let ((pairs (and value (parse-pairs value))))
     (if (eq :invalid pairs)
         (ignore-variable name "not shown" "key=value, with commas between, is wanted")

@@ -1,11 +1,11 @@
-;;;; A pipeline: the way of one signal, metrics or spans, to the collector, on a thread of its own,
+;;;; A pipeline carries one signal, metrics or spans, to the collector, on a thread of its own,
 ;;;; which drives the loop of its own channel while it waits. So it does not use the loops of the
 ;;;; application. The channel has no observer: its calls are neither measured nor traced.
 ;;;;
 ;;;; A round sends all present data, as BATCHes. After a failure that may pass, metrics are
-;;;; forgotten, since the next round reads them again and they are cumulative. Spans wait, and no
-;;;; others are taken meanwhile; so the waiting spans are bounded by the queues of the tracing,
-;;;; which count spans that find no room. Every dropped span is counted.
+;;;; forgotten, since the next round reads them again and they are cumulative. If spans must wait,
+;;;; no others are taken meanwhile; so the waiting spans are bounded by the queues of the tracing,
+;;;; which count spans for which there is no room. Every dropped span is counted.
 ;;;;
 ;;;; LOCK guards the slots that other threads change or wait for: WANTED, DONE, RUNG, STOPPING. Only
 ;;;; the pipeline's thread changes the others; other threads read the counts.
@@ -148,8 +148,8 @@ CHANNEL had no connection meanwhile, if that is known."
     (format nil "~A~@[: ~A~]" (status:rpc-error-message error) reason)))
 
 (defun try-batch (pipeline batch)
-  "Send BATCH of PIPELINE. Return :done if that is over, well or not, or the seconds to wait until
-it may be tried again."
+  "Send BATCH of PIPELINE. Return :done if it has ended, successfully or not, or the seconds to wait
+until it may be tried again."
   (flet ((fail ()
            (incf (tally-failures (pipeline-tally pipeline)))
            (incf (pipeline-failures pipeline))
@@ -181,8 +181,8 @@ it may be tried again."
         :done))))
 
 (defun send-waiting (pipeline)
-  "Send the batches that wait in PIPELINE. Return nil if all are gone, or the seconds to wait until
-the first may be tried again."
+  "Send the batches that wait in PIPELINE. Return nil if nothing waits any more, or the seconds to
+wait until the first may be tried again."
   (loop
     (let ((batch (first (pipeline-waiting pipeline))))
       (when (null batch) (return nil))
@@ -193,8 +193,8 @@ the first may be tried again."
       (pop (pipeline-waiting pipeline)))))
 
 (defun run-round (pipeline)
-  "Send the waiting batches of PIPELINE, and then the present data. Return nil if all is gone, or
-the seconds to wait until the next round."
+  "Send the waiting batches of PIPELINE, and then the present data. Return nil if nothing waits any
+more, or the seconds to wait until the next round."
   (when (plusp (pipeline-failures pipeline))
     (calling:reset-back-off (pipeline-channel pipeline)))
   (prog1 (or (send-waiting pipeline)
@@ -213,9 +213,9 @@ the seconds to wait until the next round."
 ;;; The thread
 
 (defun await-round (pipeline due-ns tried)
-  "Wait until DUE-NS, or until there is a reason for a round of PIPELINE before that: a flush other
-than TRIED, the number of the last that was tried, or a batch. Return the number of the last flush
-that is wanted; nil if the thread is to end."
+  "Wait until DUE-NS, or until there is an earlier reason for a round of PIPELINE: a flush other
+than TRIED, the number of the last that was tried, or a batch. Return the number of the last
+requested flush; nil if the thread must end."
   (sb-thread:with-mutex ((pipeline-lock pipeline))
     (loop until (or (pipeline-stopping pipeline)
                     (/= tried (pipeline-wanted pipeline))
@@ -286,7 +286,7 @@ that is past."
     (incf (pipeline-wanted pipeline))))
 
 (defun await-flush (pipeline number end-ns)
-  "True if the flush NUMBER of PIPELINE comes about until END-NS."
+  "True if the flush NUMBER of PIPELINE has happened by END-NS."
   (loop:await-until (pipeline-bell pipeline) (pipeline-lock pipeline) end-ns
                     (lambda ()
                       (or (<= number (pipeline-done pipeline)) (pipeline-stopping pipeline))))

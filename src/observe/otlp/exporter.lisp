@@ -46,7 +46,7 @@
 
 (defun new-board (metrics)
   "A gauge of items that wait for a collector, among METRICS: a list whose first element is the list
-of pipelines that it reads; atomic."
+of pipelines that it reads, changed atomically."
   (let ((board (list '())))
     (metrics:make-gauge
      metrics "clgrpc.otlp.waiting" :unit "{item}" :attributes '("signal")
@@ -116,7 +116,7 @@ the reason."
         (values 0 ""))))
 
 (defun export-spans (channel request &rest options)
-  "Have the collector at CHANNEL take REQUEST; return how many spans it has rejected, and why."
+  "Send REQUEST to the collector at CHANNEL; return how many spans it has rejected, and the reason."
   (let ((partial (trace-collector:export-trace-service-response-partial-success
                   (apply #'trace-service:export channel request options))))
     (if partial
@@ -194,15 +194,13 @@ STOP-EXPORTER. TARGET is a channel's, or a URL with http or https; nil leaves it
 environment, or else is http://localhost:4317.
 Metrics are sent every INTERVAL seconds (a real, by default 60), spans every SPAN-INTERVAL (5) or as
 soon as a batch waits, BATCH-SPANS (512) in a request. An export may take TIMEOUT seconds (10); if
-it fails and may succeed later, it is tried again, after longer and longer, or when the collector
-says.
-HEADERS is metadata for each export. COMPRESSION, :gzip or :identity, and CREDENTIALS are as for
-MAKE-CHANNEL. RESOURCE is an alist of attributes, strings and values, that identify this
-process, such as ((\"service.name\" . \"shop\")).
-Arguments that are not given come from the environment, by OpenTelemetry's variables:
-OTEL_EXPORTER_OTLP_ENDPOINT and its kin, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
-OTEL_METRIC_EXPORT_INTERVAL, OTEL_BSP_SCHEDULE_DELAY, OTEL_BSP_MAX_EXPORT_BATCH_SIZE,
-OTEL_SDK_DISABLED, OTEL_METRICS_EXPORTER and OTEL_TRACES_EXPORTER.
+it fails and may succeed later, it is tried again, after longer and longer pauses, or when the
+collector requests it. HEADERS is metadata for each export. COMPRESSION, :gzip or :identity, and
+CREDENTIALS are as for MAKE-CHANNEL. RESOURCE is an alist of attributes, strings and values, that
+identify this process, such as ((\"service.name\" . \"shop\")). Missing arguments come from the
+environment, by OpenTelemetry's variables: OTEL_EXPORTER_OTLP_ENDPOINT and its kin,
+OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_METRIC_EXPORT_INTERVAL, OTEL_BSP_SCHEDULE_DELAY,
+OTEL_BSP_MAX_EXPORT_BATCH_SIZE, OTEL_SDK_DISABLED, OTEL_METRICS_EXPORTER and OTEL_TRACES_EXPORTER.
 The exporter works on threads of its own, so calls do not wait for it; its own calls are neither
 measured nor traced. While the collector cannot be reached, spans wait in the queues of TRACING, and
 those that find no room are counted: EXPORTER-STATISTICS, the metric clgrpc.otlp.items and the log
@@ -252,11 +250,12 @@ exporter stays stopped. Not on an event loop's thread."
     (mapc #'stop-pipeline (exporter-pipelines exporter))))
 
 (defun exporter-statistics (exporter)
-  "Return the counts of EXPORTER, of MAKE-OTLP-EXPORTER, as a plist: by signal, :metrics or :traces,
-a plist of the numbers of points or spans: taken by the collector (:exported), refused by it
-(:rejected), lost with an export that failed for good (:dropped), lost since too many waited
-(:overflowed), and to be sent again (:waiting); and of the numbers of :requests tried and of
-:failures among these. Metrics are cumulative, so a failure loses none. From any thread."
+  "Return the counts of EXPORTER, of MAKE-OTLP-EXPORTER, as a plist: for each signal, :metrics or
+:traces, a plist of the numbers of points or spans. They are accepted by the collector (:exported),
+refused by it (:rejected), lost with an export that failed for good (:dropped), lost because too
+many waited (:overflowed), or waiting to be sent again (:waiting). The numbers of :requests tried,
+and of :failures among these, are there as well. Metrics are cumulative, so a failure loses none.
+From any thread."
   (loop for pipeline in (exporter-pipelines exporter)
         for tally = (pipeline-tally pipeline)
         append (list (pipeline-signal pipeline)

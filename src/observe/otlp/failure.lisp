@@ -1,8 +1,8 @@
 ;;;; The consequences of a failed export (OTLP specification, "OTLP/gRPC Response" and "OTLP/gRPC
 ;;;; Throttling"): some statuses mean that the same request may succeed later. The collector gives
 ;;;; the delay in RetryInfo; otherwise the delay grows with each failure. The exporter keeps the
-;;;; data to send again itself, instead of using the channel's retries: those know nothing of
-;;;; RetryInfo, and would send metrics of a while ago.
+;;;; data to send again itself, instead of using the channel's retries: those do not know RetryInfo,
+;;;; and would send outdated metrics.
 
 (in-package #:clgrpc.otlp)
 
@@ -18,8 +18,8 @@
   "The statuses after which OTLP has a client send again.")
 
 (defun told-delay (error)
-  "The seconds that the collector wants us to wait after ERROR, 0 if it wants us to but does not say
-how long, nil if it says nothing."
+  "The seconds that the collector asks us to wait after ERROR, 0 if it asks us to wait but does not
+say how long, nil if it does not ask."
   (let ((info (status:rpc-error-detail error 'google.rpc:retry-info)))
     (when info
       (let ((delay (google.rpc:retry-info-retry-delay info)))

@@ -1,14 +1,14 @@
-;;;; The header baggage (W3C Baggage): names and values of the user's that go with calls from
+;;;; The header baggage (W3C Baggage): names and values of the user's that accompany calls from
 ;;;; process to process, whether their trace is recorded or not.
 ;;;;
 ;;;;   user=7,tier=gold;source=login
 ;;;;
 ;;;; A context has the text as it goes on. The properties of a member, after a semicolon, go on as
-;;;; they are and are not shown to the user. A text is cut between members where it would be longer
-;;;; than +MOST-BAGGAGE-OCTETS+ or have more than +MOST-BAGGAGE-MEMBERS+, the least that the
-;;;; recommendation asks to pass on; a malformed member is left out. Of a baggage in several headers
-;;;; +MOST-JOINED-OCTETS+ go on: HPACK lets a peer have these joined, and read by handlers, in each
-;;;; request of a few octets.
+;;;; they are and are not shown to the user. A text is truncated between members if it would be
+;;;; longer than +MOST-BAGGAGE-OCTETS+ or have more than +MOST-BAGGAGE-MEMBERS+, the least that the
+;;;; recommendation requires to be passed on; a malformed member is omitted. Of a baggage in several
+;;;; headers +MOST-JOINED-OCTETS+ are passed on: by HPACK a peer can make us join these, and
+;;;; handlers read them, in each request of a few octets.
 
 (in-package #:clgrpc.trace)
 
@@ -17,7 +17,7 @@
 (defconstant +most-baggage-octets+ 8192
   "How long a baggage goes on.")
 (defconstant +most-joined-octets+ 4096
-  "How long a baggage that comes in several headers goes on.")
+  "The most octets that are passed on of a baggage in several headers.")
 
 (defun baggage-name-p (name)
   "True if NAME is a token (RFC 9110, section 5.6.2)."
@@ -66,8 +66,7 @@
     (coerce (get-output-stream-string text) 'simple-string)))
 
 (defun read-baggage (texts)
-  "The baggage in TEXTS, the values of headers baggage. Octets beyond the limit of what goes on are
-not looked at."
+  "The baggage in TEXTS, the values of headers baggage. Octets beyond the limit are not examined."
   (joined-members
    (loop with room = +most-baggage-octets+
          for text in texts
@@ -122,7 +121,8 @@ octets, if handlers ask for it: so members are not tested again."
     (nreverse alist)))
 
 (defun escaped-value (value)
-  "VALUE, a string, as a member has it: octets of UTF-8 that may not stand there are escaped."
+  "VALUE, a string, in the form of a member: octets of UTF-8 that are not allowed there are
+escaped."
   (with-output-to-string (stream)
     (loop for octet across (string-octets value)
           for char = (code-char octet)

@@ -1,9 +1,9 @@
 ;;;; The data of tracing about a call: its RECORD, a value on the call. A client's stub notes the
 ;;;; span or call that is current on its thread, since the call may begin on another; that is the
-;;;; call's parent. A record has its ids as words and makes a context of them only when one is asked
-;;;; for, so that a client's call that is not recorded costs little. A server's call on the wire has
-;;;; no record before its context is asked for: the decision whether to record it follows from its
-;;;; metadata, or its id is chosen so that it follows from that.
+;;;; call's parent. A record has its ids as words and makes a context from them only when one is
+;;;; requested, so that a client's call that is not recorded costs little. A server's call on the
+;;;; wire has no record before its context is requested: the decision whether to record it follows
+;;;; from its metadata, or its id is chosen so that it follows from the id.
 
 (in-package #:clgrpc.trace)
 
@@ -59,8 +59,8 @@ any thread."
 (define-hot begin-record ((tracing tracing) (queue queue) (parent (or null trace-context)) low)
     record
   "A record of TRACING for a call on QUEUE's loop with PARENT, or nil; it has no span. Without
-PARENT, or if that is bare, its trace is new, and LOW, unless that is nil, is the lower half of its
-id."
+PARENT, or if PARENT has no data, its trace is new, and LOW, unless that is nil, is the lower half
+of its id."
   (let* ((shared (null (queue-loop queue)))
          (ids (if shared (queue-ids queue) (seeded-ids queue)))
          (baggage (if parent (context-baggage parent) "")))

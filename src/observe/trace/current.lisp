@@ -2,8 +2,8 @@
 ;;;; span of the innermost WITH-SPAN, or that of the call whose user code runs. The call is known
 ;;;; without a binding of ours, since user code always runs with its call as the current one
 ;;;; (CURRENT-CALL). A SCOPE of WITH-SPAN counts only while the call is current in which it began.
-;;;; So a foreign span is not taken by a handler that runs within its caller's WITH-SPAN, nor by one
-;;;; that a waiting handler's thread runs.
+;;;; So a span does not affect a handler that runs within its caller's WITH-SPAN, nor one that a
+;;;; waiting handler's thread runs.
 ;;;;
 ;;;; A callback of a client's call runs with that call as the current one. Its calls have the call's
 ;;;; own parent, as if they were made at the same place; if the call is a root, it is their parent.
@@ -135,13 +135,13 @@ From any thread."
                 (funcall function)))))))
 
 (defmacro with-span ((name &rest options) &body body)
-  "Evaluate BODY as a span NAME, a string: it is current meanwhile, the parent of the calls and
-spans that begin there. OPTIONS are :kind, :internal (the default), :server, :client, :producer or
-:consumer; :attributes, names and values by turns; :links, contexts of other spans; :parent, a
-context or nil, instead of the current one, which is how work on another thread gets its parent;
-:tracing, a value of MAKE-TRACING, instead of that of the parent or the last that was made. An error
-that leaves BODY is the span's status. The span is recorded if the sampler decides so; without
-tracing only BODY is evaluated. From any thread."
+  "Evaluate BODY as a span NAME, a string. Meanwhile it is the current span, the parent of the calls
+and spans that begin there. OPTIONS are :kind, :internal (the default), :server, :client, :producer
+or :consumer; :attributes, alternately names and values; :links, contexts of other spans; :parent, a
+context or nil, instead of the current one, as work on another thread needs it; :tracing, a value of
+MAKE-TRACING, instead of that of the parent or the last that was made. An error that leaves BODY is
+the span's status. The span is recorded if the sampler decides so; without tracing only BODY is
+evaluated. From any thread."
   (let ((function (gensym "BODY")))
     `(flet ((,function () ,@body))
        (declare (dynamic-extent #',function))
@@ -195,13 +195,12 @@ that begin here if the :propagators of their tracing have :baggage. From any thr
       (funcall function))))
 
 (defmacro with-baggage ((&rest entries) &body body)
-  "Evaluate BODY with a baggage (W3C Baggage) of ENTRIES, names and values by turns, followed by
-the current baggage: each name a string that is a token, each value a string, or nil to leave it
-out. The calls and spans that begin there carry it, whether they are recorded or not; channels send
-it if the :propagators of their tracing have :baggage, and servers read it then: see
-CURRENT-BAGGAGE. Every service that a call reaches can read it; at most 64 members and 8,192 octets
-are passed on, 4,096 octets if they come in several headers. Signal MISUSE for other entries. From
-any thread."
+  "Evaluate BODY with a baggage (W3C Baggage) of ENTRIES, alternately names and values, followed by
+the current baggage: each name a string that is a token, each value a string, or nil to remove it.
+The calls and spans that begin there carry it, whether they are recorded or not. If the :propagators
+of their tracing have :baggage, channels send it and servers read it: see CURRENT-BAGGAGE. Every
+service that a call reaches can read it; at most 64 members and 8,192 octets are passed on, 4,096
+octets if they come in several headers. Signal MISUSE for other entries. From any thread."
   (let ((function (gensym "BODY")))
     `(flet ((,function () ,@body))
        (declare (dynamic-extent #',function))

@@ -1,7 +1,7 @@
-;;;; Where trace ids and span ids come from: SplitMix64, a counter that steps by a constant and is
-;;;; mixed. A loop has a counter of its own, which begins where the loop's chance says, so that
+;;;; The source of trace ids and span ids: SplitMix64, a counter that steps by a constant and is
+;;;; mixed. A loop has a counter of its own, initialized from the loop's random state, so that
 ;;;; simulations repeat; threads that run no loop share one and step it atomically. No id is zero,
-;;;; since W3C Trace Context and OpenTelemetry take that for none.
+;;;; which W3C Trace Context and OpenTelemetry define as invalid.
 
 (in-package #:clgrpc.trace)
 
@@ -42,7 +42,7 @@ stays the same in a saved image, so the seed of the process is added to it."
   (if (< n 10) (+ n 48) (+ n 87)))
 
 (define-hot (digit-value :inline t) ((code octet)) (integer -1 15)
-  "The number that the digit of character CODE stands for, -1 if it is not a digit; A to F are
+  "The value of the hexadecimal digit with the character CODE, -1 if it is not a digit; A to F are
 not digits."
   (cond ((<= 48 code 57) (- code 48))
         ((<= 97 code 102) (- code 87))
@@ -57,8 +57,8 @@ not digits."
   nil)
 
 (define-hot read-hex ((octets octets) (start index) (end index)) (or null id)
-  "The number that the octets from START to END, up to 16 hexadecimal digits, stand for; nil if one
-is not such a digit."
+  "The number written in the octets from START to END, up to 16 hexadecimal digits; nil if one is
+not such a digit."
   (let ((n 0))
     (declare (type id n))
     (loop for i of-type index from start below end

@@ -4,10 +4,11 @@
 ;;;;     Attempt.<service>.<method> one try of it: its context is what its server gets
 ;;;;       Recv.<service>.<method>  the call at the server
 ;;;;
-;;;; A client's call finds its parent on the thread of its stub (CALL-MADE); all else happens on its
-;;;; loop. On the wire the interceptors of attempts show each attempt before its headers go out and
-;;;; when it is over; within the image observers do, and the server finds its parent in the client's
-;;;; end of the call. A call that is not recorded has no spans; its context goes on all the same.
+;;;; A client's call finds its parent on the thread of its stub (CALL-MADE); everything else happens
+;;;; on its loop. On the wire the interceptors of attempts report each attempt before its headers
+;;;; are sent and when it has ended. Within the image observers do, and the server finds its parent
+;;;; in the client's end of the call. A call that is not recorded has no spans; its context is still
+;;;; sent.
 ;;;;
 ;;;; Messages are events of the attempt's span, or the server's, by their number from 0. On a call
 ;;;; that is hedged those that are sent count for the newest attempt.
@@ -208,8 +209,8 @@ context. From any thread."
     (if entry (cdr entry) (record-span record))))
 
 (defun add-message-event (span inbound number octets plain)
-  "A message of OCTETS, the NUMBERth of SPAN, has come if INBOUND, else gone. PLAIN is what
-TOLD-SIZE says of it."
+  "Add an event to SPAN: a message of OCTETS, its NUMBERth, was received if INBOUND, else sent.
+PLAIN is what TOLD-SIZE says of it."
   (flet ((event (compressed &rest sizes)
            (add-event span
                       (cond ((not compressed) (if inbound "Inbound message" "Outbound message"))
@@ -282,19 +283,19 @@ TOLD-SIZE says of it."
                                      semantic-conventions
                      &allow-other-keys)
   "Return tracing, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL, alone or in a
-list of observers: their calls get spans as gRFC A72 says, which wait for an exporter, and trace
-contexts go with the calls. SAMPLER says which traces are recorded: :always-on, :always-off,
-(:trace-id-ratio RATIO) with a ratio from 0 to 1, or (:parent-based ROOT &key remote-parent-sampled
+list of observers. Their calls get spans as in gRFC A72, which wait for an exporter, and carry trace
+contexts. SAMPLER determines which traces are recorded: :always-on, :always-off, (:trace-id-ratio
+RATIO) with a ratio from 0 to 1, or (:parent-based ROOT &key remote-parent-sampled
 remote-parent-not-sampled local-parent-sampled local-parent-not-sampled), each a sampler, which
-takes the parent's decision, or that of ROOT without a parent; or a function of the parent (a
-context or nil) and the 16 octets of the trace id, called on the call's loop; an error in it goes to
-the log, and the trace is not recorded. PROPAGATORS are the
-forms in which contexts are sent and, the first that there is, read: :tracecontext (traceparent and
-tracestate of W3C Trace Context) and :grpc-trace-bin; beside them :baggage has WITH-BAGGAGE's
-entries sent and read (W3C Baggage). ON-BATCH is a function without arguments that is called, on the
-loop, when as many spans wait as :batch-spans says; it must not wait. With SEMANTIC-CONVENTIONS
-spans of calls have the attributes of OpenTelemetry's conventions for gRPC as well, by which its
-backends group: rpc.system, rpc.service, rpc.method, rpc.grpc.status_code, network.peer.address and
+follows the parent's decision, or that of ROOT without a parent; or a function of the parent (a
+context or nil) and the 16 octets of the trace id, called on the call's loop. If that signals an
+error, it goes to the log, and the trace is not recorded. PROPAGATORS are the forms in which
+contexts are sent; the first form that a call has is read: :tracecontext (traceparent and tracestate
+of W3C Trace Context) and :grpc-trace-bin. With :baggage in the list, WITH-BAGGAGE's entries are
+sent and read (W3C Baggage). ON-BATCH is a function without arguments that is called, on the loop,
+when as many spans wait as :batch-spans says; it must not wait. With SEMANTIC-CONVENTIONS spans of
+calls also have the attributes of OpenTelemetry's conventions for gRPC, by which its backends group:
+rpc.system, rpc.service, rpc.method, rpc.grpc.status_code, network.peer.address and
 network.peer.port. All other OPTIONS are rows of the options table as keywords. Signal MISUSE for a
 wrong argument. From any thread."
   (let* ((limits (apply #'make-tracing-options

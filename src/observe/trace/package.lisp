@@ -1,4 +1,4 @@
-;;;; Distributed tracing: spans of calls as gRFC A72 says, and of users' own work; W3C Trace Context
+;;;; Distributed tracing: spans of calls as in gRFC A72, and of users' own work; W3C Trace Context
 ;;;; between processes; finished spans wait for an exporter.
 
 (defpackage #:clgrpc.trace

@@ -1,14 +1,14 @@
-;;;; Which traces are recorded, in OpenTelemetry's words: always_on, always_off, traceidratio, and
-;;;; parentbased, which follows the decision that came with the parent, so that a trace is recorded
-;;;; whole or not at all. The ratio looks at the trace id alone, at the same bits as OpenTelemetry's
-;;;; implementations do: services with the same ratio choose the same traces. Pure, but
+;;;; Which traces are recorded, in OpenTelemetry's terms: always_on, always_off, traceidratio, and
+;;;; parentbased, which follows the decision received with the parent, so that a trace is recorded
+;;;; completely or not at all. The ratio depends on the trace id alone, on the same bits as in
+;;;; OpenTelemetry's implementations: services with the same ratio choose the same traces. Pure, but
 ;;;; that an error in a user's function goes to the log.
 
 (in-package #:clgrpc.trace)
 
 (deftype sampler ()
   "A function of the PARENT, a context or nil, and the SPAN-CONTEXT of a span, which returns true if
-that is to be recorded."
+the span must be recorded."
   'function)
 
 (defun ratio-bound (ratio)

@@ -1,7 +1,7 @@
 ;;;; Where finished spans wait for an exporter. Each loop has a queue of its own; threads that run
-;;;; no loop share one. A queue is a stack, pushed on by compare-and-swap and taken whole: only the
-;;;; exporter, now and then, contends with the loop for it. A node knows how many are below it, so
-;;;; the bound needs no count beside.
+;;;; no loop share one. A queue is a stack, pushed on by compare-and-swap and taken as a whole: only
+;;;; the exporter, now and then, contends with the loop for it. A node knows how many are below it,
+;;;; so the bound needs no count beside.
 
 (in-package #:clgrpc.trace)
 
@@ -35,7 +35,7 @@
     (if newest (node-depth newest) 0)))
 
 (defun push-span (queue span limit)
-  "Put SPAN, which has ended, into QUEUE. Return the number of spans there; nil if it has LIMIT
+  "Put SPAN, which has ended, into QUEUE. Return the number of spans in it; nil if it has LIMIT
 already, so that SPAN is dropped."
   (let ((node nil))
     (loop

@@ -133,7 +133,8 @@
   name)
 
 (defun attribute-alist (plist limits)
-  "The attributes of PLIST, names and values by turns, as LIMITS allow; and how many are left out."
+  "Two values: the attributes of PLIST, alternately names and values, as LIMITS allow; and how many
+are omitted."
   (unless (and (listp plist) (evenp (length plist)))
     (misuse "Attributes are names and values by turns, not ~S." plist))
   (let* ((most (options-max-span-attributes limits))

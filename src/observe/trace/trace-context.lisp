@@ -161,8 +161,8 @@ contexts that come by other ways than calls, such as in a message. From any thre
     text))
 
 (defun traceparent (context)
-  "Return the traceparent of W3C Trace Context for CONTEXT, a value of CURRENT-TRACE: a text to hand
-on by other ways than calls, for PARSE-TRACEPARENT. From any thread."
+  "Return the traceparent of W3C Trace Context for CONTEXT, a value of CURRENT-TRACE: a text to pass
+on in other ways than by calls, for PARSE-TRACEPARENT. From any thread."
   (write-traceparent (context-high context) (context-low context) (context-id context)
                      (context-sampled context)))
 

@@ -1,14 +1,14 @@
 ;;;; The header tracestate (W3C Trace Context, section 3.3): a list of keys and values of tracing
-;;;; systems, which others pass on. It may come in several headers, which are one list.
+;;;; systems, which others pass on. It may be split over several headers, which form one list.
 ;;;;
 ;;;;   foo=1, tenant@vendor=2
 ;;;;
-;;;; A list that is wrong anywhere is left out whole, the traceparent beside it counts on. Of
-;;;; members with the same key the first, which is the newest, stays. A list that is longer than 512
+;;;; A list with an error anywhere is omitted as a whole; the traceparent remains valid. Of members
+;;;; with the same key the first, which is the newest, stays. A list that is longer than 512
 ;;;; characters loses members until it is not: first those of more than 128 characters, then the
-;;;; last. A list is also wrong, and nothing in it is looked at, if it is longer than 2,048
-;;;; characters, or in several headers than 512: every request may bring one, and a peer repeats it
-;;;; by a few octets.
+;;;; last ones. A list also counts as invalid, and is not examined, if it is longer than 2,048
+;;;; characters, or than 512 in several headers: every request may have one, and a peer can repeat
+;;;; it by a few octets.
 
 (in-package #:clgrpc.trace)
 
@@ -17,8 +17,8 @@
 (defconstant +long-member-octets+ 128
   "Members longer than this are the first that a tracestate which is too long loses.")
 (defconstant +longest-state-octets+ 2048
-  "A longer tracestate is not read; one that comes in several headers, which is read each time, not
-if it is longer than +MOST-STATE-OCTETS+.")
+  "A longer tracestate is not read. One in several headers, which is read each time, is not read if
+it is longer than +MOST-STATE-OCTETS+.")
 
 (deftype state-text () "Text that may be a tracestate." '(simple-array character (*)))
 
@@ -38,7 +38,8 @@ if it is longer than +MOST-STATE-OCTETS+.")
   (or (char<= #\a char #\z) (char<= #\0 char #\9)))
 
 (define-hot key-text-p ((text state-text) (start index) (end index) (most index)) boolean
-  "True if TEXT from START to END may be a key or one of its two parts, of MOST characters at most."
+  "True if TEXT from START to END is valid as a key or one of its two parts, of at most MOST
+characters."
   (and (< start end)
        (<= (- end start) most)
        (lower-or-digit-p (char text start))
@@ -57,8 +58,8 @@ if it is longer than +MOST-STATE-OCTETS+.")
                   (char<= #\a (char text (1+ at)) #\z))))))
 
 (define-hot value-p ((text state-text) (start index) (end index)) boolean
-  "True if TEXT from START to END is a value: printable ASCII, not empty, without , and =, and no
-blank at the end."
+  "True if TEXT from START to END is a value: printable ASCII, not empty, without comma and =, and
+with no blank at the end."
   (and (< start end)
        (<= (- end start) 256)
        (char/= #\Space (char text (1- end)))
@@ -86,8 +87,8 @@ blank at the end."
   (or (char= char #\Space) (char= char #\Tab)))
 
 (define-hot find-members ((text state-text)) (or list (eql :wrong))
-  "The places of the members of TEXT, a tracestate, each key's first; :WRONG if there are too many,
-or one is malformed."
+  "The positions of the members of TEXT, a tracestate, of each key the first; :WRONG if there are
+too many, or one is malformed."
   (let ((members '()) (count 0) (start 0))
     (declare (type index count start))
     (loop

@@ -1,6 +1,6 @@
-;;;; The object that a program makes to have its calls traced: a sampler, propagators, limits, and a
-;;;; queue of finished spans for each loop. Given as :observer of servers and channels it has their
-;;;; calls traced (observe.lisp); an exporter takes the spans with DRAIN.
+;;;; The object by which a program has its calls traced: a sampler, propagators, limits, and a queue
+;;;; of finished spans for each loop. As :observer of servers and channels it traces their calls
+;;;; (observe.lisp); an exporter takes the spans with DRAIN.
 
 (in-package #:clgrpc.trace)
 
@@ -38,7 +38,8 @@
 
 (defun renew-offset (&optional (tracing **tracing**))
   "Have the spans of TRACING, or nil, begin and end by the date that the machine has now. A saved
-image starts in another process, perhaps on another machine, whose loops' clock began elsewhere."
+image starts in another process, perhaps on another machine, where the clock of loops began at
+another time."
   (when (and tracing (not (loop:simulated-p)))
     (setf (tracing-offset-ns tracing) (clock-offset))))
 
@@ -86,7 +87,7 @@ image starts in another process, perhaps on another machine, whose loops' clock 
   (cons (tracing-shared tracing) (tracing-queues tracing)))
 
 (defun forget-stopped-loops (tracing)
-  "Leave out the queues of loops that have stopped and whose spans are taken."
+  "Drop the queues of loops that have stopped and whose spans were taken."
   (dolist (queue (tracing-queues tracing))
     (when (and (eq :stopped (loop:event-loop-state (queue-loop queue)))
                (null (queue-newest queue)))

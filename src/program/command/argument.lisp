@@ -29,7 +29,7 @@
 
   (defun expand-options (rows)
     "ROWS of options, each as ((variable name . aliases) value parser default documentation), with
-those of DEFINE-SHARED-OPTIONS in the place of names."
+names of DEFINE-SHARED-OPTIONS replaced by their rows."
     (loop for row in rows
           append (if (symbolp row)
                      (expand-options (or (getf *shared-options* row)
@@ -53,8 +53,8 @@ those of DEFINE-SHARED-OPTIONS in the place of names."
 
 (defmacro option-list (&rest rows)
   "Make a list of ARGUMENTs from ROWS: lists (variable VALUE parser default documentation), named
-like the variable, and names of DEFINE-SHARED-OPTIONS. An option whose VALUE is in brackets may
-stand without one and then means \"true\". With (variable name) for the variable it has that name
+like the variable, and names of DEFINE-SHARED-OPTIONS. An option whose VALUE is in brackets may be
+given without one and then means \"true\". With (variable name) for the variable it has that name
 and may be given several times; with (variable nil alias…) it is known by the ALIASES too."
   (flet ((option-name (variable name)
            (or name

@@ -1,5 +1,5 @@
-;;;; Options of servers' command lines that other systems bring: a system that is loaded adds a
-;;;; group; an option of one that is not is refused with the name of the system to load.
+;;;; Options of servers' command lines that other systems define: a loaded system adds a group; an
+;;;; option of a system that is not loaded is refused with the name of the system to load.
 
 (in-package #:clgrpc.command)
 
@@ -22,9 +22,9 @@
   "Options, each with the system that brings it.")
 
 (defun add-group (system options around &key observers)
-  "Have the command lines of servers take OPTIONS, a list of ARGUMENTs, which SYSTEM brings. AROUND
-and OBSERVERS, which may be nil, are functions, or symbols that name them: see CALL-WITH-GROUPS and
-OBSERVERS-OF-GROUPS. From any thread."
+  "Make the command lines of servers accept OPTIONS, a list of ARGUMENTs, which SYSTEM defines.
+AROUND and OBSERVERS, which may be nil, are functions, or symbols that name them: see
+CALL-WITH-GROUPS and OBSERVERS-OF-GROUPS. From any thread."
   (let ((group (make-group :system system :options options :around around
                            :observers observers)))
     (sb-ext:atomic-update **groups**
@@ -38,8 +38,8 @@ OBSERVERS-OF-GROUPS. From any thread."
   (loop for group in **groups** append (group-options group)))
 
 (defun observers-of-groups (given)
-  "The observers that GIVEN, the plist of a command line, asks of the groups, and those that it has
-as :OBSERVER, a list, to begin with. Its :CREDENTIALS are the server's, or nil."
+  "The observers that GIVEN, the plist of a command line, requests from the groups, preceded by
+those in its :OBSERVER, a list. Its :CREDENTIALS are the server's, or nil."
   (let ((observers (getf given :observer)))
     (dolist (group **groups** observers)
       (when (group-observers group)
@@ -54,9 +54,9 @@ as :OBSERVER, a list, to begin with. Its :CREDENTIALS are the server's, or nil."
       (refuse "~A needs the system ~A: load it before, (asdf:load-system ~S)" name system system))))
 
 (defun call-with-groups (server given function)
-  "Give SERVER the features that GIVEN asks of the groups, and call FUNCTION with a list of lines
-that describe them; they last until FUNCTION returns. GIVEN is the plist of a command line with
-SERVER's :OBSERVER, a list, and :CREDENTIALS."
+  "Give SERVER the features that GIVEN requests from the groups, and call FUNCTION with a list of
+lines that describe them; they last until FUNCTION returns. GIVEN is the plist of a command line
+with SERVER's :OBSERVER, a list, and :CREDENTIALS."
   (labels ((call-with (groups lines)
              (if groups
                  (funcall (group-around (first groups)) server given

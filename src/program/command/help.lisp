@@ -35,8 +35,8 @@
           (t (format nil "~Dms" (* 1000 default))))))
 
 (defun argument-description (argument)
-  "The parts of ARGUMENT's help text: a list of its names, the short ones first, the name of its
-value, or nil if that is its own, its documentation, and its default as a text, or nil."
+  "The parts of ARGUMENT's help text: a list of its names, the short ones first; the name of its
+value, or nil if it takes no name; its documentation; and its default as a text, or nil."
   (list (append (argument-aliases argument) (list (argument-name argument)))
         (unless (string= (argument-name argument) (argument-value argument))
           (argument-value argument))

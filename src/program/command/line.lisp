@@ -1,5 +1,5 @@
 ;;;; From a command line to the plist that it means. Options are `--name VALUE` or `--name=VALUE`,
-;;;; anywhere, and those whose value may be left out `--name` or `--name=VALUE`; `--` ends them. An
+;;;; anywhere; those whose value is optional are `--name` or `--name=VALUE`; `--` ends them. An
 ;;;; option --config says more arguments.
 
 (in-package #:clgrpc.command)
@@ -70,7 +70,7 @@ options that are given; or :help."
 
 (defun parse-arguments (command arguments)
   "Return the keyword arguments that the strings ARGUMENTS mean to COMMAND, or :help. The value of
-an option --config is a list of further arguments, which count where ARGUMENTS have none. Signal a
+an option --config is a list of further arguments, which apply where ARGUMENTS have none. Signal a
 USAGE-ERROR for a wrong argument."
   (multiple-value-bind (positional given) (split-arguments command arguments)
     (if (eq :help positional)
@@ -101,7 +101,7 @@ USAGE-ERROR for a wrong argument."
           (when tokens (refuse "there is one argument too many: ~S" (first tokens)))))
 
 (defun takes-all-p (parameter)
-  "True if PARAMETER, the last, takes all arguments that are left; then its value is a list."
+  "True if PARAMETER, the last, takes all remaining arguments; then its value is a list."
   (uiop:string-suffix-p (argument-value parameter) "…"))
 
 (defun optional-p (argument)

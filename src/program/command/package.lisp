@@ -1,6 +1,6 @@
-;;;; Command lines: arguments are declared once; parsers, complaints and help texts are made from
-;;;; the declarations. The command `clgrpc` and the programs of users (RUN-SERVER) have it in
-;;;; common. A wrong argument is a USAGE-ERROR: a line on the standard error and exit code 2.
+;;;; Command lines: arguments are declared; parsers, error messages and help texts are made from the
+;;;; declarations. The command `clgrpc` and the programs of users (RUN-SERVER) have it in common. A
+;;;; wrong argument is a USAGE-ERROR: a line on the standard error and exit code 2.
 
 (defpackage #:clgrpc.command
   (:use #:cl #:clgrpc.base #:clgrpc.option)

@@ -19,7 +19,8 @@
         (t (refuse "true or false is wanted, not ~S" string))))
 
 (defun parse-decimal (string what)
-  "The rational that the decimal STRING says; if it is not one, refuse it since WHAT is wanted."
+  "The rational written in STRING, a decimal; if it is not one, refuse it and name WHAT as
+expected."
   (let* ((dot (or (position #\. string) (length string)))
          (digits (remove #\. string :count 1))
          (fraction (max 0 (- (length string) dot 1))))
@@ -28,8 +29,8 @@
     (/ (parse-integer digits) (expt 10 fraction))))
 
 (defun parse-duration (string)
-  "The seconds, a rational, that STRING says: as Go writes durations, such as 1m30s, 1.5s or 200ms,
-or a plain number of seconds."
+  "The seconds, a rational, in STRING: in Go's form of durations, such as 1m30s, 1.5s or 200ms, or a
+plain number of seconds."
   (let ((at 0) (total 0))
     (flet ((wrong () (refuse "a duration is wanted, such as 10s, 200ms or 1m30s, not ~S" string)))
       (when (string= "" string) (wrong))

@@ -23,8 +23,8 @@
 ;;; Which methods give long answers, see room.lisp: a hint that several threads set without a lock
 
 (defun note-answer (route &optional (octets 0))
-  "Note in ROUTE that a handler has a long message of OCTETS to send; with OCTETS 0, that it has
-given a short answer after long ones."
+  "Note in ROUTE that a handler has a long message of OCTETS to send or, if OCTETS is 0, that it has
+returned a short answer after long ones."
   (let ((less (floor (* 3 (route-long-octets route)) 4)))
     (setf (route-long-octets route)
           (cond ((plusp octets) (max octets less))
@@ -35,7 +35,7 @@ given a short answer after long ones."
 
 (defstruct (route-table (:copier nil))
   "The routes of a server, or of an object that stands for one. A table is immutable; when a service
-is redefined, a new table takes its place."
+is redefined, a new table replaces it."
   (server nil)                          ; the server, or an object in its place
   (epoch 0 :type fixnum)                ; one more than that of the table before
   (routes (make-hash-table :test 'equal) :type hash-table) ; by path

@@ -26,7 +26,7 @@
   server-services "The service objects of SERVER."
   server-options "The options, rows of the options table, with which SERVER runs."
   server-observer "The OBSERVER of SERVER, or nil."
-  server-interceptors "The interceptors of SERVER, as CHECK-INTERCEPTORS takes them."
+  server-interceptors "The interceptors of SERVER, in the form of CHECK-INTERCEPTORS."
   server-reserve "The reserve whose threads run those handlers of SERVER that block."
   server-acceptors "The ACCEPTORs of SERVER, by which calls within the image come."
   server-lock "The lock of SERVER's acceptors and its end."
@@ -34,12 +34,12 @@
 
 (defgeneric acceptor-state (acceptor)
   (:documentation "Three values: the address for clients of ACCEPTOR, a string, or nil; true if
-calls that came by it are under way; and the number of those that have ended. When the last of those
-under way ends after CLOSE-ACCEPTOR, NOTE-EMPTIED is called."))
+calls that it has accepted are under way; and the number of its calls that have ended. When the last
+of those under way ends after CLOSE-ACCEPTOR, NOTE-EMPTIED is called."))
 
 (defgeneric close-acceptor (acceptor &optional status text)
-  (:documentation "Make ACCEPTOR refuse new calls; with STATUS and TEXT, end those that came by it
-with them. A server stands for all of its acceptors, and for those that it gets later."))
+  (:documentation "Make ACCEPTOR refuse new calls; with STATUS and TEXT, end the calls that it has
+accepted with them. A server represents all of its acceptors, including later ones."))
 
 (defun ensure-acceptor (server predicate make)
   "The acceptor of SERVER for which PREDICATE is true; if it has none, add and return the value of

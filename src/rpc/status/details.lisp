@@ -8,8 +8,8 @@
 (in-package #:clgrpc.status)
 
 (defun details-octets (details status message)
-  "The octets to send for DETAILS: a list of messages, which go with STATUS and MESSAGE; octets,
-which are sent as they are; or nil. Signal MISUSE if they are neither."
+  "The octets to send for DETAILS: a list of messages, which are sent with STATUS and MESSAGE;
+octets, which are sent unchanged; or nil. Signal MISUSE if they are neither."
   (typecase details
     (null nil)
     (octets details)
@@ -43,8 +43,8 @@ a google.rpc.Status or nil, if that number has no keyword."
   (if (typep message 'google.protobuf:any) message (protobuf:any-pack message)))
 
 (defun unpacked-detail (any allowance)
-  "The message in ANY, which may take ALLOWANCE octets of memory; ANY itself if its type is not
-loaded, or it is broken or takes more."
+  "The message in ANY, which may occupy ALLOWANCE octets of memory; ANY itself if its type is not
+loaded, or it is damaged or too large."
   (let ((type (protobuf:find-message-type (protobuf:any-type-name any))))
     (if (and type (protobuf:message-type-defined-p type))
         (handler-case (protobuf:parse-message type (google.protobuf:any-value any)
@@ -69,8 +69,8 @@ damaged, or if it uses more than its share of the memory allowed for one message
     (if (listp details) details (octets-details details))))
 
 (defun rpc-error-details-octets (error)
-  "The octets of grpc-status-details-bin of ERROR, as they came or are to be sent, or nil. From any
-thread."
+  "The octets of grpc-status-details-bin of ERROR, as they were received or will be sent, or nil.
+From any thread."
   (details-octets (rpc-error-raw-details error) (rpc-error-status error) (rpc-error-message error)))
 
 (defun rpc-error-detail (error type)

@@ -44,7 +44,7 @@
   metadata)
 
 (defun sendable-metadata (metadata)
-  "The entries of METADATA, an alist from a peer, that may be sent on: all except those of gRPC
+  "The entries of METADATA, an alist from a peer, that may be forwarded: all except those of gRPC
 itself and of a connection."
   (remove-if-not (lambda (entry)
                    (and (valid-name-p (car entry))

@@ -1,7 +1,7 @@
-;;;; Status codes (gRPC "Status codes and their use"), declared once: the table below gives each
-;;;; code its keyword, number, condition class and meaning. RPC-ERROR is the root of the errors that
-;;;; end calls; handler code ends its call with FAIL. The status message travels percent-encoded
-;;;; (gRPC over HTTP/2, "Status-Message").
+;;;; Status codes (gRPC "Status codes and their use"): the table below gives each code its keyword,
+;;;; number, condition class and meaning. RPC-ERROR is the root of the errors that end calls;
+;;;; handler code ends its call with FAIL. The status message travels percent-encoded (gRPC over
+;;;; HTTP/2, "Status-Message").
 
 (in-package #:clgrpc.status)
 
@@ -21,15 +21,15 @@
    (sent :initarg :sent :initform t :reader rpc-error-sent-p)) ; nil if it never reached the peer
   (:report report-rpc-error)
   (:documentation "A call ended with a status other than :ok. STATUS is a keyword, MESSAGE the text
-that came with it, DETAILS a list of messages or the octets of grpc-status-details-bin, TRAILERS an
+sent with it, DETAILS a list of messages or the octets of grpc-status-details-bin, TRAILERS an
 alist, CALL the call. ENDED-BY is the origin of the end: :peer (its status), :local (deadline,
 cancellation, limits) or :transport. CAUSE is the frame, code or errno that caused it, as text, or
 nil. SENT is nil if the request certainly never reached the peer's application, so it is safe to
 repeat the call."))
 
 (define-hot (failure-p :inline t) (object) boolean
-  "True if OBJECT is an RPC-ERROR and not a message. The test for a message comes first, since it is
-quicker than the one for a condition."
+  "True if OBJECT is an RPC-ERROR and not a message. Messages are tested for first, since that test
+is quicker than the one for a condition."
   (and (not (protobuf:message-p object))
        (typep object 'rpc-error)))
 
@@ -136,10 +136,10 @@ any thread."
   "The statuses that only applications give to calls.")
 
 (defun control-status (status text)
-  "The status and the text for a call that a component between its user and its server, such as a
-balancer or call credentials, ends with STATUS and TEXT. These are STATUS and TEXT themselves; but
-:internal if only applications may give STATUS, since it would look like the server's (gRFC A54).
-Signal MISUSE if STATUS is not a status."
+  "The status and the text with which a call ends when a component between its user and its server,
+such as a balancer or call credentials, ends it with STATUS and TEXT. They are STATUS and TEXT
+themselves; but the status is :internal if only applications may use STATUS, since it would look
+like the server's (gRFC A54). Signal MISUSE if STATUS is not a status."
   (if (member (status-row-keyword (status-row status)) *application-statuses*)
       (values :internal (format nil "~A: a bug, since ~A is for applications to give" text
                                 (substitute #\_ #\- (string status))))
@@ -151,8 +151,8 @@ Signal MISUSE if STATUS is not a status."
          :status status initargs))
 
 (defun refusal-error (cause status text)
-  "The RPC-ERROR of a call that is never sent since a component between its user and its server,
-which TEXT describes, has signalled CAUSE. Its status is that of CAUSE, after CONTROL-STATUS, or
+  "The RPC-ERROR of a call that is not sent because CAUSE was signalled by a component between its
+user and its server, which TEXT describes. Its status is that of CAUSE, after CONTROL-STATUS, or
 STATUS if CAUSE is not an RPC-ERROR."
   (multiple-value-bind (status said)
       (if (typep cause 'rpc-error)

@@ -1,4 +1,4 @@
-;;;; Topics, which send each message to many streams; and streams that resume.
+;;;; Topics, which send each message to many streams; and streams that resume after they break.
 
 (defpackage #:clgrpc.topic
   (:use #:cl #:clgrpc.base)

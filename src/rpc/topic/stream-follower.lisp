@@ -1,4 +1,4 @@
-;;;; Streams that resume where they broke off, for clients of servers whose messages have positions:
+;;;; Streams that resume where they broke, for clients of servers whose messages have positions:
 ;;;; topics, logs, changes of a store. The stream is requested again from the position after the
 ;;;; last message, with growing pauses, until it ends with :ok, fails permanently, or no server has
 ;;;; answered for long.
@@ -9,12 +9,12 @@
 (defconstant +most-pause-seconds+ 5 "The longest wait, after many failures, in seconds.")
 
 (defparameter *passing-statuses* '(:unavailable :cancelled :resource-exhausted)
-  "Statuses after which a stream may be requested again: the server is gone, or drains, or has ended
-a reader that was too slow.")
+  "Statuses after which a stream may be requested again: the server cannot be reached, or drains, or
+has ended a reader that was too slow.")
 
 (defun follow-once (call function position position-of note)
   "Call FUNCTION with each message of CALL, a stream, and NOTE with its position, from POSITION-OF.
-Return the last position; POSITION if no message came."
+Return the last position; POSITION if no message was received."
   (declare (type function function position-of note))
   (loop for message = (rpc:receive call)
         while message
@@ -39,13 +39,13 @@ FUNCTION          a function of a message. An error that it signals, or another 
 POSITION          the position at which to begin, nil by default
 POSITION-OF       a function of a message that returns its position, the argument of BEGIN if the
                   stream breaks after this message
-LOST              a function without arguments, called if a stream ends with :out-of-range, since
+LOST              a function without arguments, called if a stream ends with :out-of-range, because
                   the server does not keep the next messages any more. It deals with the missed
                   messages and returns the position from which to go on, mostly nil. Without it the
                   error is signalled
 PATIENCE-SECONDS  a real: the longest time without a message, since the stream first broke, before
                   the last error is signalled; 60 by default. A stream that lasted longer than this
-                  before it broke counts as a message: its server had none to send
+                  before it broke counts as a message, since its server had none to send
 RETRY             a list of statuses after which the stream is requested again, after 1/4 to 5 s:
                   (:unavailable :cancelled :resource-exhausted) by default; others are signalled
 Only :keepalive-seconds of the channel detects a server that hangs. Signal MISUSE if one of these

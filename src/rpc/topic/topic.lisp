@@ -8,19 +8,19 @@
 ;;;;
 ;;;;   :end          the call ends with :resource-exhausted; it may subscribe again
 ;;;;   :drop-oldest  the oldest message in the queue is dropped; with :queue 1 only the newest stays
-;;;;   :drop-newest  the new message does not come into the queue
+;;;;   :drop-newest  the new message is not put into the queue
 ;;;;
 ;;;; A message that cannot be sent, since a filter of the call fails or the message is too long for
-;;;; it, is logged. A call of a topic with :end, or whose filter has failed, ends; another loses the
-;;;; message, which is counted.
+;;;; it, is logged. A call of a topic with :end, or whose filter has failed, ends; any other call
+;;;; misses the message, which is counted.
 ;;;;
 ;;;; A call is used by one thread at a time, so one thread at a time pumps a call, whose SUBSCRIBER
 ;;;; has the subscriptions to all topics:
 ;;;;
-;;;;   1. The first thread that comes sets PUMPING; another one sets AGAIN, and leaves.
-;;;;   2. The pump takes messages out of the queues and sends them, until the queues are empty, or
+;;;;   1. The first thread that arrives sets PUMPING; another one sets AGAIN, and leaves.
+;;;;   2. The pump removes messages from the queues and sends them, until the queues are empty, or
 ;;;;      the call refuses a message, which the pump puts back.
-;;;;   3. It leaves unless AGAIN is set; then it goes on at 2.
+;;;;   3. It leaves unless AGAIN is set; then it continues at 2.
 ;;;;
 ;;;; Interrupts are off but in filters and where a thread waits. If one makes a thread leave, the
 ;;;; loops of the calls do what it has left (ON-LOOP).
@@ -102,8 +102,9 @@ first. From any thread.")
   "Return a topic: BROADCAST sends messages to it, and all calls that SUBSCRIBE receive them.
 SLOW   the rule for a call that is too slow, once QUEUE messages wait for it: :end, the default,
        ends it with :resource-exhausted; :drop-oldest and :drop-newest drop messages. A call that
-       cannot send a message, which is too long for it for example, ends by the first rule, with the
-       status of that error, and misses the message by the others; one whose filter fails ends
+       cannot send a message, for example because it is too long, ends by the first rule, with the
+       status of that error, and misses the message by the other rules; a call whose filter fails
+       ends
 QUEUE  an integer, 1 or more: how many messages may wait for each call, besides those on their way,
        which :send-budget-octets limits, and those of PAST with which it begins; 100 by default
 PAST   an integer, 0 or more: how many of the last messages are kept for calls that subscribe with
@@ -120,7 +121,7 @@ Signal MISUSE for a wrong argument. From any thread."
 ;;; Sending
 
 (defun next-waiting (subscription)
-  "Take the oldest message out of the queue of SUBSCRIPTION, and return it; nil if the queue is
+  "Remove the oldest message from the queue of SUBSCRIPTION, and return it; nil if the queue is
 empty."
   (sb-thread:with-mutex ((subscription-lock subscription))
     (let ((message (dequeue (subscription-queue subscription))))
@@ -143,8 +144,8 @@ subscription's lock is held."
         (subscription-closing subscription) (list :status status :message text)))
 
 (defun note-unsent (subscription condition)
-  "End the call of SUBSCRIPTION, a message of which could not be sent, by CONDITION; or count that
-message as dropped, if messages may be missing."
+  "A message of SUBSCRIPTION could not be sent because of CONDITION: end its call, or count the
+message as dropped if messages may be missing."
   (let ((topic (subscription-topic subscription))
         (refused (typep condition 'status:rpc-error)))
     (cond ((and refused (not (eq :end (topic-slow topic))))
@@ -158,8 +159,8 @@ message as dropped, if messages may be missing."
                    (end-instead subscription :internal "a message could not be sent")))))))
 
 (defun send-message (call message)
-  "As TRY-SEND, but return nil also if CALL has ended. Interrupts are off, and on again only in
-filters and where this waits for room: if one makes it leave, MESSAGE is not sent."
+  "As TRY-SEND, but return nil also if CALL has ended. Interrupts are off, except in filters and
+where this waits for room: if an interrupt leaves it there, MESSAGE is not sent."
   (sb-sys:without-interrupts
     (handler-case
         (let ((message (sb-sys:with-local-interrupts (rpc:outgoing call message))))
@@ -168,8 +169,8 @@ filters and where this waits for room: if one makes it leave, MESSAGE is not sen
         (unless (rpc:call-status call) (error error))))))
 
 (defun pass-timeout (timeout)
-  "Let an SB-EXT:WITH-TIMEOUT around the use of a topic have TIMEOUT: its time may be over while a
-call sends, which is no fault of that call."
+  "Pass TIMEOUT to an SB-EXT:WITH-TIMEOUT around the use of a topic: its time may end while a call
+sends, which is no error of that call."
   (let ((loop:*unguarded* t)) (signal timeout)))
 
 (defun narrow (subscription)
@@ -179,7 +180,7 @@ call sends, which is no fault of that call."
       (decf (subscription-limit subscription)))))
 
 (defun send-next (subscription)
-  "Send the next message of SUBSCRIPTION, or end its call if it is to end; return true if there may
+  "Send the next message of SUBSCRIPTION, or end its call if it must end; return true if there may
 be more to do at once. Interrupts are off, but may be allowed."
   (sb-sys:without-interrupts            ; they are not allowed while it has a message
     (let ((message (next-waiting subscription))
@@ -204,7 +205,8 @@ be more to do at once. Interrupts are off, but may be allowed."
                  nil))))))
 
 (defun leave-p (subscriber)
-  "True if the thread that pumps SUBSCRIBER may leave; false if another thread has come meanwhile."
+  "True if the thread that pumps SUBSCRIBER may leave; false if another thread has arrived
+meanwhile."
   (sb-thread:with-mutex ((subscriber-lock subscriber))
     (if (shiftf (subscriber-again subscriber) nil)
         nil
@@ -283,8 +285,8 @@ thread that sends the message later, from a queue, could not report the error to
   "Send MESSAGE to all calls that subscribe to TOPIC; each gets messages in the order of the
 broadcasts. Return the number of MESSAGE, see TOPIC-POSITION. MESSAGE must not be changed
 afterwards. Never wait until a call is read. Signal MISUSE if TOPIC is closed, or MESSAGE is not of
-the response type of all these calls; then no call gets it. A call that cannot send MESSAGE, which
-is too long for it or fails in its filter, misses it or ends; MAKE-TOPIC says which. From any
+the response type of all these calls; then no call gets it. A call that cannot send MESSAGE, because
+it is too long or its filter fails, misses it or ends; MAKE-TOPIC describes the rule. From any
 thread."
   (check-topic topic)
   (let ((heard '()) (number 0))
@@ -364,8 +366,8 @@ set its ON-WRITABLE. From any thread, but of one call by one thread at a time."
   call)
 
 (defun forget-subscriber (topic call)
-  "Take CALL out of TOPIC, whose lock is held, and TOPIC out of CALL's. Return its subscription, or
-nil if it has none."
+  "Remove CALL from TOPIC, whose lock is held, and TOPIC from CALL's topics. Return its
+subscription, or nil if it has none."
   (let ((subscription (gethash call (topic-subscriptions topic))))
     (when subscription
       (remhash call (topic-subscriptions topic))
@@ -414,9 +416,9 @@ was closed already. Signal MISUSE if STATUS is not a status. From any thread."
 
 (defun topic-statistics (topic)
   "Return a plist of counts of TOPIC: :SUBSCRIBERS, the calls that subscribe; :MESSAGES, the
-messages broadcast; :WAITING, the messages that wait in queues; :DROPPED, the messages dropped since
-queues were full or the messages could not be sent; :ENDED, the calls ended since their queues were
-full. Signal MISUSE for another object than a topic. From any thread."
+messages broadcast; :WAITING, the messages that wait in queues; :DROPPED, the messages dropped
+because queues were full or the messages could not be sent; :ENDED, the calls ended because their
+queues were full. Signal MISUSE for another object than a topic. From any thread."
   (sb-thread:with-mutex ((topic-lock (check-topic topic)))
     (list :subscribers (hash-table-count (topic-subscriptions topic))
           :messages (topic-position topic)

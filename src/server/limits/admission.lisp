@@ -6,9 +6,9 @@
 ;;;;
 ;;;; A connection has a PERMIT from before it is begun until it has ended. A peer has two lists of
 ;;;; the permits whose connections have begun, the oldest first: those that are not ready and those
-;;;; that are. The admission dismisses a permit whose connection gives way to another. A dismissed
-;;;; permit no longer counts among its peer's. It counts among the LEAVING until its connection has
-;;;; ended on its own loop; MAX-LEAVING bounds their number.
+;;;; that are. The admission dismisses a permit when its connection must give way to another. A
+;;;; dismissed permit no longer counts among its peer's. It counts among the LEAVING until its
+;;;; connection has ended on its own loop; MAX-LEAVING bounds their number.
 
 (in-package #:clgrpc.server)
 
@@ -101,7 +101,7 @@ its address (see OS:ADDRESS-NETWORK) or, on a unix socket, its user."
 
 (defun peer-share (server)
   "A share of SERVER's reserve for a peer. One peer alone may use 7/8 of the threads that are not
-kept for other peers, since its address may be a load balancer's and stand for many clients."
+reserved for other peers, since its address may be a load balancer's and represent many clients."
   (loop:make-share :whole (loop:reserve-root (server-reserve server))
                    :weight 7
                    :kept (ash (options-reserve-threads (server-options server)) -4)))
@@ -159,7 +159,7 @@ kept for other peers, since its address may be a load balancer's and stand for m
 (defun forget-entries (admission)
   "Look at the two entries that have been in GONE for longest. An entry is dropped if its peer has
 no connection and no handler, and owes no time for compressed messages. Otherwise it goes to the end
-of the ring, so that handlers and time still count if the peer comes back. If the peer is back
+of the ring, so that its handlers and time still count if the peer returns. If the peer is back
 already, the entry only leaves the ring."
   (loop repeat 2
         for entry = (ring-first (admission-gone admission))
@@ -189,7 +189,8 @@ that were examined longest ago, or else the newest."
           finally (return (ring-last ready)))))
 
 (defun permit-to-leave (entry)
-  "The permit of the peer with ENTRY to give up first, or nil if none of its connections has begun."
+  "The permit that the peer with ENTRY must give up first, or nil if none of its connections has
+begun."
   (or (ring-first (peer-entry-unready entry))
       (ready-permit-to-leave entry)))
 
@@ -203,11 +204,11 @@ that were examined longest ago, or else the newest."
     permit))
 
 (defun dismiss-for (admission newcomer largest-user choose)
-  "Dismiss a permit of the peer with the owner usage LARGEST-USER to make place for one of NEWCOMER,
+  "Dismiss a permit of the peer with the owner usage LARGEST-USER to make room for one of NEWCOMER,
 and return it, or nil. CHOOSE, a function of the largest user's entry, returns the permit. Half of
-the permits that may be leaving at a time are kept for newcomers that have less than half as many as
-the largest user. So a peer that connects again and again, in place of its own connections, never
-keeps others out."
+the permits that may be leaving at a time are reserved for newcomers that have less than half as
+many as the largest user. So a peer that connects again and again, in place of its own connections,
+never keeps others out."
   (let ((most (max-leaving (admission-max-connections admission))))
     (dismiss admission (funcall choose (owner-usage-owner largest-user))
              (if (< (* 2 (owner-usage-count newcomer)) (owner-usage-count largest-user))
@@ -319,7 +320,7 @@ it. On SERVER-LOOP's loop."
 ;;; Descriptors
 
 (defconstant +steps-at-once+ 16
-  "How many connections the limit falls by when the process runs out of descriptors, and rises by
+  "By how many connections the limit is lowered when the process runs out of descriptors, and raised
 when it has enough again.")
 (defconstant +calm-ns+ (* 10 +ns-per-second+)
   "How long after it was lowered the limit of connections may be raised, in nanoseconds.")
@@ -357,9 +358,9 @@ lock is held."
                                                         +steps-at-once+)))))
 
 (defun note-no-descriptors (server-loop)
-  "Lower the limit of connections of SERVER-LOOP's server and dismiss some connections of the peer
-that has the most, since the process has run out of descriptors. The rest of the program uses more
-than the option spare-descriptors leaves to it. Return true if connections were dismissed. On
+  "The process has run out of descriptors: lower the limit of connections of SERVER-LOOP's server
+and dismiss some connections of the peer that has the most. The rest of the program uses more than
+the option spare-descriptors leaves to it. Return true if connections were dismissed. On
 SERVER-LOOP's loop."
   (let* ((admission (server-admission (server-loop-server server-loop)))
          (dismissed '()))

@@ -1,5 +1,5 @@
-;;;; Limits for all peers of a server together, beside the limits of each connection: calls,
-;;;; handlers that run, answers that wait. A call above a limit is refused early, before the server
+;;;; Limits for all peers of a server together, in addition to the limits of each connection: calls,
+;;;; running handlers, waiting answers. A call above a limit is refused early, before the server
 ;;;; does any work for it. (Connections: admission.lisp. Octets: wire/link-memory.lisp.)
 ;;;;
 ;;;; A limit of the whole server is divided among its loops, so that each loop counts by itself.
@@ -14,7 +14,7 @@
 
 (defun link-share (link whole)
   "A share of the reserve for LINK, part of WHOLE, its peer's. One connection alone may use 4/5 of
-the threads that its peer may use and that are not kept for other connections."
+the threads that its peer may use and that are not reserved for other connections."
   (let ((options (server-link-options link)))
     (loop:make-share :whole whole
                      :weight 4
@@ -90,7 +90,7 @@ may be header blocks, which no window holds back. On the loop."
             (link-share link (peer-entry-share (permit-entry (server-link-permit link)))))))
 
 (defun forget-waiting (link)
-  "Take the calls of LINK, which has ended, out of the reserve's queue."
+  "Remove the calls of LINK, which has ended, from the reserve's queue."
   (when (server-link-share link)
     (loop:leave-reserve (server-reserve (server-loop-server (server-link-owner link)))
                         (server-link-share link))))

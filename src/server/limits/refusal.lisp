@@ -1,6 +1,6 @@
 ;;;; A server logs its refusals: at most one warning a second, however many there are. A warning
 ;;;; names the limit, the peer and the number of refusals. The first refusal is logged at once;
-;;;; those of the second after it are logged together when that second is over.
+;;;; those of the second after it are logged together at the end of that second.
 
 (in-package #:clgrpc.server)
 
@@ -49,8 +49,8 @@
       (log-event :warning :refused :what (refusals-text counts) :server server))))
 
 (defun complain (server-loop option peer)
-  "Note for the log, and notify the observer, that a call or connection of PEER was refused or ended
-because of OPTION, a keyword. On SERVER-LOOP's loop."
+  "Log that a call or connection of PEER was refused or ended because of OPTION, a keyword, and
+notify the observer. On SERVER-LOOP's loop."
   (rpc:observe refused (server-loop-observer server-loop) option peer)
   (let* ((server (server-loop-server server-loop))
          (refusals (server-refusals server))

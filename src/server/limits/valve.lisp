@@ -50,7 +50,8 @@ are subtracted first."
     largest-user))
 
 (defun dismiss-largest-user (admission octets)
-  "Dismiss permits whose connections together hold OCTETS, or one permit if that is 0; return them."
+  "Dismiss permits whose connections together hold OCTETS, or one permit if OCTETS is 0; return
+them."
   (let ((spared (make-hash-table :test 'eq)) (dismissed '()))
     (loop
       (let* ((entry (largest-user-entry admission spared))
@@ -65,7 +66,7 @@ are subtracted first."
 
 (defun give-way (server least)
   "End connections of SERVER until all together hold no more than their limit, and the ended ones
-together at least LEAST octets. On a loop of SERVER's."
+held at least LEAST octets. On a loop of SERVER's."
   (let* ((admission (server-admission server))
          (server-loop (first (server-loops server)))
          (total (wire:total-held-limit (server-options server)))

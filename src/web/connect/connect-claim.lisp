@@ -1,6 +1,6 @@
-;;;; Which requests are Connect's: POSTs for the path of a method with one of its content types, and
-;;;; GETs of unary methods that say NO_SIDE_EFFECTS. Other requests for such a path are answered
-;;;; with what is wrong with them, since no other protocol has them; but not those of gRPC-Web.
+;;;; Recognizes Connect's requests: POSTs for the path of a method with one of its content types,
+;;;; and GETs of unary methods declared NO_SIDE_EFFECTS. Other requests for such a path are answered
+;;;; with the error in them, since no other protocol accepts them; but not those of gRPC-Web.
 
 (in-package #:clgrpc.connect)
 

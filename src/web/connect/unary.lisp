@@ -1,5 +1,5 @@
-;;;; Unary calls of Connect: the body of the request is the message, that of the answer is the
-;;;; answer, or the error as JSON with the HTTP status that its code has. Trailers are headers.
+;;;; Unary calls of Connect: the body of the request is the message; that of the response is the
+;;;; answer, or the error as JSON with the HTTP status of its code. Trailers are headers.
 
 (in-package #:clgrpc.connect)
 

@@ -1,4 +1,4 @@
-;;;; Which requests are gRPC-Web's: those with one of its content types.
+;;;; Recognizes gRPC-Web's requests: those with one of its content types.
 
 (in-package #:clgrpc.grpc-web)
 

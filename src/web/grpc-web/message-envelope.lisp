@@ -1,7 +1,7 @@
-;;;; Messages of gRPC-Web: gRPC's envelopes, and an envelope with the flag 128 that has the trailers
-;;;; as lines, always in the body, since a page need not be able to read headers. In text mode all
-;;;; of that is base64: a request in pieces that may end anywhere, padded or not; an answer in
-;;;; pieces that are whole.
+;;;; Messages of gRPC-Web: gRPC's envelopes, and an envelope with the flag 128 that contains the
+;;;; trailers as lines, always in the body, since a page may be unable to read headers. In text mode
+;;;; all of that is base64: a request in pieces that may end anywhere, padded or not; an answer in
+;;;; complete pieces.
 
 (in-package #:clgrpc.grpc-web)
 
@@ -39,15 +39,15 @@
 ;;; Text
 
 (defun digits-of (notes octets start end)
-  "The digits of base64 that NOTES carry, and OCTETS from START to END behind them."
+  "The digits of base64 carried over in NOTES, followed by OCTETS from START to END."
   (let* ((carry (shiftf (web:notes-carry notes) '()))
          (digits (make-octets (+ (length carry) (- end start)))))
     (replace digits carry)
     (replace digits octets :start1 (length carry) :start2 start :end2 end)))
 
 (defun decode-groups (digits end)
-  "What DIGITS up to END, groups of four of which the last may be short, say: octets, and how many
-of them count. Padding may be at the end of each group."
+  "Two values: the octets decoded from DIGITS up to END, groups of four of which the last may be
+short; and how many of them are valid. Padding may be at the end of each group."
   (let ((pad (char-code #\=)) (decoded (make-octets (* 3 (ceiling end 4)))) (fill 0))
     (loop with start = 0
           while (< start end)
@@ -59,7 +59,7 @@ of them count. Padding may be at the end of each group."
     (values decoded fill)))
 
 (defun receive-text (call octets start end last)
-  "The RECEIVE of text: decode what makes whole groups, and carry the rest."
+  "The RECEIVE of text: decode the complete groups, and carry the rest over."
   (declare (ignore last))
   (let* ((notes (web:call-web-notes call))
          (digits (digits-of notes octets start end))
@@ -68,7 +68,7 @@ of them count. Padding may be at the end of each group."
     (receive-groups call digits stop)))
 
 (defun receive-groups (call digits stop)
-  "Take what DIGITS up to STOP say."
+  "Decode DIGITS up to STOP and pass the octets on."
   (when (plusp stop)
     (handler-case (decode-groups digits stop)
       (invalid-base64 ()

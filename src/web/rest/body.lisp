@@ -1,6 +1,6 @@
-;;;; What the body says of a request: JSON of the whole message or of one field, or the octets of a
-;;;; google.api.HttpBody. For methods to which clients stream a body is any number of JSON values
-;;;; after each other, an array of them, or, of HttpBody, one body in pieces.
+;;;; The part of a request in its body: JSON of the whole message or of one field, or the octets of
+;;;; a google.api.HttpBody. For methods with a stream of requests a body is any number of
+;;;; consecutive JSON values, an array of them, or, for HttpBody, one body in pieces.
 
 (in-package #:clgrpc.rest)
 
@@ -11,8 +11,8 @@
   "The messages that a body in JSON may have.")
 
 (defconstant +most-bound-texts+ 20000
-  "The limit of the product of two numbers: the variables of the path with the parameters of the
-query, and the messages of the body, each of which gets their values.")
+  "The limit of a product of two numbers: the variables of the path plus the parameters of the
+query; and the messages of the body, each of which gets their values.")
 
 (defconstant +most-bound-octets+ 4194304
   "The limit of the product of two numbers: the characters of path and query, and the messages of
@@ -51,8 +51,8 @@ the body, each of which gets the values in them.")
   (google.api:make-http-body :content-type (or content-type "") :data octets))
 
 (defun body-message (route octets content-type limits)
-  "A message of ROUTE's request with what its body, OCTETS of CONTENT-TYPE, says, and how much the
-messages inside it take, or nil. LIMITS are keywords of PARSE-JSON-MESSAGE."
+  "Two values: a message of ROUTE's request with the contents of its body, OCTETS of CONTENT-TYPE;
+and the memory of the messages inside it, or nil. LIMITS are keywords of PARSE-JSON-MESSAGE."
   (let ((type (route-request-type route)) (body (route-body route))
         (empty (zerop (length octets))))
     (cond ((null body) (protobuf:make-message type))
@@ -77,11 +77,11 @@ messages inside it take, or nil. LIMITS are keywords of PARSE-JSON-MESSAGE."
       (refuse-field (protobuf:required-field-missing-path condition) "is required"))))
 
 (defun bind-message (route match parameters octets content-type &rest limits)
-  "Return the message that a request of ROUTE is, or for a method to which clients stream one of
-them, and how much memory the messages inside its body take, about. MATCH is FIND-ROUTE's,
-PARAMETERS are QUERY-PARAMETERS', OCTETS the body or a part of BODY-PARTS, CONTENT-TYPE that header
-or nil, LIMITS the keywords for reading it that PARSE-JSON-MESSAGE has. Signal REQUEST-ERROR if
-they do not make one."
+  "Return two values: the message of a request of ROUTE, or one of its messages if the client
+streams; and about how much memory the messages inside its body occupy. MATCH is a value of
+FIND-ROUTE, PARAMETERS of QUERY-PARAMETERS; OCTETS are the body or a part of BODY-PARTS;
+CONTENT-TYPE is that header or nil; LIMITS are keywords of PARSE-JSON-MESSAGE for reading it. Signal
+REQUEST-ERROR if they do not make one."
   (multiple-value-bind (message inside) (body-message route octets content-type limits)
     (bind-query message parameters)
     (bind-path route match message)
@@ -99,7 +99,8 @@ they do not make one."
         finally (return end)))
 
 (define-hot string-end ((octets octets) (start index) (end index)) index
-  "The end of the string of JSON whose quote is at START in OCTETS; END if the string is not whole."
+  "The end of the JSON string whose opening quote is at START in OCTETS; END if the string is
+incomplete."
   (let ((at (1+ start)))
     (declare (type index at))
     (loop while (< at end)
@@ -159,8 +160,7 @@ if it is long."
       (nreverse ranges))))
 
 (defun value-ranges (octets end)
-  "The ranges of the JSON values that OCTETS up to END are: those of an array, or what stands after
-each other."
+  "The ranges of the JSON values in OCTETS up to END: those of an array, or consecutive ones."
   (let ((at (space-end octets 0 end)))
     (if (and (< at end) (= 91 (aref octets at)))
         (array-ranges octets at end)
@@ -171,7 +171,8 @@ each other."
                         range)))))
 
 (defun pieces (end)
-  "The ranges of END octets in pieces for the messages of a stream; one if there are none."
+  "The ranges of END octets in pieces for the messages of a stream; a single one if there are no
+octets."
   (if (zerop end)
       (list (cons 0 0))
       (loop for start from 0 below end by +piece-octets+
@@ -183,9 +184,9 @@ each other."
        (protobuf:method-descriptor-client-streaming-p (route-method route))))
 
 (defun body-parts (route match query parameters octets end)
-  "Return the parts of OCTETS up to END, the body of a request of ROUTE, for the messages of the
-request, to each of which BIND-MESSAGE binds what MATCH and PARAMETERS, of QUERY, say: of a stream
-up to +MOST-MESSAGES+, else one. A part is a cons of where it begins and ends. Signal REQUEST-ERROR
+  "Return the parts of OCTETS up to END, the body of a request of ROUTE, one for each message of the
+request: for a stream up to +MOST-MESSAGES+, else one. BIND-MESSAGE gives each message the values in
+MATCH and PARAMETERS, of QUERY. A part is a cons of where it begins and ends. Signal REQUEST-ERROR
 if they are too many, or plainly not JSON, or if too much would be bound."
   (let* ((parts (cond ((not (streamed-p route)) (list (cons 0 end)))
                       ((route-raw-body route) (pieces end))

@@ -1,7 +1,7 @@
-;;;; How calls by REST go over HTTP, as a style of clgrpc.web. A body is one message, and what the
-;;;; path and the query say of it is bound when it is decoded; or it has the messages of a stream,
-;;;; which come whole. An answer is one body with a length, or a stream in the form that the client
-;;;; accepts.
+;;;; How calls by REST go over HTTP, as a style of clgrpc.web. A body is one message, and the values
+;;;; in the path and the query are added when it is decoded; or it has the messages of a stream,
+;;;; which must be complete. An answer is one body with a length, or a stream in the form that the
+;;;; client accepts.
 ;;;;
 ;;;; An answer in JSON is encoded behind an envelope of five octets, which is left out; but in an
 ;;;; array the last of these becomes the bracket or comma before it. A google.api.HttpBody is
@@ -36,7 +36,7 @@
   "The memory of a parameter beside its text, about.")
 
 (defun keep-parameters (call claim)
-  "Read the parameters of CLAIM once for all messages of CALL's body, and charge CALL with them.
+  "Read the parameters of CLAIM once for all messages of CALL's body, and charge CALL for them.
 Signal REQUEST-ERROR if they are wrong."
   (let ((parameters (claim-parameters claim)))
     (setf (rest-claim-parameters claim) parameters)
@@ -187,7 +187,7 @@ Signal REQUEST-ERROR if they are wrong."
 
 (defun http-status-of (call status text)
   "The status of HTTP for the answer to CALL, which has ended with STATUS and TEXT. It is 413 if the
-body is too long, as it came or once it is decompressed."
+body is too long, as received or after decompression."
   (if (or (web:notes-too-long (web:call-web-notes call))
           (wire:inflation-outcome-p '(:too-long) status text
                                     :limit (rpc:operate receive-limit call)))
@@ -223,7 +223,7 @@ body is too long, as it came or once it is decompressed."
       (write-json-answer call encoded headers)))
 
 (defun finish-stream (call fresh status text details headers)
-  "Write the end of the stream of answers of CALL; FRESH: no head is written yet."
+  "Write the end of the stream of answers of CALL; FRESH is true if no head was written yet."
   (let* ((claim (call-rest-claim call))
          (raw (route-raw-answer (rest-claim-rule claim)))
          (form (rest-claim-form claim))

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.rest)
 
 (defun service-entries (services)
-  "The methods of SERVICES, service objects, as MAKE-ROUTES takes them."
+  "The methods of SERVICES, service objects, in the form for MAKE-ROUTES."
   (loop for service in services
         append (loop for method in (method:service-methods service)
                      for descriptor = (web:find-method-descriptor method)
@@ -22,8 +22,8 @@
   "A document is given for so long, a second, before it is made again.")
 
 (defun kept-document (function &optional (clock #'get-internal-real-time))
-  "A function that returns the document that FUNCTION returns, which it calls now, and later once in
-+DOCUMENT-TIME+ by CLOCK at most. From any thread."
+  "A function that returns the document that FUNCTION returns; FUNCTION is called now, and later at
+most once in +DOCUMENT-TIME+ by CLOCK. From any thread."
   (declare (type function function clock))
   ;; a cons, never changed, of when the document was made, and the document
   (let ((kept (list (cons (funcall clock) (funcall function)))))
@@ -44,8 +44,8 @@
   "Return SERVICES, a service object or a list of them, as a list. Signal MISUSE for other objects."
   (loop for service in (if (listp services) services (list services))
         do (unless (typep service 'method:service)
-             (misuse "OPENAPI-HANDLER takes a path and service objects, as START-SERVER has them, ~
-                      not ~S." service))
+             (misuse "OPENAPI-HANDLER needs a path and service objects like those for ~
+                      START-SERVER, not ~S." service))
         collect service))
 
 (defun openapi-handler (path services &key (title "API") (version "1") connect)

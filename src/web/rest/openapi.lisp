@@ -1,7 +1,7 @@
 ;;;; The OpenAPI 3.1 document of routes, made from descriptors and the comments at them. Messages
 ;;;; are schemas of ProtoJSON, by their full names. A variable of several segments is a parameter
 ;;;; for each "*", since no parameter of OpenAPI has a slash. Methods of HTTP that OpenAPI does not
-;;;; know are left out, and so is a second operation where it would take two paths for the same.
+;;;; know are omitted, and so is a second operation that would need two paths for the same request.
 
 (in-package #:clgrpc.rest)
 
@@ -19,7 +19,8 @@
   (ids (make-hash-table :test 'equal) :type hash-table)) ; the operationIds that are taken
 
 (defun object (&rest members)
-  "The JSON object of MEMBERS, names and values in turn; those whose value is nil are left out."
+  "The JSON object of MEMBERS, alternately names and values; members whose value is nil are
+omitted."
   (loop for (name value) on members by #'cddr
         when value collect (cons name value)))
 
@@ -41,7 +42,7 @@
 ;;; Schemas
 
 (defun well-known-schema (full-name)
-  "The schema of the message FULL-NAME if its form in JSON is its own; else nil."
+  "The schema of the message FULL-NAME if it has a special form in JSON; else nil."
   (flet ((texts (&rest rest) (apply #'object "type" "string" rest))
          (maybe (type &optional format) (object "type" (vector type "null") "format" format)))
     (let ((row (assoc full-name
@@ -143,8 +144,8 @@
 ;;; Paths
 
 (defun parameter-name (route index)
-  "The name of the parameter for the segment at INDEX of ROUTE's template, and the field of it if
-that is all of its variable."
+  "Two values: the name of the parameter for the segment at INDEX of ROUTE's template, and its
+field, if the segment is the whole of its variable."
   (let ((binding (find-if (lambda (binding)
                             (and (<= (binding-start binding) index)
                                  (< index (binding-end binding))))
@@ -263,7 +264,7 @@ that is all of its variable."
             (apply #'object members))))
 
 (defun add-operation (document path verb operation)
-  "Add to DOCUMENT what OPERATION, a function, returns for PATH and VERB, unless that is there."
+  "Add the value of OPERATION, a function, for PATH and VERB to DOCUMENT, unless it has one."
   (let* ((item (or (assoc path (document-paths document) :test #'string=)
                    (first (push (list path) (document-paths document)))))
          (key (string-downcase verb)))

@@ -1,12 +1,12 @@
 ;;;; REST as google.api.http has it (google/api/http.proto, AIP-127): which requests of plain HTTP
 ;;;; call a method of a service, how a request becomes its message, and a message the answer. All of
 ;;;; it up to openapi is functions of texts, octets and messages, without I/O, clock or threads; the
-;;;; last files are the protocol of servers that is made of these.
+;;;; last files make the protocol of servers from these.
 ;;;;
 ;;;; The files in their order: condition; percent (decoding); template (path templates); yaml and
-;;;; config (rules given beside the .proto); rule (what is right for a method); router; query;
-;;;; body (requests); answer; openapi; carrying (calls over HTTP); rest-claim (requests of a
-;;;; server); document.
+;;;; config (rules apart from the .proto); rule (checking against a method); router; query; body
+;;;; (requests); answer; openapi; carrying (calls over HTTP); rest-claim (requests of a server);
+;;;; document.
 
 (defpackage #:clgrpc.rest
   (:use #:cl #:clgrpc.base #:clgrpc.option)

@@ -8,7 +8,7 @@
 ;;;; and the variables with the range of segments that each has. After "**" only the end of its
 ;;;; variable and the verb may follow. A literal has the characters that a segment of a path may
 ;;;; have (RFC 3986), without "*" and ":"; others are percent-encoded in it, and it matches the path
-;;;; decoded.
+;;;; after decoding.
 
 (in-package #:clgrpc.rest)
 
@@ -68,8 +68,7 @@
        (or (alphanumericp char) (find char "-._~!$&'()+,;=@%"))))
 
 (defun scan-literal (scan what &optional (stop ""))
-  "Pass over a literal and return it decoded; WHAT names it in errors. It ends at a character of
-STOP."
+  "Skip a literal and return it decoded; WHAT names it in errors. It ends at a character of STOP."
   (let* ((start (scan-at scan)) (text (scan-text scan))
          (end (or (position-if (lambda (char) (or (not (literal-char-p char)) (find char stop)))
                                text :start start)

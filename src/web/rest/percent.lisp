@@ -1,6 +1,6 @@
 ;;;; Percent-decoding (RFC 3986, section 2.1) of paths and queries. A text is decoded once, to
-;;;; octets that must be UTF-8. In variables of several segments the escapes of a slash stay as they
-;;;; are (http.proto, "Path template syntax"), in queries a plus sign is a space.
+;;;; octets that must be UTF-8. In variables of several segments the escapes of a slash remain
+;;;; (http.proto, "Path template syntax"); in queries a plus sign is a space.
 
 (in-package #:clgrpc.rest)
 
@@ -9,8 +9,8 @@
                   (printable-text (subseq text start end) :limit 100 :quoted t)))
 
 (define-hot plain-text-p ((text simple-string) (start index) (end index) (plus boolean)) boolean
-  "True if TEXT from START to END says what it has: no escapes, no octets of UTF-8 but ASCII, which
-is all that a base string has."
+  "True if TEXT from START to END needs no decoding: it has no escapes and only ASCII, as a base
+string has."
   (not (or (char-position #\% text :start start :end end)
            (and plus (char-position #\+ text :start start :end end))
            (and (not (typep text 'simple-base-string))

@@ -1,10 +1,10 @@
 ;;;; What the path and the query say of a request. The names of parameters are the paths of fields,
-;;;; with the names of the .proto file or of JSON. What the path binds counts, whatever else says of
-;;;; the same field.
+;;;; with the names of the .proto file or of JSON. The value in the path is used, even if the query
+;;;; or the body has the same field.
 ;;;;
 ;;;; The cost is linear in the length of the query: parameters, and the names in them, are limited.
-;;;; A peer repeats a long query by an octet or two, since HPACK has it in its table; so a parameter
-;;;; with the name of the one before costs no look-up, and a value that nothing takes is not
+;;;; A peer can repeat a long query by an octet or two, since HPACK has it in its table; so a
+;;;; parameter with the same name as the previous one costs no look-up, and an unused value is not
 ;;;; decoded.
 
 (in-package #:clgrpc.rest)
@@ -16,8 +16,8 @@
   "The fields that may lead to the one of a parameter.")
 
 (defconstant +most-names+ 40
-  "How many parameters with another name than the one before, and names of fields in these, a query
-may have in all: each is looked up.")
+  "The most names that a query may have in all: of parameters that differ from the previous one, and
+of fields in these; each is looked up.")
 
 (defconstant +longest-name+ 1024
   "The characters that the name of a parameter may have.")
@@ -49,8 +49,8 @@ may have in all: each is looked up.")
     (values (or equals at) at)))
 
 (define-hot map-parameters ((function function) (query simple-string)) null
-  "Call FUNCTION for each parameter of QUERY with where its name begins and ends, and where its
-value begins and ends; for a name that is that of the parameter before with nil for both."
+  "Call FUNCTION for each parameter of QUERY with four positions: the beginning and the end of its
+name, or nil for both if the previous parameter has the same name; and those of its value."
   (let ((count 0) (start 0) (before 0) (before-end 0))
     (declare (type index count start before before-end))
     (loop
@@ -76,8 +76,8 @@ value begins and ends; for a name that is that of the parameter before with nil 
                     (protobuf:field-text-error-text condition)))))
 
 (defun system-parameter-p (query start end)
-  "True if what QUERY has from START to END is the name of a parameter such as $alt, which clients
-of Google APIs send and no field has."
+  "True if QUERY from START to END is the name of a parameter such as $alt, which clients of Google
+APIs send and which is not a field."
   (and (< start end)
        (or (char= #\$ (char query start))
            (and (<= (+ start 3) end) (string= "%24" query :start2 start :end2 (+ start 3))))))
@@ -96,7 +96,7 @@ of Google APIs send and no field has."
               ((or (eq :all (route-body route)) (body-field-p (first fields) route))
                (refuse-field name "is given by the body, not by the query"))
               ((not (protobuf:text-field-p last))
-               (refuse-field name "takes a message, which no parameter can be"))
+               (refuse-field name "takes a message, which a parameter cannot represent"))
               (t fields))))))
 
 (defun decoded-name (query start end)
@@ -107,7 +107,7 @@ of Google APIs send and no field has."
   (decode-text query start end :plus t))
 
 (defun query-parameters (route query)
-  "The values of QUERY, a string or nil, for fields of a request of ROUTE: a list of lists of the
+  "The values in QUERY, a string or nil, for fields of a request of ROUTE: a list of lists of the
 descriptors that lead to a field and of its texts."
   (let ((all '()) (names 0) (entry nil)) ; the last of each comes first
     (labels ((look-up (name)

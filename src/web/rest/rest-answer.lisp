@@ -23,9 +23,9 @@
         (protobuf:message-json message :as :octets :finder finder))))
 
 (defun message-answer (route message &optional (finder #'protobuf:find-message-type))
-  "Return the Content-Type and the octets of the body with which a request of ROUTE is answered by
-MESSAGE; of a stream of google.api.HttpBody a piece of the body. FINDER finds the types of what is
-in an Any. Signal PROTOBUF-ERROR if MESSAGE has no form in JSON."
+  "Return two values: the Content-Type and the octets of the body with which MESSAGE answers a
+request of ROUTE; for a stream of google.api.HttpBody a piece of the body. FINDER finds the types of
+what is in an Any. Signal PROTOBUF-ERROR if MESSAGE has no form in JSON."
   (if (route-raw-answer route)
       (let ((body (raw-body route message)))
         (if body
@@ -103,8 +103,8 @@ or nil: :ARRAY, :LINES or :EVENTS. An array is the default."
   (framed (ascii-octets before) octets (ascii-octets after)))
 
 (defun stream-item (form octets first)
-  "Return the octets that OCTETS, an answer in JSON, has in a stream in FORM; FIRST: it is the
-first."
+  "Return the octets for OCTETS, an answer in JSON, in a stream in FORM; FIRST is true for the first
+answer."
   (ecase form
     (:array (framed-text (if first "[" ",") octets ""))
     (:lines (framed-text "" octets (string #\Newline)))
@@ -120,7 +120,7 @@ STATUS-ANSWER returns it."
       (:events (framed-text (format nil "event: error~%") item "")))))
 
 (defun stream-close (form first)
-  "Return the octets with which a stream in FORM ends well; FIRST: it has no item."
+  "Return the octets that end a stream in FORM without an error; FIRST is true if it has no item."
   (ascii-octets (ecase form
                   (:array (if first "[]" "]"))
                   ((:lines :events) ""))))

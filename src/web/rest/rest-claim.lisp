@@ -1,4 +1,4 @@
-;;;; Which requests of a server are REST's: those whose path a route has. What is wrong with their
+;;;; Recognizes REST's requests at a server: those whose path has a route. What is wrong with their
 ;;;; heads is answered with a google.rpc.Status in JSON. The routes are made of the annotations of
 ;;;; the server's methods, and of the rules that USE-HTTP-RULES was given.
 
@@ -9,10 +9,11 @@
 (sb-ext:defglobal **rules** '())        ; google.api.HttpRules, the latest last
 
 (defun use-http-rules (source)
-  "Have the methods that the rules of SOURCE select be reached by REST as these say, instead of by
-their annotations, on servers that start from now on. SOURCE is a string, a service config in YAML,
-or a list of plists, as READ-RULES has it; nil forgets all rules that were given before. Signal
-RULE-ERROR if a rule is wrong in itself or selects no method that is loaded. From any thread."
+  "Make the methods that the rules of SOURCE select reachable by REST according to these rules,
+instead of their annotations, on servers that start from now on. SOURCE is a string, a service
+config in YAML, or a list of plists, as for READ-RULES; nil forgets all rules that were given
+before. Signal RULE-ERROR if a rule is wrong in itself or selects no method that is loaded. From any
+thread."
   (let ((rules (read-rules source)))
     (dolist (rule rules)
       (let* ((name (google.api:http-rule-selector rule))
@@ -30,7 +31,7 @@ RULE-ERROR if a rule is wrong in itself or selects no method that is loaded. Fro
         route))
 
 (defun served-methods (table)
-  "The methods of TABLE, a server's routes, as MAKE-ROUTES takes them, by name."
+  "The methods of TABLE, a server's routes, by name, in the form for MAKE-ROUTES."
   (sort (loop for route being the hash-values of (serving:route-table-routes table)
               for method = (server:route-method route)
               for descriptor = (web:find-method-descriptor method)
@@ -88,7 +89,7 @@ RULE-ERROR if a rule is wrong in itself or selects no method that is loaded. Fro
            (and start (string-equal host (subseq origin (+ start 3))))))))
 
 (defun check-origin (http-method fields content-type cors)
-  "Refuse a request with effects that a page of a foreign origin can send without asking first (the
+  "Refuse a request with effects that a page of a foreign origin can send without a preflight (the
 Fetch standard, \"CORS-safelisted request-header\")."
   (when (and (string= "POST" http-method)
              (web:header fields "origin")

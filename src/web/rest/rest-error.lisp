@@ -1,5 +1,5 @@
-;;;; What can be wrong: a rule, which its author hears of when the service is loaded, and a request,
-;;;; which its peer hears of.
+;;;; The errors: in a rule, reported to its author when the service is loaded, and in a request,
+;;;; reported to its peer.
 
 (in-package #:clgrpc.rest)
 
@@ -34,8 +34,9 @@ why."))
   (:report (lambda (condition stream)
              (format stream "~@[~A: ~]~A" (request-error-field condition)
                      (request-error-text condition))))
-  (:documentation "A request of HTTP is not a call of a method. HTTP-STATUS and STATUS, of gRPC, say
-what kind of error it is, TEXT what is wrong, FIELD of which field, HEADERS what else to answer."))
+  (:documentation "A request of HTTP is not a call of a method. HTTP-STATUS and STATUS, of gRPC, are
+the kind of the error; TEXT describes it; FIELD names the field; HEADERS are further headers of the
+answer."))
 
 (document-functions
   request-error-http-status "The status of HTTP with which the request is to be answered."

@@ -1,9 +1,9 @@
 ;;;; Which route a request has. The templates of all routes are one tree, a level for each segment.
-;;;; A path is looked up in it with preference, from its first segment on, for a literal over "*"
-;;;; over "**", and comes back from what leads nowhere; first with the part after the last colon as
-;;;; a verb, then without. So the route depends on the path alone, not on the order in which routes
-;;;; were given; each node of the tree is seen once at most. "*" matches no empty segment, "**" any
-;;;; number of any.
+;;;; A path is looked up in it from its first segment on. A literal has priority over "*", and that
+;;;; over "**"; the search backtracks where no route follows. The first search treats the part after
+;;;; the last colon as a verb, the second does not. So the route depends on the path alone, not on
+;;;; the order in which routes were given; each node of the tree is visited at most once. "*"
+;;;; matches no empty segment, "**" matches any number of any segments.
 ;;;;
 ;;;; Two routes of one method of HTTP whose templates match the same paths are an error when the
 ;;;; router is made.
@@ -37,7 +37,8 @@
   (template-verb (route-template route)))
 
 (defun enter-end (route routes)
-  "ROUTES, which match the same paths but for their verbs, with ROUTE, those for any method last."
+  "ROUTES, which match the same paths except for their verbs, with ROUTE added; those for any HTTP
+method come last."
   (let ((same (find-if (lambda (other)
                          (and (equal (route-suffix other) (route-suffix route))
                               (string= (route-verb other) (route-verb route))))
@@ -78,11 +79,12 @@ names both."
 ;;; Paths
 
 (defconstant +most-per-character+ 12
-  "The characters that one takes in a path at most: it has four octets, each of which is escaped.")
+  "The most characters of a path that one decoded character takes: four octets, each of which is
+escaped.")
 
 (defstruct (match (:constructor make-match (text starts ends count end)) (:copier nil))
-  "A path that is being looked up. It has no more segments than the longest template, and one that
-stands for the rest, since a peer has thousands of them in a path that it says by an octet or two."
+  "A path that is being looked up. It has no more segments than the longest template, and one for
+the rest: a peer can send a path of thousands of segments by an octet or two."
   (text "" :type simple-string :read-only t) ; all of it
   (starts #() :type simple-vector :read-only t) ; where each of its first segments begins
   (ends #() :type simple-vector :read-only t) ; and ends
@@ -91,8 +93,8 @@ stands for the rest, since a peer has thousands of them in a path that it says b
 
 (define-hot split-path ((path simple-string) (depth index))
     (values simple-vector simple-vector index)
-  "The starts and the ends of the first DEPTH segments of PATH, which begins with a slash, and how
-many it has, at most one more."
+  "Three values: the starts and the ends of the first DEPTH segments of PATH, which begins with a
+slash, and how many segments it has, at most one more."
   (let ((starts (make-array depth :initial-element 0))
         (ends (make-array depth :initial-element 0))
         (count 0) (slash 0))
@@ -125,8 +127,8 @@ else nil."
          (values (gethash (decode-text (match-text match) start end) (node-literals node))))))
 
 (defun map-matches (function root match suffix)
-  "Call FUNCTION with each route of the tree of ROOT that has the verb SUFFIX, or none if that is
-nil, and that MATCH leads to, the preferred first."
+  "Call FUNCTION with each route of the tree of ROOT that has the verb SUFFIX, or no verb if that is
+nil, and to which MATCH leads, the preferred ones first."
   (declare (type function function))
   (let ((count (match-count match)))
     (labels ((tell (routes)
@@ -167,10 +169,10 @@ match."
         #'string<))
 
 (defun find-route (router verb path)
-  "Return the route of ROUTER for a request with the method of HTTP VERB and the PATH, as it came
-and without its query, and the match that BIND-MESSAGE takes. If there is none return nil and the
-list of methods of HTTP that have one for the path. HEAD is answered by GET's route if it has none.
-Signal REQUEST-ERROR if PATH is not percent-encoded UTF-8."
+  "Return two values: the route of ROUTER for a request with the method of HTTP VERB and the PATH,
+as received and without its query; and the match for BIND-MESSAGE. If there is none return nil and
+the list of methods of HTTP that have one for the path. HEAD is answered by GET's route if it has
+none. Signal REQUEST-ERROR if PATH is not percent-encoded UTF-8."
   (let ((path (coerce path 'simple-string)) (verbs '()))
     (unless (and (plusp (length path)) (char= #\/ (char path 0)))
       (return-from find-route (values nil '())))

@@ -74,7 +74,8 @@ when a file is loaded again, numbers do not."
   (eq :repeated (protobuf:field-descriptor-label field)))
 
 (defun strict-path (type path what)
-  "The descriptors that PATH, of names as in the .proto file, leads to from TYPE; WHAT names it."
+  "The descriptors to which PATH, of names as in the .proto file, leads from TYPE; WHAT names PATH
+in errors."
   (multiple-value-bind (fields stuck) (protobuf:find-field-path type path :max-steps 100)
     (let ((other (and fields
                       (string/= path (format nil "~{~A~^.~}"
@@ -89,7 +90,7 @@ when a file is loaded again, numbers do not."
             (t fields)))))
 
 (defun top-field (type name what)
-  "The field NAME of TYPE; WHAT is the part of the rule that names it."
+  "The field NAME of TYPE; WHAT is the part of the rule that names it, for errors."
   (when (find #\. name)
     (wrong-rule "~A is ~A, but must be a field of ~A itself" what name
                 (protobuf:message-type-name type)))
@@ -200,9 +201,10 @@ RULE-ERROR if RULE or one of its additional bindings is wrong."
                  (google.api:http-rule-additional-bindings rule))))))
 
 (defun make-routes (methods &key rules)
-  "Return the routes of METHODS, a list of lists of a method descriptor, its message types, and what
-ROUTE-PAYLOAD is to be. A method has the rule of its annotation, or of RULES, as READ-RULES returns
-them, the last one with its name. Signal RULE-ERROR if a rule is wrong or none of METHODS is its."
+  "Return the routes of METHODS, a list of lists of a method descriptor, its message types, and the
+ROUTE-PAYLOAD of its routes. A method has the rule in its annotation, or in RULES, as READ-RULES
+returns them, the last one with its name. Signal RULE-ERROR if a rule is wrong or none of METHODS is
+its."
   (dolist (rule rules)
     (unless (find (google.api:http-rule-selector rule) methods :test #'string=
                   :key (lambda (entry) (protobuf:descriptor-full-name (first entry))))

@@ -1,8 +1,8 @@
 ;;;; The YAML that service configs are written in, which is a small part of YAML 1.2: mappings and
 ;;;; sequences by indentation, scalars plain, in quotes or as a block (| and >), comments, {} and
-;;;; []. What else YAML has (flow collections, anchors, tags, several documents, tabs, texts over
-;;;; several lines without a mark) is an error that says so. Data are as PARSE-JSON returns them: an
-;;;; alist with strings as keys, a vector, a string, :true, :false, :null, an integer.
+;;;; []. Any other part of YAML (flow collections, anchors, tags, several documents, tabs, texts
+;;;; over several lines without a mark) is an error that names it. Data have the form of PARSE-JSON:
+;;;; an alist with strings as keys, a vector, a string, :true, :false, :null, an integer.
 
 (in-package #:clgrpc.rest)
 
