@@ -1,5 +1,5 @@
-;;;; The user's data of a loop beside handles: a PROGRAM, which the loop keeps in its DATUM. It is
-;;;; made when it is first needed, so a loop of gRPC has none.
+;;;; The user's data of a loop in addition to handles: a PROGRAM, which the loop keeps in its DATUM.
+;;;; It is made when it is first needed, so a loop of gRPC has none.
 
 (in-package #:clgrpc.async)
 

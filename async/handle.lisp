@@ -1,10 +1,10 @@
 ;;;; Handles: the objects of the library's user on a loop (timers, sockets, servers, notifiers and
 ;;;; so on), and how the user's callbacks are run.
 ;;;;
-;;;; A handle that is in use counts as one of its loop's USES, unless UNREF says otherwise. A loop
-;;;; begun by START-EVENT-LOOP ends with its last use; it looks at the end of the turn, so a
-;;;; callback may end the last handle in use and begin another. The thread that runs the loop makes
-;;;; and uses handles; a function for users that is called by another thread posts to the loop.
+;;;; A handle that is in use counts as one of its loop's USES, unless UNREF was called. A loop begun
+;;;; by START-EVENT-LOOP ends with its last use; it checks at the end of the turn, so a callback may
+;;;; end the last handle in use and begin another. The thread that runs the loop makes and uses
+;;;; handles; a function for users that is called by another thread posts to the loop.
 ;;;;
 ;;;; An error in a callback: if the loop catches errors, the callback is left, and the condition
 ;;;; goes to its event callback or to the log. If not, handlers outside the loop see it, and then
@@ -126,10 +126,10 @@ the debugger. Return the outcome of the callback."
                                              (let ((loop:*unguarded* t))
                                                (error condition))))
     (abort-callback ()
-      :report "Leave the callback and go on with the loop."
+      :report "Leave the callback and continue the loop."
       nil)
     (continue-event-loop ()
-      :report "Leave the callback, report the error where the loop reports them, and go on."
+      :report "Leave the callback, report the error where the loop reports errors, and continue."
       (report-failure loop event-cb condition))
     (exit-event-loop ()
       :report "Leave the callback and end the loop."
@@ -163,11 +163,11 @@ if there is one."
        (call-callback ,handle ,event-cb #',function))))
 
 (defun abort-callback ()
-  "In a handler of an error in a callback: leave the callback and go on with the loop. On the loop,
-in that handler."
+  "In a handler of an error in a callback: leave the callback and continue the loop. On the loop, in
+that handler."
   (invoke-restart 'abort-callback))
 
 (defun continue-event-loop ()
   "In a handler of an error in a callback: leave the callback, report the error to its event
-callback, or in the log, and go on with the loop. On the loop, in that handler."
+callback, or in the log, and continue the loop. On the loop, in that handler."
   (invoke-restart 'continue-event-loop))

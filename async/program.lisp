@@ -63,12 +63,12 @@ closed. Of several such functions the last one added is called first. From any t
 (defun signal-handler (number function &key event-cb (loop *event-loop*))
   "Call FUNCTION with NUMBER, that of a signal such as +SIGINT+, on LOOP whenever the process gets
 it, until FREE-SIGNAL-HANDLER or the end of the loop. A loop has one handler for a signal: this one
-replaces the one before. Other loops that ask for the signal get it too. Its default action, and a
+replaces the one before. Other loops that request the signal get it too. Its default action, and a
 handler that other code has set for it, are suspended. EVENT-CB gets errors in FUNCTION. Return the
 handler, for CANCEL. Signal MISUSE if NUMBER is not a signal, or one that cannot be handled;
 +SIGUSR2+ is among these, since SBCL stops threads by it. From any thread."
   (unless (os:may-handle-signal-p number)
-    (misuse "~:[A signal that can be handled is wanted, such as +SIGINT+, not ~S.~;~
+    (misuse "~:[Give a signal that can be handled, such as +SIGINT+, not ~S.~;~
              SIGUSR2, ~D, cannot be handled: SBCL stops threads by it for the collector.~]"
             (eql os:+sigusr2+ number) number))
   (let* ((loop (the-loop loop))
@@ -131,8 +131,8 @@ handles it. From any thread."
 
 (defun stats (&key (loop *event-loop*))
   "Return a property list about LOOP: :INCOMING-TCP-CONNECTIONS and :OUTGOING-TCP-CONNECTIONS,
-sockets that are open; :CONNECTIONS, all that LOOP has, including those that are being closed;
-:OPEN-DNS-QUERIES; :TIMERS that are to run; :USES, the number of objects that keep the loop from
+sockets that are open; :CONNECTIONS, all of LOOP, including those that are being closed;
+:OPEN-DNS-QUERIES; :TIMERS that will run; :USES, the number of objects that keep the loop from
 ending; :TURNS it has made; its :NAME and :STATE. From any thread."
   (let* ((loop (or loop (the-loop loop)))
          (program (loop-program loop)))

@@ -1,10 +1,10 @@
 ;;;; Sockets as Gray streams: READ-BYTE, READ-SEQUENCE, READ-LINE, WRITE-BYTE, WRITE-SEQUENCE,
 ;;;; FORMAT and CLOSE on a socket of the loop. Nothing here waits: a read of more octets than have
-;;;; come reports the end of file, for now, and output goes through WRITE-SOCKET-DATA.
+;;;; arrived reports the end of file, for now, and output is written by WRITE-SOCKET-DATA.
 ;;;;
-;;;; Octets that have come and are not read are kept. Once more than HIGH-WATER are kept, the socket
-;;;; is not read until only LOW-WATER are left. A stream without unread octets has
-;;;; no buffer. Input is read on the loop; output may be written by any thread.
+;;;; Octets that have arrived and are not read are kept. Once more than HIGH-WATER are kept, the
+;;;; socket is not read until only LOW-WATER are left. A stream without unread octets has no buffer.
+;;;; Input is read on the loop; output may be written by any thread.
 
 (in-package #:clgrpc.async)
 
@@ -18,7 +18,7 @@
    (stopped :initform nil :accessor stream-stopped)) ; the socket is not read for now
   (:documentation "A socket as a stream, by :STREAM of TCP-SERVER, TCP-CONNECT, PIPE-SERVER and
 PIPE-CONNECT. READ-BYTE, READ-SEQUENCE (octets) and READ-LINE (UTF-8) read it, on its loop and
-without waiting: when all octets that have come are read, they report the end of file, for now.
+without waiting: when all octets that have arrived are read, they report the end of file, for now.
 READ-LINE returns whole lines. If a line is longer than :HIGH-WATER of the socket, or the peer has
 closed the connection within it, READ-LINE returns the part that has come, and true as the second
 value. A line that is not UTF-8 is skipped, and INVALID-UTF8 is signalled. LISTEN returns true if

@@ -24,7 +24,7 @@
 (defun host-target (host port)
   "The target, as text, that HOST, a name or numeric address, and PORT make."
   (unless (and (stringp host) (typep port '(or string integer)))
-    (misuse "A host and a port are wanted, such as \"127.0.0.1\" and 8080, not ~S and ~S." host
+    (misuse "Give a host and a port, such as \"127.0.0.1\" and 8080, not ~S and ~S." host
             port))
   (format nil "~:[~A~;[~A]~]:~D" (find #\: host) host port))
 
@@ -41,7 +41,7 @@ them."
   "The keyword arguments of servers and clients about their sockets.")
 
 (defun make-settings-from (read-cb incoming arguments)
-  "The settings of sockets that ARGUMENTS, a plist of callers of servers and clients, ask for."
+  "The settings of sockets in ARGUMENTS, a plist of the callers of servers and clients."
   (loop for (key) on arguments by #'cddr
         unless (member key *socket-arguments*)
           do (misuse "There is no argument ~S here; about sockets there are~{ ~S~}." key
@@ -142,7 +142,7 @@ connect."
           do (if (char= char #\%) (write-string "%25" target) (write-char char target)))))
 
 (defun close-tcp-server (server)
-  "Stop accepting connections at SERVER; its present ones go on. Closing again does nothing. From
+  "Stop accepting connections at SERVER; its present ones continue. Closing again does nothing. From
 any thread."
   (end-handle server (lambda (server)
                        (setf (%server-closed server) t)

@@ -11,13 +11,13 @@
 ;;;; Output is sent at the end of the turn. While a socket's slot AWAITS is true, a callback or a
 ;;;; time-out waits for its output to be sent: then the connection's FILL, which is called before
 ;;;; each attempt to send, defers a function that looks in the next turn how many octets are left.
-;;;; When octets come or go, only the time is noted; the timer of a time-out looks at that time when
-;;;; it rings.
+;;;; When octets are received or sent, only the time is noted; the timer of a time-out checks that
+;;;; time when it fires.
 
 (in-package #:clgrpc.async)
 
 (defconstant +high-water-octets+ 65536
-  "More unsent output than this is too much, unless the user says otherwise.")
+  "The default for the octets of unsent output above which there is too much.")
 
 (defstruct (socket-settings (:conc-name settings-))
   "The settings that sockets share; the callbacks are described above."
@@ -118,7 +118,7 @@ guard it."
     end))
 
 (define-hot socket-fill ((connection loop:connection)) null
-  "The handler's FILL: defer a look at the remaining output."
+  "The handler's FILL: defer a check of the remaining output."
   (let ((socket (the socket (loop:connection-user connection))))
     (when (%socket-awaits socket)
       (loop:defer (loop:connection-loop connection) #'look-at-output socket))
@@ -173,8 +173,8 @@ guard it."
         (incf (program-outgoing program)))))
 
 (defun open-connection (socket byte-channel server-name)
-  "Make SOCKET read and write BYTE-CHANNEL, which is connected, with TLS if its settings say so. If
-that is impossible, close BYTE-CHANNEL and signal SOCKET-ERROR or TLS-ERROR."
+  "Make SOCKET read and write BYTE-CHANNEL, which is connected, with TLS if its settings require it.
+If that is impossible, close BYTE-CHANNEL and signal SOCKET-ERROR or TLS-ERROR."
   (let* ((loop (handle-loop socket))
          (settings (%socket-settings socket))
          (tls (settings-tls settings))
@@ -258,7 +258,7 @@ any thread."
   (typecase data
     (string (string-octets data))
     (sequence (coerce data 'octets))
-    (t (misuse "Octets, a string or another sequence of octets are wanted, not ~S." data))))
+    (t (misuse "Give octets, a string or another sequence of octets, not ~S." data))))
 
 (define-hot write-now ((socket socket) (octets octets) (start index) (end index)) boolean
   "Append the octets to SOCKET's output. Return true if it is ready for more."
@@ -385,7 +385,7 @@ its loop."
   (let ((timeouts (%socket-timeouts socket)))
     (check-time socket (timeouts-read-timer timeouts)
                 (time-after (timeouts-read-ns timeouts) (timeouts-read-at timeouts))
-                "nothing has come for too long")))
+                "nothing was received for too long")))
 
 (defun check-writing (socket)
   "The timer of the time-out for writing has rung."

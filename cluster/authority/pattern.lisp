@@ -10,13 +10,13 @@
   (spiffe-p nil :type boolean :read-only t) ; it is of SPIFFE identities
   (parts '() :type list :read-only t))  ; strings, :SEGMENT and :NAME
 
-(defparameter *name-place* "{name}" "The part of a pattern that stands for the member's name.")
+(defparameter *name-place* "{name}" "The part of a pattern for the member's name.")
 
 (defun pattern-separator (spiffe-p)
   (if spiffe-p #\/ #\.))
 
 (defun whole-segment-p (text at spiffe-p)
-  "True if the character AT of TEXT is a segment by itself."
+  "True if the character AT of TEXT is a whole segment."
   (let ((separator (pattern-separator spiffe-p)))
     (flet ((edge-p (place)
              (or (not (< -1 place (length text))) (char= separator (char text place)))))
@@ -55,7 +55,7 @@
     (%make-pattern text (and spiffe-p t) (parse-parts text spiffe-p))))
 
 (defun parts-match-p (parts separator text start name)
-  "True if PARTS of a pattern match TEXT from START on; NAME stands for :NAME."
+  "True if PARTS of a pattern match TEXT from START on; :NAME matches NAME."
   (if (null parts)
       (= start (length text))
       (let* ((part (first parts))

@@ -45,7 +45,7 @@ is also a peer without a certificate. Signal MISUSE otherwise. From any thread."
       (misuse "~S is not a role. The roles are ~{~(~S~)~^, ~}, and (:work KIND)." (car permission)
               *roles*))
     (when (and (search *name-place* (cdr permission)) (not (member role '(:join :raft))))
-      (misuse "~A stands in patterns of :join and :raft alone, unlike ~S." *name-place*
+      (misuse "~A is allowed only in patterns of :join and :raft, unlike ~S." *name-place*
               (cdr permission)))
     (make-permission role kind (if (string= "anyone" (cdr permission))
                                    :anyone
@@ -104,4 +104,4 @@ nil; ROLES is a text such as \"read\". Return nil if there is nothing to warn of
           ((and (not (certificates-asked-p credentials))
                 (notevery (lambda (permission) (eq :anyone (permission-pattern permission)))
                           permissions))
-           "the server asks for no certificates: permissions for names have no effect"))))
+           "the server does not request certificates: permissions for names have no effect"))))

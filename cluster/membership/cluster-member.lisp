@@ -81,7 +81,7 @@ not reported this."
   (discovery:endpoint-key cluster name))
 
 (defun check-member (member)
-  "Return MEMBER. Signal MISUSE if its description of itself is wrong or too long."
+  "Return MEMBER. Signal MISUSE if its description of itself is invalid or too long."
   (flet ((bound (text limit what)
            (when (< limit (length (string-octets text)))
              (misuse "~A has at most ~D octets." what limit))))
@@ -179,7 +179,7 @@ there."
   "The member NAME that ENTRY describes. Signal a CLGRPC-ERROR if it describes no member, or one
 that no message can describe."
   (multiple-value-bind (said why) (discovery:read-endpoint entry)
-    (unless said (misuse "It says nothing of a server: ~A." why))
+    (unless said (misuse "It does not describe a server: ~A." why))
     (check-member (said-member said name (etcd:entry-created entry)))))
 
 (defun entry-member (entry cluster)

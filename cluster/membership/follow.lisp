@@ -19,7 +19,7 @@ for instance to print its JSON. From any thread."
 
 (defun take-response (function response)
   "Call FUNCTION with the members or changes in RESPONSE, of Watch; return the revision from which
-to go on."
+to continue."
   (let ((revision (pb:watch-response-revision response)))
     (if (pb:watch-response-snapshot response)
         (funcall function :members

@@ -4,7 +4,7 @@
 ;;;;
 ;;;; A watcher is a call that has got all changes before its NEXT revision. It gets the changes that
 ;;;; the view remembers from there on, as many as its call accepts. The view may have forgotten
-;;;; changes that the watcher wants: they are older than this node, or the watcher was slow. Then it
+;;;; changes that the watcher needs: they are older than this node, or the watcher was slow. Then it
 ;;;; gets a CATCH-UP, a watch of the store of its own, until it has come to the view's first change.
 ;;;; The mirror reads all again when changes were compacted before it got them, or when the store
 ;;;; has lost its data or has older data. Then the watchers cannot get the next changes: their calls

@@ -41,8 +41,8 @@ to its own store, so that it ends soon.")
 
 (document-functions
   node-store "The client of etcd of NODE's store."
-  node-health "The health service of NODE. It says of clgrpc.cluster.v1.Cluster whether NODE is a
-member."
+  node-health "The health service of NODE. It reports for clgrpc.cluster.v1.Cluster whether NODE is
+a member."
   node-server "The server of NODE.")
 
 (defmacro with-node-lock ((node) &body body)
@@ -184,7 +184,7 @@ deleted. If the store cannot be reached within TIMEOUT seconds, the lease ends b
 
 (defun note-entry-gone (node generation)
   "The entry of NODE's membership of GENERATION has been deleted from the store."
-  (lose-membership node generation "the entry of ~A has gone from the store" (node-name node)))
+  (lose-membership node generation "the entry of ~A was removed from the store" (node-name node)))
 
 (defun join-node (node)
   "Make NODE a member. Signal the conditions of JOIN-CLUSTER."
@@ -255,7 +255,7 @@ or nil."
       (metrics:record (meters-members meters) (informer-count (node-informer node)) cluster name))))
 
 (defun note-changes (node changes)
-  "CHANGES of the cluster, a list, have come to NODE: check its own entry."
+  "Check the own entry of NODE after CHANGES of the cluster, a list."
   (count-changes node changes)
   (let ((own (find (node-name node) changes :from-end t :test #'string=
                    :key (lambda (change) (member-name (change-member change))))))
@@ -337,8 +337,8 @@ join through this node. ALLOW is a list of permissions, (ROLE . PATTERN), for ca
 certificate, in which * stands for one label or one segment of the path and {name} for the name of
 the member that the call joins, renews or leaves; \"*\" for every identity; \"anyone\" for peers
 without a certificate, too. Without permissions no call may join, and with TLS no call may read.
-Signal NAME-TAKEN, CLUSTER-FULL, an ETCD-ERROR, MISUSE for wrong arguments, or what START-SERVER
-signals. From any thread; end it with STOP-NODE."
+Signal NAME-TAKEN, CLUSTER-FULL, an ETCD-ERROR, MISUSE for wrong arguments, or a condition of
+START-SERVER. From any thread; end it with STOP-NODE."
   (check-name name "member")
   (let* ((own-store (stringp store))
          (store (if own-store (open-store store) store))

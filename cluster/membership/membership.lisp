@@ -52,7 +52,7 @@ store."
           (mod (reduce #'+ (string-octets name)) +generation-entries+)))
 
 (defun last-generation (entry)
-  "The last generation that ENTRY, or nil, says was given."
+  "The last assigned generation in ENTRY, or nil."
   (or (and entry
            (handler-case (parse-integer (etcd:entry-text entry) :junk-allowed t)
              (invalid-utf8 () nil)))

@@ -64,7 +64,7 @@ was last.")
   (svref (view-log view) (mod number +remembered-revisions+)))
 
 (defun remember (view revision changes)
-  "Note that CHANGES have brought VIEW to REVISION."
+  "Note that CHANGES have led VIEW to REVISION."
   (let ((place (mod (view-count view) +remembered-revisions+)))
     (when (svref (view-log view) place)
       (setf (view-first view) (1+ (first (svref (view-log view) place)))))

@@ -31,7 +31,7 @@
   (length (v1:append-entries-request-entries (queued-request-request queued-request))))
 
 (defun follows-p (request before)
-  "True if REQUEST goes on in the log where BEFORE, another, ends, in the same term."
+  "True if REQUEST continues the log where BEFORE, another, ends, in the same term."
   (let ((entries (v1:append-entries-request-entries before)))
     (and (plusp (length entries))
          (plusp (length (v1:append-entries-request-entries request)))

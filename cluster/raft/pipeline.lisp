@@ -5,8 +5,9 @@
 ;;;;    most once. Requests that wait because the window is full are joined if they follow each
 ;;;;    other (batch.lisp).
 ;;;; 2. For each accepted request its function is called once, in the order of the requests: with
-;;;;    the answer, or with the error that has ended the stream. After an error it is unknown
-;;;;    which of the sent requests were handled: a leader asks for the peer's log and goes on there.
+;;;;    the answer, or with the error that has ended the stream. After an error it is unknown which
+;;;;    of the sent requests were handled: a leader asks for the end of the peer's log and continues
+;;;;    there.
 ;;;; 3. When a stream breaks, all accepted requests end with its error, even those that were not
 ;;;;    sent. The next request begins a new stream; it is sent only after all these functions were
 ;;;;    called.
@@ -16,10 +17,10 @@
 ;;;;
 ;;;; One thread at a time sends (PUMPING): the first that finds something to send, be it a thread
 ;;;; that adds a request or the loop that receives answers. It never waits for the stream: a batch
-;;;; for which the stream has no room is HELD, and the stream reports when to try again. It may say
-;;;; so between the refusal and the note of it, hence RUNG. The entries and octets of an answered
-;;;; request are subtracted from the sums before its function is called, so that the function may
-;;;; add the next request.
+;;;; for which the stream has no room is HELD, and the stream reports when to try again. It may
+;;;; report that between the refusal and the note of it, hence RUNG. The entries and octets of an
+;;;; answered request are subtracted from the sums before its function is called, so that the
+;;;; function may add the next request.
 
 (in-package #:clgrpc.raft)
 

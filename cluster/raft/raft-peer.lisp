@@ -59,7 +59,7 @@
   (:documentation "Another member: see MAKE-PEER."))
 
 (document-functions
-  peer-name "The name of the member that PEER stands for."
+  peer-name "The name of the member that PEER represents."
   peer-group "The name of the group of the member that PEER represents."
   peer-sender "The name of the member that sends to PEER."
   peer-channel "The channel of PEER, for other services of that member.")

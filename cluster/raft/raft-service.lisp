@@ -35,7 +35,7 @@
 may send as any member or, if the pattern contains {name}, as the member of that name. By default,
 with TLS the peer's certificate must have the sender's name; without TLS each peer that can connect
 may send as any member. A snapshot that is longer than MAX-SNAPSHOT-OCTETS is refused with
-:resource-exhausted. A stream that brings no part of its snapshot for CHUNK-SECONDS ends with
+:resource-exhausted. A stream that sends no part of its snapshot for CHUNK-SECONDS ends with
 :aborted. Signal MISUSE for a wrong permission. From any thread."
   (check-type max-snapshot-octets (integer 0))
   (check-type chunk-seconds (real (0)))
@@ -114,7 +114,7 @@ member, or if SENDER cannot be another member."
           (t member))))
 
 (defun check-sender (service group sender receiver call)
-  "Refuse the request that CALL has brought unless its peer may send as SENDER."
+  "Refuse the request on CALL unless its peer may send as SENDER."
   (unless (and (service-open-p service) (null (rpc:call-security call)))
     (let ((refusal (authority:access-refusal (service-authority service) :raft call :name sender)))
       (when refusal

@@ -16,7 +16,7 @@
 (in-package #:clgrpc.raft)
 
 (defstruct (snapshot-delivery (:constructor make-snapshot-delivery (call)) (:copier nil))
-  "A stream that brings a snapshot."
+  "A stream that transfers a snapshot."
   (call nil :read-only t)               ; the stream
   (since-ns nil :type (or null nanoseconds))) ; when it began to wait for a part; nil if it does not
 
@@ -52,7 +52,7 @@ an earlier process; and their CRC-32C."
         (values 0 0))))
 
 (defun continue-snapshot-receiver (snapshot-receiver header snapshot-delivery state)
-  "A snapshot receiver for the snapshot of HEADER, which SNAPSHOT-DELIVERY brings. It continues from
+  "A snapshot receiver for the snapshot of HEADER, sent by SNAPSHOT-DELIVERY. It continues from
 SNAPSHOT-RECEIVER, the previous one or nil, or from the part that the state machine has kept."
   (multiple-value-call #'make-snapshot-receiver header snapshot-delivery
     (if (and snapshot-receiver (equal (snapshot-identity header)
@@ -76,7 +76,7 @@ SNAPSHOT-RECEIVER, the previous one or nil, or from the part that the state mach
            (refuse :invalid-argument "the chunks have more than the ~D octets of the header"
                         (v1:snapshot-header-octets header)))
           ((/= (v1:snapshot-chunk-crc32c chunk) (crc32c data))
-           (refuse :data-loss "the chunk at ~D has another check sum than it says" offset)))))
+           (refuse :data-loss "the chunk at ~D does not match its check sum" offset)))))
 
 (defun note-chunk (snapshot-receiver chunk)
   "Note that the data of CHUNK, which has passed CHECK-CHUNK, are kept."

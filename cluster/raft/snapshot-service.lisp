@@ -15,7 +15,7 @@
   "Check SNAPSHOT-DELIVERY again and again; end it when it has waited for a part for SECONDS."
   (let ((since-ns (snapshot-delivery-since-ns snapshot-delivery)))
     (if (and since-ns (<= (+ since-ns (seconds-ns seconds)) (loop:world-now)))
-        (end-snapshot-delivery snapshot-delivery "no part of the snapshot has come for ~A s"
+        (end-snapshot-delivery snapshot-delivery "no part of the snapshot was received for ~A s"
                                seconds)
         (rpc:after (snapshot-delivery-call snapshot-delivery) (/ seconds 4)
                    (lambda () (watch-snapshot-delivery snapshot-delivery seconds))))))
@@ -38,7 +38,7 @@ kept, and INSTALLED."
 ;;; The parts
 
 (defun snapshot-receiver-call (snapshot-receiver)
-  "The call that brings the snapshot of SNAPSHOT-RECEIVER."
+  "The call that sends the snapshot of SNAPSHOT-RECEIVER."
   (snapshot-delivery-call (snapshot-receiver-snapshot-delivery snapshot-receiver)))
 
 (defun ask-to-begin (member snapshot-receiver)

@@ -10,7 +10,7 @@
         sum (length (v1:entry-data entry)) of-type index))
 
 (defun error-status (error)
-  "The status that stands for ERROR, a condition or nil."
+  "The status for ERROR, a condition or nil."
   (typecase error
     (null :ok)
     (status:rpc-error (status:rpc-error-status error))

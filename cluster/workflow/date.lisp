@@ -96,7 +96,7 @@ be asked for during PROOF-MS."
              offset))))
 
 (defun date-now (dates)
-  "The nodes' date now, as far as DATES say."
+  "The nodes' date now, by DATES."
   (sb-thread:with-mutex ((dates-lock dates))
     (let* ((steady (steady-ms))
            (own (- (machine-ms dates) steady))

@@ -1,7 +1,7 @@
 ;;;; The keeper: a job of each node that looks after sessions and nodes. It gives the claims of
 ;;;; sessions that have ended to other workers, before all else and apart from timers. It keeps the
 ;;;; watch of the index, which informs the node of tasks, times, sessions and nodes. It maintains
-;;;; the node's entry among the nodes, with its date; and it counts. It looks at each event of the
+;;;; the node's entry among the nodes, with its date; and it counts. It runs at each event of the
 ;;;; watch, and every second.
 ;;;;
 ;;;; All nodes look after sessions, in different orders. If two nodes do one thing, the store
@@ -9,7 +9,7 @@
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +sweep-seconds+ 30 "How often claims of sessions are looked for that have ended.")
+(defconstant +sweep-seconds+ 30 "The time between searches for claims of sessions that have ended.")
 (defconstant +retention-seconds+ 60
   "How often the keeper compares the octets of ended workflows with their limit.")
 (defconstant +count-seconds+ 2 "How often workflows and ready tasks are counted,")
@@ -74,7 +74,7 @@
       (end-claims-of node session))))
 
 (defun watch-index (node)
-  "Watch the index from now on, and look at its present entries."
+  "Watch the index from now on, and read its present entries."
   (sb-thread:with-mutex ((wakeup-lock (node-wakeup node)))
     (setf (wakeup-lost-watch (node-wakeup node)) nil))
   ;; the store may have gone back
@@ -307,8 +307,8 @@ have passed since it last returned true for that name."
           t)))))
 
 (defun attend-keeper (node due)
-  "Run the keeper once; DUE is for RUN-KEEPER. Return the seconds until it looks again. Work that
-the store does not do now is done when it is back."
+  "Run the keeper once; DUE is for RUN-KEEPER. Return the seconds until it runs again. Work that the
+store does not do now is done when it is back."
   (handler-case (progn (run-keeper node due)
                        (loop:tell-recovery (node-keeper node) :workflow-store-back)
                        (report-health node :serving))
@@ -353,7 +353,7 @@ number of nodes serve the workflows of one NAMESPACE, a string that is part of e
 value of MAKE-METRICS, count its events; HEALTH is a HEALTH-SERVICE, which shows whether the store
 answers. CLOCK is a function that returns the time in nanoseconds since 1970, by default the
 machine's; timers and deadlines follow it. ALLOW is a list of permissions, (ROLE . PATTERN): a peer
-whose identity is of PATTERN, see START-NODE, may :start workflows, signal them and create
+whose identity matches PATTERN, see START-NODE, may :start workflows, signal them and create
 schedules, :work, :read, or :operate, which is to cancel and delete workflows, and to pause and
 delete schedules; the role (:work KIND) is for tasks of the kind KIND. If no permissions are given,
 a peer may do all of this without TLS, and nothing with TLS. Calls within the image may do all.

@@ -234,7 +234,7 @@ calls."
 
 (defun run-renewer (node)
   "Run the job that answers the heartbeats that wait at NODE. Return the seconds until it runs
-again, nil if no heartbeat has come."
+again, nil if no heartbeat has arrived."
   (let* ((taken (take-heartbeats node))
          (waiting (remove-if (lambda (heartbeat) (rpc:call-status (cddr heartbeat))) taken))
          (again nil))

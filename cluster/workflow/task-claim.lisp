@@ -1,5 +1,5 @@
-;;;; Claims: a worker asks for tasks of some kinds. The node looks at a few more ready tasks than
-;;;; are wanted. Some of these are chosen at random and claimed in one transaction or, if another
+;;;; Claims: a worker asks for tasks of some kinds. The node examines a few more ready tasks than
+;;;; are requested. Some of these are chosen at random and claimed in one transaction or, if another
 ;;;; node was faster with one of them, each in its own. A node does not try for one task twice at
 ;;;; once.
 ;;;;
@@ -19,7 +19,7 @@
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +spare-candidates+ 8 "So many more tasks are looked at than are wanted.")
+(defconstant +spare-candidates+ 8 "How many more tasks are examined than are requested.")
 (defconstant +claim-octets+ 2000000 "The most octets of inputs of the tasks that one claim gets,
 unless a single task has more.")
 (defconstant +claim-state-octets+ 1000000 "The most octets of states that one claim puts; etcd

@@ -161,7 +161,7 @@ milliseconds since 1970, or nil. Signal SPACE-EXCEEDED after the last item if th
                (when again (note-due node shard again))))))
 
 (defun run-timers (node)
-  "Run a job of the timers once. Return the seconds until it looks again."
+  "Run a job of the timers once. Return the seconds until it runs again."
   (handler-case (progn (do-own-shards node)
                        (sleep-seconds node))
     ((or etcd:etcd-error workflow-error) ()

@@ -152,7 +152,7 @@ END-NS; the others wait for that thread."
           (if (eq old (etcd-token etcd))
               (setf (etcd-token etcd) (authenticate etcd password end-ns))
               (etcd-token etcd)))
-        (error 'unavailable :text "no token has come in time"))))
+        (error 'unavailable :text "no token has arrived in time"))))
 
 (defun current-token (etcd end-ns)
   "A token of ETCD's user, or nil if ETCD has no user; a new one is fetched until END-NS."

@@ -51,12 +51,12 @@ accepts, see MAX-RECEIVE-OCTETS of MAKE-ETCD.")
   (space-exceeded "The store is full and takes no more until its operator makes room.")
   (not-found "No such user, role or member exists.")
   (already-exists "Such a user, role or member exists already.")
-  (not-ready "etcd's state does not allow the request, as its text says: a role is not granted, only
-the leader can do it, too few members have started, authentication is not enabled.")
+  (not-ready "etcd's state does not allow the request, for the reason in its text: a role is not
+granted, only the leader can do it, too few members have started, authentication is not enabled.")
   (not-obtained "The lock, or the leadership, could not be obtained in time, or the request was
 cancelled.")
   (ownership-lost "The lock, or the leadership, may belong to another client: its lease has ended,
-or its entry is gone.")
+or its entry was removed.")
   (overloaded "etcd has more to do than it can.")
   (unavailable "No member of etcd, or no member that has a leader, has answered in time, or the
 answer broke off; or the function that returns the user's password has failed."))
@@ -85,7 +85,7 @@ answer broke off; or the function that returns the user's password has failed.")
     ("role name already exists" already-exists)
     ("member ID already exist" already-exists)
     ("Peer URLs already exists" already-exists))
-  "Parts of etcd's texts, and the conditions that they stand for.")
+  "Parts of etcd's texts, and the conditions for them.")
 
 (defparameter *statuses*
   '((:permission-denied access-denied) (:unauthenticated access-denied)
@@ -110,7 +110,7 @@ reason or one that other members do not have.")
                *not-done-texts*)))
 
 (defun text-condition (text)
-  "The name of the condition that TEXT of etcd's stands for, or nil."
+  "The name of the condition for TEXT, of etcd, or nil."
   (second (find-if (lambda (row) (search (first row) text)) *texts*)))
 
 (defun message-text (error)

@@ -39,7 +39,7 @@ thirds of its time certainly remain. Signal an ETCD-ERROR if it may have ended."
   (when (< (* 3 (seconds-until lease)) (* 2 (lease-seconds lease)))
     (handler-case (renew-lease lease :timeout (loop:seconds-until end-ns))
       (lease-not-found ()
-        (error 'unavailable :text "the answer to the request for a lease has come too late"))
+        (error 'unavailable :text "the answer to the request for a lease has arrived too late"))
       (etcd-error (error)
         (unless (lease-alive-p lease) (error error))))))
 

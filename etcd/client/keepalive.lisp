@@ -244,7 +244,7 @@ overdue later."
     (cond ((keepalive-failure keepalive) (give-stream-up keepalive (keepalive-failure keepalive)))
           ((some (lambda (lease) (overdue-p lease now)) leases)
            (give-stream-up keepalive (make-condition 'unavailable
-                                                     :text "no renewal has come in time"))))
+                                                     :text "no renewal has arrived in time"))))
     (ask-for-due keepalive
                  (remove-if-not (lambda (lease) (due-p lease now)) (kept-leases keepalive)))
     (let ((left (kept-leases keepalive)))

@@ -1,5 +1,5 @@
-;;;; Keys and values are octets; strings stand for their UTF-8. A range of keys is its first key and
-;;;; the key after its last; a single zero octet as the latter means the end of all keys.
+;;;; Keys and values are octets; for strings their UTF-8 is used. A range of keys is its first key
+;;;; and the key after its last; a single zero octet as the latter means the end of all keys.
 
 (in-package #:clgrpc.etcd)
 

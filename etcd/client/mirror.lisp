@@ -113,7 +113,7 @@ interrupted."
       (remove-ending (mirror-etcd mirror) (mirror-ending mirror)))))
 
 (defun meet-mirror-failure (mirror condition)
-  "MIRROR cannot go on because of CONDITION. Return the seconds until it tries to, nil if it has
+  "MIRROR cannot continue because of CONDITION. Return the seconds until it tries to, nil if it has
 ended by that."
   (let ((cause (if (typep condition 'function-failed) (function-failed-cause condition) condition)))
     (setf (mirror-page mirror) (max +shortest-mirror-page+ (floor (mirror-page mirror) 8)))

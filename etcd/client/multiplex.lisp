@@ -181,8 +181,8 @@ holds the lock of sending."
              (open-stream multiplex etcd token)))))
 
 (defun join-stream (watch)
-  "Have etcd begin WATCH on the stream of its client. Signal an ETCD-ERROR if that cannot be asked
-for now."
+  "Have etcd begin WATCH on the stream of its client. Signal an ETCD-ERROR if that cannot be
+requested now."
   (let* ((etcd (watch-etcd watch))
          (multiplex (multiplex-of etcd))
          (token (with-cancellation-token ((watch-cancellation-token watch))

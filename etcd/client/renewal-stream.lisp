@@ -117,7 +117,7 @@ Return two values: the call of STREAM, and the previous one if it is not needed 
                                      (pending-renewal-failure pending))))
     (cond ((pending-renewal-response pending))
           ((pending-renewal-failure pending) (error (pending-renewal-failure pending)))
-          (t (let ((condition (make-condition 'unavailable :text "no renewal has come in time")))
+          (t (let ((condition (make-condition 'unavailable :text "no renewal has arrived in time")))
                (end-renewals stream call condition)
                (error condition))))))
 

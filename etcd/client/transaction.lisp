@@ -42,8 +42,7 @@ COMPARISON."
         (:lease (compare :lease :lease (lease-number operand)))))))
 
 (defun comparison (form)
-  "The message that FORM, a comparison of a transaction, stands for. Signal MISUSE if FORM is not a
-comparison."
+  "The message for FORM, a comparison of a transaction. Signal MISUSE if FORM is not a comparison."
   (flet ((wrong () (misuse "~S is not a comparison of a transaction." form)))
     (unless (and (consp form) (typep (second form) '(or text cons))) (wrong))
     (destructuring-bind (target key &optional operator operand &rest more) form
@@ -63,8 +62,7 @@ comparison."
   (pb:make-delete-range-request :key start :range-end end))
 
 (defun operation (form)
-  "The message that FORM, an operation of a transaction, stands for. Signal MISUSE if FORM is not an
-operation."
+  "The message for FORM, an operation of a transaction. Signal MISUSE if FORM is not an operation."
   (flet ((wrong () (misuse "~S is not an operation of a transaction." form)))
     (unless (consp form) (wrong))
     (destructuring-bind (verb &rest arguments) form

@@ -12,7 +12,7 @@
 (in-package #:clgrpc.etcd)
 
 (defconstant +waiter-pause-seconds+ 1/10 "How long a place waits before it asks a member again.")
-(defconstant +waiter-seconds+ 10 "How long the lease of a place lasts unless its user says.")
+(defconstant +waiter-seconds+ 10 "The default time of the lease of a place.")
 
 (defstruct (waiter (:constructor nil) (:copier nil))
   "A place in a queue."

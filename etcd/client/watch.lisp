@@ -18,10 +18,10 @@
 (defconstant +first-pause-seconds+ 1/20
   "How long a watch waits before it asks again the first time.")
 (defconstant +longest-pause-seconds+ 2 "How long it waits at most.")
-(defconstant +progress-seconds+ 1/4 "How long progress is waited for before it is asked for again.")
+(defconstant +progress-seconds+ 1/4 "How long progress is awaited before it is requested again.")
 
 (defstruct (change (:constructor make-change (kind entry previous)) (:copier nil))
-  "A change, as a watch brings it."
+  "A change reported by a watch."
   (kind :put :type (member :put :removal) :read-only t) ; its kind
   (entry nil :type entry :read-only t)  ; as it is since; of a removal its key and revision
   (previous nil :type (or null entry) :read-only t)) ; as it was, if that was asked for
@@ -169,7 +169,7 @@ COMPACTED only for earlier ones."
         next)))
 
 (defun creation (watch)
-  "The request that has etcd go on with WATCH."
+  "The request by which etcd begins WATCH, or begins it again."
   (pb:make-watch-request
    :create-request (pb:make-watch-create-request
                     :watch-id (watch-number watch)
@@ -265,7 +265,7 @@ mark; HEADER is that of the response with which the watch continues."
                (/= (pb:response-header-cluster-id header) (watch-cluster watch))))))
 
 (defun note-store (watch response)
-  "RESPONSE, a WatchResponse, says how far the store of WATCH is."
+  "RESPONSE, a WatchResponse, contains the present revision and term of WATCH's store."
   (let ((header (pb:watch-response-header response)))
     (when header
       (when (and (pb:watch-response-created response) (suspicious-p watch header))
@@ -275,7 +275,8 @@ mark; HEADER is that of the response with which the watch continues."
             (watch-cluster watch) (pb:response-header-cluster-id header)))))
 
 (defun take-response (watch response)
-  "Pass the changes in RESPONSE to the user. Signal an ETCD-ERROR if WATCH cannot go on after it."
+  "Pass the changes in RESPONSE to the user. Signal an ETCD-ERROR if WATCH cannot continue after
+it."
   (note-store watch response)
   (let ((changes (note-response watch response)))
     (loop:forget-failures (watch-pauses watch))

@@ -40,14 +40,14 @@
              :changes (instrument #'metrics:make-counter "clgrpc.discovery.changes" "{change}"
                                   "Changes of the service that etcd has told." "clgrpc.change")
              :ignored (instrument #'metrics:make-counter "clgrpc.discovery.ignored" "{entry}"
-                                  "Entries of the service that say nothing of a server.")
+                                  "Entries of the service that do not describe a server.")
              :failures (instrument #'metrics:make-counter "clgrpc.discovery.failures" "{failure}"
                                    "Attempts to read the service from etcd, and to look up the ~
                                     names of its hosts, that have failed."
                                    "clgrpc.operation")
              :registered (instrument #'metrics:make-up-down-counter
                                      "clgrpc.registration.registered" "{server}"
-                                     "Servers of this process that stand in etcd.")
+                                     "Servers of this process that are registered in etcd.")
              :writes (instrument #'metrics:make-counter "clgrpc.registration.writes" "{attempt}"
                                  "Attempts to write the entry of a server, or to check that it ~
                                   exists, by outcome."

@@ -11,7 +11,7 @@
   "The REGISTRATION-TARGET described by STRING, a target such as etcd://127.0.0.1:2379/greeter."
   (handler-case
       (multiple-value-bind (endpoints name) (parse-etcd-target string)
-        (unless endpoints (command:refuse "~A says of no etcd where it is" string))
+        (unless endpoints (command:refuse "~A does not give the address of etcd" string))
         (make-registration-target :endpoints endpoints :name name))
     (misuse (error) (command:refuse "~A" (string-right-trim "." (princ-to-string error))))))
 

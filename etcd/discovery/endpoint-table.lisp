@@ -5,7 +5,7 @@
 
 (in-package #:clgrpc.discovery)
 
-(defconstant +most-endpoints+ 10000 "The most servers of a name; more are left out.")
+(defconstant +most-endpoints+ 10000 "The most servers of a name; further ones are ignored.")
 (defconstant +longest-key+ 4096 "The most octets of a server's key.")
 
 (defstruct (table-entry (:constructor make-table-entry (endpoint changed)) (:copier nil))

@@ -134,7 +134,8 @@ REGISTRATION ends before the new lease is granted."
                     (setf (registration-lease registration) lease)))
           ;; nothing would end it: it is kept alive
           (etcd:revoke-lease lease :timeout +write-seconds+)
-          (error 'etcd:unavailable :text "the answer to the request for a lease has come too late"))
+          (error 'etcd:unavailable :text "the answer to the request for a lease has arrived too ~
+                                          late"))
         lease)))
 
 (defun put-own (registration text lease)

@@ -154,7 +154,7 @@ anything."
 ;;; News of the store
 
 (defun count-change (service-watcher kind)
-  "A change of KIND, a text, has come to SERVICE-WATCHER."
+  "Count a change of KIND, a text, for SERVICE-WATCHER."
   (note (service-watcher-meter service-watcher) #'meter-changes 1
         (service-watcher-name service-watcher) kind))
 
@@ -169,7 +169,7 @@ part WHAT, :servers or :config, is known."
        ,@body)))
 
 (defun take-servers (service-watcher kind items revision)
-  "The mirror of SERVICE-WATCHER's servers has brought ITEMS, see ETCD:MIRROR."
+  "The mirror of SERVICE-WATCHER's servers has reported ITEMS, see ETCD:MIRROR."
   (declare (ignore revision))
   (let ((wrong (taking-news (service-watcher :servers)
                  (when (eq :entries kind)
@@ -189,7 +189,7 @@ part WHAT, :servers or :config, is known."
           (count-change service-watcher (string-downcase (etcd:change-kind change)))))))
 
 (defun take-config (service-watcher kind items revision)
-  "The mirror of SERVICE-WATCHER's service config has brought ITEMS, see ETCD:MIRROR."
+  "The mirror of SERVICE-WATCHER's service config has reported ITEMS, see ETCD:MIRROR."
   (declare (ignore revision))
   (flet ((entry-of (item)
            (cond ((eq :entries kind) item)

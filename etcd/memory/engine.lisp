@@ -52,7 +52,7 @@ CONNECT; START-SERVER accepts an engine as a service, for other programs, such a
 MAX-OCTETS, counting keys, values and 128 octets for each entry. It keeps the last MAX-REVISIONS, or
 up to a quarter more, and compacts older ones, and newer ones too if it needs the space. It has at
 most MAX-LEASES and MAX-WATCHES. A stream may have another watch if it has fewer watches than are
-free. Watches that ask for progress get it every PROGRESS-SECONDS. Its clock is that of
+free. Watches that request progress get it every PROGRESS-SECONDS. Its clock is that of
 CLGRPC.LOOP:*WORLD*. It is not durable, and logs that. From any thread; end it with CLOSE-ENGINE."
   (check-type progress-seconds (real (0)))
   (check-type max-octets (integer 1))
@@ -123,7 +123,7 @@ user's thread, and half a revision would remain."
 
 ;;; The job
 
-(defconstant +tick-ns+ 500000000 "The job looks at the clock at least this often.")
+(defconstant +tick-ns+ 500000000 "The job checks the clock at least this often.")
 
 (defun leave-due-calls (engine now)
   "The listeners that are due at NOW, or have something to send, are left to the job of ENGINE,

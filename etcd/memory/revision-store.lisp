@@ -69,7 +69,7 @@
 (defmacro define-refusals (&body rows)
   "Define REFUSE, a function of the name of a refusal: rows of NAME, status and text."
   `(defun refuse (name)
-     "End the call as NAME says."
+     "End the call with the status and text of NAME."
      (ecase name
        ,@(loop for (name status text) in rows
                collect `(,name (status:fail ,status ,text))))))

@@ -8,11 +8,11 @@
 ;;;;
 ;;;; One thread at a time advances a stream. STATE is :idle, :busy while a thread advances it, or
 ;;;; :again if something new has arrived since that thread began. No lock is held while it sends,
-;;;; nor while it looks at changes.
+;;;; nor while it scans changes.
 ;;;;
-;;;; A short request may ask for the whole store. So a thread that advances a stream scans
+;;;; A short request may read the whole store. So a thread that advances a stream scans
 ;;;; +CHANGES-AT-ONCE+ changes, for all of its watches, and leaves the rest to the engine's thread.
-;;;; That thread makes one response at a time and then goes on with other streams. A watch with
+;;;; That thread makes one response at a time and then continues with other streams. A watch with
 ;;;; FRAGMENT gets a revision of more than +MOST-OCTETS+ in several responses, all but the last
 ;;;; marked as fragments. A watch without it gets the revision in one response, as in etcd, but is
 ;;;; cancelled if that exceeds +LONGEST-RESPONSE+.
@@ -20,11 +20,11 @@
 (in-package #:clgrpc.memory)
 
 (defconstant +most-revisions+ 1000 "The most revisions whose changes are in one response.")
-(defconstant +most-octets+ 1048576 "A response with so many octets gets no more changes.")
+(defconstant +most-octets+ 1048576 "A response with this many octets gets no more changes.")
 (defconstant +longest-response+ 16777216
   "The longest response, in octets, if it must not be cut before the end of a revision.")
 (defconstant +changes-at-once+ 1000
-  "So many changes a thread looks at that has other things to do.")
+  "How many changes a thread scans at once, if it has other things to do.")
 (defconstant +longest-watched-key+ 4096
   "The most octets of a watch's first key and of its end, which are kept as long as the watch.")
 (defconstant +drops-at-once+ 500 "So many watches of a stream that has ended are dropped at once.")
@@ -340,7 +340,7 @@ has no room."
                                        :message "etcdserver: server stopped"))
 
 (defun take-requests (watching)
-  "The requests that have come, the first first."
+  "Remove and return the waiting requests, in their order."
   (let ((requests '()))
     (sb-ext:atomic-update (watching-requests watching)
                           (lambda (all) (setf requests all) '()))
@@ -382,7 +382,7 @@ Return :some if there may be more."
     sent))
 
 (defun begin-advancing (watching)
-  "True if this thread must advance WATCHING now. If another does, that will look again."
+  "True if this thread must advance WATCHING now. If another thread does, make it check again."
   (loop
     (case (watching-state watching)
       (:idle (when (eq :idle (compare-and-swap (watching-state watching) :idle :busy)) (return t)))

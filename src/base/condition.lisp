@@ -22,9 +22,9 @@ It is a PROGRAM-ERROR, as for wrong arguments anywhere in Common Lisp."))
 
 (define-condition function-failed (error)
   ((cause :initarg :cause :reader function-failed-cause)) ; the condition that it signalled
-  (:documentation "A user's function that reads a stream has failed. Its condition, which may be an
-RPC-ERROR of a call of its own, says nothing about the stream. So this condition wraps it and
-carries it past the stream's own handlers."))
+  (:documentation "A user's function that reads a stream has failed. Its cause, which may be the
+RPC-ERROR of a call that the function has made, says nothing about the stream. So this condition
+wraps it and carries it past the stream's own handlers."))
 
 (document-functions
   function-failed-cause "The condition that the function has signalled.")

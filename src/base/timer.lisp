@@ -11,7 +11,7 @@
 ;;;;
 ;;;; A slot is a circular list, linked through the timers, and holds its first. ADVANCE-WHEEL first
 ;;;; moves the due timers to the last slot, +EXPIRED+, and then runs these: functions may schedule
-;;;; and cancel at will, and if one signals an error the next call goes on with the rest.
+;;;; and cancel at will, and if one signals an error the next call continues with the rest.
 ;;;;
 ;;;; EARLIEST-NS is a time before which no timer is due, so that one comparison shows whether the
 ;;;; wheel must be advanced; other threads may read it as well. Scheduling a timer may make it
@@ -194,7 +194,7 @@ timers."
         finally (return due)))
 
 (define-hot find-next-due ((wheel timer-wheel)) (or null nanoseconds)
-  "As NEXT-DUE-NS, found by a look at the slots."
+  "As NEXT-DUE-NS, found by a search of the slots."
   (let ((expired (svref (timer-wheel-slots wheel) +expired+)))
     (if expired
         (timer-due-ns expired)

@@ -168,7 +168,7 @@ plist."
 :transient-failure or :shutdown.")
 
 (defun health-service (core)
-  "The service whose health servers of CORE's channel are asked for, or nil."
+  "The service whose health is checked at the servers of CORE's channel, or nil."
   (let ((config (core-config core)))
     (and config
          (options-health-checking (core-options core))
@@ -220,7 +220,7 @@ not asked before its back-off has ended."
          (answers-p (resolution-resolver resolution)))))
 
 (defun ask-resolver (core)
-  "Ask the resolver of CORE for addresses again, since servers are gone or cannot be reached. A
+  "Ask the resolver of CORE for addresses again, because servers were lost or cannot be reached. A
 resolver that has just failed is asked later anyhow."
   (let ((resolution (core-resolution core)))
     (unless (back-off-timer (resolution-back-off resolution))
@@ -462,7 +462,7 @@ again with it."
   (the attempt (http2:stream-user stream)))
 
 (define-hot (stream-call :inline t) ((stream http2:stream)) (or null client-call)
-  "The call that goes on with STREAM, so far, or nil."
+  "The call that continues with STREAM, so far, or nil."
   (let* ((attempt (the (or null attempt) (http2:stream-user stream)))
          (call (and attempt (attempt-call attempt))))
     (and call (eq stream (client-call-stream call)) call)))

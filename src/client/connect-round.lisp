@@ -172,7 +172,7 @@ came."
   (let ((core (connection-set-core (connect-round-connection-set connect-round))))
     (setf (connect-round-links connect-round) (remove link (connect-round-links connect-round)))
     (loop:candidate-failed (connect-round-connector connect-round) (wire:link-peer link)
-                           (format nil "~A~:[ (perhaps it wants TLS)~;~]"
+                           (format nil "~A~:[ (perhaps it requires TLS)~;~]"
                                    (string-right-trim "." text)
                                    (or (core-credentials core)
                                        ;; the peer's protocol is known
@@ -181,8 +181,8 @@ came."
 
 (defun connect-round-failed (connect-round condition)
   "Handle the end of CONNECT-ROUND, in which all addresses have failed. If no other round is under
-way the connection set waits, as gRPC's document on connection back-off says. The exception is a
-server that restarts: when it closes its listener, connections that the kernel had accepted are
+way the connection set waits, by the rules of gRPC's document on connection back-off. The exception
+is a server that restarts: when it closes its listener, connections that the kernel had accepted are
 reset, while its successor listens. So if the last connection worked and a peer has accepted one of
 CONNECT-ROUND, another round begins at once if calls would fail otherwise."
   (let* ((connection-set (connect-round-connection-set connect-round))

@@ -133,7 +133,7 @@ subchannels."
         always (resolving-wanted-p parent child)))
 
 (defun ask-resolvers (connection-set)
-  "Ask for other addresses, since the server of CONNECTION-SET is gone or cannot be reached."
+  "Ask for other addresses, because the server of CONNECTION-SET was lost or cannot be reached."
   (dolist (owner (connection-set-owners connection-set))
     (when (resolving-wanted-for-p owner) (ask-resolver (subchannel-core owner)))))
 

@@ -10,7 +10,7 @@
 ;;;;    more, or another picker is published. A function that was given with the call gets the
 ;;;;    stream, or the failure: this file does not know attempts (attempt.lisp).
 ;;;;
-;;;; Everything here runs on the channel's loop, unless something else is said.
+;;;; Everything here runs on the channel's loop, except where a docstring names another thread.
 
 (in-package #:clgrpc.client)
 
@@ -470,8 +470,8 @@ the shortest wait."
   (close-balancer (core-balancer core)))
 
 (defun close-core (core)
-  "End CORE, unless that is done, and give up its client loop, even if a non-local exit ends the
-wait. Not on its loop."
+  "Unless CORE was ended before, end it and release its client loop, even if a non-local exit ends
+the wait. Not on its loop."
   (sb-sys:without-interrupts            ; who closes it gives up its loop
     (when (sb-thread:with-mutex ((core-lock core)) (shiftf (core-open core) nil))
       (let ((done (sb-thread:make-semaphore)))

@@ -401,7 +401,7 @@ now."
   (tell-watchers subchannel))
 
 (defun give-up (subchannel text)
-  "Close SUBCHANNEL, because of TEXT; calls under way go on."
+  "Close SUBCHANNEL, because of TEXT; calls under way continue."
   (map-ancestors (lambda (ancestor) (subchannel-closed ancestor subchannel))
                  (subchannel-balancer subchannel))
   (note-child-event subchannel (format nil "subchannel removed: ~A" text))

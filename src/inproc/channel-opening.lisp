@@ -1,10 +1,10 @@
-;;;; How channels within the image are made: to a server, by itself or by its name, or to a service
-;;;; object.
+;;;; How channels within the image are made: to a server, by its object or by its name, or to a
+;;;; service object.
 
 (in-package #:clgrpc.inproc)
 
 (defparameter *retry-options* '(:retry :max-attempts :replay-octets :total-replay-octets)
-  "Options of channels that say how often calls are tried.")
+  "Options of channels that determine how often calls are tried.")
 
 (defun make-inproc-channel (target callee name arguments)
   "A channel to CALLEE or, if that is nil, to the server that has NAME at the time of each call."

@@ -50,17 +50,17 @@
     (:bidi nil)))
 
 (defun checked-request (method request)
-  "Return REQUEST, which is at hand. Signal an error if METHOD does not take it, or one of its
-messages."
+  "Return REQUEST, which is available already. Signal an error if METHOD does not take it, or one of
+its messages."
   (if (eq :client-streaming (rpc-method-kind method))
       (every (lambda (message) (rpc:only-request method message)) request)
       (rpc:only-request method request))
   request)
 
 (defun requests-at-hand (channel method request on-caller)
-  "A list of the requests in REQUEST, which is at hand, for the attempts of a call of METHOD on
-CHANNEL. They are copies, since the stub may return before an attempt begins, unless ON-CALLER is
-true."
+  "A list of the requests in REQUEST, which is available already, for the attempts of a call of
+METHOD on CHANNEL. They are copies, since the stub may return before an attempt begins, unless
+ON-CALLER is true."
   (flet ((keep (message)
            (if on-caller message (inproc-core-copy (channel-inproc-core channel) message))))
     (if (eq :client-streaming (rpc-method-kind method))
@@ -204,7 +204,7 @@ allows."
 
 (defun plan-for (config inproc-core options arguments)
   "The plan of a channel of INPROC-CORE, which was made with ARGUMENTS, for CONFIG, a method's, or
-nil. OPTIONS say whether calls are tried again."
+nil. OPTIONS determine whether calls are tried again."
   (multiple-value-bind (policy limit) (calling:find-retry-policy config options)
     (let ((limited (if config (plan-options inproc-core config arguments)
                        (inproc-core-options inproc-core))))
@@ -226,7 +226,7 @@ nor checks their length: the attempts do both."
 
 (defun configured-arguments (config inproc-core options arguments)
   "The initargs of a channel of INPROC-CORE, which was made with ARGUMENTS, with CONFIG, a service
-config or nil. OPTIONS say whether and how often calls are tried again."
+config or nil. OPTIONS determine whether and how often calls are tried again."
   (let ((plans (make-hash-table :test 'eq))
         (interceptors (getf arguments :attempt-interceptors)))
     (flet ((add-plan (method-config)

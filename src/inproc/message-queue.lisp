@@ -1,7 +1,7 @@
 ;;;; The queue between the two ends of a call, bounded by the sender's budget.
 ;;;;
 ;;;; Between two threads, the queue is mostly empty when a message comes. Then the message goes into
-;;;; MAIL, one word that the receiver looks at as it spins. The sender uses MAIL only while MAIL and
+;;;; MAIL, one word that the receiver polls as it spins. The sender uses MAIL only while MAIL and
 ;;;; INCOMING are both empty. So the message in MAIL is older than those in INCOMING, and newer than
 ;;;; those that the receiver has taken from INCOMING (RECEIVED). A receiver that finds something in
 ;;;; INCOMING looks into MAIL before it takes it.

@@ -55,7 +55,7 @@
   (:documentation "As CONFIGURED-INPROC-CHANNEL, with interceptors of calls."))
 
 (defstruct (relayed-attempt (:constructor make-relayed-attempt (call number sent)) (:copier nil))
-  "One try of a call, under way or over but not looked at."
+  "One try of a call, under way, or ended and not handled yet."
   (call nil :type call :read-only t)    ; the client's end
   (number 0 :type index :read-only t)   ; how many attempts came before it
   (sent nil :type cons)                 ; a cons of the relay's list: the next request is behind it
@@ -83,8 +83,8 @@
   (timer nil :type list))               ; of the next attempt: its car is true when that is due
 
 (defun make-relay (requests over &rest arguments &key channel plan &allow-other-keys)
-  "A relay for a call on CHANNEL that has PLAN. REQUESTS, a list, are at hand; with OVER there are
-no more. The other ARGUMENTS are slots."
+  "A relay for a call on CHANNEL that has PLAN. REQUESTS, a list, are available already; with OVER
+there are no more. The other ARGUMENTS are slots."
   (let ((kept (cons nil requests))
         (uncharged (and over (not (hedged-p plan)))))
     (apply #'%make-relay
@@ -96,7 +96,7 @@ no more. The other ARGUMENTS are slots."
            arguments)))
 
 (defun hedged-p (plan)
-  "True if attempts of calls that have PLAN run beside each other."
+  "True if attempts of calls that have PLAN run in parallel."
   (typep (plan-policy plan) 'config:hedging-policy))
 
 (defun relay-call-pair (relay) (call-call-pair (relay-call relay)))
@@ -149,7 +149,7 @@ again."
 
 (defun wake-owner (call)
   "The operation SCHEDULE of the two ends that belong to a relay. Their callback for room wakes the
-relay, whatever has happened."
+relay, whatever the event was."
   (let ((reactions (rpc:call-reactions call)))
     (when (and reactions (rpc:reactions-on-writable reactions))
       (funcall (rpc:reactions-on-writable reactions)))))
@@ -290,7 +290,7 @@ but not if the call could have only one attempt."
 ;;; Performing decisions
 
 (defun sendable-p (relay)
-  "True if all requests that have come for RELAY are kept for further attempts."
+  "True if all requests received for RELAY are kept for further attempts."
   (and (relay-kept relay)
        (or (relay-replay relay) (relay-uncharged relay))
        t))

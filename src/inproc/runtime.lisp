@@ -35,7 +35,7 @@ channel is closed."
                             (schedule-timer (loop:event-loop-wheel event-loop) timer due-ns)))))))
 
 (defun stop-timer (inproc-core timer)
-  "Undo RUN-TIMER. If INPROC-CORE's channel is closed its timers are gone already."
+  "Undo RUN-TIMER. If INPROC-CORE's channel is closed its timers were removed already."
   (let ((client-loop (inproc-core-client-loop inproc-core)))
     (when client-loop
       (let ((event-loop (calling:client-loop-loop client-loop)))

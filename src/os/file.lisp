@@ -66,8 +66,8 @@ process's umask. Return a descriptor, which writes to its end, or a failed resul
              ((unsigned 32) mode))))
 
 (defun open-to-append (path mode)
-  "Return a descriptor that writes to the end of the file PATH, which is created with the
-permissions MODE, less the process's umask, if there is none; or a failed result."
+  "Return a descriptor that writes to the end of the file PATH, or a failed result. A missing file
+is created with the permissions MODE, less the process's umask."
   (with-path (sap path)
     (syscall ("open" int) (system-area-pointer sap)
              (int (logior +o-wronly+ +o-creat+ +o-append+ +o-cloexec+))

@@ -1,5 +1,5 @@
 ;;;; OpenSSL, libssl 3 or 1.1 with its libcrypto: the functions of it that are used. The library is
-;;;; opened when TLS is first wanted, so that a process without TLS does not need it. Pointers are
+;;;; opened when TLS is first needed, so that a process without TLS does not need it. Pointers are
 ;;;; integers.
 ;;;;
 ;;;; A saved core opens the library again. Pointers from before then are invalid, so code that keeps

@@ -98,11 +98,11 @@ it."
     address))
 
 (defun caught-word (catcher)
-  "The address of CATCHER's word, which is 1 once its signal has come."
+  "The address of CATCHER's word, which is 1 when its signal has arrived."
   (int-sap (+ +page-octets+ (catcher-address catcher))))
 
 (defun run-catcher (catcher)
-  "Call CATCHER's function whenever its signal has come, as long as it has one."
+  "Call CATCHER's function whenever its signal has arrived, as long as it has a function."
   (let ((word (caught-word catcher)))
     (loop
       (loop while (zerop (sb-sys:sap-ref-32 word 0)) do (wait-for-word word 0))

@@ -145,7 +145,7 @@ or in a form that OpenSSL is going to refuse."
           (octets-latin (subseq octets 5)))))))
 
 (defun change-context (ssl context)
-  "Let SSL, whose handshake has just begun, go on with CONTEXT. OpenSSL itself changes only
+  "Let SSL, whose handshake has just begun, continue with CONTEXT. OpenSSL itself changes only
 certificates and roots, not the settings of CONTEXT for verification (see revocation-list.lisp)."
   (ssl-set-context ssl context)
   (ssl-set-verify ssl (ssl-ctx-get-verify-mode context) (ssl-ctx-get-verify-callback context)))

@@ -17,7 +17,7 @@
   (let ((comma (position #\, string)))
     (when (member "" (list (subseq string 0 comma) (if comma (subseq string (1+ comma)) "key"))
                   :test #'string=)
-      (refuse "CERT[,KEY] is wanted, not ~S" string))
+      (refuse "CERT[,KEY] is expected, not ~S" string))
     (list (subseq string 0 comma) (and comma (subseq string (1+ comma))))))
 
 (defun server-credentials (certificate key others client-roots)

@@ -1,5 +1,6 @@
 ;;;; A server as a program: from its command line, with options for logs and metrics, to its end by
-;;;; a signal. RUN-SERVER is what programs of users call; `clgrpc serve` and its like use the parts.
+;;;; a signal. RUN-SERVER is for programs of users; `clgrpc serve` and similar commands use the
+;;;; parts.
 
 (defpackage #:clgrpc.program
   (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.command)

@@ -35,7 +35,7 @@ START-SERVER's.")
   (and (member *log-function* (list 'log-errors #'log-errors)) :info))
 
 (defun without-program (arguments)
-  "ARGUMENTS, a list of strings. If they are SB-EXT:*POSIX-ARGV*, leave out the program's own name,
+  "ARGUMENTS, a list of strings. If they are SB-EXT:*POSIX-ARGV*, remove the program's own name,
 with which that list begins."
   (if (eq arguments sb-ext:*posix-argv*) (rest arguments) arguments))
 
@@ -79,9 +79,9 @@ reader has stopped reading but still exists, such as a pager that waits for a ke
                     :timeout +exit-seconds+ :default :late)))))
 
 (defun run-server (services &rest options &key arguments (exit t) reload &allow-other-keys)
-  "Serve SERVICES, as START-SERVER has them, until SIGTERM or SIGINT; then let running calls end, as
-STOP-SERVER does, write the rest of the log and of the standard output, and exit with 0. For the
-main function of a program.
+  "Serve SERVICES, in the form for START-SERVER, until SIGTERM or SIGINT; then let running calls
+end, as STOP-SERVER does, write the rest of the log and of the standard output, and exit with 0. For
+the main function of a program.
 ARGUMENTS   a list of strings, such as (uiop:command-line-arguments): options of the command line,
             without the program's name, or SB-EXT:*POSIX-ARGV* itself, which begins with that.
             They are those of `clgrpc serve` (--listen, --metrics, --tls-cert and more; --help

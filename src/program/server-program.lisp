@@ -1,4 +1,4 @@
-;;;; Serving as a command line says, until the process is asked to end.
+;;;; Serving by the options of a command line, until the process is asked to end.
 
 (in-package #:clgrpc.program)
 
@@ -25,7 +25,7 @@
             "Serve channelz as well, which shows the channels, servers and connections of the
       process, with states and counts, to any caller.")
   (web "[true|false]" #'parse-boolean nil
-       "Speak the protocols beside gRPC as well, such as gRPC-Web and Connect, over HTTP/1.1 and
+       "Speak other protocols than gRPC as well, such as gRPC-Web and Connect, over HTTP/1.1 and
       HTTP/2 on the same addresses.")
   (origins "ORIGINS" #'parse-origins '()
            "The origins whose web pages may call with --web, such as https://app.example, several
@@ -33,7 +33,7 @@
   :server-tls)
 
 (defun parse-origins (text)
-  "The :ORIGINS of START-SERVER that TEXT says."
+  "The :ORIGINS of START-SERVER for TEXT."
   (if (string= "any" text)
       :any
       (uiop:split-string text :separator ",")))
@@ -52,7 +52,7 @@ GRPC_BINARY_LOG_FILTER selects, all if it is not set."
     (misuse (condition) (refuse "~A" condition))))
 
 (defun asked-observers (given own)
-  "The observers that GIVEN, the plist of a command line, asks for, beside OWN."
+  "The observers that GIVEN, the plist of a command line, requests, in addition to OWN."
   (destructuring-bind (&key metrics otlp trace-sample access-log binary-log
                          binary-log-octets binary-log-files &allow-other-keys)
       given
@@ -73,7 +73,7 @@ GRPC_BINARY_LOG_FILTER selects, all if it is not set."
   (if (listp thing) thing (list thing)))
 
 (defun asked-credentials (given options)
-  "The credentials of OPTIONS, arguments of START-SERVER, or those that GIVEN asks for, or nil."
+  "The credentials of OPTIONS, arguments of START-SERVER, or those that GIVEN requests, or nil."
   (destructuring-bind (&key tls-cert tls-key tls-other client-ca &allow-other-keys) given
     (or (server-credentials tls-cert tls-key tls-other client-ca)
         (getf options :credentials))))

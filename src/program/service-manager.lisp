@@ -1,7 +1,7 @@
 ;;;; Notices to a service manager such as systemd (sd_notify(3)): the program serves, reloads or
 ;;;; ends. If the environment names a socket in NOTIFY_SOCKET each notice is a datagram of lines
 ;;;; NAME=VALUE to it; otherwise no notice is sent. If the manager does not listen, that is logged,
-;;;; and the program goes on.
+;;;; and the program continues.
 
 (in-package #:clgrpc.program)
 
@@ -35,7 +35,7 @@
   nil)
 
 (defun tell-serving (server)
-  "The service manager hears that SERVER serves."
+  "Inform the service manager that SERVER serves."
   (tell-manager "READY=1"
                 (format nil "STATUS=listening on ~{~A~^, ~}" (server:server-addresses server))))
 
@@ -58,8 +58,8 @@
     (format stream "~(~A~)" (reloader-state reloader))))
 
 (defun reload (server functions)
-  "Call FUNCTIONS, one after the other; the service manager hears of the begin and the end. An error
-in one is logged, and the others are called."
+  "Call FUNCTIONS, one after the other; inform the service manager of the beginning and the end. An
+error in one is logged, and the others are called."
   (tell-manager "RELOADING=1" (format nil "MONOTONIC_USEC=~D" (floor (monotonic-ns) 1000)))
   (log-event :info :reloading)
   (dolist (function functions)
@@ -72,7 +72,7 @@ in one is logged, and the others are called."
   (eq old (sb-ext:compare-and-swap (reloader-state reloader) old new)))
 
 (defun reload-as-wanted (reloader)
-  "Reload, and once more if that was wanted meanwhile."
+  "Reload, and once more if that was requested meanwhile."
   (let ((over nil))
     (unwind-protect
          (loop

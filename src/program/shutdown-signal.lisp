@@ -1,4 +1,4 @@
-;;;; The end of a process: SIGTERM, SIGINT or its own code asks for it.
+;;;; The end of a process: SIGTERM, SIGINT or its own code requests it.
 ;;;;
 ;;;;   first signal    AWAIT-END returns, and the caller ends what it does
 ;;;;   second signal   the process ends at once, with the code of one that the signal has ended
@@ -21,7 +21,8 @@
 
 (declaim (sb-ext:freeze-type ending))
 
-(defconstant +signal-code+ 128 "An exit code above this says which signal has ended a process.")
+(defconstant +signal-code+ 128 "The exit code of a process that a signal has ended is this plus the
+signal's number.")
 (defconstant +last-words-seconds+ 1 "How long the log may take when the process ends at once.")
 
 (defun end-at-once (code reason)

@@ -59,7 +59,7 @@ message type, if known; POSITION is the index of the octet at which reading stop
 the error."))
 
 (document-functions
-  protobuf-error-type "The full name of the message type asked for, or nil."
+  protobuf-error-type "The full name of the requested message type, or nil."
   protobuf-error-position "The index of the octet where reading stopped, or nil."
   protobuf-error-text "The error in the octets, as text.")
 

@@ -19,7 +19,7 @@ peer does not receive the data to send; :BEGIN that the call's deadline had pass
 for anything; :CREDENTIALS that its call credentials have not answered yet, or have failed. Stages
 of a handler's call: :RECEIVE (until the handler may start), :QUEUE (for a thread, or its turn on
 the loop), :ANSWER (from the start of the handler to the first of its answer), :SEND (the rest).
-Stages that were too short to measure are left out. :ATTEMPTS to connect for which CALL has waited;
+Stages that were too short to measure are omitted. :ATTEMPTS to connect for which CALL has waited;
 :MESSAGES-SENT and :MESSAGES-RECEIVED; :UNSENT-OCTETS of messages that the peer has not received;
 :REMAINING, the seconds until the deadline, negative after it; :REQUESTS-OPEN, true if the stage is
 :WAIT and the caller has not ended its requests by CLOSE-SEND. A call within the image has only its

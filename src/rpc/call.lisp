@@ -363,7 +363,7 @@ CALL's loop."
 
 (define-hot uncharge ((inlet inlet) (size index)) index
   "Subtract SIZE from INLET's queued octets, or all of them if they are fewer. Return how many were
-taken off. From any thread."
+subtracted. From any thread."
   (loop
     (let ((old (inlet-queued-octets inlet)))
       (when (= old (sb-ext:compare-and-swap (inlet-queued-octets inlet) old (- old (min old size))))

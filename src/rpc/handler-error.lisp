@@ -4,7 +4,7 @@
 ;;;;
 ;;;; The RPC-ERROR that FAIL signals ends the call with its status, message, details and trailers.
 ;;;; An RPC-ERROR of another call that the handler has made is an error like any other: it is meant
-;;;; for this server, not for its clients. A handler that wants to pass it on uses FAIL.
+;;;; for this server, not for its clients. A handler that passes it on uses FAIL.
 
 (in-package #:clgrpc.rpc)
 

@@ -10,7 +10,8 @@
 ;;;;
 ;;;; A server or channel without interceptors has no cost from them. A route of a server has the
 ;;;; interceptors for its method. A channel with interceptors or call credentials is of a class of
-;;;; its own, a subclass of INTERCEPTION, so that calls on other channels do not even look for them.
+;;;; its own, a subclass of INTERCEPTION, so that calls on other channels do not even check for
+;;;; them.
 
 (in-package #:clgrpc.rpc)
 

@@ -100,21 +100,21 @@ duration in nanoseconds.")
   (headers-sent (call) nil
     "CALL's headers have been written.")
   (headers-received (call) nil
-    "The headers of CALL's peer have come.")
+    "The headers of CALL's peer were received.")
   (message-sent (call octets) nil
     "A message of CALL was written, with OCTETS octets on the wire without its prefix; for a
 client's call, in each of its attempts.")
   (message-received (call octets) nil
-    "A message for CALL has come, of OCTETS on the wire without its prefix.")
+    "A message for CALL was received, with OCTETS octets on the wire without its prefix.")
   (request-begun (call authority) nil
-    "The headers of CALL, a handler's, have come; AUTHORITY is their :authority, a text, or nil.
+    "The headers of CALL, a handler's, were received; AUTHORITY is their :authority, a text, or nil.
 Never within the image.")
   (content-sent (call octets start end encoding) nil
     "A message of CALL is about to be written: OCTETS from START to END, compressed by ENCODING, a
 keyword, unless that is nil. OCTETS are valid only during the call of the function. A retry reports
 a single request again, but not the messages of a stream.")
   (content-received (call octets start end encoding) nil
-    "A message for CALL has come; the arguments are as in CONTENT-SENT.")
+    "A message for CALL was received; the arguments are as in CONTENT-SENT.")
   (half-closed (call) nil
     "CALL's client sends no more messages: for handlers' calls, and for clients' whose requests are
 sent one by one.")

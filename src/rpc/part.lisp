@@ -83,7 +83,7 @@ messages is limited too.")
   "The most failed attempts of a call that are remembered.")
 
 (defstruct (ending (:copier nil))
-  "How a call ended, or is to."
+  "How a call ended, or will end."
   (attempts 0 :type index)              ; of a client's call that is retried: how many have begun
   (failed '() :type list)               ; as FAILED-ATTEMPTS has them, the newest first
   (outcome nil :type (or null outcome)) ; nil for :ok without text and details

@@ -15,14 +15,14 @@ again when there is room."
       (room-p call)))
 
 (define-hot message-due-p ((call call) (reactions reactions)) boolean
-  "True if the callback for messages of CALL is to get a message."
+  "True if the callback for messages of CALL must be called with a message."
   (and (reactions-on-message reactions)
        (or (call-received call) (call-incoming call))
        (answers-leave-p call)
        (deliverable-p call)))
 
 (define-hot due-callback ((call call) (reactions reactions)) (or null function)
-  "The callback of CALL, other than that for messages, that is to run next."
+  "The callback of CALL, other than that for messages, that must run next."
   (cond ((and (reactions-due reactions) (not (call-status call)))
          (pop (reactions-due reactions)))
         ((and (reactions-on-half-close reactions) (all-received-p call))

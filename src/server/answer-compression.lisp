@@ -1,7 +1,7 @@
 ;;;; Compression at the server (gRPC's document "Compression"). A call has a COMPRESSION if its
-;;;; request's headers or the server's default ask for one. Answers are compressed only by encodings
-;;;; that the client says it accepts. Only a client that has compressed its request receives the
-;;;; list of encodings that we accept, so the headers for all others stay short.
+;;;; request's headers or the server's default require one. Answers are compressed only by encodings
+;;;; that the client accepts. Only a client that has compressed its request receives the list of
+;;;; encodings that we accept, so the headers for all others stay short.
 
 (in-package #:clgrpc.server)
 

@@ -76,7 +76,7 @@ COUNT reduces the charge, because the octets have arrived there."
                           (server-finish call :ok "" nil '())))))))
 
 (defun finish-with-condition (call condition)
-  "End CALL as CONDITION says."
+  "End CALL with the status of CONDITION."
   (multiple-value-call #'server-finish call (sendable-end call condition)))
 
 (define-hot server-finish ((call server-call) (status symbol) (message string) details

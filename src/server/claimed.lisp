@@ -1,4 +1,5 @@
-;;;; Calls of protocols beside gRPC (protocol.lisp), from the claim of the request to its handler.
+;;;; Calls of protocols other than gRPC (protocol.lisp), from the claim of the request to its
+;;;; handler.
 
 (in-package #:clgrpc.server)
 

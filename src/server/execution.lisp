@@ -119,7 +119,7 @@ the order of their arrival, even those that have waited before. On the loop."
     (when queue (remove-from-fifo call queue))))
 
 (defun output-left (link)
-  "Let LINK's calls that are held up look whether its output has left."
+  "If LINK has delayed calls, let them check whether its output was sent."
   ;; not now: output that is unsent now may be sent in this turn
   (loop:defer (server-link-loop link) #'start-held-up link))
 

@@ -26,7 +26,7 @@
            t))))
 
 (defun lose-call (call cause)
-  "End CALL, since its peer has cancelled it or is gone. CAUSE is the reason as text."
+  "End CALL, because its peer has cancelled it or was lost. CAUSE is the reason as text."
   (unless (call-status call)
     (wire:mark-call call :end)
     (multiple-value-bind (status text) (rpc:verdict :caller-gone)

@@ -29,7 +29,7 @@
       (begin-plain-exchange link request)))
 
 (defun begin-claimed-exchange (link request)
-  "As BEGIN-EXCHANGE, of a call of a protocol beside gRPC."
+  "As BEGIN-EXCHANGE, for a call of a protocol other than gRPC."
   (let* ((server-loop (server-link-owner link))
          (claim (exchange:http-request-route request))
          (now (loop:event-loop-now (server-link-loop link)))
@@ -142,7 +142,7 @@ returns the values of a handler."
                            (if (eq value request) call value))))))
 
 (defun fallback-route (server function execution)
-  "The route of the plain requests of SERVER, which FUNCTION answers, run as EXECUTION says."
+  "The route of the plain requests of SERVER, which FUNCTION answers, run with EXECUTION."
   (plain-route server **fallback-method** execution
                (lambda (request)
                  (funcall function (exchange:http-request-method request)
@@ -151,7 +151,7 @@ returns the values of a handler."
                           (exchange:http-request-body request)))))
 
 (defun handler-route (server handler execution)
-  "The route to HANDLER, an HTTP-HANDLER of SERVER, run as EXECUTION says unless HANDLER does."
+  "The route to HANDLER, an HTTP-HANDLER of SERVER, run with EXECUTION unless HANDLER has its own."
   (let ((function (exchange:http-handler-function handler)))
     (plain-route server
                  (plain-method (exchange:http-handler-path handler)
@@ -161,7 +161,7 @@ returns the values of a handler."
 
 (defun make-server-router (server handlers fallback execution)
   "The router of SERVER with HANDLERS, a list of HTTP-HANDLERs, and FALLBACK, a function or nil; nil
-if there is neither, and no protocol beside gRPC. EXECUTION is that of START-SERVER."
+if there is neither, and no protocol other than gRPC. EXECUTION is that of START-SERVER."
   (let ((router (exchange:make-router))
         (execution (execution-of (if (listp execution) :auto execution) nil)))
     (dolist (handler handlers)

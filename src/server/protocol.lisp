@@ -1,10 +1,10 @@
-;;;; Protocols beside gRPC that reach the handlers of a server's services. A protocol is registered
-;;;; by name; a server uses only its function that gets the routes and returns a CLAIMER. For a
-;;;; request whose content type is not gRPC's, the server calls its claimers in order. A claimer
-;;;; returns nil if the request is not its own, or a PLAIN-ANSWER that answers it, or a CLAIM. With
-;;;; a claim the request becomes a call by the claim's route. It has everything that calls have:
-;;;; limits, deadline, interceptors, observers, drain (claimed.lisp). The claim holds the
-;;;; differences from a gRPC call: the operations of the call, and a MANNER, functions of the
+;;;; Protocols other than gRPC that reach the handlers of a server's services. A protocol is
+;;;; registered by name; a server uses only its function that gets the routes and returns a CLAIMER.
+;;;; For a request whose content type is not gRPC's, the server calls its claimers in order. A
+;;;; claimer returns nil if the request is not its own, or a PLAIN-ANSWER that answers it, or a
+;;;; CLAIM. With a claim the request becomes a call by the claim's route. It has everything that
+;;;; calls have: limits, deadline, interceptors, observers, drain (claimed.lisp). The claim holds
+;;;; the differences from a gRPC call: the operations of the call, and a MANNER, functions of the
 ;;;; protocol that the code of dispatch and answers calls.
 
 (in-package #:clgrpc.server)
@@ -20,8 +20,8 @@
   (stray nil :type (or null function) :read-only t))
 
 (defstruct (manner (:copier nil))
-  "The functions of a protocol for its calls, beside their operations. All functions but POST-REPLY
-run on the loop."
+  "The functions of a protocol for its calls, in addition to their operations. All functions but
+POST-REPLY run on the loop."
   (name nil :type keyword :read-only t) ; of the protocol, for observers
   ;; (call octets start end last): more of the request's body, valid only during the call; LAST if
   ;; the body is whole with it
@@ -79,13 +79,13 @@ thread."
   protocol)
 
 (defun protocol-names ()
-  "The names of all protocols beside gRPC that are loaded, for START-SERVER's :PROTOCOLS. From any
+  "The names of all loaded protocols other than gRPC, for START-SERVER's :PROTOCOLS. From any
 thread."
   (sort (mapcar #'protocol-name **protocols**) #'string<))
 
 (defun find-protocols (names)
-  "The protocols beside gRPC among NAMES, the :PROTOCOLS of START-SERVER. Signal MISUSE if one is
-not known."
+  "The protocols other than gRPC among NAMES, the :PROTOCOLS of START-SERVER. Signal MISUSE if one
+is not known."
   (unless (listp names) (misuse ":protocols is a list of keywords, not ~S." names))
   (loop for name in (remove-duplicates names :from-end t)
         unless (eq :grpc name)

@@ -99,8 +99,7 @@ compression and grpc-status. Without registered compressions and a codec, these 
                       (if (eq status :ok) :index :plain)))
 
 (defun write-outcome-code (status details encoder buffer)
-  "Write the number of STATUS. DETAILS, octets or nil, may say that it is a number without a
-keyword."
+  "Write the number of STATUS. DETAILS, octets or nil, may have a status number without a keyword."
   (let ((code (status:sent-code status details)))
     (if (< 16 code)                     ; without a keyword
         (hpack:encode-field encoder buffer

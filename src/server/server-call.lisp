@@ -1,6 +1,6 @@
 ;;;; The server's end of a call. The marks of the call have the time from which its handler could
 ;;;; start (WIRE:+DUE+); BEGAN-NS is the time when it started. If the handler does not run on the
-;;;; loop at once, the call has a DEFERRED-START, which says where it waits meanwhile. Few calls
+;;;; loop at once, the call has a DEFERRED-START, which records where it waits meanwhile. Few calls
 ;;;; have one.
 
 (in-package #:clgrpc.server)

@@ -62,7 +62,7 @@ message that is sent."
   "After how many quick calls in a row a method is assumed not to block.")
 
 (define-hot (runs-inline-p :inline t) ((route server-route) (alone boolean)) boolean
-  "True if the handler of ROUTE is to run on the loop. ALONE is true if its call is the only one of
+  "True if the handler of ROUTE must run on the loop. ALONE is true if its call is the only one of
 the loop."
   (case (route-execution route)
     (:inline t)

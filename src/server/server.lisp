@@ -133,10 +133,11 @@ HTTP          a handler or a list of handlers, see HTTP-HANDLER, for requests th
 FALLBACK      answers other requests that are not gRPC: a function (http-method path headers body)
               of two strings, an alist of strings, and octets, :max-fallback-body-octets at most.
               It returns an HTTP status, an alist of headers, and a body: a string, octets or nil.
-              It runs as handlers do, as EXECUTION says unless that is an alist. After an error in
-              it the answer is 500, and the error goes to the log; after FAIL it is the closest
-              HTTP status. With FALLBACK or HTTP, the server speaks HTTP/1.1 on the same addresses
-              (see the option :http1). Without both, it answers such requests with 415 or 405
+              It runs as handlers do, on the thread that EXECUTION requires unless that is an alist.
+              After an error in it the answer is 500, and the error goes to the log; after FAIL it
+              is the closest HTTP status. With FALLBACK or HTTP, the server speaks HTTP/1.1 on the
+              same addresses (see the option :http1). Without both, it answers such requests with
+              415 or 405
 PROTOCOLS     a list of keywords, the protocols for calls beside gRPC, which is always served; on
               the same addresses, over HTTP/1.1 and HTTP/2
 ORIGINS       the origins whose web pages may call by these protocols from another origin (CORS):

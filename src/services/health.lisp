@@ -228,7 +228,7 @@ of them for which FUNCTION has returned true, and give the lock to others."
   (enter-ring watcher (if entry (entry-watchers entry) (service-strangers service))))
 
 (defun tell-status (watcher)
-  "Send WATCHER the status that it wants to know, unless it knows, and end its call if it leaves."
+  "Send WATCHER the status that it waits for, unless it has got it, and end its call if it leaves."
   (let* ((entry (watcher-entry watcher))
          (status (if entry (entry-status entry) :service-unknown)))
     (unless (or (eq status (watcher-told watcher))

@@ -97,7 +97,7 @@ METHODS."
                                            sent))
                         (:all-extension-numbers-of-type (answer-numbers value))
                         (:list-services (cons :services (names-for service call)))
-                        (t (list :error :invalid-argument "the request asks for nothing")))))
+                        (t (list :error :invalid-argument "the request is empty")))))
                   (response (request kind values)
                     (flet ((answer (&rest field)
                              (apply #',(name "MAKE-SERVER-REFLECTION-RESPONSE")

@@ -24,7 +24,8 @@ if it has not begun."
        (if began (max 0 (- (operate now call) began)) 0))))
 
 (defun head-due (call)
-  "Send the head of CALL's answer if its handler has been silent for too long, or look again."
+  "If the handler of CALL has been silent for too long, send the head of its answer; else check
+again later."
   (unless (or (call-status call) (wire:marked-p call :headers))
     (if (plusp (head-wait-ns call))
         (await-head call)

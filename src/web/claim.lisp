@@ -72,7 +72,7 @@ repeated header is read once. Use only one function for each header."
       (setf (hpack:field-memo field) (funcall function (hpack:field-value-string field)))))
 
 (defconstant +media-type-characters+ 128
-  "The end of a longer content type is not looked at.")
+  "The most characters of a content type that are examined.")
 
 (defun media-type (value)
   "VALUE, a content-type, without its parameters, in lower case."
@@ -128,7 +128,7 @@ repeated header is read once. Use only one function for each header."
             (map 'octets #'char-code name)))))
 
 (defun common-encoding-p (encoding)
-  "True if the protocols beside gRPC accept ENCODING, or :unknown. They do not accept users'
+  "True if the protocols other than gRPC accept ENCODING, or :unknown. They do not accept users'
 encodings: some messages are decompressed on the loop here, and a user's function must not hold it
 up."
   (and (rpc:encoding-p encoding) (member (rpc:encoding-name encoding) '(:gzip :deflate)) t))
@@ -164,7 +164,8 @@ which it compresses, INCOMING, if any."
       "metadata whose name ends in -bin is not base64, or has too many values")))
 
 (defun grpc-timeout (fields)
-  "The nanoseconds that the grpc-timeout of FIELDS says, or nil; and why it is rejected, or nil."
+  "Two values: the nanoseconds in the grpc-timeout of FIELDS, or nil; and the reason if it is
+rejected, or nil."
   (let ((field (header fields "grpc-timeout")))
     (if (null field)
         nil
@@ -198,5 +199,5 @@ codec of its own is gRPC's only."
          route)))
 
 (defun refused (status)
-  "The answer with the HTTP status STATUS and nothing to say."
+  "The answer with the HTTP status STATUS and no further contents."
   (exchange:make-plain-answer status '() (make-octets 0)))

@@ -1,5 +1,5 @@
-;;;; How answers begin. The constant part of a head is written once; metadata, and what pages of
-;;;; other origins are told, are added to it.
+;;;; How answers begin. The constant part of a head is written once; metadata, and the headers for
+;;;; pages of other origins, are added to it.
 
 (in-package #:clgrpc.web)
 

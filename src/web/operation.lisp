@@ -4,7 +4,7 @@
 (in-package #:clgrpc.web)
 
 (defconstant +constant-octets+ 512
-  "How many octets of a header list are kept for what is not metadata.")
+  "How many octets of a header list are reserved for fields that are not metadata.")
 
 (defun check-metadata-size (call metadata)
   "Signal an RPC-ERROR if METADATA is more than header lists of CALL may have."

@@ -4,7 +4,7 @@
 ;;;; room.
 ;;;;
 ;;;; The files in their order: codec (messages as Protocol Buffers or JSON); head (how answers
-;;;; begin); claim (what the head of a request says); cors (pages of other origins); content-type;
+;;;; begin); claim (the data in the head of a request); cors (pages of other origins); content-type;
 ;;;; answer-head; receiving; sending; operation (the transport's end); error (codes, and errors as
 ;;;; JSON).
 

@@ -154,8 +154,7 @@
 
 (defun finish-enveloped (call end)
   "Write the rest of the answer of CALL, whose messages are in envelopes: its only answer, if it has
-one, and END, octets that report how it ended. The head says how long that is if nothing is
-written."
+one, and END, octets that report how it ended. The head contains its length if nothing is written."
   (let* ((claim (call-web-claim call))
          (answer (shiftf (notes-answer (call-web-notes call)) nil))
          (answer (and answer (in-text call answer)))

@@ -192,9 +192,9 @@ OS:INFLATE-OCTETS. In user code."
                     (and (eq its-status status) (string= its-text text)))))
 
 (defun inflate-message (encoding octets limit)
-  "Decompress OCTETS, a message compressed by ENCODING. Return octets to give back, and the number
-of them that are the message. If it is damaged or has more than LIMIT return nil, a status and a
-text."
+  "Decompress OCTETS, a message compressed by ENCODING. Return two values: octets to return to the
+store, and the number of them that are the message. If it is damaged or has more than LIMIT return
+nil, a status and a text."
   (multiple-value-bind (outcome result length)
       (expand-octets encoding octets 0 (length octets) limit)
     (if (eq :ok outcome)

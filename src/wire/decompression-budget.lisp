@@ -8,7 +8,7 @@
 ;;;;
 ;;;;   due = max(due, now) + owed × 100 / P
 ;;;;
-;;;; and the peer owes (due - now) × P / 100. For example, at 25 percent a debt of 50 ms is gone
+;;;; and the peer owes (due - now) × P / 100. For example, at 25 percent a debt of 50 ms is paid
 ;;;; after 200 ms. Messages that do not become much longer are not timed (DECODE-PACKED).
 ;;;; Uncompressed messages are not counted here, nor are those of a client, whose links have no
 ;;;; budget.

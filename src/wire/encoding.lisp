@@ -61,7 +61,7 @@
 ;;; Sending
 
 (define-hot wants-compression-p ((call call) compress (size index) (options options)) boolean
-  "True if a message of SIZE octets is to be compressed. COMPRESS as for SEND."
+  "True if a message of SIZE octets should be compressed. COMPRESS as for SEND."
   (and compress
        (outgoing-encoding call)
        (or (eq compress t)

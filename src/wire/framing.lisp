@@ -1,7 +1,7 @@
-;;;; Length-prefixed messages (gRPC over HTTP/2, "Length-Prefixed-Message"): one octet that says
-;;;; whether the message is compressed, four of length, the message. A message that is complete in
-;;;; the received octets is delivered from there. Only one that is cut by the edge of a DATA frame
-;;;; is put together in a PARTIAL, which grows as octets arrive, never by the length that the peer
+;;;; Length-prefixed messages (gRPC over HTTP/2, "Length-Prefixed-Message"): one octet that is 1 if
+;;;; the message is compressed, four of length, the message. A message that is complete in the
+;;;; received octets is delivered from there. Only one that is cut by the edge of a DATA frame is
+;;;; put together in a PARTIAL, which grows as octets arrive, never by the length that the peer
 ;;;; claims.
 ;;;;
 ;;;; A long message, to be sent or received, is a PARCEL: octets of the image's store with an end.

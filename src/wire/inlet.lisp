@@ -1,9 +1,9 @@
 ;;;; Incoming messages, from the payload of DATA frames to the message that a reader gets.
 ;;;;
 ;;;; The short messages of one read are put side by side in a batch. The reader gets the batch when
-;;;; the read has been worked through (SEAL-ARRIVALS) or the peer's side ends. Window is given back
-;;;; as octets arrive, so that a message larger than the window can arrive. When too much is queued
-;;;; unread, the stream's window is withheld until the reader has taken half of it.
+;;;; the read has been worked through (SEAL-ARRIVALS) or the peer's side ends. The window is
+;;;; returned as octets arrive, so that a message larger than the window can arrive. When too much
+;;;; is queued unread, the stream's window is withheld until the reader has taken half of it.
 
 (in-package #:clgrpc.wire)
 
@@ -293,7 +293,7 @@ well."
   (error condition))
 
 (defconstant +free-times+ 8
-  "A compressed message of Protocol Buffers is timed only if it becomes more than so many times as
+  "A compressed message of Protocol Buffers is timed only if it becomes more than this many times as
 long.")
 
 (defun decode-packed (call packed decode &optional (times +free-times+))

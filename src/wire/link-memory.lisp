@@ -23,7 +23,7 @@
 ;;;;   (server/limits/valve.lisp).
 ;;;;
 ;;;; A call whose messages are not read should hold up only itself. So the connection's window is
-;;;; given back for octets that are not read yet, until the link holds half of max-held-octets. Then
+;;;; returned for octets that are not read yet, until the link holds half of max-held-octets. Then
 ;;;; that window is withheld, until the link holds less than a quarter.
 
 (in-package #:clgrpc.wire)
@@ -128,8 +128,8 @@ little enough now, return the window. From any thread."
   (trace-event :flowctl event :peer (link-peer link) :held-octets (link-held link)))
 
 (defun return-window (link)
-  "If LINK's window is withheld and it still holds little enough, give the connection's window back
-for all that has come. On the loop."
+  "If LINK's window is withheld and it holds little enough again, return the connection's window for
+everything received. On the loop."
   (when (and (link-window-withheld link) (drained-p link))
     (setf (link-window-withheld link) nil)
     (when (tracing-p :flowctl) (trace-window link :connection-window-given-back))

@@ -93,7 +93,7 @@ room. From any thread."
 
 (define-hot (encode-unless-short :inline t) ((call wire-call) message) (or null octets parcel)
   "Return NIL if WRITE-MESSAGE is sure to write MESSAGE, CALL's only one, at once. Otherwise encode
-it and return what ENCODE-MESSAGE does. Signal an RPC-ERROR if MESSAGE is too long."
+it and return the values of ENCODE-MESSAGE. Signal an RPC-ERROR if MESSAGE is too long."
   (let ((size (protobuf:measure (outgoing-type call) message)))
     (check-send-size call size)
     (when (or (> size +parcel-octets+) (outgoing-encoding call))

@@ -1,7 +1,7 @@
 ;;;; The stages of a call. A call keeps the time when it began, and its MARKS: at most three later
 ;;;; moments, all in one fixnum. Each moment is a SPAN, a floating-point number of nanoseconds in 20
 ;;;; bits. 14 of the bits are the mantissa, so spans are exact to 0.013 %, from nanoseconds to
-;;;; centuries. A span of 0 stands for a moment that has not come. So a call notes a stage with one
+;;;; centuries. A span of 0 means a moment that has not come. So a call notes a stage with one
 ;;;; store, without reading the clock (it uses the time of the loop's turn) and without consing. Two
 ;;;; flags that only the loop changes share the fixnum.
 ;;;;
@@ -54,7 +54,7 @@ client's call is its own future."
     (logior (ash shift +mantissa-bits+) (ash ns (- shift)))))
 
 (defun span-ns (span)
-  "The nanoseconds that SPAN stands for."
+  "The nanoseconds of SPAN."
   (ash (ldb (byte +mantissa-bits+ 0) span) (ash span (- +mantissa-bits+))))
 
 (define-hot (add-moment :inline t) ((marks marks) (moment moment) (ns fixnum)) marks

@@ -22,7 +22,7 @@ other implementations and in ConnectRPC's suite, although the newest version of 
        (parse-integer value)))
 
 (defun error-code-status (error-code)
-  "The status that a stream reset with the HTTP/2 ERROR-CODE stands for."
+  "The status for a stream reset with the HTTP/2 ERROR-CODE."
   (cond ((= error-code http2:+refused-stream+) :unavailable)
         ((= error-code http2:+cancel+) :cancelled)
         ((= error-code http2:+enhance-your-calm+) :resource-exhausted)
@@ -98,8 +98,8 @@ allows none there (RFC 9113 section 8.2.1)."
         octets))))
 
 (defun decode-status-message (octets)
-  "Return the string that grpc-message's OCTETS stand for. Never fails: broken escapes stay as they
-are, octets that are not UTF-8 become U+FFFD."
+  "Return the string encoded in grpc-message's OCTETS. Never fails: broken escapes stay as they are,
+octets that are not UTF-8 become U+FFFD."
   (let ((buffer (make-buffer :size (length octets)))
         (at 0))
     (loop while (< at (length octets))

@@ -9,12 +9,13 @@ time carry 1.2 GB/s and 256 KB 3 GB/s (doc/decisions.md); a frame of another cal
 than this.")
 
 (defconstant +frames-per-look+ 64
-  "After so many frames of a read we look at the amount of output and at the clock. The work that a
-peer can cause in between takes a fraction of a millisecond.")
+  "After how many frames of a read we check the amount of output and the clock. The work that a peer
+can cause in between takes a fraction of a millisecond.")
 
 (defconstant +frames-at-first+ 4
-  "After so many frames of a read we look for the first time. A peer may have a thousand connections
-that all send; each of them gets so many frames in a turn, however long the turn has become.")
+  "After how many frames of a read we check for the first time. A peer may have a thousand
+connections that all send; each of them gets so many frames in a turn, however long the turn has
+become.")
 
 (defconstant +reading-ns+ 2000000
   "A link processes its peer's frames only while the turn is younger than that. A read may hold

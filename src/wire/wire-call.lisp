@@ -105,7 +105,7 @@ from now on. On CALL's loop; a flag also before the loop begins CALL."
   nil)
 
 (define-hot (marked-p :inline t) ((call wire-call) (mark mark)) boolean
-  "True if CALL has come to MARK, or MARK is a flag that is true of it."
+  "True if CALL has reached MARK, a moment, or MARK is a flag that is true of it."
   (logtest (wire-call-marks call) (mark-bits mark)))
 
 (defun mark-ns (call moment)

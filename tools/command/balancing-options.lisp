@@ -1,4 +1,4 @@
-;;;; The options by which commands choose among a channel's servers and say how calls are made.
+;;;; The options by which commands choose among a channel's servers and set how calls are made.
 
 (in-package #:clgrpc.tools)
 
@@ -7,7 +7,7 @@
   (if (uiop:string-prefix-p "{" (string-left-trim '(#\Space #\Tab #\Newline #\Return) string))
       string
       (handler-case (alexandria:read-file-into-string string :external-format :utf-8)
-        (error (error) (refuse "JSON or a file is wanted; ~A cannot be read: ~A" string
+        (error (error) (refuse "give JSON or a file; ~A cannot be read: ~A" string
                                (report:error-reason error))))))
 
 (defun parse-config-argument (string)

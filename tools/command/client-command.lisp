@@ -6,7 +6,7 @@
 (define-command "routeguide-client"
     (((address "ADDRESS" (address-parser 1) "Where a RouteGuide server listens."))
      (client-tls))
-    "Call the four methods of a RouteGuide server and print what it answers. Exits with 1 if a call
+    "Call the four methods of a RouteGuide server and print its answers. Exits with 1 if a call
 fails."
   (grpc:with-channel (channel address
                       :credentials (client-credentials tls-ca tls-cert tls-key tls-name))

@@ -8,15 +8,15 @@
 it again.")
 
 (defun parse-label (string)
-  "The label, a cons of name and value, that STRING, NAME=VALUE, says."
+  "The label, a cons of name and value, for STRING, NAME=VALUE."
   (let ((equals (position #\= string)))
-    (unless (and equals (plusp equals)) (refuse "NAME=VALUE is wanted, not ~S" string))
+    (unless (and equals (plusp equals)) (refuse "NAME=VALUE is expected, not ~S" string))
     (cons (subseq string 0 equals) (subseq string (1+ equals)))))
 
 (defun parse-permission (string)
   "The permission that STRING, ROLE=PATTERN, gives; ROLE may be work:KIND."
   (let* ((equals (position #\= string)) (colon (position #\: string :end equals)))
-    (unless (and equals (plusp equals)) (refuse "ROLE=PATTERN is wanted, not ~S" string))
+    (unless (and equals (plusp equals)) (refuse "ROLE=PATTERN is expected, not ~S" string))
     (let ((role (or (find (subseq string 0 (or colon equals)) '(:start :work :read :operate :join)
                           :test #'string-equal)
                     (refuse "~S is not a role: they are start, work, work:KIND, read, operate, join"
@@ -38,7 +38,7 @@ it again.")
         (list name
               (workflow:check-limit name
                                     (and (string/= "none" value)
-                                         (parse-decimal value "a number is wanted, or none"))))
+                                         (parse-decimal value "a number is expected, or none"))))
       (misuse (condition) (refuse "~A" (string-right-trim "." (princ-to-string condition)))))))
 
 (defun parse-store (string)
@@ -97,7 +97,7 @@ environment's; nil without USER."
                      *password-variable*)))))
 
 (defun store-options (credentials user password-file metrics tracing)
-  "The arguments of MAKE-ETCD beside endpoints."
+  "The arguments of MAKE-ETCD other than endpoints."
   (let ((password (store-password user password-file)))
     (append (when credentials (list :credentials credentials))
             (when user (list :user user :password password))
@@ -234,7 +234,7 @@ Print LINES once the node is a member. Return the exit code."
       (worker "[true|false]" #'parse-boolean nil
               "Work on workflows as well, with steps to try: echo returns its input, sleep does so
       after as many seconds as that says, fail fails.")
-      (drain "DURATION" #'parse-seconds 10 "How long calls may go on after the signal to end.")
+      (drain "DURATION" #'parse-seconds 10 "How long calls may continue after the signal to end.")
       :console
       :telemetry
       :server-tls))

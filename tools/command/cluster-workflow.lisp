@@ -18,20 +18,20 @@
         (workflow-v1:workflow-summary-reason summary)))
 
 (defun parse-moment (string)
-  "The time that STRING means, in seconds since 1970: a time of RFC 3339, or a duration, which means
-so long before now."
+  "The time of STRING, in seconds since 1970: a time of RFC 3339, or a duration, which means that
+long before now."
   (if (find #\T string)
       (handler-case (grpc:timestamp-unix-time
                      (grpc:parse-json-message 'google.protobuf:timestamp
                                               (format nil "~S" string)))
-        (grpc:protobuf-error () (refuse "a time is wanted, such as 2026-11-28T03:00:00Z or 2h, ~
+        (grpc:protobuf-error () (refuse "a time is expected, such as 2026-11-28T03:00:00Z or 2h, ~
                                          not ~S" string)))
       (- (grpc:timestamp-unix-time (grpc:universal-time-timestamp (get-universal-time)))
          (parse-duration string))))
 
 (defun show-workflows (channel search json count timeout)
-  "Print the workflows that SEARCH, arguments of MAP-WORKFLOWS, asks for, at most COUNT unless that
-is nil."
+  "Print the workflows selected by SEARCH, arguments of MAP-WORKFLOWS, at most COUNT unless that is
+nil."
   (let ((rows '()) (shown 0))
     (block listing
       (apply #'workflow:map-workflows
@@ -110,7 +110,7 @@ is nil."
     (refuse "a workflow is started with --task or with --request")))
 
 (defun argument-text (argument)
-  "The text that ARGUMENT, or nil, stands for: the standard input if it is @, else ARGUMENT itself."
+  "The text for ARGUMENT, or nil: the standard input if it is @, else ARGUMENT itself."
   (if (equal argument "@") (uiop:slurp-stream-string *standard-input*) argument))
 
 (defun start-request (tasks request)

@@ -1,4 +1,4 @@
-;;;; The command `cluster`: what a node knows of its cluster, as tables or as JSON. All texts that a
+;;;; The command `cluster`: a node's data of its cluster, as tables or as JSON. All texts that a
 ;;;; node sends go through SHOWN, which removes control sequences of terminals.
 
 (in-package #:clgrpc.tools)

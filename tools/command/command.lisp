@@ -27,10 +27,10 @@
 
 (defmacro define-command (name (parameters options) documentation &body body)
   "Define the command NAME, a string. PARAMETERS are lists (variable VALUE parser documentation);
-those whose VALUE is in brackets may be left out, and one whose VALUE ends in … takes all that are
-left, as a list. OPTIONS are rows as COMMAND:OPTION-LIST has them. BODY returns the exit code. NAME
-may be a list (name variable). Then there is only that VARIABLE: it is bound to a plist of the
-keywords of all parameters and options and their values."
+those whose VALUE is in brackets are optional, and one whose VALUE ends in … takes all remaining
+arguments, as a list. OPTIONS are rows in the form of COMMAND:OPTION-LIST. BODY returns the exit
+code. NAME may be a list (name variable). Then there is only that VARIABLE: it is bound to a plist
+of the keywords of all parameters and options and their values."
   `(add-command
     (command:make-command
      :name ,(if (consp name) (first name) name)

@@ -59,7 +59,7 @@
 complete -o default -F _clgrpc clgrpc~%"))
 
 (defun zsh-text (text)
-  "TEXT as it may stand in a description of zsh's _arguments."
+  "TEXT in a form that is valid in a description of zsh's _arguments."
   (with-output-to-string (out)
     (loop for char across text
           do (when (find char "[]:\\") (write-char #\\ out))

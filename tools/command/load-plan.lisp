@@ -8,7 +8,7 @@
 
 (defun parse-rate (string)
   "The positive number in STRING."
-  (let* ((what "a number above 0 is wanted")
+  (let* ((what "a number above 0 is expected")
          (value (parse-decimal string what)))
     (unless (plusp value) (refuse "~A, not ~S" what string))
     value))
@@ -317,8 +317,8 @@ failures of single calls."
   (let ((method (and config (config:find-method-config config path))))
     (when (and method (or (config:method-config-retry method)
                           (config:method-config-hedging method)))
-      (refuse "--service-config: a load counts each call by itself, without retries and ~
-               hedging; leave out retryPolicy and hedgingPolicy"))))
+      (refuse "--service-config: a load counts each call separately, without retries and hedging; ~
+               remove retryPolicy and hedgingPolicy"))))
 
 (defun loads-credentials (&key tls-ca tls-cert tls-key tls-name skip-tls insecure
                             &allow-other-keys)

@@ -34,7 +34,7 @@ command that runs our `load` for other services of `serve`, and nil for anything
 
 (defun write-profile-as (format profile before stacks stream)
   "Write PROFILE to STREAM in FORMAT, side by side with BEFORE unless that is nil. If FORMAT can
-hold only one kind of stacks, STACKS, :cpu or :off-cpu, says which."
+hold only one kind of stacks, STACKS, :cpu or :off-cpu, selects it."
   (ecase format
     (:text (profile:write-profile profile stream)
      (when before (profile:write-difference before profile stream)))

@@ -3,7 +3,7 @@
 ;;;;
 ;;;; When the reader of a pipe goes away in the middle of a write, SBCL's own streams wait until the
 ;;;; pipe can be written, which is never, and use a whole processor for that. These write until the
-;;;; kernel refuses. When the reader of a command's standard output closes the pipe, it wants no
+;;;; kernel refuses. When the reader of a command's standard output closes the pipe, it needs no
 ;;;; more: the command ends without a message, with the code +EXIT-BROKEN-PIPE+. A standard error
 ;;;; without a reader is lost.
 ;;;;
@@ -12,8 +12,8 @@
 (in-package #:clgrpc.tools)
 
 (defconstant +exit-broken-pipe+ 141
-  "The exit code if the reader of the output, such as `head`, has gone: that of a process that
-SIGPIPE ended.")
+  "The exit code if the reader of the output, such as `head`, has closed the pipe: that of a process
+ended by SIGPIPE.")
 
 (defconstant +output-octets+ 65536 "The octets that a stream gathers before it writes them.")
 
@@ -55,7 +55,7 @@ SIGPIPE ended.")
 
 (defun write-gathered (output)
   "Write the gathered octets of OUTPUT. If that fails they are lost; then signal OUTPUT-ERROR, or
-call the function UNREAD if its reader has gone."
+call the function UNREAD if the reader has closed the pipe."
   (let* ((gathered (output-gathered output))
          (octets (buffer-octets gathered))
          (at (buffer-start gathered))
@@ -116,15 +116,15 @@ call the function UNREAD if its reader has gone."
 (defvar *unread-caught* nil "True in a thread that evaluates the body of WITH-UNREAD-OUTPUT.")
 
 (defun end-unread ()
-  "End the command, since the reader of the standard output has gone: unwind its thread, so that it
-can clean up, or else end the process."
+  "End the command, because the reader of the standard output has closed the pipe: unwind its
+thread, so that it can clean up, or else end the process."
   (if *unread-caught*
       (throw 'output-unread +exit-broken-pipe+)
       (sb-ext:exit :code +exit-broken-pipe+ :abort t)))
 
 (defmacro with-unread-output (&body body)
-  "Evaluate BODY and return its value. As soon as the reader of the standard output has gone, leave
-BODY and return +EXIT-BROKEN-PIPE+."
+  "Evaluate BODY and return its value. As soon as the reader of the standard output has closed the
+pipe, leave BODY and return +EXIT-BROKEN-PIPE+."
   `(let ((*unread-caught* t))
      (catch 'output-unread ,@body)))
 

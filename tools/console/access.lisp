@@ -4,7 +4,7 @@
 ;;;; TOKEN`.
 ;;;;
 ;;;; A page of another site cannot read the console: its scripts have no cookie to send (SameSite).
-;;;; If an attacker makes the name of a site lead to this machine (DNS rebinding), requests ask for
+;;;; If an attacker makes the name of a site lead to this machine (DNS rebinding), requests have
 ;;;; that name as their host, and are refused.
 
 (in-package #:clgrpc.console)
@@ -92,13 +92,13 @@ if REQUEST lacks it. Also :header if CONSOLE has no token."
             ((right-p (exchange:http-request-parameter request "token")) :address)))))
 
 (defun host-allowed-p (console request)
-  "True if the host that REQUEST asks for is allowed: any host if CONSOLE is remote, else only a
-name or address of this machine."
+  "True if the host in REQUEST is allowed: any host if CONSOLE is remote, else only a name or
+address of this machine."
   (or (console-remote-p console)
       (loopback-host-p (host-part (or (exchange:http-request-header request "host") "")))))
 
 (defun peer-allowed-p (console peer)
-  "True if PEER, the address of a connection, may look at CONSOLE, provided that it has the token."
+  "True if PEER, the address of a connection, may use CONSOLE, provided that it has the token."
   (or (console-remote-p console) (loopback-address-p peer)))
 
 ;;; Answers
@@ -136,7 +136,7 @@ name or address of this machine."
   (cond ((not (peer-allowed-p console (exchange:http-request-peer request)))
          (refuse 403 "This console is for the machine it runs on."))
         ((not (host-allowed-p console request))
-         (refuse 403 "This console is for the machine it runs on: ask for 127.0.0.1."))
+         (refuse 403 "This console is for the machine on which it runs: use 127.0.0.1."))
         (t (ecase (token-place console request)
              (:header (funcall function))
              (:address (move-token console request))

@@ -115,7 +115,7 @@ nil."
           ((string/= "GET" (exchange:http-request-method request))
            (refuse 405 "Events are for GET."))
           ((add-viewer console request))
-          (t (refuse 503 (format nil "~D viewers look at this console already." +viewers+))))))
+          (t (refuse 503 (format nil "~D viewers are already connected here." +viewers+))))))
 
 (defun console-handler (console)
   "Return a handler for START-SERVER's :http that shows CONSOLE, a value of MAKE-CONSOLE, in a

@@ -75,7 +75,7 @@ thread."
   (unless (typep exemplar '(or symbol function))
     (misuse ":exemplar is a function of a call, not ~S." exemplar))
   (when (and remote (null token))
-    (misuse "A console that other machines may look at needs a token."))
+    (misuse "A console that other machines may use needs a token."))
   (let ((console (make-instance 'console :metrics (or metrics (metrics:make-metrics))
                                          :token (check-token token)
                                          :path (check-path path) :remote (and remote t)

@@ -27,7 +27,7 @@
     (format stream "~D looks" (hour-looks hour))))
 
 (defun take-look (hour metrics now)
-  "Add a look at METRICS to HOUR. NOW is the time by the monotonic clock."
+  "Add a reading of METRICS to HOUR. NOW is the time by the monotonic clock."
   (sb-thread:with-mutex ((hour-lock hour))
     (let ((update-stream (hour-update-stream hour)))
       (multiple-value-bind (counts values)
@@ -61,7 +61,7 @@ The lock is held."
 ;;; Looking
 
 (defun look-if-due (console)
-  "Take a look at CONSOLE, unless another of its loops has caused one a short while ago."
+  "Read CONSOLE's metrics, unless another of its loops has caused that a short while ago."
   (let* ((hour (console-hour console))
          (now (monotonic-ns))
          (taken-ns (update-stream-taken-ns (hour-update-stream hour))))
@@ -70,7 +70,7 @@ The lock is held."
       (take-look hour (console-metrics console) now))))
 
 (defun begin-looks (loop console)
-  "Take looks at CONSOLE at intervals, on a thread of LOOP's reserve, until CONSOLE is garbage or
+  "Read CONSOLE's metrics at intervals, on a thread of LOOP's reserve, until CONSOLE is garbage or
 LOOP has stopped. On LOOP."
   (let ((pointer (sb-ext:make-weak-pointer console)) (timer nil))
     (flet ((ring (pointer)

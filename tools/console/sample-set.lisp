@@ -1,6 +1,6 @@
-;;;; The calls that the console keeps to be looked at: the slowest of this minute and of the one
-;;;; before, two of each minute of the hour, and the last that failed. There is a sample set for
-;;;; each loop, written with its baton held, and one for the threads without a loop, written under a
+;;;; The calls that the console keeps for display: the slowest of this minute and of the previous
+;;;; one, two of each minute of the hour, and the last that failed. There is a sample set for each
+;;;; loop, written with its baton held, and one for the threads without a loop, written under a
 ;;;; lock. Any thread reads: a kept call never changes, and takes its place by one store.
 ;;;;
 ;;;; Most calls cost two comparisons. More is done only for a call that is slower than the fastest
@@ -19,7 +19,7 @@
 begins.")
 
 (defstruct (sample (:constructor make-sample (number unix-ns ns plist)) (:copier nil))
-  "A call that has ended, to be looked at."
+  "A call that has ended, kept for display."
   (number 0 :type (unsigned-byte 62) :read-only t) ; later calls of the process have higher ones
   (unix-ns 0 :type (unsigned-byte 62) :read-only t) ; when it ended
   (ns 0 :type (unsigned-byte 62) :read-only t) ; how long it took

@@ -1,9 +1,9 @@
 ;;;; Updates, which are sent to the page in JSON. The first event that a viewer gets, :hello, has
 ;;;; all data; after that an event :frame comes each second with the changes. An UPDATE-STREAM keeps
-;;;; the data of its last look, to find what has changed, and the updates of the last minutes, for
-;;;; viewers that come later.
+;;;; the data of its last reading, to find the changes, and the updates of the last minutes, for
+;;;; viewers that connect later.
 ;;;;
-;;;; An update has these members; all but "time" and "seconds" are left out if they have not
+;;;; An update has these members; all except "time" and "seconds" are omitted if they have not
 ;;;; changed.
 ;;;;
 ;;;;   "time"     of the update, in ms since 1970; "seconds": the time since the update before
@@ -47,7 +47,7 @@ count thousands takes long.")
   (sum 0 :type real))                   ; how many seconds they took together
 
 (defstruct (update-stream (:copier nil))
-  "The data of the last look at a console, and its last updates. One thread's."
+  "The data of the last reading of a console, and its last updates. One thread's."
   (series (make-hash-table :test 'equal) :type hash-table :read-only t) ; by attributes
   (bounds '() :type list)               ; of the buckets, in seconds
   (values (make-hash-table :test 'equal) :type hash-table :read-only t) ; by name

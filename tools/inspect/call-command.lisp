@@ -32,8 +32,8 @@ reflection, or reads --proto."
       (symbol "[SYMBOL]" #'identity
               "The full name of a service, method, message, enum or field; all services without."))
      (descriptor-source client-tls))
-    "Show the declaration of a symbol as it would stand in a .proto file. Asks the server's
-reflection, or reads --proto."
+    "Show the declaration of a symbol in the form of a .proto file. Asks the server's reflection, or
+reads --proto."
   (call-with-descriptor-source
    (lambda (symbol list pool-of)
      (let* ((symbols (if symbol
@@ -201,7 +201,7 @@ whose type is not known here."
   "The full name, with dots, of the method NAME: \"package.Service/Method\", or the same with a dot
 in place of the slash."
   (let ((dotted (substitute #\. #\/ (string-left-trim "/." name))))
-    (unless (find #\. dotted) (refuse "package.Service/Method is wanted, not ~S" name))
+    (unless (find #\. dotted) (refuse "package.Service/Method is expected, not ~S" name))
     dotted))
 
 (defun service-of-method (name)

@@ -96,7 +96,7 @@ aligned to the right; the last column is not padded."
                                        row widths kinds)))))))
 
 (defun write-facts (&rest facts)
-  "Print FACTS, a plist of names and values, one on a line. Those whose value is nil are left out."
+  "Print FACTS, a plist of names and values, one on a line. Those whose value is nil are omitted."
   (loop for (name value) on facts by #'cddr
         when value do (format t "~14A ~A~%" name (shown (princ-to-string value)))))
 

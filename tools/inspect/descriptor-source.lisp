@@ -10,8 +10,8 @@
   ((headers "-H") "'NAME: VALUE'" #'parse-header '()
                   "Metadata to send, also with questions to reflection; may be given several times.
       The value of a name that ends in -bin is in base64.")
-  (timeout "DURATION" #'parse-seconds nil "The time after which it is given up; by default there is
-      no limit.")
+  (timeout "DURATION" #'parse-seconds nil "The time after which the request is given up; by default
+      there is no limit.")
   (proto "FILE" #'identity nil
          "The .proto file that declares the service; by default the server's reflection is asked.")
   (import-path "DIR[:DIR…]" #'parse-directories nil
@@ -20,7 +20,7 @@
 (defun parse-header (string)
   "The entry (name . value) of metadata for STRING, \"name: value\"."
   (let ((colon (position #\: string :start (min 1 (length string)))))
-    (unless colon (refuse "'name: value' is wanted, not ~S" string))
+    (unless colon (refuse "'name: value' is expected, not ~S" string))
     (flet ((trimmed (start end) (string-trim " " (subseq string start end))))
       (let ((name (string-downcase (trimmed 0 colon))) (value (trimmed (1+ colon) nil)))
         (cons name
@@ -135,7 +135,7 @@ the annotations of REST. Its types are not made again."
 (defparameter *most-names-told* 20 "The most names that a complaint lists.")
 
 (defun names-text (names)
-  "NAMES, strings, with commas between. If there are too many, … stands for the rest."
+  "NAMES, strings, with commas between. If there are too many, … replaces the rest."
   (format nil "~{~A~^, ~}~:[~;, …~]"
           (subseq names 0 (min (length names) *most-names-told*))
           (< *most-names-told* (length names))))
@@ -196,7 +196,7 @@ SERVICE signal a FAILURE that lists its services."
         (enter-all (protobuf:file-descriptor-extensions file))))))
 
 (defun need-symbol (index full-name)
-  "The descriptor of FULL-NAME in INDEX, a POOL-INDEX. Signal a FAILURE if there is none."
+  "The descriptor of FULL-NAME in INDEX, a POOL-INDEX. Signal a FAILURE if there is no such symbol."
   (or (gethash full-name index)
       ;; the files of every image
       (protobuf:find-descriptor full-name)

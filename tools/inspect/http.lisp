@@ -58,7 +58,7 @@
                  (incf at (check-result sent))))))
 
 (defun receive-some (socket octets end-ns)
-  "How many octets have come into OCTETS; 0 at the end."
+  "The number of octets read into OCTETS; 0 at the end."
   ;; a server that sends without end never has the socket waited for
   (unless (< (monotonic-ns) end-ns) (fail-command "there is no answer in time"))
   (loop for count = (os:receive-octets socket octets 0 (length octets))

@@ -219,7 +219,7 @@ no calls between."
                                                            :output '(:string :stripped t))))
 
 (defun terminal-size ()
-  "How many lines and columns the terminal has; 24 and 80 if it does not say."
+  "Two values: how many lines and columns the terminal has; 24 and 80 if that is unknown."
   (let* ((words (uiop:split-string (or (stty "size") "") :separator " "))
          (numbers (mapcar (lambda (word) (parse-integer word :junk-allowed t)) words)))
     (if (and (= 2 (length numbers)) (every #'identity numbers) (every #'plusp numbers))
@@ -227,8 +227,8 @@ no calls between."
         (values 24 80))))
 
 (defun fit-lines (lines height width)
-  "The first HEIGHT of LINES, cut at WIDTH. If not all have room, the last line says how many more
-there are."
+  "The first HEIGHT of LINES, cut at WIDTH. If there is no room for all, the last line gives the
+number of the others."
   (flet ((cut (line) (subseq line 0 (min width (length line)))))
     (mapcar #'cut
             (if (<= (length lines) height)

@@ -1,7 +1,8 @@
-;;;; When calls are to begin. A SCHEDULE is a quantity, a rate or a number of workers, as a function
-;;;; of the time since the run began, in ghz's terms: const, step and line. A PACER gives the times
-;;;; of an open loop one by one: evenly spaced, or by chance as a Poisson process has them. Times
-;;;; are the run's own plan and never depend on how calls fare, which is what makes the loop open.
+;;;; The times at which calls begin. A SCHEDULE is a quantity, a rate or a number of workers, as a
+;;;; function of the time since the run began, in ghz's terms: const, step and line. A PACER gives
+;;;; the times of an open loop one by one: evenly spaced, or by chance as a Poisson process has
+;;;; them. Times are planned in advance and never depend on how calls proceed, which is what makes
+;;;; the loop open.
 ;;;;
 ;;;; For evenly spaced calls the tool wakes up once a call, for a burst of calls only once. But in a
 ;;;; burst each call except the first waits, in the server, for those before it. So calls are
@@ -81,8 +82,8 @@ GROUP-NS are due together while the rate is above GROUP-ABOVE."
     pacer))
 
 (defconstant +look-seconds+ 0.01d0 "The time for which a changing rate is taken for constant.")
-(defconstant +most-looks+ 360000 "The looks at a changing rate before the next call is given up:
-those of an hour.")
+(defconstant +most-looks+ 360000 "The most steps of a search in a changing rate before the next call
+is given up: those of an hour.")
 
 (defun advance-pacer (pacer)
   "Advance AT to the time of the next call: that at which the integral of the rate has grown by 1

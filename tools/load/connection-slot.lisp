@@ -74,7 +74,7 @@
       (setf (connection-slot-state connection-slot) :ready))))
 
 (defun take-goaway (http2 last-id error-code debug)
-  "The sink's ON-GOAWAY: new calls need a new connection; those under way go on."
+  "The sink's ON-GOAWAY: new calls need a new connection; those under way continue."
   (declare (ignore last-id))
   (let* ((connection (http2:connection-user http2))
          (connection-slot (connection-connection-slot connection)))

@@ -9,7 +9,7 @@
 (defconstant +tick-ns+ 100000000
              "The time between two ticks, which do the work that depends on time: quotas, seconds of
 the tally, connection slots.")
-(defconstant +most-at-once+ 4096 "How many calls begin before the loop looks at its sockets again.")
+(defconstant +most-at-once+ 4096 "How many calls begin before the loop checks its sockets again.")
 
 (defun make-generator-connection-slots (plan number)
   "The connection slots of the generator NUMBER of PLAN."
@@ -287,7 +287,7 @@ each idle worker."
     (after-event generator)))
 
 (defun end-generator-calls (generator)
-  "The time of GENERATOR is over: treat the calls under way as the plan says."
+  "The time of GENERATOR is over: end the calls under way by the rule of the plan."
   (setf (generator-stopping generator) t)
   (unless (eq :wait (plan-stop (generator-plan generator)))
     (drop-calls generator (eq :ignore (plan-stop (generator-plan generator))))))

@@ -1,6 +1,6 @@
-;;;; A call: it is made when it is due, gets a stream, sends its requests, reads what comes, and
+;;;; A call: it is made when it is due, gets a stream, sends its requests, reads the responses, and
 ;;;; ends exactly once, by END-LOAD-CALL. Requests are framed beforehand and responses only counted,
-;;;; so that a call costs what HTTP/2 costs.
+;;;; so that a call has only the cost of HTTP/2.
 ;;;;
 ;;;; A load call that has ended may still be in a queue or a chain; it is used again only after it
 ;;;; has left these.
@@ -166,10 +166,10 @@ function."
     nil))
 
 (defconstant +queued-enough+ 131072
-  "A stream of requests pauses while so many of its octets wait.")
+  "A stream of requests pauses while this many of its octets wait.")
 
 (defun load-call-overdue-p (load-call)
-  "True if LOAD-CALL has sent or received for as long as the plan says."
+  "True if LOAD-CALL has sent or received for as long as the plan allows."
   (let* ((generator (load-call-generator load-call))
          (limit (plan-call-duration-ns (generator-plan generator))))
     (and (plusp limit) (<= (+ (load-call-begun-ns load-call) limit) (generator-now generator)))))
@@ -368,8 +368,8 @@ encoding."
     sound))
 
 (define-hot note-responses ((load-call load-call) (count quantity)) null
-  "COUNT responses of LOAD-CALL, of a stream, have come with these octets: note the time since the
-response before them."
+  "COUNT responses of LOAD-CALL, of a stream, were received with these octets: note the time since
+the previous response."
   (let* ((generator (the generator (load-call-generator load-call)))
          (now (generator-now generator)))
     (when (and (plusp count) (load-call-counted load-call))

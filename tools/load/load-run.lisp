@@ -11,7 +11,7 @@
   (:documentation "A run could not be made; TEXT is the reason, in one line."))
 
 (defconstant +interrupt-grace-seconds+ 2
-  "How long calls under way may go on after the user has interrupted the run.")
+  "How long calls under way may continue after the user has interrupted the run.")
 
 (defstruct (control (:copier nil))
   "The state that the thread of PERFORM-RUN waits for."
@@ -83,7 +83,7 @@ the user interrupts again."
       (post-all control (lambda (generator) (drop-calls generator t))))))
 
 (defun note-termination (control)
-  "End the run of CONTROL as if the user had interrupted it, since the process is to end."
+  "End the run of CONTROL as if the user had interrupted it, because the process must end."
   (setf (control-terminated control) t)
   (sb-thread:signal-semaphore (control-event control)))
 
@@ -119,7 +119,7 @@ nil."
     (values (or cpu (cpu-ns)) interrupted)))
 
 (defconstant +judged-ns+ 100000000
-  "How long a run must last for its CPU time to say whether the loops were busy.")
+  "How long a run must last so that its CPU time shows whether the loops were busy.")
 
 (defun busy-share (run plan)
   "The share of the time in which the event loops of RUN, made by PLAN, were busy; 0 if RUN was too

@@ -1,4 +1,4 @@
-;;;; Payloads of calls: messages as they go on the wire, with gRPC's prefix of five octets, and
+;;;; Payloads of calls: messages in the form on the wire, with gRPC's prefix of five octets, and
 ;;;; fields of metadata. Both are made once if they are constant, else for each call from templates.
 
 (in-package #:clgrpc.load)

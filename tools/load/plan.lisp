@@ -23,8 +23,8 @@
   (subseq (method:rpc-method-path (request-method request)) 1))
 
 (defun mix-requests (requests)
-  "A vector with each of REQUESTS, a list, as often as its weight says, spread as evenly as
-possible. Calls take their requests from it in turn."
+  "A vector with each of REQUESTS, a list, as often as its weight, spread as evenly as possible.
+Calls take their requests from it in turn."
   (let* ((total (reduce #'+ requests :key #'request-weight))
          (credits (make-array (length requests) :initial-element 0)))
     ;; in every turn each gets its weight, and the one with the most is chosen and pays for it

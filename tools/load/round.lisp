@@ -1,5 +1,5 @@
-;;;; Several runs as one: counts are added up, histograms are merged, and the runs themselves stand
-;;;; in RUN-ROUNDS, for comparisons of their differences.
+;;;; Several runs as one: counts are added up, histograms are merged, and the runs themselves are in
+;;;; RUN-ROUNDS, for comparisons of their differences.
 
 (in-package #:clgrpc.load)
 

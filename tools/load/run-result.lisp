@@ -35,8 +35,8 @@
   (error nil :type (or null string)))   ; the message of a status that is not OK
 
 (defstruct (run (:copier nil))
-  "A run. Octets, connections and CPU time are those between the begin of the first call and the end
-of the last, with those of a warm-up left out."
+  "A run. Octets, connections and CPU time are those between the beginning of the first call and the
+end of the last, without those of a warm-up."
   (name nil :type (or null string))     ; the user's
   (target "" :type string)              ; as the user wrote it
   (method "" :type string)              ; "package.Service/Method"

@@ -179,7 +179,7 @@ last."
                       :sections sections :examples examples)))))
 
 (defun chapter-file (chapter)
-  "Where CHAPTER's page stands in the site."
+  "The file of CHAPTER's page in the site."
   (site-page (format nil "doc/~A" (chapter-path chapter))))
 
 (defun chapter-subjects (chapter)

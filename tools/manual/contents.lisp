@@ -71,7 +71,7 @@
    (make-subject "workflow" "clgrpc-cluster/workflow" '("CLGRPC.WORKFLOW")
                  '("cluster/workflows.md"))
    (make-subject "raft" "clgrpc-cluster/raft" '("CLGRPC.RAFT") '("cluster/raft.md")))
-  "The pages of the reference. A name of the package CLGRPC stands on the page of its home package;
+  "The pages of the reference. A name of the package CLGRPC is on the page of its home package;
 pages of the other packages, beginning with clgrpc-async, have all exports.")
 
 (defparameter *packages*

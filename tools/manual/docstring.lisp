@@ -56,7 +56,7 @@
   (ppcre:create-scanner
    (concatenate 'string "^(From any thread|From (the|a) |In (the|a) [a-z' ]*thread|"
                 "On (the|a|any) [a-z' ]*(thread|loop)|Only (from|on|in) )"))
-  "How a sentence begins that says which threads may call a function.")
+  "How a sentence begins that gives the thread rule of a function.")
 
 (defun sentence-kind (sentence)
   "What SENTENCE of a docstring is about: :values, :conditions or :threads; nil for anything else."

@@ -32,7 +32,7 @@
     (write-string (entry-name entry) stream)))
 
 (defun entry-url (entry)
-  "Where ENTRY stands in the site."
+  "The URL of ENTRY in the site."
   (format nil "reference/~A.html#~A" (subject-file (entry-subject entry)) (entry-anchor entry)))
 
 (defun entry-anchor (entry)

@@ -4,7 +4,7 @@
 (in-package #:clgrpc.manual)
 
 (defmacro file-text (name)
-  "The text of the file NAME beside this one, as it was when this was compiled."
+  "The text of the file NAME in the same folder, as it was when this was compiled."
   (uiop:read-file-string (merge-pathnames name (or *compile-file-truename* *load-truename*))
                          :external-format :utf-8))
 
@@ -93,7 +93,7 @@
       (format stream "];~%"))))
 
 (defun docstring-text (docstring)
-  "All that DOCSTRING says, as one string."
+  "All texts of DOCSTRING, as one string."
   (format nil "~{~A~^ ~}"
           (append (loop for (kind . contents) in (docstring-blocks docstring)
                         append (if (eq :rows kind)

@@ -27,7 +27,7 @@ scale Y."
   (if (> share 0.97) "end" "middle"))
 
 (defun many-ticks-p (scale)
-  "True if SCALE has too many ticks for a narrow page; then every second one is left out there."
+  "True if SCALE has too many ticks for a narrow page; then every second one is omitted there."
   (< 5 (length (scale-ticks scale))))
 
 (defun axis-nodes (x y height)

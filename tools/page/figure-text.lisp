@@ -4,8 +4,8 @@
 
 (defun digits-text (value &key (digits 3) short)
   "VALUE, a real, with DIGITS significant digits and commas between thousands. With SHORT, zeros at
-the end of a fraction are left out. (digits-text 4.1234) is \"4.12\", (digits-text 41234)
-\"41,234\", (digits-text 2 :short t) \"2\"."
+the end of a fraction are dropped. (digits-text 4.1234) is \"4.12\", (digits-text 41234) \"41,234\",
+(digits-text 2 :short t) \"2\"."
   (let* ((magnitude (abs (rational value)))
          (before (loop for power = 1 then (* 10 power)
                        for count from 0

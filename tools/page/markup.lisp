@@ -53,7 +53,7 @@ drawing."
                (write-char #\" stream))))
 
 (defun markup-name (symbol)
-  "The name that SYMBOL stands for: as it is if it has small letters, else in lower case."
+  "The name for SYMBOL: unchanged if it has small letters, else in lower case."
   (let ((name (symbol-name symbol)))
     (if (some #'lower-case-p name) name (string-downcase name))))
 

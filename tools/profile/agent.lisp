@@ -283,8 +283,8 @@ tabs between."
            (finish-output)))
 
 (defun start-agent-if-asked ()
-  "Start the thread that answers what `clgrpc profile` asks, if the environment has
-CLGRPC_PROFILE=1."
+  "If the environment has CLGRPC_PROFILE=1, start the thread that answers the requests of `clgrpc
+profile`."
   (when (equal "1" (sb-ext:posix-getenv "CLGRPC_PROFILE"))
     (time-collections)
     (sb-thread:make-thread #'run-agent :name "clgrpc profile")))

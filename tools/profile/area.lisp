@@ -7,7 +7,7 @@
 (in-package #:clgrpc.profile)
 
 (defstruct (frame (:copier nil))
-  "A function as it stands in stacks."
+  "A function in a stack."
   (name "" :type string :read-only t)
   (kind :unknown :type (member :lisp :native :kernel :unknown) :read-only t)
   ;; the subsystem, or nil if that of the caller counts

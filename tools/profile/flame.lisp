@@ -7,7 +7,7 @@
 
 (defconstant +frame-height+ 17 "The height of a frame of the flame graph, in pixels.")
 
-(defparameter *least-share* 1/1500 "Frames that are less wide than that are left out.")
+(defparameter *least-share* 1/1500 "Frames with a smaller share of the width are omitted.")
 
 (defparameter *area-hues*
   '(("loop" . 210) ("os" . 200) ("http2" . 150) ("hpack" . 120) ("http1" . 100)
@@ -104,7 +104,7 @@ BEFORE is the share that it had in another profile, or nil: its colour is its ch
                           (and before (percent before)))))))
 
 (defun flame-graph (root label &key before)
-  "The flame graph of the tree ROOT, JSON, as an element, which LABEL says in words. With BEFORE,
+  "The flame graph of the tree ROOT, JSON, as an element; LABEL describes it in words. With BEFORE,
 the tree of another profile, colours show growth and shrinkage."
   (let* ((whole (member-of root "ns"))
          (shares (and before (stack-shares before)))

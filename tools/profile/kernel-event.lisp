@@ -1,7 +1,7 @@
 ;;;; The kernel's tracepoints in the output of `perf script`: system calls and how long they took,
 ;;;; threads that gave up their processor, and for how long, and futexes. Pure functions of a
 ;;;; stream. A line is `TID SECONDS: EVENT: TEXT`; below it are the frames of the stack, if that was
-;;;; asked for.
+;;;; requested.
 ;;;;
 ;;;; A thread sleeps from the switch to another one until the next of its own events, which is the
 ;;;; end of the system call in which it waited.

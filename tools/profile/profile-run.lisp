@@ -12,7 +12,7 @@
   (if (eq :null data) nil data))
 
 (defun object (&rest plist)
-  "A JSON object, an alist, from names and values by turns; a name whose value is nil is left out."
+  "A JSON object, an alist, from alternate names and values; a name whose value is nil is omitted."
   (loop for (name value) on plist by #'cddr
         when value collect (cons name value)))
 
@@ -400,8 +400,8 @@ followed with perf, if PERF is true and the kernel allows it, or else strace; ni
            (with-open-file (stream path :external-format :utf-8)
              (allocation-data (sum-allocation stream) answer))))))
 
-(defconstant +few-unknown+ 1/10 "If more frames than this share are unknown, the report says so and
-names a remedy.")
+(defconstant +few-unknown+ 1/10 "If more frames than this share are unknown, the report mentions it
+and names a remedy.")
 
 (defun unseen-lines (subject cpu events)
   "What is missing in a profile of SUBJECT, whose data are CPU and EVENTS, and why: a vector of

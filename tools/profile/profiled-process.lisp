@@ -1,5 +1,5 @@
-;;;; The process that is profiled: started here, with an agent that answers, or one that runs
-;;;; already and is only looked at from outside, through /proc and perf.
+;;;; The process that is profiled: one started here, with an agent that answers, or one that runs
+;;;; already and is only observed from outside, through /proc and perf.
 
 (in-package #:clgrpc.profile)
 

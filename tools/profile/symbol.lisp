@@ -53,8 +53,8 @@ table; else the table is one that it wrote on another request, and may be missin
     path))
 
 (defun read-perf-map (path)
-  "RANGES of the file at PATH, as WRITE-PERF-MAP writes it; nil if the file does not exist. Lines
-that are not such are left out: another user, or another program, may have written them."
+  "RANGES of the file at PATH, as WRITE-PERF-MAP writes it; nil if the file does not exist.
+Malformed lines are skipped: another user, or another program, may have written them."
   (with-open-file (stream path :if-does-not-exist nil
                                :external-format '(:utf-8 :replacement #\?))
     (and stream

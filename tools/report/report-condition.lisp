@@ -30,7 +30,7 @@
   (limit 0 :type rational :read-only t)) ; in nanoseconds if the figure is a time
 
 (defparameter *relations* '((">=" . >=) ("<=" . <=) (">" . >) ("<" . <))
-  "The relations in the order in which they are looked for: longer ones first.")
+  "The relations in the order in which they are searched: longer ones first.")
 
 (defparameter *times* '(("ns" . 1) ("us" . 1000) ("µs" . 1000) ("ms" . 1000000) ("s" . 1000000000)))
 
@@ -55,7 +55,8 @@
          (dot (or (position #\. number) end))
          (digits (remove #\. number :count 1)))
     (when (or (zerop (length digits)) (< 15 (length digits)) (find #\. digits))
-      (refuse-condition "a number is wanted after the relation, such as 10ms or 0.5%, not ~S in ~S"
+      (refuse-condition "a number is expected after the relation, such as 10ms or 0.5%, not ~S in ~
+                         ~S"
                         text whole))
     (values (/ (parse-integer digits) (expt 10 (max 0 (- end dot 1))))
             (trim (subseq text end)))))

@@ -356,7 +356,7 @@ MARKS."
                   :x x :y y :height 220)
       (if old
           (page:legend '("ok" . "this run") '("before" . "before"))
-          (page:legend '("ok" . "share of the calls that took at most so long"))))
+          (page:legend '("ok" . "share of the calls that took at most this long"))))
      :half t)))
 
 ;;; Tables

@@ -146,7 +146,7 @@ the same time, a single one remains."
                   (list "max" (page:duration-text (load:histogram-max histogram))))))
 
 (defun server-words (run)
-  "The server's own counts of the calls of RUN, beside the tool's."
+  "The server's own counts of the calls of RUN, next to the tool's."
   (flet ((figure (name) (cdr (assoc name (load:run-server run) :test #'string=))))
     (format nil "~D calls of the method~:[~; with those that do not count here~]~
                  ~{, ~A ~A of ~A here~}, by its metrics' buckets"
@@ -183,7 +183,7 @@ none."
   (and (plusp count) count))
 
 (defun load-facts (run)
-  "The rows that say how RUN was made: lists (name text)."
+  "The rows that describe how RUN was made: lists (name text)."
   (remove nil
           (list (list "Target:" (format nil "~A ~A (~(~A~))" (load:run-target run)
                                         (load:run-method run)

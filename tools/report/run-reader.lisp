@@ -7,14 +7,15 @@
 (define-condition unreadable-run (clgrpc-error)
   ((text :initarg :text :reader unreadable-run-text)) ; in one line
   (:report (lambda (condition stream) (write-string (unreadable-run-text condition) stream)))
-  (:documentation "A file is not the report of a run. The condition's text says why, in one line."))
+  (:documentation "A file is not the report of a run. The condition's text gives the reason, in one
+line."))
 
 (defun reject-run (control &rest arguments)
   (error 'unreadable-run :text (format nil "~?" control arguments)))
 
 (defun member-of (object name type &optional (default nil default-p))
   "The member NAME of the JSON OBJECT, which must be of the Lisp TYPE. If DEFAULT is given, it
-stands for a missing member and for null, which Go writes for empty values."
+replaces a missing member and null, which Go writes for empty values."
   (let ((member (and (listp object) (assoc name object :test #'string=))))
     (cond ((and default-p (or (null member) (eq :null (cdr member)))) default)
           ((and member (typep (cdr member) type)) (cdr member))

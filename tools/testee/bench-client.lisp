@@ -62,7 +62,7 @@
 
 (defun manner-parser (string)
   (or (find string '(:one :threads :async) :test #'string-equal)
-      (refuse "one, threads or async is wanted, not ~S" string)))
+      (refuse "one, threads or async is expected, not ~S" string)))
 
 (defun measure-calls (manner channel in-flight milliseconds)
   "Call for MILLISECONDS and print the results as one line of JSON."

@@ -1,5 +1,5 @@
 ;;;; RouteGuide for benchmarks: it does as little work as its calls allow, in the reactive style, so
-;;;; that all of them may run inline. Features are searched one by one; benchmarks ask for the first
+;;;; that all of them may run inline. Features are searched one by one; benchmarks request the first
 ;;;; one.
 
 (in-package #:clgrpc.testee)

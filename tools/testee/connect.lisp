@@ -1,6 +1,6 @@
 ;;;; `testee connect-server`, `connect-gateway` and `connect-client`: the programs that the
 ;;;; ConnectRPC conformance suite tests: our server and gateway with all protocols, our client with
-;;;; gRPC. The runner says what to serve, or which calls to make, in messages on standard input,
+;;;; gRPC. The runner sends its requests, to serve or to make calls, in messages on standard input,
 ;;;; each after its length in four octets, big-endian; answers go to standard output.
 
 (in-package #:clgrpc.testee)
@@ -47,7 +47,7 @@
     payload))
 
 (defun fail-as-told (error &optional info)
-  "End the call as ERROR, a message of the suite, says, with INFO among the details."
+  "End the call with the status in ERROR, a message of the suite, and with INFO among the details."
   (grpc:fail (grpc:code-status (grpc:enum-number 'connect:code (connect:error-code error)))
              (connect:error-message error)
              :details (append (coerce (connect:error-details error) 'list)
@@ -57,7 +57,7 @@
   (when (plusp milliseconds) (sleep (/ milliseconds 1000))))
 
 (defun answer-once (call definition requests)
-  "The payload that DEFINITION, a UnaryResponseDefinition or nil, asks for, or the error."
+  "The payload or the error in DEFINITION, a UnaryResponseDefinition or nil."
   (let ((info (request-info call requests)))
     (if (null definition)
         (payload (make-octets 0) info)
@@ -166,8 +166,8 @@ REQUESTS."
                  (when (plusp (length roots)) (list :roots (octets-string roots))))))
 
 (defun serialized-compat-response (server request credentials)
-  "The octets that give the suite the address of SERVER, which REQUEST with CREDENTIALS has asked
-for."
+  "The octets that report the address of SERVER to the suite, which has requested it by REQUEST with
+CREDENTIALS."
   (let* ((address (grpc:server-address server))
          (colon (position #\: address :from-end t)))
     (grpc:serialize
@@ -179,8 +179,8 @@ for."
                     (make-octets 0))))))
 
 (defun serve-for-suite (service request output)
-  "Start the server of SERVICE that REQUEST asks for, say on OUTPUT where it is, and serve until
-told to end."
+  "Start the server of SERVICE for REQUEST, report its address on OUTPUT, and serve until asked to
+end."
   (let* ((limit (connect:server-compat-request-message-receive-limit request))
          (credentials (connect:server-compat-request-server-creds request))
          (roots (connect:server-compat-request-client-tls-cert request))
@@ -283,7 +283,7 @@ that the environment's CLGRPC_CONNECT_BEHIND names, or ours."
     (if cancel (connect:client-compat-request.cancel-cancel-timing cancel) (values nil nil))))
 
 (defun maybe-cancel (trial timing &optional count)
-  "Cancel the call of TRIAL if it asks for that at TIMING, after COUNT responses if that is given."
+  "Cancel the call of TRIAL if it requests that at TIMING, after COUNT responses if that is given."
   (multiple-value-bind (value case) (cancel-timing trial)
     (when (and (eq timing case) (or (null count) (= count value)))
       (when (eq timing :after-close-send-ms) (pause-ms value))
@@ -301,7 +301,8 @@ that the environment's CLGRPC_CONNECT_BEHIND names, or ours."
            (maybe-cancel trial :after-num-responses (length (trial-payloads trial)))))
 
 (defun send-requests (trial messages &optional (after (constantly nil)))
-  "Send MESSAGES on the call of TRIAL, calling AFTER when one has gone; note how many could not be."
+  "Send MESSAGES on the call of TRIAL, calling AFTER when one was sent; note how many could not be
+sent."
   (loop for (message . rest) on messages
         do (pause-ms (connect:client-compat-request-request-delay-ms (trial-request trial)))
            (unless (handler-case (grpc:send (trial-call trial) message)

@@ -96,12 +96,12 @@ if it does not pass."
   (expect-payload (testing:streaming-output-call-response-payload response) size))
 
 (define-interop-case "server_streaming" (channel)
-    "The server sends a stream of the sizes that are asked for."
+    "The server sends a stream of the requested sizes."
   (let ((sizes '(31415 9 2653 58979)))
     (grpc:with-call (call (grpc.testing.test-service:streaming-output-call
                            channel (output-request sizes) :timeout *interop-timeout*))
       (dolist (size sizes) (expect-response (grpc:receive call) size))
-      (expect-that (null (grpc:receive call)) "the stream has more messages than were asked for"))))
+      (expect-that (null (grpc:receive call)) "the stream has more messages than requested"))))
 
 (defmacro with-dialogue ((call channel &rest options) &body body)
   "Do BODY with CALL bound to a FullDuplexCall on CHANNEL."
@@ -110,7 +110,7 @@ if it does not pass."
      ,@body))
 
 (define-interop-case "ping_pong" (channel)
-    "A request is sent when the response to the one before has come."
+    "A request is sent when the response to the previous one was received."
   (with-dialogue (call channel)
     (loop for (size payload) in '((31415 27182) (9 8) (2653 1828) (58979 45904))
           do (grpc:send call (output-request (list size) :payload payload))

@@ -80,7 +80,7 @@ too long."
   (count :any (pb:step-state-children step) :key #'pb:child-state-status :test-not #'eq))
 
 (defun starting-step (state)
-  "The step of STATE that is under way if children of it are to be begun, or nil."
+  "The current step of STATE if children of it must be begun, or nil."
   (let ((step (state-step state)))
     (and (running-p state) step (eq :starting (pb:step-state-status step)) step)))
 

@@ -57,7 +57,7 @@
                                             :report-failures (eq :report failures))))
 
 (defun fork-step (verb arguments)
-  "The Step that starts workflows as a form with VERB and ARGUMENTS says."
+  "The Step that starts workflows, for a form with VERB and ARGUMENTS."
   (ecase verb
     (:parallel (children-step (mapcar #'child-of arguments)))
     (:children (destructuring-bind (children &rest options) arguments

@@ -59,8 +59,8 @@ Signal SCHEDULE-NOT-FOUND, or another WORKFLOW-ERROR after TIMEOUT seconds (10).
   nil)
 
 (defun delete-schedule (channel id &key timeout)
-  "Remove the schedule ID. Workflows that it has started go on. Return true if it existed; false if
-not, even if an earlier try of this call has removed it. Signal a WORKFLOW-ERROR after TIMEOUT
+  "Remove the schedule ID. Workflows that it has started continue. Return true if it existed; false
+if not, even if an earlier try of this call has removed it. Signal a WORKFLOW-ERROR after TIMEOUT
 seconds (10). From any thread."
   (pb:delete-schedule-reply-deleted
    (ask #'methods:delete-schedule channel (pb:make-delete-schedule-request :id id) timeout)))

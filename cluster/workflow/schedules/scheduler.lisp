@@ -39,7 +39,7 @@
     (protobuf:parse-message 'pb:start-request (if entry (etcd:entry-value entry) (make-octets 0)))))
 
 (defun unchanged-schedule-p (node id entry)
-  "The comparison that the schedule ID is as ENTRY, or nil, says."
+  "The comparison that the schedule ID still has ENTRY, or no entry if that is nil."
   (list :changed (schedule-key (node-root node) id) '= (entry-revision entry)))
 
 (defun refuse-schedule (id)
@@ -115,7 +115,7 @@ text, why it starts none."
 ;;; Requests of users
 
 (defun create-schedule-of (node request)
-  "Put the schedule that REQUEST asks for. Return true unless the same one exists."
+  "Put the schedule that REQUEST describes. Return true unless the same one exists."
   (let* ((id (pb:create-schedule-request-id request)) (root (node-root node))
          (state (begin-schedule request (node-now node) (node-limits node)))
          (entry (fetch-schedule node id)) (most (limits-max-schedules (node-limits node))))

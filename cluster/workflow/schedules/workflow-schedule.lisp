@@ -43,7 +43,7 @@ to examine; and how many there are before these, as far as that is known."
                                (floor (- (first late) next) unit)))))))))
 
 (defun next-to-do (state now)
-  "Two values: the time of STATE that is to be done now, and how many missed times are before it."
+  "Two values: the time of STATE that must be done now, and how many missed times are before it."
   (multiple-value-bind (times missed) (times-passed state (cron-of state) now)
     (let ((extra (max 0 (- (length times) (max 1 (pb:schedule-state-catch-up state))))))
       (values (elt times extra) (+ missed extra)))))
@@ -78,7 +78,7 @@ long."
                       (refuse :invalid-request "an interval is a whole number of seconds, at least ~
                                                 one")))
       (t (refuse :invalid-request "a schedule has a cron expression or an interval")))
-    (unless (keywordp overlap) (refuse :invalid-request "~A says nothing about overlaps" overlap))
+    (unless (keywordp overlap) (refuse :invalid-request "~A has no rule for overlaps" overlap))
     (when (> catch-up +most-catch-up+)
       (refuse-size :too-large :catch-up +most-catch-up+ catch-up "too many times to make up for"))
     (when (string/= "" (pb:start-request-id start))
@@ -110,7 +110,7 @@ was, because of REASON; MISSED earlier times were not made up for."
     state))
 
 (defun due-p (state now)
-  "True if a time of STATE has come by NOW."
+  "True if a time of STATE is due by NOW."
   (and (not (pb:schedule-state-paused state))
        (<= 1 (pb:schedule-state-next-unix-ms state) now)))
 

@@ -27,7 +27,7 @@ of 128.")
 (defconstant +longest-commit-seconds+ 60 "By then a request has ended, or no thread will make it.")
 
 (defstruct (commit (:constructor make-commit (ids transaction octets)) (:copier nil))
-  "A transaction that is to be done."
+  "A transaction that must be done."
   (ids '() :type list :read-only t)     ; of the workflows that it is about
   (transaction '() :type list :read-only t) ; the arguments of TRANSACT
   (octets 0 :type index :read-only t)   ; that it puts
@@ -178,7 +178,7 @@ has no jobs."
                                    0)))))
 
 (defun fetch-together (node key)
-  "The entry of KEY, or nil, as ETCD:FETCH has it."
+  "The entry of KEY, or nil, as ETCD:FETCH returns it."
   (if (node-commits node)
       (first (nth-value 1 (transact node '() :then (list (list :get key)))))
       (etcd:fetch (node-etcd node) key)))

@@ -43,7 +43,7 @@
       (plusp (pb:list-request-ended-before-unix-ms request))))
 
 (defun searched-statuses (request)
-  "The statuses that REQUEST, a ListRequest, asks for."
+  "The statuses that REQUEST, a ListRequest, selects."
   (let ((status (pb:list-request-status request)))
     (status-text status)                ; is it one?
     (cond ((not (eq :any status)) (list status))

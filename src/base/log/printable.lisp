@@ -1,6 +1,6 @@
 ;;;; Text that a peer may have written, made fit to be shown: in a log, a report, a backtrace, on a
 ;;;; terminal. Nothing in it may look like another line, move a cursor, change the order of the text
-;;;; beside it or be longer than its limit. Code that shows such text uses PRINTABLE-TEXT or
+;;;; next to it or be longer than its limit. Code that shows such text uses PRINTABLE-TEXT or
 ;;;; WRITE-PRINTABLE; code that prints an object with such text in it, BOUNDED-TEXT.
 ;;;;
 ;;;; Invariant: the work and the memory are bounded by the limit, not by the length of the text.

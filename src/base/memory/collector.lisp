@@ -172,7 +172,7 @@ being collected. Return whether it was done. Where STOPPABLE-WORLD-P."
 
 (defun return-some-pages (page)
   "Return free pages of the heap from PAGE on to the system, for some milliseconds. Return the page
-to go on with, or nil if that was the last."
+at which to continue, or nil if that was the last."
   (declare (type heap-octets page) (optimize speed) (sb-ext:muffle-conditions sb-ext:compiler-note))
   (let ((last (floor (heap-size) sb-vm:gencgc-page-bytes))
         (step (floor +step-octets+ sb-vm:gencgc-page-bytes))
@@ -261,7 +261,7 @@ it may not be if QUICK, twice as large. There must be room for the copies."
                t)))))
 
 (defun give-back-if-quiet (quiet-period)
-  "If the process is quiet, and has memory to give back, do so. As GIVE-MEMORY-BACK; for
+  "If the process is quiet, and has memory to return, return it. As GIVE-MEMORY-BACK; for
 QUIET-PERIOD see QUIET-P."
   (when (and **tuned** (quiet-p quiet-period) (memory-to-give-p))
     (give-memory-back)

@@ -1,7 +1,7 @@
 ;;;; The room left in the heap. SBCL's collector copies small objects, so it needs free pages to
 ;;;; work with; a process whose collector finds no free page ends. The collector leaves long vectors
 ;;;; where they are, so a long vector needs a hole of its own length. Between two collections SBCL
-;;;; looks for a hole only above the places where it has looked before.
+;;;; looks for a hole only above the places that it has already searched.
 ;;;;
 ;;;; Therefore memory counts as free if nothing was allocated in it since the last collection and it
 ;;;; is either above the last page in use or in a wide hole. SBCL has not passed such a hole over,

@@ -1,5 +1,5 @@
 ;;;; The store: long octet vectors that are used again, one store for the image. SBCL zeroes a fresh
-;;;; vector, which for a message of megabytes costs two to three times what writing it costs, and
+;;;; vector; for a message of megabytes this costs two to three times as much as writing it, and
 ;;;; fills the nursery. Code that takes a vector owns it. The last owner may put it back, once, with
 ;;;; no reference left to it; or it leaves the vector to the collector.
 ;;;;

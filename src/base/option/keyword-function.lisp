@@ -1,11 +1,11 @@
 ;;;; Functions that take options as keywords. SBCL itself answers (make-channel "localhost" 50051)
-;;;; with "odd number of &KEY arguments"; these functions say which argument is wrong, and why.
+;;;; with "odd number of &KEY arguments"; these functions report which argument is wrong, and why.
 
 (in-package #:clgrpc.option)
 
 (defun check-keywords (function arguments hint)
   "Signal MISUSE unless ARGUMENTS of FUNCTION, a symbol, are keywords and values by turns. HINT, a
-text, says where a value that stands in a keyword's place belongs."
+text, explains where a value given in place of a keyword belongs."
   (loop for (name . values) on arguments by #'cddr
         do (unless (keywordp name)
              (misuse "~A takes keywords and their values after its first argument, not ~S: ~A."

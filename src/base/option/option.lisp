@@ -246,15 +246,15 @@ calls wait: one that sends a message of more than 64 KB, and one of a method who
 were that long. After this time the call ends with :resource-exhausted."))
   (:stream
    (max-concurrent-streams 1000 1 #x7FFFFFFF "streams"
-    "How many calls one connection may have open, as we advertise it. RFC 9113 6.5.2 asks for 100
-or more.")
+    "How many calls one connection may have open, as we advertise it. RFC 9113 6.5.2 recommends at
+least 100.")
    (max-header-list-octets 16384 1024 1048576 "octets"
     "The largest header list, counted as in RFC 9113 6.5.2, that we advertise and enforce. A server
 does not send longer ones either, even if a handler sets more metadata. gRPC peers send 8 to 16 KB
 at most.")
    (max-header-fields 128 8 10000 "fields"
     "How many fields a header list may have; a list with more counts as one that is too large. Each
-takes 150 octets of memory beside those that max-header-list-octets counts.")
+occupies 150 octets of memory in addition to those that max-header-list-octets counts.")
    (stream-window-octets 2621440 65535 16777216 "octets"
     "How much a peer may send on one stream before we read it. The default lets a message of 1 MB be
 sent at once. It bounds the memory of a call that does not read."))
@@ -265,8 +265,8 @@ encoding (RFC 7541 4.2).")
    (max-frame-octets 16384 16384 1048576 "octets"
     "Largest frame payload accepted. Larger frames only make other streams wait longer.")
    (connection-window-octets 4194304 65535 134217728 "octets"
-    "How much a peer may send on all streams of a connection before we read it. The window is given
-back as octets arrive, even if their calls do not read, until half of max-held-octets waits.")
+    "How much a peer may send on all streams of a connection before we read it. The window is
+returned as octets arrive, even if their calls do not read, until half of max-held-octets waits.")
    (max-held-octets 67108864 65536 1099511627776 "octets"
     "Memory that one connection may hold: header lists of open calls, received messages that are
 incomplete (with their buffers, up to 32 times the octets that have come) or not yet taken, output,
@@ -289,8 +289,8 @@ max-total-held-octets, each is limited to 64 KB.")
    (send-timeout-seconds 60 0.1 86400 "seconds"
     "If the peer of a connection takes no waiting output for this time, the connection is closed.")
    (frame-timeout-seconds 60 0.1 86400 "seconds"
-    "How long the rest of a frame, or of a header block with CONTINUATIONs, may take once a part of
-it has come. Then the connection is closed.")
+    "How long the rest of a frame, or of a header block with CONTINUATIONs, may take after its
+beginning has arrived. Then the connection is closed.")
    (max-queued-control-frames 1000 10 1000000 "frames"
     "Answers to PING and SETTINGS, and RST_STREAMs, that may wait for a peer that does not read.
 More than that ends the connection.")
@@ -324,8 +324,8 @@ preface and first SETTINGS have arrived.")
 it only while calls are under way. 0 means never. Servers of other implementations tolerate one
 PING each 300 seconds at best.")
    (keepalive-timeout-seconds 20 0.01 3600 "seconds"
-    "How long the peer may be silent after a keepalive PING. Then its connection is given up and
-its calls end with :unavailable.")
+    "How long the peer may be silent after a keepalive PING. Then its connection is closed and its
+calls end with :unavailable.")
    (min-keepalive-seconds 10 0 1000000000 "seconds"
     "The least keepalive-seconds of a client, unless that is 0: a smaller value counts as this one
 (gRFC A8)."
@@ -341,8 +341,8 @@ client closes it and connects again for the next call; a server sends GOAWAY. 0 
     "A connection of this age, plus or minus a tenth, takes no more calls, so that clients connect
 again through their load balancer. 0 means never.")
    (max-connection-age-grace-seconds 0 0 1000000000 "seconds"
-    "How long the calls of a connection older than max-connection-age-seconds may go on. Then they
-end with :unavailable. 0 means for ever.")
+    "How long the calls of a connection older than max-connection-age-seconds may continue. Then
+they end with :unavailable. 0 means for ever.")
    (min-ping-interval-seconds 300 0 1000000000 "seconds"
     "A client's PING is a strike (max-ping-strikes) if it follows the previous one sooner than this,
 and in between no call began or ended and no DATA was sent (gRFC A8)."
@@ -435,7 +435,7 @@ run at once.")
     "How much of one processor's time compressed messages of one peer may cost, beyond the 200
 nanoseconds that each octet on the wire is allowed: 236 octets may become 200 KB that take 5 ms to
 decode. A peer may use a quarter of a second of it at once; then its compressed messages wait, and
-nothing else does. A server whose clients all come through one proxy may want more.")
+nothing else does. A server whose clients all use one proxy may need more.")
    (max-queued-octets 33554432 65536 1099511627776 "octets"
     "Octets of one connection's answers that wait because its peer gives no window or does not read.
 Above it, no more of its calls are begun until some answers are sent. While the connections of a
@@ -462,7 +462,7 @@ make garbage collection longer."))
     "Whether calls are retried and hedged by the policies of the service config (gRFC A6). Without
 that, only calls that their server has not seen are repeated.")
    (max-attempts 5 1 1000 "attempts"
-    "The most attempts of one call that a retry or hedging policy may ask for (5 in gRFC A6).")
+    "The most attempts of one call that a retry or hedging policy may request (5 in gRFC A6).")
    (replay-octets 262144 0 1073741824 "octets"
     "How much of its requests one call keeps until its response begins, if its method has a retry or
 hedging policy. A call that sends more is not tried again. The default is that of grpc-go.")
@@ -504,7 +504,7 @@ warning is logged if there are more: with round_robin and its like, each has a c
    (max-subchannels 4000 1 1000000 "subchannels"
     "How many servers all balancers of a channel together may have, with those that are being
 removed and finish their last calls: a service config may have many targets with all addresses each.
-Further ones are left out, with a warning.")
+Further servers are ignored, with a warning.")
    (dns-service-config nil
     "Whether a channel to a name takes its service config from the TXT records of _grpc_config.NAME
 (gRFC A2). Most names have none, and asking costs a query each time the name is looked up.")
@@ -514,7 +514,7 @@ resolver end, and the next call begins again. Surplus connections to one server 
 connections-per-subchannel) end after this time too, while the channel continues. It may take an
 eighth longer. 0 means never; other times under a second count as one.")
    (max-connections-per-subchannel 10 1 1000 "connections"
-    "The most connections to one server that a service config may ask for (connectionScaling, gRFC
+    "The most connections to one server that a service config may request (connectionScaling, gRFC
 A105).")
    (connections-per-subchannel 1 1 1000 "connections"
     "How many connections to each server are made and kept, even if a service config asks for fewer.
@@ -524,7 +524,7 @@ A call goes over the oldest that has a stream for it.")
 to the same addresses. Such channels share one event loop, so threads that block on them wait for
 each other; threads on channels with connections of their own do not.")
    (health-checking t
-    "Whether servers are asked for their health if the service config demands it (gRFC A17).")
+    "Whether the health of servers is checked if the service config requests it (gRFC A17).")
    (ring-size-limit 4096 1 8388608 "entries"
     "The most entries of the ring of ring_hash, even if a service config asks for more (gRFC A42):
 each channel has a ring. An entry takes 16 octets.")
@@ -556,8 +556,8 @@ other's thread, and loops run on different processors. An idle loop keeps a thre
 means the number of processors, but at least 4 and at most 16."))
   (:tracing
    (max-span-attributes 128 0 65536 "attributes"
-    "How many attributes a span, an event or a link may have; the default is OpenTelemetry's. More
-are left out and counted.")
+    "How many attributes a span, an event or a link may have; the default is OpenTelemetry's.
+Further ones are dropped and counted.")
    (max-span-events 128 0 65536 "events"
     "How many events a span may have, such as the messages of its call; the default is
 OpenTelemetry's. More are left out and counted.")

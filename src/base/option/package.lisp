@@ -1,5 +1,5 @@
-;;;; The options table: what a server, a channel or tracing takes as keyword arguments, and the
-;;;; structures of their values. Code that reads an option uses this package as well as clgrpc.base.
+;;;; The options table: the keyword arguments of servers, channels and tracing, and the structures
+;;;; of their values. Code that reads an option uses this package as well as clgrpc.base.
 
 (defpackage #:clgrpc.option
   (:use #:cl #:clgrpc.base)

@@ -236,8 +236,8 @@ fraction and exponent."
       (json-fail reader "lone surrogate")))
 
 (define-hot scan-json-plain ((reader json-reader)) (values index character)
-  "Pass over the characters of a string that stand for themselves. Return their start, and the
-quotation mark or backslash after them."
+  "Skip the characters of a string that need no decoding. Return their start, and the quotation mark
+or backslash after them."
   (let* ((octets (json-reader-octets reader))
          (start (json-reader-position reader))
          (end (json-reader-end reader))

@@ -1,5 +1,5 @@
 ;;;; Kernels for UTF-8 (RFC 3629; clgrpc.kernel explains kernels): many octets or characters at a
-;;;; time. The loops of utf8.lisp do what these leave over.
+;;;; time. The loops of utf8.lisp process the rest.
 
 (in-package #:clgrpc.base)
 

@@ -59,7 +59,7 @@ each character below its first.")
 ;;; From strings to octets
 
 (defmacro pair-of (value)
-  "VALUE in both halves of 64 bits, as two characters stand in memory."
+  "VALUE in both halves of 64 bits, as two adjacent characters in memory have it."
   `(* ,value #x100000001))
 
 (define-leaf %wide-utf8-length ((string wide-string)) index

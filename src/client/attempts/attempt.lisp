@@ -149,14 +149,14 @@ ATTEMPT."
   nil)
 
 (define-hot (go-on-with :inline t) ((call client-call) (link link) (stream http2:stream)) null
-  "Let CALL go on with the attempt on STREAM of LINK."
+  "Let CALL continue with the attempt on STREAM of LINK."
   (setf (client-call-link call) link
         (client-call-stream call) stream)
   nil)
 
 (defun change-over (call stream)
-  "Let CALL go on with another attempt, that on STREAM. STREAM may have room for the sender, who was
-stopped by the full stream of the previous attempt."
+  "Let CALL continue with another attempt, that on STREAM. STREAM may have room for the sender, who
+was stopped by the full stream of the previous attempt."
   (go-on-with call (stream-link stream) stream)
   (wire:tell-writable call))
 
@@ -197,7 +197,7 @@ nil, the messages that CALL has sent before and those that wait for a stream."
   nil)
 
 (define-hot write-attempt ((attempt attempt) (own boolean)) null
-  "Send the headers of ATTEMPT and the messages of its call. OWN is true if the call goes on with
+  "Send the headers of ATTEMPT and the messages of its call. OWN is true if the call continues with
 it."
   (let ((call (the client-call (attempt-call attempt)))
         (stream (attempt-stream attempt)))

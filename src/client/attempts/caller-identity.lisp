@@ -56,7 +56,7 @@ In the caller's thread."
 
 (defun go-on-later (call identity metadata error taker)
   "Continue an attempt of CALL that has waited, as ASK-IDENTITY does, if CALL still needs one:
-another attempt may have been answered. The service config may have come meanwhile."
+another attempt may have been answered. The service config may have arrived meanwhile."
   (declare (type function taker))
   (count-asking call -1)
   (when (wanted-p call)

@@ -1,7 +1,7 @@
-;;;; Compression at the client (gRPC's document "Compression"): requests are compressed as the
-;;;; channel or call says. A server that does not accept the encoding, by its headers, gets them
-;;;; uncompressed (FITTING). If none of the servers with such headers accepts it, no request is
-;;;; compressed. Every request lists the encodings that we accept.
+;;;; Compression at the client (gRPC's document "Compression"): requests are compressed by the
+;;;; setting of the channel or call. A server that does not accept the encoding, by its headers,
+;;;; gets them uncompressed (FITTING). If none of the servers with such headers accepts it, no
+;;;; request is compressed. Every request lists the encodings that we accept.
 
 (in-package #:clgrpc.client)
 

@@ -43,7 +43,7 @@
 (define-field **first-retry** "grpc-previous-rpc-attempts" "1")
 
 (defun attempts-field (number)
-  "The field that says that NUMBER attempts came before this one (gRFC A6)."
+  "The field for the number of previous attempts, NUMBER (gRFC A6)."
   (if (= 1 number)
       **first-retry**
       (hpack:string-field "grpc-previous-rpc-attempts" (princ-to-string number))))

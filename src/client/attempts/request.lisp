@@ -81,13 +81,13 @@ kept."
 ;;; Sending
 
 (define-hot write-kept ((stream http2:stream) (encoded (or octets wire:parcel)) (last boolean)) null
-  "Send ENCODED, a value of ENCODE-MESSAGE, on STREAM. The call keeps it; it is not given back to
-the store of octets."
+  "Send ENCODED, a value of ENCODE-MESSAGE, on STREAM. The call keeps it; it is not returned to the
+store of octets."
   (http2:send-data stream (wire:encoded-octets encoded) 0 (wire:encoded-length encoded) last)
   nil)
 
 (defun write-first (call encoded last)
-  "Send ENCODED, of ENCODE-MESSAGE, on the stream that CALL goes on with."
+  "Send ENCODED, of ENCODE-MESSAGE, on the stream with which CALL continues."
   (let* ((stream (client-call-stream call))
          (fitting (fitting call stream encoded)))
     (when fitting

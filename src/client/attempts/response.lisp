@@ -41,7 +41,7 @@ that is not nil."
     (and call (not (call-status call)) call)))
 
 (defun fail-stream (stream failure)
-  "Handle FAILURE of STREAM, of a call that runs, before any frame except trailers has come on it."
+  "Handle FAILURE of STREAM, of a call that runs, on which no frames except trailers were received."
   (let ((call (stream-call stream)))
     (cond ((and call (plain-p call) (not (eq :server (client-failure-reach failure))))
            (forget-request call)
@@ -58,7 +58,7 @@ response."
                                                     :pushback (list-pushback list))))))
 
 (defun take-only-trailers (stream list)
-  "End the attempt on STREAM, on which only the trailers LIST have come."
+  "End the attempt on STREAM, on which only the trailers LIST were received."
   (let ((call (tried-call stream)))
     (when call
       (rpc:observe headers-received (core-observer (client-call-core call)) call)

@@ -16,7 +16,7 @@ Watch for SERVICE."
        (if (eq :serving status)
            (lift-veto subchannel :health)
            (impose-veto subchannel :health :transient-failure
-                        (format nil "~A says of its health~@[, of ~A~]: ~A"
+                        (format nil "~A reports its health~@[, of ~A~]: ~A"
                                 (subchannel-key subchannel)
                                 (and (plusp (length service)) service)
                                 (substitute #\_ #\- (princ-to-string status)))))))

@@ -29,15 +29,15 @@ are published together.")
   ((members :initform (make-hash-table :test #'equal) :accessor leaf-policy-members
             :documentation "From a backend's key to its subchannel.")
    (to-connect :initform (make-fifo) :reader leaf-policy-to-connect
-               :documentation "Members that are to connect in a later turn.")
+               :documentation "Members that must connect in a later turn.")
    (deferred :initform nil :accessor leaf-policy-deferred
-             :documentation "True if its state is to be published after this turn.")
+             :documentation "True if its state must be published after this turn.")
    (closed :initform nil :accessor leaf-policy-closed
            :documentation "True once it has been closed.")
    (last-error :initform "no server can be reached" :accessor leaf-policy-last-error
             :documentation "The reason of the last failure of a member.")
    (health :initform nil :accessor leaf-policy-health
-           :documentation "The service whose health servers are asked for, or nil."))
+           :documentation "The service whose health is checked at servers, or nil."))
   (:documentation "A subchannel for each backend."))
 
 (defgeneric leaf-policy-picker (leaf-policy ready)

@@ -2,8 +2,8 @@
 ;;;; out of band, on a stream of OpenRcaService that is maintained while the server is connected.
 ;;;;
 ;;;; A report may have invalid numbers: 0 / 0 on the first sample of a meter is a NaN. So numbers of
-;;;; a report are read by LOAD-NUMBER only. It ignores NaNs and infinities, as gRFC A114 says, and
-;;;; numbers that are not above 0. It clamps all others to the range from +LEAST-LOAD+ to
+;;;; a report are read by LOAD-NUMBER only. It ignores NaNs and infinities, as gRFC A114 specifies,
+;;;; and numbers that are not above 0. It clamps all others to the range from +LEAST-LOAD+ to
 ;;;; +MOST-LOAD+. The weight of a server is in that range as well. So no product, quotient or sum of
 ;;;; a few of them can overflow.
 

@@ -11,9 +11,9 @@
 ;;;; At most maxEjectionPercent of the servers are ejected, or one more, as in other
 ;;;; implementations. An ejection lasts baseEjectionTime times the server's count of ejections, at
 ;;;; most the larger of maxEjectionTime and baseEjectionTime. Each interval without an ejection
-;;;; takes one off the count. A call that the client cancels does not count; a call that the server
-;;;; has answered with CANCELLED has failed. A subchannel whose key is not that of a backend, as
-;;;; pick_first's, is not examined.
+;;;; subtracts one from the count. A call that the client cancels does not count; a call that the
+;;;; server has answered with CANCELLED has failed. A subchannel whose key is not that of a backend,
+;;;; as pick_first's, is not examined.
 
 (in-package #:clgrpc.balance)
 

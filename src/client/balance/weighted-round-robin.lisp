@@ -82,8 +82,8 @@
           (t (note-weight note)))))
 
 (defun watch-load-of (leaf-policy subchannel note)
-  "Begin or end the stream of reports from SUBCHANNEL's server, whose note is NOTE, as LEAF-POLICY's
-config says."
+  "Begin or end the stream of reports from SUBCHANNEL's server, whose note is NOTE, according to
+LEAF-POLICY's config."
   (let ((backend-stream (shiftf (note-load note) nil)))
     (when backend-stream (end-backend-stream backend-stream)))
   (when (weighting-out-of-band (weighting leaf-policy))

@@ -266,12 +266,12 @@ it is a failure to resolve."
   "Make ADDRESSES those of RESOLVER's channel until the next push. An element is a text such as
 \"10.0.0.1:50051\", \"[::1]:50051\" or \"unix:/run/a.sock\", never a name; or a list of such a text
 and a plist of attributes of the server. A list of several texts in place of the text means one
-server, whose addresses are tried in turn. Calls on servers that stay go on. Servers that are gone
-get no new calls, and their connections end with their last call. SERVICE-CONFIG is a service config
-as in MAKE-CHANNEL, in place of the channel's own. An invalid one is refused: the last one stays in
-force, or else the channel's own. If there is neither, calls end with :unavailable until a valid one
-is pushed. Return false if the channel does not use RESOLVER any more. Signal MISUSE if an address
-is invalid. From any thread."
+server, whose addresses are tried in turn. Calls on servers that remain continue. Servers that are
+missing from ADDRESSES get no new calls, and their connections end with their last call.
+SERVICE-CONFIG is a service config as in MAKE-CHANNEL, in place of the channel's own. An invalid one
+is refused: the last one stays in force, or else the channel's own. If there is neither, calls end
+with :unavailable until a valid one is pushed. Return false if the channel does not use RESOLVER any
+more. Signal MISUSE if an address is invalid. From any thread."
   (and (push-to-channel resolver (mapcar #'parse-backend addresses) nil
                         (parse-pushed-config service-config))
        t))

@@ -1,10 +1,10 @@
-;;;; Guards, which refuse calls of a channel, if its options say so, before they are sent. A guard
-;;;; stands before the picker and checks each pick. A refused call ends at once with :unavailable
-;;;; and the reason, even if it waits for ready, and is not retried (gRFC A32).
+;;;; Guards refuse calls of a channel before they are sent, if its options set limits for that. A
+;;;; guard stands before the picker and checks each pick. A refused call ends at once with
+;;;; :unavailable and the reason, even if it waits for ready, and is not retried (gRFC A32).
 ;;;;
 ;;;; * max-concurrent-requests: how many calls of the channel are in flight. A call is in flight
 ;;;;   from when a server was first picked for it until it ends, whatever attempts it has (gRFC A105
-;;;;   explains why it counts before it has a stream). The guard's observer hears of its end.
+;;;;   explains why it counts before it has a stream). The guard's observer is informed of its end.
 ;;;; * A circuit breaker for each subchannel (breaker.lisp). If a breaker refuses a call the picker
 ;;;;   is asked again, as it may pick another server; if it picks none whose breaker admits the
 ;;;;   call, the call is refused.
@@ -184,8 +184,8 @@ channel's calls in flight."
       (give-trial-back subchannel call))))
 
 (defun add-guard (core)
-  "Add a guard to CORE, a new one, if its options say so. The guard gets the ends of calls as an
-observer beside the user's."
+  "Add a guard to CORE, a new one, if its options require one. The guard gets the ends of calls as a
+further observer."
   (when (guard-wanted-p (core-options core))
     (let ((admitted (make-hash-table :test #'eq)))
       (setf (core-picker-wrapper core) (lambda (picker) (guarded-picker core admitted picker))

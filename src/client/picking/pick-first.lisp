@@ -16,7 +16,7 @@ since."))
   (:documentation "The policy pick_first."))
 
 (defun parse-pick-first (object path)
-  "True if lists of servers are to be shuffled."
+  "True if lists of servers must be shuffled."
   (config:boolean-field object "shuffleAddressList" path))
 
 (config:register-policy :pick-first '("pick_first") 'pick-first 'parse-pick-first)

@@ -1,8 +1,8 @@
 ;;;; A balancer with one child, whose policy is that of the service config. When the config names
 ;;;; another policy, a child of that policy replaces it, without a failed call (gRPC's "graceful
-;;;; switch"). The new child gets ready beside the old one. The old one serves until the new one has
-;;;; published a state other than :connecting, or the old one is not ready itself. The channel's
-;;;; core has one, and so has every balancer whose children a config names.
+;;;; switch"). The new child becomes ready while the old one serves. The old one serves until the
+;;;; new one has published a state other than :connecting, or the old one is not ready itself. The
+;;;; channel's core has one, and so has every balancer whose children a config names.
 
 (in-package #:clgrpc.client)
 

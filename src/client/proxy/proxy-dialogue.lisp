@@ -4,7 +4,7 @@
 ;;;; A dialogue is a function of OCTETS from START to END, those that were received and are not
 ;;;; consumed. It returns the number of octets that it consumes; an outcome: nil (more must come), T
 ;;;; (the tunnel is open) or a text (the reason of a failure); and octets to send, or nil. It is
-;;;; first called before any octets have come.
+;;;; first called before any octets were received.
 
 (in-package #:clgrpc.proxy)
 
@@ -120,7 +120,7 @@
                    ((and (= 2 (octet 1)) (proxy-user proxy))
                     (setf stage :password)
                     (values 2 nil (socks-password proxy)))
-                   (t (values 2 "the proxy refuses (it wants another user and password)" nil))))
+                   (t (values 2 "the proxy refuses (it requires another user and password)" nil))))
             (:password
              (cond ((< count 2) (values 0 nil nil))
                    ((= 0 (octet 1)) (ask))

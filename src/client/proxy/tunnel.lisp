@@ -34,7 +34,7 @@
         (tunnel-input tunnel) nil))
 
 (defun go-on-talking (byte-channel tunnel)
-  "Go on with TUNNEL's dialogue, as far as the octets that have come allow."
+  "Continue TUNNEL's dialogue, as far as the received octets allow."
   (loop
     (multiple-value-bind (consumed outcome output)
         (funcall (the function (tunnel-dialogue tunnel)) (tunnel-input tunnel)

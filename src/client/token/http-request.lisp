@@ -180,9 +180,9 @@ that."
     done))
 
 (defun post-form (url parameters &key headers credentials timeout)
-  "Post PARAMETERS, an alist of strings, to URL with HEADERS, an alist, over TLS with CREDENTIALS
-if URL says so; wait for the answer, and return its status and its body, octets. Signal :unavailable
-if no answer comes in TIMEOUT seconds, or it cannot be read. Not on a loop."
+  "Post PARAMETERS, an alist of strings, to URL with HEADERS, an alist, over TLS with CREDENTIALS if
+URL begins with https; wait for the answer, and return its status and its body, octets. Signal
+:unavailable if no answer comes in TIMEOUT seconds, or it cannot be read. Not on a loop."
   (let* ((client-loop (calling:acquire-client-loop (option:make-channel-options)))
          (loop (calling:client-loop-loop client-loop))
          (exchange (make-exchange :request (post-octets url parameters headers))))

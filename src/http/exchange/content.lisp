@@ -86,7 +86,7 @@ server may set."
   (find-if (lambda (entry) (same-name-p name (car entry))) headers))
 
 (defun check-answer (http-status headers body)
-  "The PLAIN-ANSWER that the values of a handler stand for. Signal an error if they are not."
+  "The PLAIN-ANSWER for the values of a handler. Signal an error if they are not."
   (unless (typep http-status '(integer 200 599))
     (error "A handler has returned ~S, which is not an HTTP status from 200 to 599; headers and a ~
             body are its second and third value." http-status))

@@ -131,7 +131,7 @@ runs, or before it is answered.")
           (t (cons name value)))))
 
 (defun known-headers (known)
-  "The headers of KNOWN, a known head, made when they are first asked for."
+  "The headers of KNOWN, a known head, made at the first request for them."
   (let ((headers (known-head-headers known)))
     (if (listp headers)
         headers
@@ -261,7 +261,7 @@ nil for a name that none of the first 64 parameters has."
   (values (funcall (sink-peer (http-request-sink request)) request)))
 
 (defun http-request-secure-p (request)
-  "True if REQUEST has come over TLS."
+  "True if REQUEST was received over TLS."
   (values (funcall (sink-secure-p (http-request-sink request)) request)))
 
 ;;; Routes
@@ -358,7 +358,7 @@ incomplete."
            (incf (http-request-fill request) count)))))
 
 (defun end-body (request)
-  "All of REQUEST has come."
+  "All of REQUEST was received."
   (setf (http-request-whole request) t)
   (when (< (http-request-fill request) (length (http-request-body request)))
     (setf (http-request-body request)

@@ -206,7 +206,7 @@ request")))))
 
 (defun skip-empty-line (parser octets at)
   "Skip an empty line before a message, which a request may have (RFC 9112 section 2.2). PARSER is
-before a message or in such a line. Return the position to go on from, AT or the next."
+before a message or in such a line. Return the position at which to continue, AT or the next."
   (let ((octet (aref octets at)))
     (cond ((eq :half-line (parser-state parser))
            (unless (= +lf+ octet) (bad-message 400 "a line ends with something else than CR LF"))
@@ -267,7 +267,7 @@ return nil if the line is incomplete."
           (parser-state parser) (if (zerop length) :trailers :chunk))))
 
 (defun end-chunk (parser start end)
-  (unless (= start end) (bad-message 400 "a chunk is longer than it says"))
+  (unless (= start end) (bad-message 400 "a chunk is longer than its length line says"))
   (setf (parser-state parser) :chunk-line))
 
 (defun forbidden-trailer-p (field)

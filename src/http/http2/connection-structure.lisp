@@ -168,14 +168,14 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
 
 (declaim (sb-ext:unmuffle-conditions sb-ext:compiler-note))
 
-(defconstant +received-headers+ #b1 "Request, or final response, has come.")
+(defconstant +received-headers+ #b1 "The request, or the final response, was received.")
 (defconstant +sent-headers+ #b10 "The request or response has been sent.")
 (defconstant +in-ring+ #b100 "Among the writers that take turns.")
 (defconstant +update-due+ #b1000 "A WINDOW_UPDATE is due.")
 (defconstant +queue-ends+ #b10000 "END_STREAM is sent with the last queued octet.")
 (defconstant +finished+ #b100000 "Out of the table; ON-STREAM-CLOSED was called.")
 (defconstant +released+ #b1000000 "The owner keeps no reference.")
-(defconstant +had-interim+ #b10000000 "A 1xx response has come.")
+(defconstant +had-interim+ #b10000000 "A 1xx response was received.")
 
 (defstruct (segment (:constructor make-segment (octets start end storable)) (:copier nil)
                     (:predicate nil))
@@ -229,7 +229,7 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (= (connection-phase connection) +finished-connection+))
 
 (defun connection-ready-p (connection)
-  "True once the peer's first SETTINGS have come and until CONNECTION is finished."
+  "True from the arrival of the peer's first SETTINGS until CONNECTION is finished."
   (< +awaiting-settings+ (connection-phase connection) +finished-connection+))
 
 (define-hot (connection-draining-p :inline t) ((connection connection)) boolean
@@ -290,7 +290,7 @@ SETFable.")
 SETFable.")
    (stream-queued-octets "The octets that wait on a stream for windows or a turn.")
    (connection-p "True if the argument is a CONNECTION.")
-   (connection-user "Any object that the owner wants to find with a connection. SETFable.")
+   (connection-user "An object that the owner associates with a connection. SETFable.")
    (connection-options "The OPTIONS that limit a connection.")
    (connection-sink "The SINK that a connection calls.")
    (connection-counters "The counters of a connection: a COUNTERS structure.")

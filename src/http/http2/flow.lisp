@@ -41,7 +41,7 @@
 
 (define-hot consume-data ((stream stream) (count (unsigned-byte 31))) null
   "Return the flow-control windows for COUNT octets that ON-DATA delivered on STREAM, after they
-were read or dropped. A stream that closes gives back the rest, so later calls do nothing. Signal
+were read or dropped. A stream that closes returns the rest, so later calls do nothing. Signal
 MISUSE if COUNT is more than was delivered."
   (unless (stream-flag-p stream +finished+)
     (let ((left (- (stream-unconsumed stream) count)))
@@ -67,7 +67,7 @@ gives it back to the stream's window."
   nil)
 
 (define-hot (window-update-due-p :inline t) ((connection connection)) boolean
-  "True if at least half of CONNECTION's own window can be given back."
+  "True if at least half of CONNECTION's own window can be returned."
   (and (<= (ash (connection-connection-window connection) -1) (connection-unreturned connection))
        (not (connection-closed-p connection))))
 

@@ -16,7 +16,7 @@
     (setf (connection-output connection) buffer)))
 
 (define-hot (give-output-back :inline t) ((connection connection)) null
-  "Give the buffer that ON-OUTPUT has lent to CONNECTION back to the owner, who sends what is in it.
+  "Give the buffer that ON-OUTPUT has lent to CONNECTION back to the owner, who sends its contents.
 Called when the owner has filled it up by WRITE-QUEUED, and before it sends anything."
   (let ((output (connection-output connection)))
     (when output

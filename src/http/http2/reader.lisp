@@ -94,7 +94,7 @@ connection."
             ((/= +no-content-length+ content-left)
              (let ((left (- content-left count)))
                (when (or (minusp left) (and end-stream-p (plusp left)))
-                 (refuse-data +protocol-error+ "content is not as long as content-length says"))
+                 (refuse-data +protocol-error+ "content is not as long as content-length"))
                (setf (stream-content-left stream) left)))))
     (setf (stream-receive-window stream) window
           (stream-unconsumed stream) (+ (stream-unconsumed stream) count)

@@ -12,7 +12,7 @@
 (in-package #:clgrpc.dns)
 
 (defconstant +a+ 1 "The type of a record with an IPv4 address.")
-(defconstant +cname+ 5 "The type of a record with the name that another stands for.")
+(defconstant +cname+ 5 "The type of a record of an alias: its data are the canonical name.")
 (defconstant +txt+ 16 "The type of a record with texts.")
 (defconstant +aaaa+ 28 "The type of a record with an IPv6 address (RFC 3596).")
 (defconstant +opt+ 41 "The type of the record that extends a message (RFC 6891).")

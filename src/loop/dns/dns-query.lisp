@@ -186,7 +186,7 @@ question."
              end))))
 
 (defun input-ended (connection reason)
-  "Handle the end of CONNECTION before an answer has come."
+  "Handle the end of CONNECTION before an answer was received."
   (let ((query (loop:connection-user connection)))
     (when (eq connection (query-connection query))
       (setf (query-connection query) nil)

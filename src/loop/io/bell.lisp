@@ -7,7 +7,7 @@
 (defglobal **watchdog-asleep** nil
   "True while the watchdog sleeps until a baton moves.")
 (defglobal **next-look-ns** 0
-  "The time of the watchdog's next look at the loops, until which it sleeps; 0 while it looks.")
+  "The time of the watchdog's next check of the loops, until which it sleeps; 0 during the check.")
 
 (defglobal **watchdog-lock** (sb-thread:make-mutex :name "clgrpc watchdog")
   "Guards the data of the watchdog.")

@@ -14,7 +14,7 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +read-octets+ 65536
-  "The octets that one read asks for.")
+  "The octets that one read requests.")
 (defconstant +copied-leftover-octets+ 32768
   "A longer leftover is not copied in front of the next octets; these are read after it.")
 (defconstant +flush-octets+ 65536
@@ -225,7 +225,7 @@ more."
 channel's."
   (if (= result +broken+)
       (byte-channel-failure (connection-byte-channel connection))
-      (errno-condition result "go on with the connection to" (connection-peer connection))))
+      (errno-condition result "continue the connection to" (connection-peer connection))))
 
 (define-hot send-output ((connection connection)) boolean
   "Send the output, which the owner may extend, as long as the peer accepts it and more is added.
@@ -320,7 +320,7 @@ from the handler's FILL. On the loop."
     consumed))
 
 (define-hot take-input ((connection connection) (result fixnum) (room index)) boolean
-  "Note RESULT, the result of a read with ROOM. Return true if it brought octets."
+  "Note RESULT, the result of a read with ROOM. Return true if octets were received."
   (trace-event :tcp :octets-read :peer (connection-peer connection) :result result)
   (cond ((plusp result)
          (incf (event-loop-octets-received (connection-loop connection)) result)

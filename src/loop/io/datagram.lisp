@@ -62,7 +62,7 @@ process listens there or LOOP stops; then the UDP socket is closed. All on LOOP.
   nil)
 
 (defun udp-socket-event (udp-socket flags)
-  "Take the datagrams that have come."
+  "Handle the received datagrams."
   (declare (ignore flags))
   (loop with input = (udp-socket-input udp-socket)
         until (minusp (udp-socket-socket udp-socket))

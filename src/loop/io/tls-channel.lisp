@@ -61,7 +61,8 @@ more.")
   security-cipher "The name of the cipher suite, such as \"TLS_AES_128_GCM_SHA256\"."
   security-alpn "The protocol that both ends agreed on (RFC 7301), such as \"h2\", or nil."
   security-resumed-p "True if the handshake continued an earlier session."
-  security-server-name "The host name that the client asked for (RFC 6066), or nil if it gave none."
+  security-server-name "The host name that the client requested (RFC 6066), or nil if it requested
+none."
   security-peer-certificate "The CERTIFICATE that the other end has shown; nil without one. It was
 verified, unless the credentials have :verify nil.")
 
@@ -249,7 +250,7 @@ read. The certificate may be an attacker's."
 (defun session-text (tls)
   "A text with the reason why the session of TLS has failed."
   (let ((failure (os:session-failure (tls-ssl tls))))
-    (format nil "TLS: ~A~:[~; (the server wants a certificate: give :certificate and :key)~]"
+    (format nil "TLS: ~A~:[~; (the server requires a certificate: give :certificate and :key)~]"
             failure (search "alert certificate required" failure))))
 
 (defun fail-handshake (byte-channel tls failure)
@@ -437,7 +438,7 @@ data."
     (send-records tls)
     (when (and open
                (> (incf (tls-answered tls) (- (tls-written tls) before)) +max-answer-octets+))
-      (fail-tls byte-channel tls "TLS: the peer asks for too many answers"))
+      (fail-tls byte-channel tls "TLS: the peer requests too many answers"))
     nil))
 
 (define-hot shake-hands-now ((byte-channel byte-channel) (tls tls) (octets octets) (start index)
@@ -608,7 +609,7 @@ byte channel accepts."
 (defun make-tls-byte-channel (loop byte-channel credentials role &key server-name http1)
   "Return a byte channel with TLS over BYTE-CHANNEL, a connected one, which now belongs to it, for
 ROLE with CREDENTIALS. A client calls its server SERVER-NAME, a host name or numeric address, unless
-CREDENTIALS have a name for it; a dot at its end, which certificates never have, is left out. With
+CREDENTIALS have a name for it; a dot at its end, which certificates never have, is removed. With
 HTTP1 a server agrees to HTTP/1.1 as well. The first read or write begins the handshake. Signal
 TLS-ERROR, with BYTE-CHANNEL unchanged, if there is no OpenSSL or CREDENTIALS cannot be used. On
 LOOP."

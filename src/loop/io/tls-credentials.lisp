@@ -13,7 +13,7 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +tickets+ 256
-  "For so many servers a client keeps a ticket.")
+  "For how many servers a client keeps a ticket.")
 
 (defconstant +look-ns+ 100000000
   "The time that a loop waits for a check of files, which takes a millisecond.")
@@ -66,7 +66,7 @@ TLS-CREDENTIALS has an argument for each slot but the last four, and explains it
   (contexts (list nil nil nil) :type list :read-only t)
   (looking nil :type boolean)           ; a thread looks at the files
   ;; told when it has
-  (looked (sb-thread:make-waitqueue :name "clgrpc credentials looked at") :read-only t)
+  (looked (sb-thread:make-waitqueue :name "clgrpc credentials checked") :read-only t)
   (lock (sb-thread:make-mutex :name "clgrpc credentials") :read-only t)) ; for reloading
 
 (document-functions

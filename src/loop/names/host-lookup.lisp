@@ -48,7 +48,7 @@
   "An address query that is older is asked once more.")
 
 (defstruct (address-query (:constructor make-address-query (key reserve since-ns)) (:copier nil))
-  "The addresses of a host that are asked for."
+  "The addresses of a host that were requested."
   (key nil :type cons :read-only t)     ; the host's name and the port
   (reserve nil :type reserve :read-only t) ; whose thread asks
   (since-ns 0 :type nanoseconds :read-only t) ; when it was asked first

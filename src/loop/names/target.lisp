@@ -12,7 +12,7 @@
 ;;;;   unix-abstract:NAME           a name of Linux that no file stands for
 ;;;;   passthrough:///HOST:PORT     as HOST:PORT, for targets made for grpc-go
 ;;;;
-;;;; In all but the first form %XX stands for an octet, as in URIs. Nothing is looked up here. Other
+;;;; In all but the first form %XX represents an octet, as in URIs. Nothing is looked up here. Other
 ;;;; schemes may be registered (scheme.lisp).
 
 (in-package #:clgrpc.loop)
@@ -90,7 +90,7 @@ none is given; if DEFAULT is nil, a port must be given."
           ((and second-colon (not bracket))
            (if (and default (os:make-address host-and-port 0))
                (values host-and-port default) ; an IPv6 address alone
-               (no-target text "an IPv6 address with a port stands in brackets: [::1]:50051")))
+               (no-target text "an IPv6 address with a port must be in brackets: [::1]:50051")))
           ((or colon default)
            (values (subseq host-and-port (if bracket 1 0) (or bracket end))
                    (if colon
@@ -160,7 +160,7 @@ none is given; if DEFAULT is nil, a port must be given."
 (register-scheme "unix-abstract" :parse #'parse-abstract-target)
 
 (defparameter *absent-schemes* '(("etcd" "clgrpc-etcd/discovery"))
-  "Schemes, each with the system that brings it.")
+  "Schemes, each with the system that defines it.")
 
 (defun no-such-scheme (text)
   (let* ((name (string-downcase (subseq text 0 (position #\: text))))

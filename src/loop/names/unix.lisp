@@ -1,7 +1,8 @@
-;;;; The file of a listening unix socket. A server that was killed leaves its file behind. The file
-;;;; is replaced if it is a socket on which no process answers any more. A server that stops removes
-;;;; its own file, but not that of another server that has replaced it. The mode of the file is
-;;;; never wider than it should be, so at no time can a user connect whom the mode does not permit.
+;;;; The file of a listening unix socket. A server that was killed leaves its file in place. The
+;;;; file is replaced if it is a socket on which no process answers any more. A server that stops
+;;;; removes its own file, but not that of another server that has replaced it. The mode of the file
+;;;; is never wider than it should be, so at no time can a user connect whom the mode does not
+;;;; permit.
 
 (in-package #:clgrpc.loop)
 

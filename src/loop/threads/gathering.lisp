@@ -24,7 +24,7 @@ each message is cheap enough.")
 (defconstant +gathering-ns+ 150000
   "Output waits for more output no longer than this and the time to wake a thread, some 50 µs.")
 (defconstant +empty-looks+ 5
-  "After so many looks in a row without gathered output the sweeper leaves.")
+  "After this many checks in a row without gathered output the sweeper leaves.")
 
 (define-hot run-to-send ((loop event-loop) (function function)) (values t boolean)
   "As RUN-NOW, for FUNCTION that sends one of perhaps many messages: its output may be gathered.

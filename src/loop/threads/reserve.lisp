@@ -247,7 +247,7 @@ idle. Return true if functions still wait."
 
 (defun await-function (reserve worker)
   "Wait until WORKER, which is idle, gets a function; if none arrives in time, remove WORKER from
-the idle ones. If none comes in time, take WORKER off the idle ones."
+the idle ones. If none arrives in time, remove WORKER from the idle ones."
   (let ((end (notice-end (reserve-idle-seconds reserve))))
     (sb-thread:with-mutex ((reserve-lock reserve))
       (loop until (or (worker-function worker) (reserve-closed reserve))

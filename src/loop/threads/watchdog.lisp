@@ -84,7 +84,7 @@ on a busy machine, a woken thread may have no processor yet.")
     (end-thread thread)))
 
 (defun run-watchdog ()
-  "The work of the watchdog's thread: look at all loops, and give memory back."
+  "The work of the watchdog's thread: check all loops, and return memory."
   (let ((tick +shortest-tick-ns+) (quiet 0) (since-overstay +longest-alert-ns+) (alert 0)
         (collections nil) (quiet-period (make-quiet-period)) (quiet-look-ns 0))
     (sb-thread:with-mutex (**watchdog-lock**)

@@ -140,7 +140,7 @@ its calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
 (defun link-number (link) (particular link :number))
 
 (defconstant +refs-at-once+ 100
-  "The most references of sockets that a loop is asked for at once. They take it 0.3 ms.")
+  "The most references of sockets that are requested from a loop at once. They take it 0.3 ms.")
 
 (defun link-refs (links)
   "The SocketRefs of LINKS, in the order of their numbers."

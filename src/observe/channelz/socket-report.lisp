@@ -164,8 +164,8 @@ address."
         when (plusp ns) append (list name (stamp ns (particular link :loop)))))
 
 (defun link-data (link)
-  "The SocketData of LINK, without its options. One that speaks HTTP/1.1, or has yet to show what it
-speaks, has no streams. On its loop."
+  "The SocketData of LINK, without its options. One that speaks HTTP/1.1, or whose protocol is not
+known yet, has no streams. On its loop."
   (destructuring-bind (&key http2 messages-sent sent-ns messages-received received-ns keepalives
                        &allow-other-keys)
       (wire:describe-link link)

@@ -22,7 +22,7 @@
   (:documentation "An event for each call of servers and channels: see MAKE-ACCESS-LOG."))
 
 (defconstant +chances+ (expt 2 32)
-  "Of how many draws a threshold says how many win.")
+  "The number of possible draws; a threshold is the number of those that win.")
 
 (defun make-access-log (&key (ratio 1) (failures t) function exemplar)
   "Return an access log, for :observer of START-SERVER, MAKE-CHANNEL or SERVER-CHANNEL: when a call
@@ -62,7 +62,7 @@ called on EVENT-LOOP; from any thread if that is nil."
                   threshold))))))
 
 (defun make-loop-draw (threshold random)
-  "MAKE-DRAW for a loop that has the random-state RANDOM, which says where its numbers begin."
+  "MAKE-DRAW for a loop; RANDOM, its random-state, determines where its numbers begin."
   (declare (type (integer 0 #.+chances+) threshold))
   (let ((count (make-array 1 :element-type 'sb-ext:word :initial-element 0)))
     (lambda ()
@@ -166,7 +166,7 @@ together.")
         (append said (funcall rpc:**call-ids** call)))))
 
 (defparameter *counted-stages* '(:messages-sent :messages-received)
-  "The keys of CALL-STAGES that the event has by itself.")
+  "The keys of CALL-STAGES that are separate fields of the event.")
 
 (defun stages-plist (stages)
   "The part of STAGES, a value of CALL-STAGES, that shows where the time went."
@@ -200,7 +200,7 @@ EXEMPLAR that of its access log."
               (list :stages (stages-plist stages))))))
 
 (defun quiet-p (call)
-  "True if CALL is left out unless it fails."
+  "True if CALL is not logged unless it fails."
   (let ((method (call-rpc-method call)))
     (and method (method:rpc-method-quiet method))))
 

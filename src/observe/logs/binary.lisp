@@ -3,10 +3,10 @@
 ;;;; these are sent and received, so the entries of a call are in the order of the events.
 ;;;;
 ;;;; The data of a log about a call at one of its ends are in a RECORD, a value on the call whose
-;;;; key is the log's own, since a call may have several logs. A call that the filter leaves out has
-;;;; no record. An entry is serialised where it happens, cut as the filter says, and put into a
-;;;; journal, whose thread writes it (entry-file.lisp); so a full disk or a slow function of the
-;;;; user delays no call. An entry that finds the journal full is dropped and counted.
+;;;; key is the log's own, since a call may have several logs. A call that the filter excludes has
+;;;; no record. An entry is serialised where it happens, truncated by the filter's limits, and put
+;;;; into a journal, whose thread writes it (entry-file.lisp); so a full disk or a slow function of
+;;;; the user delays no call. An entry that finds the journal full is dropped and counted.
 ;;;;
 ;;;; A compressed message is put into the journal as received. It is decompressed on the journal's
 ;;;; thread, one message at a time, as far as it is logged: it may have thousands of times as many
@@ -174,7 +174,7 @@ lock is held."
           payload)))
 
 (defun add-log-entry (record type &rest payload)
-  "Log an entry of TYPE with PAYLOAD, as ENTRY-OCTETS has it. RECORD's lock is held."
+  "Log an entry of TYPE with PAYLOAD, in the form of ENTRY-OCTETS. RECORD's lock is held."
   (add-to-journal (binary-log-journal (record-log record)) (entry-octets record type payload)))
 
 (defun peer-payload (record call)

@@ -1,5 +1,6 @@
 ;;;; The file of a binary log: entries, each after four octets of its length, the highest first, as
-;;;; grpc-go writes them. All functions here run on the journal's thread, but for making one.
+;;;; grpc-go writes them. All functions here run on the journal's thread, except the one that makes
+;;;; a file.
 ;;;;
 ;;;; 1. A file is replaced by a new one that only its owner can read. The old one is kept: FILE
 ;;;;    becomes FILE.1, FILE.1 becomes FILE.2, and so on up to the first number without a file; if

@@ -37,7 +37,7 @@
   (and (plusp (length text)) (every (lambda (char) (char<= #\0 char #\9)) text)))
 
 (defun parse-limit (text name pattern)
-  "The number that TEXT, \"h\", \"h:N\" and so on, says of NAME; nil if TEXT is of something else."
+  "The number in TEXT, \"h\", \"h:N\" and so on, for NAME; nil if TEXT is about something else."
   (cond ((string= text name) most-positive-fixnum)
         ((and (< 1 (length text)) (string= name text :end2 1) (char= #\: (char text 1)))
          (unless (and (digits-p (subseq text 2)) (<= (length text) 20))
@@ -103,7 +103,7 @@
                        (t (add name (parse-limits rest pattern))))))))))
 
 (defun parse-filter (text)
-  "The FILTER that TEXT says; signal MISUSE if it is not one. The empty text logs nothing."
+  "The FILTER for TEXT; signal MISUSE if TEXT is invalid. The empty text logs nothing."
   (let ((filter (make-filter)))
     (unless (string= text "")
       (dolist (pattern (uiop:split-string text :separator ","))

@@ -1,12 +1,13 @@
-;;;; Entries of the binary log (gRFC A16), as messages of grpc/binlog/v1/binarylog.proto: metadata
-;;;; that is left out, the cuts of metadata and messages, addresses. Without I/O or state.
+;;;; Entries of the binary log (gRFC A16), as messages of grpc/binlog/v1/binarylog.proto: the
+;;;; metadata that are omitted, the limits of metadata and messages, addresses. Without I/O or
+;;;; state.
 
 (in-package #:clgrpc.logs)
 
 (defparameter *unlogged-names*
   '("lb-token" "content-encoding" "content-type" "user-agent" "te")
-  "Names of metadata, beside those that begin with a colon or with grpc-, that are not logged, since
-they are not the user's.")
+  "Names of metadata that are not logged because they are not the user's, in addition to those that
+begin with a colon or with grpc-.")
 
 (defun logged-name-p (name)
   "True if metadata of NAME is logged."

@@ -4,7 +4,7 @@
 (in-package #:clgrpc.metrics)
 
 (defun version-understood-p (parameters)
-  "True if PARAMETERS of OpenMetrics' media type ask for its version 1.0, or for none."
+  "True if PARAMETERS of OpenMetrics' media type request its version 1.0, or no version."
   (loop for parameter in parameters
         for text = (string-trim " " parameter)
         never (and (uiop:string-prefix-p "version=" (string-downcase text))

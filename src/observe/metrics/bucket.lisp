@@ -1,7 +1,7 @@
-;;;; Histograms with explicit bounds, as OpenTelemetry has them: bucket I counts the values that are
-;;;; above bound I-1 and at most bound I, the last one all that are above the last bound. The
-;;;; histograms of gRFC A66 are of integers, nanoseconds or octets; the bucket of one is found from
-;;;; its length in bits, which gives the first candidate, and a comparison or two.
+;;;; Histograms with explicit bounds, as OpenTelemetry defines them: bucket I counts the values
+;;;; above bound I-1 and up to bound I, the last bucket those above the last bound. The histograms
+;;;; of gRFC A66 are of integers, nanoseconds or octets; the bucket of one is found from its length
+;;;; in bits, which gives the first candidate, and a comparison or two.
 ;;;;
 ;;;;   bounds 0 10 50 100 …: 70 has 7 bits; the first bound of at least 64 is 100, number 3, and
 ;;;;   70 <= 100, so bucket 3

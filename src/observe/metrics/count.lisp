@@ -3,8 +3,8 @@
 ;;;;
 ;;;; Plain requests of HTTP, which are not calls, are not counted.
 ;;;;
-;;;; A server's calls by protocols beside gRPC count in target records of their own and have one
-;;;; attribute more, clgrpc.protocol. Those of gRPC have the attributes of gRFC A66 and no other, so
+;;;; A server's calls by protocols other than gRPC count in target records of their own and have one
+;;;; more attribute, clgrpc.protocol. Those of gRPC have the attributes of gRFC A66 and no other, so
 ;;;; that dashboards made for gRPC find the series that they know, with or without the protocols.
 
 (in-package #:clgrpc.metrics)
@@ -83,7 +83,7 @@
     (or null series)
   "A call of METHOD, which began at BEGAN-NS, has ended with STATUS: its duration is counted when
 the loop of TARGET-RECORD sends its answers. Return its series, or nil if the loop is about to stop
-and the duration is to be counted now."
+and the duration must be counted now."
   (let ((run (target-record-run target-record)))
     (cond ((and (eq status (run-status run))
                 (eq method (run-method run))

@@ -8,7 +8,7 @@
   '(("s" . "seconds") ("ms" . "milliseconds") ("By" . "bytes") ("1" . "ratio") ("m" . "meters")
     ("V" . "volts") ("A" . "amperes") ("J" . "joules") ("W" . "watts") ("g" . "grams")
     ("Cel" . "celsius") ("Hz" . "hertz") ("%" . "percent"))
-  "Words that stand for units in names.")
+  "Words for units in names.")
 
 (defun clean-name (name)
   "NAME with an underscore for each character that names in Prometheus cannot have."
@@ -46,7 +46,8 @@
   (when quotes (write-char #\" stream)))
 
 (defun double-digits (double)
-  "The fewest digits that stand for DOUBLE, a positive one, as text, and the exponent of the first."
+  "Two values: the fewest digits that represent DOUBLE, a positive one, as text, and the exponent of
+the first."
   (let* ((text (float-decimal double))
          (end (or (position #\e text :test #'char-equal) (length text)))
          (point (position #\. text))

@@ -201,9 +201,8 @@ lacks it. From any thread."
 
 (define-hot (record-of-protocol :inline t) ((target-record target-record) (protocol symbol))
     target-record
-  "The record in which calls of servers that have come by PROTOCOL count. For gRPC, and without a
-protocol, it is TARGET-RECORD, of a loop, since gRFC A66 gives the attributes of gRPC's calls. On
-the loop."
+  "The record in which calls of servers that use PROTOCOL count. For gRPC, and without a protocol,
+it is TARGET-RECORD, of a loop, since gRFC A66 gives the attributes of gRPC's calls. On the loop."
   (if (or (eq :grpc protocol) (null protocol))
       target-record
       (the (values target-record &optional)
@@ -266,7 +265,7 @@ another thread has made it."
          (or (svref vector number) (values (add-series target-record vector number))))))
 
 (defun labelled (target-record kind text)
-  "The CELLS, of one, of TARGET-RECORD that count what has KIND, a keyword, and TEXT."
+  "The CELLS of TARGET-RECORD for KIND, a keyword, and TEXT."
   (sb-thread:with-mutex ((metrics-lock (shard-metrics (target-record-shard target-record))))
     (flet ((find-label (text)
              (cdr (find-if (lambda (entry)

@@ -58,8 +58,8 @@
               text)))
 
 (defun shown-bound (bound)
-  "BOUND as points have it. Of a single float this is the double float of the same digits: 0.1 is
-not read as 0.10000000149011612."
+  "BOUND in the form of points. Of a single float this is the double float of the same digits: 0.1
+is not read as 0.10000000149011612."
   (if (typep bound 'single-float) (coerce (rationalize bound) 'double-float) bound))
 
 (defun add-custom (metrics name kind &key (unit "") (text "") attributes bounds function

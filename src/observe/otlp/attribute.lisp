@@ -26,7 +26,7 @@ integer of more than 64 bits becomes a string, as does any other object."
   (common:make-instrumentation-scope :name "clgrpc" :version **version**))
 
 (defun new-instance-id ()
-  "A UUID of version 4, as service.instance.id is to be."
+  "A UUID of version 4, as required for service.instance.id."
   (let ((number (random (expt 2 128) (loop:new-random-state))))
     (setf (ldb (byte 4 76) number) 4
           (ldb (byte 2 62) number) 2)

@@ -36,15 +36,15 @@
 not one."
   (if (and (<= 1 (length value) 12) (every #'digit-char-p value))
       (* scale (parse-integer value))
-      (ignore-variable name value "an integer is wanted")))
+      (ignore-variable name value "must be an integer")))
 
 (defun read-milliseconds (name get-variable)
-  "The time that the variable NAME says, in seconds, or nil."
+  "The time in the variable NAME, in seconds, or nil."
   (let ((value (variable-value name get-variable)))
     (and value (read-number name value 1/1000))))
 
 (defun read-count (name get-variable)
-  "The number that the variable NAME says, or nil."
+  "The number in the variable NAME, or nil."
   (let ((value (variable-value name get-variable)))
     (and value (read-number name value 1))))
 
@@ -70,11 +70,11 @@ not of that form."
   "The alist in VALUE, of the variable NAME; nil, and a line in the log, if VALUE is invalid."
   (let ((pairs (and value (parse-pairs value))))
     (if (eq :invalid pairs)
-        (ignore-variable name "not shown" "key=value, with commas between, is wanted")
+        (ignore-variable name "not shown" "must be key=value pairs, separated by commas")
         pairs)))
 
 (defun read-headers (signal get-variable)
-  "The metadata that the environment wants with each export of SIGNAL."
+  "The metadata from the environment for each export of SIGNAL."
   (multiple-value-bind (value name) (signal-variable signal "HEADERS" get-variable)
     (loop for (key . text) in (read-pairs name value)
           collect (cons (string-downcase key) text))))
@@ -104,7 +104,7 @@ not of that form."
         (format nil "~A:~D" authority +collector-port+))))
 
 (defun read-insecure (signal get-variable)
-  "True if the environment says that an endpoint without a scheme is plaintext."
+  "True if, by the environment, an endpoint without a scheme is plaintext."
   (let ((value (signal-variable signal "INSECURE" get-variable)))
     (and value (string-equal "true" value))))
 
@@ -129,12 +129,12 @@ are the user's; without a TARGET both come from the environment."
                      (read-credentials signal get-variable)))))))
 
 (defun read-compression (signal get-variable)
-  "How the environment wants exports of SIGNAL compressed, for a channel, or nil."
+  "The compression of exports of SIGNAL from the environment, for a channel, or nil."
   (multiple-value-bind (value name) (signal-variable signal "COMPRESSION" get-variable)
     (cond ((null value) nil)
           ((string-equal "gzip" value) :gzip)
           ((string-equal "none" value) :identity)
-          (t (ignore-variable name value "gzip or none is wanted")))))
+          (t (ignore-variable name value "must be gzip or none")))))
 
 (defun read-timeout (signal get-variable)
   "How long the environment lets an export of SIGNAL take, in seconds, or nil."
@@ -142,7 +142,7 @@ are the user's; without a TARGET both come from the environment."
     (and value (read-number name value 1/1000))))
 
 (defun check-protocol (signal get-variable)
-  "Log that the environment asks for another protocol than ours, if it does."
+  "If the environment requests a protocol other than ours, log that."
   (multiple-value-bind (value name) (signal-variable signal "PROTOCOL" get-variable)
     (when (and value (string-not-equal "grpc" value))
       (ignore-variable name value "only grpc is spoken"))))

@@ -13,7 +13,7 @@
 (in-package #:clgrpc.otlp)
 
 (defconstant +silence-seconds+ 60
-  "The log reports the same failure of a pipeline once in so many seconds.")
+  "The log reports the same failure of a pipeline at most once in this time.")
 
 (defstruct (batch (:constructor make-batch (contents items)) (:copier nil))
   "The contents of one request."
@@ -227,7 +227,7 @@ requested flush; nil if the thread must end."
          (pipeline-wanted pipeline))))
 
 (defun end-flush (pipeline number)
-  "The flush NUMBER of PIPELINE, and all before it, have come about."
+  "The flush NUMBER of PIPELINE, and all before it, have happened."
   (sb-thread:with-mutex ((pipeline-lock pipeline))
     (setf (pipeline-done pipeline) (max number (pipeline-done pipeline)))
     (sb-thread:condition-broadcast (pipeline-bell pipeline))))

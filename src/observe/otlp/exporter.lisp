@@ -3,7 +3,7 @@
 (in-package #:clgrpc.otlp)
 
 (defconstant +longest-back-off-seconds+ 5
-  "A collector that is restarted is found again within so many seconds.")
+  "The longest back-off, after which a collector that was restarted is found again.")
 
 (defconstant +most-batch-spans+ 100000
   "How many spans a request may have.")
@@ -81,7 +81,7 @@ of pipelines that it reads, changed atomically."
 ;;; The pipelines
 
 (defun new-pipeline (signal target metrics options get-variable &rest slots)
-  "A pipeline for SIGNAL to TARGET, with OPTIONS of MAKE-OTLP-EXPORTER, what the environment says,
+  "A pipeline for SIGNAL to TARGET, with OPTIONS of MAKE-OTLP-EXPORTER, the environment's settings,
 and SLOTS."
   (check-protocol signal get-variable)
   (destructuring-bind (&key credentials compression headers timeout &allow-other-keys) options
@@ -178,7 +178,7 @@ the reason."
     (check :resource 'list)))
 
 (defun exported-p (signal get-variable)
-  "True unless the environment says that SIGNAL is not to be exported."
+  "True unless the environment turns the export of SIGNAL off."
   (flet ((says-p (name word)
            (let ((value (variable-value name get-variable)))
              (and value (string-equal word value)))))

@@ -28,7 +28,7 @@ say how long, nil if it does not ask."
             0)))))
 
 (defun retryable-p (error)
-  "True if a request that has failed with ERROR, an RPC-ERROR, is to be sent again."
+  "True if a request that has failed with ERROR, an RPC-ERROR, should be sent again."
   (let ((status (status:rpc-error-status error)))
     (or (and (member status *retryable*) t)
         ;; only if the collector says that it will have room

@@ -3,19 +3,19 @@
 ;;;;
 ;;;;   user=7,tier=gold;source=login
 ;;;;
-;;;; A context has the text as it goes on. The properties of a member, after a semicolon, go on as
-;;;; they are and are not shown to the user. A text is truncated between members if it would be
-;;;; longer than +MOST-BAGGAGE-OCTETS+ or have more than +MOST-BAGGAGE-MEMBERS+, the least that the
-;;;; recommendation requires to be passed on; a malformed member is omitted. Of a baggage in several
-;;;; headers +MOST-JOINED-OCTETS+ are passed on: by HPACK a peer can make us join these, and
-;;;; handlers read them, in each request of a few octets.
+;;;; A context has the text in the form in which it is passed on. The properties of a member, after
+;;;; a semicolon, are passed on unchanged and are not shown to the user. A text is truncated between
+;;;; members if it would be longer than +MOST-BAGGAGE-OCTETS+ or have more than
+;;;; +MOST-BAGGAGE-MEMBERS+, the least that the recommendation requires to be passed on; a malformed
+;;;; member is omitted. Of a baggage in several headers +MOST-JOINED-OCTETS+ are passed on: by HPACK
+;;;; a peer can make us join these, and handlers read them, in each request of a few octets.
 
 (in-package #:clgrpc.trace)
 
 (defconstant +most-baggage-members+ 64
-  "How many members of a baggage go on.")
+  "The most members of a baggage that are passed on.")
 (defconstant +most-baggage-octets+ 8192
-  "How long a baggage goes on.")
+  "The most octets of a baggage that are passed on.")
 (defconstant +most-joined-octets+ 4096
   "The most octets that are passed on of a baggage in several headers.")
 
@@ -27,7 +27,7 @@
               name)))
 
 (defun baggage-char-p (char)
-  "True if CHAR may stand in a value as it is."
+  "True if CHAR is allowed in a value without escaping."
   (and (char< #\Space char (code-char 127))
        (not (find char "\",;\\"))))
 
@@ -111,8 +111,8 @@ they should be."
           (subseq text start end)))))
 
 (defun baggage-alist (text)
-  "The names and values of TEXT, a baggage as READ-BAGGAGE returns it. A peer causes that with a few
-octets, if handlers ask for it: so members are not tested again."
+  "The names and values of TEXT, a baggage as READ-BAGGAGE returns it. A peer can cause that with a
+few octets, if handlers request it: so members are not tested again."
   (let ((alist '()))
     (map-members (lambda (start equals end)
                    (let ((value (member-value text equals end)))

@@ -73,7 +73,7 @@ of its id."
                      :id (next-id ids shared)))))
 
 (define-hot sampled-p ((record record)) t
-  "True if RECORD's call is to have a span, as the sampler decides."
+  "True if RECORD's call gets a span, by the sampler's decision."
   (funcall (tracing-sampler (record-tracing record)) (record-parent record) record))
 
 (defun begin-record-span (record name kind)

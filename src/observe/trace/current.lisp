@@ -169,8 +169,8 @@ thread."
 
 (defun current-baggage ()
   "Return the baggage of this thread (W3C Baggage): an alist of names and values, strings, from the
-innermost WITH-BAGGAGE, or from the call whose handler runs. It goes on with calls
-that begin here if the :propagators of their tracing have :baggage. From any thread."
+innermost WITH-BAGGAGE, or from the call whose handler runs. Calls that begin here carry it if the
+:propagators of their tracing have :baggage. From any thread."
   (let ((context (current-context)))
     (and context (baggage-alist (context-baggage context)))))
 

@@ -1,4 +1,4 @@
-;;;; The spans of calls, as gRFC A72 says.
+;;;; The spans of calls, as specified by gRFC A72.
 ;;;;
 ;;;;   Sent.<service>.<method>      a client's call, however often it is tried
 ;;;;     Attempt.<service>.<method> one try of it: its context is what its server gets
@@ -36,7 +36,7 @@ it is not known."
                                   (status-name status)))))
 
 (defun put-semantic-attributes (span call)
-  "Give CALL's span the attributes that OpenTelemetry's conventions for gRPC ask for at its
+  "Give CALL's span the attributes that OpenTelemetry's conventions for gRPC require at its
 beginning."
   (let* ((path (call-path call))
          (slash (and path (position #\/ path :start 1)))
@@ -210,7 +210,7 @@ context. From any thread."
 
 (defun add-message-event (span inbound number octets plain)
   "Add an event to SPAN: a message of OCTETS, its NUMBERth, was received if INBOUND, else sent.
-PLAIN is what TOLD-SIZE says of it."
+PLAIN is the value of TOLD-SIZE for it."
   (flet ((event (compressed &rest sizes)
            (add-event span
                       (cond ((not compressed) (if inbound "Inbound message" "Outbound message"))
@@ -232,7 +232,7 @@ PLAIN is what TOLD-SIZE says of it."
                            (operate told-size call))))))
 
 (defun note-received (call octets)
-  "A message for CALL has come."
+  "A message for CALL was received."
   (let ((record (known-record call)))
     (when (and (record-p record) (record-span record))
       (let ((span (message-span record)))
@@ -293,11 +293,11 @@ error, it goes to the log, and the trace is not recorded. PROPAGATORS are the fo
 contexts are sent; the first form that a call has is read: :tracecontext (traceparent and tracestate
 of W3C Trace Context) and :grpc-trace-bin. With :baggage in the list, WITH-BAGGAGE's entries are
 sent and read (W3C Baggage). ON-BATCH is a function without arguments that is called, on the loop,
-when as many spans wait as :batch-spans says; it must not wait. With SEMANTIC-CONVENTIONS spans of
-calls also have the attributes of OpenTelemetry's conventions for gRPC, by which its backends group:
-rpc.system, rpc.service, rpc.method, rpc.grpc.status_code, network.peer.address and
-network.peer.port. All other OPTIONS are rows of the options table as keywords. Signal MISUSE for a
-wrong argument. From any thread."
+when :batch-spans spans wait; it must not wait. With SEMANTIC-CONVENTIONS spans of calls also have
+the attributes of OpenTelemetry's conventions for gRPC, by which its backends group: rpc.system,
+rpc.service, rpc.method, rpc.grpc.status_code, network.peer.address and network.peer.port. All other
+OPTIONS are rows of the options table as keywords. Signal MISUSE for a wrong argument. From any
+thread."
   (let* ((limits (apply #'make-tracing-options
                         (loop for (name value) on options by #'cddr
                               unless (member name '(:sampler :propagators :on-batch

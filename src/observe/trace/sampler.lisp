@@ -43,7 +43,7 @@ or is not, in another process and is, or is not, recorded."
                parent span-context))))
 
 (defun find-sampler (form)
-  "The sampler that FORM, as MAKE-TRACING takes it, says. Signal MISUSE if it says none."
+  "The sampler for FORM, which is as for MAKE-TRACING. Signal MISUSE if FORM is invalid."
   (flet ((wrong ()
            (misuse "A sampler is :always-on, :always-off, (:trace-id-ratio RATIO) with a ratio ~
                     from 0 to 1, (:parent-based ROOT) or a function of a parent and a trace id, ~
@@ -67,7 +67,7 @@ or is not, in another process and is, or is not, recorded."
           (t (wrong)))))
 
 (defconstant +no-bound+ (1- (ash 1 64))
-  "For RATIO-BOUND, if the id alone does not say whether a trace is recorded.")
+  "For RATIO-BOUND, if the id alone does not determine whether a trace is recorded.")
 
 (defun root-bound (form)
   "The RATIO-BOUND of spans without a parent, for the sampler of FORM; +NO-BOUND+ if it has none."

@@ -1,7 +1,7 @@
 ;;;; Where finished spans wait for an exporter. Each loop has a queue of its own; threads that run
 ;;;; no loop share one. A queue is a stack, pushed on by compare-and-swap and taken as a whole: only
-;;;; the exporter, now and then, contends with the loop for it. A node knows how many are below it,
-;;;; so the bound needs no count beside.
+;;;; the exporter, now and then, contends with the loop for it. A node has the number of nodes below
+;;;; it, so the bound needs no separate count.
 
 (in-package #:clgrpc.trace)
 

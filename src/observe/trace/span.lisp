@@ -1,4 +1,4 @@
-;;;; Spans, as OpenTelemetry has them: a name, a time, attributes, events, links, a status. Only
+;;;; Spans, as OpenTelemetry defines them: a name, a time, attributes, events, links, a status. Only
 ;;;; recorded work has a span; other work has a context alone.
 ;;;;
 ;;;; A span's loop adds its events, and its user may from any thread; so lists are changed by
@@ -182,7 +182,7 @@ be."
   nil)
 
 (defun put-status (span status &optional (text ""))
-  "Say how the work of SPAN has ended. :ok, once said, stays (OpenTelemetry, Set Status)."
+  "Say how the work of SPAN has ended. :ok, once set, remains (OpenTelemetry, Set Status)."
   (unless (or (span-over-p span) (eq :ok (span-status span)))
     (setf (span-status-text span) (if (eq :error status) (short-text text (span-limits span)) "")
           (span-status span) status))

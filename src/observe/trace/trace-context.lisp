@@ -60,8 +60,8 @@ thread."
     text))
 
 (defun span-id (context)
-  "Return the id of the span that CONTEXT, a value of CURRENT-TRACE, stands for, as 16 hexadecimal
-digits. From any thread."
+  "Return the id of the span of CONTEXT, a value of CURRENT-TRACE, as 16 hexadecimal digits. From
+any thread."
   (let ((text (make-string 16 :element-type 'base-char)))
     (write-hex (context-id context) 16 text 0)
     text))
@@ -117,8 +117,7 @@ digits. From any thread."
     (values start end)))
 
 (define-hot read-traceparent ((octets octets) (state simple-string)) (or null trace-context)
-  "The context that OCTETS, the value of a header traceparent, say, with STATE; nil if they are
-malformed."
+  "The context in OCTETS, the value of a header traceparent, with STATE; nil if they are malformed."
   (multiple-value-bind (start end) (traceparent-bounds octets)
     (declare (type index start end))
     (let ((size (- end start)))
@@ -172,8 +171,7 @@ on in other ways than by calls, for PARSE-TRACEPARENT. From any thread."
   "How long a grpc-trace-bin is.")
 
 (defun read-trace-bin (octets)
-  "The context that OCTETS, the value of a header grpc-trace-bin, say; nil if they are not as they
-should be."
+  "The context in OCTETS, the value of a header grpc-trace-bin; nil if they are malformed."
   (flet ((octet-p (at value) (= value (aref octets at))))
     (when (and (= +trace-bin-octets+ (length octets))
                (octet-p 0 0) (octet-p 1 0) (octet-p 18 1) (octet-p 27 2))

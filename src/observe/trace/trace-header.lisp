@@ -1,5 +1,5 @@
 ;;;; Contexts in the metadata of calls: traceparent, tracestate, grpc-trace-bin and baggage. On the
-;;;; wire the metadata that has come are header fields, within the image pairs of strings.
+;;;; wire received metadata are header fields, within the image pairs of strings.
 
 (in-package #:clgrpc.trace)
 
@@ -16,7 +16,7 @@
              always (= (aref a i) (aref b i)))))
 
 (define-hot field-named-p (field (name octets)) boolean
-  "True if FIELD, of metadata that has come, has NAME."
+  "True if FIELD, of received metadata, has NAME."
   (etypecase field
     (hpack:field (same-octets-p (hpack:field-name field) name))
     (cons (same-octets-p (ascii-octets (the string (car field))) name))))
@@ -121,7 +121,8 @@ have many texts joined in each request: they are not parsed again."
     (subseq joined 0 at)))
 
 (defun with-extracted-baggage (context fields)
-  "CONTEXT, or nil, with the baggage that FIELDS say; a bare one if they say only that."
+  "CONTEXT, or nil, with the baggage in FIELDS; if there is only baggage, a context with nothing
+else."
   (let* ((said (loop for field across (the simple-vector fields)
                      when (field-named-p field **baggage**) collect (field-baggage field)))
          (baggage (if (rest said) (joined-baggage said) (first said))))

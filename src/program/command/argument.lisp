@@ -25,7 +25,7 @@
   (function #'identity :type function)) ; called with the keyword arguments of the line
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
-  (defvar *shared-options* '() "A plist from a name to the rows that it stands for.")
+  (defvar *shared-options* '() "A plist from a name to its rows.")
 
   (defun expand-options (rows)
     "ROWS of options, each as ((variable name . aliases) value parser default documentation), with
@@ -43,7 +43,7 @@ names of DEFINE-SHARED-OPTIONS replaced by their rows."
      (setf (getf *shared-options* ',name) ',rows)))
 
 (defun option-variables (rows)
-  "The variables of ROWS, as OPTION-LIST has them, as symbols of the current package."
+  "The variables of ROWS, which are as for OPTION-LIST, as symbols of the current package."
   (loop for ((variable)) in (expand-options rows)
         collect (intern (string variable))))
 

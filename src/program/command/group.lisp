@@ -4,7 +4,7 @@
 (in-package #:clgrpc.command)
 
 (defstruct (group (:copier nil))
-  "Options that a system brings."
+  "Options that a system defines."
   (system "" :type string)              ; its name
   (options '() :type list)              ; ARGUMENTs
   ;; called before the server starts, with the plist of the command line; returns observers for it
@@ -19,7 +19,7 @@
   '(("--register" "clgrpc-etcd/discovery") ("--register-as" "clgrpc-etcd/discovery")
     ("--weight" "clgrpc-etcd/discovery") ("--zone" "clgrpc-etcd/discovery")
     ("--console" "clgrpc-tools/console"))
-  "Options, each with the system that brings it.")
+  "Options, each with the system that defines it.")
 
 (defun add-group (system options around &key observers)
   "Make the command lines of servers accept OPTIONS, a list of ARGUMENTs, which SYSTEM defines.

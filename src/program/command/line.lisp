@@ -1,6 +1,6 @@
 ;;;; From a command line to the plist that it means. Options are `--name VALUE` or `--name=VALUE`,
 ;;;; anywhere; those whose value is optional are `--name` or `--name=VALUE`; `--` ends them. An
-;;;; option --config says more arguments.
+;;;; option --config contains further arguments.
 
 (in-package #:clgrpc.command)
 
@@ -105,5 +105,5 @@ USAGE-ERROR for a wrong argument."
   (uiop:string-suffix-p (argument-value parameter) "…"))
 
 (defun optional-p (argument)
-  "True if the parameter ARGUMENT, or the value of the option, may be left out."
+  "True if the parameter ARGUMENT, or the value of the option, is optional."
   (char= #\[ (char (argument-value argument) 0)))

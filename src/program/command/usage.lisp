@@ -5,7 +5,7 @@
 (define-condition usage-error (clgrpc-error)
   ((text :initarg :text :reader usage-error-text)) ; the error, in one line
   (:report (lambda (condition stream) (write-string (usage-error-text condition) stream)))
-  (:documentation "The command line is wrong; TEXT says how, in one line."))
+  (:documentation "The command line is wrong; TEXT describes the error, in one line."))
 
 (defun refuse (control &rest arguments)
   "Signal a USAGE-ERROR."

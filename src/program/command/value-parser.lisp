@@ -9,14 +9,14 @@
                       (every (lambda (char) (char<= #\0 char #\9)) string)
                       (parse-integer string))))
       (unless (and value (<= minimum value maximum))
-        (refuse "an integer from ~D to ~D is wanted, not ~S" minimum maximum string))
+        (refuse "an integer from ~D to ~D is expected, not ~S" minimum maximum string))
       value)))
 
 (defun parse-boolean (string)
-  "The boolean that STRING, \"true\" or \"false\", says."
+  "The boolean in STRING, \"true\" or \"false\"."
   (cond ((string= string "true") t)
         ((string= string "false") nil)
-        (t (refuse "true or false is wanted, not ~S" string))))
+        (t (refuse "true or false is expected, not ~S" string))))
 
 (defun parse-decimal (string what)
   "The rational written in STRING, a decimal; if it is not one, refuse it and name WHAT as
@@ -32,7 +32,7 @@ expected."
   "The seconds, a rational, in STRING: in Go's form of durations, such as 1m30s, 1.5s or 200ms, or a
 plain number of seconds."
   (let ((at 0) (total 0))
-    (flet ((wrong () (refuse "a duration is wanted, such as 10s, 200ms or 1m30s, not ~S" string)))
+    (flet ((wrong () (refuse "a duration is expected, such as 10s, 200ms or 1m30s, not ~S" string)))
       (when (string= "" string) (wrong))
       (loop while (< at (length string))
             do (let* ((end (or (position-if-not (lambda (char)
@@ -58,12 +58,12 @@ plain number of seconds."
 (defun parse-seconds (string)
   "As PARSE-DURATION, for a time that is longer than 0."
   (let ((seconds (parse-duration string)))
-    (unless (plusp seconds) (refuse "a duration above 0 is wanted, such as 2s, not ~S" string))
+    (unless (plusp seconds) (refuse "a duration above 0 is expected, such as 2s, not ~S" string))
     seconds))
 
 (defun parse-ratio (string)
-  "The share, a rational from 0 to 1, that the decimal STRING says; \"true\" means all."
-  (let* ((what "a number from 0 to 1 is wanted, such as 0.01")
+  "The share, a rational from 0 to 1, in STRING, a decimal; \"true\" means all."
+  (let* ((what "a number from 0 to 1 is expected, such as 0.01")
          (ratio (if (string= string "true") 1 (parse-decimal string what))))
     (unless (<= ratio 1) (refuse "~A, not ~S" what string))
     ratio))
@@ -90,7 +90,7 @@ plain number of seconds."
   "The plist that STRING, NAME=VALUE with commas between, means: rows of the options table."
   (loop for word in (or (uiop:split-string string :separator ",") '(""))
         append (let* ((equals (or (position #\= word)
-                                  (refuse "NAME=VALUE is wanted, not ~S" word)))
+                                  (refuse "NAME=VALUE is expected, not ~S" word)))
                       (name (subseq word 0 equals))
                       (rows (remove :channel (option-table) :key #'option-row-scope))
                       (row (or (find name rows :key #'option-row-name :test #'string-equal)
@@ -101,7 +101,8 @@ plain number of seconds."
                                 (subseq word (1+ equals)))))))
 
 (defun address-parser (minimum-port)
-  "Return a parser of addresses as doc/addresses.md has them, with a port of MINIMUM-PORT at least."
+  "Return a parser of addresses in the forms of doc/addresses.md, with a port of at least
+MINIMUM-PORT."
   (lambda (string)
     (handler-case (loop:parse-target string :smallest-port minimum-port)
       (misuse (error) (refuse "~A" (string-right-trim "." (princ-to-string error)))))

@@ -9,7 +9,7 @@
 ;;;; stored together with its slot, and goes through the wire format if the extension has another
 ;;;; definition by now.
 ;;;;
-;;;; The functions here serve any slot: they look at its kind when they run. Extensions are few.
+;;;; The functions here serve any slot: they test its kind when they run. Extensions are few.
 
 (in-package #:clgrpc.protobuf)
 

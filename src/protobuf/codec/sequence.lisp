@@ -399,7 +399,7 @@ nil."
       ((:int64 :uint64 :sint64) 64)))
 
   (defun fixed-functions (scalar name)
-    "Both directions of packed values that stand in octets as they do in memory."
+    "Both directions of packed values that have the same form in octets as in memory."
     (let ((vector (kind-vector scalar)) (width (scalar-width scalar)))
       `((define-hot ,(funcall name "READ-PACKED")
             ((octets octets) (at index) (end index) (vector ,vector) (count index) (type t))

@@ -131,7 +131,7 @@ does."
 
 (defmacro read-long-varint (found)
   "Read the varint at AT, which has ten octets there, and call the local function FOUND with its
-value and the position after it. Eight octets are looked at at once."
+value and the position after it. Eight octets are examined at once."
   `(let* ((word (%u64-at octets at))
           (bit (%last-octet-bit word)))
      (declare (type (unsigned-byte 64) word bit))
@@ -533,7 +533,7 @@ position after it. Where the size allows, by two stores that overlap."
              (+ at size))))))
 
 (define-hot write-unchecked-text ((string simple-string) (octets octets) (at index)) index
-  "As WRITE-TEXT, with escapes written as the octets they stand for."
+  "As WRITE-TEXT, with escapes written as the octets that they represent."
   (if (or (typep string 'simple-base-string)
           (not (find-if #'escape-p (truly-the wide-string string))))
       (write-text string octets at)

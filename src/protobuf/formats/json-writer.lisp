@@ -302,7 +302,7 @@ with such a form, but other fields."
 names of the .proto file instead of lowerCamelCase. ENUM-NUMBERS: enum values are numbers, not
 names. DEFAULTS: fields without presence are written even if zero or empty. INDENT, 0 to 16, puts
 each member on a separate line, indented by so many spaces for each level. FINDER maps the full name
-of the type in an Any to its message type, or to nil. Unknown fields are left out. Signal
+of the type in an Any to its message type, or to nil. Unknown fields are omitted. Signal
 MESSAGE-PRINT-ERROR if MESSAGE has no form in JSON (it has an invalid Timestamp, Duration or
 FieldMask, an empty Value, an Any of an unknown type or a string that is not UTF-8), if the text is
 longer than MAX-OCTETS, or if messages, including those in Anys, nest deeper than MAX-MESSAGE-DEPTH

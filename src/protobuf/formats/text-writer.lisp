@@ -201,7 +201,7 @@ it is one and fewer than DEPTH levels are used, else as a literal."
                                (max-message-depth **max-message-depth**)
                                (max-decoded-octets **max-decoded-octets**))
   "Return MESSAGE in text format: a string, or with AS :OCTETS its UTF-8. SINGLE-LINE: without line
-breaks. UNKNOWN: write unknown fields too, by number; without, they are left out. The message in an
+breaks. UNKNOWN: write unknown fields too, by number; by default they are omitted. The message in an
 Any is written out if FINDER, a function from full name to message type or nil, knows its type, its
 octets are such a message, and its limits hold: it nests at most MAX-MESSAGE-DEPTH levels below
 MESSAGE and, together with other Anys, occupies at most MAX-DECODED-OCTETS of memory over eight

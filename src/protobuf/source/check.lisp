@@ -141,7 +141,7 @@ earlier ranges; theirs are added."
           (setf (gethash number numbers) t)
           (cond ((and (null full-name) (null type) (value "reserved")))
                 ((not (and full-name type))
-                 (refuse "the declaration of ~D wants full_name and type" number))
+                 (refuse "the declaration of ~D needs full_name and type" number))
                 ((gethash full-name names)
                  (refuse "the extension ~A is declared twice" full-name)
                  (return))
@@ -411,8 +411,8 @@ and digits and EXTRA may occur in them."
           (extension-range t)
           (t (values (title-case-p name) "TitleCase"))))
     (unless good
-      (complain descriptor :name "the naming style wants ~A, not \"~A\"; ~
-                                  features.enforce_naming_style = STYLE_LEGACY lets it be"
+      (complain descriptor :name "the naming style requires ~A, not \"~A\"; ~
+                                  features.enforce_naming_style = STYLE_LEGACY allows it"
                 wanted (if (file-descriptor-p descriptor)
                            (file-descriptor-package descriptor)
                            (descriptor-name descriptor))))))

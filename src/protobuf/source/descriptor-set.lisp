@@ -133,10 +133,10 @@ SCOPE the full name of the surrounding declaration, PATH the path of the declara
 
 (defvar *nameless*)
 (setf (documentation '*nameless* 'variable)
-      "While a file is read: its fields whose name in JSON is empty, not left out.")
+      "While a file is read: its fields whose name in JSON is given and empty.")
 
 (defun places-of-nameless ()
-  "The table of places that says so of *NAMELESS*, for the linker."
+  "The table of places that marks *NAMELESS* so, for the linker."
   (let ((places (make-hash-table :test 'eq)))
     (dolist (field *nameless* places)
       (setf (gethash field places) '((:json-name 1 1))))))

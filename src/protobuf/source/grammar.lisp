@@ -145,7 +145,7 @@ OWNER is the descriptor of the surrounding message, or nil for an extension at t
         (key (make-field-descriptor :name "key" :number 1))
         (value (make-field-descriptor :name "value" :number 2)))
     (when (field-descriptor-oneof field)
-      (parse-refusal token "a map field cannot stand in a oneof"))
+      (parse-refusal token "a map field is not allowed in a oneof"))
     (when (field-descriptor-labelled-p field)
       (parse-refusal token "a map field has no label"))
     (when (field-descriptor-extendee field)
@@ -435,7 +435,7 @@ or nil."
         (numbers (mapcar #'enum-value-descriptor-number (enum-descriptor-values enum))))
     (cond ((null option))
           ((not (equal '(:identifier "true") (option-value option)))
-           (parse-refusal (this-token) "allow_alias = false says nothing; leave it out of ~A"
+           (parse-refusal (this-token) "allow_alias = false has no effect; remove it from ~A"
                           (descriptor-name enum)))
           ((= (length numbers) (length (remove-duplicates numbers)))
            (parse-refusal (this-token) "~A has allow_alias but no aliases; leave it out"

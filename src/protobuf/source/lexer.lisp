@@ -317,7 +317,7 @@ point with digits and an exponent."
   "Consume one character that is not part of a longer token; the parser decides whether it is
 valid."
   (unless (< (char-code (peek lexer)) 128)
-    (lexer-complain lexer "the character ~S may stand in strings and comments only" (peek lexer)))
+    (lexer-complain lexer "the character ~S is allowed in strings and comments only" (peek lexer)))
   (string (advance lexer)))
 
 (defun next-token (lexer previous)

@@ -66,7 +66,7 @@ first; the midpoint of the greatest single and infinity is rounded to the former
                       (format out "\\~3,'0O" octet)))))))
 
 (defun c-unescaped (text)
-  "The octets that TEXT, written by C-ESCAPED, stands for; nil if it is malformed."
+  "The octets encoded by TEXT, written by C-ESCAPED; nil if it is malformed."
   (multiple-value-bind (tokens problems)
       (tokenize (format nil "\"~A\"" text) "")
     (let ((token (svref tokens 0)))

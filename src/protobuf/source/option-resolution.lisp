@@ -184,7 +184,7 @@ of its options' names, in the order in which protoc interprets them."
   (and (consp value) (eq :identifier (first value)) (second value)))
 
 (defun constant-value (field value)
-  "The value of FIELD that the constant VALUE of an option stands for. Signal WRONG-VALUE."
+  "The value of FIELD for the constant VALUE of an option. Signal WRONG-VALUE."
   (let* ((type (field-descriptor-type field))
          (name (descriptor-full-name field))
          (range (rest (assoc type *integer-ranges*)))
@@ -192,7 +192,7 @@ of its options' names, in the order in which protoc interprets them."
     (cond (range
            (if (and (integerp value) (<= (first range) value (second range)))
                value
-               (wrong-value "\"~A\" wants an integer from ~D to ~D" name (first range)
+               (wrong-value "\"~A\" needs an integer from ~D to ~D" name (first range)
                             (second range))))
           ((member type '(:float :double))
            (constant-float type (cond ((realp value) value)
@@ -203,7 +203,7 @@ of its options' names, in the order in which protoc interprets them."
            (ecase type
              (:bool (cond ((equal word "true") t)
                           ((equal word "false") nil)
-                          (t (wrong-value "\"~A\" wants true or false" name))))
+                          (t (wrong-value "\"~A\" needs true or false" name))))
              (:enum (constant-enum field word))
              ((:string :bytes)
               (if (typep value 'octets) value (wrong-value "\"~A\" wants a string" name)))
@@ -217,7 +217,7 @@ of its options' names, in the order in which protoc interprets them."
          (value (and word (enum-value-named enum word))))
     (if value
         (enum-value-descriptor-number value)
-        (wrong-value "\"~A\" wants a value of the enum ~A" (descriptor-full-name field)
+        (wrong-value "\"~A\" needs a value of the enum ~A" (descriptor-full-name field)
                      (descriptor-full-name enum)))))
 
 (defun message-constant (field value)

@@ -75,7 +75,7 @@ parts of PACKAGE, which it declares, the one above these; else its own."
         own)))
 
 (defun import-name (path truename roots package)
-  "The name under which the file TRUENAME, asked for as PATH, is imported."
+  "The name under which the file TRUENAME, requested as PATH, is imported."
   (let ((implied (implied-root truename package)))
     (cond ((name-below truename roots))
           ((and (string/= "" package) (not (equal implied (directory-of truename))))

@@ -17,7 +17,7 @@
          arguments))
 
 (defun requested-files (request imports)
-  "The linked files for which REQUEST asks for code; with IMPORTS all files except those that every
+  "The linked files for which REQUEST requests code; with IMPORTS all files except those that every
 image has. The second value is all linked files."
   (multiple-value-bind (all fresh)
       (link-set (map 'list #'serialize

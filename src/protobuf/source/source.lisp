@@ -1,5 +1,5 @@
-;;;; The way from a Lisp name to the line of the .proto file for which it was defined. Editors ask
-;;;; for it: M-. in SLIME and Sly calls SB-INTROSPECT, whose answers are corrected here.
+;;;; The way from a Lisp name to the line of the .proto file for which it was defined. Editors
+;;;; request it: M-. in SLIME and Sly calls SB-INTROSPECT, whose answers are corrected here.
 ;;;;
 ;;;; SBCL keeps the source of a function with its code, and accessors share their code. For a class
 ;;;; or a generic function it keeps the number of a Lisp form, and a .proto file has no such forms.

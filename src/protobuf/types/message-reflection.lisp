@@ -152,7 +152,7 @@ one to which it forwards."
   (latest-message message))
 
 (defun latest-message (message)
-  "Return the message of the current layout that MESSAGE is or stands for."
+  "Return the message of the current layout for MESSAGE: itself, or the one to which it forwards."
   (loop
     (let* ((layout (message-layout message))
            (current (message-type-layout (layout-type layout)))
@@ -218,7 +218,7 @@ not know."
   (multiple-value-call #'clear-slot (current-and-slot message symbol number)))
 
 (defun oneof-other (message symbol name)
-  "The current message that MESSAGE stands for and its oneof NAME."
+  "Two values: the current message for MESSAGE, and its oneof NAME."
   (let* ((current (current-message message symbol))
          (slot (find-if (lambda (slot)
                           (and (slot-oneof slot)

@@ -60,8 +60,8 @@ once. From any thread but a loop's."))
 
 (defgeneric reset-back-off (channel)
   (:documentation "End the back-off of CHANNEL: resolve its target and connect to its servers at
-once, and begin later back-offs with the shortest wait. Use it when the network has come back.
-Return CHANNEL. From any thread."))
+once, and begin later back-offs with the shortest wait. Use it when the network works again. Return
+CHANNEL. From any thread."))
 
 (defgeneric limit-silence (channel seconds)
   (:documentation "Bound the silence of CHANNEL's servers while calls are under way, even if

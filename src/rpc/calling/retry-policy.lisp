@@ -44,7 +44,7 @@ it allows; nil if CONFIG has no policy or OPTIONS, a channel's, turn retries off
 ;;; Back-off
 
 (defconstant +longest-wait-ns+ (* 1000000000 +ns-per-second+)
-  "The longest wait for an attempt, in nanoseconds, whatever a policy or a server says.")
+  "The longest wait for an attempt, in nanoseconds, regardless of the policy and of the server.")
 
 (defun retry-delay-ns (policy count random-state)
   "The nanoseconds to wait before the next attempt under POLICY, after COUNT such waits since the

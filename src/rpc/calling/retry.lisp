@@ -164,7 +164,8 @@ true if the messages of the call are kept, so that they can be sent again."
       (values nil nil)))
 
 (defun go-on-idly (retries now)
-  "Note at NOW that the time that RETRIES awaited has come. Return its purpose."
+  "Note at NOW that the time that RETRIES awaited has come, with no attempt under way. Return its
+purpose."
   (unless (retries-running retries)
     (setf (retries-idle-ns retries) (idle-until retries now)
           (retries-since-ns retries) now))

@@ -86,7 +86,7 @@ JSON. Signal MISUSE if POOL lacks a type. From any thread."
 
 (document-functions
   generic-service-methods "The methods of SERVICE, a generic one, a list. SETFable: servers renew
-their routes at once; calls under way go on. From any thread.")
+their routes at once; calls under way continue. From any thread.")
 
 (defun make-generic-service (handler &key methods (unknown (null methods)))
   "Return a service, for START-SERVER, whose handler is the function HANDLER. HANDLER is called with

@@ -35,7 +35,7 @@
   rpc-method-path "The :path of METHOD, \"/package.Service/Method\"."
   rpc-method-name "The name of METHOD within its service, such as \"SayHello\"."
   rpc-method-service-name "The full name of METHOD's service, such as \"helloworld.Greeter\"."
-  rpc-method-quiet "True if logs and traces leave out METHOD's calls that end with :ok."
+  rpc-method-quiet "True if logs and traces omit METHOD's calls that end with :ok."
   rpc-method-kind "The kind of METHOD: :unary, :client-streaming, :server-streaming or :bidi.")
 
 (defmethod print-object ((method rpc-method) stream)

@@ -1,4 +1,4 @@
-;;;; Routes from methods to handlers. A server, or an object that stands for one within the image,
+;;;; Routes from methods to handlers. A server, or an object that represents one within the image,
 ;;;; makes a table of routes for its services. A route reaches the handler through the method's
 ;;;; BINDING, which redefinition swaps. A transport that needs more slots includes the structure in
 ;;;; one of its own.
@@ -34,7 +34,7 @@ returned a short answer after long ones."
 ;;; Tables
 
 (defstruct (route-table (:copier nil))
-  "The routes of a server, or of an object that stands for one. A table is immutable; when a service
+  "The routes of a server, or of an object that represents one. A table is immutable; when a service
 is redefined, a new table replaces it."
   (server nil)                          ; the server, or an object in its place
   (epoch 0 :type fixnum)                ; one more than that of the table before

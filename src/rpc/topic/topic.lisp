@@ -23,7 +23,7 @@
 ;;;;   3. It leaves unless AGAIN is set; then it continues at 2.
 ;;;;
 ;;;; Interrupts are off but in filters and where a thread waits. If one makes a thread leave, the
-;;;; loops of the calls do what it has left (ON-LOOP).
+;;;; loops of the calls do the rest of its work (ON-LOOP).
 ;;;;
 ;;;; Locks are taken in this order: the topic's, a subscription's or a subscriber's. While a lock is
 ;;;; held no operation of a call and no function of users runs.
@@ -54,7 +54,7 @@
   (again nil :type boolean))            ; and must look again before it leaves
 
 (defstruct (subscription (:constructor make-subscription (topic subscriber limit)) (:copier nil))
-  "The messages of a topic that a call is to receive."
+  "The messages of a topic that a call will receive."
   (topic nil :type topic :read-only t)  ; the one whose messages it receives
   (subscriber nil :type subscriber :read-only t) ; of the call
   (lock (sb-thread:make-mutex :name "clgrpc subscription") :read-only t) ; of all that follows
@@ -136,7 +136,7 @@ empty."
       (incf (subscription-count subscription)))))
 
 (defun end-instead (subscription status text)
-  "Have SUBSCRIPTION's call end with STATUS and TEXT instead of what waits in the queue. The
+  "End SUBSCRIPTION's call with STATUS and TEXT instead of sending the messages in the queue. The
 subscription's lock is held."
   (clear-fifo (subscription-queue subscription))
   (setf (subscription-count subscription) 0
@@ -247,7 +247,7 @@ meanwhile."
 
 (defun put-in-queue (topic subscription message)
   "Add MESSAGE to the queue of SUBSCRIPTION, to TOPIC. Return how many messages are dropped for it,
-or :slow if there is no room, and its call is to end. TOPIC's lock is held."
+or :slow if there is no room, and its call must end. TOPIC's lock is held."
   (sb-thread:with-mutex ((subscription-lock subscription))
     (let ((queue (subscription-queue subscription))
           (full (<= (subscription-limit subscription) (subscription-count subscription))))

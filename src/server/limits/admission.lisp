@@ -177,8 +177,8 @@ already, the entry only leaves the ring."
   "How many connections of a peer are examined to find one without calls.")
 
 (defun ready-permit-to-leave (entry)
-  "The permit that the peer with ENTRY gives up among its ready ones: one without calls among those
-that were examined longest ago, or else the newest."
+  "The ready permit that the peer with ENTRY must give up: one without calls among those that were
+examined longest ago, or else the newest."
   (let ((ready (peer-entry-ready entry)))
     (loop repeat +permits-per-look+
           for permit = (ring-first ready)
@@ -327,7 +327,7 @@ when it has enough again.")
 
 (defun allowed-connections (options)
   "How many connections a server with OPTIONS may have. Raise the process's limit of descriptors if
-OPTIONS say so; log a warning if the number is less than OPTIONS say."
+OPTIONS allow it; log a warning if the number is less than OPTIONS require."
   (let* ((wanted (options-max-connections options))
          (open (max 0 (os:open-descriptor-count)))
          (spare (options-spare-descriptors options))

@@ -2,7 +2,7 @@
 ;;;; running handlers, waiting answers. A call above a limit is refused early, before the server
 ;;;; does any work for it. (Connections: admission.lisp. Octets: wire/link-memory.lisp.)
 ;;;;
-;;;; A limit of the whole server is divided among its loops, so that each loop counts by itself.
+;;;; A limit of the whole server is divided among its loops, so that each loop counts independently.
 
 (in-package #:clgrpc.server)
 

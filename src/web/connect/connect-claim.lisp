@@ -22,7 +22,7 @@
   (eq :unary (method:rpc-method-kind method)))
 
 (defun safe-p (method)
-  "True if METHOD is unary and says that it has no side effects."
+  "True if METHOD is unary and declared to have no side effects."
   (and (unary-p method)
        (let ((descriptor (web:find-method-descriptor method)))
          (and descriptor
@@ -49,7 +49,7 @@
   (if (safe-p method) '("GET" "POST") '("POST")))
 
 (defun parse-timeout-ms (text)
-  "The nanoseconds that TEXT, a connect-timeout-ms, says; nil if it is malformed."
+  "The nanoseconds in TEXT, a connect-timeout-ms; nil if it is malformed."
   (and (<= 1 (length text) 10)
        (every (lambda (char) (char<= #\0 char #\9)) text)
        (* 1000000 (parse-integer text))))
@@ -134,7 +134,7 @@
     (version-rejection (if (equal "v1" version) "1" version))))
 
 (defun claim-get (form route query fields origins)
-  "The claim of a GET with QUERY and FIELDS for ROUTE, with messages as FORM has them."
+  "The claim of a GET with QUERY and FIELDS for ROUTE, with messages in FORM."
   (multiple-value-bind (incoming rejection) (query-encoding query)
     (make-connect-claim #'make-get-claim **get** form route fields origins incoming
                         (web:head-accepted fields "accept-encoding" incoming)
@@ -144,7 +144,7 @@
                         :base64 (equal "1" (get-query-base64 query)))))
 
 (defun query-form (forms query)
-  "The form of FORMS for messages as QUERY says, or nil."
+  "The form of FORMS for the messages of QUERY, or nil."
   (let ((encoding (get-query-encoding query)))
     (cond ((equal "proto" encoding) (gethash "application/proto" forms))
           ((equal "json" encoding) (gethash "application/json" forms)))))
@@ -195,7 +195,7 @@
       (claim-of forms table origins http-method target fields))))
 
 (defun own-request-p (http-method target fields)
-  "True if the request is plainly Connect's, whatever it asks for."
+  "True if the request is certainly Connect's, whatever its method."
   (let ((type (web:header-value fields "content-type"))
         (query (char-position #\? target)))
     (cond ((string= "POST" http-method)

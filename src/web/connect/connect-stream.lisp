@@ -1,5 +1,5 @@
 ;;;; Streams of Connect: messages in envelopes both ways. The last envelope of an answer has the
-;;;; flag 2 and says, as JSON, how the call ended, with the trailers.
+;;;; flag 2 and reports, as JSON, how the call ended, with the trailers.
 
 (in-package #:clgrpc.connect)
 

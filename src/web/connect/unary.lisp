@@ -53,7 +53,7 @@
   "A message in a query that is no longer, and not compressed, is not counted.")
 
 (defconstant +inflated-times+ 32
-  "A compressed message in a query becomes no longer than so many times its octets.")
+  "How many times as long as its octets a compressed message in a query may become.")
 
 (defun may-decode-p (call octets)
   "True if CALL may have a message of OCTETS decoded from its query; else it has been ended."

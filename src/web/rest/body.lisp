@@ -156,7 +156,7 @@ if it is long."
               (setf at (space-end octets (1+ at) end))))
       (unless (next-p 93) (refuse-field "the body" "the array is not closed at octet ~D" at))
       (unless (= end (space-end octets (1+ at) end))
-        (refuse-field "the body" "the body goes on after its array"))
+        (refuse-field "the body" "the body continues after its array"))
       (nreverse ranges))))
 
 (defun value-ranges (octets end)

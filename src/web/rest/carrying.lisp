@@ -3,8 +3,8 @@
 ;;;; which must be complete. An answer is one body with a length, or a stream in the form that the
 ;;;; client accepts.
 ;;;;
-;;;; An answer in JSON is encoded behind an envelope of five octets, which is left out; but in an
-;;;; array the last of these becomes the bracket or comma before it. A google.api.HttpBody is
+;;;; An answer in JSON is encoded after an envelope of five octets, which is dropped; but in an
+;;;; array the last of these octets becomes the bracket or comma before it. A google.api.HttpBody is
 ;;;; encoded with its type before it, of two octets' length, since the head has that.
 
 (in-package #:clgrpc.rest)
@@ -33,7 +33,7 @@
       (rest-claim-parameters claim)))
 
 (defconstant +parameter-octets+ 128
-  "The memory of a parameter beside its text, about.")
+  "The approximate memory of a parameter in addition to its text.")
 
 (defun keep-parameters (call claim)
   "Read the parameters of CLAIM once for all messages of CALL's body, and charge CALL for them.
@@ -47,7 +47,7 @@ Signal REQUEST-ERROR if they are wrong."
     parameters))
 
 (defun error-line (condition)
-  "The text that says what CONDITION, a REQUEST-ERROR, does."
+  "The text of CONDITION, a REQUEST-ERROR, in one line."
   (let* ((field (request-error-field condition)) (text (request-error-text condition))
          (line (if field (concatenate 'string field ": " text) text)))
     (if (find #\Newline (the simple-string line)) (remove #\Newline line) line)))

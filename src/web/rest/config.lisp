@@ -4,7 +4,7 @@
 (in-package #:clgrpc.rest)
 
 (defun data-rule (data)
-  "The google.api.HttpRule that DATA, an object as PARSE-JSON has it, is."
+  "The google.api.HttpRule for DATA, an object in the form of PARSE-JSON."
   (handler-case (protobuf:parse-json-message 'google.api:http-rule (write-json data))
     (protobuf:message-text-error (condition)
       (wrong-rule "~@[~A: ~]~A" (let ((path (protobuf:message-text-error-path condition)))

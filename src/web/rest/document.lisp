@@ -19,7 +19,7 @@
 ;;; To make a document takes milliseconds, to ask for it some octets
 
 (defconstant +document-time+ internal-time-units-per-second
-  "A document is given for so long, a second, before it is made again.")
+  "The time, a second, for which a document is returned before it is made again.")
 
 (defun kept-document (function &optional (clock #'get-internal-real-time))
   "A function that returns the document that FUNCTION returns; FUNCTION is called now, and later at

@@ -166,7 +166,7 @@ field, if the segment is the whole of its variable."
         when (symbolp segment) collect (multiple-value-list (parameter-name route index))))
 
 (defun openapi-path (route names)
-  "The path of ROUTE as OpenAPI has it, with NAMES for its parameters."
+  "The path of ROUTE in the form of OpenAPI, with NAMES for its parameters."
   (format nil "~{/~A~}~@[:~A~]"
           (loop for segment across (template-segments (route-template route))
                 collect (if (symbolp segment) (format nil "{~A}" (pop names)) segment))

@@ -54,7 +54,7 @@
     (and (< at (length (scan-text scan))) (schar (scan-text scan) at))))
 
 (defun pass (scan char)
-  "Pass over CHAR if that comes next, and say so."
+  "Skip CHAR if it comes next, and return whether it did."
   (when (eql char (peek scan))
     (incf (scan-at scan))
     t))
@@ -145,6 +145,6 @@
                      :variables (reverse (scan-variables scan))))))
 
 (defun variable-wide-p (template variable)
-  "True if VARIABLE of TEMPLATE stands for several segments, or any number."
+  "True if VARIABLE of TEMPLATE matches several segments, or any number."
   (or (/= 1 (- (variable-end variable) (variable-start variable)))
       (not (eq :one (svref (template-segments template) (variable-start variable))))))

@@ -1,6 +1,6 @@
-;;;; What the path and the query say of a request. The names of parameters are the paths of fields,
-;;;; with the names of the .proto file or of JSON. The value in the path is used, even if the query
-;;;; or the body has the same field.
+;;;; The values of a request in its path and its query. The names of parameters are the paths of
+;;;; fields, with the names of the .proto file or of JSON. The value in the path is used, even if
+;;;; the query or the body has the same field.
 ;;;;
 ;;;; The cost is linear in the length of the query: parameters, and the names in them, are limited.
 ;;;; A peer can repeat a long query by an octet or two, since HPACK has it in its table; so a
@@ -137,12 +137,12 @@ descriptors that lead to a field and of its texts."
           collect (cons fields (reverse texts)))))
 
 (defun bind-query (message parameters)
-  "Give MESSAGE what PARAMETERS, of QUERY-PARAMETERS, say."
+  "Give MESSAGE the values of PARAMETERS, of QUERY-PARAMETERS."
   (loop for (fields . texts) in parameters
         do (set-text message fields texts)))
 
 (defun bind-path (route match message)
-  "Give MESSAGE, a request of ROUTE, what MATCH says of the variables."
+  "Give MESSAGE, a request of ROUTE, the values of the variables in MATCH."
   (let ((starts (match-starts match))
         (segments (template-segments (route-template route))))
     (dolist (binding (route-bindings route))

@@ -25,7 +25,7 @@
 (defun message-answer (route message &optional (finder #'protobuf:find-message-type))
   "Return two values: the Content-Type and the octets of the body with which MESSAGE answers a
 request of ROUTE; for a stream of google.api.HttpBody a piece of the body. FINDER finds the types of
-what is in an Any. Signal PROTOBUF-ERROR if MESSAGE has no form in JSON."
+the messages in Anys. Signal PROTOBUF-ERROR if MESSAGE has no form in JSON."
   (if (route-raw-answer route)
       (let ((body (raw-body route message)))
         (if body

@@ -60,7 +60,7 @@ thread."
                               (status-answer (status:status-code status) text nil)))
 
 (defun refusal (condition headers)
-  "The answer that CONDITION, a REQUEST-ERROR, stands for, with HEADERS."
+  "The answer for CONDITION, a REQUEST-ERROR, with HEADERS."
   (error-answer (request-error-http-status condition) (request-error-status condition)
                 (error-line condition) (append (request-error-headers condition) headers)))
 
@@ -102,7 +102,7 @@ Fetch standard, \"CORS-safelisted request-header\")."
     (refuse-request 403 :permission-denied "pages of this origin may not call")))
 
 (defun check-length (fields limit)
-  "Refuse a body that says that it has more than LIMIT octets."
+  "Refuse a body whose content-length is more than LIMIT octets."
   (let* ((text (web:header-value fields "content-length"))
          (length (and text (<= (length text) 18) (ignore-errors (parse-integer text)))))
     (when (or (and length (> length limit)) (and text (> (length text) 18)))
@@ -126,7 +126,7 @@ Fetch standard, \"CORS-safelisted request-header\")."
     encoding))
 
 (defun seconds-timeout (text)
-  "The nanoseconds that TEXT, seconds in decimal, says, or nil; at most the latest deadline."
+  "The nanoseconds in TEXT, seconds in decimal, or nil; at most the latest deadline."
   (and (<= 1 (length text) 12)
        (every (lambda (char) (or (char<= #\0 char #\9) (char= char #\.))) text)
        (<= (count #\. text) 1)

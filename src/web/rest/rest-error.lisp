@@ -9,18 +9,18 @@
   (:report (lambda (condition stream)
              (format stream "The HTTP rule ~A is wrong: ~A." (rule-error-rule condition)
                      (rule-error-text condition))))
-  (:documentation "A rule by which a method is called with HTTP is wrong. RULE says which one, TEXT
-why."))
+  (:documentation "A rule by which a method is called with HTTP is wrong. RULE names it, TEXT is the
+reason."))
 
 (document-functions
   rule-error-rule "Which rule is wrong, as text: its method of HTTP, its template and its RPC."
   rule-error-text "The fault of the rule, as text.")
 
 (defvar *rule* "(unnamed)"
-  "The rule at hand, as text.")
+  "The present rule, as text.")
 
 (defun wrong-rule (control &rest arguments)
-  "Signal RULE-ERROR for the rule at hand."
+  "Signal RULE-ERROR for the present rule."
   (error 'rule-error :rule *rule* :text (format nil "~?" control arguments)))
 
 (define-condition request-error (clgrpc-error)
@@ -39,14 +39,14 @@ the kind of the error; TEXT describes it; FIELD names the field; HEADERS are fur
 answer."))
 
 (document-functions
-  request-error-http-status "The status of HTTP with which the request is to be answered."
-  request-error-status "The status of gRPC that says the same, a keyword."
+  request-error-http-status "The status of HTTP for the answer to the request."
+  request-error-status "The corresponding status of gRPC, a keyword."
   request-error-text "The fault of the request, as text."
   request-error-field "The path of the field that has no right value, as text, or nil."
   request-error-headers "The headers that belong to the answer, an alist.")
 
 (defun visible (text)
-  "TEXT, a peer's, as it can stand in an answer."
+  "TEXT, a peer's, in a form that is safe in an answer."
   (printable-text text :limit 200))
 
 (defun refuse-field (field control &rest arguments)

@@ -64,7 +64,7 @@ when a file is loaded again, numbers do not."
         finally (return (null b))))
 
 (defun bound-p (fields bindings)
-  "True if one of BINDINGS is to the field that FIELDS lead to."
+  "True if one of BINDINGS is for the field to which FIELDS lead."
   (member fields bindings :key #'binding-fields :test #'same-fields-p))
 
 (defun message-field-p (field)
@@ -183,8 +183,8 @@ in errors."
 
 (defun make-method-routes (rule method request-type response-type payload)
   "Return the routes that RULE, a google.api.HttpRule, gives METHOD, a method descriptor, whose
-messages have REQUEST-TYPE and RESPONSE-TYPE. PAYLOAD is what their ROUTE-PAYLOAD is. Signal
-RULE-ERROR if RULE or one of its additional bindings is wrong."
+messages have REQUEST-TYPE and RESPONSE-TYPE. PAYLOAD is their ROUTE-PAYLOAD. Signal RULE-ERROR if
+RULE or one of its additional bindings is wrong."
   (let ((name (protobuf:descriptor-full-name method)))
     (flet ((route (rule additional)
              (multiple-value-bind (verb path) (rule-pattern rule)

@@ -106,7 +106,7 @@
   (cond ((find (char text 0) "&*!|>%@`[{")
          (wrong-yaml yaml "a text without quotes cannot begin with ~S here"
                      (subseq text 0 1)))
-        ((search ": " text) (wrong-yaml yaml "a mapping cannot stand on the line of its key"))
+        ((search ": " text) (wrong-yaml yaml "a mapping is not allowed on the line of its key"))
         ((member text '("null" "~" "Null" "NULL") :test #'string=) :null)
         ((member text '("true" "True" "TRUE") :test #'string=) :true)
         ((member text '("false" "False" "FALSE") :test #'string=) :false)
@@ -229,4 +229,4 @@ RULE-ERROR with the line if TEXT is not in it."
     (if (null (next-line yaml))
         '()
         (prog1 (read-node yaml)
-          (when (next-line yaml) (wrong-yaml yaml "the text goes on after its value"))))))
+          (when (next-line yaml) (wrong-yaml yaml "the text continues after its value"))))))

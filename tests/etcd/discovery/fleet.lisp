@@ -56,5 +56,5 @@ though none is tried again by a policy."
             (is (= 3 (discovery:endpoint-weight endpoint)))
             (is (string= "a" (discovery:endpoint-zone endpoint)))))
         (is (search "names no server" (output "call" "etcd://127.0.0.1:1/" "a.B/C")))
-        (is (search "says of no etcd"
+        (is (search "does not give the address of etcd"
                     (output "serve" "greeter" "--register" "etcd:///greeter")))))))

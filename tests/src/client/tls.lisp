@@ -130,7 +130,7 @@
   (with-probe (channel :options (list :credentials (credentials "server"))) (:ask #'double)
     (let ((error (caught (ask channel (note 1)))))
       (is (typep error 'grpc:unavailable))
-      (is (search "perhaps it wants TLS" (grpc:rpc-error-message error)))))
+      (is (search "perhaps it requires TLS" (grpc:rpc-error-message error)))))
   (with-probe (channel :channel-options (list :credentials (trusting nil))) (:ask #'double)
     (let ((error (caught (ask channel (note 1)))))
       (is (typep error 'grpc:unavailable))

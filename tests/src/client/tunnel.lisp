@@ -152,7 +152,7 @@ octets, the outcome, and what of ANSWER was not consumed."
         (plain (joined-octets 5 1 0))
         (with-user (joined-octets 5 2 0 2))
         (password (joined-octets 1 2 "me" 2 "pw"))
-        (other-user "the proxy refuses (it wants another user and password)")
+        (other-user "the proxy refuses (it requires another user and password)")
         (wrong-password "the proxy refuses (it does not take this user and password)")
         (no-socks "the proxy does not speak SOCKS5"))
     (loop for (url answer expected . said)

@@ -151,7 +151,7 @@
     (fails-p 2 "package.Service/Method" "call" address "Nothing")
     (fails-p 2 "name: value" "call" address "a.B/C" "-H" "nothing")
     (fails-p 2 "base64" "call" address "a.B/C" "-H" "x-bin: !")
-    (fails-p 2 "a duration is wanted" "call" address "a.B/C" "--timeout" "1x")
+    (fails-p 2 "a duration is expected" "call" address "a.B/C" "--timeout" "1x")
     (fails-p 2 "a duration above 0" "call" address "a.B/C" "--timeout" "0s")
     (is (= 0 (run-line "call" "--data" "{}" address "routeguide.RouteGuide/GetFeature"
                        "--timeout" "20s"))))

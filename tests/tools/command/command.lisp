@@ -159,7 +159,7 @@ Return its exit code and what it says on the standard error, once it has ended."
   (is-true (refused-p "one argument too many: \"bench\"" "serve" "greeter" "bench"))
   (is-true (refused-p "--loops needs a value" "serve" "greeter" "--loops"))
   (dolist (value '("0" "-1" "1025" "two" "" "1.5" "99999999999999999999999"))
-    (is-true (refused-p "--loops: an integer from 1 to 1024 is wanted"
+    (is-true (refused-p "--loops: an integer from 1 to 1024 is expected"
                         "serve" "greeter" "--loops" value)))
   (is-true (refused-p "--max-receive-octets: an integer from 0 to 2147483647"
                       "serve" "greeter" "--max-receive-octets" "2147483648"))

@@ -54,7 +54,7 @@
                   "serve" "greeter" "--console" "0.0.0.0:0")
                  (2 "give --tls-cert" "serve" "greeter" "--console" "127.0.0.1:0,[::]:0")
                  (2 "go with --tls-cert" "serve" "greeter" "--tls-other" "x")
-                 (2 "CERT[,KEY] is wanted" "serve" "greeter" "--tls-other" "x,")
+                 (2 "CERT[,KEY] is expected" "serve" "greeter" "--tls-other" "x,")
                  (1 "does not exist" "serve" "greeter" "--tls-cert" "no-such-file")
                  (2 "go with --tls-ca" "routeguide-client" "127.0.0.1:1" "--tls-name" "x")
                  (2 "goes with --tls-cert" "routeguide-client" "127.0.0.1:1" "--tls-ca" "system"

@@ -93,7 +93,7 @@ asks for one if MUTUAL. Check the exit code; return what the client printed."
                                  :timeout *limit-seconds*)))))))))
     (is (search "hostname mismatch" (refusal address (trusting :server-name "x.example"))))
     (is (search "certificate verify failed" (refusal address (grpc:tls-credentials))))
-    (is (search "perhaps it wants TLS" (refusal address nil)))))
+    (is (search "perhaps it requires TLS" (refusal address nil)))))
 
 (test our-client-over-tls-1.2
   (with-go-tls-server (address (tls-arguments "server" nil) '("-tls-highest" "1.2"))

@@ -304,7 +304,7 @@
                 until (talk-closed talk)
                 do (on-loop loop #'update-keys)))
         (is-true (await told))
-        (is (equal "TLS: the peer asks for too many answers" reason))))))
+        (is (equal "TLS: the peer requests too many answers" reason))))))
 
 (defun send-new-keys (end count)
   "Have END change its keys COUNT times, without asking the same of its peer."

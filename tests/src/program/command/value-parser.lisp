@@ -8,7 +8,7 @@
   (is (= 1/2 (command:parse-ratio "0.5")))
   (is (equal '(5 5 1/2 90) (mapcar #'command:parse-seconds '("5" "5s" "500ms" "1m30s"))))
   (is (= 31536000 (command:parse-seconds "8760h")))
-  (is (search "a duration is wanted"
+  (is (search "a duration is expected"
               (complaint (lambda () (command:parse-seconds "8760h1ns")))))
   (is (search "above 0" (complaint (lambda () (command:parse-seconds "0")))))
   (is (eq :json (funcall (command:choice-parser :text :json) "json")))
