@@ -74,7 +74,7 @@
   ("it offers the restart `retry-call`, which makes the call again with the same arguments"
    "calling" "a-failed-call-may-be-made-again"
    "src/rpc/calling/stub.lisp" "(apply #'invoke channel method request options)" "nil")
-  ("that its HTTP status or HTTP/2 error code stands for in the gRPC documents"
+  ("for its HTTP status or HTTP/2 error code in the gRPC documents"
    "wire" "http-status-mapping"
    "src/wire/status-mapping.lisp" "((429 502 503 504) :unavailable)" "((429 502 504) :unavailable)")
   ("A response without a gRPC status gets the one"
@@ -231,7 +231,7 @@ status 415"
   ("All known fields are checked before the config takes effect"
    "config" "a-method-has-one-policy"
    "src/client/config/method-config.lisp" "(when (and retry hedging)" "(when nil")
-  ("An error says where it is and what is allowed there"
+  ("An error names its position and what is allowed there"
    "config" "retry-policies"
    "src/client/config/method-config.lisp" "(member-path path name) \"must name"
    "path \"must name")
@@ -614,7 +614,7 @@ read between two of them"
    "etcd/discovery/endpoint-table.lisp"
    "(< (table-entry-changed known) (table-entry-changed table-entry))"
    "(> (table-entry-changed known) (table-entry-changed table-entry))")
-  ("| its key | 4,096 octets | the entry is left out |"
+  ("| its key | 4,096 octets | the entry is ignored |"
    "discovery" "keys-that-are-no-text"
    "etcd/discovery/endpoint-table.lisp" "(if (< +longest-key+ (length" "(if (< 1000000 (length")
   ("| zone, hash key | 512 characters each | is ignored |"
@@ -651,7 +651,7 @@ read between two of them"
    "cluster/membership/membership-decision.lisp"
    "((= generation (member-generation existing)) :alive)"
    "((<= generation (member-generation existing)) :alive)")
-  ("`*` stands for one label or one segment"
+  ("`*` matches one label or one segment"
    "authority" "patterns-of-identities"
    "cluster/authority/pattern.lisp" "(or (position separator text :start start) (length text))"
    "(length text)")
@@ -683,7 +683,7 @@ read between two of them"
    "workflow" "reports-count-once"
    "cluster/workflow/decisions/decision.lisp"
    "(unless (equalp digest (pb:recorded-digest recorded))" "(unless t")
-  ("A cron expression has five fields, as cron(5) has them"
+  ("A cron expression has five fields, as in cron(5)"
    "workflow" "cron-expressions"
    "cluster/workflow/schedules/cron.lisp" "(or day weekday)" "(and day weekday)")
   ("`store-full`, and `store-forbids` if the node's user of etcd lacks a right"
