@@ -6,9 +6,9 @@
 ;;;;   repeat tasks of its initial list, and a node may at once remove the tasks that it has claimed
 ;;;;   itself.
 ;;;; - The store is asked while there is no watch, and if more tasks can be claimed than are kept
-;;;; here.
+;;;;   here.
 ;;;; - The shards are visited by turns, beginning with those whose timers are the node's, so that
-;;;; nodes do not try for the same tasks; within a shard the oldest task is first.
+;;;;   nodes do not try for the same tasks; within a shard the oldest task is first.
 
 (in-package #:clgrpc.workflow)
 

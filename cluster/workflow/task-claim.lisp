@@ -11,11 +11,11 @@
 ;;;; task that becomes ready has one claim that is responsible for it:
 ;;;;
 ;;;; - A woken waiter claims the task, or finds that it cannot be claimed any more, or that another
-;;;; claim of this node is about to claim it. If it cannot, because its call has ended or because of
-;;;; an error, the next waiter is woken for the task.
+;;;;   claim of this node is about to claim it. If it cannot, because its call has ended or because
+;;;;   of an error, the next waiter is woken for the task.
 ;;;; - A waiter that was about to claim a task and gives it up wakes the next waiter.
 ;;;; - Tasks that arrive between a search that has found nothing and the entry into the task queue
-;;;; are counted, so that no claim waits while there is a task.
+;;;;   are counted, so that no claim waits while there is a task.
 
 (in-package #:clgrpc.workflow)
 

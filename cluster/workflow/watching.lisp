@@ -7,9 +7,8 @@
 ;;;;    can begin at any number as long as the workflow is kept. Those of all workflows come from a
 ;;;;    separate watch of the store, which ends with the first change that the feed has, too.
 ;;;; 3. Then the queue is sent, and later changes at once, as fast as the peer accepts them. The
-;;;; others
-;;;;    wait. A watch with too many waiting changes is ended; its peer, which knows its position,
-;;;;    may ask again.
+;;;;    others wait. A watch with too many waiting changes is ended; its peer, which knows its
+;;;;    position, may ask again.
 ;;;;
 ;;;; Several workflows may have changed at one revision. So each change has the revision at which a
 ;;;; watch of all workflows continues if it ends after that change: the same revision, except for

@@ -4,8 +4,8 @@
 ;;;;
 ;;;; 1. KNOW-HOSTS sets the addresses with names that exist now, and forgets all others.
 ;;;; 2. BEGIN-LOOKUPS begins those that are due, a few at a time, and returns the time at which
-;;;; others will be due. An answer is valid for +LOOKUP-SECONDS+; a failure is tried again after
-;;;; +FAILURE-SECONDS+, and removes no addresses.
+;;;;    others will be due. An answer is valid for +LOOKUP-SECONDS+; a failure is tried again after
+;;;;    +FAILURE-SECONDS+, and removes no addresses.
 ;;;; 3. Each answer is notified. Then BEGIN-LOOKUPS is due again.
 
 (in-package #:clgrpc.discovery)

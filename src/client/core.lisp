@@ -3,7 +3,7 @@
 ;;;; the limits of the servers, for a stream.
 ;;;;
 ;;;; 1. A call that needs a connection wakes an idle channel. Its resolver begins, or is asked
-;;;; again; the channel waits for an answer that is certain to arrive soon (ANSWERS-P).
+;;;;    again; the channel waits for an answer that is certain to arrive soon (ANSWERS-P).
 ;;;; 2. The resolver publishes backends, then and whenever they change, to the balancer.
 ;;;; 3. The balancer publishes a state and a picker, and the calls that wait are picked for.
 ;;;; 4. A call that finds no stream waits (stream-queue.lisp), until a stream ends, a server allows

@@ -17,10 +17,10 @@
 ;;;; 1. takes one of its peer's turns, of which there are as many as processors;
 ;;;; 2. waits until its peer owes no more than +BURST-NS+;
 ;;;; 3. takes one of the turns of all peers, as many as half the processors;
-;;;; 4. is decompressed and decoded, and the time is charged.
-;;;; So a peer exceeds its budget by at most one message for each of its turns, and a message of
-;;;; another peer waits for no more than that. A thread waits in user code, after another thread has
-;;;; taken its loop over, and checks periodically whether the call has ended.
+;;;; 4. is decompressed and decoded, and the time is charged. So a peer exceeds its budget by at
+;;;;    most one message for each of its turns, and a message of another peer waits for no more than
+;;;;    that. A thread waits in user code, after another thread has taken its loop over, and checks
+;;;;    periodically whether the call has ended.
 ;;;;
 ;;;; In a simulation no thread waits: the only thread must continue, and the work takes no virtual
 ;;;; time.

@@ -3,22 +3,21 @@
 ;;;; a client, of its channel's.
 ;;;;
 ;;;; - Charged where it begins and released where it ends: header lists of calls, incomplete
-;;;; messages, requests that wait for a handler (HOLD); messages that no thread has taken, answers
-;;;; on their way to the loop (CHARGE-LINK).
+;;;;   messages, requests that wait for a handler (HOLD); messages that no thread has taken, answers
+;;;;   on their way to the loop (CHARGE-LINK).
 ;;;; - Measured when the link is read and flushed, and when more DATA is queued: tables and caches,
-;;;; open streams, queued DATA, incomplete header blocks, the data of a dialect (MEASURE-LINK);
-;;;; leftovers of input, output, TLS (loop/io/connection-io.lisp).
+;;;;   open streams, queued DATA, incomplete header blocks, the data of a dialect (MEASURE-LINK);
+;;;;   leftovers of input, output, TLS (loop/io/connection-io.lisp).
 ;;;;
 ;;;; An incomplete message counts with the memory that is allocated for it.
 ;;;;
 ;;;; Refusals: let TOTAL be the limit of all links together, and F the unused part of it.
 ;;;; - A link that holds up to a sixteenth of TOTAL, or 64 KB if that is less, may always hold more.
 ;;;; - Otherwise a call ends if its link would hold more than max-held-octets, or, while half of
-;;;; TOTAL is held, more than two of the largest messages; or if its peer would hold more than 3 F.
-;;;; This is the rule of loop/threads/share.lisp: one peer alone may have three quarters of
-;;;;   TOTAL, two 3/7 each.
-;;;;   A peer may always have a 64th of TOTAL, since measured octets are not refused, so that F may
-;;;;   be 0 for long.
+;;;;   TOTAL is held, more than two of the largest messages; or if its peer would hold more than 3
+;;;;   F. This is the rule of loop/threads/share.lisp: one peer alone may have three quarters of
+;;;;   TOTAL, two 3/7 each. A peer may always have a 64th of TOTAL, since measured octets are not
+;;;;   refused, so that F may be 0 for long.
 ;;;; - Above 9/8 of TOTAL the peer that holds most loses the link that holds most
 ;;;;   (server/limits/valve.lisp).
 ;;;;

@@ -8,15 +8,15 @@
 ;;;;
 ;;;; - The step under way is the first that is not done. Steps before it never change again.
 ;;;; - Every claim has a fence above all earlier fences, even those of a deleted workflow with the
-;;;; same id: it is at least the store's revision of the state from which it is made.
-;;;;   By induction a fence is at most the revision of the transaction that stores it, so a later
-;;;;   workflow begins above it.
+;;;;   same id: it is at least the store's revision of the state from which it is made. By induction
+;;;;   a fence is at most the revision of the transaction that stores it, so a later workflow begins
+;;;;   above it.
 ;;;; - A report is accepted once, and only if its fence is that of the claim in force. Fence and
-;;;; digest are kept with the step, so a repetition of the report is recognized, and any other
-;;;; report is refused. So
-;;;;   each acknowledged report is the recorded one. If the next step was claimed with the report,
-;;;;   the fence of that claim is kept, too. A repetition of the report is answered with that claim,
-;;;;   and with no later one, which belongs to another thread of the same session.
+;;;;   digest are kept with the step, so a repetition of the report is recognized, and any other
+;;;;   report is refused. So each acknowledged report is the recorded one. If the next step was
+;;;;   claimed with the report, the fence of that claim is kept, too. A repetition of the report is
+;;;;   answered with that claim, and with no later one, which belongs to another thread of the same
+;;;;   session.
 ;;;; - A workflow that has ended does not change any more, until it is deleted.
 
 (in-package #:clgrpc.workflow)

@@ -111,19 +111,23 @@ MISUSE if NAME is not defined. From any thread."
   (mapcar #'step-of (if (and steps (symbolp steps)) (find-workflow-steps steps) steps)))
 
 (defmacro define-workflow (name &body steps)
-  "Define NAME, a symbol, as the workflow of STEPS, which are not evaluated. A step is a string, or
-(:task KIND &key name input attempts backoff max-backoff factor attempt-timeout timeout): a task for
-a worker; a string alone is a task of that kind. The task gets INPUT, a string, or by default the
-result of the previous step. It is tried ATTEMPTS times (10), with pauses of BACKOFF seconds (1),
-then FACTOR (2) times as long each, up to MAX-BACKOFF (60); an attempt may take ATTEMPT-TIMEOUT
-seconds, by default as many as the nodes let it (an hour); (:wait SECONDS &key name), from when it
-begins, or (:until UNIX-SECONDS &key name); (:signal NAME &key name timeout), until SIGNAL-WORKFLOW
-gives it a signal of NAME, whose payload is its result; (:parallel STEPS STEPS …), lists of steps,
-each of which is done as a workflow of its own, a child, until all have ended; (:child STEPS &key
-type input timeout name failures abandon), one child, whose STEPS are a list or the name of a
-workflow that is defined; it fails when TIMEOUT seconds are over; (:children (CHILD …) &key name
-timeout failures abandon), several: each the name of a workflow, or a list (STEPS &key type input
-timeout). Children get the input that a task in their place would get. The result of such a step is
+  "Define NAME, a symbol, as the workflow of STEPS, which are not evaluated. A step is a string or
+one of these lists:
+ (:task KIND &key name input attempts backoff max-backoff factor attempt-timeout timeout): a task
+   for a worker; a string is a task of that kind. The task gets INPUT, a string, or by default the
+   result of the previous step. It is tried ATTEMPTS times (10), with pauses of BACKOFF seconds
+   (1), then FACTOR (2) times as long each, up to MAX-BACKOFF (60); an attempt may take
+   ATTEMPT-TIMEOUT seconds, by default as many as the nodes let it (an hour);
+ (:wait SECONDS &key name), from when it begins, or (:until UNIX-SECONDS &key name);
+ (:signal NAME &key name timeout), until SIGNAL-WORKFLOW gives it a signal of NAME, whose payload is
+   its result;
+ (:parallel STEPS STEPS …), lists of steps, each of which is done as a workflow of its own, a child,
+   until all have ended;
+ (:child STEPS &key type input timeout name failures abandon), one child, whose STEPS are a list or
+   the name of a defined workflow; it fails when TIMEOUT seconds are over;
+ (:children (CHILD …) &key name timeout failures abandon), several: each the name of a workflow, or
+   a list (STEPS &key type input timeout).
+Children get the input that a task in their place would get. The result of such a step is
 a CLGRPC.WORKFLOW.V1:CHILD-RESULTS, see CHILD-RESULTS. If a child fails or is cancelled, the step
 fails; with FAILURES :report it succeeds, and its result contains the failure. Children are
 cancelled when their parent ends first, unless ABANDON is true. A step that takes longer than

@@ -3,11 +3,11 @@
 ;;;; functions of states, and know no store.
 ;;;;
 ;;;; - The head is the state with the current step and its neighbours, the small payloads that these
-;;;; need, and the newest changes of the history. A workflow of few steps has only a head.
+;;;;   need, and the newest changes of the history. A workflow of few steps has only a head.
 ;;;; - Steps that are done are in chunks of +DONE-CHUNK+, counted from the first step, since their
-;;;; places do not change any more.
+;;;;   places do not change any more.
 ;;;; - Steps that are far from being current are in chunks of +LEFT-CHUNK+, counted from the last
-;;;; step, since steps are only added before all that remain.
+;;;;   step, since steps are only added before all that remain.
 ;;;; - The changes of the history are in the head until +HISTORY-CHUNK+ of them get one key.
 ;;;;
 ;;;; For example, of 100 steps of which 30 are done the head has the 24th to the 68th: the places 0

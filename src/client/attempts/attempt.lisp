@@ -3,9 +3,8 @@
 ;;;; the next step, and performs it by **RETRY-OPERATIONS**.
 ;;;;
 ;;;; 1. SUBMIT finds a stream, or makes the call wait for one (core.lisp). The attempt that it
-;;;; begins
-;;;;    is the user of the stream. The call continues with the oldest attempt under way: its stream
-;;;;    is the call's.
+;;;;    begins is the user of the stream. The call continues with the oldest attempt under way: its
+;;;;    stream is the call's.
 ;;;; 2. The first attempt whose answer begins commits the call: its stream is the call's from then
 ;;;;    on, and those of the others are reset.
 ;;;; 3. If an attempt fails before that, the machine decides: the call continues with another

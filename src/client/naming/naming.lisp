@@ -10,8 +10,8 @@
 ;;;; 3. A missing or unreachable config is not a failure: if no server answers the previous config
 ;;;;    remains; if the DNS server says that no such record exists there is none.
 ;;;; 4. A channel that has had addresses waits a second for new ones; then it continues with the old
-;;;; ones. It does not wait if no look-up may begin yet, or if the one under way has taken longer
-;;;; already.
+;;;;    ones. It does not wait if no look-up may begin yet, or if the one under way has taken longer
+;;;;    already.
 
 (in-package #:clgrpc.client)
 

@@ -21,19 +21,22 @@
 
 (defstruct (sink (:copier nil) (:predicate nil))
   "The functions a connection calls; arguments are valid only during the call. Each function has a
-default that does nothing, except ON-OUTPUT, which has no default. ON-OUTPUT (connection) returns
-the buffer to append to; the call means that there is output, or may be soon. ON-HEADERS (stream
-field-list end-stream-p): a request at a server, a final response at a client. ON-DATA (stream
-octets start end end-stream-p): content; give it back with CONSUME-DATA. ON-TRAILERS (stream
-field-list): trailers; they end the peer's side. ON-RESET (stream error-code source): the stream
-ended early. SOURCE is :PEER (the peer sent RST_STREAM), :LOCAL (we found an error of the peer and
-sent RST_STREAM), :GOAWAY (the peer has not processed the stream, so it may be tried again) or
-:CONNECTION (the connection ended). ON-WRITABLE (stream): its queue fell under half of the option
-send-budget-octets. ON-QUEUED (connection): more DATA waits, for windows or a turn. ON-STREAM-CLOSED
-(stream): the last call for this stream, once for each. ON-GOAWAY (connection last-stream-id
-error-code debug-octets) ON-SETTINGS (connection): the peer's settings are in force. ON-PING-ACK
-(connection payload): the answer to SEND-PING. ON-CLOSE (connection error-code text): the connection
-is finished; flush and close it."
+default that does nothing, except ON-OUTPUT, which has no default.
+  ON-OUTPUT (connection) returns the buffer to append to; the call means that there is output, or
+    may be soon.
+  ON-HEADERS (stream field-list end-stream-p): a request at a server, a final response at a client.
+  ON-DATA (stream octets start end end-stream-p): content; give it back with CONSUME-DATA.
+  ON-TRAILERS (stream field-list): trailers; they end the peer's side.
+  ON-RESET (stream error-code source): the stream ended early. SOURCE is :PEER (the peer sent
+    RST_STREAM), :LOCAL (we found an error of the peer and sent RST_STREAM), :GOAWAY (the peer has
+    not processed the stream, so it may be tried again) or :CONNECTION (the connection ended).
+  ON-WRITABLE (stream): its queue fell under half of the option send-budget-octets.
+  ON-QUEUED (connection): more DATA waits, for windows or a turn.
+  ON-STREAM-CLOSED (stream): the last call for this stream, once for each.
+  ON-GOAWAY (connection last-stream-id error-code debug-octets): the peer's GOAWAY.
+  ON-SETTINGS (connection): the peer's settings are in force.
+  ON-PING-ACK (connection payload): the answer to SEND-PING.
+  ON-CLOSE (connection error-code text): the connection is finished; flush and close it."
   ;; the buffer to append to
   (on-output (lambda (connection) (misuse "The sink of ~S has no ON-OUTPUT." connection))
    :type function)

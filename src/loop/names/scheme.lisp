@@ -33,11 +33,12 @@
 (defglobal **schemes** '())
 
 (defun register-scheme (name &rest functions &key parse resolver open listen)
-  "Register functions that define the meaning of addresses that begin with NAME and a colon. PARSE
-(text path smallest-port) returns the TARGET, a socket, for TEXT; PATH follows the colon, or the
-empty authority \"//\"; ports below SMALLEST-PORT are invalid. RESOLVER (text): the resolver that
-finds the servers of a channel to TEXT. OPEN (text arguments) returns a channel to TEXT; ARGUMENTS
-are those of MAKE-CHANNEL. LISTEN (server text): makes the channels of OPEN to TEXT lead to SERVER.
+  "Register functions that define the meaning of addresses that begin with NAME and a colon:
+PARSE (text path smallest-port) returns the TARGET, a socket, for TEXT; PATH follows the colon, or
+the empty authority \"//\"; ports below SMALLEST-PORT are invalid.
+RESOLVER (text) returns the resolver that finds the servers of a channel to TEXT.
+OPEN (text arguments) returns a channel to TEXT; ARGUMENTS are those of MAKE-CHANNEL.
+LISTEN (server text) makes the channels of OPEN to TEXT lead to SERVER.
 Each signals MISUSE for a text that it cannot use. A function that is not given stays as registered
 before. Return the scheme. From any thread."
   (declare (ignore parse resolver open listen))

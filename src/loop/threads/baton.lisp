@@ -16,27 +16,26 @@
 ;;;;
 ;;;; The rules that make it sound:
 ;;;; - All turn state is in the EVENT-LOOP structure, so a thread that takes the baton continues
-;;;; where the previous thread stopped. User code runs only in deferred functions, through
-;;;; CALL-USER; when that returns :LOST, the thread must not touch the loop any more. A non-local
-;;;; exit out of user code takes the baton back, or has lost it, before anything else of the loop
-;;;; runs. Code through which such an exit passes asks IN-EVENT-LOOP-P, and if it is true passes the
-;;;; baton on.
+;;;;   where the previous thread stopped. User code runs only in deferred functions, through
+;;;;   CALL-USER; when that returns :LOST, the thread must not touch the loop any more. A non-local
+;;;;   exit out of user code takes the baton back, or has lost it, before anything else of the loop
+;;;;   runs. Code through which such an exit passes asks IN-EVENT-LOOP-P, and if it is true passes
+;;;;   the baton on.
 ;;;; - Nothing reachable while the baton is lent points into the loop's buffers.
 ;;;; - User code uses the loop only within WITH-BATON, which takes the baton back for that time. If
-;;;; the
-;;;;   baton is lost, it posts instead.
+;;;;   the baton is lost, it posts instead.
 ;;;; - A thread that takes the baton drains the inbox first.
 ;;;; - User code that takes too long and takes the baton back all the time gives it up itself, when
-;;;; the watchdog has marked it as late.
+;;;;   the watchdog has marked it as late.
 ;;;; - A thread that is about to sleep in user code first calls PREPARE-TO-WAIT, which makes another
-;;;; thread run the loop, unless the sleeping thread may run the loop itself meanwhile (DRIVE-ON). A
-;;;; request to take a loop over names the lent baton that was observed, and only that baton is
-;;;; overtaken.
+;;;;   thread run the loop, unless the sleeping thread may run the loop itself meanwhile (DRIVE-ON).
+;;;;   A request to take a loop over names the lent baton that was observed, and only that baton is
+;;;;   overtaken.
 ;;;; - Only the loop closes descriptors; tokens carry a generation.
 ;;;; - Interrupts are off from before a thread takes the baton until it has given it up, except in
-;;;; user code and in the wait for events. An interrupt in that wait may open a debugger, which may
-;;;; then stay open for long. So a thread that was woken and does not continue may be overtaken
-;;;; there, too; see watchdog.lisp and SLEEP-AS-LENDER.
+;;;;   user code and in the wait for events. An interrupt in that wait may open a debugger, which
+;;;;   may then stay open for long. So a thread that was woken and does not continue may be
+;;;;   overtaken there, too; see watchdog.lisp and SLEEP-AS-LENDER.
 
 (in-package #:clgrpc.loop)
 

@@ -42,11 +42,11 @@
 ;;;;   none     any                                                              :fail
 ;;;;
 ;;;; (1) REFUSED_STREAM, or a stream above the last one of a GOAWAY. Such an attempt is repeated at
-;;;; once, but only once, since a server that refuses again has a reason. The exception is an
-;;;; attempt on a connection that is older than the first refusal and has received a GOAWAY since:
-;;;; it may have been under way then, as when several servers end old connections at the same time
-;;;; (A9). Each
-;;;;     connection gets that GOAWAY once. None of this counts as an attempt, nor for the throttle.
+;;;;     once, but only once, since a server that refuses again has a reason. The exception is an
+;;;;     attempt on a connection that is older than the first refusal and has received a GOAWAY
+;;;;     since: it may have been under way then, as when several servers end old connections at the
+;;;;     same time (A9). Each connection gets that GOAWAY once. None of this counts as an attempt,
+;;;;     nor for the throttle.
 ;;;; (2) Attempts are left, the throttle has more than half of its tokens, and all messages sent are
 ;;;;     kept.
 ;;;;

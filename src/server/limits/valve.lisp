@@ -3,7 +3,7 @@
 ;;;; (wire/link-memory.lisp). Two events end connections:
 ;;;;
 ;;;; - All connections together hold an eighth more than max-total-held-octets, since octets are
-;;;; measured after they have arrived. The peer that holds most gives up the connection that holds
+;;;;   measured after they have arrived. The peer that holds most gives up the connection that holds
 ;;;;   most, until all together hold no more than the limit.
 ;;;; - The VALVE shuts. It is the last resort after all accounts, and measures the live objects of
 ;;;;   the heap. The first new call after each collection examines the heap. If a collection of all
