@@ -8,8 +8,7 @@
 ;;;;    store, which the first of the nodes writes there now and then.
 ;;;; 4. The date is set only as far as most machines' dates ask for: to the middle one. With an even
 ;;;;    number of machines it is set to the nearer of the middle two, unless it is between them. So
-;;;;    of
-;;;;    two machines that differ neither moves it.
+;;;;    of two machines that differ neither moves it.
 ;;;; 5. A node that is alone follows its machine's date.
 ;;;; 6. The date is set by more than an hour only if the same date is asked for during a whole
 ;;;;    period. That is ten minutes at a node that is alone, in which its operator can correct the

@@ -3,8 +3,7 @@
 ;;;;
 ;;;; 1. A service watcher keeps two mirrors, of the servers of the name and of its service config,
 ;;;;    which follow the store even if connections break (etcd/client/mirror.lisp). Resolvers get
-;;;;    nothing
-;;;;    before both have begun.
+;;;;    nothing before both have begun.
 ;;;; 2. Its job passes their changes to the resolvers, and begins look-ups.
 ;;;; 3. A first change is passed on at once; those of the next 20 ms, or longer if there are many
 ;;;;    servers, are passed on together. A change that leaves everything as it was is not passed on.

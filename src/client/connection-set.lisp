@@ -14,8 +14,8 @@
 ;;;;    end with their last calls.
 ;;;; 5. A subchannel whose addresses change keeps its connection set if no other subchannel uses it
 ;;;;    and the pool has none for the new addresses. Otherwise it moves to the connection set for
-;;;;    those. If it is
-;;;;    connected to one of them it is misplaced, and moves when that connection has ended.
+;;;;    those. If it is connected to one of them it is misplaced, and moves when that connection has
+;;;;    ended.
 
 (in-package #:clgrpc.client)
 

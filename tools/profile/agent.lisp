@@ -8,8 +8,7 @@
 ;;;;   heap-histogram MS the objects that were allocated in MS milliseconds and still exist
 ;;;;   sample MODE MS PATH
 ;;;;                     run SBCL's profiler for MS milliseconds and write the stacks to a file;
-;;;; MODE
-;;;;                     is cpu or alloc
+;;;;                     MODE is cpu or alloc
 
 (in-package #:clgrpc.profile)
 
