@@ -22,7 +22,7 @@
 ;;;;   (server/limits/valve.lisp).
 ;;;;
 ;;;; A call whose messages are not read should hold up only itself. So the connection's window is
-;;;; returned for octets that are not read yet, until the link holds half of max-held-octets. Then
+;;;; raised for octets that are not read yet, until the link holds half of max-held-octets. Then
 ;;;; that window is withheld, until the link holds less than a quarter.
 
 (in-package #:clgrpc.wire)
@@ -127,8 +127,8 @@ little enough now, return the window. From any thread."
   (trace-event :flowctl event :peer (link-peer link) :held-octets (link-held link)))
 
 (defun return-window (link)
-  "If LINK's window is withheld and it holds little enough again, return the connection's window for
-everything received. On the loop."
+  "If LINK's window is withheld and it holds little enough again, let the connection's window grow
+by everything received. On the loop."
   (when (and (link-window-withheld link) (drained-p link))
     (setf (link-window-withheld link) nil)
     (when (tracing-p :flowctl) (trace-window link :connection-window-given-back))
@@ -136,8 +136,8 @@ everything received. On the loop."
       (http2:map-streams #'http2:credit-connection (link-http2 link)))))
 
 (define-hot credit-link ((call wire-call) (stream http2:stream)) null
-  "Return the connection's window, but not STREAM's, for the octets that CALL holds; withhold it if
-its link holds too much."
+  "Let the connection's window, but not STREAM's, grow by the octets that CALL holds; withhold that
+if its link holds too much."
   (let ((link (the link (wire-call-link call))))
     (cond ((< (link-held link) (ash (link-held-limit link) -1))
            (http2:credit-connection stream))

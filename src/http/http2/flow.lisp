@@ -40,9 +40,9 @@
   nil)
 
 (define-hot consume-data ((stream stream) (count (unsigned-byte 31))) null
-  "Return the flow-control windows for COUNT octets that ON-DATA delivered on STREAM, after they
-were read or dropped. A stream that closes returns the rest, so later calls do nothing. Signal
-MISUSE if COUNT is more than was delivered."
+  "Note that COUNT octets that ON-DATA delivered on STREAM were read or dropped: the windows of
+STREAM and of its connection may grow by that (RFC 9113 section 6.9). For a stream that closes, this
+is done for the rest, so later calls do nothing. Signal MISUSE if COUNT is more than was delivered."
   (unless (stream-flag-p stream +finished+)
     (let ((left (- (stream-unconsumed stream) count)))
       (when (minusp left)
@@ -56,9 +56,9 @@ MISUSE if COUNT is more than was delivered."
   nil)
 
 (define-hot credit-connection ((stream stream)) null
-  "Return the connection's window, but not the stream's, for everything that ON-DATA has delivered
-on STREAM: the owner still keeps it, but other streams need not wait for that. CONSUME-DATA later
-gives it back to the stream's window."
+  "Let the connection's window, but not the stream's, grow by everything that ON-DATA has delivered
+on STREAM: the owner still keeps it, but other streams need not wait for that. The stream's window
+grows with a later CONSUME-DATA."
   (unless (stream-flag-p stream +finished+)
     (let ((count (- (stream-unconsumed stream) (stream-credited stream))))
       (when (plusp count)
@@ -67,7 +67,7 @@ gives it back to the stream's window."
   nil)
 
 (define-hot (window-update-due-p :inline t) ((connection connection)) boolean
-  "True if at least half of CONNECTION's own window can be returned."
+  "True if a WINDOW_UPDATE for at least half of CONNECTION's own window is due."
   (and (<= (ash (connection-connection-window connection) -1) (connection-unreturned connection))
        (not (connection-closed-p connection))))
 
