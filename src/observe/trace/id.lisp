@@ -16,7 +16,7 @@
 (defmethod print-object ((ids ids) stream)
   (print-unreadable-object (ids stream :type t :identity t)))
 
-(define-hot step-ids ((ids ids) (shared boolean)) id
+(define-hot (step-ids :inline t) ((ids ids) (shared boolean)) id
   "The next number of IDS, which several threads may use at once if SHARED is true. The shared state
 stays the same in a saved image, so the seed of the process is added to it."
   (mixed-word
@@ -27,9 +27,10 @@ stays the same in a saved image, so the seed of the process is added to it."
 
 (define-hot (next-id :inline t) ((ids ids) (shared boolean)) id
   "A new id of IDS, which is not 0; SHARED as for STEP-IDS."
-  (let ((id (step-ids ids shared)))
-    (declare (type id id))
-    (if (zerop id) (step-ids ids shared) id)))
+  (loop
+    (let ((id (step-ids ids shared)))
+      (declare (type id id))
+      (unless (zerop id) (return id)))))
 
 (defun chance-seed (random-state)
   "Where the counter of a source begins, by RANDOM-STATE."
