@@ -212,7 +212,7 @@ a header."
 
 (defmacro with-channel ((variable target &rest options) &body body)
   "Evaluate BODY with VARIABLE bound to a channel to TARGET, made with OPTIONS as by MAKE-CHANNEL;
-close it on exit."
+close it on exit. From any thread."
   (let ((function (gensym "BODY")))
     `(flet ((,function (,variable) ,@body))
        (declare (dynamic-extent #',function))

@@ -195,7 +195,8 @@ it as draining."
         (return (values stream (the link link)))))))
 
 (defun subchannel-calls (subchannel)
-  "How many attempts of users' calls are under way for which SUBCHANNEL was picked."
+  "How many attempts of users' calls are under way for which SUBCHANNEL was picked. On the channel's
+loop."
   (- (subchannel-open-calls subchannel)
      (count-if (lambda (call) (and (client-call-stream call) (null (call-status call))))
                (subchannel-internal-calls subchannel))))

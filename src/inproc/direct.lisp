@@ -7,7 +7,8 @@
 
 (defun service-channel (service &rest arguments)
   "Return a channel to SERVICE, a service object without a server, as SERVER-CHANNEL does for a
-server. ARGUMENTS are as for that. From any thread; end it with CLOSE-CHANNEL."
+server. ARGUMENTS are as for that. End the channel with CLOSE-CHANNEL. Signal MISUSE if SERVICE is
+not a service. From any thread."
   (unless (typep service 'method:service) (misuse "~S is not a service." service))
   (let ((callee (make-callee :services (list service) :options (make-server-options)
                              :name "inproc:")))

@@ -15,7 +15,7 @@
   (:documentation "End THING early: a call, a future, or a handle of CLGRPC.ASYNC (a value of DELAY,
 INTERVAL, TCP-SERVER, TCP-CONNECT, IDLE, POLL, MAKE-NOTIFIER or SIGNAL-HANDLER); a function, such as
 the value of INTERVAL, is called. Calls and futures end with a condition that has TEXT. Nothing
-happens if THING has ended. From any thread.")
+happens if THING has ended. Signal MISUSE for another object. From any thread.")
   (:method ((thing function) &optional text)
     (declare (ignore text))
     (funcall thing)
@@ -212,7 +212,7 @@ AWAIT-TIMEOUT."
   (:documentation "Wait until FUTURE is settled; return its values (those of a call: its reply and
 the call), or signal its error. Signal AWAIT-TIMEOUT if that takes longer than TIMEOUT seconds; nil,
 the default, means no limit (a call's own time-out ends it). It may be called again for the same
-FUTURE. From any thread but one that runs a loop.")
+FUTURE. Signal MISUSE if FUTURE is not a future. From any thread but one that runs a loop.")
   (:method ((promise promise) &key timeout)
     (await-settlement promise timeout)
     (let ((value (promise-value promise)))
@@ -237,8 +237,8 @@ a future, is settled. Otherwise a future that is not settled for long would keep
   whole)
 
 (defun all (futures)
-  "Return a future of the list of the first values of FUTURES, a sequence. It is rejected with the
-first error of any of them. Cancelling it cancels them. From any thread."
+  "Return a future of the list of the first values of FUTURES, a sequence, in the same order. It is
+rejected with the first error of any of them. Cancelling it cancels them. From any thread."
   (let* ((futures (coerce futures 'list))
          (values (make-list (length futures)))
          (left (list (length futures)))

@@ -35,8 +35,8 @@ threads that send on one call must do so one after the other."
   (operate send call (outgoing call message) t compress))
 
 (defun try-send (call message &key (compress :auto))
-  "As SEND, but return nil without sending if CALL's send budget is used up; never wait. From any
-thread, as SEND."
+  "As SEND, but never wait: if CALL's send budget is used up, return nil and do not send MESSAGE.
+From any thread, as SEND."
   (check-call call)
   (operate send call (outgoing call message) nil compress))
 
@@ -168,7 +168,8 @@ wait for the peer's headers; nil if the call ended without them. From any thread
 
 (defun send-metadata (call metadata)
   "Send METADATA, an alist, at once as the initial metadata of CALL, a handler's call. Signal MISUSE
-if headers or a message were sent already. From any thread."
+if headers or a message were sent already, or if METADATA has a key or value that cannot be sent.
+From any thread."
   (check-call call)
   (operate send-metadata call (check-metadata metadata))
   nil)

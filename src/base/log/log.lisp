@@ -25,7 +25,7 @@ is replaced, never changed.")
 (defun add-log-listener (listener)
   "Call LISTENER, a function or a symbol that names one, with each event, as *LOG-FUNCTION* is
 called, until REMOVE-LOG-LISTENER. A listener that is added twice is called once. Return LISTENER.
-From any thread."
+Signal MISUSE for another object. From any thread."
   (unless (typep listener '(and (or symbol function) (not null)))
     (misuse "A log listener is a function, or a symbol that names one, not ~S." listener))
   (sb-ext:atomic-update **log-listeners**

@@ -299,7 +299,8 @@ makes an instance for each target that begins with SCHEME, a string, and a colon
 only channels use the class that name it among their :resolvers. Define a method of START-RESOLVER
 for it, which calls PUSH-ADDRESSES, and perhaps methods of RESOLVE-NOW and STOP-RESOLVER.
 RESOLVER-NAME is the name to resolve, and also the channel's :authority. A new class for a scheme
-replaces the old one; existing channels keep their resolvers. Evaluate it at top level."
+replaces the old one; existing channels keep their resolvers. Evaluate it at top level, from one
+thread at a time, like DEFCLASS."
   `(progn
      (defclass ,name (user-resolver) (,@slots) ,@class-options)
      ,@(when scheme

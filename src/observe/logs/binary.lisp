@@ -146,7 +146,7 @@ be. From any thread."
 (defun read-binary-log (stream)
   "Read the next entry of a binary log from STREAM, which gives octets, and return it, a
 GRPC.BINARYLOG.V1:GRPC-LOG-ENTRY; nil at the end. Signal PROTOBUF-ERROR if the octets are not an
-entry, MISUSE if STREAM ends within it or is not a stream."
+entry, MISUSE if STREAM ends within it or is not a stream. From one thread at a time for STREAM."
   (unless (and (streamp stream) (input-stream-p stream))
     (misuse "READ-BINARY-LOG reads one entry from a stream of octets, not from ~S: open the file ~
              with :element-type '(unsigned-byte 8)." stream))

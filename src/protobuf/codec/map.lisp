@@ -99,7 +99,7 @@ writing from one thread at a time."
 
 (defmacro do-map (((key value) map &optional result) &body body)
   "Run BODY with KEY and VALUE bound to each entry of MAP in turn; return RESULT. MAP must not
-change meanwhile."
+change meanwhile. From any thread."
   (let ((object (gensym "MAP")) (i (gensym "I")))
     `(let ((,object ,map))
        (dotimes (,i (proto-map-count ,object) ,result)

@@ -176,7 +176,8 @@ DESTINATION."
                          into partial max-message-depth max-decoded-octets)
   "Return the next message of TYPE that WRITE-DELIMITED wrote to SOURCE: a binary input stream, or
 octets, there from START to END. Return nil if nothing is left; for octets return as second value
-the position after the message. A message of more than MAX-OCTETS is refused before it is read.
+the position after the message. A message of more than MAX-OCTETS (4 MiB unless given) is refused by
+a PROTOBUF-ERROR before it is read.
 Other arguments and errors are PARSE-MESSAGE's. From any thread; one thread at a time may use
 SOURCE."
   (declare (ignore into partial max-message-depth max-decoded-octets))
@@ -263,8 +264,8 @@ their octets. From any thread, while no other thread changes A or B."
   "Merge SOURCE into TARGET, a message of the same type, and return TARGET, as if the serialized
 form of SOURCE were appended to that of TARGET. Present singular fields replace those of TARGET,
 sub-messages are merged, repeated fields appended, map entries put, unknown fields appended. TARGET
-then shares no message, vector or map with SOURCE. From one thread at a time for TARGET, while no
-other thread changes SOURCE."
+then shares no message, vector or map with SOURCE. Signal a TYPE-ERROR if the types differ. From one
+thread at a time for TARGET, while no other thread changes SOURCE."
   (unless (eq (message-type-of target) (message-type-of source))
     (error 'type-error :datum source :expected-type (type-of target)))
   (let* ((into (current target))

@@ -192,7 +192,8 @@ HELLOWORLD:HELLO-REPLY, or a message type), or nil. From any thread."
   (or (find-message-type designator) (misuse "There is no message type ~S." designator)))
 
 (defun make-message (type)
-  "Return a fresh empty message of TYPE, a symbol, full name or message type. From any thread."
+  "Return a fresh empty message of TYPE, a symbol, full name or message type. Signal MISUSE if no
+such type is defined. From any thread."
   (let ((layout (message-type-layout (need-message-type type))))
     (unless layout (misuse "The message type ~A is not defined." type))
     (funcall (the function (layout-maker layout)))))
@@ -329,10 +330,11 @@ in order; TEST compares them."
 
 (defun enum-number (type value)
   "Return the number of VALUE, a keyword or number, in the enum TYPE (a symbol, full name or enum
-type). Signal MISUSE if the keyword is not one of its values. From any thread."
+type). Signal MISUSE if the keyword is not one of its values or there is no such enum. From any
+thread."
   (enum-number-of (or (find-enum-type type) (misuse "There is no enum type ~S." type)) value))
 
 (defun enum-keyword (type number)
   "Return the keyword of NUMBER in the enum TYPE, or NUMBER itself if the enum has no keyword for
-it. From any thread."
+it. Signal MISUSE if there is no such enum. From any thread."
   (enum-keyword-of (or (find-enum-type type) (misuse "There is no enum type ~S." type)) number))

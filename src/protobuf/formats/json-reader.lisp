@@ -411,10 +411,10 @@ reader. A stream of such messages costs a peer two octets for each."
 octets of UTF-8, represents in JSON. Fields may go by their JSON name or that of the .proto file.
 With IGNORE-UNKNOWN, unknown members and names of enum values are ignored. FINDER maps the full name
 of the type in an Any to its message type, or to nil. Signal MESSAGE-TEXT-ERROR with line, column
-and path if SOURCE is not such a message or has more than MAX-OCTETS, and REQUIRED-FIELD-MISSING
-unless PARTIAL; MAX-MESSAGE-DEPTH and MAX-DECODED-OCTETS are as in PARSE-MESSAGE. The second value
-is about how many octets of memory the message and those inside it occupy. Source: protobuf.dev,
-ProtoJSON format. From any thread."
+and path if SOURCE is not such a message or has more than MAX-OCTETS (64 MiB unless given). Signal
+REQUIRED-FIELD-MISSING if a required field is missing, unless PARTIAL. MAX-MESSAGE-DEPTH and
+MAX-DECODED-OCTETS are as in PARSE-MESSAGE. The second value is about how many octets of memory the
+message and those inside it occupy. Source: protobuf.dev, ProtoJSON format. From any thread."
   (let* ((type (need-message-type type))
          (source (if (stringp source) source (coerce source 'octets)))
          (empty (empty-object-layout type source max-octets max-decoded-octets)))

@@ -528,9 +528,10 @@ its fields."
   "Return the message of TYPE (a symbol, a full name or a message type) that SOURCE, a string or
 octets of UTF-8, represents in text format. With IGNORE-UNKNOWN, unknown fields are ignored. FINDER
 maps the full name of the type in an Any to its message type, or to nil. Signal MESSAGE-TEXT-ERROR
-with line, column and path if SOURCE is not such a message or has more than MAX-OCTETS, and
-REQUIRED-FIELD-MISSING unless PARTIAL; MAX-MESSAGE-DEPTH and MAX-DECODED-OCTETS are as in
-PARSE-MESSAGE. Source: protobuf.dev, Text Format Language Specification. From any thread."
+with line, column and path if SOURCE is not such a message or has more than MAX-OCTETS (64 MiB
+unless given). Signal REQUIRED-FIELD-MISSING if a required field is missing, unless PARTIAL.
+MAX-MESSAGE-DEPTH and MAX-DECODED-OCTETS are as in PARSE-MESSAGE. Source: protobuf.dev, Text Format
+Language Specification. From any thread."
   (let* ((type (need-message-type type))
          (source (if (stringp source) source (coerce source 'octets)))
          (input (make-text-input :ignore-unknown ignore-unknown :partial partial :finder finder

@@ -273,7 +273,7 @@ With SOURCE, a string, SOURCE is the text and PATH only its name. SOURCE and IMP
 forms, evaluated at expansion. OPTIMIZE-FOR is :SPEED; or :CODE-SIZE for messages that are rarely
 read or written: all share one coder, which is many times slower, and the file compiles in half the
 time. Signal PROTO-SYNTAX-ERROR, or MISUSE if there is no file PATH. The value is the name under
-which others import the file."
+which others import the file. From one thread at a time, like LOAD."
   (flet ((value (form)
            (if (and (consp form) (every (lambda (item) (typep item '(or string pathname))) form))
                form

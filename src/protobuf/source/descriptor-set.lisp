@@ -439,7 +439,7 @@ files contradict each other. From one thread at a time, like LOAD."
 file PATH, as DEFINE-PROTO does for a source. PATH is relative to the file of this form, at the REPL
 to *DEFAULT-PATHNAME-DEFAULTS*. Signal PROTOBUF-ERROR if PATH does not contain such a set,
 PROTO-SYNTAX-ERROR if its files contradict each other. The value is the name of the last file that
-is new, or nil."
+is new, or nil. From one thread at a time, like LOAD."
   (let* ((truename (truename (merge-pathnames (parse-native path) (source-directory))))
          (octets (with-open-file (stream truename :element-type 'octet)
                    (let ((octets (make-octets (file-length stream))))

@@ -117,7 +117,8 @@ the names of the files that it imports. CONTENT is a google.protobuf.FileDescrip
 in text format or a vector of octets.
 
 Imports must be loaded, or be generated files in the same directory tree. Signal PROTO-SYNTAX-ERROR,
-and PROTOBUF-ERROR if CONTENT is not such a message. The value is NAME."
+and PROTOBUF-ERROR if CONTENT is not such a message. The value is NAME. From one thread at a time,
+like LOAD."
   `(progn
      ,@(when imports
          `((eval-when (:compile-toplevel :load-toplevel :execute)

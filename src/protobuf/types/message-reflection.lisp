@@ -293,12 +293,14 @@ at a time."
 
 (defun field-present-p (message field)
   "Return true if FIELD of MESSAGE is present; without explicit presence, if it is not zero or
-empty. From any thread, while no other thread changes MESSAGE."
+empty. FIELD is as for FIELD-VALUE; signal MISUSE if MESSAGE has no such field. From any thread,
+while no other thread changes MESSAGE."
   (let ((message (current message)))
     (slot-present-p message (need-slot message field))))
 
 (defun clear-field (message field)
-  "Make FIELD of MESSAGE absent; return MESSAGE. From one thread at a time for MESSAGE."
+  "Make FIELD of MESSAGE absent; return MESSAGE. FIELD is as for FIELD-VALUE; signal MISUSE if
+MESSAGE has no such field. From one thread at a time for MESSAGE."
   (let ((current (current message)))
     (clear-slot current (need-slot current field))
     message))
@@ -320,7 +322,8 @@ any thread, while no other thread changes MESSAGE."
 (defmacro do-fields (((field value) message &optional result) &body body)
   "Run BODY with FIELD bound to the descriptor and VALUE to the value, as FIELD-VALUE returns it, of
 each field and extension that is present in MESSAGE, by number; return RESULT. BODY may change
-MESSAGE; it sees the fields that were present at first."
+MESSAGE; it sees the fields that were present at first. From any thread, while no other thread
+changes MESSAGE."
   (let ((object (gensym "MESSAGE")) (slot (gensym "SLOT")))
     `(let ((,object (current ,message)))
        (dolist (,slot (present-slots ,object) ,result)
@@ -342,8 +345,8 @@ MESSAGE."
 
 (defun append-to-field (message field values)
   "Add VALUES, a sequence, to the end of the repeated FIELD of MESSAGE, which is as for FIELD-VALUE,
-and return MESSAGE. The present values are copied, so add many values at once. From one thread at a
-time for MESSAGE."
+and return MESSAGE. The present values are copied, so add many values at once. Signal MISUSE if
+MESSAGE has no such field or the field is not repeated. From one thread at a time for MESSAGE."
   (let* ((current (current message)) (slot (need-slot current field)))
     (unless (eq :repeated (slot-label slot))
       (misuse "~A is not repeated." (descriptor-full-name (slot-field slot))))
@@ -352,8 +355,9 @@ time for MESSAGE."
     message))
 
 (defun oneof-field (message oneof)
-  "Return the descriptor of the present field of the ONEOF, its name as in the .proto file, of
-MESSAGE, or nil. From any thread, while no other thread changes MESSAGE."
+  "Return the descriptor of the field that is present in a oneof of MESSAGE. ONEOF is the oneof's
+name as in the .proto file. Return nil if none of its fields is present or MESSAGE has no such
+oneof. From any thread, while no other thread changes MESSAGE."
   (let ((current (current message)))
     (loop for slot across (layout-slots (message-layout current))
           when (and (slot-oneof slot)

@@ -59,7 +59,9 @@ thread."
 ;;; Any
 
 (defun any-pack (message &key (prefix "type.googleapis.com"))
-  "Return a google.protobuf.Any that holds MESSAGE, with the type URL PREFIX/full.name."
+  "Return a google.protobuf.Any that holds MESSAGE. Its type URL is PREFIX, a string, then a slash
+and the full name of MESSAGE's type. Signal REQUIRED-FIELD-MISSING if MESSAGE lacks a required
+field. From any thread, while no other thread changes MESSAGE."
   (google.protobuf:make-any
    :type-url (format nil "~A/~A" prefix (message-type-name (message-type-of message)))
    :value (serialize message)))

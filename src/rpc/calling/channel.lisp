@@ -43,7 +43,8 @@ any thread.")
   (:documentation "End CHANNEL: its open calls end with :cancelled, its connection is closed in
 order. Closing again does nothing. Saving the image closes all channels. If its user drops a channel
 without closing it, it is closed, with a warning in the log, some time after its calls have ended
-and a garbage collection has found it. From any thread, but not from a callback.")
+and a garbage collection has found it. Signal MISUSE if CHANNEL is not a channel. From any thread,
+but not from a callback.")
   (:method (channel)
     (misuse "~S is not a channel, such as the value of MAKE-CHANNEL." channel)))
 

@@ -57,7 +57,8 @@ channels are its subclasses. From any thread."))
 
 (defgeneric invoke (channel method request &key timeout deadline metadata &allow-other-keys)
   (:documentation "Make a call of METHOD, an RPC-METHOD, on CHANNEL, as its stub does. REQUEST and
-the values depend on the kind of METHOD; see the documentation of stubs."))
+the values depend on the kind of METHOD. TIMEOUT is in seconds, METADATA an alist; these, the other
+options and the errors are those of stubs, see doc/calls.md. From any thread."))
 
 (defgeneric service-methods (service)
   (:documentation "The list of the RPC-METHODs of SERVICE, a service object.")

@@ -125,7 +125,8 @@ any thread."
   (status-row-code (status-row status)))
 
 (defun code-status (code)
-  "Return the keyword of the status number CODE; :unknown for a number that gRPC does not define."
+  "Return the keyword of the status number CODE; :unknown for a number that gRPC does not define.
+From any thread."
   (if (typep code '(integer 0 16))
       (status-row-keyword (svref **statuses** code))
       :unknown))
@@ -146,7 +147,8 @@ like the server's (gRFC A54). Signal MISUSE if STATUS is not a status."
       (values status text)))
 
 (defun make-rpc-error (status &rest initargs &key &allow-other-keys)
-  "Return a condition of the class for STATUS. INITARGS are the slots of RPC-ERROR."
+  "Return a condition of the class for the keyword STATUS, with INITARGS for the slots of RPC-ERROR.
+Signal MISUSE if STATUS is not a status. From any thread."
   (apply #'make-condition (or (status-row-condition (status-row status)) 'rpc-error)
          :status status initargs))
 
