@@ -254,8 +254,8 @@ still has it."
 
 (defun check-reporter (node call draft request)
   "Signal ACCESS-DENIED if a peer other than CALL's has claimed the task that REQUEST, the
-ReportRequest of CALL, reports. If the report is recorded already, signal it if CALL's peer may not
-work on that task at NODE."
+ReportRequest of CALL, reports. Signal it also if the report is recorded already and CALL's peer may
+not work on that task at NODE."
   (let* ((state (draft-state draft)) (fence (pb:report-request-fence request))
          (kind (recorded-kind state fence)))
     (when kind (check-access node :work call kind))

@@ -24,8 +24,9 @@
         (* interval (1+ (floor ms interval))))))
 
 (defun times-passed (state cron now)
-  "Two values: the times of STATE from the next one to NOW, only the last ones if they are too many
-to examine; and how many there are before these, as far as that is known."
+  "Two values: the times of STATE from the next one to NOW, and the number of further ones before
+these. If there are more times than +MOST-PASSED+, the first value has only the last ones, and the
+second is as exact as is known."
   (let ((next (pb:schedule-state-next-unix-ms state)))
     (flet ((times (from)
              (loop repeat (1+ +most-passed+)

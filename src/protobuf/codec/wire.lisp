@@ -160,7 +160,7 @@ value and the position after it. Eight octets are examined at once."
          ,else)))
 
 (defmacro read-last-varint (found)
-  "As READ-LONG-VARINT, wherever END is."
+  "As READ-LONG-VARINT for a varint that may have fewer than ten octets before END."
   `(let ((value 0) (shift 0) (here at))
      (declare (type (unsigned-byte 64) value) (type (integer 0 70) shift) (type index here))
      (loop
