@@ -29,7 +29,7 @@
   (format nil "~:[~A~;[~A]~]:~D" (find #\: host) host port))
 
 (defun event-cb-first (arguments)
-  "The keyword arguments that ARGUMENTS are. As in cl-async, the event callback may stand before
+  "The keyword arguments in the list ARGUMENTS. As in cl-async, the event callback may stand before
 them."
   (if (oddp (length arguments))
       (list* :event-cb arguments)

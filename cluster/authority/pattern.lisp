@@ -41,7 +41,7 @@
           and do (setf start (+ next (length *name-place*)))))
 
 (defun make-pattern (text)
-  "The pattern that TEXT is. Signal MISUSE."
+  "Parse TEXT as a pattern and return that. Signal MISUSE."
   (let* ((spiffe-p (spiffe-p text))
          (domain-end (and spiffe-p (position #\/ text :start (length "spiffe://")))))
     (cond ((string= "" text) (misuse "A pattern of identities has characters."))

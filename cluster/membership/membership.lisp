@@ -79,7 +79,7 @@ seconds. Return the revision, or nil if ENTRY has changed or WHEN is false."
        (etcd:lease-by-number store (etcd:entry-lease entry))))
 
 (defun entries-members (entries cluster)
-  "The members of CLUSTER that ENTRIES of the store are, by name."
+  "The members of CLUSTER described by ENTRIES of the store, in the order of their names."
   (loop for entry in entries
         for member = (entry-member entry cluster)
         when member collect member))

@@ -52,7 +52,7 @@ Return false if something newer is known."
   (sb-thread:with-mutex ((ready-list-lock list)) (forget-ready-before list id revision)))
 
 (defun shard-number (text)
-  "The shard that keys have as TEXT, or nil if TEXT names no shard."
+  "The shard with the number TEXT, hexadecimal as in keys, or nil if TEXT names no shard."
   (let ((shard (and text (parse-integer text :radix 16 :junk-allowed t))))
     (and shard (< -1 shard +shards+) shard)))
 

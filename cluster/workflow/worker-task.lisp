@@ -29,7 +29,7 @@ this."
   (pb:task-kind (task-message task)))
 
 (defun task-name (task)
-  "Return the name of the step that TASK is, a string. From any thread."
+  "Return the name of TASK's step, a string. From any thread."
   (pb:task-name (task-message task)))
 
 (defun task-input (task)

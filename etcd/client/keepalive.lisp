@@ -119,7 +119,7 @@ know would be kept alive without an owner."
                                                              number))))))))
 
 (defun note-renewed (lease asked-ns seconds)
-  "Note that LEASE was renewed for SECONDS, by a request of ASKED-NS."
+  "Note that LEASE was renewed for SECONDS, by a request that was sent at ASKED-NS."
   (let ((renewal (lease-renewal lease)))
     (extend-lease lease asked-ns seconds)
     (setf (renewal-next-ns renewal) (loop:notice-end (third-of-time lease))

@@ -199,7 +199,7 @@ not interrupted; REMOVE-PLACE follows."
 
 (defun remove-place (waiter timeout)
   "Remove WAITER from etcd's queue: end its lease if it belongs to WAITER, else remove its key.
-Signal an ETCD-ERROR if that was not to be done."
+Signal an ETCD-ERROR if that fails."
   (let ((lease (waiter-lease waiter)))
     (cond ((waiter-own-lease waiter) (revoke-lease lease :timeout timeout))
           ((waiter-asked waiter)

@@ -101,7 +101,7 @@
 ;;; Revisions
 
 (defun record-at (store revision)
-  "The record of REVISION, which STORE has."
+  "The record of REVISION in STORE, which has one."
   (aref (store-records store) (- revision (store-first store))))
 
 (defun newest (store)

@@ -31,7 +31,7 @@
 collection, and the others to notice errors and writes to protected pages.")
 
 (defun may-handle-signal-p (number)
-  "True if NUMBER, anything, is that of a signal that HANDLE-SIGNAL takes."
+  "True if NUMBER, anything, is the number of a signal that HANDLE-SIGNAL accepts."
   (and (typep number '(integer 1 64))
        (not (member number *reserved-signals*))))
 

@@ -133,8 +133,8 @@
            (:pre () ,(uiop:read-file-string full :external-format '(:utf-8 :replacement #\?))))))))
 
 (defun write-files (directory chapters)
-  "Write into DIRECTORY pages of the files that pages refer to, and of the files that these refer to
-in turn."
+  "Write into DIRECTORY a page of each file that a page refers to. Such a page may refer to further
+files."
   (let ((written (make-hash-table :test 'equal)))
     (loop for path = (loop for path being the hash-keys of *files*
                            unless (gethash path written) return path)

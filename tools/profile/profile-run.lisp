@@ -463,8 +463,8 @@ PERF is true."
     (if (and calls (plusp calls)) (/ ns calls) ns)))
 
 (defun one-of-rounds (profiles)
-  "The one of PROFILES, the rounds of one load, with the middle CPU a call. If PROFILES are several,
-it gets all of them as its rounds."
+  "The one of PROFILES, the rounds of one load, whose CPU time per call is the median. If PROFILES
+are several, it gets all of them as its rounds."
   (let ((middle (elt (sort (copy-list profiles) #'< :key #'cpu-per-call)
                      (floor (1- (length profiles)) 2))))
     (append middle
@@ -473,10 +473,11 @@ it gets all of them as its rounds."
 (defun profile (&key pid command load (in-flight 100) (seconds 3) (warm-seconds 1) (rounds 1)
                   (sampler :auto))
   "Profile the process PID, or this program started with COMMAND, a list of strings, for SECONDS,
-ROUNDS times, while LOAD has run for WARM-SECONDS and goes on: a shell command in which {address}
-stands for the process's address, or :bench. SAMPLER is :perf, :sbcl, which works only with COMMAND,
-or :auto, perf if it is installed. Return the profile, data for WRITE-JSON: the round with the
-middle CPU a call, and all rounds. Signal a PROFILE-ERROR if that is impossible."
+ROUNDS times. LOAD is a shell command in which {address} stands for the process's address, or
+:bench; it starts WARM-SECONDS before the first round and runs during all of them. SAMPLER is :perf,
+:sbcl, which works only with COMMAND, or :auto, perf if it is installed. Return the profile, data
+for WRITE-JSON: the round whose CPU time per call is the median, and all rounds. Signal a
+PROFILE-ERROR if that is impossible."
   (call-with-directory
    (lambda (directory)
      (let ((subject (if pid (running-subject pid) (start-subject command)))

@@ -17,7 +17,7 @@
                   (t (make-lisp-frame label))))))
 
 (defun sum-stacks (stream)
-  "SUMS of the stacks that STREAM has. Threads are known by their names."
+  "The SUMS of the stacks in STREAM. Threads are known by their names."
   (let ((sums (make-sums)) (frames (make-hash-table :test 'equal)))
     (loop for line = (read-line stream nil)
           while line

@@ -131,7 +131,7 @@ REQUESTS."
                  (send-all call definition requests #'connect:make-bidi-stream-response)))))))
 
 (defun converse (call stream first definition)
-  "Answer each request, FIRST to begin with, with the next response that DEFINITION has."
+  "Answer each request, FIRST to begin with, with the next response of DEFINITION."
   (let* ((data (if definition
                    (connect:stream-response-definition-response-data definition)
                    #()))

@@ -2,7 +2,7 @@
 ;;;; and joins, since it is done when all have ended. These are decisions like those in
 ;;;; decision.lisp: they do not read the store.
 ;;;;
-;;;; 1. When the step begins it is :starting, which is an errand for a node.
+;;;; 1. When the step begins its state is :starting: a node has the errand to begin the children.
 ;;;; 2. The node begins the next of the children and notes them in the parent, in one transaction.
 ;;;;    So each is begun once, and none after the parent has ended. When all are, the step is
 ;;;;    :joining.

@@ -601,8 +601,8 @@ event)."
                    "the steps of a workflow and their states"))))
 
 (defun finish-draft (draft)
-  "Number the change that DRAFT makes. A workflow with too many changes, or with too large a state,
-fails. Return DRAFT."
+  "Number the change of DRAFT. A workflow with too many changes, or with too large a state, fails.
+Return DRAFT."
   (let* ((state (draft-state draft)) (most (limits-max-changes (draft-limits draft)))
          (count (- (1+ (pb:workflow-state-version state))
                    (pb:workflow-state-former-changes state))))

@@ -95,7 +95,7 @@ ends with a slash, all whose keys begin with it."
   (+ now (min ms +longest-ms+)))
 
 (defun draft-change (draft)
-  "The Change that DRAFT makes, for the history."
+  "The Change of DRAFT, for the history."
   (let ((state (draft-state draft)))
     (pb:make-change :number (pb:workflow-state-version state)
                     :unix-ms (draft-now draft) :events (reverse (draft-events draft))

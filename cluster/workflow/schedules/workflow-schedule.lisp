@@ -63,7 +63,7 @@ long."
 ;;; The next states of a schedule
 
 (defun begin-schedule (request now limits)
-  "The ScheduleState that REQUEST, a CreateScheduleRequest, begins as."
+  "The first ScheduleState of the schedule that REQUEST, a CreateScheduleRequest, makes."
   (let* ((id (check-name (pb:create-schedule-request-id request) "the id of a schedule"))
          (start (or (pb:create-schedule-request-workflow request) (pb:make-start-request)))
          (interval (pb:create-schedule-request-interval-ms request))

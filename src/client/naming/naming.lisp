@@ -22,7 +22,7 @@
 
 (defclass name-resolver (resolver)
   ((place :initarg :place :reader resolver-place
-          :documentation "The loop's target, which has the name.")
+          :documentation "The target of the loop package that has the name to look up.")
    (together :initarg :together :reader resolver-together
              :documentation "True if all addresses of the name are one backend.")
    (timeout-ns :initarg :timeout-ns :reader resolver-timeout-ns) ; of a look-up

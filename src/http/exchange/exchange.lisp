@@ -43,8 +43,8 @@ run on the loop, except those marked otherwise."
   (closed nil :type function :read-only t)) ; (socket reason): it has ended
 
 (defstruct (responder (:copier nil))
-  "How requests are answered over one version of HTTP. All functions run on the loop, but UNSENT on
-any thread."
+  "How requests are answered over one version of HTTP. All functions run on the loop, except UNSENT,
+which runs on any thread."
   (answer nil :type function :read-only t) ; (request answer): the whole answer
   (begin nil :type function :read-only t) ; (request answer): the head of an answer in chunks
   (chunk nil :type function :read-only t) ; (request octets): more of its body

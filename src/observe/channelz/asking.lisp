@@ -58,8 +58,8 @@ On its loop."
         append (client:all-links (client:subchannel-connection-set subchannel))))
 
 (defun page (items start most key)
-  "Two values: the first MOST of ITEMS, in the order of the numbers that KEY gives, whose number is
-START or more; and true if there are no others after them."
+  "Two values: the first MOST of ITEMS whose number is START or more, in the order of the numbers
+that KEY returns; and true if there are no others after them."
   (let ((rest (sort (remove-if (lambda (item) (< (funcall key item) start)) items) #'< :key key)))
     (values (subseq rest 0 (min most (length rest)))
             (<= (length rest) most))))

@@ -57,7 +57,7 @@ its calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
    :name (client:server-text subchannel)))
 
 (defun channel-message (core)
-  "The Channel that CORE is. On its loop."
+  "The Channel message that describes CORE. On its loop."
   (v1:make-channel
    :ref (v1:make-channel-ref :channel-id (channel-trace-number (client:core-channel-trace core))
                              :name (client:core-name core))
@@ -70,7 +70,7 @@ its calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
    :subchannel-ref (mapcar #'subchannel-ref (reverse (client:core-subchannels core)))))
 
 (defun subchannel-message (subchannel)
-  "The Subchannel that SUBCHANNEL is. On its loop."
+  "The Subchannel message that describes SUBCHANNEL. On its loop."
   (let* ((core (client:subchannel-core subchannel))
          (links (client:all-links (client:subchannel-connection-set subchannel)))
          (begun (client:subchannel-picks subchannel))
@@ -90,7 +90,7 @@ its calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
      :socket-ref (mapcar #'link-ref links))))
 
 (defun ask-for-channel (core)
-  "The Channel that CORE is, or nil if it has just been closed."
+  "The Channel message that describes CORE, or nil if CORE has just been closed."
   (ask (client:core-loop core) (lambda () (channel-message core))))
 
 (defun find-in-channels (function)
@@ -103,7 +103,7 @@ its calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
 ;;; Servers
 
 (defun server-message (server)
-  "The Server that SERVER is."
+  "The Server message that describes SERVER."
   (let* ((server-loops (server:server-loops server))
          (tallies (loop for server-loop in server-loops
                         collect (let ((server-loop server-loop))

@@ -177,7 +177,8 @@ known yet, has no streams. On its loop."
                                 :last-message-received-timestamp received-ns)))))
 
 (defun link-message (link summary)
-  "The Socket that LINK is, without the kernel's options if SUMMARY is true. On its loop."
+  "The Socket message that describes LINK, without the kernel's options if SUMMARY is true. On its
+loop."
   (let ((data (link-data link))
         (descriptor (loop:byte-channel-descriptor
                      (loop:connection-byte-channel (particular link :socket))))
@@ -197,7 +198,7 @@ known yet, has no streams. On its loop."
   (v1:make-socket-ref :socket-id number :name (loop:listener-address listener)))
 
 (defun listener-message (number listener)
-  "The Socket that LISTENER is, which has NUMBER."
+  "The Socket message with NUMBER that describes LISTENER."
   (v1:make-socket :ref (listener-ref number listener)
                   :data (v1:make-socket-data)
                   :local (address-message (loop:listener-address listener))))

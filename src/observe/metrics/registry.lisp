@@ -124,7 +124,7 @@ another form, and then returns nil. Nil if EXEMPLAR is nil."
      item))
 
 (defun shard-of-loop (metrics loop)
-  "The shard of METRICS that LOOP has, from now on until it stops. From any thread."
+  "The shard of METRICS for LOOP, the same one until LOOP stops. From any thread."
   (let ((new nil))
     (prog1 (sb-thread:with-mutex ((metrics-lock metrics))
              (or (find loop (metrics-shards metrics) :key #'shard-loop)

@@ -73,8 +73,9 @@ peer repeats in each request is parsed once."
 
 (define-hot extract ((propagators list) (fields (or null simple-vector)))
     (or null trace-context)
-  "The context in FIELDS, the metadata of a call, in the first of the forms PROPAGATORS that FIELDS
-have, with their baggage if that is one of PROPAGATORS; nil without a context."
+  "The trace context in FIELDS, the metadata of a call; nil without one. It is read in the first of
+the forms PROPAGATORS in which FIELDS have one, and has their baggage if that is one of
+PROPAGATORS."
   (when (and fields (plusp (length fields)))
     (let ((context (extract-place propagators fields)))
       (if (member :baggage propagators)

@@ -211,8 +211,8 @@ END; nil if the item lacks one."
     (and range number (values number range))))
 
 (defun find-extensions (octets type)
-  "Look for the loaded extensions of TYPE among the fields that OCTETS are. Return a list of
-FINDINGs and the ranges of the rest, the latest first."
+  "Look for the loaded extensions of TYPE among the fields in OCTETS. Return a list of FINDINGs and
+the ranges of the rest, the latest first."
   (declare (type octets octets))
   (let ((at 0) (end (length octets)) (table (message-type-extensions type))
         (findings '()) (rest '()))
@@ -241,8 +241,8 @@ FINDINGs and the ranges of the rest, the latest first."
     (values (nreverse findings) rest)))
 
 (defun join-items (slot stored items)
-  "The vector for the repeated SLOT of the elements of STORED, a vector or nil, followed by those of
-ITEMS: single elements, of an enum as numbers, and vectors of packed ones."
+  "The new value of the repeated SLOT: a vector of the elements of STORED, a vector or nil, and then
+those of ITEMS. An item is a single element, of an enum its number, or a vector of packed ones."
   (let* ((kind (slot-kind slot)) (type (slot-type-object slot))
          (packed (not (member kind '(:string :bytes)))) ; whose elements are vectors
          (vector (make-array (loop for item in items

@@ -311,7 +311,7 @@ one thread at a time for MESSAGE."
 ;;; many characters; the messages in it are written to the same stream, so all share the room.
 
 (defparameter *print-message-characters* 60
-  "The most characters or octets of a message's field that PRINT-OBJECT shows.")
+  "The most characters or octets of a field that PRINT-OBJECT shows of a message.")
 
 (defconstant +message-characters+ 400
   "The most characters shown of a message with its sub-messages.")

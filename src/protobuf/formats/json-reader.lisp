@@ -28,7 +28,7 @@ name the expected value."
 ;;; Scalars
 
 (defun text-number (text)
-  "Digits, exponent and sign of the JSON number that TEXT is, or nil."
+  "Digits, exponent and sign of TEXT, a JSON number, or nil."
   (handler-case
       (let ((reader (make-json-reader text)))
         (when (and (eql #\Space (skip-json-space reader))) (return-from text-number nil))

@@ -76,7 +76,7 @@ of its options' names, in the order in which protoc interprets them."
   (read-options (descriptor-source-option-octets descriptor) (options-type descriptor)))
 
 (defun read-options (octets type)
-  "The record of the options message TYPE that OCTETS are."
+  "Parse OCTETS, an options message TYPE, and return its record."
   (read-record octets (find-thing type) #'field-numbered #'find-thing))
 
 ;;; Following the name of an option

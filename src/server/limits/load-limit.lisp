@@ -84,7 +84,7 @@ may be header blocks, which no window holds back. On the loop."
     (< (loop:connection-max-unsent socket) (loop:connection-unsent socket))))
 
 (defun ensure-share (link)
-  "The share of the reserve that LINK has, made now if it does not exist yet. On its loop."
+  "LINK's share of the reserve, made now if it does not exist yet. On its loop."
   (or (server-link-share link)
       (setf (server-link-share link)
             (link-share link (peer-entry-share (permit-entry (server-link-permit link)))))))

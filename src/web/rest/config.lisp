@@ -75,7 +75,7 @@ plists). Signal RULE-ERROR if SOURCE is something else, or a rule has no selecto
           (string= "" (google.api:http-rule-selector rule)) (google.api:http-rule-selector rule)))
 
 (defun rule-pattern (rule)
-  "The method of HTTP that RULE has, and its path; two NILs if it has no pattern."
+  "The HTTP method of RULE and its path; two NILs if RULE has no pattern."
   (multiple-value-bind (value case) (google.api:http-rule-pattern rule)
     (case case
       ((nil) (values nil nil))

@@ -115,7 +115,7 @@
         (t text)))
 
 (defun scalar (yaml text)
-  "The value that TEXT is, which ends its line."
+  "The value of TEXT, which ends its line."
   (case (char text 0)
     (#\" (double-quoted yaml text))
     (#\' (single-quoted yaml text))
