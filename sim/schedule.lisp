@@ -235,7 +235,7 @@ false at END-NS."
         (return t)))))
 
 (defun wait-in-simulation (simulation predicate end-ns)
-  "The WAIT of worlds."
+  "The function WAIT of a simulated world."
   (when (and loop:*event-loop* (loop:in-event-loop-p loop:*event-loop*))
     (error 'simulation-error
            :text "Code on a loop of a simulation, such as a callback or a handler of :execution ~

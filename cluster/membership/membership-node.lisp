@@ -13,8 +13,8 @@
 once after.")
 
 (defconstant +disconnecting-seconds+ 1
-  "Seconds after the end of draining. So long after the drain a stopping node makes no more requests
-to its own store, so that it ends soon.")
+  "Seconds after the end of draining. This many seconds after the drain a stopping node stops making
+requests to its own store, so that it ends soon.")
 
 (defconstant +first-pause-seconds+ 1/4 "How long a node that was lost waits before it joins again.")
 (defconstant +longest-pause-seconds+ 2 "How long it waits at most, if that fails.")

@@ -76,7 +76,7 @@ of data; at least one, even if it is larger. Return a batch, or nil if there is 
         (incf start (length some))))))
 
 (defun batch-request (batch group sender receiver)
-  "The AppendEntriesRequest with the meaning of all requests of BATCH, with an address."
+  "One AppendEntriesRequest, with an address, that has the effect of all requests of BATCH."
   (let* ((requests (mapcar #'queued-request-request (batch-queued-requests batch)))
          (first (first requests)))
     (if (rest requests)

@@ -6,9 +6,9 @@
 ;;;;    Both are in its entry among the nodes, which ends with its lease.
 ;;;; 3. A new node takes over the others' value. A node that is alone begins with the date in the
 ;;;;    store, which the first of the nodes writes there now and then.
-;;;; 4. The date is set only as far as most machines' dates ask for: to the middle one. With an even
-;;;;    number of machines it is set to the nearer of the middle two, unless it is between them. So
-;;;;    of two machines that differ neither moves it.
+;;;; 4. The date is set to the median of the machines' dates. With an even number of machines it is
+;;;;    set to the nearer of the middle two, unless it is between them. So of two machines that
+;;;;    differ neither moves it.
 ;;;; 5. A node that is alone follows its machine's date.
 ;;;; 6. The date is set by more than an hour only if the same date is asked for during a whole
 ;;;;    period. That is ten minutes at a node that is alone, in which its operator can correct the
@@ -29,7 +29,7 @@ period.")
   "How far the date, in ms, may be behind the machine's so that an outage explains the difference.")
 
 (defstruct (date-step (:copier nil) (:predicate nil))
-  "An offset that is asked for and is far from that of the present date."
+  "A requested offset of the date that is far from the present one."
   (offset 0 :type integer :read-only t) ; that is asked for
   (begin-ms 0 :type integer :read-only t) ; since when, by STEADY-MS
   (proof-ms 0 :type integer :read-only t)) ; how long it is to be asked for

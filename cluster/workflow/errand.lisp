@@ -42,9 +42,9 @@ result, and the removal of its errand.")
 ;;; Children are begun
 
 (defun next-children (node state origin children input)
-  "Finished drafts of the next of CHILDREN, a Children, that the current step of STATE, of the
-revision ORIGIN, begins; as many as one transaction takes. INPUT is the input of children that have
-no input of their own."
+  "Return finished drafts of the children that the current step of STATE begins next: the first of
+CHILDREN, a Children, that are not begun, as many as one transaction takes. ORIGIN is the revision
+of STATE. INPUT is the input of children that have no input of their own."
   (loop with operation-count = 0
         with octets = (protobuf:serialized-size state)
         with all = (pb:children-children children)

@@ -12,13 +12,15 @@
 (defconstant +sweep-seconds+ 30 "The time between searches for claims of sessions that have ended.")
 (defconstant +retention-seconds+ 60
   "How often the keeper compares the octets of ended workflows with their limit.")
-(defconstant +count-seconds+ 2 "How often workflows and ready tasks are counted,")
-(defconstant +longest-count-seconds+ 60 "and how often at least, where they are many.")
+(defconstant +count-seconds+ 2 "How often workflows and ready tasks are counted.")
+(defconstant +longest-count-seconds+ 60
+  "The longest time from one count to the next, if there are many of them.")
 (defconstant +node-lease-seconds+ 4
   "After this time other nodes take over the timers of a node that hangs.")
 (defconstant +ending-seconds+ 1
-  "How long a node that closes waits for its jobs, whose store may hang, and for its lease to end;")
-(defconstant +least-leaving-seconds+ 1/4 "and how long at least for the latter.")
+  "How long a node that closes waits for its jobs, whose store may hang, and for its lease to end.")
+(defconstant +least-leaving-seconds+ 1/4
+  "How long a node that closes waits at least for its lease to end.")
 (defconstant +date-seconds+ 10 "How often a node reports its machine's date.")
 
 (defun wake-keeper (node function)

@@ -241,9 +241,9 @@ of them for which FUNCTION has returned true, and give the lock to others."
     (when (watcher-leaving watcher) (dismiss watcher))))
 
 (defun tell-watcher (watcher)
-  "TELL-STATUS of WATCHER. If a thread is already doing that, perhaps one that has called this
-function and runs a callback of the client, it does so once more for the others that call. So the
-status that is sent last is the latest. Call this without the lock."
+  "TELL-STATUS of WATCHER. If another thread is already doing that, perhaps one that has called this
+function and runs a callback of the client, that thread does it once more. So the status that is
+sent last is the latest. Call this without the lock."
   (sb-sys:without-interrupts
     (when (zerop (sb-ext:atomic-incf (watcher-wanted watcher)))
       (let ((wanted 0) (done nil))

@@ -28,7 +28,7 @@ it again.")
 
 (defun parse-limit (string)
   "The limit of workflows, a list of its name and value, that STRING, NAME=VALUE, gives."
-  (let* ((equals (or (position #\= string) (refuse "NAME=VALUE is wanted, not ~S" string)))
+  (let* ((equals (or (position #\= string) (refuse "a limit is NAME=VALUE, not ~S" string)))
          (name (find (subseq string 0 equals) (workflow:limit-names) :test #'string-equal))
          (value (subseq string (1+ equals))))
     (unless name
@@ -232,8 +232,8 @@ Print LINES once the node is a member. Return the exit code."
       retention-octets=500000000, store-quota=8000000000 or max-store-share=0.6; the value none
       means no limit. May be given several times; doc/cluster/workflows.md has all of them.")
       (worker "[true|false]" #'parse-boolean nil
-              "Work on workflows as well, with steps to try: echo returns its input, sleep does so
-      after as many seconds as that says, fail fails.")
+              "Also work on workflows, with steps to try: echo returns its input, sleep returns it
+      after the number of seconds that it says, fail fails.")
       (drain "DURATION" #'parse-seconds 10 "How long calls may continue after the signal to end.")
       :console
       :telemetry

@@ -23,8 +23,8 @@
     (((file "FILE" #'identity "A .proto file."))
      ((o "DIR" #'identity "." "The directory to write the sources to.")
       (import-path "DIR[:DIR…]" #'parse-directories nil
-                   "The directories where imports are looked for first, and below which files
-      have their names.")))
+                   "The directories in which imports are looked for first. A file below one of
+      them is named by its path from there.")))
   "Write the Lisp source of a .proto file and of its imports. foo/bar.proto becomes
 DIR/foo/bar.lisp, which needs clgrpc but not the .proto file. Prints the files that have changed."
   (let ((here (uiop:getcwd)) (protobuf:*import-option* "--import-path"))

@@ -8,7 +8,7 @@
 (in-package #:clgrpc.profile)
 
 (defstruct (difference (:copier nil))
-  "A figure of two profiles."
+  "The values of one figure in two profiles."
   (name "" :type string :read-only t)
   (unit "" :type string :read-only t)
   (before 0 :type real :read-only t)

@@ -8,9 +8,9 @@
 ;;;; Halves that were chosen like this vary less than all rounds do, so Student's quantiles do not
 ;;;; apply. The bound that t stays below in 99 of 100 comparisons without a change is found by a
 ;;;; simulation of normally distributed rounds, from a fixed seed, so that the same rounds always
-;;;; have the same verdict. A
-;;;; second test needs no distribution at all (Mann and Whitney): with five rounds on both sides,
-;;;; the chance that each round of one side is above each of the other is 2 of 252.
+;;;; have the same verdict. A second test needs no distribution at all (Mann and Whitney): with five
+;;;; rounds on both sides, the chance that each round of one side is above each of the other is 2 of
+;;;; 252.
 
 (in-package #:clgrpc.report)
 

@@ -68,8 +68,8 @@ ended."
                (lambda () (call-again-and-again client worker-channel request)))))
 
 (defun talk (client worker-channel request)
-  "Send REQUEST on a stream of WORKER-CHANNEL, again whenever it is answered, on a new stream after
-as many as the config says."
+  "Send REQUEST on a stream of WORKER-CHANNEL, and again after each answer. Begin a new stream after
+the number of messages that the config gives."
   (let ((call (grpc.testing.benchmark-service:streaming-call (worker-channel-channel worker-channel)
                                                              :open
                                                               :wait-for-ready t))

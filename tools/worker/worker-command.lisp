@@ -6,13 +6,13 @@
 (defclass worker-service (testing:worker-service)
   ((host :initarg :host :reader worker-host :documentation "Where its servers listen.")
    (server-port :initarg :server-port :initform 0 :reader worker-server-port
-                :documentation "On which port, if the driver names none; 0 for a free one.")
+                :documentation "Their port if the driver names none; 0 for a free one.")
    (server-credentials :initarg :server-credentials :initform nil
                        :reader worker-server-credentials
-                       :documentation "Those of its servers, if the driver wants TLS.")
+                       :documentation "The credentials of its servers if the driver requests TLS.")
    (client-credentials :initarg :client-credentials :initform nil
                        :reader worker-client-credentials
-                       :documentation "Those of its clients, likewise.")
+                       :documentation "The credentials of its clients if the driver requests TLS.")
    (quit :initarg :quit :initform (constantly nil) :reader worker-quit
          :documentation "A function without arguments that ends the process."))
   (:documentation "A worker of gRPC's benchmarks."))

@@ -15,8 +15,9 @@
 
 (in-package #:clgrpc.workflow)
 
-(defconstant +done-chunk+ 8 "Steps that are done, in a key of their own.")
-(defconstant +left-chunk+ 32 "Steps that are far from being under way, likewise.")
+(defconstant +done-chunk+ 8 "How many steps that are done are stored together in a key.")
+(defconstant +left-chunk+ 32
+  "How many steps that are far from being under way are stored together.")
 (defconstant +near-steps+ 4 "How many steps on each side of the current step are in the head at
 least.")
 

@@ -46,7 +46,7 @@
          name)))
 
 (defun baggage-members (text)
-  "The members of TEXT that are as they should be."
+  "The well-formed members of TEXT."
   (loop with start = 0
         for comma = (position #\, text :start start)
         for member = (trimmed (subseq text start comma))

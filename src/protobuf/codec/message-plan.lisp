@@ -109,8 +109,8 @@
 ;;; Fingerprints
 
 (defun field-facts (field entries)
-  "All that layout and coders of a message, JSON's too, depend on in FIELD. ENTRIES are the
-MAP-ENTRIES around."
+  "The properties of FIELD on which the layout and the coders of its message depend, those of JSON
+included. ENTRIES are the MAP-ENTRIES around."
   (let ((entry (map-entry-of field entries)))
     (list (field-descriptor-number field) (descriptor-name field) (field-descriptor-type field)
           (field-descriptor-type-name field) (field-descriptor-presence field)

@@ -6,7 +6,7 @@
 (in-package #:clgrpc.protobuf)
 
 (defvar *source-options* nil
-  "True while options for the source only are written too.")
+  "True while options whose retention is the source are written too.")
 
 (defun dump-text (number string)
   (write-wire-octets number (string-octets string)))
