@@ -473,7 +473,7 @@ status 415"
    "topic" "positions"
    "src/rpc/topic/topic.lisp" "((<= before from (topic-position topic))"
    "((<= 0 from (topic-position topic))")
-  ("`close-topic` ends all of its calls"
+  ("`close-topic` ends all calls of the topic"
    "topic" "the-end-of-a-topic"
    "src/rpc/topic/topic.lisp"
    "((topic-closing topic)
