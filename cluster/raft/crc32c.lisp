@@ -75,7 +75,8 @@ the octets before them. From any thread."
   (check-type octets octets)
   (check-type crc crc)
   (unless (<= 0 start end (length octets))
-    (misuse "The range from ~D to ~D is not within the ~D octets of the vector." start end (length octets)))
+    (misuse "The range from ~D to ~D is not within the ~D octets of the vector." start end
+            (length octets)))
   (continue-crc32c crc octets start end))
 
 (defun file-crc32c (path)

@@ -284,7 +284,8 @@ ends."
          (known (pb:workflow-state-version (entry-state (fetch-state node id)))))
     (when (< known after)
       (refuse :changes-compacted
-              "~A has had ~D changes, not ~D: it is another workflow, or an older state of it" id known after))
+              "~A has had ~D changes, not ~D: it is another workflow, or an older state of it" id
+               known after))
     (fetch-history node id :after after
                            :function (lambda (change)
                                        (rpc:send call change)

@@ -183,7 +183,8 @@ the encoding. From any thread."
                    (encoding-beginner known) (encoding-beginner new))
              (return known))
             ((<= +most-encodings+ (length old))
-             (misuse "~D compressions are registered already, the most that can be." +most-encodings+))
+             (misuse "~D compressions are registered already, the most that can be."
+                      +most-encodings+))
             ((eq old (sb-ext:compare-and-swap (symbol-value '**encodings**) old
                                               (append old (list new))))
              (return new))))))

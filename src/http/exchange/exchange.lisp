@@ -7,7 +7,7 @@
 
 (in-package #:clgrpc.exchange)
 
-(define-load-time-global **not-found** (text-answer 404 "nothing was found here"))
+(define-load-time-global **not-found** (text-answer 404 "there is nothing here"))
 
 (defstruct (sink (:copier nil))
   "An owner's functions for its exchanges and for its connections that speak HTTP/1.1. All functions

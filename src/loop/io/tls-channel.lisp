@@ -233,7 +233,7 @@ read. The certificate may be an attacker's."
   "FAILURE, OpenSSL's text for a failed handshake, and its likely cause."
   (format nil "TLS handshake failed: ~A~A" failure
           (cond ((or (search "hostname mismatch" failure) (search "IP address mismatch" failure))
-                 (format nil "(the certificate is ~@[for ~A, ~]not for ~A); :server-name sets the ~
+                 (format nil " (the certificate is ~@[for ~A, ~]not for ~A); :server-name sets the ~
                               name to check"
                          (presented-names tls) (tls-server-name tls)))
                 ((or (search "issuer certificate" failure) (search "self-signed" failure)

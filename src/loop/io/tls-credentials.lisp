@@ -324,8 +324,8 @@ speaks HTTP/1.1 as well. Signal TLS-ERROR if a part of them cannot be used."
       t)))
 
 (defun renewed-context (credentials context role)
-  "A new context of CREDENTIALS for ROLE if their files differ from those of which CONTEXT was made,
-else nil. Without the lock."
+  "A new context of CREDENTIALS for ROLE, or nil if their files are as they were when CONTEXT was
+made. Without the lock."
   (handler-case (unless (equal (file-digests credentials) (context-digests context))
                   (build-context credentials role))
     (os:tls-error (error)

@@ -36,7 +36,8 @@ image has. The second value is all linked files."
     (dolist (word (split-list (google.protobuf.compiler:code-generator-request-parameter
                                request)))
       (cond ((string= word "imports") (setf imports t))
-            (t (misuse "protoc-gen-clgrpc has no parameter \"~A\"; the only one is: imports" word))))
+            (t (misuse "protoc-gen-clgrpc has no parameter \"~A\"; the only one is: imports"
+                        word))))
     (multiple-value-bind (wanted all) (requested-files request imports)
       (make-response
        :file (loop for (path . text) in (generated-files all wanted)

@@ -189,7 +189,7 @@
     (start-workflow node "w.1.1" '((:signal "x")))
     (start-workflow node "w" '((:parallel ((:signal "x")) ((:signal "x")))))
     (is (eq :failed (await-workflow node "w")))
-    (is (search "another workflow w.1.1" (pb:workflow-state-reason (state-of node "w"))))
+    (is (search "another workflow has the id w.1.1" (pb:workflow-state-reason (state-of node "w"))))
     (is (eq :running (pb:workflow-state-status (state-of node "w.1.1"))))))
 
 (test many-children-in-several-transactions

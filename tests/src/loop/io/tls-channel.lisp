@@ -242,7 +242,7 @@
       (is (search "alert bad certificate" at-server)))
     (multiple-value-bind (at-client at-server)
         (ends (server-credentials :roots (certificate-file "ca.pem")) (client-credentials))
-      (is (search "certificate required (the server wants a certificate: give :certificate"
+      (is (search "certificate required (the server requires a certificate: give :certificate"
                   at-client))
       (is (search "peer did not return a certificate" at-server)))))
 

@@ -61,7 +61,7 @@ message has got meanwhile is taken."
                                     (setf warned (princ-to-string warning))
                                     (muffle-warning warning))))
       (setf function (compile nil '(lambda () (clgrpc.test:make-all :f14x "a")))))
-    (is (search "has no field :f14x (is it :f14?); it has :f1," warned))
+    (is (search "has no field :f14x (is it :f14?); its fields are :f1," warned))
     (handler-case (progn (funcall function) (fail "it was made"))
       (misuse (error)
         (is (search "clgrpc.test:make-all has no field :f14x" (princ-to-string error)))))
@@ -77,7 +77,7 @@ keyword twice, or after :ALLOW-OTHER-KEYS, is taken as by any function."
     (dolist (text (list (refused (lambda () (eval '(clgrpc.test:make-all :f1 1d0 :f14x "a"))))
                         (refused (lambda () (funcall 'clgrpc.test:make-all :f14x "a")))
                         (refused (lambda () (apply #'clgrpc.test:make-all '(:f14x "a" :f1 1d0))))))
-      (is (search "clgrpc.test:make-all has no field :f14x (is it :f14?); it has :f1," text)
+      (is (search "clgrpc.test:make-all has no field :f14x (is it :f14?); its fields are :f1," text)
           "~A" text))
     (is (search "has no field :pick (which is a oneof: give one of its fields);"
                 (refused (lambda () (funcall 'clgrpc.test:make-all :pick "a")))))

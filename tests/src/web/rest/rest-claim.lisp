@@ -202,7 +202,7 @@ status, for each version of HTTP, at a server of the library with OPTIONS."
                 (misuse (error) (princ-to-string error))))))
 
 (test the-document-is-served
-  (is (search "service objects, as START-SERVER has them, not \"Books\""
+  (is (search "service objects like those for START-SERVER, not \"Books\""
               (handler-case (openapi-handler "/openapi.json" "Books")
                 (misuse (error) (princ-to-string error)))))
   (with-library (ask :http (list (openapi-handler "/openapi.json" (make-instance 'library-service)
