@@ -243,7 +243,7 @@ of programs that are started, too: other runs of tests choose the same names."
     "raft-example.seeds" "sim.seeds" "mutants")
   "Of the suites that compute those that take longest, and begin before the others.")
 
-(defparameter *lonely-suites* '("profile.server" "load")
+(defparameter *lonely-suites* '("promise.sleeping" "profile.server" "load")
   "The suites that nothing runs beside, since it would be seen in what they measure.")
 
 (defun waits-p (suite)

@@ -62,8 +62,10 @@ machine's in one of a few rounds."
       (is (< least-p50 500))
       (is (< least-excess 5)))))
 
+(in-suite :clgrpc.promise.sleeping)
 (test p2-in-the-same-method (check-others #'lab.bench:ask "the same method"))
 (test p2-in-another-method (check-others #'lab.bench:collect "another method"))
+(in-suite :clgrpc.promise)
 
 ;;; Marks
 

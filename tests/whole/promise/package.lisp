@@ -14,6 +14,7 @@
 (in-package #:clgrpc.tests.promise)
 
 (def-suite :clgrpc.promise :description "P1 to P4 of the design, driving, timers.")
+(def-suite :clgrpc.promise.sleeping :description "P2 of the design: handlers that sleep.")
 (def-suite :clgrpc.promise.idle :description "P1 of the design where nothing is to do.")
 (def-suite :clgrpc.promise.image :description "P5 of the design, and saved images.")
 (def-suite :clgrpc.promise.memory :description "What calls leave behind and connections take.")
