@@ -443,8 +443,8 @@ function, that call is the last."
   "Wait until the user of WATCH has got all changes up to REVISION, and return the revision reached,
 REVISION or a later one. (With etcd before 3.4.25, or 3.5.8, changes made just before may still
 follow.) The request is repeated if the stream breaks meanwhile, or if there is no answer: a slow
-stream may not answer. Signal an ETCD-ERROR if that takes more than TIMEOUT seconds, by default those of its
-client, or if WATCH ends. From any thread but that of the watch's function."
+stream may not answer. Signal an ETCD-ERROR if that takes more than TIMEOUT seconds, by default
+those of its client, or if WATCH ends. From any thread but that of the watch's function."
   (check-type revision (integer 0))
   (let ((end (loop:notice-end (or timeout (etcd-timeout (watch-etcd watch)))))
         (count (watch-progress-count watch)))
