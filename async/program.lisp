@@ -130,10 +130,15 @@ handles it. From any thread."
 ;;; Statistics
 
 (defun stats (&key (loop *event-loop*))
-  "Return a property list about LOOP: :INCOMING-TCP-CONNECTIONS and :OUTGOING-TCP-CONNECTIONS,
-sockets that are open; :CONNECTIONS, all of LOOP, including those that are being closed;
-:OPEN-DNS-QUERIES; :TIMERS that will run; :USES, the number of objects that keep the loop from
-ending; :TURNS it has made; its :NAME and :STATE. From any thread."
+  "Return a property list about LOOP:
+ :INCOMING-TCP-CONNECTIONS and :OUTGOING-TCP-CONNECTIONS, sockets that are open;
+ :CONNECTIONS, all of LOOP, including those that are being closed;
+ :OPEN-DNS-QUERIES;
+ :TIMERS, that will run;
+ :USES, the number of objects that keep the loop from ending;
+ :TURNS, that it has made;
+ :NAME and :STATE, of the loop.
+From any thread."
   (let* ((loop (or loop (the-loop loop)))
          (program (loop-program loop)))
     (list :incoming-tcp-connections (program-incoming program)

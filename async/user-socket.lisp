@@ -9,8 +9,8 @@
 ;;;; HIGH-WATER.
 ;;;;
 ;;;; Output is sent at the end of the turn. While a socket's slot AWAITS is true, a callback or a
-;;;; time-out waits for its output to be sent: then the connection's FILL, which is called before
-;;;; each attempt to send, defers a function that looks in the next turn how many octets are left.
+;;;; time-out waits for its output to be sent. Then the connection's FILL, which is called before
+;;;; each attempt to send, defers a function that checks in the next turn how many octets are left.
 ;;;; When octets are received or sent, only the time is noted; the timer of a time-out checks that
 ;;;; time when it fires.
 

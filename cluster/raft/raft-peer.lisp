@@ -127,10 +127,15 @@ with CLOSE-PEER."
                                                                #'new-instruments))))))
 
 (defun peer-statistics (peer)
-  "Return the statistics of PEER, a plist: :STATE of its channel; :MESSAGES answered; :FAILURES;
-:ENTRIES and :OCTETS of data sent; :LATENCY, the mean time to an answer in seconds, or nil; :STREAMS
-begun by the pipeline; and the present contents of the pipeline: :QUEUED-ENTRIES, :QUEUED-OCTETS and
-:UNDER-WAY, the requests that are not answered. From any thread."
+  "Return the statistics of PEER, a plist:
+ :STATE, of its channel;
+ :MESSAGES, that were answered, and :FAILURES;
+ :ENTRIES and :OCTETS, of data sent;
+ :LATENCY, the mean time to an answer in seconds, or nil;
+ :STREAMS, begun by the pipeline;
+ :QUEUED-ENTRIES, :QUEUED-OCTETS and :UNDER-WAY, what is in the pipeline now: entries, octets, and
+   the requests that are not answered.
+From any thread."
   (let ((meter (peer-meter peer))
         (pipe (peer-pipe peer)))
     (sb-thread:with-mutex ((meter-lock meter))

@@ -5,11 +5,17 @@
 
 (defun member-status (etcd &key endpoint timeout)
   "Return the state of the member at ENDPOINT, \"HOST:PORT\", or of any member if that is nil. It is
-a plist of :MEMBER and :LEADER, numbers of members, the latter nil if it knows no leader; :VERSION,
-a string; :OCTETS, the size of its file; :OCTETS-IN-USE, the size after defragmentation; :QUOTA, the
-octets that the file may have, nil if it does not report it (before etcd 3.6); :REVISION of the
-store; :TERM, :INDEX and :APPLIED of Raft's log; :LEARNER, true if it has no vote; and :ERRORS,
-texts. Signal an ETCD-ERROR. From any thread."
+a plist:
+ :MEMBER, its number;
+ :LEADER, the number of the leader, or nil if it knows none;
+ :VERSION, a string;
+ :OCTETS, the size of its file, and :OCTETS-IN-USE, the size after defragmentation;
+ :QUOTA, the octets that the file may have, or nil if it does not report it (before etcd 3.6);
+ :REVISION, of the store;
+ :TERM, :INDEX and :APPLIED, of Raft's log;
+ :LEARNER, true if it has no vote;
+ :ERRORS, texts.
+Signal an ETCD-ERROR if it does not answer. From any thread."
   (with-endpoint (etcd etcd endpoint)
     (let* ((response (ask etcd #'maintenance:status (pb:make-status-request) timeout
                           :twice t :leader nil))

@@ -104,9 +104,9 @@ scans only the first ones, or none."
         until (plusp (scan-passed scan))))
 
 (defun next-records (watch engine)
-  "Three values: the records that WATCH must scan next, a list, or :CAUGHT-UP if there are none, or
-:COMPACTED if its next changes are compacted; the revision of ENGINE; and the revision of the first
-record, or the one up to which ENGINE is compacted."
+  "Three values. The first is a list of the records that WATCH must scan next; or :CAUGHT-UP if
+there are none, or :COMPACTED if its next changes are compacted. The second is the revision of
+ENGINE. The third is the revision of the first record, or the one up to which ENGINE is compacted."
   (with-engine (engine)
     (let* ((store (engine-store engine))
            (revision (store-revision store))

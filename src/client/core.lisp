@@ -1,6 +1,6 @@
-;;;; The core of a channel on its loop: it resolves and balances its servers, picks a subchannel for
-;;;; each call and starts it on a stream, and keeps the calls that wait for a connection or, past
-;;;; the limits of the servers, for a stream.
+;;;; The core of a channel on its loop. It resolves the channel's target, balances the servers,
+;;;; picks a subchannel for each call and starts the call on a stream. It keeps the calls that wait
+;;;; for a connection or, past the limits of the servers, for a stream.
 ;;;;
 ;;;; 1. A call that needs a connection wakes an idle channel. Its resolver begins, or is asked
 ;;;;    again; the channel waits for an answer that is certain to arrive soon (ANSWERS-P).

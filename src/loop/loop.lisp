@@ -221,12 +221,17 @@ LOOP has work, the time when a timer is due, or nil."
 ;;; Statistics of a loop
 
 (defun event-loop-statistics (loop)
-  "A plist of the counts of LOOP: :turns; :connections it has now; :lent and :lost, how often its
-baton was lent to user code, and taken by another thread meanwhile; :octets-received and
-:octets-sent by its connections; :waited-ns, the time it has waited for events while it was timed;
-:spun-ns, the time it has waited without sleeping, which uses a processor as work does
-(spinning.lisp); :reserve, the reserve whose threads run it when its own cannot, or nil, with
-:busy-threads and :idle-threads. The counts are read while they change. From any thread."
+  "A plist of the counts of LOOP:
+ :turns, that it has made;
+ :connections, that it has now;
+ :lent and :lost, how often its baton was lent to user code, and taken by another thread meanwhile;
+ :octets-received and :octets-sent, by its connections;
+ :waited-ns, the time it has waited for events while it was timed;
+ :spun-ns, the time it has waited without sleeping, which uses a processor as work does
+   (spinning.lisp);
+ :reserve, the reserve whose threads run it when its own cannot, or nil;
+ :busy-threads and :idle-threads, of the reserve.
+The counts are read while they change. From any thread."
   (let* ((reserve (event-loop-reserve loop))
          (threads (if reserve (reserve-thread-count reserve) 0))
          (busy (if reserve (min threads (reserve-busy reserve)) 0)))

@@ -9,20 +9,32 @@
 
 (defun call-stages (call)
   "Return the times of the stages of CALL so far, as a plist. Times are in seconds, taken at the
-loop's turns. :TOTAL from its beginning to its end, or to now. :STAGE is the stage that CALL has
-reached, or had reached when it ended with another status than :ok. Stages of a client's call:
-:RESOLVE (the name was looked up), :CONNECT, :HANDSHAKE (of TLS and HTTP/2), :BACK-OFF (until the
-next attempt to connect), :RETRY (until its last attempt began, if others have failed before),
-:QUEUE (for a stream of the connection, past the server's limit), :WAIT (from the request's headers
-to the first of the response), :RECEIVE (the rest of the response). As :STAGE, :SEND means that the
-peer does not receive the data to send; :BEGIN that the call's deadline had passed before it waited
-for anything; :CREDENTIALS that its call credentials have not answered yet, or have failed. Stages
-of a handler's call: :RECEIVE (until the handler may start), :QUEUE (for a thread, or its turn on
-the loop), :ANSWER (from the start of the handler to the first of its answer), :SEND (the rest).
-Stages that were too short to measure are omitted. :ATTEMPTS to connect for which CALL has waited;
-:MESSAGES-SENT and :MESSAGES-RECEIVED; :UNSENT-OCTETS of messages that the peer has not received;
-:REMAINING, the seconds until the deadline, negative after it; :REQUESTS-OPEN, true if the stage is
-:WAIT and the caller has not ended its requests by CLOSE-SEND. A call within the image has only its
+loop's turns. Stages that were too short to measure are omitted. Stages of a client's call:
+ :RESOLVE, the name was looked up;
+ :CONNECT;
+ :HANDSHAKE, of TLS and HTTP/2;
+ :BACK-OFF, until the next attempt to connect;
+ :RETRY, until its last attempt began, if others have failed before;
+ :QUEUE, for a stream of the connection, past the server's limit;
+ :WAIT, from the request's headers to the first of the response;
+ :RECEIVE, the rest of the response.
+Stages of a handler's call:
+ :RECEIVE, until the handler may start;
+ :QUEUE, for a thread, or its turn on the loop;
+ :ANSWER, from the start of the handler to the first of its answer;
+ :SEND, the rest.
+Other entries:
+ :TOTAL, from its beginning to its end, or to now;
+ :STAGE, the stage that CALL has reached, or had reached when it ended with another status than :ok.
+   It may also be :SEND if the peer does not receive the data to send; :BEGIN if the call's deadline
+   had passed before it waited for anything; :CREDENTIALS if its call credentials have not answered
+   yet, or have failed;
+ :ATTEMPTS, to connect, for which CALL has waited;
+ :MESSAGES-SENT and :MESSAGES-RECEIVED;
+ :UNSENT-OCTETS, of messages that the peer has not received;
+ :REMAINING, the seconds until the deadline, negative after it;
+ :REQUESTS-OPEN, true if the stage is :WAIT and the caller has not ended its requests by CLOSE-SEND.
+A call within the image has only its
 :STAGE, :QUEUE or :ANSWER, since reading the clock would cost more than the rest of the call. From
 any thread."
   (operate stages call))

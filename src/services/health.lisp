@@ -330,12 +330,12 @@ sent last is the latest. Call this without the lock."
                ((nil) **no-such-service**))))))
 
 (defun health-handler (service &key (path "/healthz") (quiet t))
-  "Return a handler for START-SERVER's :http that answers over HTTP/1.1 and HTTP/2, at PATH, a
-string, with the status in SERVICE, a health service, of the whole server, or of the service named
-by the parameter \"service\" of the query: 200 while it is :serving, 503 while it is not, 503 and
-\"draining\" once the last server of SERVICE stops, 404 for a name that it does not know.
-The handler need not be given to the same server: on a separate server it answers while the other
-drains. Requests are in traces and, if they end well, in access logs only if QUIET is false. From
-any thread. Signal MISUSE if SERVICE is not a health service."
+  "Return a handler for START-SERVER's :http that reports the status in SERVICE, a health service,
+over HTTP/1.1 and HTTP/2 at PATH, a string. The status is that of the whole server, or of the
+service that the query's parameter \"service\" names. The answer is 200 while it is :serving, 503
+while it is not, 503 and \"draining\" once the last server of SERVICE stops, and 404 for a name that
+SERVICE does not know. The handler need not be given to the same server: on a separate server it
+answers while the other drains. Requests are in traces and, if they end well, in access logs only if
+QUIET is false. From any thread. Signal MISUSE if SERVICE is not a health service."
   (check-service service)
   (exchange:prompt-handler path (lambda (query) (tell-health service query)) :quiet quiet))

@@ -30,7 +30,7 @@
     object))
 
 (defun parse-conditions (string)
-  "The conditions of --fail-if that STRING, their text, means."
+  "Parse STRING, the text of --fail-if, and return its conditions."
   (handler-case (report:parse-conditions string)
     (report:condition-syntax-error (error) (refuse "~A" error))))
 

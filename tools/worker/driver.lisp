@@ -134,11 +134,11 @@ latencies.")
                                          (seconds 10) (warm-up-seconds 1) (request-size 0)
                                          (response-size 0) (progress (constantly nil)))
   "Let the workers at ADDRESSES call grpc.testing.BenchmarkService at TARGET together for SECONDS, a
-positive integer, after WARM-UP-SECONDS: UnaryCall, or round trips of StreamingCall if STREAMING is
-true; RATE a second at random times, or, if that is nil, CONCURRENCY at once, each followed by the
-next, on CONNECTIONS in all. PROGRESS is called with the number of each second that has passed.
-Return a RUN, whose CPU time is that of all workers; if the user interrupts, it is of the finished
-part. Signal RPC-ERRORs of the workers."
+positive integer, after WARM-UP-SECONDS. They call UnaryCall, or make round trips of StreamingCall
+if STREAMING is true. With RATE they begin RATE calls a second at random times. Without it they keep
+CONCURRENCY calls under way, each followed by the next. They use CONNECTIONS in all. PROGRESS is
+called with the number of each second that has passed. Return a RUN, whose CPU time is that of all
+workers; if the user interrupts, it is of the finished part. Signal RPC-ERRORs of the workers."
   (let ((count (length addresses)) (channels '()) (calls '()))
     (unwind-protect
          (flet ((begin (address)

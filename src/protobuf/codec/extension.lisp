@@ -167,10 +167,10 @@ octets of elements that its enum does not know."
       (values (fit-vector vector count) unknown))))
 
 (defun read-items (slot tag octets at end)
-  "Two values: a list of the item of SLOT whose TAG ends before AT and which ends at END, a vector
-if it is more than a few packed elements; and a list of the octets of elements that its enum does
-not know. Or :misfit if the TAG is not one of SLOT's, or :unknown if the enum does not know its only
-value."
+  "Two values, lists. The first has the item of SLOT whose TAG ends before AT and which ends at END:
+a vector if it is more than a few packed elements. The second has the octets of the elements that
+its enum does not know. Or :misfit if the TAG is not one of SLOT's, or :unknown if the enum does not
+know its only value."
   (declare (type octets octets) (type index at end))
   (let ((items '()) (unknown '()) (number (slot-number slot)) (kind (slot-kind slot)))
     (flet ((take (at end)

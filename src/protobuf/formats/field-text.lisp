@@ -26,9 +26,9 @@ by points."
       (misuse "The message type ~A is not defined." (message-type-name type))))
 
 (defun find-field (type name)
-  "Return two values: the descriptor of the field of the message TYPE (a symbol, full name or
-message type) whose name in the .proto file or in JSON is NAME, and the type of its messages, if it
-has messages; nil without such a field."
+  "Return two values: the descriptor of a field of the message TYPE (a symbol, full name or message
+type), and the type of its messages, if it has messages. NAME is the field's name in the .proto file
+or in JSON. Return nil without such a field."
   (let ((slot (text-layout-slot (json-text-layout (layout-of-type (need-message-type type)))
                                 name)))
     (and slot

@@ -22,20 +22,29 @@ not closed automatically. Return CHANNEL. From any thread."))
     (funcall (the function function) state)))
 
 (defgeneric channel-addresses (channel)
-  (:documentation "Return the present state of CHANNEL's servers: a list of plists, one for each,
-with :ADDRESS, text, several addresses of one server with commas between; :STATE, as CHANNEL-STATE;
-:CONNECTIONS, how many are ready; :CALLS, how many attempts of calls are under way; :PICKS, how many
-attempts it was picked for; :FAILURES, how many of them ended with another status than :ok and
-:cancelled; :FAILED-CONNECTS, how many attempts to connect have failed. These follow if they exist:
-:LAST-ERROR, a text with the reason why it is not ready; :NEXT-ATTEMPT, the seconds until the next
-attempt to connect; :SHARED-BY, how many channels use its connections, if this one shares them
-(calls and picks are this channel's own); :ATTRIBUTES, from the resolver; and entries of the policy.
-The second value is a plist of the channel: :TARGET; :STATE; :POLICY, its name as in a service
-config; :PICKER, a text that describes which servers get calls; :RETRY-TOKENS, how many tokens a
-retryThrottling has left once an attempt has failed; :WAITING, how many calls wait for a connection
-or a stream; entries of the policy; and :CHILDREN, such plists of the policies below it. A channel
-within the image has no addresses. The values are for people, and more of them may be added. From
-any thread.")
+  (:documentation "Return the present state of CHANNEL's servers: a list of plists, one for each:
+ :ADDRESS, text; several addresses of one server have commas between;
+ :STATE, as CHANNEL-STATE;
+ :CONNECTIONS, how many are ready;
+ :CALLS, how many attempts of calls are under way;
+ :PICKS, how many attempts it was picked for;
+ :FAILURES, how many of them ended with another status than :ok and :cancelled;
+ :FAILED-CONNECTS, how many attempts to connect have failed;
+ :LAST-ERROR, if it exists, a text with the reason why the server is not ready;
+ :NEXT-ATTEMPT, if there is one, the seconds until the next attempt to connect;
+ :SHARED-BY, how many channels use its connections, if this one shares them (calls and picks are
+   this channel's own);
+ :ATTRIBUTES, from the resolver, if there are any;
+ entries of the policy.
+The second value is a plist of the channel:
+ :TARGET and :STATE;
+ :POLICY, its name as in a service config;
+ :PICKER, a text that describes which servers get calls;
+ :RETRY-TOKENS, how many tokens a retryThrottling has left once an attempt has failed;
+ :WAITING, how many calls wait for a connection or a stream;
+ entries of the policy, and :CHILDREN, such plists of the policies below it.
+A channel within the image has no addresses. The values are for people, and more of them may be
+added. From any thread.")
   (:method ((channel channel))
     (values '() (list :target (channel-target channel) :state (channel-state channel)))))
 
