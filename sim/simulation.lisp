@@ -192,11 +192,12 @@ is in the simulation, on the host \"home\"."
 then everything in it ends. Servers and channels that BODY makes are in its virtual network, on the
 host \"home\" unless ON-HOST names another; time passes while BODY waits, for a call or by WAIT-FOR.
 OPTIONS are:
- :SEED, an integer, 1 by default, that determines everything that is left to chance;
- :LATENCY, the least and the most seconds that a packet takes, (0.0001 0.002) by default;
- :LOSSES, how many of a thousand packets are lost and sent again, 0 by default;
- :LIMIT, after how many virtual seconds a wait of BODY counts as a hang, 600 by default;
- :STEPS, after how many steps it counts as one, a million by default."
+
+:SEED     an integer that determines everything that is left to chance; 1 by default
+:LATENCY  the least and the most seconds that a packet takes, (0.0001 0.002) by default
+:LOSSES   how many of a thousand packets are lost and sent again, 0 by default
+:LIMIT    after how many virtual seconds a wait of BODY counts as a hang, 600 by default
+:STEPS    after how many steps it counts as one, a million by default"
   (let ((function (gensym "BODY")))
     `(flet ((,function (,simulation)
               (declare (ignorable ,simulation))

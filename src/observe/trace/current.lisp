@@ -137,11 +137,13 @@ From any thread."
 (defmacro with-span ((name &rest options) &body body)
   "Evaluate BODY as a span NAME, a string. Meanwhile it is the current span, the parent of the calls
 and spans that begin there. OPTIONS are:
- :kind, :internal (the default), :server, :client, :producer or :consumer;
- :attributes, alternately names and values;
- :links, contexts of other spans;
- :parent, a context or nil, instead of the current one, as work on another thread needs it;
- :tracing, a value of MAKE-TRACING, instead of that of the parent or the last that was made.
+
+:KIND        :internal (the default), :server, :client, :producer or :consumer
+:ATTRIBUTES  names and values, by turns
+:LINKS       contexts of other spans
+:PARENT      a context or nil, instead of the current one, as work on another thread needs it
+:TRACING     a value of MAKE-TRACING, instead of that of the parent or the last that was made
+
 An error that leaves BODY is the span's status. The span is recorded if the sampler decides so;
 without tracing only BODY is evaluated. From any thread."
   (let ((function (gensym "BODY")))
