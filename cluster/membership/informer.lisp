@@ -180,8 +180,7 @@ only another change would end it, and none may come."
        (entry-member (etcd:change-entry change) cluster)))
 
 (defun catch-up-changes (changes cluster)
-  "The changes of CLUSTER that CHANGES of the store amount to. Each change of the store has its
-previous entry."
+  "CHANGES of the store as changes of CLUSTER. Each change of the store has its previous entry."
   (loop for change in changes
         append (member-changes (entry-member (etcd:change-previous change) cluster)
                                (put-member change cluster))))

@@ -34,8 +34,9 @@
   (concatenate 'octets key '(0)))
 
 (defun range-of (prefix from to)
-  "Two values: the first key, and the end, of a range: of all keys that begin with PREFIX, or of
-those from FROM on, before TO, or to the last key if TO is nil. Signal MISUSE for both, or neither."
+  "Two values: the first key of a range, and its end. The range is all keys that begin with PREFIX;
+or the keys from FROM on that are before TO, or all of these if TO is nil. Signal MISUSE for both, or
+neither."
   (cond ((and prefix (or from to)) (misuse "A range has a PREFIX, or FROM and TO, not both."))
         (prefix (let ((octets (text-octets prefix)))
                   (if (zerop (length octets))

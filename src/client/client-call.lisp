@@ -1,5 +1,5 @@
 ;;;; Operations of a call on the client for threads that wait for it or inspect it: waiting, the
-;;;; stages of its own waits, and its reply if it is its own future.
+;;;; stages of its own waits, and its reply if the call is used as a future.
 
 (in-package #:clgrpc.client)
 

@@ -60,7 +60,7 @@ of pipelines that it reads, changed atomically."
     board))
 
 (defun watch-pipelines (metrics pipelines watched)
-  "Have the gauge of METRICS, or nil, ask PIPELINES if WATCHED is true, else no more."
+  "If WATCHED is true let the gauge of METRICS, or nil, ask PIPELINES from now on; else let it stop."
   (let ((board (metrics:ensure-instruments metrics 'board #'new-board)))
     (when board
       (sb-ext:atomic-update (car board)

@@ -77,7 +77,8 @@ or is not, in another process and is, or is not, recorded."
         (t (root-bound (second form)))))
 
 (defun id-beyond (id bound)
-  "ID as the lower half of the id of a trace that BOUND, of ROOT-BOUND, has not recorded."
+  "ID, changed if need be so that a trace with this lower half of its id is not recorded under
+BOUND, a value of ROOT-BOUND."
   (let ((half (ash id -1)))
     (if (< half bound (ash 1 63))
         (logior (ash (+ bound (mod half (- (ash 1 63) bound))) 1) (logand id 1))

@@ -224,7 +224,7 @@ Fetch standard, \"CORS-safelisted request-header\")."
       (claim-of router heads origins limit http-method target fields))))
 
 (defun stray-answer (server http-method target fields)
-  "The STRAY of the protocol: all requests that nothing has are taken for REST's."
+  "The STRAY of the protocol: a request that nothing else handles counts as one of REST."
   (declare (ignore target))
   (let ((origins (server:server-origins server))
         (asked (web:header-value fields "access-control-request-method")))
