@@ -35,8 +35,8 @@
 
 (defun range-of (prefix from to)
   "Two values: the first key of a range, and its end. The range is all keys that begin with PREFIX;
-or the keys from FROM on that are before TO, or all of these if TO is nil. Signal MISUSE for both, or
-neither."
+or the keys from FROM on that are before TO, or all of these if TO is nil. Signal MISUSE for both,
+or neither."
   (cond ((and prefix (or from to)) (misuse "A range has a PREFIX, or FROM and TO, not both."))
         (prefix (let ((octets (text-octets prefix)))
                   (if (zerop (length octets))

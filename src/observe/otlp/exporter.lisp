@@ -60,7 +60,7 @@ of pipelines that it reads, changed atomically."
     board))
 
 (defun watch-pipelines (metrics pipelines watched)
-  "If WATCHED is true let the gauge of METRICS, or nil, ask PIPELINES from now on; else let it stop."
+  "If WATCHED is true let the gauge of METRICS, or nil, ask PIPELINES; else let it stop that."
   (let ((board (metrics:ensure-instruments metrics 'board #'new-board)))
     (when board
       (sb-ext:atomic-update (car board)
