@@ -243,7 +243,7 @@ FUNCTION are ignored. The returned function may be called from any thread. See F
     (type-error () nil)))
 
 (defun list-text (list depth)
-  "LIST, a proper one, shown DEPTH levels deep, and … after so much as a value may have."
+  "LIST, a proper one, as text, DEPTH levels deep. A text that is too long is cut and ends with …."
   (let ((buffer (make-buffer :size 256)))
     (append-octet buffer (char-code #\())
     (loop for (item . more) on list
