@@ -256,7 +256,7 @@ def table(results):
         "Three server processes that share a port, and three clients, on the same two cores:", "",
         markdown.table(["connections"] + [name for _, name in FLEET_FIGURES], fleet),
         "On paper, a million connections to one machine (a client has 28,232 ports for each pair "
-        "of addresses, so they come from 36 at least):", "",
+        "of addresses, so at least 36 client addresses are needed):", "",
         *("- " + paper(row) for row in results["rows"]), ""])
 
 
