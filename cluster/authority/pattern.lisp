@@ -44,14 +44,14 @@
   "Parse TEXT as a pattern and return that. Signal MISUSE."
   (let* ((spiffe-p (spiffe-p text))
          (domain-end (and spiffe-p (position #\/ text :start (length "spiffe://")))))
-    (cond ((string= "" text) (misuse "A pattern of identities has characters."))
+    (cond ((string= "" text) (misuse "A pattern of identities must not be empty."))
           ((and (not spiffe-p) (find #\/ text))
            (misuse "~S is neither a DNS name nor a SPIFFE identity, spiffe://DOMAIN/PATH." text))
           ((and spiffe-p
                 (or (null domain-end)
                     (= domain-end (length "spiffe://"))
                     (find-if (lambda (char) (find char "*{")) text :end domain-end)))
-           (misuse "~S has no trust domain in full, and a path." text)))
+           (misuse "~S needs a complete trust domain and a path." text)))
     (%make-pattern text (and spiffe-p t) (parse-parts text spiffe-p))))
 
 (defun parts-match-p (parts separator text start name)

@@ -160,7 +160,7 @@ the processor, all threads together. Idle threads are the widest."))
              (and allocation
                   (page:card "Allocation by function"
                              (list (octet-table (member-of allocation "functions") "function" 20))
-                             :half t :note "As sampled, each 32 KB."))
+                             :half t :note "Sampled once per 32 KB allocated."))
              (and heap-histogram (plusp (length (member-of heap-histogram "kinds")))
                   (page:card "Allocation by subsystem and kind"
                              (list (octet-table (member-of heap-histogram "areas") "subsystem" 20)

@@ -249,7 +249,7 @@ if it does not pass."
                         (grpc:message=
                          (orca-load-report (test-report 0.821d0 0.5847d0 0.30499d0 3456.32d0))
                          (grpc:parse-message 'xds.data.orca.v3:orca-load-report report)))
-                   "the load report is missing or another"))))
+                   "the load report is missing or differs"))))
 
 (defun await-report (reports expected)
   "Receive on REPORTS, a call with a deadline, until the OrcaLoadReport EXPECTED comes."

@@ -196,7 +196,7 @@
                              (read-key yaml (subseq text 0 colon))
                              (wrong-yaml yaml "a colon stands without a key")))
                     (rest (string-left-trim " " (subseq text (1+ colon)))))
-               (when (gethash key keys) (wrong-yaml yaml "the key ~A stands twice" key))
+               (when (gethash key keys) (wrong-yaml yaml "the key ~A occurs twice" key))
                (setf (gethash key keys) t)
                (pop (yaml-lines yaml))
                (push (cons key (read-value yaml rest indent)) entries)))
