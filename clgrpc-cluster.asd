@@ -50,7 +50,7 @@
                (:file "schedules/workflow-schedule") (:file "stored/index") (:file "date")
                (:file "workflow-node") (:file "stored/store-usage") (:file "instrument")
                (:file "stored/commit") (:file "ready") (:file "stored/change") (:file "task-claim")
-               (:file "stored/bulk") (:file "session") (:file "errand")
+               (:file "stored/bulk") (:file "session-lease") (:file "session") (:file "errand")
                (:file "schedules/scheduler") (:file "timer-queue") (:file "stored/search")
                (:file "stored/retention") (:file "keeper") (:file "watching")
                (:file "workflow-method") (:file "schedules/schedule-method") (:file "group-router")

@@ -667,6 +667,12 @@ read between two of them"
   ("A loss does not count as a failure"
    "workflow" "losses-are-not-failures"
    "cluster/workflow/decisions/decision.lisp" "(decf (pb:step-state-attempts step))" "nil")
+  ("Workers without tasks cost etcd nothing, however many they are"
+   "workflow" "sessions-share-the-lease-of-their-node"
+   "cluster/workflow/session-lease.lisp" "(certain-p (session-record-session-lease record))" "nil")
+  ("the node gives it a lease of its own"
+   "workflow" "sessions-share-the-lease-of-their-node"
+   "cluster/workflow/session-lease.lisp" "(ring-list (session-lease-silent session-lease))" "'()")
   ("After twenty losses in a row it fails"
    "workflow" "losses-are-not-failures"
    "cluster/workflow/decisions/decision.lisp"

@@ -24,7 +24,8 @@
 
 (in-package #:clgrpc.bench.scale)
 
-(defconstant +calls-per-channel+ 500 "A connection has 1,000 calls under way at most.")
+(defconstant +calls-per-channel+ 400
+  "A connection has 1,000 calls under way at most; a worker has two, and a few calls are short.")
 (defconstant +session-seconds+ 10)
 (defconstant +claim-ms+ 20000 "How long a claim waits, as those of our workers do.")
 
@@ -76,21 +77,26 @@
                              (loop (handler-case (methods:claim channel request :timeout 60)
                                      (error () (note-failure) (sleep 1))))))))
 
+(defun open-heartbeats (channel)
+  "A stream of heartbeats on CHANNEL; answers are dropped."
+  (let ((call (methods:heartbeat channel :open)))
+    (grpc:on-message call (lambda (reply) (declare (ignore reply))))
+    (grpc:on-end call #'note-failure)
+    call))
+
 (defun keep-sessions (sessions)
-  "Send heartbeats of SESSIONS, conses of a channel and a name, two in the time of a session, as our
-workers without tasks do."
+  "Send heartbeats of SESSIONS, conses of a channel and a name, three in the time of a session, each
+on a stream of its own, as our workers do."
   (loop with count = (length sessions) with begin = (base:monotonic-ns)
+        with streams = (map 'vector (lambda (session) (open-heartbeats (car session))) sessions)
         for beat from 0
-        for (channel . session) = (elt sessions (mod beat count))
-        do (let ((due (+ begin (base:seconds-ns (* beat (/ +session-seconds+ 2 count))))))
+        for place = (mod beat count)
+        do (let ((due (+ begin (base:seconds-ns (* beat (/ +session-seconds+ 3 count))))))
              (sleep (max 0 (base:ns-seconds (- due (base:monotonic-ns)))))
-             ;; each worker waits for its own
-             (grpc:attach (grpc:call-async #'methods:heartbeat channel
-                                           (v1:make-heartbeat-request :session session)
-                                           :timeout 5)
-                          (lambda (reply condition)
-                            (declare (ignore reply))
-                            (when condition (note-failure)))))))
+             (handler-case (grpc:try-send (elt streams place)
+                                          (v1:make-heartbeat-request
+                                           :session (cdr (elt sessions place))))
+               (error () (note-failure))))))
 
 (defun start-workers (count)
   (let ((sessions (make-array count)))

@@ -1,28 +1,15 @@
-;;;; Sessions: workers, as long as their heartbeats come. A session is a lease of the store, whose
-;;;; number begins its name, and a key that ends with the lease. If a certificate has proved the
-;;;; owner of the session, the name contains that owner, too, and no other peer may use it. The
-;;;; store's own clock decides whether a worker is alive, and a store that does not answer for a
-;;;; while ends no session. When the key has been removed, some node gives the session's claims to
-;;;; other workers.
+;;;; Sessions: workers, as long as their heartbeats come. A session is a key of the store, which
+;;;; ends with a lease (session-lease.lisp). Its name begins with a random number and its seconds;
+;;;; if a certificate has proved its owner, the name contains that owner, too, and no other peer may
+;;;; use it. When the key is gone, some node gives the session's claims to other workers.
 ;;;;
-;;;; A job renews the leases of workers without tasks: the first at once, those whose heartbeats
-;;;; follow soon after it together. Such a burst costs the store little more than one renewal. The
-;;;; heartbeat of a worker with tasks is a request to the store of its own, since its claims are
-;;;; read, too.
+;;;; Heartbeats come on a stream and are answered one by one: from memory, on the loop of the call,
+;;;; if the worker has no tasks; else by a thread, since its claims are read. Each says which tasks
+;;;; the worker has, and its answer which of them are others'.
 
 (in-package #:clgrpc.workflow)
 
 (defconstant +default-session-seconds+ 10)
-(defconstant +gathering-seconds+ 1/4
-  "The seconds from one burst of renewals to the next, during which heartbeats are gathered.")
-(defconstant +most-waiting-heartbeats+ 10000 "The most heartbeats that wait at a node.")
-
-(defun session-number (session)
-  "The number of the lease in the name SESSION. Signal SESSION-LOST if the name has no number."
-  (let ((end (or (position #\. session) (length session))))
-    (or (and (<= 1 end 16)
-             (ignore-errors (parse-integer session :end end :radix 16)))
-        (refuse :session-lost "there is no session ~A" session))))
 
 (defun call-owner (call)
   "The owner in the names of the sessions of CALL's peer."
@@ -50,44 +37,30 @@
       (refuse-size :too-large :max-session-seconds most seconds
                    "a session lasts 2 to ~D seconds" most))))
 
+(defun new-session (node seconds owner)
+  "A name for a session of SECONDS that is OWNER's."
+  (format nil "~(~16,'0X~)-~D~:[.~;~]~A" (below node (ash 1 64)) seconds (string= "" owner) owner))
+
 (defun open-session (node worker seconds &optional (owner ""))
   "Open a session of WORKER, a string, that lasts SECONDS without a heartbeat and belongs to OWNER.
 Return its name and how long it lasts."
   (check-session-seconds node seconds)
-  (let ((lease nil) (session nil) (open nil))
+  ;; before a lease is granted
+  (check-sessions node)
+  (let ((session-lease (ensure-session-lease node seconds))
+        (session (new-session node seconds owner))
+        (open nil))
     (unwind-protect
          (progn
-           ;; before a lease is granted
-           (check-sessions node)
-           (setf lease (etcd:grant-lease (node-etcd node) seconds :keep-alive nil)
-                 session (format nil "~(~X~)~:[.~;~]~A" (etcd:lease-id lease)
-                                 (string= "" owner) owner))
            (reserve-session node session)
-           (etcd:put (node-etcd node) (session-key node session) (short-text worker) :lease lease)
+           (note-kept node session session-lease
+                      (etcd:put (node-etcd node) (session-key node session) (short-text worker)
+                                :lease (lease-number session-lease))
+                      nil)
            (setf open t)
-           (when (session-known-p node session) (note-session node session))
-           (values session (etcd:lease-seconds lease)))
+           (values session seconds))
       ;; if it was put all the same, the watch of the index reports it
-      (unless (or open (null session)) (forget-session node session)))))
-
-(defun session-lease (node session)
-  "The lease of SESSION, renewed. Signal SESSION-LOST if it has ended, or if the lease is not that
-of a session: a client that gives the number of another lease must not affect that lease."
-  (flet ((refuse-session () (refuse :session-lost "the session ~A has ended" session)))
-    (let ((number (session-number session))
-          (entry (etcd:fetch (node-etcd node) (session-key node session))))
-      (unless (and entry (eql number (etcd:entry-lease entry))) (refuse-session))
-      (handler-case (etcd:adopt-lease (node-etcd node) number :keep-alive nil)
-        (etcd:lease-not-found () (refuse-session))))))
-
-(defun renew-session (node session)
-  "Renew SESSION, and return how long it lasts. The watch of the index has reported most sessions;
-for any other the store is asked whether it exists. Signal SESSION-LOST if SESSION has ended."
-  (if (session-known-p node session)
-      (or (first (etcd:renew-leases (list (etcd:lease-by-number (node-etcd node)
-                                                                (session-number session)))))
-          (refuse :session-lost "the session ~A has ended" session))
-      (etcd:lease-seconds (session-lease node session))))
+      (unless open (forget-session node session)))))
 
 (defun session-claims (node session)
   "The ids of the workflows of which SESSION has claimed a task."
@@ -151,107 +124,98 @@ check, and the keeper has found no claim."
                                                       (end-long-attempt draft session fence))))))
             collect claim)))
 
-(defun note-heartbeat (node session held)
-  "Note that SESSION lives, and holds HELD. Return those of HELD that do not belong to it any more."
-  (when (> (length held) +most-held+)
-    (refuse-size :too-large :held +most-held+ (length held) "a worker has too many tasks"))
-  (let ((known (make-hash-table :test 'equal)) (current (make-hash-table :test 'equal))
-        (seconds (renew-session node session)))
-    (when (zerop (length held)) (forget-load node session))
+(defun check-claims (node session held)
+  "Look which claims SESSION has, and return those of HELD that belong to it no longer. Claims that
+it does not know of go to others in the end."
+  (let ((known (make-hash-table :test 'equal)) (current (make-hash-table :test 'equal)))
     (flet ((claim-of (held) (cons (pb:held-id held) (pb:held-fence held))))
       (map nil (lambda (held) (setf (gethash (claim-of held) known) t)) held)
-      (when (or (plusp (length held)) (may-have-claims-p node session))
-        (multiple-value-bind (claims times) (look-at-claims node session)
-          (dolist (claim (set-difference claims (end-long-attempts node session claims times)))
-            (setf (gethash claim current) t))
-          (drop-unheld node session (lambda (claim) (gethash claim known)) seconds claims times)))
+      (multiple-value-bind (claims times) (look-at-claims node session)
+        (dolist (claim (set-difference claims (end-long-attempts node session claims times)))
+          (setf (gethash claim current) t))
+        (drop-unheld node session (lambda (claim) (gethash claim known)) (session-seconds session)
+                     claims times))
       (remove-if (lambda (held) (gethash (claim-of held) current)) held))))
 
-;;; Heartbeats of workers without tasks
+(defun note-heartbeat (node session held stream)
+  "Note that SESSION lives, since a heartbeat has come on STREAM, and holds HELD. Return those of
+HELD that belong to it no longer. Signal SESSION-LOST."
+  (unless (hear node session stream) (keep-session-here node session stream))
+  (when (zerop (length held)) (forget-load node session))
+  (if (or (plusp (length held)) (may-have-claims-p node session))
+      (check-claims node session held)
+      '()))
 
-(defun idle-heartbeat-p (node session held)
-  "True if a heartbeat of SESSION, which holds HELD, only has to renew its lease."
-  (and (node-renewer node)
-       (zerop (length held))
-       (session-known-p node session)
-       (not (may-have-claims-p node session))))
+;;; Streams of heartbeats
 
-(defun queue-heartbeat (node session call)
-  "Let CALL, a heartbeat of SESSION, wait until the session's lease is renewed with those of others.
-Return false if too many heartbeats wait."
-  (let ((queue (node-heartbeats node)) (number (session-number session)) (wake nil))
+(defun heard-at-once-p (node session held stream)
+  "True if a heartbeat on STREAM of SESSION, which holds HELD, is done with, without the store."
+  (when (and (zerop (length held))
+             (not (may-have-claims-p node session))
+             (hear node session stream))
     (forget-load node session)
-    (sb-thread:with-mutex ((heartbeat-queue-lock queue))
-      (when (heartbeat-queue-closed queue) (error (stopping-condition)))
-      (when (<= +most-waiting-heartbeats+ (heartbeat-queue-count queue))
-        (return-from queue-heartbeat nil))
-      (push (list* session number call) (heartbeat-queue-waiting queue))
-      (incf (heartbeat-queue-count queue))
-      (setf wake (not (heartbeat-queue-gathering queue))))
-    (when wake (loop:wake-job (node-renewer node)))
     t))
 
-(defun take-heartbeats (node)
-  "Remove the heartbeats that wait at NODE, and return them, the oldest first. If there are any, the
-next ones are gathered for a while."
-  (let ((queue (node-heartbeats node)))
-    (sb-thread:with-mutex ((heartbeat-queue-lock queue))
-      (setf (heartbeat-queue-gathering queue) (plusp (heartbeat-queue-count queue))
-            (heartbeat-queue-count queue) 0)
-      (nreverse (shiftf (heartbeat-queue-waiting queue) '())))))
-
-(defun fail-heartbeat (node call condition)
-  "End CALL, a heartbeat, with CONDITION, a workflow error."
+(defun fail-heartbeats (node stream condition)
+  "End STREAM with CONDITION, a workflow error."
   (count-refusal node condition)
-  (end-call call condition))
+  (when (heartbeat-stream-call stream) (end-call (heartbeat-stream-call stream) condition)))
 
-(defun answer-heartbeat (node session call seconds)
-  "Answer CALL, a heartbeat of SESSION. SECONDS is the time of its lease, or nil if that has ended."
-  (if seconds
-      (handler-case (rpc:reply call (pb:make-heartbeat-reply))
-        (status:rpc-error ()))          ; its caller has gone
-      (fail-heartbeat node call
-                      (make-condition 'session-lost
-                                      :text (format nil "the session ~A has ended" session)))))
+(defun answer-heartbeat (stream lost)
+  "Answer a heartbeat on STREAM, whose worker has LOST some of what it held. The next one may come."
+  (setf (heartbeat-stream-busy stream) nil)
+  (handler-case (rpc:try-send (heartbeat-stream-call stream) (pb:make-heartbeat-reply :lost lost))
+    (status:rpc-error ())))             ; its worker has gone
 
-(defun answer-heartbeats (node waiting)
-  "Renew the leases of the sessions WAITING, in the form of QUEUE-HEARTBEAT, and answer their
-calls."
-  (flet ((fail-all (condition)
-           (loop for (nil nil . call) in waiting do (fail-heartbeat node call condition))))
+(defun do-heartbeat (node session held stream)
+  "Do the heartbeat on STREAM of SESSION, which holds HELD. This may wait for the store."
+  (handler-case (while-open (node)
+                  (answer-heartbeat stream (with-store-errors
+                                             (note-heartbeat node session held stream))))
+    (workflow-error (condition) (fail-heartbeats node stream condition))
+    (error (condition)
+      (log-event :error :workflow-heartbeat-error :condition (princ-to-string condition))
+      (fail-heartbeats node stream (make-condition 'store-unavailable
+                                                   :text (princ-to-string condition)))))
+  ;; it may have ended before this node kept its session
+  (when (rpc:call-status (heartbeat-stream-call stream)) (note-broken node session stream)))
+
+(defun take-heartbeat (node stream request)
+  "Answer REQUEST, a HeartbeatRequest that has come on STREAM; another thread does so if that may
+have to wait."
+  (let ((session (pb:heartbeat-request-session request)) (held (pb:heartbeat-request-held request))
+        (call (heartbeat-stream-call stream)))
     (handler-case
-        (let ((leases (loop for (nil number) in waiting
-                            collect (etcd:lease-by-number (node-etcd node) number))))
-          (with-store-errors (etcd:renew-leases leases)))
-      (workflow-error (condition) (fail-all condition))
-      (error (condition)
-        (log-event :error :workflow-heartbeat-error :condition (princ-to-string condition))
-        (fail-all (make-condition 'store-unavailable :text (princ-to-string condition))))
-      (:no-error (all-seconds)
-        (loop for (session nil . call) in waiting
-              for seconds in all-seconds
-              do (answer-heartbeat node session call seconds))))))
+        (while-open (node)
+          (check-owner call session)
+          (when (> (length held) +most-held+)
+            (refuse-size :too-large :held +most-held+ (length held) "a worker has too many tasks"))
+          (cond ((heartbeat-stream-busy stream)
+                 (refuse :invalid-request "a heartbeat comes before the answer to another one"))
+                ((heard-at-once-p node session held stream) (answer-heartbeat stream '()))
+                (t (setf (heartbeat-stream-busy stream) t
+                         (heartbeat-stream-session stream) session)
+                   (etcd:run-in-background (node-etcd node)
+                                           (lambda () (do-heartbeat node session held stream))))))
+      (workflow-error (condition) (fail-heartbeats node stream condition)))))
 
-(defun run-renewer (node)
-  "Run the job that answers the heartbeats that wait at NODE. Return the seconds until it runs
-again, nil if no heartbeat has arrived."
-  (let* ((taken (take-heartbeats node))
-         (waiting (remove-if (lambda (heartbeat) (rpc:call-status (cddr heartbeat))) taken))
-         (again nil))
-    (unwind-protect
-         (progn (when waiting (answer-heartbeats node waiting))
-                (setf again (and taken +gathering-seconds+)))
-      (unless again                     ; the next heartbeat wakes the job
-        (let ((queue (node-heartbeats node)))
-          (sb-thread:with-mutex ((heartbeat-queue-lock queue))
-            (setf (heartbeat-queue-gathering queue) nil)))))))
+(defun begin-heartbeats (node call)
+  "Answer the heartbeats that come on CALL."
+  (let ((stream (make-heartbeat-stream call)))
+    (rpc:on-half-close call (lambda () (rpc:finish call)))
+    (rpc:on-end call (lambda () (note-broken node (heartbeat-stream-session stream) stream)))
+    (rpc:on-message call (lambda (request) (take-heartbeat node stream request)))))
 
 (defun end-heartbeats (node)
-  "End all heartbeats that wait at NODE; later ones do not wait."
-  (let ((queue (node-heartbeats node)))
-    (sb-thread:with-mutex ((heartbeat-queue-lock queue)) (setf (heartbeat-queue-closed queue) t))
-    (loop for (nil nil . call) in (take-heartbeats node)
-          do (fail-heartbeat node call (stopping-condition)))))
+  "End the streams of heartbeats at NODE, which is closing."
+  (let ((streams '()))
+    (map-records (lambda (record)
+                   (when (session-record-stream record)
+                     (push (session-record-stream record) streams)))
+                 node)
+    (dolist (stream streams) (fail-heartbeats node stream (stopping-condition)))))
+
+;;; The end of sessions
 
 (defun end-session-claims (node session)
   "Give the tasks claimed by SESSION, which has ended, to others."
@@ -259,14 +223,13 @@ again, nil if no heartbeat has arrived."
                    (lambda (draft) (lose-claim draft session nil))))
 
 (defun close-session (node session)
-  "End SESSION for its worker. Others get the tasks that it has not reported, and these do not count
-as attempts."
-  (let ((lease (session-lease node session)))
-    (change-together node (session-claims node session)
-                     (lambda (draft)
-                       (let ((state (draft-state draft)))
-                         (and (held-by-p state session)
-                              (give-back draft (pb:workflow-state-fence state))))))
-    ;; tasks that were claimed meanwhile are lost with the key
-    (etcd:remove-entry (node-etcd node) (session-key node session))
-    (etcd:revoke-lease lease)))
+  "End SESSION for its worker. Others get the tasks that it has not reported, and those do not count
+as attempts. Signal SESSION-LOST if it has ended."
+  (check-session node session)
+  (change-together node (session-claims node session)
+                   (lambda (draft)
+                     (let ((state (draft-state draft)))
+                       (and (held-by-p state session)
+                            (give-back draft (pb:workflow-state-fence state))))))
+  ;; tasks that were claimed meanwhile are lost with the key
+  (etcd:remove-entry (node-etcd node) (session-key node session)))

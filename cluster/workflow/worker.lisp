@@ -32,7 +32,9 @@ lease.")
   (session nil :type (or null string))  ; its own, while it has one
   (held '() :type list)                 ; tasks that it does
   (calls '() :type list)                ; claims that wait
-  (heart-call nil)                      ; that its heart makes at this moment, or nil
+  (heart-call nil)                      ; by which its heart opens a session now, or nil
+  (stream nil)                          ; the call with its heartbeats, or nil
+  (answer nil)                          ; that has come on it to the last one, or nil
   (attempts '() :type list)             ; tasks that are done beside others
   (suspects '() :type list)             ; tasks that are to be done alone, or are
   (alone nil :type (or null task))      ; the one of these that is under way
@@ -140,22 +142,69 @@ closes."
                                   held)
                          (not (task-held-p task))))))
 
+(defun open-stream (worker)
+  "Open a stream for the heartbeats of WORKER, in place of the one before. Return it."
+  (drop-stream worker)
+  (let ((call (methods:heartbeat (reach-nodes (worker-channel worker)) :open)))
+    (with-worker (worker) (setf (worker-stream worker) call))
+    (rpc:on-message call (lambda (reply)
+                           (with-worker (worker)
+                             (when (eq call (worker-stream worker))
+                               (setf (worker-answer worker) reply)))))
+    (rpc:on-end call (lambda () (with-worker (worker))))
+    (when (closed-p worker) (rpc:cancel call))
+    call))
+
+(defun drop-stream (worker)
+  "End the stream of WORKER's heartbeats, if it has one."
+  (let ((call (with-worker (worker) (shiftf (worker-stream worker) nil))))
+    (when call (rpc:cancel call))))
+
+(defun fail-unanswered (call)
+  "Signal the workflow error that is why no answer has come on CALL."
+  (with-workflow-errors
+    (case (rpc:call-status call)
+      ((nil) (status:fail :deadline-exceeded "no heartbeat was answered in time"))
+      (:ok (status:fail :unavailable "the node has ended the heartbeats"))
+      (t (error (rpc:call-condition call))))))
+
+(defun exchange-heartbeat (worker call request)
+  "The answer to REQUEST, a HeartbeatRequest, on CALL, the stream of WORKER. Signal a workflow
+error."
+  (with-worker (worker) (setf (worker-answer worker) nil))
+  (with-workflow-errors (rpc:try-send call request))
+  (await-worker worker (max 1 (floor (worker-seconds worker) 3))
+                (lambda () (or (worker-answer worker) (rpc:call-status call) (closed-p worker))))
+  (or (worker-answer worker)
+      (progn (drop-stream worker)
+             (fail-unanswered call))))
+
+(defun send-heartbeat (worker session)
+  "Send a heartbeat of SESSION, WORKER's. Return its answer. A stream that has broken is replaced:
+another node may take the session. Signal a workflow error."
+  (flet ((exchange (call)
+           (exchange-heartbeat worker call
+                               (pb:make-heartbeat-request :session session
+                                                          :held (held-messages worker)))))
+    (let ((call (worker-stream worker)))
+      (or (and call
+               (null (rpc:call-status call))
+               (handler-case (exchange call)
+                 (session-lost (condition) (error condition))
+                 (workflow-error () nil)))
+          (exchange (with-workflow-errors (open-stream worker)))))))
+
 (defun beat (worker)
   "Say that WORKER lives."
   (let ((session (open-own-session worker)))
     (handler-case
-        (let ((reply (ask (heart-stub worker #'methods:heartbeat) (worker-channel worker)
-                          (pb:make-heartbeat-request :session session
-                                                     :held (held-messages worker))
-                          (max 1 (floor (worker-seconds worker) 2)))))
-          (note-lost worker (pb:heartbeat-reply-lost reply)))
+        (note-lost worker (pb:heartbeat-reply-lost (send-heartbeat worker session)))
       (session-lost () (lose-session worker session)))))
 
 (defun beat-seconds (worker)
-  "The time from a heartbeat of WORKER to the next one: a third of its session's time or, without
-tasks, which others would have to do again, half of it. A short session leaves no time for tries."
-  (/ (worker-seconds worker)
-     (if (or (worker-held worker) (< (worker-seconds worker) +default-session-seconds+)) 3 2)))
+  "How long after a heartbeat WORKER makes the next one. A node misses one after half of the
+session's time."
+  (/ (worker-seconds worker) 3))
 
 (defun keep-session (worker)
   "Run the job that opens sessions of WORKER and keeps them alive. Return the seconds until it runs
@@ -436,6 +485,7 @@ ended by then continues, and its report is refused. From any thread but the work
       (setf (worker-state worker) :closed)
       (dolist (task (worker-held worker)) (setf (task-lost task) t))
       (when (worker-heart-call worker) (rpc:cancel (worker-heart-call worker))))
+    (drop-stream worker)
     (when (worker-session worker)
       (handler-case (ask-once #'methods:close-session (worker-channel worker)
                               (pb:make-close-session-request :session (worker-session worker))

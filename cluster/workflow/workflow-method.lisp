@@ -182,14 +182,9 @@ of STATE or to a run since then."
                       (call-owner call))
       (pb:make-open-session-reply :session session :seconds seconds))))
 
-(define-answer methods:heartbeat :work (node request call)
-  (let ((session (pb:heartbeat-request-session request))
-        (held (pb:heartbeat-request-held request)))
-    (check-owner call session)
-    (if (and (idle-heartbeat-p node session held)
-             (queue-heartbeat node session call))
-        call
-        (pb:make-heartbeat-reply :lost (note-heartbeat node session held)))))
+(defmethod methods:heartbeat ((node workflow-service) requests &key call)
+  (declare (ignore requests))
+  (call-answering node :work call (lambda () (begin-heartbeats node call))))
 
 (define-answer methods:close-session :work (node request call)
   (check-owner call (pb:close-session-request-session request))

@@ -64,13 +64,33 @@ waiting is removed at once."
   (queue (make-fifo) :type fifo :read-only t) ; COMMITs
   (flying 0 :type index))               ; requests that are under way
 
-(defstruct (heartbeat-queue (:copier nil))
-  "Heartbeats whose sessions must be renewed, see session.lisp. LOCK guards the rest."
-  (lock (sb-thread:make-mutex :name "clgrpc workflow heartbeats") :read-only t) ; of all below
-  (waiting '() :type list)              ; (session number-of-the-lease . call) of each, newest first
-  (count 0 :type index)                 ; of these
-  (gathering nil :type boolean)         ; the job runs, or is due soon, and takes all
-  (closed nil :type boolean))           ; none is to wait here any more
+(defstruct (session-lease (:constructor make-session-lease (lease renewed-ms)) (:copier nil))
+  "A lease with which the keys of sessions end that a node keeps, see session-lease.lisp. The node's
+lock guards the slots that change."
+  (lease nil :type etcd:lease :read-only t) ; of the store
+  (renewed-ms 0 :type integer)          ; when the renewal was asked for that was answered last
+  ;; heads of the SESSION-RECORDs of the sessions: first that of which was heard least recently;
+  (records (make-ring) :type ring :read-only t)
+  (silent (make-ring) :type ring :read-only t)) ; and those that are to get leases of their own
+
+(defstruct (heartbeat-stream (:constructor make-heartbeat-stream (&optional call)) (:copier nil))
+  "A stream of heartbeats at a node."
+  (call nil :read-only t)               ; the call, or nil in tests
+  (session "" :type string)             ; whose heartbeats came on it
+  (busy nil :type boolean))             ; a heartbeat on it is being answered
+
+(defstruct (session-record (:include ring) (:constructor %make-session-record (name))
+                           (:copier nil))
+  "A session that is open, or about to be, as far as a node knows. It is in the ring of the node's
+lease that its key ends with, if that is one of the node's. The node's lock guards the slots that
+change."
+  (name "" :type string :read-only t)   ; of the session
+  (open nil :type boolean)              ; it is in the store; or else it is being opened here
+  (revision 0 :type (integer 0))        ; at which its key was changed last
+  (session-lease nil :type (or null session-lease)) ; the node's, with which its key ends, or nil
+  ;; on which a heartbeat came for which this node has begun to keep the session; nil after doubts
+  (stream nil :type (or null heartbeat-stream))
+  (heard-ms 0 :type integer))           ; when this node heard of its worker last, by STEADY-MS
 
 (defstruct (ready-task (:include ring) (:constructor make-ready-task (id kind shard revision))
                        (:copier nil))
@@ -132,9 +152,11 @@ change."
    (commits :initform nil :accessor node-commits) ; a COMMIT-GROUP, once it has jobs
    (stale-reads :initform nil :accessor node-stale-reads) ; likewise
    (ready-list :initform (make-ready-list) :reader node-ready-list) ; of tasks that can be claimed
-   ;; from names of open sessions, as the watch of the index reports them, to :open, and of sessions
-   ;; that are being opened here to :reserved; under the lock
-   (sessions :initform (make-hash-table :test 'equal) :reader node-session-names)
+   ;; from names to the SESSION-RECORDs of all open sessions, as the watch of the index reports
+   ;; them, and of those that are being opened here; under the lock
+   (session-records :initform (make-hash-table :test 'equal) :reader node-session-records)
+   ;; from the seconds of a lease to the SESSION-LEASE; likewise
+   (session-leases :initform (make-hash-table) :reader node-session-leases)
    ;; from owners, which certificates prove, to how many of these sessions they have; likewise
    (owners :initform (make-hash-table :test 'equal) :reader node-owners)
    ;; from sessions to how many tasks this node has given them since they were counted in the store
@@ -146,8 +168,7 @@ change."
    ;; CACHED-STATEs
    (recent :initform (make-hash-table :test 'equal :synchronized t) :reader node-recent)
    (recent-octets :initform 0 :accessor node-recent-octets) ; of all of RECENT, under its lock
-   (heartbeats :initform (make-heartbeat-queue) :reader node-heartbeats) ; heartbeats that wait
-   (renewer :initform nil :accessor node-renewer) ; the job that answers them, or nil
+   (renewers :initform '() :accessor node-renewers) ; jobs for its SESSION-LEASEs
    (feed :initform (make-feed) :reader node-feed) ; of the watches
    (index-watch :initform nil :accessor node-index-watch) ; of the index, or nil
    (jobs :initform '() :accessor node-jobs) ; all of them
@@ -193,8 +214,8 @@ change."
   (date-now (node-dates node)))
 
 (defun node-sessions (node)
-  "How many sessions are open, as far as NODE knows; it knows its own at once."
-  (sb-thread:with-mutex ((node-lock node)) (hash-table-count (node-session-names node))))
+  "How many sessions are open, as far as NODE knows: those of its own at once."
+  (sb-thread:with-mutex ((node-lock node)) (hash-table-count (node-session-records node))))
 
 (defun session-owner (session)
   "The owner in the name of SESSION; empty if the peer has no certificate."
@@ -207,33 +228,47 @@ change."
     (unless (string= "" owner)
       (when (zerop (incf (gethash owner owners 0) by)) (remhash owner owners)))))
 
-(defun enter-session (node session what)
-  "Note the state of SESSION: WHAT is :open or :reserved. The lock is held."
-  (unless (shiftf (gethash session (node-session-names node)) what)
-    (count-session node session 1)))
+(defun find-record (node session)
+  "The SESSION-RECORD of SESSION at NODE, or nil. The lock is held."
+  (values (gethash session (node-session-records node))))
 
-(defun note-session (node session)
-  "SESSION is open."
-  (sb-thread:with-mutex ((node-lock node)) (enter-session node session :open)))
+(defun ensure-record (node session)
+  "The SESSION-RECORD of SESSION at NODE. The lock is held."
+  (or (find-record node session)
+      (let ((record (%make-session-record session)))
+        (isolate-ring record)
+        (count-session node session 1)
+        (setf (gethash session (node-session-records node)) record))))
 
 (defun session-known-p (node session)
-  "True if SESSION is open as far as NODE knows."
+  "True if SESSION is open, or being opened, as far as NODE knows."
+  (sb-thread:with-mutex ((node-lock node)) (and (find-record node session) t)))
+
+(defun map-records (function node)
+  "Call FUNCTION, which waits for nothing, with each SESSION-RECORD of NODE, under the lock."
   (sb-thread:with-mutex ((node-lock node))
-    (values (gethash session (node-session-names node)))))
+    (loop for record being the hash-values of (node-session-records node)
+          do (funcall (the function function) record))))
 
 (defun open-sessions (node)
   "A table whose keys are the sessions that are open as far as NODE knows, without those that are
 about to be opened."
   (let ((open (make-hash-table :test 'equal)))
-    (sb-thread:with-mutex ((node-lock node))
-      (loop for session being the hash-keys of (node-session-names node) using (hash-value what)
-            when (eq what :open) do (setf (gethash session open) t)))
+    (map-records (lambda (record)
+                   (when (session-record-open record)
+                     (setf (gethash (session-record-name record) open) t)))
+                 node)
     open))
 
 (defun forget-session (node session)
+  "SESSION has ended."
   (sb-thread:with-mutex ((node-lock node))
     (remhash session (node-grants node))
-    (when (remhash session (node-session-names node)) (count-session node session -1)))
+    (let ((record (find-record node session)))
+      (when record
+        (quit-ring record)
+        (remhash session (node-session-records node))
+        (count-session node session -1))))
   (forget-load node session))
 
 (defun load-key (session)
@@ -268,7 +303,7 @@ lock is held."
 (defun check-sessions (node)
   "Signal BACKLOG-FULL if as many sessions are open as may be. The lock need not be held."
   (let ((most (limits-max-sessions (node-limits node)))
-        (count (hash-table-count (node-session-names node))))
+        (count (hash-table-count (node-session-records node))))
     (when (<= most count)
       (refuse-size :backlog-full :max-sessions most count "too many sessions"))))
 
@@ -277,7 +312,7 @@ lock is held."
   (sb-thread:with-mutex ((node-lock node))
     (check-sessions node)
     (check-sessions-of node (session-owner session))
-    (enter-session node session :reserved)))
+    (ensure-record node session)))
 
 (defun below (node limit)
   "A random number from 0 to below LIMIT, an integer or a float."

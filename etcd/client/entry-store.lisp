@@ -106,19 +106,20 @@ The arguments are those of MAP-ENTRIES. From any thread."
     (integer lease)
     (lease (lease-id lease))))
 
-(defun put-request (key value &key lease keep-lease previous)
-  (pb:make-put-request :key (key-octets key) :value (text-octets value)
+(defun put-request (key value &key lease keep-lease keep-value previous)
+  (pb:make-put-request :key (key-octets key) :value (text-octets (if keep-value "" value))
                        :lease (lease-number lease) :ignore-lease (and keep-lease t)
-                       :prev-kv (and previous t)))
+                       :ignore-value (and keep-value t) :prev-kv (and previous t)))
 
-(defun put (etcd key value &key lease keep-lease previous timeout)
+(defun put (etcd key value &key lease keep-lease keep-value previous timeout)
   "Put VALUE at KEY, strings or octets. Return the revision that this makes; with PREVIOUS also, as
 second value, the former entry, or nil. The entry ends with LEASE, a lease or its number; with
-KEEP-LEASE it stays under its present lease. Signal an ETCD-ERROR: LEASE-NOT-FOUND or another; see
-ETCD-ERROR-PERHAPS-DONE-P. From any thread."
+KEEP-LEASE it stays under its present lease. With KEEP-VALUE it keeps its present value, and VALUE
+is ignored. Signal an ETCD-ERROR: LEASE-NOT-FOUND; INVALID-REQUEST if there is no entry whose lease
+or value to keep; or another; see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
   (let ((response (ask etcd #'kv:put
                        (put-request key value :lease lease :keep-lease keep-lease
-                                              :previous previous)
+                                              :keep-value keep-value :previous previous)
                        timeout)))
     (values (header-revision (pb:put-response-header response))
             (entry-of (pb:put-response-prev-kv response)))))

@@ -82,8 +82,9 @@ Its lock is held."
         (loop for commit in commits
               for (done . results) in results
               do (loop:resolve-future (commit-future commit) done results revision)))
-    ;; one of them is wrong, or puts into a full store, and spoils no other
-    ((or etcd:invalid-request etcd:space-exceeded) ()
+    ;; one of them is wrong, puts into a full store, or with a lease that has ended, and spoils no
+    ;; other
+    ((or etcd:invalid-request etcd:space-exceeded etcd:lease-not-found) ()
       (dolist (commit commits) (settle-commit etcd commit)))
     (error (condition)
       (dolist (commit commits) (loop:reject-future (commit-future commit) condition)))))

@@ -11,7 +11,7 @@
 ;;;;   index/ready/KIND/SHARD/TIME/ID    a task that can be claimed
 ;;;;   index/due/SHARD/TIME/ID           a time at which an event is due without a call
 ;;;;   index/due/SHARD/TIME/ERRAND/ID    likewise, to other workflows: see errand.lisp
-;;;;   index/sessions/SESSION            a worker, as long as its lease lasts
+;;;;   index/sessions/SESSION            a worker; it ends with a lease, see session-lease.lisp
 ;;;;   claims/SESSION/ID                 a task that a worker has claimed
 ;;;;   index/nodes/NAME                  a node, as long as its lease lasts, and the dates it has
 ;;;;   date                              the nodes' date, from time to time

@@ -135,9 +135,7 @@ resumes and deletes it."
            (signals access-denied (report forger task "forged" :session session
                                                                :next-kinds '("charge")))
            (signals access-denied (claim forger session '("charge")))
-           (signals access-denied
-             (workflow::ask #'methods:heartbeat forger
-                            (pb:make-heartbeat-request :session session) 10))
+           (signals access-denied (beat forger session))
            (signals access-denied
              (workflow::ask #'methods:close-session forger
                             (pb:make-close-session-request :session session) 10))

@@ -11,13 +11,8 @@
       (let* ((session (open-a-session node)) (task (progn (start-workflow node "w" '("a"))
                                                           (first (claim node session '("a"))))))
         (flet ((lost ()
-                 (length (pb:heartbeat-reply-lost
-                          (workflow::ask #'methods:heartbeat node
-                                         (pb:make-heartbeat-request
-                                          :session session
-                                          :held (list (pb:make-held :id "w"
-                                                                    :fence (pb:task-fence task))))
-                                         10)))))
+                 (length (beat node session
+                               (list (pb:make-held :id "w" :fence (pb:task-fence task)))))))
           (is (= 60000 (pb:task-timeout-ms task)))
           (is (zerop (lost)))
           (setf ahead 61)
@@ -88,13 +83,6 @@ does not end. One that belongs to others by now, or whose time is over, holds it
         (is (<= 30000000000 (- (end) now)))
         (is (<= 240000000000 (- (end :given-back 3) now)))
         (is (< now (end :given-back 9 :until-ns until) until))))))
-
-(test workers-without-tasks-are-heard-of-less-often
-  (flet ((seconds (seconds &rest held)
-           (workflow::beat-seconds (workflow::make-worker :seconds seconds :held held))))
-    (is (= 5 (seconds 10)))
-    (is (= 10/3 (seconds 10 (task-lost-so-often 0))))
-    (is (= 1 (seconds 3)) "no other try would be in time")))
 
 (test workers-are-told-what-is-lost
   (let* ((lost '()) (task (task-lost-so-often 0))

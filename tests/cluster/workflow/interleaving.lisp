@@ -19,18 +19,50 @@
           :initform (memory::make-store (memory::make-limits :octets (expt 2 28)
                                                              :revisions 1000000 :leases 10000)))
    (now :initform 0 :accessor place-now) ; nanoseconds, by which leases end
+   (apart :initform nil :accessor place-apart) ; no renewal reaches it
    ;; called with :before or :after a request, and whether that may change something
    (meddler :initform (constantly nil) :accessor place-meddler)))
 
 (defun call-at (place writes function)
   (let ((store (place-store place)))
     (funcall (place-meddler place) :before writes)
-    (memory::end-leases store (place-now place))
+    (end-of-leases place)
     (prog1 (funcall function store)
       (funcall (place-meddler place) :after writes))))
 
 (defmacro at-place ((place store &key writes) &body body)
   `(call-at ,place ,writes (lambda (,store) ,@body)))
+
+(defun end-of-leases (place)
+  "End the leases of PLACE whose time is over."
+  (memory::end-leases (place-store place) (place-now place)))
+
+(defun revision-of (place)
+  (memory::store-revision (place-store place)))
+
+(defun items-of (place)
+  "The tree of what is in PLACE."
+  (memory::newest (place-store place)))
+
+(defun item-at (place key)
+  (memory::tree-item (items-of place) (string-octets key)))
+
+(defun keys-in (place prefix)
+  "The keys in PLACE that begin with PREFIX, without it, in order."
+  (let ((keys '()))
+    (memory::map-range (lambda (item)
+                         (push (subseq (octets-string (memory::item-key item)) (length prefix))
+                               keys))
+                       (items-of place) (string-octets prefix)
+                       (string-octets (format nil "~A~C" prefix (code-char #x10FFFF))))
+    (nreverse keys)))
+
+(defun changes-at (place revision)
+  "The changes of PLACE at REVISION, as a watch of the store tells them."
+  (loop for change across (memory::record-changes (memory::record-at (place-store place) revision))
+        collect (etcd::make-change (if (memory::removal-p change) :removal :put)
+                                   (etcd::entry-of (memory::key-value (memory::change-item change)))
+                                   nil)))
 
 (defmethod etcdserverpb.kv:range ((place place) request &key)
   (at-place (place store) (funcall (memory::answer-range store request))))
@@ -71,12 +103,14 @@
   (rpc:on-message call (lambda (request)
                          (let* ((number (etcdserverpb:lease-keep-alive-request-id request))
                                 (lease (memory::find-lease (place-store place) number)))
-                           (rpc:try-send call (etcdserverpb:make-lease-keep-alive-response
-                                               :id number
-                                               :ttl (if lease
-                                                        (memory::renew-lease lease
-                                                                             (place-now place))
-                                                        0))))))
+                           (if (place-apart place)
+                               (rpc:finish call :status :unknown)
+                               (rpc:try-send call (etcdserverpb:make-lease-keep-alive-response
+                                                   :id number
+                                                   :ttl (if lease
+                                                            (memory::renew-lease
+                                                             lease (place-now place))
+                                                            0)))))))
   call)
 
 ;;; A case
@@ -91,6 +125,7 @@
   "A worker."
   (session nil)                         ; or nil
   (busy nil)                            ; it opens one, or sends a heartbeat
+  (heartbeats nil)                      ; (node . stream) of them, or nil
   (hands (loop repeat 2 collect (make-hand))))
 
 (defstruct (user (:copier nil))
@@ -183,10 +218,10 @@
 
 ;;; Calls
 
-(defun call-with-node (affair function)
-  "What FUNCTION of a node returns; nil if the store was not to be had; the condition that refuses
+(defun call-with-node (affair function &optional (node (some-node affair)))
+  "What FUNCTION of NODE returns; nil if the store was not to be had; the condition that refuses
 it."
-  (let ((dead (shiftf (affair-dead affair) nil)) (node (some-node affair)))
+  (let ((dead (shiftf (affair-dead affair) nil)))
     (incf (affair-depth affair))
     (unwind-protect
          (handler-case (workflow::with-store-errors (funcall function node))
@@ -396,20 +431,29 @@ ago."
                     (affair-acknowledged affair)))
             (receive-task affair hand (pb:report-reply-next reply))))))))
 
+(defun stream-of (affair crew)
+  "Where CREW sends its next heartbeat: a node and a stream there, mostly the same as before."
+  (destructuring-bind (&optional node . stream) (crew-heartbeats crew)
+    (if (and node (find node (affair-nodes affair) :key #'car) (luck affair 80))
+        (values node stream)
+        (let ((node (some-node affair)) (stream (workflow::make-heartbeat-stream)))
+          (setf (crew-heartbeats crew) (cons node stream))
+          (values node stream)))))
+
 (defun beat-of (affair crew)
   (while-free ((crew-busy crew))
     (when (crew-session crew)
-      (let* ((session (crew-session crew))
-             (hands (remove-if-not #'hand-task (crew-hands crew)))
-             (reply (call-node affair #'methods:heartbeat
-                               (pb:make-heartbeat-request
-                                :session session
-                                :held (loop for hand in hands
-                                            for task = (hand-task hand)
-                                            collect (pb:make-held :id (pb:task-id task)
-                                                                  :fence (pb:task-fence task)))))))
-        (when (and (typep reply 'session-lost) (equal session (crew-session crew)))
-          (setf (crew-session crew) nil))))))
+      (multiple-value-bind (node stream) (stream-of affair crew)
+        (let* ((session (crew-session crew))
+               (held (loop for task in (mapcar #'hand-task (crew-hands crew))
+                           when task
+                             collect (pb:make-held :id (pb:task-id task)
+                                                   :fence (pb:task-fence task))))
+               (reply (call-with-node affair (lambda (node)
+                                               (workflow::note-heartbeat node session held stream))
+                                      node)))
+          (when (and (typep reply 'session-lost) (equal session (crew-session crew)))
+            (setf (crew-session crew) nil)))))))
 
 (defun end-crew (affair crew)
   "A worker dies, or stops; another one comes."
@@ -423,7 +467,20 @@ ago."
 
 (defun tick (affair)
   "The clock of a node looks around."
-  (call-with-node affair (if (luck affair 60) #'workflow::do-due #'workflow::sweep-sessions)))
+  (call-with-node affair (one-of affair '(workflow::do-due workflow::do-due workflow::do-due
+                                          workflow::sweep-sessions workflow::sweep-sessions
+                                          ;; in place of the watch of the index
+                                          workflow::note-sessions
+                                          workflow::renew-due-leases workflow::release-silent))))
+
+(defun call-in-store-time (affair function)
+  "Call FUNCTION while the steady time of all nodes is that of the store of AFFAIR."
+  (sb-int:encapsulate 'workflow::steady-ms 'store-time
+                      (lambda (function)
+                        (declare (ignore function))
+                        (floor (place-now (affair-place affair)) 1000000)))
+  (unwind-protect (funcall function)
+    (sb-int:unencapsulate 'workflow::steady-ms 'store-time)))
 
 (defun set-a-clock (affair)
   (let ((entry (one-of affair (affair-nodes affair))))
@@ -434,17 +491,15 @@ ago."
 (defun state-changes (affair revision)
   "The changes of states at REVISION, as a watch of the store tells them."
   (let ((prefix (workflow::key (workflow::root-of "case") "state" "")))
-    (loop for change across (memory::record-changes
-                             (memory::record-at (place-store (affair-place affair)) revision))
-          for item = (memory::change-item change)
-          when (and (not (memory::removal-p change))
-                    (eql 0 (search prefix (octets-string (memory::item-key item)))))
-            collect (etcd::make-change :put (etcd::entry-of (memory::key-value item)) nil))))
+    (remove-if-not (lambda (change)
+                     (and (eq :put (etcd:change-kind change))
+                          (eql 0 (search prefix (etcd:entry-key (etcd:change-entry change))))))
+                   (changes-at (affair-place affair) revision))))
 
 (defun watch-some (affair)
   (let ((watcher (affair-watcher affair)))
     (loop for revision from (workflow::watcher-revision watcher)
-            to (memory::store-revision (place-store (affair-place affair)))
+            to (revision-of (affair-place affair))
           do (dolist (message (workflow::messages-of (state-changes affair revision) revision))
                (when (and (not (affair-quiet affair)) (luck affair 10)) (return-from watch-some))
                (workflow::note-change watcher (protobuf:copy-message message))))))
@@ -452,20 +507,12 @@ ago."
 ;;; What is in the store
 
 (defun state-at (affair id)
-  (let ((item (memory::tree-item (memory::newest (place-store (affair-place affair)))
-                                 (string-octets (workflow::state-key (workflow::root-of "case")
-                                                                     id)))))
+  (let ((item (item-at (affair-place affair) (workflow::state-key (workflow::root-of "case") id))))
     (and item (protobuf:parse-message 'pb:workflow-state (memory::item-value item)))))
 
 (defun keys-below (affair prefix)
   "The keys of the store below PREFIX, without it, in order."
-  (let ((keys '()) (root (workflow::key (workflow::root-of "case") prefix)))
-    (memory::map-range (lambda (item)
-                         (push (subseq (octets-string (memory::item-key item)) (length root)) keys))
-                       (memory::newest (place-store (affair-place affair)))
-                       (string-octets root) (string-octets (format nil "~A~C" root
-                                                                   (code-char #x10FFFF))))
-    (nreverse keys)))
+  (keys-in (affair-place affair) (workflow::key (workflow::root-of "case") prefix)))
 
 (defun ids-stored (affair)
   "The ids of all workflows that are in the store."
@@ -507,10 +554,9 @@ have."
       ((11 12 13 14 15 16) (report-with affair crew hand))
       ((17 18) (let ((again (one-of affair (affair-sent affair))))
                  (when again (call-node affair (car again) (cdr again)))))
-      (19 (beat-of affair crew))
+      ((19 29) (beat-of affair crew))
       ((21 22 23) (tick affair))
       ((24 25) (incf (place-now (affair-place affair)) (* 1000000 (roll affair 1500))))
-      (26 (watch-some affair))
       (27 (case (roll affair 4)
             (0 (end-crew affair crew))
             (1 (set-a-clock affair))
@@ -552,7 +598,11 @@ have."
              (workflow::sweep-sessions node)
              (note-finals affair)
              (open-for affair crew)
-             (when (zerop (mod round 10)) (beat-of affair crew)) ; slow, as it takes a thread
+             ;; slow, since the answers to renewals come on another thread
+             (workflow::note-sessions node)
+             (workflow::renew-due-leases node)
+             (workflow::release-silent node)
+             (when (zerop (mod round 5)) (beat-of affair crew))
              (dolist (user (affair-users affair))
                (setf (user-starts user) (max 3 (user-starts user)))
                (start-again affair user)
@@ -571,7 +621,7 @@ have."
     (loop repeat 3
           do (incf (place-now (affair-place affair)) (* 1900 1000000000)) ; more is doubted
              (workflow::do-due node))
-    (memory::end-leases (place-store (affair-place affair)) (place-now (affair-place affair)))
+    (end-of-leases (affair-place affair))
     (let ((left (keys-below affair "")))
       (when left (complain affair "~S is left in the store" left)))))
 
@@ -725,15 +775,17 @@ given back by the next at once, or after a pause."
   "Run a case. Return what did not hold, or nil, and the case."
   (let ((affair (new-affair seed)))
     (unwind-protect
-         (progn
-           (loop while (and (< (affair-actions affair) actions) (null (affair-trouble affair)))
-                 do (do-something affair)
-                    (setf (affair-dead affair) nil)
-                    (note-finals affair)
-                    (check-keys affair))
-           (unless (affair-trouble affair) (settle-affair affair))
-           (unless (affair-trouble affair) (check-affair affair))
-           (values (affair-trouble affair) affair))
+         (call-in-store-time
+          affair
+          (lambda ()
+            (loop while (and (< (affair-actions affair) actions) (null (affair-trouble affair)))
+                  do (do-something affair)
+                     (setf (affair-dead affair) nil)
+                     (note-finals affair)
+                     (check-keys affair))
+            (unless (affair-trouble affair) (settle-affair affair))
+            (unless (affair-trouble affair) (check-affair affair))
+            (values (affair-trouble affair) affair)))
       (end-affair affair))))
 
 (defun number-of-environment (name default)

@@ -201,6 +201,6 @@ begins at that time. Neither leaves a watch to the client of the store."
              (signals backlog-full (workflow::reserve-session node "b.7"))
              (is (> 20 names)))
         (sb-int:unencapsulate 'workflow::session-owner 'count))
-      (loop for session in (alexandria:hash-table-keys (workflow::node-session-names node))
+      (loop for session in (alexandria:hash-table-keys (workflow::node-session-records node))
             do (workflow::forget-session node session))
       (is (zerop (hash-table-count (workflow::node-owners node)))))))

@@ -38,6 +38,27 @@ the etcd that THE-SERVICE-ON-ETCD has started for all of them."
    (workflow::ask #'methods:open-session node
                   (pb:make-open-session-request :worker "test" :seconds seconds) 10)))
 
+(defun open-heartbeats (node)
+  "A stream of heartbeats at NODE."
+  (methods:heartbeat node :open :timeout +patience+))
+
+(defun send-beat (heartbeats session &optional (held '()))
+  "Send a heartbeat of SESSION, which has HELD, Helds, on HEARTBEATS, a stream. Return the ids of
+what is lost."
+  (workflow::with-workflow-errors
+    (rpc:try-send heartbeats (pb:make-heartbeat-request :session session :held held))
+    (map 'list #'pb:held-id (pb:heartbeat-reply-lost (rpc:receive heartbeats)))))
+
+(defun beat (node session &optional (held '()))
+  "As SEND-BEAT, on a stream of its own at NODE."
+  (let ((heartbeats (open-heartbeats node)))
+    (unwind-protect (send-beat heartbeats session held)
+      (rpc:cancel heartbeats))))
+
+(defun end-of-session (node session)
+  "Let SESSION end, as NODE's store does at the end of its lease."
+  (etcd:remove-entry (workflow::node-etcd node) (workflow::session-key node session)))
+
 (defun claim (node session kinds &key (wait 0) (count 1))
   "The tasks that SESSION claims, a list."
   (coerce (pb:claim-reply-tasks
@@ -382,71 +403,11 @@ task."
         (start-workflow node "w8" '("a"))
         (let ((task (first (claim node session '("a")))))
           (start-workflow node "w9" '("b"))
-          (etcd:revoke-lease (etcd:lease-by-number (workflow::node-etcd node)
-                                                   (workflow::session-number session)))
+          (end-of-session node session)
           (is (null (ignore-errors (report-any task))))
           ;; with what the session had
           (is-true (find "w9" (claim node (open-a-session node) '("b") :count 16)
                          :key #'pb:task-id :test #'string=)))))))
-
-(defun begin-heartbeat (node session)
-  "A heartbeat of SESSION, which has no tasks, at NODE: its call."
-  (calling:call-async #'methods:heartbeat node (pb:make-heartbeat-request :session session)
-                      :timeout +patience+))
-
-(defun heartbeat-end (call)
-  "What CALL, a heartbeat, brings: :kept, or the reason of a refusal."
-  (handler-case (progn (workflow::with-workflow-errors (loop:await call)) :kept)
-    (workflow-error (condition) (type-of condition))))
-
-(defun beat-all (node sessions)
-  "What heartbeats of SESSIONS, made at once at NODE, bring: a list as of HEARTBEAT-END."
-  (mapcar #'heartbeat-end (loop for session in sessions collect (begin-heartbeat node session))))
-
-(defmacro with-renewals ((function leases) answer &body body)
-  "Evaluate BODY, in which ANSWER is what renews LEASES, instead of FUNCTION."
-  (alexandria:with-gensyms (others)
-    `(progn
-       (sb-int:encapsulate 'etcd:renew-leases 'test
-                           (lambda (,function ,leases &rest ,others)
-                             (declare (ignorable ,leases))
-                             (flet ((,function () (apply ,function ,leases ,others)))
-                               (declare (ignorable #',function))
-                               ,answer)))
-       (unwind-protect (progn ,@body)
-         (sb-int:unencapsulate 'etcd:renew-leases 'test)))))
-
-(part heartbeats-of-idle-workers-are-renewed-together
-  (with-nodes (node) ()
-    (let* ((sessions (loop repeat 20 collect (open-a-session node))) (sizes '())
-           (gone (elt sessions 3)) (held (sb-thread:make-semaphore)))
-      ;; the first renewal is held up until all others wait
-      (with-renewals (renew leases)
-          (progn (when (null sizes)
-                   (push (length leases) sizes)
-                   (sb-thread:wait-on-semaphore held :timeout +patience+)
-                   (setf sizes '()))
-                 (push (length leases) sizes)
-                 (renew))
-        (let ((calls (mapcar (lambda (session) (begin-heartbeat node session)) sessions)))
-          (is-true (wait-until (lambda () (and sizes
-                                               (= 20 (+ (first sizes)
-                                                        (workflow::heartbeat-queue-count
-                                                         (workflow::node-heartbeats node))))))))
-          (sb-thread:signal-semaphore held)
-          (is (equal (make-list 20 :initial-element :kept) (mapcar #'heartbeat-end calls)))
-          (is (= 20 (reduce #'+ sizes)))
-          (is (<= (length sizes) 2))))
-      ;; a worker without tasks has no load
-      (workflow::note-load node (first sessions) 3)
-      (etcd:revoke-lease (etcd:lease-by-number (workflow::node-etcd node)
-                                               (workflow::session-number gone)))
-      ;; the node knows, or learns it from the store
-      (is (equal (loop for session in sessions
-                       collect (if (equal session gone) 'session-lost :kept))
-                 (beat-all node sessions)))
-      (is (null (gethash (workflow::load-key (first sessions))
-                         (workflow::task-queue-loads (workflow::node-task-queue node))))))))
 
 (defmacro without-log (&body body)
   "Evaluate BODY, whose threads log nothing."
@@ -454,56 +415,6 @@ task."
     `(let ((,before (shiftf (sb-ext:symbol-global-value 'base:*log-function*) nil)))
        (unwind-protect (progn ,@body)
          (setf (sb-ext:symbol-global-value 'base:*log-function*) ,before)))))
-
-(part heartbeats-outlive-a-store-that-fails
-  "A renewal that fails, for whatever reason, is told to all that wait for it, and the next ones are
-made."
-  (with-nodes (node) ()
-    (let ((sessions (loop repeat 5 collect (open-a-session node))) (unwound nil))
-      (flet ((all (outcome) (equal (make-list 5 :initial-element outcome)
-                                   (beat-all node sessions))))
-        (without-log
-          (with-renewals (renew leases) (error 'etcd:unavailable :text "no answer")
-            (is-true (all 'store-unavailable)))
-          (is-true (all :kept))
-          (with-renewals (renew leases) (error "a fault of ours")
-            (is-true (all 'store-unavailable)))
-          (is-true (all :kept))
-          ;; a job that is unwound
-          (sb-int:encapsulate 'workflow::answer-heartbeats 'unwind
-                              (lambda (&rest arguments)
-                                (declare (ignore arguments))
-                                (setf unwound t)
-                                (error "unwound")))
-          (let ((call (begin-heartbeat node (first sessions)))
-                (queue (workflow::node-heartbeats node)))
-            (is-true (wait-until (lambda ()
-                                   (and unwound
-                                        (not (workflow::heartbeat-queue-gathering queue))))))
-            (sb-int:unencapsulate 'workflow::answer-heartbeats 'unwind)
-            (rpc:cancel call))
-          (is-true (all :kept)))))))
-
-(part heartbeats-that-wait-end-with-their-node
-  "They are as many as a node lets wait; another one does not wait for others."
-  (with-nodes (node) ()
-    (let ((session (open-a-session node)) (queue (workflow::node-heartbeats node))
-          (held (sb-thread:make-semaphore)) (first t))
-      (with-renewals (renew leases)
-          (progn (when (shiftf first nil) (sb-thread:wait-on-semaphore held :timeout +patience+))
-                 (renew))
-        (let ((calls (list (begin-heartbeat node session))))
-          (is-true (wait-until (lambda () (not first))))
-          (push (begin-heartbeat node session) calls)
-          (is-true (wait-until (lambda () (= 1 (workflow::heartbeat-queue-count queue)))))
-          (setf (workflow::heartbeat-queue-count queue) workflow::+most-waiting-heartbeats+)
-          (is (equal '(:kept) (beat-all node (list session))))
-          (setf (workflow::heartbeat-queue-count queue) 1)
-          (workflow::end-heartbeats node)
-          (is (eq 'store-unavailable (heartbeat-end (first calls))))
-          (is (equal '(store-unavailable) (beat-all node (list session))))
-          (sb-thread:signal-semaphore held)
-          (is (eq :kept (heartbeat-end (second calls)))))))))
 
 (part a-report-again-gets-only-its-own-claim
   "The session that has reported may have claimed the next step since, by another call: the same
@@ -617,8 +528,7 @@ and sessions are looked after all the same."
           (report node again "done")
           (signals workflow-closed (report node task "late"))
           (report node again "done"))
-        (signals session-lost
-          (workflow::ask #'methods:heartbeat node (pb:make-heartbeat-request :session session) 5))
+        (signals session-lost (beat node session))
         (is (eq :completed (await-workflow node "w")))))))
 
 (part sessions-that-end-while-no-node-is-there
@@ -642,13 +552,10 @@ and sessions are looked after all the same."
     (with-nodes (node) (:clock (lambda () now))
       (let ((session (open-a-session node)))
         (flet ((beat (&rest tasks)
-                 (let ((held (loop for task in tasks
-                                   collect (pb:make-held :id (pb:task-id task)
-                                                         :fence (pb:task-fence task)))))
-                   (map 'list #'pb:held-id
-                        (pb:heartbeat-reply-lost
-                         (methods:heartbeat node (pb:make-heartbeat-request :session session
-                                                                            :held held)))))))
+                 (beat node session
+                       (loop for task in tasks
+                             collect (pb:make-held :id (pb:task-id task)
+                                                   :fence (pb:task-fence task))))))
           (start-workflow node "w1" '("a"))
           (start-workflow node "w2" '("a"))
           (let ((tasks (claim node session '("a") :count 2)))
@@ -677,33 +584,39 @@ and sessions are looked after all the same."
       (is (= 2 (length (claim node session '("a") :count 2)))))))
 
 (part heartbeats-cost-little
-  "One of a worker without tasks renews its lease and asks etcd nothing, nor does a claim that waits
-when there is no task; a worker that had a task is looked at until it has none."
+  "The first one on a stream is a put, and further ones of a worker without tasks ask etcd nothing,
+nor does a claim that waits when there is no task; a worker that had a task is looked at until it
+has none."
   (with-nodes (node) ()
-    (let ((session (open-a-session node)) (asked 0) (own sb-thread:*current-thread*))
+    (let ((session (open-a-session node)) (heartbeats (open-heartbeats node)) (asked 0))
       (flet ((asked-by (function)
                (setf asked 0)
                (funcall function)
                asked)
-             (beat () (workflow::note-heartbeat node session #())))
-        (sb-int:encapsulate 'etcd::ask 'count
+             (revision () (workflow::known-revision node session))
+             (beat (&optional held) (send-beat heartbeats session held)))
+        ;; the jobs of the node may ask at the same time, on their threads
+        (sb-int:encapsulate 'workflow::note-heartbeat 'count
                             (lambda (function &rest arguments)
-                              (when (eq own sb-thread:*current-thread*) (incf asked))
+                              (incf asked)
                               (apply function arguments)))
         (unwind-protect
-             (progn
-               (is (= 0 (asked-by #'beat)))
+             (let ((opened (revision)))
+               (is (= 1 (asked-by #'beat)))
+               (is (< opened (revision)))
+               (setf opened (revision))
                (is (null (claim node session '("a") :wait 0.01)))
-               ;; the keeper, which counts last, has looked for claims, and does so again much later
                (is-true (wait-until (lambda () (plusp (workflow::node-count-seconds node)))))
-               (is (= 0 (asked-by (lambda () (claim node session '("a") :wait 0.01)))))
+               (is (= 0 (asked-by (lambda () (dotimes (i 10) (beat))))))
                (start-workflow node "w" '("a"))
                (let ((task (first (claim node session '("a") :wait 5))))
-                 (is (plusp (asked-by #'beat)))
+                 (is (= 1 (asked-by #'beat)))
                  (report node task "x"))
                (beat)
-               (is (= 0 (asked-by #'beat))))
-          (sb-int:unencapsulate 'etcd::ask 'count))))))
+               (is (= 0 (asked-by #'beat)))
+               (is (= opened (revision)) "the key is as it was"))
+          (sb-int:unencapsulate 'workflow::note-heartbeat 'count)
+          (rpc:cancel heartbeats))))))
 
 (part sessions-are-counted-while-the-watch-begins
   "Looking at which sessions there are forgets what has ended, and none that is being opened."
@@ -727,18 +640,15 @@ when there is no task; a worker that had a task is looked at until it has none."
           (is (< (pb:task-fence before) (pb:task-fence task)))))
       (signals session-lost (claim node session '("a"))))))
 
-(part leases-that-are-no-sessions
-  "Who gives the number of somebody else's lease can neither end nor renew it."
+(part names-that-are-no-sessions
+  "They are refused, and get no lease."
   (with-nodes (node) ()
-    (let* ((lease (etcd:grant-lease *etcd* 30 :keep-alive nil))
-           (session (format nil "~(~X~)" (etcd:lease-id lease))))
-      (flet ((refused-p (method request)
-               (handler-case (progn (workflow::ask method node request 5) nil)
-                 (session-lost () t))))
-        (is-true (refused-p #'methods:close-session
-                            (pb:make-close-session-request :session session)))
-        (is-true (refused-p #'methods:heartbeat (pb:make-heartbeat-request :session session))))
-      (is-true (etcd:lease-seconds-left lease)))))
+    (dolist (session '("abc" "abc-10" "abc-99999" "-" "12-0" "12-x" "12-10-10"))
+      (signals session-lost
+        (workflow::ask #'methods:close-session node
+                       (pb:make-close-session-request :session session) 5))
+      (signals session-lost (beat node session)))
+    (is (zerop (hash-table-count (workflow::node-session-leases node))))))
 
 (part times-are-kept-by-whoever-lives
   "What waits for a time goes on when that comes, though the node that began it is gone; a clock
@@ -994,11 +904,8 @@ by which changes would be passed by."
         (is-true (too-many-p node)))))
   (with-nodes (node) ()
     (signals too-large
-      (workflow::ask #'methods:heartbeat node
-                     (pb:make-heartbeat-request
-                      :session (open-a-session node)
-                      :held (loop repeat 10001 collect (pb:make-held :id "w" :fence 1)))
-                     5))))
+      (beat node (open-a-session node)
+            (loop repeat 10001 collect (pb:make-held :id "w" :fence 1))))))
 
 (part watches-share-one
   "However many watch at a node, etcd has one watch for them; they are told what came before, and
@@ -1178,9 +1085,8 @@ its namespace; a service that is closed is neither asked nor kept by it."
                                   statuses-without-a-name-are-refused claims-wait-for-tasks
                                   claims-of-sessions-that-end reports-and-the-next-step
                                   a-report-gets-a-task-of-another-workflow
-                                  heartbeats-of-idle-workers-are-renewed-together
-                                  heartbeats-outlive-a-store-that-fails
-                                  heartbeats-that-wait-end-with-their-node
+                                  heartbeats heartbeats-cost-little
+                                  names-that-are-no-sessions
                                   a-report-again-gets-only-its-own-claim ids-that-are-free-again
                                   what-cannot-be-changed-holds-up-nobody old-cached-states
                                   wake-ups-are-not-lost claims-fit-into-an-answer

@@ -20,6 +20,13 @@
       (is (= (etcd:lease-id lease) (etcd:entry-lease (etcd:fetch *etcd* "a"))))
       (etcd:put *etcd* "a" "2" :keep-lease t)
       (is (= (etcd:lease-id lease) (etcd:entry-lease (etcd:fetch *etcd* "a"))))
+      ;; another lease, and the same value
+      (etcd:put *etcd* "a" nil :keep-value t)
+      (is (= 0 (etcd:entry-lease (etcd:fetch *etcd* "a"))))
+      (etcd:transact *etcd* :then (list (list :put "a" nil :keep-value t :lease lease)))
+      (is (= (etcd:lease-id lease) (etcd:entry-lease (etcd:fetch *etcd* "a"))))
+      (is (string= "2" (etcd:entry-text (etcd:fetch *etcd* "a"))))
+      (signals etcd:invalid-request (etcd:put *etcd* "none" nil :keep-value t))
       (is (<= 30 (etcd:lease-seconds-left lease) 60))
       (is (= 60 (etcd:renew-lease lease)))
       (is-true (etcd:lease-alive-p lease))

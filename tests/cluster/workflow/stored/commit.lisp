@@ -42,13 +42,19 @@
              (loop for commit in commits
                    collect (handler-case
                                (values (clgrpc.loop:await (workflow::commit-future commit)))
-                             (etcd:invalid-request () :refused)))))
+                             ((or etcd:invalid-request etcd:lease-not-found) () :refused)))))
       (is (equal '(t nil t)
                  (outcomes (list (commit-of '("a")) (commit-of '("b") :when '((:present "none")))
                                  (commit-of '("c"))))))
       (is (equal '(t :refused t)
                  (outcomes (list (commit-of '("d")) (commit-of '("e") :operations 129)
                                  (commit-of '("f"))))))
+      ;; a session is moved to a lease that has ended meanwhile
+      (is (equal '(t :refused t)
+                 (outcomes (list (commit-of '("g"))
+                                 (workflow::make-commit
+                                  '() (list :then (list (list :put "x" "" :lease 12345))) 0)
+                                 (commit-of '("h"))))))
       (is (equal '(1 0 1 1 0 1)
                  (loop for id in '("a" "b" "c" "d" "e" "f")
                        collect (etcd:count-entries (workflow::node-etcd node)
