@@ -1094,7 +1094,7 @@ its namespace; a service that is closed is neither asked nor kept by it."
                                   watches-of-all-say-where-they-go-on
                                   watches-of-workflows watches-whose-function-fails
                                   watches-from-where-the-store-has-not-been watches-share-one
-                                  workers-do-steps))
+                                  workers-do-steps sessions-outlive-their-nodes))
              (etcd:close-etcd *etcd*)))
       (memory:close-engine engine))))
 

@@ -258,3 +258,44 @@ closed leaves nothing of the worker."
                ;; it takes no more jobs
                (is-true (loop:job-ended (loop:add-job background #'list))))
           (server:stop-server server))))))
+
+(defun keeps-p (node session)
+  "True if NODE keeps SESSION, since heartbeats come there."
+  (sb-thread:with-mutex ((workflow::node-lock node))
+    (let ((record (workflow::find-record node session)))
+      (and record (workflow::session-record-stream record) t))))
+
+(part sessions-outlive-their-nodes
+  "A worker's heartbeats stay at one node of several. When that closes the worker goes to another one
+in the same session, and its task stays its own."
+  (with-nodes (node other) ()
+    (let* ((nodes (list node other)) (servers (mapcar #'server:start-server nodes))
+           (gate (sb-thread:make-semaphore)) (begun (sb-thread:make-semaphore)))
+      (flet ((hold (task)
+               (declare (ignore task))
+               (sb-thread:signal-semaphore begun)
+               (sb-thread:wait-on-semaphore gate :timeout +patience+)
+               "done")
+             (keeper (session) (find-if (lambda (node) (keeps-p node session)) nodes)))
+        (unwind-protect
+             (client:with-channel (channel (format nil "ipv4:~{~A~^,~}"
+                                                   (mapcar #'server:server-address servers))
+                                           :balance :round-robin)
+               (with-worker-of (worker channel :kinds `(("hold" . ,#'hold)) :session-seconds 60)
+                 (start-workflow other "w" '((:task "hold" :attempts 1)))
+                 (is-true (sb-thread:wait-on-semaphore begun :timeout +patience+))
+                 (let* ((session (workflow::worker-session worker)) (first nil))
+                   (is-true (wait-until (lambda () (setf first (keeper session)))))
+                   (dotimes (i 3)
+                     (loop:wake-job (workflow::worker-heart worker)))
+                   (is (eq first (keeper session)))
+                   (server:stop-server (elt servers (position first nodes)) :drain 1)
+                   (is-true (wait-until (lambda ()
+                                          (loop:wake-job (workflow::worker-heart worker))
+                                          (and (not (eq first (keeper session)))
+                                               (keeper session)))))
+                   (is (eq session (workflow::worker-session worker)))
+                   (sb-thread:signal-semaphore gate)
+                   (is (equal '(:completed "done" "")
+                              (outcome (find first nodes :test-not #'eq) "w"))))))
+          (dolist (server servers) (server:stop-server server :drain 0)))))))
