@@ -301,14 +301,14 @@ lock is held."
                    "too many sessions of one identity are open"))))
 
 (defun check-sessions (node)
-  "Signal BACKLOG-FULL if as many sessions are open as may be. The lock need not be held."
+  "Signal BACKLOG-FULL if the limit of open sessions is reached. The lock need not be held."
   (let ((most (limits-max-sessions (node-limits node)))
         (count (hash-table-count (node-session-records node))))
     (when (<= most count)
       (refuse-size :backlog-full :max-sessions most count "too many sessions"))))
 
 (defun reserve-session (node session)
-  "Note SESSION, which is about to be opened. Signal BACKLOG-FULL if as many are open as may be."
+  "Note SESSION, which is about to be opened. Signal BACKLOG-FULL if the limit is reached."
   (sb-thread:with-mutex ((node-lock node))
     (check-sessions node)
     (check-sessions-of node (session-owner session))

@@ -69,7 +69,8 @@ of its id."
                      :high (context-high parent) :low (context-low parent)
                      :id (next-id ids shared))
         (make-record :tracing tracing :queue queue :baggage baggage
-                     :high (next-id ids shared) :low (or low (next-id ids shared))
+                     :high (next-id ids shared)
+                     :low (if low (the id low) (next-id ids shared))
                      :id (next-id ids shared)))))
 
 (define-hot sampled-p ((record record)) t

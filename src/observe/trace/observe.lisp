@@ -185,7 +185,8 @@ record."
           (when (or sampled inner) (note-server-record call record sampled)))
         (let ((low (next-id (seeded-ids queue) nil)))
           (when (< (ash low -1) (tracing-bound tracing))
-            (note-server-record call (begin-record tracing queue nil low) t)))))
+            (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; LOW is boxed only here
+              (note-server-record call (begin-record tracing queue nil low) t))))))
   nil)
 
 (define-hot (quiet-p :inline t) ((call call)) boolean
