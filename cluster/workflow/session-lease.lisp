@@ -135,7 +135,7 @@ that is nil. The lock is held."
                    (drop-session-lease node session-lease))))))
 
 (defun grant-session-lease (node class)
-  "A new SESSION-LEASE of NODE for sessions of CLASS, or that which another thread has made
+  "A new SESSION-LEASE of NODE for sessions of CLASS, or the one that another thread has made
 meanwhile."
   (let* ((asked (steady-ms))
          (new (make-session-lease (etcd:grant-lease (node-etcd node) class :keep-alive nil) asked)))

@@ -15,7 +15,7 @@
   (:documentation "For targets that are endpoints."))
 
 (defvar *resolver-made* nil "If true, MAKE-CHANNEL of these endpoints stores its resolver here;
-whoever makes such a channel binds this.")
+the caller of MAKE-CHANNEL binds this.")
 
 (defun make-endpoints-resolver (text options)
   "The resolver for TEXT, the target of a channel that has OPTIONS."

@@ -185,7 +185,8 @@ record."
           (when (or sampled inner) (note-server-record call record sampled)))
         (let ((low (next-id (seeded-ids queue) nil)))
           (when (< (ash low -1) (tracing-bound tracing))
-            (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; LOW is boxed only here
+            ;; LOW is allocated only here
+            (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
               (note-server-record call (begin-record tracing queue nil low) t))))))
   nil)
 
