@@ -98,8 +98,8 @@ they put, and their DeleteRangeRequests, with those of the transactions among th
 ;;; Costs of requests
 
 (defun items-read (tree key end &key limit (more 0))
-  "How many items are read of TREE, and of MORE that may be added to it first, in the range of KEY
-and END; with LIMIT at most so many."
+  "How many items a read of the range of KEY and END in TREE returns at most, if up to MORE items
+are added to TREE first; with LIMIT no more than that."
   (if (zerop (length end))
       1
       (multiple-value-bind (start end) (range-bounds key end)

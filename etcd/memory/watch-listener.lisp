@@ -70,8 +70,8 @@ marked by zero."
   (enqueue watch (listener-ready (watch-listener watch))))
 
 (defconstant +most-looks+ 100000
-  "For how many pairs of a change and a watch around its key NOTE-CHANGES checks whether the one
-concerns the other. That takes some milliseconds, during which the lock is held.")
+  "The most pairs of a change and a watch that NOTE-CHANGES examines, to see whether the change
+concerns the watch. That takes some milliseconds, during which the lock is held.")
 
 (defun note-changes (watches store from)
   "Make those of WATCHES, a tree, ready that revisions of STORE from FROM on concern. When the

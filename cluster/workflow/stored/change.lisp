@@ -229,7 +229,7 @@ if KEY is empty or has no entry."
         (pb:workflow-state-data-key state))))
 
 (defun input-octets (state)
-  "How long the input is of the task that is under way in STATE."
+  "The length, in octets, of the input of the task under way in STATE."
   (let ((step (state-step state)))
     (if (string/= "" (pb:step-state-input-key step))
         (pb:step-state-input-octets step)
