@@ -78,7 +78,7 @@ failure, or if the message of CALL's status has it already."
          text)))
 
 (defun attempt-text (attempt)
-  "ATTEMPT, of FAILED-ATTEMPTS, in some words."
+  "A short text about ATTEMPT, one of FAILED-ATTEMPTS."
   (destructuring-bind (&key peer status seconds &allow-other-keys) attempt
     (format nil "~:@(~A~)~@[ from ~A~] after ~,3F s"
             (substitute #\_ #\- (string status)) peer seconds)))

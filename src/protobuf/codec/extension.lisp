@@ -167,10 +167,10 @@ octets of elements that its enum does not know."
       (values (fit-vector vector count) unknown))))
 
 (defun read-items (slot tag octets at end)
-  "Two values, lists. The first has the item of SLOT whose TAG ends before AT and which ends at END:
-a vector if it is more than a few packed elements. The second has the octets of the elements that
-its enum does not know. Or :misfit if the TAG is not one of SLOT's, or :unknown if the enum does not
-know its only value."
+  "Read a field of SLOT in OCTETS. AT is the position after its TAG, END that of its end. Return two
+lists as values: its items, of which one is a vector if a packed field has more than a few elements;
+and the octets of those elements that its enum does not know. Return :misfit in place of the items
+if TAG does not fit SLOT, :unknown if the enum does not know the only value."
   (declare (type octets octets) (type index at end))
   (let ((items '()) (unknown '()) (number (slot-number slot)) (kind (slot-kind slot)))
     (flet ((take (at end)

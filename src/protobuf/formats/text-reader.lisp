@@ -355,7 +355,7 @@ its message."
     (push slot (partial-message-slots partial-message))
     (return-from note-text-field))
   (when (eq :singular (slot-label slot))
-    (text-wrong input "the field ~A stands twice" (slot-path slot))))
+    (text-wrong input "the field ~A occurs twice" (slot-path slot))))
 
 (defun gather-item (partial-message slot item)
   (let ((entry (or (assoc slot (partial-message-items partial-message))
@@ -374,7 +374,7 @@ its message."
                           ((text-word-p input "value") (nthcdr 3 parts))
                           (t (text-wrong input "an entry of a map has key and value, not ~A"
                                          (token-title input))))))
-          (when (second part) (text-wrong input "~A stands twice" (token-title input)))
+          (when (second part) (text-wrong input "~A occurs twice" (token-title input)))
           (pass-token input)
           (expect-colon input (first part))
           (setf (second part) t
