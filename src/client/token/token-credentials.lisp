@@ -10,7 +10,8 @@
 ;;;; (For a token that lives less than 6 minutes these numbers are a twelfth and a quarter of its
 ;;;; life.) So one fetch runs at a time, for any number of calls that wait, and no fetch runs
 ;;;; without calls. Each fetch runs on a new thread, which may wait and ends with it. Failures
-;;;; double the back-off from 1 s to 120 s, as in gRPC's document on connection back-off.
+;;;; double the back-off from 1 s to 120 s, as in gRPC's document on connection back-off. However a
+;;;; fetch ends, also if its thread is ended by force, it settles those that wait.
 ;;;;
 ;;;; LOCK guards the state; no user's function runs while it is held. Times of tokens are of the
 ;;;; wall clock, as those inside tokens are; the back-off uses the loops' clock, which is monotonic.
@@ -103,7 +104,7 @@ expired."
   "End the fetch of CREDENTIALS with ERROR, an RPC-ERROR. Attempts that wait fail with it. Others
 fail with it until the back-off is over, unless a valid token is kept."
   (log-event :warning :token-not-fetched :credentials credentials
-                                         :reason (princ-to-string error))
+                                         :reason (bounded-text error))
   (dolist (future (sb-thread:with-mutex ((token-lock credentials))
                     (setf (token-failure credentials) error
                           (token-retry-ns credentials)
@@ -113,18 +114,25 @@ fail with it until the back-off is over, unless a valid token is kept."
                     (reverse (shiftf (token-waiting credentials) '()))))
     (loop:reject-future future error)))
 
+(defun fetched-token (credentials)
+  "A new KEPT-TOKEN of CREDENTIALS; or nil, and the RPC-ERROR of the failure."
+  (handler-case (multiple-value-bind (token seconds refresh-seconds) (fetch-token credentials)
+                  (keep-token (check-token token seconds) seconds refresh-seconds))
+    (status:rpc-error (error) (values nil error))
+    (serious-condition (error)
+      (values nil (status:make-rpc-error :unauthenticated :ended-by :local :sent nil
+                                         :cause error :message (bounded-text error))))))
+
 (defun fetch (credentials)
   "Fetch a token of CREDENTIALS. On the fetch's own thread."
-  (multiple-value-bind (kept error)
-      (handler-case (multiple-value-bind (token seconds refresh-seconds) (fetch-token credentials)
-                      (keep-token (check-token token seconds) seconds refresh-seconds))
-        (status:rpc-error (error) (values nil error))
-        (serious-condition (error)
-          (values nil (status:make-rpc-error :unauthenticated :ended-by :local :sent nil
-                                             :cause error :message (princ-to-string error)))))
-    (if kept
-        (take-token credentials kept)
-        (take-failure credentials error))))
+  (let ((kept nil)
+        ;; the outcome where the thread is ended in FETCH-TOKEN
+        (error (status:make-rpc-error :unavailable :ended-by :local :sent nil
+                                      :message "the thread that fetched the token was ended")))
+    (unwind-protect (setf (values kept error) (fetched-token credentials))
+      (if kept
+          (take-token credentials kept)
+          (take-failure credentials error)))))
 
 (defun begin-fetch (credentials)
   "Start a thread that fetches a token of CREDENTIALS, whose FETCHING is true."
@@ -154,8 +162,12 @@ The second value is true if the caller must begin a fetch."
 
 (defmethod calling:get-request-metadata ((credentials token-credentials) request)
   (declare (ignore request))
-  (multiple-value-bind (found begins) (look-for-token credentials (wall-now))
-    (when begins (begin-fetch credentials))
+  (multiple-value-bind (found begins)
+      (sb-sys:without-interrupts        ; the thread that sets FETCHING begins the fetch
+        (multiple-value-bind (found begins) (look-for-token credentials (wall-now))
+          (when begins (begin-fetch credentials))
+          (values found begins)))
+    (declare (ignore begins))
     (etypecase found
       (kept-token (calling:token-metadata (kept-token-text found)))
       (condition (error found))
