@@ -13,6 +13,10 @@
   "The life, in seconds, of a token whose answer does not have it; RFC 6749 section 5.1 leaves it to
 the client.")
 
+(defconstant +longest-life-seconds+ (expt 10 9)
+  "The longest life of a token that counts, thirty years. Some servers send 2^31-1 or more for a
+token that does not expire.")
+
 (defclass endpoint-credentials (token-credentials)
   ((url :initarg :url :reader endpoint-url) ; a URL
    (parameters :initarg :parameters :reader endpoint-parameters) ; a function that returns an alist
@@ -61,12 +65,12 @@ EXCHANGED-TOKEN."))
   "The life in seconds of the token in MEMBERS; 0 if their expires_in is invalid."
   (let ((member (assoc "expires_in" members :test #'string=)))
     (cond ((null member) +default-life-seconds+)
-          ((typep (cdr member) '(real 0 1d9)) (rational (cdr member)))
+          ((typep (cdr member) '(real 0)) (rational (min (cdr member) +longest-life-seconds+)))
           ;; some send the number as a string
           ((and (stringp (cdr member))
-                (< 0 (length (cdr member)) 10)
-                (every #'digit-char-p (cdr member)))
-           (parse-integer (cdr member)))
+                (< 0 (length (cdr member)) 20)
+                (every (lambda (character) (char<= #\0 character #\9)) (cdr member)))
+           (min (parse-integer (cdr member)) +longest-life-seconds+))
           (t 0))))
 
 (defmethod fetch-token ((credentials endpoint-credentials))

@@ -11,6 +11,10 @@
   "The octets in TEXT, base64url without padding."
   (decode-base64 (substitute #\/ #\_ (substitute #\+ #\- text))))
 
+(defconstant +latest-expiry+ (expt 10 12)
+  "The latest expiry of a token that counts, in seconds since 1970: some issuers write the last
+second of the year 9999, or a greater number, for tokens that do not expire.")
+
 (defun web-token-expiry (token)
   "The member `exp` of TOKEN, a JSON Web Token, a real, seconds since 1970; nil if it cannot be
 read."
@@ -21,7 +25,7 @@ read."
              (let* ((claims (parse-json (base64-url-octets (subseq token (1+ first) second))
                                         :max-length +most-token-octets+ :max-depth 20))
                     (exp (and (listp claims) (cdr (assoc "exp" claims :test #'string=)))))
-               (and (realp exp) (< 0 exp 1d11) exp))
+               (and (realp exp) (plusp exp) (min exp +latest-expiry+)))
            (error () nil)))))
 
 (defun seconds-until (expiry)

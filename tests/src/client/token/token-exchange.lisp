@@ -110,7 +110,11 @@
 
 (test lives-that-answers-say
   (loop for (seconds . members) in '((3600) (120 "expires_in" 120) (120 "expires_in" "120")
-                                     (2.5 "expires_in" 2.5d0))
+                                     (2.5 "expires_in" 2.5d0)
+                                     (1000000000 "expires_in" 1000000000)
+                                     (1000000000 "expires_in" 2147483647)
+                                     (1000000000 "expires_in" "2147483647")
+                                     (1000000000 "expires_in" 1d300))
         do (with-endpoint (url (lambda (form request)
                                  (declare (ignore form request))
                                  (values 200 '() (apply #'json "access_token" "t" "token_type"

@@ -133,9 +133,12 @@ PUBLIC."
            (format nil "e30.~A.c2ln" (token::base64-url (string-octets claims)))))
     (is (= 1700000000 (token::web-token-expiry (token "{\"exp\":1700000000}"))))
     (is (= 1.7d9 (token::web-token-expiry (token "{\"exp\":1.7e9}"))))
+    ;; the end of the year 9999, and later: a token that does not expire
+    (is (= 253402300799 (token::web-token-expiry (token "{\"exp\":253402300799}"))))
+    (is (= (expt 10 12) (token::web-token-expiry (token "{\"exp\":1e300}"))))
     (dolist (bad (list "" "." ".." "a.b" "a.b.c" "a.!!.c" (token "{}") (token "[1]") (token "5")
                        (token "{\"exp\":\"1700000000\"}") (token "{\"exp\":-5}")
-                       (token "{\"exp\":1e300}") (token "{\"exp\":{}}") (token "{\"exp\":null}")
+                       (token "{\"exp\":0}") (token "{\"exp\":{}}") (token "{\"exp\":null}")
                        (token (make-string 1000 :initial-element #\[))
                        (format nil "e30.~A.x" (make-string 60000 :initial-element #\A))))
       (is (null (token::web-token-expiry bad)) "~S" (subseq bad 0 (min 60 (length bad)))))))
