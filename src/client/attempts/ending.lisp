@@ -50,7 +50,8 @@
 
 (defun end-if-failed (call error)
   (when error
-    (end-client-call call :internal (format nil "the channel has failed: ~A" error)
+    (end-client-call call :internal (format nil "the channel has failed: ~A"
+                                             (bounded-text error))
                      :ended-by :local :cause error))
   nil)
 

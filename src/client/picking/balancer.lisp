@@ -62,7 +62,8 @@ and similar functions. From any thread."
                 (handler-case (funcall function call)
                   (error (error)
                     (log-condition :error :picker-failed error :picker text)
-                    (make-failure (format nil "the balancer's picker failed: ~A" error)
+                    (make-failure (format nil "the balancer's picker failed: ~A"
+                                          (bounded-text error))
                                   :internal))))
               text :choosy choosy))
 
@@ -158,7 +159,8 @@ PUBLISHER, a balancer, publishes a failure: else calls might wait for ever."
                               (funcall (the function function))))))
     (when error
       (publish publisher :transient-failure
-               (make-failure (format nil "the balancer failed: ~A" error) :internal)))))
+               (make-failure (format nil "the balancer failed: ~A" (bounded-text error))
+                             :internal)))))
 
 (defun map-ancestors (function balancer)
   "Call FUNCTION with each balancer above BALANCER, the nearest first."

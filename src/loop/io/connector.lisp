@@ -204,7 +204,7 @@ the failure."
                                 (funcall (connector-on-candidate connector) byte-channel)))))
     (when failure
       (close-unowned (connector-loop connector) byte-channel failure)
-      (candidate-failed connector (byte-channel-peer byte-channel) (princ-to-string failure)))))
+      (candidate-failed connector (byte-channel-peer byte-channel) (bounded-text failure)))))
 
 (defun candidate-failed (connector peer text)
   "The connection to PEER, text, a candidate of CONNECTOR's, has ended because of TEXT. Go on with

@@ -157,7 +157,7 @@ why they cannot be sent."
                (multiple-value-call deliver (fit-metadata metadata)))))
     (multiple-value-bind (answer error)
         (handler-case (get-request-metadata credentials request)
-          (error (error) (values nil error)))
+          ((or error storage-condition) (error) (values nil error)))
       (if (typep answer 'loop:future)
           (attach answer #'deliver)
           (deliver answer error))))
@@ -165,12 +165,18 @@ why they cannot be sent."
 
 (defun ask-function (function request deliver)
   "As ASK-CREDENTIALS, for FUNCTION, a function of a method's path, which may wait."
-  (multiple-value-bind (metadata error)
-      (handler-case (values (funcall function (credentials-request-path request)) nil)
-        (error (error) (values nil error)))
-    (if error
-        (funcall (the function deliver) nil (credentials-failure error))
-        (multiple-value-call deliver (fit-metadata metadata)))))
+  (declare (type function deliver))
+  (let ((metadata '())
+        ;; the outcome where FUNCTION ends the thread, or leaves it by another non-local exit
+        (error (make-rpc-error :unavailable :ended-by :local :sent nil
+                                            :message "the call credentials have not returned")))
+    (unwind-protect
+         (setf (values metadata error)
+               (handler-case (values (funcall function (credentials-request-path request)) nil)
+                 ((or error storage-condition) (error) (values nil error))))
+      (if error
+          (funcall deliver nil (credentials-failure error))
+          (multiple-value-call deliver (fit-metadata metadata))))))
 
 (defun ask-parts (parts request run deliver)
   "As ASK-CREDENTIALS, for PARTS, all of which are asked at once."

@@ -159,7 +159,7 @@ STATUS if CAUSE is not an RPC-ERROR."
   (multiple-value-bind (status said)
       (if (typep cause 'rpc-error)
           (control-status (rpc-error-status cause) (rpc-error-message cause))
-          (values status (princ-to-string cause)))
+          (values status (bounded-text cause)))
     (make-rpc-error status :message (format nil "~A: ~A" text said) :ended-by :local :sent nil
                            :cause cause)))
 

@@ -172,6 +172,49 @@ answer after that is dropped."
                                    bad)))
           "~S" bad))))
 
+(define-condition unprintable (error)
+  ()
+  (:report (lambda (condition stream)
+             (declare (ignore condition stream))
+             (error "The report fails as well."))))
+
+(defun descend (depth)
+  "Run out of stack."
+  (if (minusp depth) depth (1+ (descend (1+ depth)))))
+
+(test credentials-that-fail-in-every-way
+  "An error that cannot be printed and a full stack are failures like others. So is the end of the
+thread on which a function is called for a retry, of which the call hears at once."
+  (let ((*error-output* (make-broadcast-stream))) ; SBCL tells of the stack
+    (loop for (expected fail)
+            in `((:unauthenticated ,(lambda () (error 'unprintable)))
+                 (:unauthenticated ,(lambda () (descend 1)))
+                 (:unavailable ,#'sb-thread:abort-thread))
+          for retried in '(t t nil)
+          do (let ((fail fail))
+               (flet ((failing (credentials)
+                        (let ((count 0))
+                          (with-told-probe (channel :call-credentials credentials
+                                                    :service-config *retry-unavailable*)
+                              (:ask (lambda (note call)
+                                      (declare (ignore note call))
+                                      (incf count)
+                                      (grpc:fail :unavailable "again")))
+                            (values (grpc:rpc-error-status
+                                     (caught (ask channel (note 1) :timeout 60)))
+                                    count)))))
+                 (when retried
+                   (is (eq expected (failing (told-credentials (lambda (request number)
+                                                                 (declare (ignore request number))
+                                                                 (funcall fail)))))))
+                 (let ((asked 0))
+                   (multiple-value-bind (status count)
+                       (failing (lambda (path)
+                                  (declare (ignore path))
+                                  (when (< 1 (incf asked)) (funcall fail))))
+                     (is (eq expected status))
+                     (is (= 1 count)))))))))
+
 (test policies-judge-credentials-that-fail
   "A retry policy has another attempt made, for which they are asked again."
   (let ((credentials (told-credentials (lambda (request number)
