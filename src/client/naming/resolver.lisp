@@ -148,7 +148,7 @@ waits for the answer.")
                                        service-config)))))))
     ;; calls would wait for ever if the channel failed to use the backends
     (let ((error (tell backends failure service-config)))
-      (when error (tell '() (princ-to-string error) :none))))
+      (when error (tell '() (bounded-text error) :none))))
   nil)
 
 ;;; Targets that are addresses
@@ -209,11 +209,26 @@ other method has returned.")
 
 (defun run-errands (resolver)
   "Call the functions in RESOLVER's queue, in order."
-  (loop for function = (sb-thread:with-mutex ((resolver-lock resolver))
-                         (or (dequeue (resolver-errands resolver))
-                             (setf (resolver-running resolver) nil)))
-        while function
-        do (funcall (the function function))))
+  (let ((over nil))
+    (unwind-protect
+         (loop for function = (sb-thread:with-mutex ((resolver-lock resolver))
+                                (or (dequeue (resolver-errands resolver))
+                                    (setf (resolver-running resolver) nil)))
+               while function
+               do (funcall (the function function))
+               finally (setf over t))
+      (unless over                      ; a function has ended its thread: others call the rest
+        (push-failure resolver "a method of the resolver has not returned")
+        (start-errands resolver)))))
+
+(defun start-errands (resolver)
+  "Call the functions in RESOLVER's queue on a reserve thread. RUNNING is true."
+  (unless (loop:run-on-resolver (resolver-loop resolver) (lambda () (run-errands resolver)))
+    (sb-thread:with-mutex ((resolver-lock resolver))
+      (clear-fifo (resolver-errands resolver))
+      (setf (resolver-running resolver) nil
+            (resolver-asked resolver) nil))
+    (push-failure resolver "no thread is free for it")))
 
 (defun send-on-errand (resolver function)
   "Call FUNCTION with RESOLVER on a reserve thread, after the functions queued before. An error in
@@ -221,16 +236,11 @@ it is a failure to resolve."
   (flet ((errand ()
            (let ((error (nth-value 1 (loop:guarding (:resolver-error :resolver resolver)
                                        (funcall (the function function) resolver)))))
-             (when error (push-failure resolver (princ-to-string error))))))
+             (when error (push-failure resolver (bounded-text error))))))
     (when (sb-thread:with-mutex ((resolver-lock resolver))
             (enqueue #'errand (resolver-errands resolver))
             (not (shiftf (resolver-running resolver) t)))
-      (unless (loop:run-on-resolver (resolver-loop resolver) (lambda () (run-errands resolver)))
-        (sb-thread:with-mutex ((resolver-lock resolver))
-          (clear-fifo (resolver-errands resolver))
-          (setf (resolver-running resolver) nil
-                (resolver-asked resolver) nil))
-        (push-failure resolver "no thread is free for it"))))
+      (start-errands resolver)))
   nil)
 
 (defmethod begin-resolving ((resolver user-resolver))

@@ -132,6 +132,32 @@ the loop."
                  (second (deeds))))
       (is (= 1 (length (events-of :resolver-error)))))))
 
+(grpc:define-resolver stray "stray" ()
+  (:documentation "A resolver whose method does not return."))
+
+(defmethod grpc:start-resolver ((stray stray))
+  (if (string= "unprintable" (grpc:resolver-name stray))
+      (error 'unprintable)
+      (sb-thread:abort-thread)))
+
+(defmethod grpc:resolve-now ((stray stray))
+  (grpc:push-addresses stray '("127.0.0.1:1")))
+
+(test resolvers-whose-methods-do-not-return
+  "Whether a method has ended its thread, or its error cannot be printed: the channel hears of the
+failure, and the resolver's other methods are called."
+  (loop for (name text) in '(("aborted" "a method of the resolver has not returned")
+                             ("unprintable" "(cannot be printed)"))
+        do (with-resolvers (loop)
+             (with-log (:resolver-error)
+               (let ((resolver (run-flock loop (format nil "stray:~A" name))))
+                 (is (wait-until (lambda () (= 1 (length (deeds))))))
+                 (is (equal `(:told () ,(format nil "Cannot resolve stray:~A: ~A" name text) t)
+                            (first (deeds))))
+                 (loop:post loop (lambda () (client:resolve-again resolver)))
+                 (is (wait-until (lambda () (= 2 (length (deeds))))))
+                 (is (equal '(:told ("127.0.0.1:1") nil t) (second (deeds)))))))))
+
 (defvar *gate* (make-signal))
 
 (grpc:define-resolver sleeper "sleeper" ()
