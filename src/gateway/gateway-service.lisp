@@ -63,12 +63,13 @@ last address is the client's: servers trust that one, however many the client ha
     (rpc:reply call message)))
 
 (defun forward-unary (channel method request call)
-  (let ((forwarded (method:invoke channel method request :async t
-                                                         :metadata (client-metadata call))))
-    (rpc:on-cancel call (lambda () (rpc:cancel forwarded)))
-    (rpc:on-end forwarded
-                (lambda ()
-                  (with-outcome (call) (send-answer call forwarded #'loop:await))))))
+  (with-outcome (call)                  ; it may fail before it is sent
+    (let ((forwarded (method:invoke channel method request :async t
+                                                           :metadata (client-metadata call))))
+      (rpc:on-cancel call (lambda () (rpc:cancel forwarded)))
+      (rpc:on-end forwarded
+                  (lambda ()
+                    (with-outcome (call) (send-answer call forwarded #'loop:await)))))))
 
 (defun send-answers (call forwarded)
   "Send the messages of FORWARDED on, until it ends."
@@ -85,15 +86,18 @@ last address is the client's: servers trust that one, however many the client ha
 
 (defun send-requests (requests forwarded)
   "Forward the messages of REQUESTS, the client's call. If either call ends before, the thread that
-waits for the answers of FORWARDED gets its status. After any other error no more messages would be
+waits for the answers of FORWARDED gets its status. A message that cannot be sent, which is too long
+for example, ends REQUESTS with that error. After this or any other error no more messages would be
 sent, and the backend server might wait for them for ever, so FORWARDED is cancelled."
   (let ((over nil))
-    (unwind-protect
-         (handler-case (progn (rpc:do-messages (message requests) (rpc:send forwarded message))
-                              (rpc:close-send forwarded)
-                              (setf over t))
-           (status:rpc-error () (setf over t)))
-      (unless over (rpc:cancel forwarded)))))
+    (flet ((over-p () (or (rpc:call-status requests) (rpc:call-status forwarded))))
+      (unwind-protect
+           (handler-case (progn (rpc:do-messages (message requests) (rpc:send forwarded message))
+                                (rpc:close-send forwarded)
+                                (setf over t))
+             (status:rpc-error (error)
+               (unless (setf over (over-p)) (finish-as requests error))))
+        (unless over (rpc:cancel forwarded))))))
 
 (defun forward-client-stream (service channel method requests call)
   (with-outcome (call)

@@ -272,3 +272,35 @@ octets: so only where the heap has room for that, however short it is. What take
         (is (< (* 5000 50) inside (wanted (length octets)))))
       (is (< (wanted 100) 20000))
       (is (< (- (protobuf:decoded-room type 10000 0) 80000) (* 100 10000))))))
+
+(test requests-that-cannot-be-sent-on
+  "A request that the gateway's channel may not send ends the call with that error, and cancels the
+call to the backend server, which waits for it."
+  (call-with-log
+   '()
+   (lambda ()
+     (dolist (methods (list '() (bench-methods)))
+       (let* ((begun (make-signal))
+              (left (make-signal))
+              (behind (start-probe (list :collect (lambda (stream call)
+                                                    (grpc:on-message
+                                                     stream
+                                                     (lambda (note)
+                                                       (declare (ignore note))
+                                                       (signal-it begun)))
+                                                    (grpc:on-cancel call
+                                                                    (lambda () (signal-it left)))
+                                                    call)))))
+         (grpc:with-channel (inner (grpc:server-address behind) :max-send-octets 1000)
+           (let ((server (grpc:start-server (grpc:make-gateway-service inner :methods methods))))
+             (grpc:with-channel (channel (grpc:server-address server))
+               (let ((call (collect channel :open :timeout 60)))
+                 (grpc:send call (note 1))
+                 (is-true (await-signal begun))
+                 (grpc:send call (note 1 :body 2000))
+                 (signals grpc:resource-exhausted (grpc:receive call))
+                 (is-true (await-signal left)))
+               (signals grpc:resource-exhausted
+                 (ask channel (note 1 :body 2000) :timeout 60)))
+             (grpc:stop-server server :drain 5)))
+         (grpc:stop-server behind :drain 5))))))
