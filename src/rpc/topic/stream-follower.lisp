@@ -43,20 +43,26 @@ LOST              a function without arguments, called if a stream ends with :ou
                   the server does not keep the next messages any more. It deals with the missed
                   messages and returns the position from which to go on, mostly nil. Without it the
                   error is signalled
-PATIENCE-SECONDS  a real: the longest time without a message, since the stream first broke, before
-                  the last error is signalled; 60 by default. A stream that lasted longer than this
-                  before it broke counts as a message, since its server had none to send
+PATIENCE-SECONDS  a real from 0: the longest time without a message, since the stream first broke,
+                  before the last error is signalled; 60 by default. A stream that lasted longer
+                  than this before it broke counts as a message, since its server had none to send
 RETRY             a list of statuses after which the stream is requested again, after 1/4 to 5 s:
                   (:unavailable :cancelled :resource-exhausted) by default; others are signalled
 Only :keepalive-seconds of the channel detects a server that hangs. Signal MISUSE if one of these
-functions is missing. From any thread but a loop's."
+functions is missing, or another argument is wrong. From any thread but a loop's."
   (loop for (name function meaning) in `(("BEGIN" ,begin "a position")
                                          ("FUNCTION" ,function "a message")
-                                         (":POSITION-OF" ,position-of "a message"))
+                                         (":POSITION-OF" ,position-of "a message")
+                                         ,@(when lost `((":LOST" ,lost "no argument"))))
         do (unless (typep function '(and (not null) (or function symbol)))
              (misuse "~A of FOLLOW-STREAM is a function of ~A, not ~S." name meaning function)))
+  (unless (typep patience-seconds '(real 0))
+    (misuse ":PATIENCE-SECONDS of FOLLOW-STREAM is a real from 0, not ~S." patience-seconds))
+  (unless (listp retry)
+    (misuse ":RETRY of FOLLOW-STREAM is a list of statuses, not ~S." retry))
   (let ((end nil)                       ; when patience ends; nil while messages come
         (pauses (loop:make-pauses +first-pause-seconds+ +most-pause-seconds+))
+        (function (coerce function 'function))
         (position-of (coerce position-of 'function)))
     (flet ((note (new)
              (setf position new
@@ -74,7 +80,7 @@ functions is missing. From any thread but a loop's."
                  (when (< patient (loop:world-now))
                    (note position))
                  (cond ((and lost (eq :out-of-range status))
-                        (setf position (funcall (the function lost))))
+                        (setf position (funcall (the (or function symbol) lost))))
                        ((not (member status retry)) (error error)))
                  (unless end (setf end (loop:notice-end patience-seconds)))
                  (when (<= end (loop:world-now)) (error error)))))

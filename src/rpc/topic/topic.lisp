@@ -399,9 +399,11 @@ thread."
 (defun close-topic (topic &key (status :ok) (message ""))
   "End all calls that subscribe to TOPIC with STATUS, a keyword, and its text MESSAGE, each after
 the messages broadcast before. Calls that subscribe later end so at once. Return true unless TOPIC
-was closed already. Signal MISUSE if STATUS is not a status. From any thread."
+was closed already. Signal MISUSE if STATUS is not a status or MESSAGE not a string. From any
+thread."
   (check-topic topic)
   (status:status-code status)
+  (unless (stringp message) (misuse "The message of a status is a string, not ~S." message))
   (sb-sys:without-interrupts
     (let ((subscriptions
             (sb-thread:with-mutex ((topic-lock topic))

@@ -40,6 +40,17 @@
       (setf lost 0)
       (is (typep (caught (follow channel #'identity)) 'grpc:out-of-range)))))
 
+(defun have-lost ()
+  nil)
+
+(test functions-of-followers-may-be-symbols
+  (let ((count 0))
+    (with-probe (channel) (:watch (lambda (note call)
+                                    (declare (ignore note call))
+                                    (when (< (incf count) 2) (grpc:fail :out-of-range "gone"))))
+      (is (null (follow channel 'identity :lost 'have-lost)))
+      (is (= 2 count)))))
+
 (test streams-that-fail-for-good
   (let ((count 0))
     (with-probe (channel) (:watch (lambda (note call)
@@ -83,6 +94,8 @@ be had."
                                                   (declare (ignore note))
                                                   (throw 'out :left))))))
       (signals grpc:misuse (grpc:follow-stream #'identity #'identity))
+      (loop for bad in '((:lost 5) (:patience-seconds -1) (:patience-seconds nil) (:retry :ok))
+            do (signals grpc:misuse (apply #'follow channel #'identity bad)))
       (is (search "BEGIN of FOLLOW-STREAM is a function of a position, not #<"
                   (handler-case (grpc:follow-stream channel #'identity :position-of #'identity)
                     (grpc:misuse (error) (princ-to-string error)))))

@@ -347,7 +347,9 @@ left."
     (signals grpc:misuse (apply #'grpc:make-topic arguments)))
   (let ((topic (grpc:make-topic)))
     (signals grpc:misuse (grpc:subscribe topic nil :from -1))
-    (signals grpc:misuse (grpc:close-topic topic :status :nothing))))
+    (signals grpc:misuse (grpc:close-topic topic :status :nothing))
+    (signals grpc:misuse (grpc:close-topic topic :message nil))
+    (is (grpc:close-topic topic))))
 
 (test many-subscribers
   "Many streams of one channel have each of some messages once, in order."
