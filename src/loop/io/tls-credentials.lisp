@@ -417,19 +417,24 @@ as well. The files are read now, for all connections of that ROLE. From any thre
   (with-context (context credentials role) (context-pointer context))
   nil)
 
+(defun new-contexts (credentials)
+  "New contexts for the roles for which CREDENTIALS have one, nil in the place of the others."
+  (loop for role in '(:client :server :http-server)
+        collect (and (role-context credentials role)
+                     (build-context credentials role))))
+
 (defun reload-credentials (credentials)
   "Read the files of CREDENTIALS again, now, for connections that begin from now on; open
 connections do not change. Signal TLS-ERROR if they cannot be used: then everything stays as it was.
 From any thread."
-  (let ((new (loop for role in '(:client :server :http-server)
+  (let ((new (loop for each in (cons credentials (tls-credentials-others credentials))
                    ;; not with the lock: loops would wait for the files as well
-                   collect (and (role-context credentials role)
-                                (build-context credentials role)))))
-    (sb-thread:with-mutex ((tls-credentials-lock credentials))
-      (loop for context in new
-            for place on (tls-credentials-contexts credentials)
-            do (when context (setf (first place) context)))))
-  (mapc #'reload-credentials (tls-credentials-others credentials))
+                   collect (cons each (new-contexts each)))))
+    (loop for (each . contexts) in new
+          do (sb-thread:with-mutex ((tls-credentials-lock each))
+               (loop for context in contexts
+                     for place on (tls-credentials-contexts each)
+                     do (when context (setf (first place) context))))))
   nil)
 
 ;;; Tickets

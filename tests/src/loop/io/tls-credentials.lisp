@@ -249,6 +249,26 @@ clients and servers; what is wrong with the file is said of it."
          (is (= second (server-context-of credentials))))
        (uiop:copy-file (certificate-file "server.key") key)))))
 
+(test credentials-reloaded-all-or-none
+  "If those for one other name cannot be used, nothing changes for any name."
+  (call-with-certificate-copy
+   (lambda (certificate key install)
+     (call-with-certificate-copy
+      (lambda (other-certificate other-key install-other)
+        (let* ((other (tls-credentials :certificate other-certificate :key other-key
+                                       :check-seconds nil))
+               (credentials (tls-credentials :certificate certificate :key key
+                                             :check-seconds nil :others (list other)))
+               (before (list (server-context-of credentials) (server-context-of other))))
+          (flet ((now () (list (server-context-of credentials) (server-context-of other))))
+            (funcall install "renewed")
+            (delete-file other-key)
+            (signals os:tls-error (reload-credentials credentials))
+            (is (equal before (now)))
+            (funcall install-other "renewed")
+            (reload-credentials credentials)
+            (is (every #'/= before (now))))))))))
+
 (test credentials-of-a-saved-core
   (let* ((credentials (server-credentials)) (before (server-context-of credentials)))
     (clgrpc.os::forget-libraries)
