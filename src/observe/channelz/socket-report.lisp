@@ -13,9 +13,11 @@
 
 (defun internet-address (text)
   "The kernel's address for TEXT, as OS:ADDRESS-TEXT writes it; nil if it is not an internet
-address."
+address. The name of a unix socket may end like one."
   (let ((colon (position #\: text :from-end t)))
     (and colon
+         (not (eql 0 (search "unix:" text)))
+         (not (eql 0 (search "unix-abstract:" text)))
          (every #'digit-char-p (subseq text (1+ colon)))
          (< (1+ colon) (length text))
          (multiple-value-bind (host port) (os:parse-address text) (os:make-address host port)))))

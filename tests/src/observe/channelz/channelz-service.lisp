@@ -436,6 +436,11 @@
             (is (option-named socket "SO_LINGER"))
             (is (null (option-named socket "TCP_INFO")))))))))
 
+(test unix-sockets-with-names-like-ports
+  (loop for name in '("unix:/run/a:80" "unix-abstract:a:80" "unix:a:99999")
+        do (is (null (channelz::internet-address name)))
+           (is (channelz::address-message name))))
+
 (test keepalives-are-counted
   (with-channelz (channelz)
     (with-probe (channel :channel-options '(:keepalive-seconds 0.05
