@@ -204,6 +204,24 @@
             :data "x"))
     (is (= 3000000 received))))
 
+(test a-socket-closed-while-it-connects
+  "No callback of it is called, and the connection that is made nevertheless is closed."
+  (let ((steps '()))
+    (with-server (server (lambda (socket octets)
+                           (declare (ignore socket))
+                           (push octets steps))
+                         :event-cb (lambda (event)
+                                     (push (type-of event) steps)
+                                     (close-tcp-server server)))
+      (let ((socket (call server #'list
+                          :data "x"
+                          :connect-cb (lambda (socket) (push socket steps))
+                          :event-cb (lambda (event) (push event steps)))))
+        (is (null (socket-peer socket)))
+        (close-socket socket)
+        (is-true (socket-closed-p socket))))
+    (is (equal '(socket-eof) steps))))
+
 ;;; At random
 
 (defun exchange-at-random (random sockets)

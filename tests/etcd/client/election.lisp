@@ -79,3 +79,21 @@ has lost its data; keys that are no UTF-8 trouble nobody."
         (replace-store store (lambda (etcd) (stand etcd "two")))
         (is-true (wait-until (lambda () (= 2 (length heard)))))
         (is (equal '("one" "two") (reverse heard)))))))
+
+(store-test leaders-whose-entry-was-removed-lose
+  "A proclaimed value is bound to the lease, as the first value was. A leader whose entry another
+client has removed finds that out when it proclaims: then it is lost, and ON-LOSS is called."
+  (with-store (store)
+    (let* ((lost '())
+           (ada (etcd:campaign *etcd* "chair" "ada"
+                               :on-loss (lambda (condition) (push condition lost)))))
+      (etcd:proclaim-value ada "ada 2")
+      (is (= (etcd:lease-id (etcd:leadership-lease ada))
+             (etcd:entry-lease (etcd:leader *etcd* "chair"))))
+      (etcd:remove-entry *etcd* (etcd:leadership-key ada))
+      (is (null lost))
+      (signals etcd:ownership-lost (etcd:proclaim-value ada "ada 3"))
+      (is (null (etcd:leader *etcd* "chair")))
+      (is-false (etcd:leadership-held-p ada))
+      (is (equal '(etcd:ownership-lost) (mapcar #'type-of lost)))
+      (etcd:resign ada))))

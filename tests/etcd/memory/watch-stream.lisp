@@ -254,3 +254,27 @@ that would be very large."
       (is (equal '((0 (:put "a" 302)) (1 (:put "a" 302)) (1 :created))
                  (sort (loop repeat 3 collect (heard (rpc:receive call)))
                        #'string< :key #'princ-to-string))))))
+
+(test a-cancelled-watch-is-gone
+  "Its place is free. It sends nothing more, though it had more changes to send than its client has
+read."
+  (with-engine (engine :max-watches 5)
+    (flet ((cancel (call number)
+             (rpc:send call (pb:make-watch-request
+                             :cancel-request (pb:make-watch-cancel-request :watch-id number)))))
+      (with-watching (call)
+        (dotimes (i 20)
+          (create call :key "a" :watch-id 7)
+          (is (equal '(7 :created) (heard (rpc:receive call))))
+          (cancel call 7)
+          (is (equal '(7 :canceled) (heard (rpc:receive call))))))
+      (dotimes (i 1000) (etcd:put *etcd* "a" (make-string 10000 :initial-element #\x)))
+      (with-watching (call)
+        (create call :key "a" :start-revision 2 :watch-id 7)
+        (cancel call 7)
+        (loop until (equal '(7 :canceled) (heard (rpc:receive call))))
+        (rpc:send call (pb:make-watch-request
+                        :progress-request (pb:make-watch-progress-request)))
+        (let ((response (rpc:receive call)))
+          (is (equal '(-1) (heard response)))
+          (is (= 1001 (pb:response-header-revision (pb:watch-response-header response)))))))))

@@ -160,3 +160,26 @@ another picker is published."
                    (used "127.0.0.1:4" "127.0.0.1:2" "127.0.0.1:3" "127.0.0.1:1")))
         (is (equal '("127.0.0.1:2" "127.0.0.1:4")
                    (used '(("127.0.0.1:4" "127.0.0.1:2")) '(("127.0.0.1:3" "127.0.0.1:1")))))))))
+
+(test so-many-subchannels-are-used
+  "A policy has no server if the channel has no room left for its subchannels. The warning comes
+once for each list of servers, however many are left out."
+  (flet ((target (policy)
+           (format nil "\"~A\":{\"weight\":1,\"childPolicy\":[{\"~:*~A\":{}}]}" policy)))
+    (with-core (core puppet nil
+                :options (:max-subchannels 2)
+                :default (format nil "{\"loadBalancingConfig\":[{\"weighted_target_experimental\":~
+                                      {\"targets\":{~{~A~^,~}}}}]}"
+                                 (mapcar #'target '("round_robin" "pick_first"
+                                                    "least_request_experimental"))))
+      (client::wake core)
+      (with-log ()
+        (flet ((warnings-about (&rest ports)
+                 (apply #'tell-backends puppet
+                        (loop for port in ports collect (format nil "127.0.0.1:~D" port)))
+                 (is (= 2 (length (client:core-subchannels core))))
+                 (list (length (events-of :too-many-addresses))
+                       (length (events-of :too-many-subchannels)))))
+          (is (equal '(1 1) (warnings-about 1 2 3)))
+          (is (equal '(1 2) (warnings-about 1 2)))
+          (is (equal '(2 3) (warnings-about 2 3 4))))))))

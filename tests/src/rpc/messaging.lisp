@@ -71,3 +71,13 @@
     (signals misuse (rpc:finish call :status :bad))
     (signals misuse (rpc:finish call :details "x"))
     (is (search "open" (princ-to-string call)))))
+
+(test filters-are-in-the-order-of-interceptors
+  "The function of an outer interceptor sees an incoming message first, and an outgoing one last."
+  (flet ((tagging (tag) (lambda (message) (append message (list tag)))))
+    (let ((call (new-call)))
+      (rpc:filter-messages call :incoming (tagging :outer) :outgoing (tagging :outer))
+      (rpc:filter-messages call :incoming (tagging :inner) :outgoing (tagging :inner))
+      (rpc:push-incoming call '(1) 1)
+      (is (equal '(1 :outer :inner) (rpc:receive call)))
+      (is (equal '(1 :inner :outer) (rpc:outgoing call '(1)))))))

@@ -54,3 +54,22 @@
         (is (eq :resource-exhausted (rpc:call-status second)))
         (is (search "max-total-held-octets"
                     (status:rpc-error-message (rpc:call-condition second))))))))
+
+(test a-call-that-ends-gives-the-connections-window-back
+  "A link that holds much withholds the connection's window, also for octets of other calls. The end
+of the call that holds most gives it back, whether that was an unread message or half of one."
+  (flet ((returned (&rest letters)
+           (with-link (link :options '(:max-held-octets 65536 :max-receive-octets 30000
+                                       :stream-window-octets 65535
+                                       :connection-window-octets 65535))
+             (calls 1 3)
+             (dolist (octets letters) (brings 1 octets))
+             (memory:said)
+             (brings 3 (letter-octets 9000))
+             (is (null (windows (memory:said))))
+             (memory:hears '(:rst-stream 1 :cancel))
+             (windows (memory:said)))))
+    (let ((half (subseq (letter-octets 29990) 0 29000)))
+      (is (equal '(0) (mapcar #'first (returned (subseq half 0 15000) (subseq half 15000))))))
+    (is (equal '(0) (mapcar #'first (returned (letter-octets 9000) (letter-octets 9000)
+                                              (letter-octets 9000)))))))
