@@ -112,3 +112,23 @@ and know nothing."
       (is (apply #'< (mapcar #'cdr won)))
       (is (equal (last (mapcar #'cdr won))
                  (mapcar #'member-generation (fetch-members *etcd* "c")))))))
+
+(test an-entry-that-was-perhaps-written-is-looked-for
+  "A process that joins and gets no answer of the store is a member if the entry has its lease. The
+entry of another process, which joined meanwhile, has not."
+  (with-stand-in (store other)
+    (flet ((join-unanswered (name function)
+             (with-hook (store rpc request next)
+               (cond ((eq :txn rpc)
+                      (setf (stand-in-hook store) nil)
+                      (funcall function #'next)
+                      (grpc:fail :unavailable "etcdserver: leader changed"))
+                     (t (next))))
+             (join-cluster *etcd* "c" (member-of name) :keep-alive nil)))
+      (let ((ada (join-unanswered "ada" #'funcall)))
+        (is (equalp (list ada) (fetch-members other "c"))))
+      (signals etcd:unavailable
+        (join-unanswered "bob" (lambda (next)
+                                 (declare (ignore next))
+                                 (join-cluster other "c" (member-of "bob") :keep-alive nil))))
+      (is (equal '("ada" "bob") (names (fetch-members other "c")))))))

@@ -15,7 +15,8 @@
            #:store-program #:begin-store #:wait-until #:need-etcd #:free-port #:+patience+
            #:with-stand-in #:unwind-within #:call-with-failing-client)
   ;; for other tests
-  (:export #:new-cluster #:new-store #:seconds-of #:store-folder #:store-name))
+  (:export #:held-by #:new-cluster #:new-store #:seconds-of #:stand-in-hook #:store-folder
+           #:store-name #:with-hook))
 
 (in-package #:clgrpc.tests.etcd)
 

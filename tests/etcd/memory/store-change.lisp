@@ -59,6 +59,10 @@
                 ,(put-op "ab") ,(remove-op "a" "b"))
                (:invalid-argument "etcdserver: duplicate key given in txn request"
                 ,(put-op "a") ,(txn-op :failure (list (put-op "a"))))
+               (:invalid-argument "etcdserver: duplicate key given in txn request"
+                ,(put-op "ab") ,(txn-op :success (list (remove-op "a" "b"))))
+               (:invalid-argument "etcdserver: duplicate key given in txn request"
+                ,(put-op "ab") ,(txn-op :failure (list (remove-op "a" "b"))))
                (:invalid-argument "etcdserver: too many operations in txn request"
                 ,@(loop for i below 129 collect (put-op (format nil "~D" i))))
                (:invalid-argument "etcdserver: too many operations in txn request"

@@ -4,7 +4,8 @@
 (test digits-that-count
   (loop for (value text) in '((0 "0") (4.1234d0 "4.12") (41.236d0 "41.2") (412.3d0 "412")
                               (41234 "41,234") (9.996d0 "10.0") (99.96d0 "100") (999.6d0 "1,000")
-                              (1/3 "0.33") (0.0123d0 "0.012") (0.00123d0 "0.0012") (-5.5 "-5.50"))
+                              (1/3 "0.33") (0.0123d0 "0.012") (0.00123d0 "0.0012") (-5.5 "-5.50")
+                              (-1/100000 "0.0000"))
         do (is (string= text (page:digits-text value)) "~A: ~A" value (page:digits-text value)))
   (is (string= "2" (page:digits-text 2 :short t)))
   (is (string= "2.5" (page:digits-text 5/2 :short t)))

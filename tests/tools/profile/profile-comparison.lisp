@@ -74,7 +74,8 @@
                 (profile:write-difference (some-profile) (some-profile :server-ns 130000000)
                                           stream))))
     (dolist (part '("CPU" "150.0" "180.0" "+20.0 %" "more" "octets/call"))
-      (is (search part text) "~A is missing in ~A" part text))))
+      (is (search part text) "~A is missing in ~A" part text))
+    (is (null (search "phase of a call" text)) "a section without differences is left out")))
 
 (test files-that-are-no-profiles
   (uiop:with-temporary-file (:pathname path :stream stream :direction :output)

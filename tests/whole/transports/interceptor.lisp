@@ -196,3 +196,19 @@ metadata could be changed then."
           (is (wait-until (lambda () (= 1 (aref **attempts** 0)))))
           (grpc:cancel call)
           (is (equal '((0 :first :cancelled)) (funcall ends 1))))))))
+
+(define-case functions-of-an-attempts-end-keep-their-order ()
+  (let ((order '()) (ended (make-signal)))
+    (with-transport (channel :channel-options
+                             (list :attempt-interceptors
+                                   (list (lambda (attempt)
+                                           (dolist (number '(1 2 3))
+                                             (let ((number number))
+                                               (grpc:on-attempt-end
+                                                attempt (lambda () (push number order)))))
+                                           (grpc:on-attempt-end
+                                            attempt (lambda () (signal-it ended)))))))
+        (:ask #'double)
+      (is (= 14 (number-of (ask channel (note 7)))))
+      (is (await-signal ended))
+      (is (equal '(3 2 1) order)))))

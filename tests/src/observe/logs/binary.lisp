@@ -209,6 +209,19 @@ them."
             (is (= 2 (length (remove-duplicates (mapcar #'binlog:grpc-log-entry-call-id
                                                         all)))))))))))
 
+(test a-stream-without-answers-has-its-peer-in-its-trailers
+  "The peer is in the first entry that comes from it, also if that is the last and all is well."
+  (with-binary-log (log entries :filter "*")
+    (with-probe (channel :channel-options (list :observer log))
+        (:watch (constantly nil))
+      (is (null (grpc:receive (watch channel (note 0)))))
+      (let* ((all (settled-entries entries 4))
+             (entry (entry-of all :client :server-trailer)))
+        (is (equal '(:client-header :client-message :client-half-close :server-trailer)
+                   (kinds all :client)))
+        (is (zerop (binlog:trailer-status-code (binlog:grpc-log-entry-trailer entry))))
+        (is-true (binlog:grpc-log-entry-peer entry))))))
+
 (test a-call-without-a-server-ends-with-a-status-of-our-own
   (with-binary-log (log entries :filter "*")
     (let ((address (let ((server (start-probe '())))

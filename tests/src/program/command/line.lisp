@@ -53,3 +53,18 @@
   "They are refused with the name of the system."
   (is (search "--register needs the system clgrpc-etcd/discovery"
               (complaint (lambda () (parsed "--register" "x"))))))
+
+(test helps-show-defaults-as-they-are-written
+  "A duration has its unit, and a keyword is lower case."
+  (let ((text (with-output-to-string (stream)
+                (command:write-command-help
+                 (command:make-command
+                  :name "sample" :invocation "sample"
+                  :options (command:option-list
+                            (timeout "DURATION" #'command:parse-seconds 20 "How long.")
+                            (pause "DURATION" #'command:parse-seconds 1/4 "Between.")
+                            (format "FORMAT" #'identity :json "Which.")
+                            (count "N" #'identity 7 "How many.")))
+                 stream))))
+    (dolist (part '("(default 20s)" "(default 250ms)" "(default json)" "(default 7)"))
+      (is (search part text) "~A in ~A" part text))))

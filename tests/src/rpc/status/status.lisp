@@ -24,6 +24,16 @@
       (is (search (substitute #\_ #\- (string status)) text))))
   (signals misuse (status:control-status :no-such-status "x")))
 
+(test numbers-without-a-keyword-are-sent-in-the-details
+  "FAIL with such a number is :unknown, with details that have the number and the message."
+  (handler-case (status:fail 99 "odd" :details (list (google.rpc:make-status :code 5)))
+    (status:unknown (error)
+      (let ((sent (protobuf:parse-message 'google.rpc:status
+                                          (status:rpc-error-details-octets error))))
+        (is (= 99 (google.rpc:status-code sent)))
+        (is (string= "odd" (google.rpc:status-message sent)))
+        (is (= 1 (length (google.rpc:status-details sent))))))))
+
 (test condition-classes
   "Each status has its condition class; the report is one line that says what matters."
   (signals status:not-found (status:fail :not-found "no Ada here"))

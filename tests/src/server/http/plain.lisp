@@ -148,6 +148,17 @@ kept; nothing stays charged to the connection."
           (flush-peer peer))
         (is-true (wait-until (lambda () (zerop (held-octets server)))))))))
 
+(test a-body-is-charged-once-however-often-it-grows
+  "A body that comes in parts is accepted if it is not longer than its connection may hold."
+  (with-fallback (peer server (lambda (http-method path headers body)
+                                (declare (ignore http-method path headers))
+                                (values 200 '() body))
+                  :options '(:max-fallback-body-octets 100000 :max-held-octets 131072
+                             :max-receive-octets 65536))
+    (let ((exchange (ask-plainly peer "/" :method "PUT" :data (make-octets 100000))))
+      (is (= 200 (http-status-of exchange)))
+      (is (= 100000 (length (exchange-data-octets exchange)))))))
+
 (defun ask-plainly-begun (peer)
   "A PUT without an end."
   (send-request peer "/" :method "PUT" :content-type nil :end nil))

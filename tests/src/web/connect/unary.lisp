@@ -20,6 +20,22 @@
         (is (string= (format nil "~C~C" (code-char 8) (code-char 2))
                      (post server "/lab.Bench/Ask" "application/proto" file version)))))))
 
+(test an-answer-names-its-encoding-if-it-is-compressed
+  "An answer that is too short to be compressed names none, though its call compresses."
+  (with-web-probe (server)
+      (:ask (lambda (request call)
+              (setf (grpc:call-compression call) :gzip)
+              (note 1 :body (number-of request))))
+    (dolist (version *versions*)
+      (flet ((ask (octets)
+               (apply #'post server "/lab.Bench/Ask" "application/json"
+                      (format nil "{\"number\":~D}" octets) version "-i" "--compressed" *status*)))
+        (let ((short (ask 3)) (long (ask 5000)))
+          (is (search "AAAA" short))
+          (is (null (search "content-encoding" short)))
+          (is (search "content-encoding: gzip" long))
+          (is (uiop:string-suffix-p long " 200")))))))
+
 (test an-error-is-json
   "Code, message and details, with the HTTP status of the code."
   (with-web-probe (server) (:ask #'refuse)
