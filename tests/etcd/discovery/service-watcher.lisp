@@ -38,6 +38,17 @@
         (grpc:unavailable (error)
           (is (search "the client of etcd is closed" (grpc:rpc-error-message error))))))))
 
+(test a-name-that-nobody-resolves-any-more-leaves-nothing
+  "After the end of its last channel the client of etcd holds nothing for it."
+  (with-memory (engine)
+    (with-servers (servers 1)
+      (put-server (first servers))
+      (with-name (channel) (is (= 0 (who channel))))
+      (is-true (wait-until (lambda ()
+                             (equal '(:endings 0 :jobs 0 :watches 0 :leases 0)
+                                    (held-by *etcd*))))
+               "it holds ~A" (held-by *etcd*)))))
+
 (defun put-garbage (numbers)
   "Put what is no text, by NUMBERS."
   (dolist (number numbers)

@@ -46,9 +46,16 @@ one of them."
            (connection (h2:stream-connection (find-stream stream))))
       (h2:shrink-connection connection)
       (is (plusp (length (h2::connection-table connection))) "not while there is a stream")
-      (hears `(:headers ,stream :ok :end-stream))
+      (hears `(:headers ,stream ((":status" "200") ("x-letter" "a")) :end-stream))
+      ;; what comes several times is remembered
+      (dotimes (i 3)
+        (hears `(:headers ,(request :get :end t) ((":status" "200") ("x-letter" "a"))
+                          :end-stream)))
       (h2:shrink-connection connection)
       (is (zerop (length (h2::connection-table connection))))
+      (let ((kept (h2:kept-octets connection)))
+        (hpack:forget-repeats (h2::connection-decoder connection))
+        (is (= kept (h2:kept-octets connection)) "the decoder has kept repeats"))
       (hears `(:headers ,(request :get :end t) :ok :end-stream))
       (is (zerop (h2:connection-stream-count connection))))))
 

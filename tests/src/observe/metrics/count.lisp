@@ -251,13 +251,22 @@ longer than the caller waits."
     (is (equal '(("lab.Bench/Ask" "OK" 2)) (points metrics "grpc.client.call.duration")))))
 
 (test exemplars-go-with-their-bucket
+  "A duration has an exemplar in its own bucket; a size has none, since the exemplar is a duration."
   (let ((metrics (grpc:make-metrics :exemplar (constantly '(("trace_id" . "abc"))))))
-    (with-probe (channel :channel-options (list :observer metrics)) (:ask #'double)
+    (with-probe (channel :options (list :observer metrics)
+                         :channel-options (list :observer metrics))
+        (:ask #'double)
       (ask channel (note 1))
-      (let ((point (first (metrics:family-points (family metrics "grpc.client.call.duration")))))
-        (is (= 1 (count nil (metrics:point-exemplars point) :test-not #'eq)))
-        (is (equal (position 1 (metrics:point-buckets point))
-                   (position nil (metrics:point-exemplars point) :test-not #'eq))))
+      (is-true (ended-p metrics "grpc.server.call.duration" 1))
+      (flet ((exemplars (name)
+               (let ((point (first (metrics:family-points (family metrics name)))))
+                 (values (coerce (metrics:point-exemplars point) 'list)
+                         (metrics:point-buckets point)))))
+        (multiple-value-bind (exemplars buckets) (exemplars "grpc.client.call.duration")
+          (is (= 1 (count nil exemplars :test-not #'eq)))
+          (is (equal (position 1 buckets) (position nil exemplars :test-not #'eq))))
+        (is (= 1 (count nil (exemplars "grpc.server.call.duration") :test-not #'eq)))
+        (is (every #'null (exemplars "grpc.server.call.sent_total_compressed_message_size"))))
       (is (search "# {trace_id=\"abc\"} "
                   (octets-string (grpc:metrics-text
                                 metrics :accept "application/openmetrics-text")))))))
