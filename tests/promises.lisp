@@ -221,6 +221,12 @@ status 415"
    "src/rpc/verdict.lisp" "(:not-to-be-compressed :internal" "(:not-to-be-compressed :unknown"))
 
 (define-promises "doc/fleets.md"
+  ("Requests are kept until the call is committed"
+   "transports" "an-answered-conversation-keeps-nothing-over-in-process"
+   "src/inproc/relay.lisp"
+   "(drop-kept relay)
+  (setf (relay-committed relay) attempt"
+   "(setf (relay-committed relay) attempt")
   ("only the most specific match counts"
    "config" "the-most-specific-entry-is-a-methods"
    "src/client/config/service-config.lisp"
@@ -383,6 +389,10 @@ status 415"
    "(when (<= (1+ +most-length-digits+) (- at start))"))
 
 (define-promises "doc/web.md"
+  ("A deadline is `connect-timeout-ms` or `grpc-timeout`"
+   "web" "grpc-in-json"
+   "src/web/grpc-json/json-claim.lisp" "unreadable late (web:metadata-rejection metadata)"
+   "unreadable (web:metadata-rejection metadata)")
   ("An unknown or invalid parameter is answered with 400, which names it"
    "rest" "wrong-parameters-are-named"
    "src/web/rest/query.lisp"
@@ -571,6 +581,9 @@ status 415"
    "src/observe/otlp/failure.lisp" "(and (member status *retryable*) t)" "t"))
 
 (define-promises "doc/limits.md"
+  ("Further ones are left out, with a warning."
+   "client" "so-many-subchannels-are-used"
+   "src/client/subchannel.lisp" "((not (shiftf (core-crowded core) t))" "(nil")
   ("is charged to one account for each connection, as long as it is kept"
    "base" "accounts-tell-of-excess"
    "src/base/memory/account.lisp" "(< (account-most whole) (account-sum whole))"
@@ -581,6 +594,13 @@ read between two of them"
    "src/loop/threads/turn.lisp" "(<= admission now)" "(null now)"))
 
 (define-promises "doc/etcd/etcd.md"
+  ("`leadership-held-p`, `leadership-guard`, `leadership-revision` and `:on-loss` are as for locks"
+   "memory" "what-etcd-is-tested-with"
+   "etcd/client/election.lisp"
+   "(lose-waiter leadership condition)
+"
+   "
+")
   ("A lock has one owner at a time"
    "memory" "what-etcd-is-tested-with"
    "etcd/client/waiter.lisp"
@@ -753,6 +773,25 @@ read between two of them"
    "((right-p (exchange:http-request-parameter request \"token\")) :address)" "(t :address)"))
 
 (define-promises nil
+  ("the function of an outer interceptor sees an incoming message first, and an outgoing one last"
+   "rpc" "filters-are-in-the-order-of-interceptors"
+   "src/rpc/messaging.lisp" "(combined outgoing (outlet-filter outlet))"
+   "(combined (outlet-filter outlet) outgoing)")
+  ("the end of a call gives back the window that its unread messages withheld"
+   "wire" "a-call-that-ends-gives-the-connections-window-back"
+   "src/wire/link-memory.lisp"
+   "(discharge call (uncharge inlet (inlet-queued-octets inlet)))"
+   "(uncharge inlet (inlet-queued-octets inlet))")
+  ("a watch of the store in memory that is cancelled frees its place"
+   "memory" "a-cancelled-watch-is-gone"
+   "etcd/memory/engine.lisp" "(decf (listener-watch-count (watch-listener watch)))" "nil")
+  ("a socket that is closed while it connects is not left connected"
+   "async" "a-socket-closed-while-it-connects"
+   "async/tcp-server.lisp" "(when byte-channel (loop:close-byte-channel byte-channel))" "nil")
+  ("a member that gets no answer of the store takes no entry of another process for its own"
+   "cluster" "an-entry-that-was-perhaps-written-is-looked-for"
+   "cluster/membership/membership.lisp"
+   "(and found (= (etcd:entry-lease found) (etcd:lease-id lease)))" "found")
   ("what one thread posts is taken in its order"
    "loop" "inbox-keeps-order"
    "src/loop/threads/inbox.lisp" "(nreverse head)" "head")

@@ -263,11 +263,11 @@ read."
              (rpc:send call (pb:make-watch-request
                              :cancel-request (pb:make-watch-cancel-request :watch-id number)))))
       (with-watching (call)
-        (dotimes (i 20)
-          (create call :key "a" :watch-id 7)
-          (is (equal '(7 :created) (heard (rpc:receive call))))
-          (cancel call 7)
-          (is (equal '(7 :canceled) (heard (rpc:receive call))))))
+        (is-true (loop repeat 20
+                       do (create call :key "a" :watch-id 7)
+                       always (equal '(7 :created) (heard (rpc:receive call)))
+                       do (cancel call 7)
+                       always (equal '(7 :canceled) (heard (rpc:receive call))))))
       (dotimes (i 1000) (etcd:put *etcd* "a" (make-string 10000 :initial-element #\x)))
       (with-watching (call)
         (create call :key "a" :start-revision 2 :watch-id 7)

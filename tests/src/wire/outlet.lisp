@@ -124,3 +124,14 @@ message."
       (is (< (length (memory:take-said end)) 200000))
       (is (= (memory:world-now memory:*world*)
              (http2:connection-last-receive-ns (wire::link-http2 link)))))))
+
+(test room-that-comes-just-before-it-is-wanted-is-reported
+  "ON-WRITABLE is called although the loop made room between TRY-SEND's look and its wish."
+  (with-link (link)
+    (let ((call (calls 1)) (count 0))
+      (rpc:on-writable call (lambda () (incf count)))
+      (memory:run-turns memory:*world*)
+      (setf count 0)
+      (wire::refuse-to-send call)
+      (memory:run-turns memory:*world*)
+      (is (= 1 count)))))

@@ -353,6 +353,20 @@
         ;; what was kept for those calls is not charged any more
         (is (= 3 (attempts-of (lambda () (numbers (send-all (chat channel :open) (notes 1)))))))))))
 
+(define-case an-answered-conversation-keeps-nothing ()
+  "The whole budget of the channel is for the calls that may be made again."
+  (with-transport (channel :channel-options (list* :total-replay-octets 1000 (retry-config)))
+      (:chat #'echo :collect (failing-after 9 1 #'add-up))
+    (let ((answered (chat channel :open)))
+      (grpc:send answered (note 1 :body 800))
+      (is (= 1 (number-of (grpc:receive answered))))
+      (attempts-made)
+      (is (eq :unavailable
+              (status-of-error
+               (caught (collect channel (generator (list (note 1 :body 800))))))))
+      (is (= 3 (attempts-made)))
+      (grpc:cancel answered))))
+
 (define-case conversations-are-cancelled-in-every-state ()
   "While an attempt runs, while the next is waited for, and after an answer."
   (let ((cancelled (make-signal)))

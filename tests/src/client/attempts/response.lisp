@@ -78,9 +78,10 @@ another."
       (is (equalp (octets-of 1 2) (grpc:rpc-error-details-octets error)))
       (is (equal '(("x-tail" . "1")) (grpc:rpc-error-trailers error)))
       (is (eq :peer (grpc:rpc-error-ended-by error))))
-    (is (null (grpc:rpc-error-details-octets
-               (error-from (end '("grpc-status" . "10")
-                                '("grpc-status-details-bin" . "!!!"))))))))
+    (let ((error (error-from (end '("grpc-status" . "10")
+                                  '("grpc-status-details-bin" . "!!!")))))
+      (is (typep error 'grpc:aborted))
+      (is (null (grpc:rpc-error-details-octets error))))))
 
 (test ends-without-trailers
   (is (eq :internal (status-from (lambda (exchange)
