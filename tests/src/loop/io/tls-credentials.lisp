@@ -218,6 +218,24 @@ clients and servers; what is wrong with the file is said of it."
              (sb-thread:signal-semaphore go-on (length others))))
          (is (= 1 (length (remove-duplicates ends)))))))))
 
+(test the-end-of-a-check-of-files-wakes-those-who-wait-for-it
+  "A thread that needs credentials goes on when their files are checked, and not only when its
+patience ends."
+  (let* ((credentials (tls-credentials :certificate (certificate-file "server.pem")
+                                       :key (certificate-file "server.key") :check-seconds 0))
+         (queue (clgrpc.loop::tls-credentials-looked credentials))
+         (first (server-context-of credentials))
+         (woken '()))
+    (sb-int:encapsulate 'clgrpc.loop:await-notice 'note-value
+                        (lambda (function of &rest more)
+                          (let ((value (apply function of more)))
+                            (when (eq of queue) (push (and value t) woken))
+                            value)))
+    (unwind-protect (is (= first (server-context-of credentials)))
+      (sb-int:unencapsulate 'clgrpc.loop:await-notice 'note-value))
+    (is (plusp (length woken)))
+    (is (every #'identity woken))))
+
 (test credentials-from-the-future
   ;; files that are newer than now, since the clock was set back, are not taken for changed ones
   (call-with-certificate-copy
