@@ -38,8 +38,8 @@
                    "a session lasts 2 to ~D seconds" most))))
 
 (defun new-session (node seconds owner)
-  "A name for a session of SECONDS that is OWNER's."
-  (format nil "~(~16,'0X~)-~D~:[.~;~]~A" (below node (ash 1 64)) seconds (string= "" owner) owner))
+  "A name for a session of SECONDS that is OWNER's. It is short, as each change of a task has it."
+  (format nil "~(~36R~)-~D~:[.~;~]~A" (below node (ash 1 62)) seconds (string= "" owner) owner))
 
 (defun open-session (node worker seconds &optional (owner ""))
   "Open a session of WORKER, a string, that lasts SECONDS without a heartbeat and belongs to OWNER.
