@@ -79,7 +79,7 @@
 
 (defun open-heartbeats (channel)
   "A stream of heartbeats on CHANNEL; answers are dropped."
-  (let ((call (methods:heartbeat channel :open)))
+  (let ((call (methods:heartbeats channel :open)))
     (grpc:on-message call (lambda (reply) (declare (ignore reply))))
     (grpc:on-end call #'note-failure)
     call))

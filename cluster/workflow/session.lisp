@@ -146,6 +146,21 @@ HELD that belong to it no longer. Signal SESSION-LOST."
       (check-claims node session held)
       '()))
 
+(defun check-heartbeat (call request)
+  "Return the session and the held tasks of REQUEST, a HeartbeatRequest on CALL. Signal
+ACCESS-DENIED unless the session is the peer's, or TOO-LARGE."
+  (let ((session (pb:heartbeat-request-session request)) (held (pb:heartbeat-request-held request)))
+    (check-owner call session)
+    (when (> (length held) +most-held+)
+      (refuse-size :too-large :held +most-held+ (length held) "a worker has too many tasks"))
+    (values session held)))
+
+(defun note-single-heartbeat (node call request)
+  "Note REQUEST, a heartbeat that is a CALL of its own, as the only one of its stream. Return the
+held tasks that do not belong to its session any more."
+  (multiple-value-bind (session held) (check-heartbeat call request)
+    (note-heartbeat node session held (make-heartbeat-stream))))
+
 ;;; Streams of heartbeats
 
 (defun heard-at-once-p (node session held stream)
@@ -181,23 +196,19 @@ HELD that belong to it no longer. Signal SESSION-LOST."
   (when (rpc:call-status (heartbeat-stream-call stream)) (note-broken node session stream)))
 
 (defun take-heartbeat (node stream request)
-  "Answer REQUEST, a HeartbeatRequest that has come on STREAM; another thread does so if that may
-have to wait."
-  (let ((session (pb:heartbeat-request-session request)) (held (pb:heartbeat-request-held request))
-        (call (heartbeat-stream-call stream)))
-    (handler-case
-        (while-open (node)
-          (check-owner call session)
-          (when (> (length held) +most-held+)
-            (refuse-size :too-large :held +most-held+ (length held) "a worker has too many tasks"))
+  "Answer REQUEST, a HeartbeatRequest received on STREAM; another thread does so if that may have to
+wait."
+  (handler-case
+      (while-open (node)
+        (multiple-value-bind (session held) (check-heartbeat (heartbeat-stream-call stream) request)
           (cond ((heartbeat-stream-busy stream)
-                 (refuse :invalid-request "a heartbeat comes before the answer to another one"))
+                 (refuse :invalid-request "a heartbeat arrived before the answer to another one"))
                 ((heard-at-once-p node session held stream) (answer-heartbeat stream '()))
                 (t (setf (heartbeat-stream-busy stream) t
                          (heartbeat-stream-session stream) session)
                    (etcd:run-in-background (node-etcd node)
-                                           (lambda () (do-heartbeat node session held stream))))))
-      (workflow-error (condition) (fail-heartbeats node stream condition)))))
+                                           (lambda () (do-heartbeat node session held stream)))))))
+    (workflow-error (condition) (fail-heartbeats node stream condition))))
 
 (defun begin-heartbeats (node call)
   "Answer the heartbeats that come on CALL."

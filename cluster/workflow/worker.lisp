@@ -145,7 +145,7 @@ closes."
 (defun open-stream (worker)
   "Open a stream for the heartbeats of WORKER, in place of the one before. Return it."
   (drop-stream worker)
-  (let ((call (methods:heartbeat (reach-nodes (worker-channel worker)) :open)))
+  (let ((call (methods:heartbeats (reach-nodes (worker-channel worker)) :open)))
     (with-worker (worker) (setf (worker-stream worker) call))
     (rpc:on-message call (lambda (reply)
                            (with-worker (worker)

@@ -182,7 +182,10 @@ of STATE or to a run since then."
                       (call-owner call))
       (pb:make-open-session-reply :session session :seconds seconds))))
 
-(defmethod methods:heartbeat ((node workflow-service) requests &key call)
+(define-answer methods:heartbeat :work (node request call)
+  (pb:make-heartbeat-reply :lost (note-single-heartbeat node call request)))
+
+(defmethod methods:heartbeats ((node workflow-service) requests &key call)
   (declare (ignore requests))
   (call-answering node :work call (lambda () (begin-heartbeats node call))))
 

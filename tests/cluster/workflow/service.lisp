@@ -40,7 +40,7 @@ the etcd that THE-SERVICE-ON-ETCD has started for all of them."
 
 (defun open-heartbeats (node)
   "A stream of heartbeats at NODE."
-  (methods:heartbeat node :open :timeout +patience+))
+  (methods:heartbeats node :open :timeout +patience+))
 
 (defun send-beat (heartbeats session &optional (held '()))
   "Send a heartbeat of SESSION, which has HELD, Helds, on HEARTBEATS, a stream. Return the ids of
@@ -573,6 +573,21 @@ and sessions are looked after all the same."
               ;; it has the same workflow, and not by the claim that it knows of
               (is (equal (list (pb:task-id again)) (beat (second tasks))))
               (is (null (beat again))))))))))
+
+(part a-heartbeat-may-be-a-call-of-its-own
+  "It tells what is lost, as one on a stream does, and takes the session to its node."
+  (with-nodes (node) ()
+    (let* ((session (open-a-session node)) (opened (workflow::known-revision node session)))
+      (flet ((beat (&rest held)
+               (map 'list #'pb:held-id
+                    (pb:heartbeat-reply-lost
+                     (workflow::ask #'methods:heartbeat node
+                                    (pb:make-heartbeat-request :session session :held held) 10)))))
+        (is (null (beat)))
+        (is (< opened (workflow::known-revision node session)))
+        (is (equal '("w") (beat (pb:make-held :id "w" :fence 1))))
+        (end-of-session node session)
+        (signals session-lost (beat))))))
 
 (part claims-that-do-not-wait-ask
   "A claim that does not wait asks the store if its node knows of fewer tasks than it may get."
