@@ -10,7 +10,8 @@
    ;; policy.lisp
    #:define-hot #:define-leaf #:define-flags #:leaves #:document-functions
    ;; interrupt.lisp
-   #:uninterrupted #:with-undoing
+   #:uninterrupted #:with-undoing #:*unguarded* #:guarded-p #:pass-timeout #:with-guard
+   #:passing-timeouts
    ;; version.lisp
    #:**version**
    ;; octets.lisp

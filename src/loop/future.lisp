@@ -138,21 +138,30 @@ attached."
         until (swap-completions future old :done)
         finally (run-each-completion future (reverse old))))
 
+(defgeneric future-outcome (future)
+  (:documentation "The value of FUTURE, which is settled, and nil; or nil and its condition.")
+  (:method ((future future))
+    (handler-case (values (await future) nil)
+      ((or error storage-condition) (condition) (values nil condition))))
+  ;; without signalling the condition, which may be of any type
+  (:method ((promise promise))
+    (let ((value (promise-value promise)))
+      (if (consp value)
+          (values (second value) nil)
+          (values nil value)))))
+
 (defun call-with-outcome (future function)
   "Call FUNCTION with the value of FUTURE, which is settled, and nil, or with nil and its
 condition."
   (declare (type function function))
-  (multiple-value-bind (value condition)
-      (handler-case (values (await future) nil)
-        ((or error storage-condition) (condition) (values nil condition)))
-    (funcall function value condition)))
+  (multiple-value-call function (future-outcome future)))
 
 (defgeneric run-completion (future function)
   (:documentation "Call FUNCTION with the outcome of FUTURE, which is settled, on a thread that may
 run users' functions.")
   (:method ((future future) function)
     (guarding (:completion-error :future future)
-      (call-with-outcome future function))))
+      (passing-timeouts (call-with-outcome future function)))))
 
 ;;; Using the value
 
@@ -179,15 +188,25 @@ now, such as tracing's; or nil.")
         until (or (eq :done old)
                   (swap-completions future old (remove function old)))))
 
+(defun completion-on (loop future function)
+  "A completion of FUTURE that calls FUNCTION on LOOP. Signal MISUSE unless that is a loop that runs
+or will."
+  (unless (event-loop-p loop) (misuse ":ON of ATTACH is an event loop, not ~S." loop))
+  (when (eq :stopped (event-loop-state loop)) (misuse "~A has stopped." loop))
+  (lambda (value error)
+    (unless (post loop (lambda () (funcall function value error)))
+      (log-event :warning :completion-not-called :future future :loop loop))))
+
 (defun attach (future function &key on)
   "Call (FUNCTION value error) when FUTURE is settled, at once if it is settled already. ERROR is
 nil; or it is the condition in place of the value, which is nil then. FUNCTION runs on the loop ON
-if that is given. Otherwise it runs on a reserve thread if FUTURE is a call, and on the thread that
-settles FUTURE if it is not. Return FUTURE. From any thread."
+if that is given; if ON has stopped by then FUNCTION is not called, and the event
+completion-not-called is logged. Without ON it runs on a reserve thread if FUTURE is a call, and on
+the thread that settles FUTURE if it is not. Return FUTURE. Signal MISUSE if ON has stopped. From
+any thread."
   (let* ((function (if **carrier** (funcall (the function **carrier**) function) function))
          (function (if on
-                       (lambda (value error)
-                         (post on (lambda () (funcall function value error))))
+                       (completion-on on future function)
                        (lambda (value error)
                          (sb-sys:with-interrupts (funcall function value error))))))
     (add-completion future function)))
@@ -225,6 +244,11 @@ FUTURE. Signal MISUSE if FUTURE is not a future. From any thread but one that ru
 
 ;;; Several
 
+(defun cancel-each (futures)
+  "Cancel FUTURES, a list, all of them also if the ON-CANCEL of one fails."
+  (unwind-protect (loop while futures do (cancel (pop futures)))
+    (when futures (cancel-each futures))))
+
 (defun add-completions (whole futures functions)
   "Attach to each of FUTURES the function of FUNCTIONS in the same position; detach them when WHOLE,
 a future, is settled. Otherwise a future that is not settled for long would keep them."
@@ -242,7 +266,7 @@ rejected with the first error of any of them. Cancelling it cancels them. From a
   (let* ((futures (coerce futures 'list))
          (values (make-list (length futures)))
          (left (list (length futures)))
-         (whole (make-future :on-cancel (lambda () (mapc #'cancel futures)))))
+         (whole (make-future :on-cancel (lambda () (cancel-each futures)))))
     (when (null futures) (resolve-future whole '()))
     (flet ((keeper (place)
              (lambda (value error)
@@ -258,12 +282,24 @@ the last error, if all of them are rejected. The other futures continue; cancell
 future cancels all. Signal MISUSE if FUTURES is empty. From any thread."
   (let* ((futures (coerce futures 'list))
          (left (list (length futures)))
-         (whole (make-future :on-cancel (lambda () (mapc #'cancel futures)))))
+         (whole (make-future :on-cancel (lambda () (cancel-each futures)))))
     (unless futures (misuse "ANY takes at least one future."))
     (flet ((settle (value error)
              (cond ((null error) (resolve-future whole value))
                    ((= 1 (atomic-decf (car left))) (reject-future whole error)))))
       (add-completions whole futures (make-list (length futures) :initial-element #'settle)))))
+
+(defun settle-by-call (future function)
+  "Settle FUTURE with the values of FUNCTION, or with the error in it; also if a non-local exit
+leaves it."
+  (unwind-protect
+       (multiple-value-bind (values condition)
+           (with-guard (condition)
+             (passing-timeouts (multiple-value-list (funcall function))))
+         (if condition
+             (reject-future future condition)
+             (apply #'resolve-future future values)))
+    (cancel future "left by a non-local exit"))) ; nothing, if it is settled
 
 (defun call-in-loop (loop function)
   "Call FUNCTION, without arguments, on LOOP; return a future of its values. An error in FUNCTION
@@ -271,10 +307,6 @@ rejects the future. Signal MISUSE if LOOP has stopped. From any thread."
   (let ((future (make-future)))
     (unless (post loop
                   (lambda ()
-                    (unless (future-done-p future)
-                      (handler-case (multiple-value-list (funcall function))
-                        ((or error storage-condition) (condition)
-                          (reject-future future condition))
-                        (:no-error (values) (apply #'resolve-future future values))))))
+                    (unless (future-done-p future) (settle-by-call future function))))
       (misuse "~A has stopped." loop))
     future))

@@ -125,14 +125,15 @@ ends BODY, and the second value is true."
 (defun bounded-text (object &key (limit +visible-characters+) escape)
   "Return OBJECT as PRINC, or with ESCAPE as PRIN1, prints it: at most LIMIT characters, then … if
 there are more. It always returns a string, which may be unsafe to show."
-  (handler-case
-      (multiple-value-bind (text cut)
-          (if (and (stringp object) (not escape))
-              (values (subseq object 0 (min limit (length object))) (> (length object) limit))
-              (with-bounded-text (stream limit)
-                (let ((*print-pretty* nil) (*print-readably* nil) (*print-circle* nil)
-                      (*print-length* (min 100 (or *print-length* 100)))
-                      (*print-level* (min 8 (or *print-level* 8))))
-                  (if escape (prin1 object stream) (princ object stream)))))
-        (if cut (concatenate 'string text "…") text))
-    (serious-condition () "(cannot be printed)")))
+  (or (with-guard (condition)
+        (passing-timeouts
+          (multiple-value-bind (text cut)
+              (if (and (stringp object) (not escape))
+                  (values (subseq object 0 (min limit (length object))) (> (length object) limit))
+                  (with-bounded-text (stream limit)
+                    (let ((*print-pretty* nil) (*print-readably* nil) (*print-circle* nil)
+                          (*print-length* (min 100 (or *print-length* 100)))
+                          (*print-level* (min 8 (or *print-level* 8))))
+                      (if escape (prin1 object stream) (princ object stream)))))
+            (if cut (concatenate 'string text "…") text))))
+      "(cannot be printed)"))

@@ -10,9 +10,6 @@
 
 (in-package #:clgrpc.loop)
 
-(defvar *unguarded* nil
-  "True while a condition is signalled to the handlers outside of all GUARDING.")
-
 (defconstant +logged-errors+ 10
   "The most errors that each place logs in a second.")
 
@@ -45,16 +42,9 @@
 (defmacro guarding ((event &rest plist) &body body)
   "Do BODY and return its value and NIL. If an error is signalled and not handled in it, log EVENT
 with PLIST, leave BODY, and return NIL and the condition."
-  (let ((block-name (gensym "GUARDED")))
-    `(block ,block-name
-       (handler-bind
-           ((serious-condition
-              (lambda (condition)
-                ;; C-c is not an error: it is for the debugger
-                (unless (or *unguarded* (typep condition 'sb-sys:interactive-interrupt))
-                  (log-guarded (load-time-value (make-errors)) ,event condition (list ,@plist))
-                  (return-from ,block-name (values nil condition))))))
-         (values (progn ,@body) nil)))))
+  `(with-guard (condition
+                (log-guarded (load-time-value (make-errors)) ,event condition (list ,@plist)))
+     ,@body))
 
 (declaim (type options **default-options**))
 (defglobal **default-options** (make-options)

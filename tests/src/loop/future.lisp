@@ -72,6 +72,37 @@
       (is-true (await seen))
       (is (eq loop where)))))
 
+(test attached-on-a-loop-that-has-stopped
+  "ATTACH refuses it. If it stops later the function is not called, and the log says so."
+  (let ((future (make-future)) (called nil) (loop (make-event-loop)))
+    (attach future (lambda (value error)
+                     (declare (ignore value error))
+                     (setf called t))
+            :on loop)
+    (stop-event-loop loop)
+    (with-events (events)
+      (resolve-future future)
+      (is (= 1 (count :completion-not-called (events) :key #'second))))
+    (is-false called)
+    (signals misuse (attach (make-future) #'list :on loop))
+    (signals misuse (attach (make-future) #'list :on 'loop))))
+
+(test timeouts-pass-attached-functions
+  "The time of a WITH-TIMEOUT around code that settles a future may be over while an attached
+function runs; its user gets the timeout, and the other functions are called."
+  (let ((future (make-future)) (called '()))
+    (flet ((note (name &optional late)
+             (lambda (value error)
+               (declare (ignore value error))
+               (push name called)
+               (when late (cerror "Go on." 'sb-ext:timeout :seconds 1)))))
+      (attach future (note 1))
+      (attach future (note 2 t))
+      (attach future (note 3)))
+    (is (eq :time-over (handler-case (resolve-future future)
+                         (sb-ext:timeout () :time-over))))
+    (is (equal '(1 2 3) (reverse called)))))
+
 (test all-of-several
   (let* ((futures (loop repeat 3 collect (make-future)))
          (whole (all futures)))
@@ -101,6 +132,19 @@
     (reject-future (second futures) (make-condition 'mishap))
     (is (eq 'mishap (outcome whole))))
   (signals misuse (any '())))
+
+(test a-future-that-cannot-be-cancelled-keeps-no-other
+  "ALL and ANY cancel all their futures, also if the function of one fails; its error is the
+caller's."
+  (dolist (combine '(all any))
+    (let* ((futures (loop for name in '(first second third fourth)
+                          collect (let ((fails (member name '(first third))))
+                                    (make-future :on-cancel (lambda ()
+                                                              (when fails (error 'mishap)))))))
+           (whole (funcall combine futures)))
+      (signals mishap (cancel whole))
+      (is (every #'future-done-p futures) "~A" combine)
+      (is-true (future-done-p whole)))))
 
 (test settled-by-many-threads
   "Of all that settle a future one does, and each function runs once."
@@ -200,6 +244,16 @@ leave a function of a user, but wakes all who wait."
       (signals shortage (loop:await future :timeout *patience-seconds*))
       (attach future (lambda (value error) (setf seen (list value (type-of error)))))
       (is (equal '(nil shortage) seen)))))
+
+(test every-end-of-a-call-in-a-loop-settles-its-future
+  "Also a timeout that the function does not handle, and a non-local exit."
+  (with-loops (loop) ()
+    (let ((late (call-in-loop loop (lambda () (cerror "Go on." 'sb-ext:timeout :seconds 1)))))
+      (signals sb-ext:timeout (loop:await late :timeout *patience-seconds*))))
+  (let ((future (make-future)))
+    (is (eq :left (catch 'out
+                    (loop::settle-by-call future (lambda () (throw 'out :left))))))
+    (is (eq 'future-cancelled (outcome future)))))
 
 (test futures-forget-functions-that-are-not-needed
   "By a future that is not settled, for whatever the others bring."

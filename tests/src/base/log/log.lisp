@@ -73,6 +73,35 @@
        (unwind-protect (progn ,@body)
          (remove-log-listener ,function)))))
 
+(defun time-over ()
+  "Signal what the end of the time of an SB-EXT:WITH-TIMEOUT signals."
+  (cerror "Go on." 'sb-ext:timeout :seconds 1))
+
+(defclass slow-to-print () ())
+
+(defmethod print-object ((object slow-to-print) stream)
+  (declare (ignore stream))
+  (time-over))
+
+(test timeouts-pass-the-log
+  "The time of a WITH-TIMEOUT around code that logs may be over while a log function or a listener
+runs, or while the event is shown; its user gets the timeout all the same. One that nobody handles
+is the function's error."
+  (flet ((outcome (function)
+           (handler-case (progn (funcall function) :returned)
+             (sb-ext:timeout () :time-over)))
+         (late (&rest event) (declare (ignore event)) (time-over)))
+    (let ((*log-function* #'late))
+      (is (eq :time-over (outcome (lambda () (log-event :info :started)))))
+      (is (search "ERROR log-function-error"
+                  (errors-written (lambda ()
+                                    (let ((*log-function* #'late)) (log-event :info :started)))))))
+    (with-log-listener (#'late)
+      (is (eq :time-over (outcome (lambda () (log-event :info :started))))))
+    (let ((object (make-instance 'slow-to-print)))
+      (is (eq :time-over (outcome (lambda () (bounded-text object)))))
+      (is (string= "(cannot be printed)" (bounded-text object))))))
+
 (test log-listeners-hear-of-events
   "Any number of them, beside the log function, and without one."
   (let ((first '()) (second '()) (own '()))
