@@ -107,7 +107,10 @@ ELSEWHERE."
                (place (place-index structure (oneof-slot-value (slot-oneof slot))))
                (message-p (eq :message (slot-kind slot))))
            (writer (let ((stored (funcall convert value)))
-                     (setf (tagged-place place) stored
+                     ;; no field is present between, where an interrupt may end this: the value of
+                     ;; one is never taken for that of another
+                     (setf (tagged-place case) 0
+                           (tagged-place place) stored
                            (tagged-place case) (if (or stored (not message-p)) number 0))))))
         (:bit
          (let ((bits (place-index structure (slot-bits slot))) (mask (ash 1 (slot-bit slot))))

@@ -219,7 +219,7 @@ those of its oneofs."
           (message-type-descriptor type) descriptor
           (message-type-message-set-p type) (message-descriptor-message-set-p descriptor))
     (adopt-layout type layout)
-    (fill **layout-cache** nil)
+    (renew-layout-cache)
     (install-functions plan (sb-kernel:%instance-layout (funcall (the function maker))))
     (note-definition)
     type))

@@ -102,7 +102,8 @@ number."
   "Make STORED the value of SLOT of MESSAGE, and the field present."
   (case (slot-presence slot)
     (:oneof (let ((oneof (slot-oneof slot)))
-              (setf (slot-content message (oneof-slot-value oneof)) stored
+              (setf (slot-content message (oneof-slot-case oneof)) 0 ; as in accessor.lisp
+                    (slot-content message (oneof-slot-value oneof)) stored
                     (slot-content message (oneof-slot-case oneof))
                     (if (or stored (not (eq :message (slot-kind slot)))) (slot-number slot) 0))))
     (:extension (store-extension message slot stored))
@@ -159,7 +160,8 @@ one to which it forwards."
            (extra (message-extra message)))
       ;; a forwarder may have the current layout, when a definition that was replaced has come back
       (cond ((message-p extra) (setf message extra))
-            ((eq layout current) (return message))
+            ;; a file that is loaded again makes other layouts of the same structures
+            ((eq (layout-structure layout) (layout-structure current)) (return message))
             (t (sb-ext:compare-and-swap (message-extra message) extra
                                         (convert-message message layout current)))))))
 

@@ -157,6 +157,24 @@ keyword twice, or after :ALLOW-OTHER-KEYS, is taken as by any function."
     (setf (clgrpc.test:all-p17 message) nil)
     (is (null (clgrpc.test:all-pick-case message)))))
 
+(test an-interrupted-setter-leaves-no-value-to-another-field
+  "Of a oneof: the field that is present has a value of its own, wherever an interrupt has ended the
+thread that sets one."
+  (let ((message (all)) (wrong '()))
+    (clgrpc.tests.support:interrupt-again-and-again
+     (lambda ()
+       (multiple-value-bind (value case) (clgrpc.test:all-pick message)
+         (unless (ecase case
+                   ((nil) t)
+                   (:p3 (integerp value))
+                   (:p14 (stringp value)))
+           (push (list case value) wrong)))
+       (loop repeat 1000
+             do (setf (clgrpc.test:all-p3 message) 3)
+                (setf (clgrpc.test:all-p14 message) "three")))
+     1000)
+    (is (null wrong) "~D of 1000, such as ~S" (length wrong) (first wrong))))
+
 (test proto2-defaults
   (let ((message (clgrpc.test.legacy:make-legacy)))
     (is (eql 7 (clgrpc.test.legacy:legacy-count message)))

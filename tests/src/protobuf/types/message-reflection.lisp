@@ -153,6 +153,22 @@ both."
       (define "live.proto" *first-version*)
       (is (equal '("Ada" 36) (funcall caller old)) "and back again"))))
 
+(test layouts-that-were-read-before-a-definition
+  "A file that is loaded again gives its structures other layouts. A thread that reads one the moment
+before may use it afterwards, for messages as they are: they need no conversion, which would not
+end."
+  (with-versions ()
+    (let* ((person (live "MAKE-PERSON" :name "Ada"))
+           (before (protobuf::message-layout person))
+           (after (copy-structure before))
+           (type (message-type-of person)))
+      (unwind-protect
+           (progn
+             (setf (protobuf::message-type-layout type) after)
+             (is (equal "Ada" (handler-case (sb-ext:with-timeout 2 (field-value person "name"))
+                                (sb-ext:timeout () :never)))))
+        (setf (protobuf::message-type-layout type) before)))))
+
 (test redefinition-between-size-and-write
   "What was measured is written as it was measured, though its type has another definition by now."
   (with-versions ()
