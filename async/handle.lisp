@@ -123,7 +123,7 @@ kind have. Return the outcome of the callback.")
   "Let handlers outside of LOOP see CONDITION, which a callback for HANDLE has signalled, and then
 the debugger. Return the outcome of the callback."
   (restart-case (call-with-restarts handle (lambda ()
-                                             (let ((*unguarded* condition))
+                                             (let ((loop:*unguarded* condition))
                                                (error condition))))
     (abort-callback ()
       :report "Leave the callback and continue the loop."

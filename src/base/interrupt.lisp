@@ -23,38 +23,16 @@ from unwinding."
      (when (and sb-sys:*interrupt-pending* sb-sys:*interrupts-enabled*)
        (sb-sys:without-interrupts)))) ; its end takes it
 
-;;; The time of a WITH-TIMEOUT may be over while its thread runs a function that is guarded against
-;;; errors, such as a log function. The timeout is no error of that function: handlers outside get
-;;; it first, and only if they leave it to nobody is it taken for one.
-
-(defvar *unguarded* nil
-  "The condition that is signalled to the handlers outside of all guards against errors, or nil.")
-
-(defun guarded-p (condition)
-  "True if a guard against errors handles CONDITION: not C-c, which is for the debugger, and not one
-that goes to the handlers outside."
-  (not (or (eq condition *unguarded*)
-           (typep condition 'sb-sys:interactive-interrupt))))
-
-(defun pass-timeout (timeout)
-  "Let the handlers outside of all guards have TIMEOUT, an SB-EXT:TIMEOUT; return if none takes it.
-For HANDLER-BIND."
-  (let ((*unguarded* timeout)) (signal timeout)))
-
-(defmacro with-guard ((condition &rest actions) &body body)
-  "Do BODY and return its value and NIL. If a serious condition is signalled and not handled in it,
-evaluate ACTIONS, with CONDITION bound to it, where it was signalled; leave BODY, and return NIL and
-the condition."
+(defmacro with-log-guard (() &body body)
+  "Do BODY, which logs or prints for the log, and return its value and NIL; if a serious condition
+is signalled and not handled in it, leave BODY and return NIL and the condition. C-c is for the
+debugger; and since the time of a user's WITH-TIMEOUT may be over while its thread logs, the
+handlers outside get a timeout first."
   (let ((block-name (gensym "GUARDED")))
     `(block ,block-name
        (handler-bind ((serious-condition
-                        (lambda (,condition)
-                          (when (guarded-p ,condition)
-                            ,@actions
-                            (return-from ,block-name (values nil ,condition))))))
+                        (lambda (condition)
+                          (unless (typep condition 'sb-sys:interactive-interrupt)
+                            (when (typep condition 'sb-ext:timeout) (signal condition))
+                            (return-from ,block-name (values nil condition))))))
          (values (progn ,@body) nil)))))
-
-(defmacro passing-timeouts (&body body)
-  "Do BODY, a function of other code within a guard, and return its values. A timeout that is
-signalled in it goes to the handlers outside of all guards first."
-  `(handler-bind ((sb-ext:timeout #'pass-timeout)) ,@body))

@@ -10,8 +10,7 @@
    ;; policy.lisp
    #:define-hot #:define-leaf #:define-flags #:leaves #:document-functions
    ;; interrupt.lisp
-   #:uninterrupted #:with-undoing #:*unguarded* #:guarded-p #:pass-timeout #:with-guard
-   #:passing-timeouts
+   #:uninterrupted #:with-undoing
    ;; version.lisp
    #:**version**
    ;; octets.lisp

@@ -78,10 +78,9 @@ tracing's ids, to be added to each event; or nil.")
 once, since it may do so for each event."
   (unless (or (eq function **failing-log-function**) (null **line-function**))
     (setf **failing-log-function** function)
-    (with-guard (failure)
-      (passing-timeouts
-        (funcall **line-function** :error :log-function-error :function function
-                                                              :condition condition)))))
+    (with-log-guard ()
+      (funcall **line-function** :error :log-function-error :function function
+                                                            :condition condition))))
 
 (defun log-event (level event &rest plist)
   "Pass EVENT to *LOG-FUNCTION*, if it is not nil, and to the listeners. Return nothing; never
@@ -93,9 +92,8 @@ signal, but for a timeout of an SB-EXT:WITH-TIMEOUT around this. From any thread
                 (not (or function listeners)))
       (let ((*log-function* #'log-nothing))
         (flet ((tell (function)
-                 (nth-value 1 (with-guard (condition)
-                                (passing-timeouts
-                                  (apply function level event (with-log-context plist)))))))
+                 (nth-value 1 (with-log-guard ()
+                                (apply function level event (with-log-context plist))))))
           (when function
             (let ((condition (tell function)))
               (when condition (report-log-function function condition))))
@@ -125,15 +123,14 @@ signal, but for a timeout of an SB-EXT:WITH-TIMEOUT around this. From any thread
 (defun backtrace-text ()
   "The frames of this thread, the innermost first, a line for each."
   (values
-   (with-guard (condition)
-     (passing-timeouts
-       (let ((*print-length* 10) (*print-level* 4))
-         (with-output-to-string (stream)
-           (loop for frame in (sb-debug:list-backtrace :count +backtrace-frames+)
-                 for number from 0
-                 do (format stream "~D: " number)
-                    (write-frame frame stream)
-                    (terpri stream))))))))
+   (with-log-guard ()
+     (let ((*print-length* 10) (*print-level* 4))
+       (with-output-to-string (stream)
+         (loop for frame in (sb-debug:list-backtrace :count +backtrace-frames+)
+               for number from 0
+               do (format stream "~D: " number)
+                  (write-frame frame stream)
+                  (terpri stream)))))))
 
 (defconstant +backtraces+ 20
   "The most events of a kind that have a backtrace in a second. A backtrace costs a millisecond and

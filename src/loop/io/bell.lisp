@@ -14,8 +14,8 @@
 (defglobal **watchdog-bell** (sb-thread:make-waitqueue :name "clgrpc watchdog"))
 
 (defmacro with-watchdog-lock (() &body body)
-  "Do BODY with the lock of the watchdog, and without interrupts: the handler of a signal may post to
-a loop, and need the lock."
+  "Do BODY with the lock of the watchdog, and without interrupts: the handler of a signal may post
+to a loop, and need the lock."
   `(sb-sys:without-interrupts
      (sb-thread:with-mutex (**watchdog-lock**) ,@body)))
 

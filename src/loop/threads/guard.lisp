@@ -10,6 +10,9 @@
 
 (in-package #:clgrpc.loop)
 
+(defvar *unguarded* nil
+  "The condition that is signalled to the handlers outside of all GUARDING, or nil.")
+
 (defconstant +logged-errors+ 10
   "The most errors that each place logs in a second.")
 
@@ -38,6 +41,35 @@
                     (if (zerop unlogged) plist (list* :unlogged unlogged plist)))))
           (t (incf (errors-unlogged errors))))
     nil))
+
+(defun guarded-p (condition)
+  "True if a guard against errors handles CONDITION: not C-c, which is for the debugger, and not one
+that goes to the handlers outside."
+  (not (or (eq condition *unguarded*)
+           (typep condition 'sb-sys:interactive-interrupt))))
+
+(defmacro with-guard ((condition &rest actions) &body body)
+  "Do BODY and return its value and NIL. If a serious condition is signalled and not handled in it,
+evaluate ACTIONS, with CONDITION bound to it, where it was signalled; leave BODY, and return NIL and
+the condition."
+  (let ((block-name (gensym "GUARDED")))
+    `(block ,block-name
+       (handler-bind ((serious-condition
+                        (lambda (,condition)
+                          (when (guarded-p ,condition)
+                            ,@actions
+                            (return-from ,block-name (values nil ,condition))))))
+         (values (progn ,@body) nil)))))
+
+(defun pass-timeout (timeout)
+  "Let the handlers outside of all guards have TIMEOUT, an SB-EXT:TIMEOUT; return if none takes it."
+  (let ((*unguarded* timeout)) (signal timeout)))
+
+(defmacro passing-timeouts (&body body)
+  "Do BODY, a user's function within a guard, and return its values. The time of a WITH-TIMEOUT of
+its thread may be over meanwhile, which is no error of that function: the timeout goes to the
+handlers outside of all guards, and only if they leave it to nobody is it taken for one."
+  `(handler-bind ((sb-ext:timeout #'pass-timeout)) ,@body))
 
 (defmacro guarding ((event &rest plist) &body body)
   "Do BODY and return its value and NIL. If an error is signalled and not handled in it, log EVENT

@@ -28,8 +28,8 @@
 ;;;; would cost each call 20 ns. So the watchdog first announces that it sleeps; waits one tick
 ;;;; more, in which every earlier store becomes visible; checks once more; and only then sleeps.
 ;;;;
-;;;; Interrupts, such as a signal handler that posts to a loop, come only where the watchdog does not
-;;;; hold its lock: the handler may need it, to wake the watchdog.
+;;;; Interrupts, such as a signal handler that posts to a loop, come only where the watchdog does
+;;;; not hold its lock: the handler may need it, to wake the watchdog.
 ;;;;
 ;;;; The watchdog also gives memory back (base/memory/collector.lisp): while it ticks, if the
 ;;;; process is quiet, which it checks once a second; and before it sleeps for good, once no loop

@@ -168,6 +168,11 @@ where this waits for room: if an interrupt leaves it there, MESSAGE is not sent.
       (status:rpc-error (error)
         (unless (rpc:call-status call) (error error))))))
 
+(defun pass-timeout (timeout)
+  "Let an SB-EXT:WITH-TIMEOUT around the use of a topic have TIMEOUT: its time may be over while a
+call sends, which is no fault of that call."
+  (let ((loop:*unguarded* timeout)) (signal timeout)))
+
 (defun narrow (subscription)
   "A message of SUBSCRIPTION has been sent; if it was one of the past, one less may wait."
   (when (< (topic-queue-limit (subscription-topic subscription)) (subscription-limit subscription))
@@ -185,8 +190,7 @@ be more to do at once. Interrupts are off, but may be allowed."
              (unwind-protect
                   (multiple-value-bind (sent condition)
                       (loop:guarding (:topic-error :call call)
-                        ;; the time of a WITH-TIMEOUT around the use of the topic may be over now
-                        (passing-timeouts
+                        (handler-bind ((sb-ext:timeout #'pass-timeout))
                           (sb-sys:allow-with-interrupts (send-message call message))))
                     (when condition (note-unsent subscription condition))
                     (when (setf done (or sent condition)) (narrow subscription)))
