@@ -31,3 +31,13 @@ NAME, or the one nearest to it."
                    (min (max 2 (floor (length name) 4))
                         (floor (length nearest) 2))) ; "kind" does not mean "id"
                nearest)))))
+
+(defun check-choice (argument value choices)
+  "Signal MISUSE unless VALUE, that of ARGUMENT, a keyword, is one of CHOICES, keywords. The text
+has the one that was probably meant."
+  (unless (member value choices)
+    (let ((likely (and (symbolp value)
+                       (suggested-name (string-downcase value)
+                                       (mapcar #'string-downcase choices)))))
+      (misuse "~S is ~{~(~S~)~#[~; or ~:;, ~]~}, not ~S~@[ (is it :~A?)~]." argument choices
+              value likely))))

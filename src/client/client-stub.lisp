@@ -16,7 +16,7 @@
                          authority max-send-octets max-receive-octets
                          (compression nil compression-p))
   (declare (dynamic-extent options))
-  (check-call-options options)
+  (check-call-options method options)
   (when (core-codec (channel-core channel)) (setf method (method-in-channel method channel)))
   (let ((generator (and (member (rpc-method-kind method) '(:client-streaming :bidi))
                         (not (eq request :open))

@@ -128,7 +128,7 @@ gets the handler's end."
 
 (defun invoke-relayed (channel plan method request options)
   "INVOKE for calls that lead to a relay."
-  (calling:check-call-options options)
+  (calling:check-call-options method options)
   (destructuring-bind (&key timeout deadline metadata wait-for-ready async call-credentials
                          compression values &allow-other-keys)
       options
@@ -154,7 +154,8 @@ gets the handler's end."
           (invoke-at-once relay method deadline request wait channel options)))))
 
 (defmethod method:invoke ((channel configured-inproc-channel) method request &rest options)
-  (let ((plan (method-plan channel method)))
+  (let ((plan (and (typep method 'rpc-method) ; else CALL-NEXT-METHOD refuses it
+                   (method-plan channel method))))
     (cond ((null plan) (call-next-method))
           ((relayed-p channel plan method)
            (invoke-relayed channel plan method request (within-timeout plan options)))

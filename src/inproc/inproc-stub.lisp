@@ -10,8 +10,8 @@
                        &key timeout deadline metadata wait-for-ready async call-credentials
                          compression authority max-send-octets max-receive-octets values)
   (declare (ignore wait-for-ready) (dynamic-extent options))
-  (when options
-    (calling:check-call-options options)
+  (when (or options (not (typep method 'rpc-method)))
+    (calling:check-call-options method options)
     (rpc:check-compression compression))
   (when (method:rpc-method-codec method)
     (misuse "~A, whose method has a codec, is not for calls within the image." method))

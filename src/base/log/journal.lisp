@@ -394,9 +394,10 @@ FORMAT :text for people, with :json an object for programs. A thread of its own 
 threads that log do not wait for STREAM. At most LIMIT lines, and 16 MB of them, wait to be written;
 further ones are dropped, and a line with the event events-dropped gives their number. A line shows
 at most 1,000 characters of a value, 16,384 in all, and 40,000 of a backtrace; characters that might
-move a cursor or look like another line are escaped. See FLUSH-LOG. From any thread."
-  (check-type level (member :debug :info :warning :error :none))
-  (check-type format (member :text :json))
+move a cursor or look like another line are escaped. See FLUSH-LOG. Signal MISUSE for another level
+or format. From any thread."
+  (check-choice :level level *log-levels*)
+  (check-choice :format format '(:text :json))
   (check-type limit (integer 1 *))
   (let* ((line (ecase format (:text #'text-line) (:json #'json-line)))
          (rank (position level *log-levels*))

@@ -121,7 +121,15 @@ size. Signal PROTOBUF-ERROR, also if a required field is missing, unless PARTIAL
 (define-compiler-macro parse-octets (&whole form type octets start end &rest options)
   (if options form `(parse-whole ,type ,octets ,start ,end)))
 
-(defun parse-message (type octets &key (start 0) (end (length octets)) into partial
+(defun octets-to-parse (type octets)
+  "OCTETS, an argument of PARSE-MESSAGE after TYPE, as a vector of octets."
+  (if (octet-sequence-p octets)
+      (coerce octets 'octets)
+      (misuse "PARSE-MESSAGE takes a message type and then octets, not ~A~:[~; (the two arguments ~
+               are in the wrong order)~]."
+              (bounded-text octets :limit 60 :escape t) (octet-sequence-p type))))
+
+(defun parse-message (type octets &key (start 0) end into partial
                                     (max-message-depth **max-message-depth**)
                                     (max-decoded-octets **max-decoded-octets**))
   "Return the message of TYPE (a symbol such as HELLOWORLD:HELLO-REPLY, a full name or a message
@@ -134,8 +142,9 @@ from one thread at a time for INTO."
   (when (stringp octets)
     (misuse "PARSE-MESSAGE reads octets, not the text ~S; PARSE-JSON-MESSAGE and ~
              PARSE-TEXT-MESSAGE read texts." (bounded-text octets :limit 60)))
-  (let ((type (need-message-type type))
-        (octets (if (typep octets 'octets) octets (coerce octets 'octets))))
+  (let* ((octets (if (typep octets 'octets) octets (octets-to-parse type octets)))
+         (type (need-message-type type))
+         (end (or end (length octets))))
     (handler-bind ((protobuf-error
                      (lambda (condition)
                        (unless (protobuf-error-type condition)

@@ -171,11 +171,14 @@ before its definition is loaded; until then its coders signal MISUSE."
 
 (defun find-message-type (designator)
   "Return the message type denoted by DESIGNATOR (a full name, a symbol such as
-HELLOWORLD:HELLO-REPLY, or a message type), or nil. From any thread."
-  (etypecase designator
+HELLOWORLD:HELLO-REPLY, or a message type), or nil. Signal MISUSE for another object. From any
+thread."
+  (typecase designator
     (message-type designator)
     (symbol (get designator 'message-type))
-    (string (values (gethash designator **message-types**)))))
+    (string (values (gethash designator **message-types**)))
+    (t (misuse "A message type is named by a symbol or its full name, not ~A."
+               (bounded-text designator :limit 60 :escape t)))))
 
 (defun adopt-layout (type layout)
   "Make LAYOUT the current definition of TYPE."
@@ -188,8 +191,26 @@ HELLOWORLD:HELLO-REPLY, or a message type), or nil. From any thread."
   "True once the definition of the message type TYPE has been loaded."
   (and (message-type-layout type) t))
 
+(defun likely-type (designator)
+  "The symbol or the full name of a message type that was probably meant by DESIGNATOR, a symbol or
+a string; or nil."
+  (flet ((likely (name names) (suggested-name (string-downcase name) names)))
+    (if (symbolp designator)
+        (let* ((package (symbol-package designator))
+               (names (when package
+                        (loop for symbol being the external-symbols of package
+                              when (get symbol 'message-type)
+                                collect (string-downcase symbol))))
+               (name (likely designator names)))
+          (and name (find-symbol (string-upcase name) package)))
+        (likely designator (sb-ext:with-locked-hash-table (**message-types**)
+                             (loop for name being the hash-keys of **message-types**
+                                   collect name))))))
+
 (defun need-message-type (designator)
-  (or (find-message-type designator) (misuse "There is no message type ~S." designator)))
+  (or (find-message-type designator)
+      (let ((likely (likely-type designator)))
+        (misuse "There is no message type ~S~@[ (is it ~S?)~]." designator likely))))
 
 (defun make-message (type)
   "Return a fresh empty message of TYPE, a symbol, full name or message type. Signal MISUSE if no

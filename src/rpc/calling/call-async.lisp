@@ -23,6 +23,10 @@
   "Make the call (FUNCTION CHANNEL REQUEST . OPTIONS) without waiting, and return its future, which
 is the call itself. FUNCTION is a unary stub, or a client-streaming one with a sequence or generator
 for REQUEST. Signal MISUSE for other stubs. From any thread."
+  (unless (or (functionp function)
+              (and function (symbolp function) (fboundp function)))
+    (misuse "CALL-ASYNC takes a stub, such as the function HELLOWORLD.GREETER:SAY-HELLO, not ~S."
+            function))
   (let ((method (stub-method function)))
     (when (and method
                (or (eq :open request)

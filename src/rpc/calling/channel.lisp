@@ -114,7 +114,10 @@ for METHOD, REQUEST and OPTIONS."
 (defmethod invoke :around ((channel interception) method request &rest options)
   (let ((credentials (channel-call-credentials channel)))
     (invoke-intercepted
-     (interceptors-for (channel-interceptors channel) method) method request options
+     (if (typep method 'rpc-method)
+         (interceptors-for (channel-interceptors channel) method)
+         (refuse-method method))
+     method request options
      (lambda (request options)
        (apply #'call-next-method channel method request
               (if credentials

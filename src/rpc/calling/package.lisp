@@ -13,8 +13,8 @@
                 #:interceptors-for #:on-writable #:operate #:reply
                 #:retry-call #:send #:trailer-fields #:try-send #:verdict-error #:wait-for-call)
   (:import-from #:clgrpc.method
-                #:*call* #:channel #:invoke #:rpc-method #:rpc-method-kind #:rpc-method-path
-                #:rpc-method-request-type #:stub-method)
+                #:*call* #:channel #:invoke #:rpc-method #:rpc-method-kind
+                #:rpc-method-path #:rpc-method-request-type #:stub-method)
   (:import-from #:clgrpc.status
                 #:check-metadata #:refusal-error #:deadline #:deadline-in #:earlier-deadline
                 #:failure-p #:make-rpc-error #:rpc-error #:rpc-error-trailers)

@@ -6,8 +6,18 @@
 
 (in-package #:clgrpc.calling)
 
-(define-hot check-call-options ((options list)) null
-  "Signal MISUSE if the plist OPTIONS has a keyword that stubs do not accept."
+(defun refuse-method (object)
+  "Signal MISUSE since OBJECT was given to INVOKE in the place of a method."
+  (misuse "INVOKE takes a method, such as the value of GENERIC-METHOD, not ~S.~@[ ~A~]" object
+          (typecase object
+            (null "POOL-METHOD returns nil where the pool has no such method.")
+            (string (if (find #\/ object) "GENERIC-METHOD makes a method of a name." nil))
+            ((or symbol function) (if (stub-method object) "Call the stub itself." nil)))))
+
+(define-hot check-call-options ((method t) (options list)) null
+  "Signal MISUSE if METHOD is no RPC-METHOD, or if the plist OPTIONS has a keyword that stubs do not
+accept."
+  (unless (typep method 'rpc-method) (refuse-method method))
   (let ((known '(:timeout :deadline :metadata :wait-for-ready :call-credentials :compression
                  :authority :max-send-octets :max-receive-octets :values)))
     (loop for name in options by #'cddr

@@ -60,6 +60,10 @@ channels are its subclasses. From any thread."))
 the values depend on the kind of METHOD. TIMEOUT is in seconds, METADATA an alist; these, the other
 options and the errors are those of stubs, see doc/calls.md. From any thread."))
 
+(defmethod no-applicable-method ((function (eql #'invoke)) &rest arguments)
+  (misuse "INVOKE takes a channel, such as the value of MAKE-CHANNEL, not ~S."
+          (first arguments)))
+
 (defgeneric service-methods (service)
   (:documentation "The list of the RPC-METHODs of SERVICE, a service object.")
   (:method (service)

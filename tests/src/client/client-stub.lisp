@@ -3,6 +3,29 @@
 (in-package #:clgrpc.tests.client)
 (in-suite :clgrpc.client)
 
+(test what-invoke-takes
+  "The text says what is wanted, and what was likely meant; over the network and within the image,
+with interceptors and without."
+  (flet ((complaint (function &rest arguments)
+           (handler-case (progn (apply function arguments) "")
+             (grpc:misuse (error) (princ-to-string error)))))
+    (with-probe (channel :server server) (:ask #'double)
+      (grpc:with-channel (intercepted (grpc:server-address server)
+                          :interceptors (list (lambda (method request options next)
+                                                (declare (ignore method))
+                                                (funcall next request options))))
+        (dolist (channel (list channel intercepted (grpc:server-channel server)))
+          (flet ((invoked (method) (complaint #'grpc:invoke channel method (note 1))))
+            (is (search "not NIL. POOL-METHOD returns nil where" (invoked nil)))
+            (is (search "GENERIC-METHOD makes a method of a name." (invoked "lab.Bench/Ask")))
+            (is (search "Call the stub itself." (invoked 'lab.bench:ask)))
+            (is (search "INVOKE takes a method, such as the value of GENERIC-METHOD, not 5."
+                        (invoked 5)))))))
+    (is (search "INVOKE takes a channel, such as the value of MAKE-CHANNEL, not NIL."
+                (complaint #'grpc:invoke nil (grpc:generic-method "a/b") nil)))
+    (is (search "CALL-ASYNC takes a stub, such as"
+                (complaint #'grpc:call-async nil nil 1)))))
+
 (test failing-generator
   "Its error reaches the caller, and the call is cancelled; so it is if the generator is left
 otherwise."

@@ -3,6 +3,17 @@
 (in-package #:clgrpc.tests.base)
 (in-suite :clgrpc.base)
 
+(test wrong-arguments-of-a-writer
+  "The text says what was likely meant."
+  (flet ((complaint (&rest arguments)
+           (handler-case (progn (apply #'log-writer arguments) "")
+             (misuse (error) (princ-to-string error)))))
+    (is (string= ":LEVEL is :debug, :info, :warning, :error or :none, not :WARN (is it :warning?)."
+                 (complaint :level :warn)))
+    (is (string= ":LEVEL is :debug, :info, :warning, :error or :none, not 3."
+                 (complaint :level 3)))
+    (is (string= ":FORMAT is :text or :json, not :JSN." (complaint :format :jsn)))))
+
 (defun logged (function &rest events)
   "The lines that EVENTS make through FUNCTION, of a stream, which returns the log function."
   (let* ((stream (make-string-output-stream)) ; not on the stack: another thread writes

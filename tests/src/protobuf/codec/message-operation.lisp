@@ -3,6 +3,22 @@
 (in-package #:clgrpc.tests.protobuf)
 (in-suite :clgrpc.protobuf)
 
+(test wrong-arguments-of-parse-message
+  "The text says what is wanted, and what was likely meant."
+  (flet ((complaint (&rest arguments)
+           (handler-case (progn (apply #'parse-message arguments) "")
+             (misuse (error) (princ-to-string error)))))
+    (is (search "not CLGRPC.TEST:ALL (the two arguments are in the wrong order)"
+                (complaint (octets-of 1 2) 'clgrpc.test:all)))
+    (is (string= "PARSE-MESSAGE takes a message type and then octets, not 5."
+                 (complaint 'clgrpc.test:all 5)))
+    (is (string= "A message type is named by a symbol or its full name, not 5."
+                 (complaint 5 (octets-of 1 2))))
+    (is (search "There is no message type \"clgrpc.test.Al\" (is it \"clgrpc.test.All\"?)."
+                (complaint "clgrpc.test.Al" (octets-of))))
+    (is (search "(is it CLGRPC.TEST:INNER?)."
+                (complaint (intern "INNERR" '#:clgrpc.test) (octets-of))))))
+
 (defun random-integer (low high)
   (case (random 3)
     (0 (aref (vector low high 0 (min high 127) (min high 128) (min high 300) (max low -1))

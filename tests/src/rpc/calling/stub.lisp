@@ -5,8 +5,8 @@
 (in-suite :clgrpc.calling)
 
 (test options-of-stubs
-  (finishes (calling:check-call-options '(:timeout 1 :metadata nil :async t)))
-  (signals misuse (calling:check-call-options '(:time-out 1))))
+  (finishes (calling:check-call-options *test-method* '(:timeout 1 :metadata nil :async t)))
+  (signals misuse (calling:check-call-options *test-method* '(:time-out 1))))
 
 (test the-earliest-deadline-counts
   (let ((now (* 100 1000000000)) (second 1000000000))
