@@ -28,7 +28,10 @@
   "The features a file starts with, by syntax or edition.")
 
 (defun feature-keyword (name)
-  (intern (substitute #\- #\_ (string-upcase name)) :keyword))
+  "The keyword for NAME, of a feature or of a value of one; a string if no feature that means
+something here has that name. A file may declare features of its own, and a peer sends files."
+  (let ((name (substitute #\- #\_ (string-upcase name))))
+    (or (find-symbol name '#:keyword) name)))
 
 (defun feature-of (descriptor feature)
   (getf (descriptor-features descriptor) feature))

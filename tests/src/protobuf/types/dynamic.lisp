@@ -105,6 +105,31 @@
     (dolist (name '("UNSEEN-TYPE" "UNSEEN-FIELD" "E-ZERO-UNSEEN"))
       (is (null (find-all-symbols name)) "~A" name))))
 
+(defun length-delimited (number octets)
+  "The field NUMBER that holds OCTETS, fewer than 128."
+  (concatenate 'octets (octets-of (logior 2 (ash number 3)) (length octets)) octets))
+
+(test nothing-is-interned-for-features-of-others
+  "A file may declare google.protobuf.FeatureSet anew, with features of its own."
+  (let ((declared (protobuf::link-file
+                   (protobuf::parse-proto
+                    "syntax = 'proto2'; package google.protobuf;
+                     message FileOptions { optional FeatureSet features = 50; }
+                     message FeatureSet { optional Oddity unseen_oddity = 9; }
+                     enum Oddity { ODDITY_UNKNOWN = 0; ODDITY_NEVER_SEEN = 1; }"
+                    "oddities.proto")
+                   (constantly nil) '()))
+        (user (concatenate 'octets
+                           (length-delimited 1 (string-octets "odd.proto"))
+                           (length-delimited 3 (string-octets "oddities.proto"))
+                           (length-delimited 8 (octets-of 146 3 2 72 1)) ; the field 50
+                           (length-delimited 12 (string-octets "editions"))
+                           (octets-of 112 232 7)))) ; edition 2023
+    (is-true (make-type-pool (concatenate 'octets (descriptor-set-octets (list declared))
+                                          (length-delimited 1 user))))
+    (dolist (name '("UNSEEN-ODDITY" "ODDITY-NEVER-SEEN"))
+      (is (null (find-all-symbols name)) "~A" name))))
+
 (test mutated-octets-of-dynamic-messages
   (let* ((pool (pool-of "all.proto" "extension.proto"))
          (types (list (find-pool-type pool "clgrpc.test.All")
