@@ -51,10 +51,19 @@ queue."
                    (link-peer-name link))
          (rpc:abort-as call (if (eq reason :share) :too-many-handlers :queue-full)))
         (:queued
-         (schedule-timer (loop:event-loop-wheel loop) (make-timer #'refuse-waiting ticket)
-                         (+ (loop:event-loop-now loop)
-                            (seconds-ns (options-reserve-wait-seconds
-                                         (wire:wire-call-options call))))))))))
+         (let ((timer (make-timer #'refuse-waiting ticket)))
+           (end-patience call)
+           (setf (deferred-start-patience (server-call-deferred-start call)) timer)
+           (schedule-timer (loop:event-loop-wheel loop) timer
+                           (+ (loop:event-loop-now loop)
+                              (seconds-ns (options-reserve-wait-seconds
+                                           (wire:wire-call-options call)))))))))))
+
+(defun end-patience (call)
+  "Cancel the timer of CALL's wait for a reserve thread, if there is one. On the loop."
+  (let* ((deferred-start (server-call-deferred-start call))
+         (timer (and deferred-start (shiftf (deferred-start-patience deferred-start) nil))))
+    (when timer (cancel-timer (loop:event-loop-wheel (wire-call-loop call)) timer))))
 
 (defun use-ticket (ticket)
   "Take the call out of TICKET and return it; nil if the ticket is empty. From any thread."
@@ -82,6 +91,7 @@ queue."
 (defun forget-unstarted (call)
   "If CALL, which has ended, is in the queue where it waits for its handler to begin, remove it, so
 that its request can be collected. On the loop."
+  (when (server-call-deferred-start call) (end-patience call))
   (when (and (due-p call) (zerop (server-call-began-ns call)))
     (let ((deferred-start (server-call-deferred-start call)))
       (cond ((and deferred-start (deferred-start-ticket deferred-start))

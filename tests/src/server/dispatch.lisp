@@ -245,6 +245,34 @@ that, however handlers run."
           (is (= 2 (number-of (grpc:await first))))
           (is (= 4 (number-of (grpc:await second)))))))))
 
+(test calls-that-have-waited-for-a-thread-leave-no-timer
+  "The time that a call may wait for a thread ends with the call."
+  (let ((go-on (make-signal)) (running (make-signal)))
+    (with-probe (channel :server server
+                         :options '(:reserve-threads 1 :execution :blocking
+                                    :reserve-wait-seconds 3600))
+        (:ask (lambda (note call)
+                (signal-it running)
+                (await-signal go-on)
+                (double note call)))
+      (flet ((timers ()
+               (reduce #'+ (server:server-loops server)
+                       :key (lambda (server-loop)
+                              (wheel-count (loop:event-loop-wheel
+                                            (server:server-loop-loop server-loop)))))))
+        (let ((before (progn (signal-it go-on)
+                             (ask channel (note 0))
+                             (await-signal running)
+                             (timers)))
+              (first (grpc:call-async #'lab.bench:ask channel (note 1))))
+          (is-true (await-signal running))
+          (let ((others (loop for i from 2 to 5
+                              collect (grpc:call-async #'lab.bench:ask channel (note i)))))
+            (is-true (wait-until (lambda () (= (+ 4 before) (timers)))))
+            (loop repeat 5 do (signal-it go-on))
+            (dolist (future (cons first others)) (grpc:await future))
+            (is-true (wait-until (lambda () (= before (timers)))))))))))
+
 (test places-of-calls-that-have-ended-are-free
   "A call that is cancelled while it waits for a thread leaves its place in the queue to another."
   (let ((go-on (make-signal)) (running (make-signal)))
