@@ -5,18 +5,15 @@
 
 (in-package #:clgrpc.gateway)
 
-(defclass gateway-service (method:generic-service)
-  ((reserve :initform nil :accessor gateway-reserve)) ; of the server, for streams of clients
+(defclass gateway-service (method:generic-service) ()
   (:documentation "A service that forwards its calls to a channel; see MAKE-GATEWAY-SERVICE."))
 
-(defmethod server:note-server-started ((service gateway-service) server)
-  (setf (gateway-reserve service) (serving:server-reserve server)))
-
-(defun run-beside (service function)
-  "Call FUNCTION on another thread: one of the reserve, or a new one for calls within the image or
-before the server has reported its start."
-  (let ((reserve (gateway-reserve service)))
-    (unless (and reserve (loop:run-on-reserve reserve function :if-busy :exceed))
+(defun run-beside (call function)
+  "Call FUNCTION on another thread: one of the reserve of CALL's server, or a new one without a
+server, as for calls within the image."
+  (let ((server (rpc:operate server call)))
+    (unless (and server
+                 (loop:run-on-reserve (serving:server-reserve server) function :if-busy :exceed))
       (sb-thread:make-thread (lambda () (loop:guarding (:gateway-error) (funcall function)))
                              :name "clgrpc gateway"))))
 
@@ -99,12 +96,12 @@ sent, and the backend server might wait for them for ever, so FORWARDED is cance
                (unless (setf over (over-p)) (finish-as requests error))))
         (unless over (rpc:cancel forwarded))))))
 
-(defun forward-client-stream (service channel method requests call)
+(defun forward-client-stream (channel method requests call)
   (with-outcome (call)
     (rpc:with-call (forwarded (method:invoke channel method :open
                                              :metadata (client-metadata call)))
       (rpc:on-cancel call (lambda () (rpc:cancel forwarded)))
-      (run-beside service (lambda () (send-requests requests forwarded)))
+      (run-beside call (lambda () (send-requests requests forwarded)))
       (if (eq :bidi (method:rpc-method-kind method))
           (send-answers call forwarded)
           (send-answer call forwarded #'rpc:receive)))))
@@ -116,15 +113,13 @@ trailers. METHODS are its known methods, from POOL-METHODS with :RAW: they can b
 protocols of the server; other methods, and all without METHODS, only by gRPC.
 GENERIC-SERVICE-METHODS can be set to other ones. The service does not close CHANNEL. From any
 thread."
-  (let ((service nil))
-    (setf service
-          (make-instance
-           'gateway-service
-           :methods methods :unknown t
-           :handler (lambda (method request call)
-                      (ecase (method:rpc-method-kind method)
-                        (:unary (forward-unary channel method request call))
-                        (:server-streaming (forward-server-stream channel method request call))
-                        ((:client-streaming :bidi)
-                         (forward-client-stream service channel method request call)))
-                      call)))))
+  (make-instance
+   'gateway-service
+   :methods methods :unknown t
+   :handler (lambda (method request call)
+              (ecase (method:rpc-method-kind method)
+                (:unary (forward-unary channel method request call))
+                (:server-streaming (forward-server-stream channel method request call))
+                ((:client-streaming :bidi)
+                 (forward-client-stream channel method request call)))
+              call)))

@@ -3,6 +3,5 @@
 (defpackage #:clgrpc.gateway
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:rpc #:clgrpc.rpc) (#:method #:clgrpc.method)
-                    (#:status #:clgrpc.status) (#:serving #:clgrpc.serving)
-                    (#:server #:clgrpc.server))
+                    (#:status #:clgrpc.status) (#:serving #:clgrpc.serving))
   (:export #:gateway-service #:make-gateway-service))

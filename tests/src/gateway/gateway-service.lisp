@@ -130,6 +130,19 @@ front of a probe with HANDLERS."
         (check (lambda () (collect channel (list (note 1)))))
         (check (lambda () (numbers (chat channel (list (note 1))))))))))
 
+(test one-gateway-of-several-servers
+  "A server that serves the same gateway and has stopped has no part in the calls of another: these
+have the threads of their own server."
+  (with-gateway (channel server :service service) (:chat #'echo)
+    (is-true (grpc:stop-server (grpc:start-server service) :drain 5))
+    (let ((call (chat channel :open)))
+      (grpc:send call (note 1))
+      (is (= 1 (number-of (grpc:receive call))))
+      (is (null (find "clgrpc gateway" (sb-thread:list-all-threads)
+                      :key #'sb-thread:thread-name :test #'equal)))
+      (grpc:close-send call)
+      (is (null (grpc:receive call))))))
+
 (test what-is-not-there-is-not-there
   (by-either (channel)
     (signals grpc:unimplemented (ask channel (note 1)))
