@@ -188,7 +188,7 @@ the list"
   ("A server answers a request in a codec that it does not have with the HTTP
 status 415"
    "server" "codecs-on-the-wire"
-   "src/server/dispatch.lisp" "(t :plain))))" "(t :grpc))))"))
+   "src/server/dispatch.lisp" "(or codec :plain)" "(or codec :grpc)"))
 
 (define-promises "doc/environment.md"
   ("a file of roots (PEM) for credentials without `:roots`, in place of the system's"

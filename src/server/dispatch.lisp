@@ -7,13 +7,15 @@
 
 (define-hot content-type-meaning ((field hpack:field)) (or symbol method:message-codec)
   "The kind of a request with the content type FIELD: :grpc in Protocol Buffers, a codec of gRPC's
-messages, or :plain. FIELD remembers it."
+messages, or :plain. FIELD remembers it, unless a codec that is registered later may change it."
   (or (hpack:field-memo field)
-      (setf (hpack:field-memo field)
-            (find-meaning (hpack:field-value-string field)))))
+      (multiple-value-bind (meaning passing) (find-meaning (hpack:field-value-string field))
+        (unless passing (setf (hpack:field-memo field) meaning))
+        meaning)))
 
 (defun find-meaning (value)
-  "The meaning of the content type VALUE, as CONTENT-TYPE-MEANING returns it."
+  "The meaning of the content type VALUE, as CONTENT-TYPE-MEANING returns it. The second value is
+true if VALUE names a codec that does not exist, but may."
   (let* ((base "application/grpc")
          (end (or (position #\; value) (length value)))
          (type (string-right-trim " " (subseq value 0 end))))
@@ -23,8 +25,9 @@ messages, or :plain. FIELD remembers it."
           ((= (length type) (length base)) (if (= end (length type)) :grpc :plain))
           ((char/= #\+ (char type (length base))) :plain)
           ((string-equal "proto" (subseq type (1+ (length base)))) :grpc)
-          ((method:find-codec (subseq type (1+ (length base)))))
-          (t :plain))))
+          (t (multiple-value-bind (codec passing)
+                 (method:find-codec (subseq type (1+ (length base))))
+               (values (or codec :plain) passing))))))
 
 (define-hot octets-are ((octets octets) (text simple-base-string)) boolean
   (and (= (length octets) (length text))
@@ -126,6 +129,12 @@ includes them.")
       (setf (request-claim request)
             (claim-request claimers http-method target (coerce (nreverse fields) 'vector))))))
 
+(defun expects-p (list)
+  "True if a client that has sent the headers LIST waits for the status 100 before it sends the
+body."
+  (let ((field (hpack:find-field list "expect")))
+    (and field (string-equal "100-continue" (hpack:field-value-string field)))))
+
 (define-hot request-of ((server-loop server-loop) (list hpack:field-list) (link server-link))
             request
   "The REQUEST with the data of LIST, the headers of a request on LINK. If the peer repeats a header
@@ -137,9 +146,13 @@ block, LIST remembers the REQUEST."
                            (server-loop-request server-loop))))
           (read-fields request list link)
           (read-request request (server-loop-routes server-loop) list)
-          (when (and (request-plain request) (server-loop-claimers server-loop))
-            (claim-from-list request (server-loop-claimers server-loop) list))
-          (setf (hpack:field-list-memo list) request)
+          (when (request-plain request)
+            (setf (request-expects request) (expects-p list))
+            (when (server-loop-claimers server-loop)
+              (claim-from-list request (server-loop-claimers server-loop) list)))
+          ;; a compression of that name may be registered later
+          (unless (eq :unknown (request-incoming request))
+            (setf (hpack:field-list-memo list) request))
           request))))
 
 (define-hot (begin-server-call :inline t)
@@ -262,6 +275,13 @@ has."
           (t (start-claimed call claim))))
   nil)
 
+(defun invite-body (stream)
+  "Send the status 100 on STREAM, whose client waits for that (RFC 9110 section 10.1.1), unless its
+request has been answered."
+  (let ((call (http2:stream-user stream)))
+    (when (and call (null (call-status call)) (http2:stream-sendable-p stream))
+      (http2:send-continue stream))))
+
 (define-hot server-headers ((stream http2:stream) (list hpack:field-list) (ended boolean)) null
   "The sink's on-headers."
   (let* ((link (http2:connection-user (http2:stream-connection stream)))
@@ -271,7 +291,8 @@ has."
           ((claim-p (request-claim request))
            (begin-claimed-on-stream stream list link server-loop request))
           (t (begin-plain-on-stream stream list link server-loop request)))
-    (when ended (end-of-request (the server-call (http2:stream-user stream)))))
+    (cond (ended (end-of-request (the server-call (http2:stream-user stream))))
+          ((and (request-plain request) (request-expects request)) (invite-body stream))))
   nil)
 
 (define-hot receive-other ((call server-call) (octets octets) (start index) (end index)

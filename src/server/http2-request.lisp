@@ -14,6 +14,7 @@
   (accepted '() :type list)             ; the encodings that the client can read
   ;; the header that is not gRPC's, if the request is plain (plain.lisp)
   (plain nil :type (member nil :content-type :method))
+  (expects nil :type boolean)           ; of a plain request: the client waits for the status 100
   (claim nil)                           ; of a plain request, a result of CLAIM-REQUEST
   (rejection '() :type list))           ; why it cannot become a call: a status and a text
 

@@ -20,9 +20,9 @@
    #:pool #:make-pool
    #:counters #:counters-queued-octets
    #:counters-streams-opened #:counters-streams-failed
-   #:stream #:stream-p #:stream-id #:stream-connection #:stream-user #:stream-tally-in
+   #:stream #:stream-id #:stream-connection #:stream-user #:stream-tally-in
    #:stream-tally-out #:stream-charge #:stream-queued-octets
-   #:stream-sendable-p #:stream-receivable-p #:stream-open-p
+   #:send-continue #:stream-sendable-p #:stream-receivable-p #:stream-open-p
    #:connection #:connection-role #:connection-user
    #:connection-counters #:connection-stream-count
    #:connection-closed-p #:connection-ready-p #:connection-error-text

@@ -102,6 +102,15 @@ into HEADERS and CONTINUATIONs. The pieces move back to front, each to its place
                                  id))
     nil))
 
+(defun send-continue (stream)
+  "Send the interim response 100 (RFC 9113 section 8.1) on STREAM, a server's, whose answer has not
+begun."
+  (multiple-value-bind (encoder buffer) (begin-headers stream)
+    (hpack:encode-literal encoder buffer (load-time-value (ascii-octets ":status") t)
+                          (load-time-value (ascii-octets "100") t) :plain))
+  (end-headers stream nil)
+  (clear-stream-flag stream +sent-headers+))
+
 ;;; DATA
 
 (define-hot (largest-data :inline t) ((connection connection)) index

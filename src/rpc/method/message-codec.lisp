@@ -27,14 +27,18 @@
 
 (defconstant +codec-characters+ 32 "The longest name of a codec.")
 
+(defun codec-name-p (name)
+  "True if NAME may be the name of a codec."
+  (and (stringp name)
+       (<= 1 (length name) +codec-characters+)
+       (every (lambda (character)
+                (or (char<= #\a character #\z) (digit-char-p character)
+                    (find character "-_.")))
+              name)))
+
 (defun check-codec-name (name)
   "Return NAME if it is a valid name of a codec; otherwise signal MISUSE."
-  (unless (and (stringp name)
-               (<= 1 (length name) +codec-characters+)
-               (every (lambda (character)
-                        (or (char<= #\a character #\z) (digit-char-p character)
-                            (find character "-_.")))
-                      name))
+  (unless (codec-name-p name)
     (misuse "~S cannot be the name of a codec, which has at most ~D small letters, digits and ~
              \"-_.\"." name
             +codec-characters+))
@@ -65,11 +69,14 @@ thread."
                   (codec-deserialize codec) deserialize)
             (setf (gethash name **codecs**)
                   (make-message-codec :name name :serialize serialize :deserialize deserialize)))))
+    (tell-service-watchers)             ; servers may remember that there is no such codec
     name))
 
 (defun find-codec (name)
-  "The codec that is registered as NAME, a string in any case, or nil. From any thread."
-  (values (gethash name **codecs**)))
+  "The codec that is registered as NAME, a string in any case, or nil; then the second value is true
+if NAME may be registered later. From any thread."
+  (or (gethash name **codecs**)
+      (values nil (codec-name-p (string-downcase name)))))
 
 (defun codec-of-name (name)
   "The codec that is registered as NAME; nil for nil and for \"proto\". Signal MISUSE for an unknown

@@ -246,6 +246,19 @@ its call ends with a status, mostly :internal, and the server goes on."
 (defun turned-note (number &rest arguments)
   (framed (turned (grpc:serialize (apply #'note number arguments))) :flag 1))
 
+(test a-compressor-that-is-registered-later
+  "Its name was seen before on the connection, in a header block that came again and again: once it
+is registered it is known there."
+  (with-raw-calls (peer) (:ask #'echo-note)
+    (flet ((answer ()
+             (ask-raw peer "/lab.Bench/Ask" :data (turned-note 7)
+                                            :fields (encoding-fields "turned" "turned"))))
+      (loop repeat 3 do (is (eq :unimplemented (status-of (answer)))))
+      (call-with-compressor
+       :turned #'turned (lambda (octets write) (funcall write (turned octets)))
+       (lambda ()
+         (loop repeat 3 do (is (eq :ok (status-of (answer))))))))))
+
 (test registered-compressors-at-the-server
   "Their names go out, what they have compressed is read, and answers go so to clients that accept
 that. What is too long, or broken, ends the call, and no more than that."

@@ -190,6 +190,27 @@ says, for handlers that know nothing of it, with an interceptor around them."
                                                                       note))))))))
     (signals misuse (grpc:make-channel "127.0.0.1:1" :codec "lab-other"))))
 
+(test a-codec-that-is-registered-later
+  "Its name was seen before on the connection, in a header block that came again and again: once it
+is registered it is known there."
+  (with-raw-calls (peer)
+      (:ask (lambda (note call) (declare (ignore call)) note))
+    (let ((name (format nil "lab-later-~D" (random (expt 10 9))))) ; it stays registered
+      (flet ((answer ()
+               (ask-raw peer "/lab.Bench/Ask"
+                        :content-type (format nil "application/grpc+~A" name)
+                        :data (framed (string-octets "a")))))
+        (loop repeat 3
+              do (is (equal "415" (field-of ":status" (exchange-headers (answer))))))
+        (grpc:register-codec name
+                             :serialize (lambda (message type)
+                                          (declare (ignore type))
+                                          (string-octets message))
+                             :deserialize (lambda (octets type)
+                                            (declare (ignore type))
+                                            (octets-string octets)))
+        (loop repeat 3 do (is (eq :ok (status-of (answer)))))))))
+
 (test codecs-on-the-wire
   "The content type of the request is that of the answer; one of no codec is refused. A message that
 is no such thing, too long, or cut short ends its call; the server goes on."

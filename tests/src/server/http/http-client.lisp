@@ -57,6 +57,19 @@ it printed, as WITHOUT-DATES has it."
                  (apply #'curl server "/a" "-H" "Expect: 100-continue" "-d" "hello"
                         *version*)))))
 
+(test curl-that-waits-for-100-over-http2
+  "A client that waits for the status 100 gets it over HTTP/2 as well, and sends the body; a request
+without a body, or that expects nothing, gets none."
+  (with-web (server)
+    (flet ((answered (&rest arguments)
+             (apply #'curl server "/echo" "-i" "--http2-prior-knowledge"
+                    "--expect100-timeout" "100" arguments)))
+      (is (eql 0 (search "HTTP/2 100 ||HTTP/2 200 |"
+                         (answered "-H" "Expect: 100-continue" "-d" "hello"))))
+      (is (search "||hello" (answered "-H" "Expect: 100-continue" "-d" "hello")))
+      (is (eql 0 (search "HTTP/2 200 |" (answered "-d" "hello"))))
+      (is (null (search "HTTP/2 100 " (answered "-H" "Expect: 100-continue")))))))
+
 (test curl-uploads
   "A body in chunks, longer than any buffer, comes back whole; one that is too long is refused."
   (uiop:with-temporary-file (:pathname path :stream stream)
