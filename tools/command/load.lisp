@@ -88,14 +88,34 @@ passed."
   "True if the progress of a run is shown; QUIET is true if the user has asked for none."
   (and (not quiet) (interactive-stream-p sb-sys:*stderr*)))
 
+(defvar *failed-round* nil
+  "Why a round after the first could not be made, a condition, or nil.")
+
+(defun make-round (number make-run)
+  "The value of MAKE-RUN, a function without arguments that makes the run of the round NUMBER, from
+0 on. Return nil, and note the reason, if a round after the first cannot be made: the rounds before
+it are worth a report."
+  (handler-bind (((or load:run-failed failure)
+                   (lambda (condition)
+                     (when (plusp number)
+                       (setf *failed-round* condition)
+                       (return-from make-round nil)))))
+    (funcall make-run)))
+
 (defun repeat-rounds (rounds make-run)
   "Call MAKE-RUN, a function without arguments that makes a run, ROUNDS times, and return all these
-runs as one. If the user breaks one off, no more are made."
-  (load:merge-rounds (loop repeat rounds
-                           for run = (funcall make-run)
-                           collect run
+runs as one. If the user breaks one off, or one cannot be made, no more are made."
+  (load:merge-rounds (loop for number below rounds
+                           for run = (make-round number make-run)
+                           while run collect run
                            until (member (load:run-ended-early run)
                                          '(:interrupted :terminated)))))
+
+(defun report-failed-round (run)
+  "Signal a FAILURE, after the report of RUN, if a round after those in it could not be made."
+  (when *failed-round*
+    (fail-command "round ~D could not be made: ~A" (1+ (max 1 (length (load:run-rounds run))))
+                  *failed-round*)))
 
 (defun load-by-workers (&rest options &key rounds name tags quiet &allow-other-keys)
   "The RUN that the workers named in OPTIONS make by calling a method of
@@ -223,15 +243,17 @@ the run, print the reason on standard error and return the RUN without it."
       (when compare (refuse "csv has no place for --compare"))
       (when workers (refuse "csv lists single calls, and workers do not")))
     (when output (call-with-output (constantly nil) output)) ; rather now than after an hour
-    (let ((run (if (and (getf options :knee) (not workers))
-                   (apply #'load-to-knee options)
-                   (call-beside-server
-                    (getf options :server-metrics) (getf options :method)
-                    (lambda () (apply (if workers #'load-by-workers #'load-alone) options))))))
+    (let* ((*failed-round* nil)
+           (run (if (and (getf options :knee) (not workers))
+                    (apply #'load-to-knee options)
+                    (call-beside-server
+                     (getf options :server-metrics) (getf options :method)
+                     (lambda () (apply (if workers #'load-by-workers #'load-alone) options))))))
       (when count-errors (count-errors-in run))
       (call-with-output (lambda (stream) (report:write-report format run stream :before compare))
                         output)
-      (run-exit-code run conditions))))
+      (prog1 (run-exit-code run conditions)
+        (report-failed-round run)))))
 
 (define-command ("load" options)
     (((target "TARGET" #'parse-channel-target "Where the server listens.")

@@ -2,7 +2,8 @@
 ;;;; many calls under way as it has workers; the next call begins when one has ended. In an open
 ;;;; loop a timer rings when the next calls are due, independent of earlier ones. Calls for which
 ;;;; there is no stream, no connection or, if their number is limited, no worker wait in their
-;;;; connection slot's queue, and their latency counts from when they were due.
+;;;; connection slot's queue, and their latency counts from when they were due. So do calls on a
+;;;; connection whose peer does not read: its unsent output is bounded.
 
 (in-package #:clgrpc.load)
 
@@ -149,7 +150,8 @@ each idle worker."
                      (< (connection-slot-begun connection-slot)
                         (connection-slot-quota connection-slot))
                      (plusp (http2:available-streams
-                             (the http2:connection (connection-http2 connection)))))
+                             (the http2:connection (connection-http2 connection))))
+                     (not (output-full-p connection)))
           (return))
         (unqueue-first connection-slot)
         (begin-load-call connection load-call)))

@@ -244,13 +244,20 @@ end our side of the stream."
                                                   (plan-call-duration-ns plan)))))))
     nil))
 
+(define-hot (output-full-p :inline t) ((connection connection)) boolean
+  "True if so much of CONNECTION's output is unsent, since the peer does not read, that no call may
+begin there."
+  (let ((socket (the loop:connection (connection-socket connection))))
+    (< (loop:connection-max-unsent socket) (loop:connection-unsent socket))))
+
 (define-hot begin-load-call ((connection connection) (load-call load-call)) boolean
   "Begin LOAD-CALL on CONNECTION; return false if no stream may be opened there now."
   (let* ((generator (the generator (load-call-generator load-call)))
          (plan (generator-plan generator))
          (request (the request (load-call-request load-call)))
          (maker (request-metadata-maker request))
-         (stream (http2:open-stream (the http2:connection (connection-http2 connection)))))
+         (stream (and (not (output-full-p connection))
+                      (http2:open-stream (the http2:connection (connection-http2 connection))))))
     (when stream
       (setf (http2:stream-user stream) load-call
             (load-call-stream load-call) stream

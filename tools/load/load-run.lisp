@@ -187,10 +187,29 @@ that begins with the name of the limit; or nil."
     (and (some #'identity reasons)
          (format nil "~{~A~^. Besides, ~}" (remove nil reasons)))))
 
+(defun intended-end-ns (plan generators measure-ns)
+  "When the time that belongs to the calls of GENERATORS, an open loop by PLAN, is over: the next
+call would have been due then. Ten calls at ten a second take a second, though the last begins after
+0.9."
+  (let ((rate (plan-rate plan)))
+    (if (and (eq :const (schedule-kind rate)) (eq :constant (plan-arrival plan)))
+        (+ measure-ns (floor (* +ns-per-second+ (reduce #'+ generators :key #'generator-counted))
+                             (rational (schedule-start rate))))
+        (reduce #'min generators
+                :key (lambda (generator)
+                       (let ((stopped (generator-stopped-ns generator)))
+                         (min (generator-due-ns generator) (generator-end-ns generator)
+                              (if (plusp stopped) stopped +never-ns+))))))))
+
 (defun finish-run (control plan measure-ns cpu-begin interrupted)
   "The RUN that CONTROL's generators have noted."
   (let* ((generators (control-generators control))
-         (end-ns (reduce #'max generators :key #'generator-last-end-ns :initial-value measure-ns))
+         (end-ns (reduce #'max generators :key #'generator-last-end-ns
+                                          :initial-value
+                                          (if (plan-rate plan)
+                                              (max measure-ns
+                                                   (intended-end-ns plan generators measure-ns))
+                                              measure-ns)))
          (run (make-run :name (plan-name plan) :target (plan-target plan)
                         :method (format nil "~{~A~^, ~}"
                                         (mapcar #'request-name (plan-requests plan)))

@@ -42,7 +42,8 @@ end of the last, without those of a warm-up."
   (method "" :type string)              ; "package.Service/Method"
   (kind :unary :type (member :unary :client-streaming :server-streaming :bidi)) ; of METHOD
   (started-unix-ns 0 :type quantity) ; when the first call was to begin
-  (duration-ns 0 :type quantity)   ; from then until the last call had ended
+  ;; from then until the last call had ended and, of an open loop, the next would have been due
+  (duration-ns 0 :type quantity)
   (options '() :type list)              ; alist from an option's name, as ghz's, to its JSON
   (tags '() :type list)                 ; alist of strings, the user's
   (loop-kind :closed :type (member :open :closed)) ; at a rate, or one call after another

@@ -125,10 +125,33 @@ latencies.")
                                                 (+ (testing:client-stats-time-user one)
                                                    (testing:client-stats-time-system one)))))))))
 
-(defun sleep-unless-interrupted (ns)
-  "Sleep for NS; return whether the user has interrupted that."
-  (handler-case (progn (sleep (max 0 (ns-seconds ns))) nil)
-    (sb-sys:interactive-interrupt () t)))
+(defun sleep-unless-ended (ns termination)
+  "Sleep for NS. Return nil; :INTERRUPTED if the user has interrupted that, or :TERMINATED as soon
+as TERMINATION, a semaphore, has been signalled."
+  (handler-case (and (sb-thread:wait-on-semaphore termination :timeout (max 1/1000 (ns-seconds ns)))
+                     :terminated)
+    (sb-sys:interactive-interrupt () :interrupted)))
+
+(defun call-with-termination (function)
+  "Call FUNCTION with a semaphore that SIGTERM signals meanwhile, instead of ending the process."
+  (let ((termination (sb-thread:make-semaphore :name "clgrpc load")))
+    (os:handle-signal os:+sigterm+ (lambda () (sb-thread:signal-semaphore termination)))
+    (unwind-protect (funcall function termination)
+      (os:reset-signal os:+sigterm+))))
+
+(defun tell-rows (calls begin-ns seconds progress termination)
+  "Ask CALLS, whose measurement began at BEGIN-NS, once a second, SECONDS times, for what they have
+counted. Return a list of the answers, lists of ClientStats, and why it ended early, or nil.
+PROGRESS and TERMINATION are as in DRIVE-WORKERS and SLEEP-UNLESS-ENDED."
+  (let ((told '()))
+    (loop for second from 1 to seconds
+          for ended = (sleep-unless-ended (- (+ begin-ns (* second +ns-per-second+))
+                                             (monotonic-ns))
+                                          termination)
+          do (push (mark-workers calls) told)
+             (funcall progress second)
+          until ended
+          finally (return (values (reverse told) ended)))))
 
 (defun drive-workers (addresses target &key streaming rate (connections 1) (concurrency 50)
                                          (seconds 10) (warm-up-seconds 1) (request-size 0)
@@ -138,40 +161,42 @@ positive integer, after WARM-UP-SECONDS. They call UnaryCall, or make round trip
 if STREAMING is true. With RATE they begin RATE calls a second at random times. Without it they keep
 CONCURRENCY calls under way, each followed by the next. They use CONNECTIONS in all. PROGRESS is
 called with the number of each second that has passed. Return a RUN, whose CPU time is that of all
-workers; if the user interrupts, it is of the finished part. Signal RPC-ERRORs of the workers."
+workers; if the user interrupts, or the process gets SIGTERM, it is of the finished part. Signal
+RPC-ERRORs of the workers."
   (let ((count (length addresses)) (channels '()) (calls '()))
-    (unwind-protect
-         (flet ((begin (address)
-                  (let ((channel (grpc:make-channel address)))
-                    (push channel channels)
-                    (let ((call (grpc.testing.worker-service:run-client
-                                 channel :open
-                                 :timeout (+ warm-up-seconds seconds +driver-patience-seconds+))))
-                      (push call calls)
-                      call))))
-           (mapc #'begin addresses)
-           (tell-workers calls
-                         (loop for i below count
-                               collect (testing:make-client-args
-                                        :setup (worker-config
-                                                target i count :streaming streaming :rate rate
-                                                :connections connections :concurrency concurrency
-                                                :request-size request-size
-                                                :response-size response-size))))
-           (sleep warm-up-seconds)
-           (mark-workers calls)
-           (loop with begin-ns = (monotonic-ns)
-                 for second from 1 to seconds
-                 for interrupted = (sleep-unless-interrupted
-                                    (- (+ begin-ns (* second +ns-per-second+)) (monotonic-ns)))
-                 collect (mark-workers calls) into told
-                 do (funcall progress second)
-                 until interrupted
-                 finally (let ((run (run-of-rows (mapcar #'stats-row told)
-                                                 (reduce #'append told) begin-ns target
-                                                 :streaming streaming :rate rate
-                                                 :connections (max count connections))))
-                           (when interrupted (setf (load:run-ended-early run) :interrupted))
-                           (return run))))
-      (mapc #'grpc:cancel calls)
-      (mapc #'grpc:close-channel channels))))
+    (flet ((begin (address)
+             (let ((channel (grpc:make-channel address)))
+               (push channel channels)
+               (let ((call (grpc.testing.worker-service:run-client
+                            channel :open
+                            :timeout (+ warm-up-seconds seconds +driver-patience-seconds+))))
+                 (push call calls)
+                 call)))
+           (measure (termination)
+             (sleep-unless-ended (seconds-ns warm-up-seconds) termination)
+             (mark-workers calls)
+             (let ((begin-ns (monotonic-ns)))
+               (multiple-value-bind (told ended)
+                   (tell-rows calls begin-ns seconds progress termination)
+                 (let ((run (run-of-rows (mapcar #'stats-row told) (reduce #'append told) begin-ns
+                                         target
+                                         :streaming streaming :rate rate
+                                         :connections (max count connections))))
+                   (setf (load:run-ended-early run) ended)
+                   run)))))
+      (unwind-protect
+           (progn
+             (mapc #'begin addresses)
+             (tell-workers calls
+                           (loop for i below count
+                                 collect (testing:make-client-args
+                                          :setup (worker-config
+                                                  target i count
+                                                  :streaming streaming :rate rate
+                                                  :connections connections
+                                                  :concurrency concurrency
+                                                  :request-size request-size
+                                                  :response-size response-size))))
+             (call-with-termination #'measure))
+        (mapc #'grpc:cancel calls)
+        (mapc #'grpc:close-channel channels)))))

@@ -83,3 +83,25 @@
      (is (= 2 (run-line "load" "--workers" (first workers) "-z" "1s" target "a.B/C")))
      (is (= 2 (run-line "load" "--workers" (first workers) target
                         "grpc.testing.BenchmarkService/UnaryCall"))))))
+
+(test workers-end-with-their-driver
+  "At SIGTERM the driver reports what has been counted, and leaves; then no worker calls any more."
+  (call-with-workers
+   2
+   (lambda (workers target)
+     (support:with-program (loading (support:clgrpc-program) "load" target
+                                    "grpc.testing.BenchmarkService/UnaryCall" "--workers"
+                                    (format nil "~{~A~^,~}" workers) "-z" "100s" "-O" "json"
+                                    "--warm-up" "0.1s" "--rounds" "3")
+       (sleep 2.5)
+       (support:signal-program loading sb-unix:sigterm)
+       (let ((run (clgrpc.report:parse-run (support:program-line loading))))
+         (is (= 143 (support:program-exit-code loading)))
+         (is (eq :interrupted (load:run-ended-early run)))
+         (is (plusp (load:run-count run)))
+         (is (equal '("OK") (mapcar #'load:status-row-name (load:run-statuses run))))))
+     (dolist (worker workers)
+       (grpc:with-channel (channel worker)
+         (is (plusp (testing:core-response-cores
+                     (grpc.testing.worker-service:core-count channel (testing:make-core-request)
+                                                             :timeout 10)))))))))

@@ -468,6 +468,40 @@ machine some take longer."
                                   ("skipFirst" 1) ("insecure" :true) ("data" (("name" . "x"))))
             do (is (equal value (option-of run name)) "~A is ~A" name (option-of run name))))))
 
+(test a-round-that-cannot-be-made
+  "The rounds before it are reported, and the exit code says that not all could be made."
+  (let ((made 0))
+    (flet ((make-run ()
+             (if (< (incf made) 3)
+                 (load:make-run :count 1 :duration-ns 1000)
+                 (error 'load:run-failed :text "nobody is there"))))
+      (let* ((tools::*failed-round* nil)
+             (run (tools::repeat-rounds 5 #'make-run)))
+        (is (= 3 made))
+        (is (= 2 (load:run-count run) (length (load:run-rounds run))))
+        (is (string= "round 3 could not be made: nobody is there"
+                     (handler-case (progn (tools::report-failed-round run) "")
+                       (tools::failure (failure) (princ-to-string failure)))))
+        (signals load:run-failed (tools::repeat-rounds 1 #'make-run) "the first is the run"))))
+  (let ((server (grpc:start-server (make-instance 'clgrpc.examples:greeter)))
+        (proto (uiop:native-namestring (support:root-file "proto/examples/helloworld.proto"))))
+    (unwind-protect
+         (multiple-value-bind (run code complaints)
+             (let ((ender (sb-thread:make-thread
+                           (lambda ()
+                             (loop until (< 3 (getf (grpc:server-statistics server) :calls))
+                                   do (sleep 0.01))
+                             (grpc:stop-server server :drain 5)))))
+               (multiple-value-prog1
+                   (load-line (grpc:server-address server) "helloworld.Greeter/SayHello"
+                              "--proto" proto "-n" "5" "-c" "1" "--rounds" "3"
+                              "-d" (greet-for 50))
+                 (sb-thread:join-thread ender)))
+           (is (= 1 code))
+           (is (= 5 (load:run-count run)))
+           (is (search "could not be made" complaints)))
+      (grpc:stop-server server :drain 0))))
+
 ;;; A terminal, a pipe, C-c
 
 (test load-interrupted

@@ -8,7 +8,7 @@
 
 (defun plan-for (address &rest arguments
                  &key (method 'routeguide.route-guide:get-feature) (data "{}") rate workers
-                   (timeout-ns 5000000000)
+                   (timeout-ns 5000000000) (request-metadata #())
                    (options-of-http2 (clgrpc.option:make-channel-options)) &allow-other-keys)
   (let* ((method (route-method method))
          (target (loop:parse-target address)))
@@ -19,14 +19,14 @@
                   method :payload (load:json-payload data method (constantly nil))
                          :fields (load:request-head (method:rpc-method-path method)
                                                     (loop:target-authority target) timeout-ns
-                                                    "http" #())))
+                                                    "http" request-metadata)))
            :timeout-ns timeout-ns :connect-timeout-ns 2000000000
            :options-of-http2 options-of-http2
            :rate (and rate (load:make-schedule :start (float rate 1d0)))
            :workers (and workers (load:make-schedule :start (float workers 1d0)))
            (loop for (key value) on arguments by #'cddr
                  unless (member key '(:method :data :rate :workers :timeout-ns
-                                         :options-of-http2))
+                                      :options-of-http2 :request-metadata))
                    collect key and collect value))))
 
 (defmacro with-server ((address service &rest arguments) &body body)
@@ -89,6 +89,17 @@
       (is (= 1000 (load:histogram-count (load:run-lateness run))))
       (is (= 2000 (load:run-intended-rps run)))
       (is (< 450000000 (load:run-duration-ns run) 20000000000)))))
+
+(test the-rate-of-few-calls
+  "The time of a run at a rate ends when the next call would have been due, not when the last one
+began: two calls at fifty a second take two fiftieths, and are no faster than asked for."
+  (with-server (address (make-instance 'examples:route-guide))
+    (dolist (arguments '((:total 2) (:total 2 :generators 2 :connections 2) (:duration-ns 40000000)
+                         (:total 2 :arrival :poisson)))
+      (let ((run (load:perform-run (apply #'plan-for address :rate 50 arguments))))
+        (is (= 2 (load:run-count run)))
+        (unless (getf arguments :arrival)
+          (is (<= 40000000 (load:run-duration-ns run)) "~S" arguments))))))
 
 (test whether-the-loops-were-busy
   "is said of a run that was long enough, and never more than all of the time."

@@ -376,6 +376,35 @@ rung."
         do (check-script name "DeadlineExceeded" answer :opening opening :timeout-ns 100000000
                                                         :count 12)))
 
+(defun most-unsent (control)
+  "The most octets that a connection of CONTROL's generators has to send."
+  (loop for generator in (load::control-generators control)
+        maximize (loop for slot across (load::generator-connection-slots generator)
+                       for connection = (load::connection-slot-connection slot)
+                       when connection
+                         maximize (loop:connection-unsent (load::connection-socket connection)))))
+
+(test a-server-that-does-not-read
+  "However many calls are due and end by their deadline, what waits to be sent is bounded: the calls
+wait instead."
+  (let ((over (sb-thread:make-semaphore)) (most 0))
+    (with-evil-server (address)
+        (lambda (id)
+          (declare (ignore id))
+          (sb-thread:wait-on-semaphore over :timeout 60)
+          '())
+      (let ((run (load:perform-run
+                  (plan-for address :workers 100 :duration-ns 1000000000 :timeout-ns 5000000
+                                    ;; longer than the table of HPACK takes
+                                    :request-metadata (vector (hpack:string-field
+                                                               "x" (make-string 5000
+                                                                                :initial-element
+                                                                                #\x))))
+                  :on-progress (lambda (control) (setf most (max most (most-unsent control)))))))
+        (sb-thread:signal-semaphore over 100)
+        (is (< 1000000 most 2000000) "~D octets" most)
+        (is (consistent-p run))))))
+
 (defun complaint-of (address)
   "Why there is no run of calls at ADDRESS; \"\" if there is one."
   (handler-case (progn (load:perform-run (plan-for address :total 1 :workers 1)) "")
