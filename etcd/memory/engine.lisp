@@ -145,9 +145,9 @@ whose lock is held: the thread that was to call them may have been interrupted."
 (defun seconds-to-wait (engine)
   "For how many seconds the job of ENGINE, whose lock is held, has nothing to do; nil if until it is
 woken."
-  (let* ((store (engine-store engine)) (first (first-end-ns store)))
-    (when (or first (plusp (hash-table-count (engine-listeners engine))))
-      (ns-seconds (max 0 (min +tick-ns+ (- (or first most-positive-fixnum)
+  (let ((look (next-look-ns (engine-store engine))))
+    (when (or look (plusp (hash-table-count (engine-listeners engine))))
+      (ns-seconds (max 0 (min +tick-ns+ (- (or look most-positive-fixnum)
                                            (engine-now engine))))))))
 
 (defun attend-engine (engine)

@@ -111,9 +111,9 @@ remove LEASE with its last item. Return how many they were."
   "End LEASE, and its items with it, at most MOST of them at one revision of STORE; END-LEASES
 removes the others. Return how many items were removed."
   (setf (lease-ending lease) t
-        (lease-end-ns lease) 0
-        (store-quiet-until-ns store) 0)
-  (end-items store lease most))
+        (lease-end-ns lease) 0)
+  (prog1 (end-items store lease most)
+    (when (lease-items lease) (setf (store-quiet-until-ns store) 0))))
 
 (defun renew-lease (lease now-ns)
   "Renew LEASE for its time from NOW-NS on. Return its seconds."
@@ -133,10 +133,15 @@ removes the others. Return how many items were removed."
                          unless (lease-ending lease) collect lease)))
 
 (defun first-end-ns (store)
-  "When the first of the leases of STORE ends, or nil."
+  "When the first of the leases of STORE ends, or nil. It looks at all of them."
   (loop for lease being the hash-values of (store-leases store)
         minimize (lease-end-ns lease) into first
         finally (return (if (plusp (hash-table-count (store-leases store))) first nil))))
+
+(defun next-look-ns (store)
+  "When leases of STORE may end, or nil without leases."
+  (and (plusp (hash-table-count (store-leases store)))
+       (store-quiet-until-ns store)))
 
 (defconstant +ended-at-once+ 1000 "How many leases are ended at once.")
 

@@ -43,6 +43,27 @@ calls; its watchers are told. The thread that waits for that ends with the engin
         (is (= 1 (threads-named "clgrpc memory")))))
     (is (zerop (threads-named "clgrpc memory")))))
 
+(defun calls-counted (name function)
+  "How often the function NAME is called while FUNCTION runs, from any thread."
+  (let ((count (list 0)))
+    (unwind-protect (progn
+                      (sb-int:encapsulate name 'count
+                                          (lambda (counted &rest arguments)
+                                            (sb-ext:atomic-incf (car count))
+                                            (apply (the function counted) arguments)))
+                      (funcall function))
+      (sb-int:unencapsulate name 'count))
+    (car count)))
+
+(test other-leases-cost-a-grant-nothing
+  "A lease is granted, and revoked, without a look at all others."
+  (with-engine (engine)
+    (flet ((grant () (etcd:grant-lease *etcd* 3600 :keep-alive nil)))
+      (grant)
+      ;; what the job does twice a second looks at none either, until the first is over
+      (is (>= 5 (calls-counted 'memory::first-end-ns
+                               (lambda () (loop repeat 50 do (etcd:revoke-lease (grant))))))))))
+
 (test engines-that-are-closed
   "Whoever calls a closed engine is told so at once, and its watches end."
   (with-engine (engine)
