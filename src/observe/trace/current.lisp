@@ -114,7 +114,8 @@ From any thread."
     (dolist (context links) (add-link span context '()))
     (unwind-protect
          (let ((*scope* (make-scope method:*call* (record-context record) tracing span)))
-           (handler-bind ((error (lambda (error) (setf failure error))))
+           ;; also what is no ERROR, such as the timeout of a WITH-TIMEOUT around BODY
+           (handler-bind ((serious-condition (lambda (condition) (setf failure condition))))
              (multiple-value-prog1 (funcall function)
                (setf done t))))
       (end-user-span tracing queue span (if done nil failure)))))

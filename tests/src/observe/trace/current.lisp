@@ -46,6 +46,13 @@
       (is (string= "exception" (first (first (moments broken)))))
       (is (eq :unset (trace:span-status left))))))
 
+(test a-timeout-is-the-status-of-the-span-that-it-leaves
+  "It is no ERROR, and the span has failed all the same."
+  (let ((tracing (tracing)))
+    (signals sb-ext:timeout
+      (grpc:with-span ("late" :tracing tracing) (error 'sb-ext:timeout :seconds 1)))
+    (is (eq :error (trace:span-status (first (trace:drain tracing)))))))
+
 (test spans-that-are-not-sampled-are-current-as-well
   (let ((tracing (tracing :sampler :always-off)))
     (grpc:with-span ("work" :tracing tracing)
