@@ -55,7 +55,7 @@
     (is (not (loop:simulated-p)))))
 
 (test the-collector-closes-no-channel-of-a-simulation
-  "When the collector runs is no matter of the seed, and its thread has no turn."
+  "The seed does not decide when the collector runs, and the collector's thread has no turn."
   (flet ((closed-p () (clgrpc.calling:when-dropped (list 1) "dropped" (constantly nil))))
     (is-true (closed-p))
     (sim:with-simulation (simulation) (is-false (closed-p)))))

@@ -9,17 +9,10 @@
   "STRING, \"http://HOST:PORT/PATH\", as its host, port and path."
   (unless (uiop:string-prefix-p "http://" string)
     (refuse "~S is not a URL that begins with http://" string))
-  (let* ((start (length "http://"))
-         (slash (or (position #\/ string :start start) (length string)))
-         (colon (position #\: string :start start :end slash :from-end t))
-         (port (if colon
-                   (parse-integer string :start (1+ colon) :end slash :junk-allowed t)
-                   80)))
-    (unless (and (typep port '(integer 1 65535)) (< start (or colon slash)))
-      (refuse "~S has no host, or no valid port" string))
-    (list (string-trim "[]" (subseq string start (or colon slash)))
-          port
-          (if (< slash (length string)) (subseq string slash) "/"))))
+  (multiple-value-bind (host port path scheme user) (split-url string)
+    (declare (ignore scheme))
+    (unless (and host (null user)) (refuse "~S has no host, or no valid port" string))
+    (list host (or port 80) path)))
 
 (defun await-socket (socket flags end-ns)
   "Wait until SOCKET has one of FLAGS of poll, at most until END-NS."
