@@ -581,7 +581,7 @@ status 415"
    "src/observe/otlp/failure.lisp" "(and (member status *retryable*) t)" "t"))
 
 (define-promises "doc/limits.md"
-  ("Further ones are left out, with a warning."
+  ("Further servers are ignored, with a warning."
    "client" "so-many-subchannels-are-used"
    "src/client/subchannel.lisp" "((not (shiftf (core-crowded core) t))" "(nil")
   ("is charged to one account for each connection, as long as it is kept"

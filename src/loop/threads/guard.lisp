@@ -68,7 +68,7 @@ the condition."
 (defmacro passing-timeouts (&body body)
   "Do BODY, a user's function within a guard, and return its values. The time of a WITH-TIMEOUT of
 its thread may be over meanwhile, which is no error of that function: the timeout goes to the
-handlers outside of all guards, and only if they leave it to nobody is it taken for one."
+handlers outside of all guards, and is taken for an error only if none of them handles it."
   `(handler-bind ((sb-ext:timeout #'pass-timeout)) ,@body))
 
 (defmacro guarding ((event &rest plist) &body body)
