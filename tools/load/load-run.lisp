@@ -191,10 +191,12 @@ that begins with the name of the limit; or nil."
   "When the time that belongs to the calls of GENERATORS, an open loop by PLAN, is over: the next
 call would have been due then. Ten calls at ten a second take a second, though the last begins after
 0.9."
-  (let ((rate (plan-rate plan)))
+  (let ((rate (plan-rate plan))
+        (counted (reduce #'+ generators :key #'generator-counted)))
     (if (and (eq :const (schedule-kind rate)) (eq :constant (plan-arrival plan)))
-        (+ measure-ns (floor (* +ns-per-second+ (reduce #'+ generators :key #'generator-counted))
-                             (rational (schedule-start rate))))
+        (min +never-ns+
+             (+ measure-ns
+                (floor (* +ns-per-second+ counted) (rational (schedule-start rate)))))
         (reduce #'min generators
                 :key (lambda (generator)
                        (let ((stopped (generator-stopped-ns generator)))

@@ -43,7 +43,7 @@ name, whose labels have 1 to 63 characters of ASCII each, without spaces."
         (misuse "~S is not a domain name: a label has 1 to ~D characters of ASCII, not ~S." text
                 +longest-label+ label))
       (append-octet name (length label))
-      (append-octets name (map 'octets #'char-code (string-downcase label))))
+      (append-octets name (string-octets (string-downcase label))))
     (append-octet name 0)
     (when (< +longest-name+ (buffer-fill name))
       (misuse "~S is too long for a domain name." text))

@@ -125,7 +125,7 @@ function and the share that it waited in, or nil."
 (defun clear-share (share)
   "Forget the functions that wait in SHARE, which has no parts."
   (let ((count (share-waiting share)))
-    (clear-fifo (share-items share))
+    (loop while (dequeue (share-items share)))
     (do-wholes (part share) (decf (share-waiting part) count))))
 
 (defun note-running (share change)
