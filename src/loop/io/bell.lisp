@@ -13,15 +13,9 @@
   "Guards the data of the watchdog.")
 (defglobal **watchdog-bell** (sb-thread:make-waitqueue :name "clgrpc watchdog"))
 
-(defmacro with-watchdog-lock (() &body body)
-  "Do BODY with the lock of the watchdog, and without interrupts: the handler of a signal may post
-to a loop, and need the lock."
-  `(sb-sys:without-interrupts
-     (sb-thread:with-mutex (**watchdog-lock**) ,@body)))
-
 (defun wake-watchdog ()
   "Have the watchdog tick."
-  (with-watchdog-lock ()
+  (sb-thread:with-mutex (**watchdog-lock**)
     (setf **watchdog-asleep** nil)
     (sb-thread:condition-notify **watchdog-bell**))
   nil)

@@ -28,9 +28,6 @@
 ;;;; would cost each call 20 ns. So the watchdog first announces that it sleeps; waits one tick
 ;;;; more, in which every earlier store becomes visible; checks once more; and only then sleeps.
 ;;;;
-;;;; Interrupts, such as a signal handler that posts to a loop, come only where the watchdog does
-;;;; not hold its lock: the handler may need it, to wake the watchdog.
-;;;;
 ;;;; The watchdog also gives memory back (base/memory/collector.lisp): while it ticks, if the
 ;;;; process is quiet, which it checks once a second; and before it sleeps for good, once no loop
 ;;;; has made a turn for a while.
@@ -71,14 +68,14 @@ on a busy machine, a woken thread may have no processor yet.")
 
 (defun watch-loop (loop)
   "Make the watchdog watch LOOP, which runs."
-  (with-watchdog-lock ()
+  (sb-thread:with-mutex (**watchdog-lock**)
     (push (make-watched loop) **watched**)
     (unless **watchdog**
       (setf **watchdog** (sb-thread:make-thread #'run-watchdog :name "clgrpc watchdog")))))
 
 (defun unwatch-loop (loop)
   "Stop watching LOOP, which has stopped. The watchdog ends with the last loop."
-  (let ((thread (with-watchdog-lock ()
+  (let ((thread (sb-thread:with-mutex (**watchdog-lock**)
                   (setf **watched** (remove loop **watched** :key #'watched-loop))
                   (unless **watched**
                     (setf **watchdog-asleep** nil)
@@ -90,7 +87,7 @@ on a busy machine, a woken thread may have no processor yet.")
   "The work of the watchdog's thread: check all loops, and return memory."
   (let ((tick +shortest-tick-ns+) (quiet 0) (since-overstay +longest-alert-ns+) (alert 0)
         (collections nil) (quiet-period (make-quiet-period)) (quiet-look-ns 0))
-    (with-watchdog-lock ()
+    (sb-thread:with-mutex (**watchdog-lock**)
       (loop while (eq **watchdog** sb-thread:*current-thread*)
             do (multiple-value-bind (moved lent overstayed)
                    (look-at-loops (eq collections (shiftf collections sb-ext:*gc-run-time*)))
@@ -115,26 +112,17 @@ on a busy machine, a woken thread may have no processor yet.")
                               tick +shortest-tick-ns+
                               collections nil)))))))
 
-(defmacro interruptibly (&body body)
-  "Do BODY, which waits for the bell or does not hold the lock, and allow interrupts in it."
-  `(let ((sb-sys:*allow-with-interrupts* t)) ,@body))
-
-(defun await-bell (end-ns)
-  "Wait for the bell, until END-NS at most: see AWAIT-NOTICE. The lock is held."
-  (interruptibly (await-notice **watchdog-bell** **watchdog-lock** end-ns)))
-
 (defun without-lock (function)
   "Call FUNCTION without the lock, which is held."
   (sb-thread:release-mutex **watchdog-lock**)
-  (unwind-protect (guarding (:giving-back-error)
-                    (interruptibly (sb-sys:with-interrupts (funcall function))))
+  (unwind-protect (guarding (:giving-back-error) (funcall function))
     (sb-thread:grab-mutex **watchdog-lock**)))
 
 (defun pause (tick-ns)
   "Wait for TICK-NS, or less if a timer is due before. The lock is held."
   (let ((end (+ (monotonic-ns) tick-ns)))
     (loop do (setf **next-look-ns** end)
-          while (and (await-bell end)
+          while (and (await-notice **watchdog-bell** **watchdog-lock** end)
                      (eq **watchdog** sb-thread:*current-thread*))
           do (setf end (min end (+ (monotonic-ns) (next-timer-ns)))))
     (setf **next-look-ns** 0)))
@@ -146,13 +134,12 @@ on a busy machine, a woken thread may have no processor yet.")
 (defun doze ()
   "Sleep until a baton moves. The lock is held."
   (setf **watchdog-asleep** t)
-  (await-bell (+ (monotonic-ns) +shortest-tick-ns+))
+  (await-notice **watchdog-bell** **watchdog-lock** (+ (monotonic-ns) +shortest-tick-ns+))
   (when (and **watchdog-asleep** (not (look-at-loops nil)))
     (call-when-idle #'memory-to-give-p #'give-memory-back)
     (call-when-idle #'full-collection-due-p #'collect-everything)
     (loop while (asleep-p)
-          do (interruptibly
-               (sb-thread:condition-wait **watchdog-bell** **watchdog-lock**))))
+          do (sb-thread:condition-wait **watchdog-bell** **watchdog-lock**)))
   (when (eq **watchdog** sb-thread:*current-thread*) ; else it is another's
     (setf **watchdog-asleep** nil)))
 
@@ -166,7 +153,8 @@ latter case call FUNCTION. The lock is held, but not while FUNCTION runs."
   (loop while (and (asleep-p) (funcall due-p))
         do (let ((turns (total-turns))
                  (end (+ (monotonic-ns) +idle-ns+)))
-             (loop while (and (asleep-p) (await-bell end)))
+             (loop while (and (asleep-p)
+                              (await-notice **watchdog-bell** **watchdog-lock** end)))
              (when (and (asleep-p) (= turns (total-turns)))
                (without-lock function)
                (return)))))
