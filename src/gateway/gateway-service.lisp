@@ -81,11 +81,11 @@ last address is the client's: servers trust that one, however many the client ha
       (rpc:on-cancel call (lambda () (rpc:cancel forwarded)))
       (send-answers call forwarded))))
 
-(defun send-requests (requests forwarded)
+(defun send-requests (requests forwarded note-failure)
   "Forward the messages of REQUESTS, the client's call. If either call ends before, the thread that
-waits for the answers of FORWARDED gets its status. A message that cannot be sent, which is too long
-for example, ends REQUESTS with that error. After this or any other error no more messages would be
-sent, and the backend server might wait for them for ever, so FORWARDED is cancelled."
+waits for the answers of FORWARDED gets its status. If a message cannot be sent, which is too long
+for example, call NOTE-FAILURE with that error. After this or any other error no more messages would
+be sent, and the backend server might wait for them for ever, so FORWARDED is cancelled."
   (let ((over nil))
     (flet ((over-p () (or (rpc:call-status requests) (rpc:call-status forwarded))))
       (unwind-protect
@@ -93,18 +93,22 @@ sent, and the backend server might wait for them for ever, so FORWARDED is cance
                                 (rpc:close-send forwarded)
                                 (setf over t))
              (status:rpc-error (error)
-               (unless (setf over (over-p)) (finish-as requests error))))
+               (unless (setf over (over-p)) (funcall note-failure error))))
         (unless over (rpc:cancel forwarded))))))
 
 (defun forward-client-stream (channel method requests call)
-  (with-outcome (call)
-    (rpc:with-call (forwarded (method:invoke channel method :open
-                                             :metadata (client-metadata call)))
-      (rpc:on-cancel call (lambda () (rpc:cancel forwarded)))
-      (run-beside call (lambda () (send-requests requests forwarded)))
-      (if (eq :bidi (method:rpc-method-kind method))
-          (send-answers call forwarded)
-          (send-answer call forwarded #'rpc:receive)))))
+  (let ((failure nil))                  ; the error by which a request could not be sent on
+    (handler-case
+        (rpc:with-call (forwarded (method:invoke channel method :open
+                                                 :metadata (client-metadata call)))
+          (rpc:on-cancel call (lambda () (rpc:cancel forwarded)))
+          (run-beside call (lambda ()
+                             (send-requests requests forwarded
+                                            (lambda (error) (setf failure error)))))
+          (if (eq :bidi (method:rpc-method-kind method))
+              (send-answers call forwarded)
+              (send-answer call forwarded #'rpc:receive)))
+      (status:rpc-error (error) (finish-as call (or failure error))))))
 
 (defun make-gateway-service (channel &key methods)
   "Return a service, for START-SERVER, that forwards each call to CHANNEL, and the answer to its

@@ -202,7 +202,7 @@ does not wait for the rest of them."
                                              (grpc:do-messages (message stream))
                                              (note 1)))
     (let ((forwarded (collect channel :open :timeout 60)))
-      (signals grpc:misuse (clgrpc.gateway::send-requests 'no-call forwarded))
+      (signals grpc:misuse (clgrpc.gateway::send-requests 'no-call forwarded #'identity))
       (signals grpc:cancelled (grpc:receive forwarded)))))
 
 (test answers-that-are-no-messages
