@@ -221,13 +221,13 @@
 ;;; Services that misbehave. A good token of theirs reaches the Greeter, which does not know it.
 
 (defparameter *hostile*
-  '((:good "good" "hints" "trailers" "two-answers")
+  '((:good "good" "hints" "trailers" "two-answers" "endless-life")
     ((:unauthenticated "not a JSON object")
      "not-json" "empty" "array" "string" "null" "cut" "more" "nul" "mark" "not-utf8" "deep" "gzip")
     ((:unauthenticated "without an access_token") "no-token" "number" "error-with-200")
     ((:unauthenticated "is not a token") "no-text" "lines" "not-ascii" "long")
     ((:unauthenticated "not Bearer") "no-type" "mac" "dpop" "type-number")
-    ((:unauthenticated "has expired") "expired" "negative" "endless-life" "life-text" "life-null")
+    ((:unauthenticated "has expired") "expired" "negative" "life-text" "life-null")
     ((:unauthenticated "answers 30") "301" "302" "303" "307" "308")
     ((:unauthenticated "answers 204") "204")
     ((:unauthenticated "answers 401") "401-basic")
