@@ -166,17 +166,18 @@ why they cannot be sent."
 (defun ask-function (function request deliver)
   "As ASK-CREDENTIALS, for FUNCTION, a function of a method's path, which may wait."
   (declare (type function deliver))
-  (let ((metadata '())
-        ;; the outcome where FUNCTION ends the thread, or leaves it by another non-local exit
-        (error (make-rpc-error :unavailable :ended-by :local :sent nil
-                                            :message "the call credentials have not returned")))
+  (let ((metadata '()) (error nil) (returned nil))
     (unwind-protect
          (setf (values metadata error)
                (handler-case (values (funcall function (credentials-request-path request)) nil)
-                 ((or error storage-condition) (error) (values nil error))))
-      (if error
-          (funcall deliver nil (credentials-failure error))
-          (multiple-value-call deliver (fit-metadata metadata))))))
+                 ((or error storage-condition) (error) (values nil error)))
+               returned t)
+      (cond ((not returned)             ; FUNCTION has ended the thread, or left by another exit
+             (funcall deliver nil
+                      (make-rpc-error :unavailable :ended-by :local :sent nil
+                                      :message "the call credentials have not returned")))
+            (error (funcall deliver nil (credentials-failure error)))
+            (t (multiple-value-call deliver (fit-metadata metadata)))))))
 
 (defun ask-parts (parts request run deliver)
   "As ASK-CREDENTIALS, for PARTS, all of which are asked at once."
