@@ -44,9 +44,9 @@
   :serial t
   :components ((:static-file "../../proto/cluster/workflow.proto") (:file "workflow-proto")
                (:file "package") (:file "workflow-condition") (:file "limit") (:file "stored/key")
-               (:file "decisions/definition") (:file "decisions/draft") (:file "stored/layout")
-               (:file "decisions/decision") (:file "decisions/children")
-               (:file "decisions/continuation") (:file "schedules/cron")
+               (:file "decisions/definition") (:file "decisions/step-check")
+               (:file "decisions/draft") (:file "stored/layout") (:file "decisions/decision")
+               (:file "decisions/children") (:file "decisions/continuation") (:file "schedules/cron")
                (:file "schedules/workflow-schedule") (:file "stored/index") (:file "date")
                (:file "workflow-node") (:file "stored/store-usage") (:file "instrument")
                (:file "stored/commit") (:file "ready") (:file "stored/change") (:file "task-claim")

@@ -16,9 +16,9 @@
                (:file "client-endpoint") (:file "etcd-meter") (:file "etcd-client")
                (:file "etcd-call") (:file "renewal-stream") (:file "lease") (:file "keepalive")
                (:file "grant") (:file "entry-store") (:file "transaction") (:file "watch")
-               (:file "multiplex") (:file "mirror") (:file "waiter") (:file "lock")
-               (:file "election") (:file "member") (:file "synchronize") (:file "user")
-               (:file "maintenance"))
+               (:file "multiplex") (:file "watch-job") (:file "mirror") (:file "waiter")
+               (:file "lock") (:file "election") (:file "member") (:file "synchronize")
+               (:file "user") (:file "maintenance"))
   :in-order-to ((test-op (test-op "clgrpc-tests/etcd" "clgrpc-tests/discovery"
                                   "clgrpc-tests/memory"))))
 

@@ -10,6 +10,7 @@
   :pathname "sim/"
   :serial t
   :components ((:file "package") (:file "chance") (:file "event-queue") (:file "history")
-               (:file "simulation-structure") (:file "network") (:file "schedule") (:file "fault")
-               (:file "virtual-datagram") (:file "simulation") (:file "peer") (:file "seed"))
+               (:file "simulation-structure") (:file "network") (:file "schedule")
+               (:file "virtual-datagram") (:file "simulation") (:file "fault") (:file "peer")
+               (:file "seed"))
   :in-order-to ((test-op (test-op "clgrpc-tests/sim" "clgrpc-tests/policy" "clgrpc-tests/fuzz"))))

@@ -86,8 +86,8 @@
   :depends-on ("clgrpc/server" "clgrpc/metrics" "clgrpc/logs" "clgrpc/program")
   :pathname "tools/console/"
   :serial t
-  :components ((:file "package") (:file "sample-set") (:file "tail") (:file "console")
-               (:file "update") (:file "hour") (:file "access") (:file "viewer")
+  :components ((:file "package") (:file "sample-set") (:file "tail") (:file "update-stream")
+               (:file "hour") (:file "console") (:file "update") (:file "access") (:file "viewer")
                (:static-file "page/console.html") (:static-file "page/console.css")
                (:static-file "page/common.js") (:static-file "page/console.js")
                (:file "console-page") (:file "console-option")))

@@ -57,16 +57,6 @@ simulation, on any of its threads."
               (dolist (peer (shiftf (socket-backlog socket) '())) (reset-socket peer))
               (remhash (socket-port socket) (host-ports host))))))
 
-(defun end-processes (host drain)
-  "Stop HOST's servers, give running calls DRAIN seconds (none if it is nil), and close its
-channels. Wait for all of this."
-  (let ((loop:*world* (host-world host)))
-    (dolist (process (shiftf (host-processes host) '()))
-      (typecase process
-        (function (funcall process drain))
-        (server:wire-server (server:stop-server process :drain (or drain 0)))
-        (t (calling:close-channel process))))))
-
 (defun stop-host (host &key (drain 10))
   "End HOST's process in order: its servers give running calls DRAIN seconds. Wait for its end. In a
 simulation, on the thread of its body or of a task."

@@ -175,3 +175,7 @@ the function given to ADD-HOST.")
 (defun elapsed-seconds (simulation)
   "The virtual seconds since SIMULATION began."
   (ns-seconds (- (simulation-now simulation) +beginning-ns+)))
+
+(defun current-host ()
+  "The host in whose process this thread runs."
+  (find loop:*world* (simulation-hosts *simulation*) :key #'host-world))

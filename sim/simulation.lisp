@@ -75,10 +75,6 @@ seconds that they may take, nil if the process is killed."
     (boot-host host)
     host))
 
-(defun current-host ()
-  "The host in whose process this thread runs."
-  (find loop:*world* (simulation-hosts *simulation*) :key #'host-world))
-
 (defmacro on-host ((host) &body body)
   "Evaluate BODY in the process of HOST: channels and servers that it makes belong to that process."
   `(let ((loop:*world* (host-world ,host))) ,@body))
@@ -143,6 +139,16 @@ end."
   (dolist (worker (shiftf (simulation-idle-threads simulation) '()))
     (pass-turn (worker-turn worker))
     (sb-thread:join-thread (worker-thread worker) :default nil)))
+
+(defun end-processes (host drain)
+  "Stop HOST's servers, give running calls DRAIN seconds (none if it is nil), and close its
+channels. Wait for all of this."
+  (let ((loop:*world* (host-world host)))
+    (dolist (process (shiftf (host-processes host) '()))
+      (typecase process
+        (function (funcall process drain))
+        (server:wire-server (server:stop-server process :drain (or drain 0)))
+        (t (calling:close-channel process))))))
 
 (defun close-simulation (simulation)
   "End everything that SIMULATION has begun. In SIMULATION."

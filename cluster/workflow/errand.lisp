@@ -180,22 +180,3 @@ change takes. Return the ids of the workflows that this was about."
       (let ((ids (loop for place below count collect (child-id id number place))))
         (change-together node ids (lambda (draft) (cancel-child draft id number last)))
         (unless (some (lambda (id) (stuck-p node id)) ids) (forget-errand node errand))))))
-
-;;; All of them
-
-(defun do-errand (node errand)
-  "Do ERRAND, if it is of a kind that is done one by one."
-  (alexandria:switch ((errand-name errand) :test #'string=)
-    ("start" (start-children node (errand-id errand)))
-    ("cancel" (cancel-children node errand))
-    ("schedule" (run-schedule node errand))))
-
-(defun do-errands (node errands)
-  "Do ERRANDS; an errand that fails does not keep the others from being done. Return the ids of the
-workflows that this was about."
-  (flet ((end-p (errand) (string= "end" (errand-name errand))))
-    (let ((parents (tell-parents node (remove-if-not #'end-p errands)))
-          (others (remove-if #'end-p errands)))
-      (dolist (errand others)
-        (for-one (node (errand-id errand)) (do-errand node errand)))
-      (append parents (mapcar #'errand-id others)))))

@@ -67,6 +67,9 @@ answered.")
         seconds
         (refuse :session-lost "there is no session ~A" session))))
 
+(defun session-key (node session)
+  (node-key node "index/sessions" (check-name session "a session")))
+
 ;;; Leases
 
 (defun lease-class (seconds)

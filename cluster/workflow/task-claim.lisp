@@ -207,9 +207,6 @@ last ones are the inputs. A workflow that has failed by this change gives no tas
   (let* ((state (draft-state draft)) (key (input-key state)))
     (and (string/= "" key) (not (small-payload state key)))))
 
-(defun session-key (node session)
-  (node-key node "index/sessions" (check-name session "a session")))
-
 ;;; How many tasks a session has. A node counts the tasks that it gives, and asks the store only
 ;;; when these might be too many: by then most have been reported.
 

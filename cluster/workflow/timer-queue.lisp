@@ -78,6 +78,25 @@ is none."
         (max 0 (min +longest-sleep-seconds+ (/ (- next (node-now node)) 1000)))
         +longest-sleep-seconds+)))
 
+;;; Errands that are due
+
+(defun do-errand (node errand)
+  "Do ERRAND, if it is of a kind that is done one by one."
+  (alexandria:switch ((errand-name errand) :test #'string=)
+    ("start" (start-children node (errand-id errand)))
+    ("cancel" (cancel-children node errand))
+    ("schedule" (run-schedule node errand))))
+
+(defun do-errands (node errands)
+  "Do ERRANDS; an errand that fails does not keep the others from being done. Return the ids of the
+workflows that this was about."
+  (flet ((end-p (errand) (string= "end" (errand-name errand))))
+    (let ((parents (tell-parents node (remove-if-not #'end-p errands)))
+          (others (remove-if #'end-p errands)))
+      (dolist (errand others)
+        (for-one (node (errand-id errand)) (do-errand node errand)))
+      (append parents (mapcar #'errand-id others)))))
+
 ;;; Due events
 
 (defun due-item (node entry parts)

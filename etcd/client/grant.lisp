@@ -91,22 +91,6 @@ its time. This makes no request. From any thread."
   (check-type number (signed-byte 64))
   (%make-lease etcd number 0 0))
 
-(defun abandon-lease (lease)
-  "Keep LEASE alive no longer. This does not wait and is not interrupted; the lease's job may still
-be at work when it returns."
-  (sb-sys:without-interrupts
-    (end-lease lease)
-    (end-cancellation-token (lease-cancellation-token lease))
-    (when (lease-job lease)
-      (forget-lease (keepalive-of (lease-etcd lease)) lease)
-      (loop:end-job (lease-job lease) :seconds 0))
-    (when (lease-ending lease) (remove-ending (lease-etcd lease) (lease-ending lease)))))
-
-(defun stop-keeping (lease)
-  "Stop keeping LEASE alive, and wait for its job unless this is called in it."
-  (abandon-lease lease)
-  (when (lease-job lease) (loop:end-job (lease-job lease))))
-
 (defun revoke-lease (lease &key timeout)
   "End LEASE, and with it all entries that were put with it. It is not renewed any more even if this
 signals an ETCD-ERROR; a lease that has ended is no error. From any thread."

@@ -98,6 +98,22 @@ know would be kept alive without an owner."
               (zerop (hash-table-count leases))))
       (loop:wake-job (keepalive-job keepalive)))))
 
+(defun abandon-lease (lease)
+  "Keep LEASE alive no longer. This does not wait and is not interrupted; the lease's job may still
+be at work when it returns."
+  (sb-sys:without-interrupts
+    (end-lease lease)
+    (end-cancellation-token (lease-cancellation-token lease))
+    (when (lease-job lease)
+      (forget-lease (keepalive-of (lease-etcd lease)) lease)
+      (loop:end-job (lease-job lease) :seconds 0))
+    (when (lease-ending lease) (remove-ending (lease-etcd lease) (lease-ending lease)))))
+
+(defun stop-keeping (lease)
+  "Stop keeping LEASE alive, and wait for its job unless this is called in it."
+  (abandon-lease lease)
+  (when (lease-job lease) (loop:end-job (lease-job lease))))
+
 ;;; Answers
 
 (defun note-answer (keepalive call response)

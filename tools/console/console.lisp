@@ -96,6 +96,37 @@ thread."
                      (remove-log-listener #'listener)))))
       (add-log-listener #'listener))))
 
+;;; Looking, for the last hour
+
+(defun look-if-due (console)
+  "Read CONSOLE's metrics, unless another of its loops has caused that a short while ago."
+  (let* ((hour (console-hour console))
+         (now (monotonic-ns))
+         (taken-ns (update-stream-taken-ns (hour-update-stream hour))))
+    (when (or (zerop taken-ns)
+              (<= (+ taken-ns (seconds-ns (floor +look-seconds+ 2))) now))
+      (take-look hour (console-metrics console) now))))
+
+(defun begin-looks (loop console)
+  "Read CONSOLE's metrics at intervals, on a thread of LOOP's reserve, until CONSOLE is garbage or
+LOOP has stopped. On LOOP."
+  (let ((pointer (sb-ext:make-weak-pointer console)) (timer nil))
+    (flet ((ring (pointer)
+             (let ((console (sb-ext:weak-pointer-value pointer)))
+               (when console
+                 (schedule-timer (loop:event-loop-wheel loop) timer
+                                 (+ (loop:event-loop-now loop) (seconds-ns +look-seconds+)))
+                 (loop:run-on-reserve (loop:event-loop-reserve loop)
+                                      (lambda () (look-if-due console)))))))
+      (setf timer (loop:make-lasting-timer loop #'ring pointer))
+      (ring pointer)))
+  nil)
+
+(defun ensure-looks (console loop)
+  "Make sure that the last hour of LOOP, which CONSOLE observes, is kept."
+  (when (and loop (not (loop:simulated-p)))
+    (loop:post loop (lambda () (begin-looks loop console)))))
+
 ;;; Observing
 
 (defun sample-set-of-loop (console loop)

@@ -21,58 +21,6 @@
 
 (in-package #:clgrpc.workflow)
 
-;;; Requests
-
-(defun state-depth (state)
-  "How many ancestors the workflow of STATE has."
-  (let ((parent (pb:workflow-state-parent state)))
-    (if parent (pb:parent-depth parent) 0)))
-
-(defun check-child (child limits depth)
-  (when (string/= "" (pb:child-type child))
-    (check-name (pb:child-type child) "the type of a child"))
-  (when (minusp (pb:child-timeout-ms child))
-    (refuse :invalid-request "the time of a child is negative"))
-  (when (zerop (length (pb:child-steps child)))
-    (refuse :invalid-request "a child has at least one step"))
-  (map nil (lambda (step) (check-step step limits depth)) (pb:child-steps child)))
-
-(defun check-children (children limits depth)
-  "Signal an error unless a step can start CHILDREN, a Children; DEPTH is the number of their
-ancestors."
-  (let ((count (length (pb:children-children children)))
-        (most (limits-max-children limits)) (deepest (limits-max-depth limits)))
-    (when (zerop count) (refuse :invalid-request "a step that starts children has at least one"))
-    (when (> count most) (refuse-size :too-large :max-children most count "too many children"))
-    (when (> depth deepest)
-      (refuse-size :too-large :max-depth deepest depth "too many children of children"))
-    (map nil (lambda (child) (check-child child limits depth)) (pb:children-children children))))
-
-(defun child-id (id number place)
-  "The id of the child at PLACE of the step NUMBER of the workflow ID. Signal TOO-LARGE if that is
-too long."
-  (check-name (format nil "~A.~D.~D" id number place) "the id of a child"))
-
-(defun children-key (state number)
-  "The key of the definitions of the children of the step NUMBER of STATE."
-  (payload-key state (format nil "children/~D" number)))
-
-(defun child-key (state number place)
-  "The key of the result of the child at PLACE of the step NUMBER of STATE."
-  (payload-key state (format nil "child/~D/~D" number place)))
-
-(defun keep-children (draft step)
-  "Move the definitions of the children of STEP, a new StepState, into a payload of DRAFT."
-  (let* ((state (draft-state draft)) (definition (pb:step-state-step step))
-         (children (pb:step-children definition)) (number (pb:step-state-number step))
-         (count (length (pb:children-children children))))
-    (child-id (pb:workflow-state-id state) number (1- count))
-    (push (cons (children-key state number) (protobuf:serialize children)) (draft-payloads draft))
-    (setf (pb:step-state-children step) (loop repeat count collect (pb:make-child-state))
-          (pb:step-children definition)
-          (pb:make-children :report-failures (pb:children-report-failures children)
-                            :abandon (pb:children-abandon children)))))
-
 ;;; They are begun
 
 (defun children-begun (step)

@@ -161,24 +161,35 @@ one change may do. If none is left, the workflow is completed."
   "The input that STEP, a Step, has itself, or nil."
   (and (pb:has-step-input step) (pb:step-input step)))
 
-(defun check-step (step limits depth)
-  "Signal an error unless STEP, a Step, can be one of a workflow that has DEPTH ancestors."
-  (unless (pb:step-action-case step)
-    (refuse :invalid-request "a step does nothing: it has neither task, time, signal nor children"))
-  (when (string/= "" (pb:step-name step)) (check-name (pb:step-name step) "the name of a step"))
-  (case (pb:step-action-case step)
-    (:task (check-name (pb:step-task step) "a kind of tasks"))
-    (:signal (check-name (pb:step-signal step) "the name of a signal"))
-    (:children (check-children (pb:step-children step) limits (1+ depth))))
-  (unless (and (every (lambda (ms) (<= 0 ms +longest-ms+))
-                      (list (pb:step-wait-ms step) (pb:step-until-unix-ms step)
-                            (pb:step-backoff-ms step) (pb:step-max-backoff-ms step)
-                            (pb:step-attempt-timeout-ms step) (pb:step-timeout-ms step)))
-               (finite-p (pb:step-backoff-factor step))
-               (or (zerop (pb:step-backoff-factor step)) (<= 1 (pb:step-backoff-factor step) 1000)))
-    (refuse :invalid-request
-            "a step's time is negative or too long, or its factor is not from 1 to 1000"))
-  step)
+(defun state-depth (state)
+  "How many ancestors the workflow of STATE has."
+  (let ((parent (pb:workflow-state-parent state)))
+    (if parent (pb:parent-depth parent) 0)))
+
+(defun child-id (id number place)
+  "The id of the child at PLACE of the step NUMBER of the workflow ID. Signal TOO-LARGE if that is
+too long."
+  (check-name (format nil "~A.~D.~D" id number place) "the id of a child"))
+
+(defun children-key (state number)
+  "The key of the definitions of the children of the step NUMBER of STATE."
+  (payload-key state (format nil "children/~D" number)))
+
+(defun child-key (state number place)
+  "The key of the result of the child at PLACE of the step NUMBER of STATE."
+  (payload-key state (format nil "child/~D/~D" number place)))
+
+(defun keep-children (draft step)
+  "Move the definitions of the children of STEP, a new StepState, into a payload of DRAFT."
+  (let* ((state (draft-state draft)) (definition (pb:step-state-step step))
+         (children (pb:step-children definition)) (number (pb:step-state-number step))
+         (count (length (pb:children-children children))))
+    (child-id (pb:workflow-state-id state) number (1- count))
+    (push (cons (children-key state number) (protobuf:serialize children)) (draft-payloads draft))
+    (setf (pb:step-state-children step) (loop repeat count collect (pb:make-child-state))
+          (pb:step-children definition)
+          (pb:make-children :report-failures (pb:children-report-failures children)
+                            :abandon (pb:children-abandon children)))))
 
 (defun add-steps (draft steps at)
   "Put STEPS, a sequence of Steps, into DRAFT before the place AT."

@@ -266,6 +266,14 @@ nil for a name that none of the first 64 parameters has."
 
 ;;; Routes
 
+(defun prompt-handler (path prompt &key quiet)
+  "Return a handler for START-SERVER's :http whose function PROMPT answers GET and HEAD for PATH, a
+string. PROMPT is a function of the query, a string or nil, that returns a value of FIXED-ANSWER. It
+is called on the loop, so it must not wait or fail. A GET over HTTP/1.1 is answered as soon as it is
+read, without a call, unless an observer needs one. QUIET is as for HTTP-HANDLER. From any thread."
+  (%make-http-handler path (lambda (request) (funcall prompt (http-request-query request)))
+                      '("GET" "HEAD") :inline (and quiet t) prompt))
+
 (defun note-refusal (router request)
   "Set the answer to REQUEST, which has no route of ROUTER, or nil: if ROUTER has a route for
 another method, set the answer that says so."

@@ -51,14 +51,6 @@ QUIET      true: traces have no spans of the requests, and access logs only thos
     (misuse "~S is not an execution: :inline, :blocking or :auto." execution))
   (%make-http-handler path function methods execution (and quiet t)))
 
-(defun prompt-handler (path prompt &key quiet)
-  "Return a handler for START-SERVER's :http whose function PROMPT answers GET and HEAD for PATH, a
-string. PROMPT is a function of the query, a string or nil, that returns a value of FIXED-ANSWER. It
-is called on the loop, so it must not wait or fail. A GET over HTTP/1.1 is answered as soon as it is
-read, without a call, unless an observer needs one. QUIET is as for HTTP-HANDLER. From any thread."
-  (%make-http-handler path (lambda (request) (funcall prompt (http-request-query request)))
-                      '("GET" "HEAD") :inline (and quiet t) prompt))
-
 (defstruct (router-entry (:constructor make-router-entry (handler route)) (:copier nil))
   "A handler of a server."
   (handler nil :type http-handler :read-only t) ; the handler given to it

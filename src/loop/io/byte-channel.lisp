@@ -53,13 +53,6 @@ more can be read now. SETFable by the kind's functions."
   byte-channel-failure "The error that BYTE-CHANNEL has detected itself, as text, after which it
 cannot be used any more; or NIL. SETFable by the kind's functions.")
 
-(defun limit-silence (loop byte-channel seconds)
-  "Limit the time for which the peer of BYTE-CHANNEL, one of LOOP's network, may leave octets
-unacknowledged to SECONDS; after that BYTE-CHANNEL fails. Some networks have no such limit."
-  (funcall (network-limit-silence (event-loop-network loop)) (byte-channel-descriptor byte-channel)
-           seconds)
-  nil)
-
 (defmethod print-object ((kind byte-channel-kind) stream)
   (print-unreadable-object (kind stream :type t)
     (write-string (byte-channel-kind-name kind) stream)))

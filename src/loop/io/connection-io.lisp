@@ -136,6 +136,13 @@ loop. Signal SOCKET-ERROR, and close BYTE-CHANNEL, if it cannot be watched."
     (charge-kept connection)
     connection))
 
+(defun limit-silence (loop byte-channel seconds)
+  "Limit the time for which the peer of BYTE-CHANNEL, one of LOOP's network, may leave octets
+unacknowledged to SECONDS; after that BYTE-CHANNEL fails. Some networks have no such limit."
+  (funcall (network-limit-silence (event-loop-network loop)) (byte-channel-descriptor byte-channel)
+           seconds)
+  nil)
+
 ;;; Output
 
 (define-hot buffer-for-output ((connection connection)) buffer

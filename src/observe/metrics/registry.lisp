@@ -44,6 +44,15 @@ From any thread.")
     (format stream "~D instruments"
             (+ (length (metrics-instruments metrics)) (length (metrics-customs metrics))))))
 
+(defun name-p (text)
+  "True if TEXT may name an instrument or an attribute."
+  (and (stringp text)
+       (< 0 (length text) 256)
+       (alpha-char-p (char text 0))
+       (every (lambda (char) (and (< (char-code char) 128)
+                                  (or (alphanumericp char) (find char "._-/"))))
+              text)))
+
 (defun make-metrics (&key enable disable optional-labels methods targets exemplar resource)
   "Return a metrics object, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL, also in
 a list with others. It has the instruments in the table of doc/monitoring.md, for all servers and

@@ -48,15 +48,6 @@
   (print-unreadable-object (custom stream :type t)
     (format stream "~A ~(~A~)" (custom-name custom) (custom-kind custom))))
 
-(defun name-p (text)
-  "True if TEXT may name an instrument or an attribute."
-  (and (stringp text)
-       (< 0 (length text) 256)
-       (alpha-char-p (char text 0))
-       (every (lambda (char) (and (< (char-code char) 128)
-                                  (or (alphanumericp char) (find char "._-/"))))
-              text)))
-
 (defun shown-bound (bound)
   "BOUND in the form of points. Of a single float this is the double float of the same digits: 0.1
 is not read as 0.10000000149011612."
