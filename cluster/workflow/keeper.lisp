@@ -99,9 +99,10 @@
                                                     (setf (wakeup-lost-watch wakeup) t))))))))
 
 (defun end-index-watch (node)
-  "End the watch of the index, if NODE has one."
+  "End the watch of the index, and that of workflows that have ended, if NODE has them."
   (let ((watch (shiftf (node-index-watch node) nil)))
-    (when watch (etcd:cancel-watch watch))))
+    (when watch (etcd:cancel-watch watch)))
+  (forget-ended node))
 
 (defun ensure-index-watch (node)
   "Watch the index unless it is watched. Return true if it was not."
@@ -321,7 +322,7 @@ store does not do now is done when it is back."
       (loop:tell-failure (node-keeper node) :workflow-store-failed condition)
       (report-health node :not-serving))
     (error (condition)
-      (log-event :error :workflow-clock-error :condition (princ-to-string condition))))
+      (log-event :error :workflow-clock-error :condition (bounded-text condition))))
   +longest-sleep-seconds+)
 
 (defun sweep-now-and-then (node)
@@ -329,7 +330,7 @@ store does not do now is done when it is back."
   (handler-case (when (node-keeper node) (sweep-timers node))
     ((or etcd:etcd-error workflow-error) ())
     (error (condition)
-      (log-event :error :workflow-clock-error :condition (princ-to-string condition))))
+      (log-event :error :workflow-clock-error :condition (bounded-text condition))))
   +sweep-seconds+)
 
 (defun begin-jobs (node)

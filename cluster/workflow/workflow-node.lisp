@@ -116,6 +116,15 @@ change."
   (quota nil :type (or null (integer 1))) ; that the store says it has, if it does
   (added 0 :type (integer 0)))          ; octets that this node has put since
 
+(defstruct (retention (:copier nil))
+  "The octets of the workflows that have ended, at the node that limits them, see retention.lisp.
+LOCK guards SUMS and LOST."
+  (lock (sb-thread:make-mutex :name "clgrpc workflow retention") :read-only t) ; of some below
+  ;; by period: the sum of the octets of the workflows that began in it
+  (sums (make-hash-table :test 'equal) :type hash-table :read-only t)
+  (lost nil :type boolean)              ; SUMS follow the store no longer
+  (watch nil))                          ; that SUMS follow, or nil; the keeper's
+
 (defstruct (feed (:copier nil))
   "The source of changes for the watches at a node, see watching.lisp. LOCK guards the slots that
 change."
@@ -149,6 +158,7 @@ change."
    (ready :initform 0 :accessor node-ready) ; tasks that no worker has claimed, likewise
    (count-seconds :initform 0 :accessor node-count-seconds) ; that this took
    (usage :initform (make-usage) :reader node-usage) ; in the store
+   (retention :initform (make-retention) :reader node-retention) ; of workflows that have ended
    (commits :initform nil :accessor node-commits) ; a COMMIT-GROUP, once it has jobs
    (stale-reads :initform nil :accessor node-stale-reads) ; likewise
    (ready-list :initform (make-ready-list) :reader node-ready-list) ; of tasks that can be claimed
@@ -354,7 +364,7 @@ signal SPACE-EXCEEDED at the end. So removals are done that come after a put, an
 
 (defun note-stuck (node id condition)
   "The workflow ID cannot be changed at NODE, because of CONDITION."
-  (log-event :error :workflow-stuck :workflow id :condition (princ-to-string condition))
+  (log-event :error :workflow-stuck :workflow id :condition (bounded-text condition))
   (let ((stuck (node-stuck node)))
     (when (<= +most-stuck+ (hash-table-count stuck)) (clrhash stuck))
     (setf (gethash id stuck) (+ (loop:world-now) (seconds-ns +stuck-seconds+)))))

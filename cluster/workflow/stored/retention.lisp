@@ -1,42 +1,147 @@
 ;;;; Workflows that have ended are kept for a time, see next-time. If their octets have a limit, the
-;;;; oldest are deleted at the limit. The index of lists has them from the newest to the oldest,
-;;;; each with its octets; so those after the place where the sum of octets exceeds the limit are
-;;;; deleted. One node checks this now and then: the one that has the first shard.
+;;;; oldest are deleted at the limit. One node checks this now and then: the one that has the first
+;;;; shard.
+;;;;
+;;;; The index of lists has them by status, from the newest to the oldest, each with its octets. The
+;;;; node reads all of that once, and then follows it by a watch. It remembers only the sums of the
+;;;; octets of workflows that began within the same few seconds: a period. At the limit it goes
+;;;; through these sums, from the newest, to the period in which the sum exceeds the limit, and
+;;;; reads the entries from there to the oldest. So a check costs the store the entries of one
+;;;; period, and those to be deleted.
+;;;;
+;;;; If the sums cannot follow the watch, since it has ended or a removed entry is compacted, they
+;;;; are forgotten, and the next check reads all again.
 
 (in-package #:clgrpc.workflow)
 
-(defun map-ended (function node)
-  "Call FUNCTION with the id and the octets of each workflow that has ended, for each status from
-the newest to the oldest."
-  (dolist (status (remove :running *statuses*))
-    (let ((prefix (node-key node "by" (status-text status) "")))
-      (etcd:map-entries (lambda (entry)
-                          (let ((entry (entry-index-entry entry prefix)))
-                            (funcall function status (index-entry-id entry)
-                                     (index-entry-octets entry))))
-                        (node-etcd node) :prefix prefix))))
+(defconstant +period-digits+ 3
+  "The hexadecimal digits by which the key of a period is shorter than an AGE in milliseconds: a
+period lasts some four seconds.")
+
+(defun period-of (root key)
+  "The period of the workflow that has ended with KEY in the index: STATUS/ and the beginning of
+its AGE. Nil for another key."
+  (let* ((text (subseq key (length (key root "by" "")))) (age (position #\/ text))
+         (end (and age (- (+ age 1 (length (time-text 0))) +period-digits+))))
+    (and end (< end (length text)) (subseq text 0 end))))
+
+(defun period-status (period)
+  (subseq period 0 (position #\/ period)))
+
+;;; The sums
+
+(defun count-ended (retention root entry sign)
+  "Add the octets of the workflow of ENTRY in the index, times SIGN, to the sums of RETENTION, whose
+lock is held."
+  (let ((period (period-of root (etcd:entry-key entry))) (sums (retention-sums retention)))
+    (when (and period
+               (>= 0 (incf (gethash period sums 0)
+                           (* sign (index-entry-octets (entry-index-entry entry ""))))))
+      (remhash period sums))))
+
+(defun note-ended-change (retention root change)
+  "Have the sums of RETENTION follow CHANGE of the index."
+  (let ((entry (etcd:change-entry change)) (previous (etcd:change-previous change))
+        (put (eq :put (etcd:change-kind change))))
+    (sb-thread:with-mutex ((retention-lock retention))
+      (cond (previous (count-ended retention root previous -1))
+            ;; it is compacted
+            ((or (not put) (< 1 (etcd:entry-version entry)))
+             (setf (retention-lost retention) t)))
+      (when put (count-ended retention root entry 1)))))
+
+(defun forget-ended (node)
+  "End the watch of NODE's sums, if it has one."
+  (let ((watch (shiftf (retention-watch (node-retention node)) nil)))
+    (when watch (etcd:cancel-watch watch))))
+
+(defun read-ended (node)
+  "Read the sums of NODE, and watch the index from then on."
+  (let* ((retention (node-retention node)) (root (node-root node))
+         ;; all statuses but the last
+         (range (list :from (node-key node "by" "") :to (node-key node "by" "running"))))
+    (forget-ended node)
+    (sb-thread:with-mutex ((retention-lock retention))
+      (clrhash (retention-sums retention))
+      (setf (retention-lost retention) nil))
+    (let ((revision (apply #'etcd:map-entries
+                           (lambda (entry)
+                             (sb-thread:with-mutex ((retention-lock retention))
+                               (count-ended retention root entry 1)))
+                           (node-etcd node) range)))
+      (setf (retention-watch retention)
+            (apply #'etcd:watch (node-etcd node)
+                   (lambda (changes revision)
+                     (declare (ignore revision))
+                     (dolist (change changes) (note-ended-change retention root change)))
+                   :after revision :previous t
+                   :on-end (lambda (condition)
+                             (declare (ignore condition))
+                             (sb-thread:with-mutex ((retention-lock retention))
+                               (setf (retention-lost retention) t)))
+                   range)))))
+
+(defun follow-ended (node)
+  "Have the sums of NODE follow the store up to now."
+  (let* ((retention (node-retention node)) (watch (retention-watch retention)))
+    (if (or (null watch)
+            (sb-thread:with-mutex ((retention-lock retention)) (retention-lost retention)))
+        (read-ended node)
+        (etcd:await-progress watch
+                             :revision (nth-value 1 (etcd:fetch (node-etcd node)
+                                                                (node-key node "date")))))))
+
+(defun ended-octets (node)
+  "The sums of NODE, an alist from periods to octets, from the newest to the oldest of each status;
+and their sum."
+  (let* ((retention (node-retention node))
+         (sums (sort (sb-thread:with-mutex ((retention-lock retention))
+                       (alexandria:hash-table-alist (retention-sums retention)))
+                     #'string< :key #'car)))
+    (values sums (reduce #'+ sums :key #'cdr))))
+
+;;; What is deleted
+
+(defun first-superfluous (sums most)
+  "The period of SUMS, an alist of one status, in which the sum of octets exceeds MOST, and the sum
+before it; or nil."
+  (loop with sum = 0
+        for (period . octets) in sums
+        do (when (< most (+ sum octets)) (return (values period sum)))
+           (incf sum octets)))
+
+(defun ids-after (node period sum most)
+  "The ids of the ended workflows from PERIOD on, up to the oldest of its status, that do not fit
+into MOST octets after others of SUM octets."
+  (let ((prefix (node-key node "by" (period-status period) "")) (ids '()))
+    (etcd:map-entries (lambda (entry)
+                        (let ((entry (entry-index-entry entry prefix)))
+                          (when (< most (incf sum (index-entry-octets entry)))
+                            (push (index-entry-id entry) ids))))
+                      (node-etcd node) :from (node-key node "by" period) :to (key-behind prefix))
+    ids))
 
 (defun superfluous-ids (node most)
   "The ids of the ended workflows that do not fit into MOST octets. Each status gets a share of
 these in proportion to its octets."
-  (let ((sums '()) (ids '()))
-    (map-ended (lambda (status id octets)
-                 (declare (ignore id))
-                 (incf (getf sums status 0) octets))
-               node)
-    (let ((all (loop for (nil octets) on sums by #'cddr sum octets)) (kept '()))
-      (when (< most all)
-        (map-ended (lambda (status id octets)
-                     (when (< (floor (* most (getf sums status 0)) all)
-                              (incf (getf kept status 0) octets))
-                       (push id ids)))
-                   node)))
-    ids))
+  (multiple-value-bind (sums all) (ended-octets node)
+    (when (< most all)
+      (loop for status in (remove-duplicates (mapcar (lambda (sum) (period-status (car sum))) sums)
+                                             :test #'string=)
+            append (let* ((own (remove status sums :test-not #'string=
+                                                   :key (lambda (sum) (period-status (car sum)))))
+                          (share (floor (* most (reduce #'+ own :key #'cdr)) all)))
+                     (multiple-value-bind (period sum) (first-superfluous own share)
+                       (and period (ids-after node period sum share))))))))
 
 (defun limit-retention (node)
   "Delete the oldest ended workflows if all of them take too many octets."
   (let ((most (limits-retention-octets (node-limits node))))
-    (when (and most (member 0 (timer-queue-own (node-timer-queue node))))
-      (change-together node (superfluous-ids node most)
-                       (lambda (draft)
-                         (and (not (running-p (draft-state draft))) (delete-state draft)))))))
+    (cond ((null most))
+          ((member 0 (timer-queue-own (node-timer-queue node)))
+           (follow-ended node)
+           (change-together node (superfluous-ids node most)
+                            (lambda (draft)
+                              (and (not (running-p (draft-state draft))) (delete-state draft)))))
+          ;; another node does it
+          (t (forget-ended node)))))
