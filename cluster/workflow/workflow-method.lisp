@@ -15,7 +15,7 @@ nil, of any."
     (workflow-error (condition)
       (count-refusal node condition)
       (multiple-value-bind (status refusal) (refusal-status condition)
-        (status:fail status (princ-to-string condition) :details (list refusal))))))
+        (status:fail status (bounded-text condition) :details (list refusal))))))
 
 (defmacro define-answer (name role (node request &optional (call (gensym "CALL"))) &body body)
   "Define the method NAME of the service, for peers with ROLE: BODY, in which errors become
@@ -216,7 +216,8 @@ Refuse too many before anything else is done: a message has room for a million."
          (kinds (kinds-claimed node call request))
          (count (max 1 (min (pb:claim-request-max-tasks request)
                             (limits-max-tasks (node-limits node)))))
-         (wait (min (pb:claim-request-wait-ms request) +longest-wait-ms+)))
+         ;; a handler that calls this method itself has no call that could wait
+         (wait (if call (min (pb:claim-request-wait-ms request) +longest-wait-ms+) 0)))
     (session-key node session)          ; is it a name?
     (check-owner call session)
     (check-held node session)
@@ -333,7 +334,7 @@ or an empty list if there is none."
              (cond ((and wants-next (next-claimed-p state request))
                     (setf next (task-of node state (draft-input node state draft)
                                         (node-now node))))
-                   ((and other (null (rpc:call-status call)))
+                   ((and other (not (and call (rpc:call-status call))))
                     (setf next (first (tasks-claimed other))
                           other nil)))
              (pb:make-report-reply :next next))

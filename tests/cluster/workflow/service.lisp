@@ -439,6 +439,33 @@ report again does not give that to a second thread."
           (is (= 1 (length (claim node session '("b")))))
           (is (null (report-first task))))))))
 
+(defclass passing-on (pb:workflow)
+  ((node :initarg :node :reader passing-on-node)) ; a workflow service
+  (:documentation "A service of the same image that calls the methods of NODE itself."))
+
+(defmethod methods:report ((service passing-on) request &key)
+  (methods:report (passing-on-node service) request))
+
+(defmethod methods:claim ((service passing-on) request &key)
+  (methods:claim (passing-on-node service) request))
+
+(test handlers-call-the-service
+  "A handler that reports a task by a call of the method gets another one with the answer, as by a
+call; a claim does not wait then."
+  (with-memory-node (node)
+    (let ((service (make-instance 'passing-on :node node)) (session (open-a-session node)))
+      (start-workflow node "w1" '("a"))
+      (start-workflow node "w2" '("a"))
+      (is-true (wait-until (lambda () (= 2 (length (workflow::known-ready node "a" 2))))))
+      (let ((task (first (claim service session '("a") :wait 1))))
+        (is-true task)
+        (let ((next (report service task "A" :session session :next-kinds '("a") :of-any t)))
+          (is (equal '("w1" "w2") (sort (list (pb:task-id task) (pb:task-id next)) #'string<)))
+          (report service next "A")
+          (is (eq :completed (await-workflow node (pb:task-id task))))
+          (is (eq :completed (await-workflow node (pb:task-id next))))
+          (is (null (claim service session '("a") :wait 1))))))))
+
 (part ids-that-are-free-again
   "A worker of a workflow that is forgotten reports nothing to another one of the same id."
   (with-nodes (node) (:retention-seconds 0)
@@ -837,6 +864,7 @@ by which changes would be passed by."
     (let ((revision (pb:get-workflow-state-reply-revision (workflow-state node "w"))))
       (dolist (id '("w" nil))
         (dolist (condition (list (make-condition 'simple-error :format-control "by the user")
+                                 (make-condition 'support:unprintable)
                                  (make-condition 'store-unavailable :text "by the user")
                                  (make-condition 'clgrpc.status:rpc-error :status :unavailable
                                                                 :message "by the user")))
@@ -849,7 +877,10 @@ by which changes would be passed by."
                                     :on-end (lambda (condition) (setf ended condition)))
             (is-true (wait-until (lambda () ended)))
             (is (eq 'workflow-error (type-of ended)))
-            (is (search "by the user" (princ-to-string ended)))
+            (is (search (if (typep condition 'support:unprintable)
+                            "(cannot be printed)"
+                            "by the user")
+                        (princ-to-string ended)))
             (is (= 1 calls))))))))
 
 (part watches-from-where-the-store-has-not-been
