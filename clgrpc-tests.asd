@@ -89,7 +89,8 @@ that is not loaded (:DATA)."
   :pathname "tests/support/programs/"
   :serial t
   :components ((:file "package") (:file "test-form") (:file "descriptor")
-               (:file "interrupt") (:file "program") (:file "suite") (:file "walk")))
+               (:file "interrupt") (:file "program") (:file "suite") (:file "walk")
+               (:file "unprintable")))
 
 (define-layers
   ("src/base" ("clgrpc/option") :rooms ("log" "memory" "option" "text"))

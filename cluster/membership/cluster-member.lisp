@@ -190,7 +190,7 @@ to a member."
          (handler-case (parse-entry entry name)
            (clgrpc-error (condition)
              (log-event :warning :cluster-entry-unreadable
-                        :key (member-key cluster name) :condition (princ-to-string condition))
+                        :key (member-key cluster name) :condition (bounded-text condition))
              nil)))))
 
 (defun renewed-member (member &key (address (member-address member))

@@ -60,7 +60,7 @@ server has stopped."
   "Evaluate BODY; an error of a membership or of the store ends the call with a status."
   `(handler-case (progn ,@body)
      ((or misuse cluster-error etcd:etcd-error) (condition)
-       (status:fail (condition-status condition) (princ-to-string condition)))))
+       (status:fail (condition-status condition) (bounded-text condition)))))
 
 (defun check-access (service role call &optional name)
   "Signal ACCESS-DENIED unless the peer of CALL has ROLE at SERVICE, as the member NAME if that is

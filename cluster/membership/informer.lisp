@@ -99,7 +99,7 @@ were refused a catch-up: ON-CANCEL may be called on this thread, and takes the l
 (defun end-watcher (watcher condition)
   "End the call of WATCHER by CONDITION. The lock is not held: ON-CANCEL may come on this thread."
   (handler-case (rpc:finish (watcher-call watcher) :status (condition-status condition)
-                                                   :message (princ-to-string condition))
+                                                   :message (bounded-text condition))
     ;; it has ended meanwhile
     (status:rpc-error ())))
 
@@ -323,7 +323,7 @@ data."
                      :on-error (lambda (condition)
                                  (log-event :warning :cluster-watch-ended
                                             :cluster (informer-cluster informer)
-                                            :condition (princ-to-string condition)))))
+                                            :condition (bounded-text condition)))))
   informer)
 
 (defun make-informer (store cluster)

@@ -229,7 +229,7 @@ stream; :OPEN; :CLOSE; or nil, after which the thread is not pumping any more."
   "CONDITION as an RPC-ERROR."
   (if (typep condition 'status:rpc-error)
       condition
-      (local-error :internal "~A" condition)))
+      (local-error :internal "~A" (bounded-text condition))))
 
 (defun send-batch (peer call batch)
   "Send BATCH on CALL, the stream of PEER, if that has room for it."

@@ -109,7 +109,7 @@ If one cannot be begun, the step fails."
                                     ;; else another node may have begun them
                                     (and (= revision (draft-revision draft))
                                          (fail-children draft number
-                                                        (princ-to-string condition))))))))))
+                                                        (bounded-text condition))))))))))
 
 ;;; They end
 

@@ -189,9 +189,9 @@ held tasks that do not belong to its session any more."
                                              (note-heartbeat node session held stream))))
     (workflow-error (condition) (fail-heartbeats node stream condition))
     (error (condition)
-      (log-event :error :workflow-heartbeat-error :condition (princ-to-string condition))
+      (log-event :error :workflow-heartbeat-error :condition (bounded-text condition))
       (fail-heartbeats node stream (make-condition 'store-unavailable
-                                                   :text (princ-to-string condition)))))
+                                                   :text (bounded-text condition)))))
   ;; it may have ended before this node kept its session
   (when (rpc:call-status (heartbeat-stream-call stream)) (note-broken node session stream)))
 

@@ -186,5 +186,5 @@ milliseconds since 1970, or nil. Signal SPACE-EXCEEDED after the last item if th
     ((or etcd:etcd-error workflow-error) ()
       +longest-sleep-seconds+)
     (error (condition)
-      (log-event :error :workflow-clock-error :condition (princ-to-string condition))
+      (log-event :error :workflow-clock-error :condition (bounded-text condition))
       +longest-sleep-seconds+)))

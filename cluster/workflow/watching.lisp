@@ -87,7 +87,7 @@ AFTER and below BEFORE."
         (null (rpc:finish call))
         (workflow-error
          (multiple-value-bind (status refusal) (refusal-status condition)
-           (rpc:finish call :status status :message (princ-to-string condition)
+           (rpc:finish call :status status :message (bounded-text condition)
                             :details (list refusal)))))
     (status:rpc-error ())))
 
@@ -96,12 +96,12 @@ AFTER and below BEFORE."
 of one workflow, whose history remains."
   (flet ((lost (control &rest arguments)
            (make-condition 'changes-compacted :text (apply #'format nil control arguments))))
-    (cond (one (make-condition 'store-unavailable :text (princ-to-string condition)))
+    (cond (one (make-condition 'store-unavailable :text (bounded-text condition)))
           ((typep condition 'etcd:compacted)
            (lost "the changes are compacted up to revision ~A" (etcd:compacted-revision condition)))
           ((typep condition 'etcd:future-revision)
            (lost "this is another store, or the store has lost its data"))
-          (t (make-condition 'store-unavailable :text (princ-to-string condition))))))
+          (t (make-condition 'store-unavailable :text (bounded-text condition))))))
 
 (defun message-of (entry others revision)
   "The message of a watch about ENTRY, a state of REVISION; OTHERS are later entries of the same

@@ -216,7 +216,7 @@ again."
     (error (condition)
       (unless (closed-p worker)
         (log-event (if (typep condition 'workflow-error) :warning :error) :workflow-heartbeat
-                   :worker (worker-name worker) :condition (princ-to-string condition)))
+                   :worker (worker-name worker) :condition (bounded-text condition)))
       (loop:next-pause (worker-pauses worker)))))
 
 ;;; Doing tasks
@@ -256,7 +256,8 @@ again."
       (serious-condition (condition)
         (setf (pb:report-request-failure request)
               (pb:make-failure :text (short-text (format nil "~(~A~): ~A" (type-of condition)
-                                                         condition))))))
+                                                         (bounded-text
+                                                          condition :limit +longest-text+)))))))
     request))
 
 (defun give-back-request (task)
@@ -286,7 +287,8 @@ so that another attempt is useless."
           (cond ((and (too-large-p condition) (not (pb:has-report-request-failure request)))
                  (setf (pb:report-request-then request) '()
                        (pb:report-request-failure request)
-                       (pb:make-failure :text (short-text (princ-to-string condition))
+                       (pb:make-failure :text (short-text (bounded-text condition
+                                                                       :limit +longest-text+))
                                         :permanent t)))
                 ((or (closed-p worker)
                      (not (or (passing-p condition)
@@ -300,7 +302,7 @@ so that another attempt is useless."
   "The report of TASK was refused with CONDITION: its result is not recorded."
   (setf (task-lost task) t)
   (log-event :warning :workflow-report-refused :worker (worker-name worker) :workflow (task-id task)
-                                               :condition (princ-to-string condition))
+                                               :condition (bounded-text condition))
   (when (worker-on-refused worker)
     (loop:guarding (:workflow-worker-error)
       (funcall (worker-on-refused worker) task condition)))
@@ -419,9 +421,9 @@ stopped. PAUSES are its own."
       (when (worker-open-p worker)
         (if (typep condition 'workflow-error)
             (log-event :warning :workflow-claim-refused :worker (worker-name worker)
-                                                        :condition (princ-to-string condition))
+                                                        :condition (bounded-text condition))
             (log-event :error :workflow-worker-error :worker (worker-name worker)
-                                                     :condition (princ-to-string condition)))
+                                                     :condition (bounded-text condition)))
         (loop:next-pause pauses)))))
 
 (defun add-hand (worker)

@@ -230,9 +230,10 @@ status alone is not enough: an overloaded node or proxy uses the same one."
 
 (defun fail-watcher (watcher what condition)
   "End WATCHER because of CONDITION, signalled by WHAT."
-  (log-event :error :workflow-watch-error :condition (princ-to-string condition))
+  (log-event :error :workflow-watch-error :condition (bounded-text condition))
   (finish-watcher watcher (make-condition 'workflow-error
-                                          :text (format nil "~A: ~A" what condition))))
+                                          :text (format nil "~A: ~A" what
+                                                                (bounded-text condition)))))
 
 (defun attend-watcher (watcher)
   "Run the job of WATCHER once. Return the seconds until it makes another call, or nil."

@@ -101,7 +101,7 @@ details."
                           :limit (and (string/= "" limit) limit)
                           :most (and (string/= "" limit) (pb:refusal-most refusal))
                           :actual (and (string/= "" limit) (pb:refusal-actual refusal))))
-        (make-condition 'workflow-error :text (princ-to-string error) :cause error))))
+        (make-condition 'workflow-error :text (bounded-text error) :cause error))))
 
 (defmacro with-workflow-errors (&body body)
   "Evaluate BODY; signal an RPC-ERROR in it as the corresponding workflow error."

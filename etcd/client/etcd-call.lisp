@@ -141,7 +141,7 @@ call may succeed."
           (error (condition)
             (error 'unavailable :cause condition
                                 :text (format nil "cannot get the password of ~A: ~A"
-                                              (etcd-user etcd) condition)))))))
+                                              (etcd-user etcd) (bounded-text condition))))))))
 
 (defun renew-token (etcd old end-ns)
   "Return a token of ETCD's user that is not OLD. The first thread that needs it fetches it, until

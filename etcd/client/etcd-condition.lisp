@@ -159,4 +159,5 @@ interceptor, for instance, becomes UNAVAILABLE, since the next stream may be ope
   (if (typep error 'etcd-error)
       error
       (make-condition 'unavailable :cause error
-                                   :text (format nil "a stream cannot be opened: ~A" error))))
+                                   :text (format nil "a stream cannot be opened: ~A"
+                                                 (bounded-text error)))))

@@ -199,7 +199,7 @@ time."
     (remove-ending (lease-etcd lease) (lease-ending lease))
     (note (lease-etcd lease) #'meter-losses)
     (log-event :warning :etcd-lease-lost :lease (format nil "~(~X~)" (lease-id lease))
-                                         :condition (princ-to-string condition))
+                                         :condition (bounded-text condition))
     (dolist (function (reverse (with-lease (lease)
                                  (shiftf (lease-loss-callbacks lease) '()))))
       (loop:guarding (:etcd-lease-error :lease (format nil "~(~X~)" (lease-id lease)))

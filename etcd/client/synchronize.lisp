@@ -33,7 +33,7 @@ TLS if SECURE is true. The list may be empty."
                      ;; the next time
                      (clgrpc-error (condition)
                        (log-event :info :etcd-endpoints-kept
-                                  :condition (princ-to-string condition)))))
+                                  :condition (bounded-text condition)))))
                  seconds))))
     (add-ending etcd (lambda ()
                        (end-cancellation-token cancellation-token)

@@ -148,7 +148,7 @@ waits for a response."
                     (pb:watch-response (take-response watch next)))
       (function-failed (failure)
         (let ((condition (function-failed-cause failure)))
-          (log-event :error :etcd-watch-error :condition (princ-to-string condition))
+          (log-event :error :etcd-watch-error :condition (bounded-text condition))
           (fail-watch watch condition)))
       (error (condition)
         (leave-stream watch)

@@ -91,7 +91,7 @@ none."
             (funcall (hosts-resolve hosts) (loop:target-host target) (loop:target-port target))
           (values (mapcar #'os:address-text addresses)
                   (or failure (and (null addresses) "it has no addresses")))))
-    (error (condition) (values '() (princ-to-string condition)))))
+    (error (condition) (values '() (bounded-text condition)))))
 
 (defun begin-lookup (hosts lookup address)
   "Begin to look ADDRESS, of LOOKUP, up. Under the lock of HOSTS."

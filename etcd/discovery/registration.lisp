@@ -374,7 +374,7 @@ the lease ends. Return within three seconds. From any thread."
                                                          (loop:seconds-until end-ns 1/10)))
           (etcd:etcd-error (condition)
             (log-event :warning :server-not-withdrawn :key (registration-key registration)
-                                                      :condition (princ-to-string condition))))
+                                                      :condition (bounded-text condition))))
         (with-registration (registration) (setf (registration-lease registration) nil))))
     (log-event :info :server-withdrawn :key (registration-key registration)))
   nil)

@@ -93,7 +93,7 @@ is new."
   (handler-case (loop:parse-target (endpoint-address endpoint))
     (misuse (error)
       (log-event :warning :discovery-ignored :address (endpoint-address endpoint)
-                                             :reason (princ-to-string error))
+                                             :reason (bounded-text error))
       nil)))
 
 (defun backend-items (service-watcher endpoints)
@@ -204,8 +204,8 @@ part WHAT, :servers or :config, is known."
         (service-watcher-name service-watcher) "read")
   (log-event (if (typep condition 'etcd:etcd-error) :warning :error)
              :discovery-failed :name (service-watcher-name service-watcher)
-             :condition (princ-to-string condition))
-  (tell service-watcher :failure (princ-to-string condition)))
+             :condition (bounded-text condition))
+  (tell service-watcher :failure (bounded-text condition)))
 
 (defun begin-following (service-watcher)
   "Begin the mirrors of SERVICE-WATCHER's name."

@@ -83,7 +83,7 @@ text, why it starts none."
                          (values nil "another workflow has its id")
                          draft)))
           ((or too-large invalid-request backlog-full) (condition)
-            (values nil (princ-to-string condition)))))))
+            (values nil (bounded-text condition)))))))
 
 (defun start-scheduled (node entry)
   "Do the next time of the schedule in ENTRY, which is due."

@@ -209,7 +209,7 @@ job this does not wait."
   "Log EVENT with PLIST and CONDITION, because JOB fails with CONDITION, unless a continuing failure
 of JOB was logged before. From the function of JOB."
   (unless (shiftf (job-failure job) condition)
-    (apply #'log-event :warning event :condition (princ-to-string condition) plist))
+    (apply #'log-event :warning event :condition (bounded-text condition) plist))
   nil)
 
 (defun tell-recovery (job event &rest plist)

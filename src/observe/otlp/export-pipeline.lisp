@@ -170,7 +170,7 @@ until it may be tried again."
                  :done)))
       ((or error storage-condition) (error)
         (fail)
-        (drop-batch pipeline batch (princ-to-string error))
+        (drop-batch pipeline batch (bounded-text error))
         :done)
       (:no-error (&rest values)
         (declare (ignore values))
@@ -207,7 +207,7 @@ more, or the seconds to wait until the next round."
   (handler-case (run-round pipeline)
     ((or error storage-condition) (error)
       (incf (pipeline-failures pipeline))
-      (tell pipeline :error :otlp-error :reason (princ-to-string error))
+      (tell pipeline :error :otlp-error :reason (bounded-text error))
       (own-delay (pipeline-failures pipeline) (pipeline-random pipeline)))))
 
 ;;; The thread

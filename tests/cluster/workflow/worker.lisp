@@ -46,6 +46,24 @@
     (signals misuse (start-worker node :kinds '("t-none")))
     (signals misuse (start-worker node))))
 
+(test a-step-s-error-that-cannot-be-printed
+  "It fails the attempt as any other, and the worker is not held up by it."
+  (with-memory-node (node)
+    (with-worker-of (worker node :kinds `(("odd" . ,(lambda (task)
+                                                      (if (= 1 (task-attempt task))
+                                                          (error 'support:unprintable)
+                                                          "done")))
+                                          ("worse" . ,(lambda (task)
+                                                        (declare (ignore task))
+                                                        (error 'support:unprintable)))))
+      (start-workflow node "w1" '((:task "odd" :backoff 1/10)))
+      (is (equal '(:completed "done" "") (outcome node "w1")))
+      (start-workflow node "w2" '((:task "worse" :attempts 1)))
+      (destructuring-bind (status result reason) (outcome node "w2")
+        (declare (ignore result))
+        (is (eq :failed status))
+        (is (search "unprintable: (cannot be printed)" reason))))))
+
 (part results-that-no-call-takes
   "What is too large for a call fails for good, as what is too large for a workflow."
   (with-nodes (node) ()
@@ -245,7 +263,7 @@ closed leaves nothing of the worker."
                                  :test #'typep)))
                  (when (and type (not (member type failed)))
                    (push type failed)
-                   (error "This is a bug of the test.")))
+                   (error 'support:unprintable)))
                (funcall next request options)))
         (unwind-protect
              (client:with-channel (channel (server:server-address server)

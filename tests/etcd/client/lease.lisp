@@ -384,11 +384,11 @@ of its loops stood still meanwhile."
 
 (defun failing-once (name)
   "An interceptor of channels: the first call whose method has NAME fails with an error of the
-user's, and not with a status."
+user's, which cannot even be printed, and not with a status."
   (let ((failed nil))
     (lambda (method request options next)
       (when (and (search name (princ-to-string method)) (not (shiftf failed t)))
-        (error "This is a bug of the test."))
+        (error 'support:unprintable))
       (funcall next request options))))
 
 (defun call-with-failing-client (function store name)

@@ -333,6 +333,7 @@ says that it is compacted."
   "ON-END is called whatever the function has signalled, and may fail itself."
   (with-stand-in (store other)
     (dolist (condition (list (make-condition 'serious-condition)
+                             (make-condition 'support:unprintable)
                              (make-condition 'simple-error :format-control "This is a bug.")))
       (let* ((ended nil) (base:*log-function* nil)
              (watch (etcd:watch *etcd* (lambda (changes revision)

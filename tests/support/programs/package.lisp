@@ -25,6 +25,6 @@
            #:suite-tests #:test-name #:suite-p #:failed-check-p #:skipped-check-p #:check-reason
            #:test-layer #:tests-failed #:tests-failed-suites
            #:at-length #:patient-seconds #:exhausting-a-stack #:skip-on-slow-machine
-           #:interrupt-again-and-again #:interrupt-at-each-call #:walk-octets)
+           #:interrupt-again-and-again #:interrupt-at-each-call #:walk-octets #:unprintable)
   ;; for other tests
   (:export #:layer-suites))

@@ -172,12 +172,6 @@ answer after that is dropped."
                                    bad)))
           "~S" bad))))
 
-(define-condition unprintable (error)
-  ()
-  (:report (lambda (condition stream)
-             (declare (ignore condition stream))
-             (error "The report fails as well."))))
-
 (defun descend (depth)
   "Run out of stack."
   (if (minusp depth) depth (1+ (descend (1+ depth)))))
@@ -187,7 +181,7 @@ answer after that is dropped."
 thread on which a function is called for a retry, of which the call hears at once."
   (let ((*error-output* (make-broadcast-stream))) ; SBCL tells of the stack
     (loop for (expected fail)
-            in `((:unauthenticated ,(lambda () (error 'unprintable)))
+            in `((:unauthenticated ,(lambda () (error 'support:unprintable)))
                  (:unauthenticated ,(lambda () (descend 1)))
                  (:unavailable ,#'sb-thread:abort-thread))
           for retried in '(t t nil)

@@ -137,7 +137,7 @@ the loop."
 
 (defmethod grpc:start-resolver ((stray stray))
   (if (string= "unprintable" (grpc:resolver-name stray))
-      (error 'unprintable)
+      (error 'support:unprintable)
       (sb-thread:abort-thread)))
 
 (defmethod grpc:resolve-now ((stray stray))

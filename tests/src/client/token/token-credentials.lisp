@@ -151,18 +151,12 @@ said."
       (is (equal "Bearer t1" (lab:note-text (ask channel (note 1)))))
       (is (= 2 (fetches credentials))))))
 
-(define-condition unprintable (error)
-  ()
-  (:report (lambda (condition stream)
-             (declare (ignore condition stream))
-             (error "The report fails as well."))))
-
 (test fetches-that-do-not-return
   "A thread that is ended, or an error that cannot be printed, fails those that wait; the next fetch
 begins after the back-off as after any failure."
   (with-log (:token-not-fetched)
     (loop for (end expected said) in `((sb-thread:abort-thread :unavailable "was ended")
-                                       (,(lambda () (error 'unprintable)) :unauthenticated
+                                       (,(lambda () (error 'support:unprintable)) :unauthenticated
                                         "cannot be printed"))
           do (let* ((end end)
                     (credentials (test-credentials (lambda (number)

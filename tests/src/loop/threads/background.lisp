@@ -164,7 +164,9 @@ runs, which would neither run again nor end."
       (loop repeat 3 do (tell-failure job :ill condition))
       (loop repeat 3 do (tell-recovery job :well))
       (tell-failure job :ill condition)
-      (is (equal '(:ill :well :ill) (reverse events))))))
+      (is (equal '(:ill :well :ill) (reverse events)))
+      (tell-failure (add-job background #'list) :odd (make-condition 'support:unprintable))
+      (is (eq :odd (first events))))))
 
 (test await-until-returns-what-its-predicate-has
   "It looks at once, whenever it is told of a change, and no more when its time is over."

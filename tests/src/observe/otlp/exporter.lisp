@@ -181,18 +181,19 @@
         (is-true (grpc:stop-exporter second :timeout +patience+))
         (is (null (trace:on-batch tracing)))))))
 
-(test a-full-heap-does-not-end-the-exporter
-  "It is logged, the batch is counted as dropped, and the thread goes on to the next round."
+(defun check-exporter-goes-on (function)
+  "See that an exporter goes on, in which FUNCTION is called where it takes what is to be exported,
+and where it exports that, and does not return."
   (with-log (:otlp-dropped :otlp-error)
     (let* ((full t)
            (pipeline (otlp::make-pipeline
                       :take (lambda ()
-                              (when (eq :take full) (error 'heap-full :octets 1))
+                              (when (eq :take full) (funcall function))
                               (list (otlp::make-batch '() 7)))
                       :request #'identity :count (constantly nil) :overflow (constantly 0)
                       :export (lambda (channel request &rest options)
                                 (declare (ignore channel request options))
-                                (when full (error 'heap-full :octets 1))
+                                (when full (funcall function))
                                 (values 0 "")))))
       (flet ((try ()
                ;; there is no channel whose pause could be ended
@@ -206,6 +207,12 @@
         (setf full nil)
         (is (null (try)))
         (is (= 7 (otlp::tally-exported (otlp::pipeline-tally pipeline))))))))
+
+(test a-full-heap-does-not-end-the-exporter
+  "It is logged, the batch is counted as dropped, and the thread goes on to the next round; as after
+an error that cannot be printed."
+  (check-exporter-goes-on (lambda () (error 'heap-full :octets 1)))
+  (check-exporter-goes-on (lambda () (error 'support:unprintable))))
 
 (test spans-wait-for-a-collector-and-the-rest-is-counted
   (with-log (:otlp-dropped)
