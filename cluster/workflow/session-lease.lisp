@@ -40,7 +40,9 @@
 ;;;;   ended, so an outage ends no session by itself.
 ;;;; - A put gets no answer: if it was done all the same, the watch of the index reports it, and a
 ;;;;   node that sees a key with a lease of its own keeps that session as if it had heard of it at
-;;;;   that moment. A put that comes late, after others, finds another revision.
+;;;;   that moment. A put that comes late, after others, finds another revision. If there were no
+;;;;   others, and its node hangs by then, the session may end before a heartbeat at another node
+;;;;   takes it back: the lease is as old as the put.
 ;;;; - The watch of the index is late, or ends: a stream that has taken its session needs nothing of
 ;;;;   it. After a new watch, which may be of a store that has lost data, each session is taken
 ;;;;   again, by its next heartbeat.
@@ -363,7 +365,7 @@ have not changed."
     ;; the keeper logs that the store does not answer
     ((or etcd:etcd-error workflow-error) ())
     (error (condition)
-      (log-event :error :workflow-heartbeat-error :condition (princ-to-string condition))))
+      (log-event :error :workflow-heartbeat-error :condition (bounded-text condition))))
   (renewer-seconds node))
 
 (defun renew-due-leases (node)

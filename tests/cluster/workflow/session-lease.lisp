@@ -83,7 +83,9 @@ is not used."
 
 (defclass late-place (place)
   ((delays-p :initform (constantly nil) :accessor place-delays-p) ; true if a transaction comes late
-   (late :initform '() :accessor place-late)) ; functions: transactions that are yet to come
+   (sender :initform nil :accessor place-sender) ; the node that acts now
+   ;; transactions that are yet to come: functions, each with its node
+   (late :initform '() :accessor place-late))
   (:documentation "A store of which a test decides who reaches it."))
 
 (defstruct (lease-node (:copier nil))
@@ -138,17 +140,21 @@ is not used."
 (defmethod etcdserverpb.kv:txn :around ((place late-place) request &key)
   (when (and (not (place-apart place)) (funcall (place-delays-p place)))
     (let ((request (protobuf:copy-message request)))
-      (push (lambda () (call-next-method place request)) (place-late place)))
+      (push (cons (lambda () (call-next-method place request)) (place-sender place))
+            (place-late place)))
     (break-off))
   (call-next-method))
 
 (defun do-late (place)
-  "A transaction comes to PLACE that was sent a while ago."
-  (let ((meddler (shiftf (place-meddler place) (constantly nil))))
-    (handler-case (funcall (pop (place-late place)))
-      ;; its lease has ended
-      (clgrpc.status:rpc-error ()))
-    (setf (place-meddler place) meddler)))
+  "A transaction comes to PLACE that was sent a while ago. Those of a node that hangs since then are
+lost, see the head of session-lease.lisp."
+  (destructuring-bind (function . node) (pop (place-late place))
+    (let ((meddler (shiftf (place-meddler place) (constantly nil))))
+      (unless (eq :stopped (lease-node-state node))
+        (handler-case (funcall function)
+          ;; its lease has ended
+          (clgrpc.status:rpc-error ())))
+      (setf (place-meddler place) meddler))))
 
 (defun new-lease-case (seed)
   (let* ((random (sb-ext:seed-random-state seed)) (place (make-instance 'late-place))
@@ -165,7 +171,8 @@ is not used."
 
 (defmacro at-node ((case node) &body body)
   "Evaluate BODY, in which NODE acts. Return its value, :failed or :lost."
-  `(progn (setf (place-apart (lease-case-place ,case)) (eq :apart (lease-node-state ,node)))
+  `(progn (setf (place-apart (lease-case-place ,case)) (eq :apart (lease-node-state ,node))
+                (place-sender (lease-case-place ,case)) ,node)
           (unwind-protect (handler-case (workflow::with-store-errors ,@body)
                             (session-lost () :lost)
                             (workflow-error () :failed))
@@ -240,6 +247,18 @@ is not used."
   (at-node (case node) (workflow::renew-due-leases (lease-node-service node)))
   (at-node (case node) (workflow::release-silent (lease-node-service node))))
 
+(defun note-late-beat (case session)
+  "A heartbeat of SESSION is heard that has waited: its worker may be dead since then, but the
+session lasts from now on."
+  (dolist (worker (lease-case-workers case))
+    (when (and (lease-worker-dead-ms worker) (equal session (lease-worker-session worker)))
+      (setf (lease-worker-dead-ms worker) (lease-now case)))))
+
+(defun halt-node (case node state)
+  "NODE enters STATE for a while."
+  (setf (lease-node-state node) state
+        (lease-node-until-ms node) (+ (lease-now case) (random 15000 (lease-case-random case)))))
+
 (defun run-node (case node)
   "NODE does what it does by itself, unless it does not run."
   (let ((now (lease-now case)))
@@ -248,7 +267,10 @@ is not used."
       (setf (lease-node-state node) :runs)
       (when (lease-luck case 50) (run-jobs-of case node))
       (loop for (session . stream) in (shiftf (lease-node-waiting node) '())
-            do (beat-at-node case node session stream)))
+            do (note-late-beat case session)
+               (beat-at-node case node session stream))
+      ;; it goes on for this moment only
+      (when (lease-luck case 30) (halt-node case node :stopped)))
     (when (member (lease-node-state node) '(:runs :apart))
       (when (and (eq :runs (lease-node-state node)) (lease-luck case 70)) (tell-node case node))
       (run-jobs-of case node))))
@@ -264,30 +286,29 @@ is not used."
   "Something goes wrong."
   (let ((node (lease-pick case (lease-case-nodes case)))
         (store (place-store (lease-case-place case))))
-    (flet ((enter (state)
-             (setf (lease-node-state node) state
-                   (lease-node-until-ms node) (+ (lease-now case)
-                                                 (random 15000 (lease-case-random case))))))
-      (ecase (random 7 (lease-case-random case))
-        ((0 1) (enter :stopped))
-        (2 (enter :apart))
-        (3 (setf (lease-node-state node) :dead
-                 (lease-case-nodes case) (substitute (new-lease-node case) node
-                                                     (lease-case-nodes case))))
-        ;; it stalls
-        (4 (incf (place-now (lease-case-place case))
-                 (* 1000000 (random 15000 (lease-case-random case))))
-         (excuse-all case))
-        ;; it has another leader
-        (5 (loop for lease being the hash-values of (memory::store-leases store)
-                 do (memory::renew-lease lease (place-now (lease-case-place case))))
-         (excuse-all case))
-        ;; the node watches anew
-        (6 (when (eq :runs (lease-node-state node))
-             (at-node (case node)
-               (workflow::doubt-records (lease-node-service node))
-               (setf (lease-node-seen node)
-                     (workflow::note-sessions (lease-node-service node))))))))))
+    (ecase (random 8 (lease-case-random case))
+      ((0 1) (halt-node case node :stopped))
+      (2 (halt-node case node :apart))
+      (3 (setf (lease-node-state node) :dead
+               (lease-case-nodes case) (substitute (new-lease-node case) node
+                                                   (lease-case-nodes case))))
+      ;; it stalls
+      (4 (incf (place-now (lease-case-place case))
+               (* 1000000 (random 15000 (lease-case-random case))))
+       (excuse-all case))
+      ;; it has another leader
+      (5 (loop for lease being the hash-values of (memory::store-leases store)
+               do (memory::renew-lease lease (place-now (lease-case-place case))))
+       (excuse-all case))
+      ;; a former leader of etcd, which had hung, goes on
+      (6 (dolist (lease (memory::leases-in-order store)) (memory::revoke-lease store lease))
+       (excuse-all case))
+      ;; the node watches anew
+      (7 (when (eq :runs (lease-node-state node))
+           (at-node (case node)
+             (workflow::doubt-records (lease-node-service node))
+             (setf (lease-node-seen node)
+                   (workflow::note-sessions (lease-node-service node)))))))))
 
 (defun end-worker (case worker)
   "WORKER dies; its node perhaps hears of it."
