@@ -792,6 +792,28 @@ read between two of them"
    "cluster" "an-entry-that-was-perhaps-written-is-looked-for"
    "cluster/membership/membership.lisp"
    "(and found (= (etcd:entry-lease found) (etcd:lease-id lease)))" "found")
+  ("a node that hears nothing of its entry looks for it"
+   "cluster" "nodes-look-for-their-entries"
+   "cluster/membership/membership-node.lisp" "(:member (look-for-entry node)
+" "(:member
+")
+  ("a session is taken only by a lease that was renewed lately"
+   "workflow" "a-node-that-is-not-certain-asks"
+   "cluster/workflow/session-lease.lisp"
+   "(and present (or (certain-p present) (renew-session-lease node present)))" "present")
+  ("the sums of what has ended follow what is deleted"
+   "workflow" "ended-workflows-are-read-once"
+   "cluster/workflow/stored/retention.lisp"
+   "(cond (previous (count-ended retention root previous -1))" "(cond (previous)")
+  ("an attempt fails by an error that cannot be printed, too"
+   "workflow" "a-step-s-error-that-cannot-be-printed"
+   "cluster/workflow/worker.lisp" "(bounded-text
+                                                          condition :limit +longest-text+)"
+   "condition")
+  ("a report by a handler's own call gets another task"
+   "workflow" "handlers-call-the-service"
+   "cluster/workflow/workflow-method.lisp" "(not (and call (rpc:call-status call)))"
+   "(null (rpc:call-status call))")
   ("what one thread posts is taken in its order"
    "loop" "inbox-keeps-order"
    "src/loop/threads/inbox.lisp" "(nreverse head)" "head")

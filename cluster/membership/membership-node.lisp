@@ -5,6 +5,11 @@
 ;;;; is :lost, and joins again, as a new generation, when the store can be reached. If another
 ;;;; process has taken its name, it stays :superseded and does not take the name back. Either way it
 ;;;; gives its lease back.
+;;;;
+;;;; A node learns that its entry is gone by its watch, or by the next renewal of its lease. A hung
+;;;; leader of etcd may say nothing by its watches, and renew leases that the present leader has
+;;;; ended (etcd's issue 15247). So a node also reads its entry, once in the time of its lease; such
+;;;; a leader does not answer that.
 
 (in-package #:clgrpc.cluster)
 
@@ -34,7 +39,7 @@ requests to its own store, so that it ends soon.")
    (state :initform :joining :accessor node-%state) ; see NODE-STATE
    (generation :initform 0 :accessor node-%generation) ; that it has, or had last
    (lease :initform nil :accessor node-%lease) ; while it is a member
-   (joiner :accessor node-joiner)       ; the job by which it joins again
+   (joiner :accessor node-joiner)       ; the job that looks for its entry, and joins again
    (pauses :initform nil :accessor node-pauses) ; the job's, before it tries that, or nil
    (lock :initform (sb-thread:make-mutex :name "clgrpc node") :reader node-lock)) ; of these
   (:documentation "A server that is a member of a cluster, see START-NODE."))
@@ -136,6 +141,7 @@ that is not in FROM; and its former lease, if any. NODE keeps the lease only if 
                   (node-%state node) :member)
             t))
     (record-state node)
+    (loop:wake-job (node-joiner node))
     t))
 
 (defun give-back (node lease &optional timeout)
@@ -145,12 +151,12 @@ deleted. If the store cannot be reached within TIMEOUT seconds, the lease ends b
     (handler-case (etcd:revoke-lease lease :timeout timeout)
       (etcd:etcd-error (condition)
         (log-event :warning :cluster-node-not-left :node (node-name node)
-                                                   :condition (princ-to-string condition))))))
+                                                   :condition (bounded-text condition))))))
 
 (defun tell-loss (node condition)
   "Report that NODE has lost its membership because of CONDITION."
   (log-event :warning :cluster-node-lost :node (node-name node)
-                                         :condition (princ-to-string condition))
+                                         :condition (bounded-text condition))
   (when (node-on-loss node)
     (loop:guarding (:cluster-listener-error) (funcall (node-on-loss node) condition))))
 
@@ -222,9 +228,29 @@ that only now."
     (cond ((null member) (note-entry-gone node generation))
           ((< generation (member-generation member)) (supersede node member)))))
 
+(defun look-for-entry (node)
+  "Check that NODE, a member, has its entry in the store, unless the store does not answer."
+  (handler-case (multiple-value-bind (entry member)
+                    (fetch-entry (node-store node) (node-cluster node) (node-name node))
+                  (when (and (or member (null entry)) (eq :member (node-state node)))
+                    (note-entry node member)))
+    ;; every error: the next look may succeed
+    (error (condition)
+      (log-event :info :cluster-entry-not-read :node (node-name node)
+                                               :condition (bounded-text condition)))))
+
+(defun attend-membership (node)
+  "Run the job that looks for NODE's entry while it is a member, and makes it join again when it is
+lost. Return the seconds until it runs again, or nil."
+  (ecase (node-state node)
+    (:member (look-for-entry node)
+     (member-lease-seconds (node-asked node)))
+    (:lost (join-again node))
+    ((:joining :superseded :draining :stopped) nil)))
+
 (defun join-again (node)
-  "Run the job that makes NODE join again when it is lost. Return the seconds until it tries again,
-or nil."
+  "Make NODE, which is lost, join again, after a pause. Return the seconds until that is to be tried
+again, or nil."
   (handler-case
       (cond ((not (eq :lost (node-state node))) nil)
             ((node-pauses node)
@@ -243,7 +269,7 @@ or nil."
     ;; every error: without this job the node would be lost for good
     (error (condition)
       (log-event :info :cluster-node-not-joined :node (node-name node)
-                                                :condition (princ-to-string condition))
+                                                :condition (bounded-text condition))
       (loop:next-pause (node-pauses node)))))
 
 (defun count-changes (node changes)
@@ -284,7 +310,7 @@ or nil."
                                                  :lease-seconds lease-seconds
                                                  :instance (random-instance))
                      (alexandria:remove-from-plist arguments :labels :lease-seconds :services))))
-    (setf (node-joiner node) (etcd:add-job store (lambda () (join-again node))))
+    (setf (node-joiner node) (etcd:add-job store (lambda () (attend-membership node))))
     node))
 
 (defun watch-watchers (node)
@@ -409,7 +435,7 @@ but the node's own."
                           (node-generation node) :timeout +leaving-seconds+)
     (etcd:etcd-error (condition)
       (log-event :warning :cluster-node-not-left :node (node-name node)
-                                                 :condition (princ-to-string condition)))))
+                                                 :condition (bounded-text condition)))))
 
 (defmacro with-node ((variable name &rest arguments) &body body)
   "Evaluate BODY with VARIABLE bound to a node that START-NODE makes from NAME and ARGUMENTS. Stop

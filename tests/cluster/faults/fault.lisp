@@ -78,7 +78,8 @@ a :cluster of several members."
   (let ((leader (await-leader place)))
     (call-while-stopped (lambda ()
                           (await-leader place leader)
-                          (sleep (min 10 seconds)))
+                          (sleep (min 10 seconds))
+                          (note-former-leader place leader))
                         (list (shared:store-program leader)))))
 
 (define-fault :full (place seconds :needs :disk)

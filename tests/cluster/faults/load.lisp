@@ -12,6 +12,7 @@
   (users '() :type list)                ; USERs
   (complaints '() :type list)           ; texts, the last first
   (holder nil)                          ; the lock that a user has, or had last
+  (early '() :type list)                ; leases that etcd has ended before their time
   (lock (sb-thread:make-mutex :name "faults"))) ; of COMPLAINTS
 
 (defun complain (trial control &rest arguments)
@@ -123,11 +124,44 @@ value, or nil and the condition."
             (sleep 0.05)))))))
 
 ;;; Keepers: who is told that a lease is alive has what was put with it
+;;;
+;;; Etcd itself may end a lease before its time, though it was renewed: see LEASES-END-EARLY-P. A
+;;; put with the lease tells that apart from a fault of ours: the present leader of etcd takes or
+;;; refuses it, as no member does by itself.
 
 (defconstant +lease-seconds+ 4)
 
+(defun lease-fate (user lease)
+  "What etcd says of LEASE: :lasts, or :ended though LEASE is alive by USER's client; nil if it does
+not say so while LEASE is."
+  (let ((fate (handler-case (progn (etcd:put (user-etcd user)
+                                             (format nil "probe/~A" (user-name user)) "x"
+                                             :lease lease :timeout 1)
+                                   :lasts)
+                (etcd:lease-not-found () :ended)
+                (etcd:etcd-error () nil))))
+    (and (etcd:lease-alive-p lease) fate)))
+
+(defun note-early (trial lease)
+  "Note that etcd has ended LEASE early if it does such things now. Return true if so."
+  (when (leases-end-early-p (trial-place trial))
+    (sb-thread:with-mutex ((trial-lock trial))
+      (pushnew lease (trial-early trial)))))
+
+(defun look-into-loss (user lease entry)
+  "USER's client says that LEASE is alive, but what was put with it is ENTRY: complain, unless that
+is etcd's doing, or not certain."
+  (let ((trial (user-trial user)))
+    (ecase (lease-fate user lease)
+      ((nil))
+      (:lasts (complain trial "the lease of ~A lasts, but its entry is ~A" (user-name user) entry))
+      (:ended
+       (unless (note-early trial lease)
+         (complain trial "~A is told that its lease is alive, but etcd has ended it"
+                   (user-name user)))))))
+
 (defun keep-on (user)
-  (let* ((trial (user-trial user)) (etcd (user-etcd user)) (lease nil)
+  (let* ((etcd (user-etcd user)) (lease nil)
          (key (format nil "kept/~A" (user-name user))))
     (repeatedly (user 0.05)
       (cond ((or (null lease) (not (etcd:lease-alive-p lease)))
@@ -142,8 +176,7 @@ value, or nil and the condition."
                               (and (not (eq :unknown entry))
                                    (/= (etcd:lease-id lease) (etcd:entry-lease entry))))
                           (etcd:lease-alive-p lease))
-                 (complain trial "~A is told that its lease is alive, but its entry is ~A"
-                           (user-name user) entry))))))))
+                 (look-into-loss user lease entry))))))))
 
 ;;; Lockers: one at a time has the lock, and only who has it writes under its guard
 
@@ -162,7 +195,11 @@ value, or nil and the condition."
   (let ((before (shiftf (trial-holder trial) lock)))
     (when (and before (etcd:lock-held-p before) (etcd:lock-held-p lock)
                ;; it may have been given up between the two
-               (etcd:lock-held-p before))
+               (etcd:lock-held-p before)
+               (notany (lambda (lock)
+                         (and (eq :ended (lease-fate user (etcd:lock-lease lock)))
+                              (note-early trial (etcd:lock-lease lock))))
+                       (list before lock)))
       (complain trial "~A has the lock, and so has another" (user-name user)))
     (let* ((etcd (user-etcd user))
            (entry (handler-case (etcd:fetch etcd "locked")

@@ -14,6 +14,8 @@
   (proxy nil)                           ; the proxy's program, or nil
   (api nil)                             ; where the proxy takes commands, HOST:PORT
   (address '())                         ; where clients connect, HOST:PORTs, or an engine in memory
+  ;; when a former leader of etcd, which had hung, went on, if leases end early by that; or nil
+  (former-leader-ns nil)
   (random (make-random-state t) :type random-state)) ; what is done when
 
 (defconstant +disk-megabytes+ 448
@@ -132,3 +134,36 @@ out."
   "Wait until a member of etcd but FORMER leads; return it."
   (or (shared:wait-until (lambda () (find-if #'leading-p (remove former (place-stores place)))))
       (error "No member of etcd leads.")))
+
+;;; A former leader that has hung, and goes on, has old leases revoked which the present leader has
+;;; renewed: etcd's issue 15247, mended in 3.4.31 and 3.5.13.
+
+(defun version-numbers (text)
+  "The numbers in TEXT, a version of etcd."
+  (mapcar (lambda (part) (or (parse-integer part :junk-allowed t) 0))
+          (uiop:split-string text :separator ".")))
+
+(defun revokes-renewed-p (version)
+  "True if a former leader of etcd's VERSION, a text, has leases revoked that were renewed."
+  (destructuring-bind (&optional (major 0) (minor 0) (patch 0) &rest more) (version-numbers version)
+    (declare (ignore more))
+    (and (= 3 major)
+         (or (< minor 4)
+             (and (= 4 minor) (< patch 31))
+             (and (= 5 minor) (< patch 13))))))
+
+(defun note-former-leader (place store)
+  "STORE, a member of etcd that led it, is about to go on."
+  (let ((others (remove store (place-stores place))))
+    (etcd:with-etcd (etcd (mapcar #'shared:store-address others) :timeout 10)
+      (when (revokes-renewed-p (getf (etcd:member-status etcd) :version))
+        (setf (place-former-leader-ns place) (monotonic-ns))))))
+
+(defconstant +revoking-seconds+ 10
+  "How long after it has gone on users may notice that a former leader has had leases revoked.")
+
+(defun leases-end-early-p (place)
+  "True if leases may end now that etcd has renewed."
+  (let ((then (place-former-leader-ns place)))
+    (and then
+         (< (- (monotonic-ns) then) (seconds-ns +revoking-seconds+)))))

@@ -7,11 +7,12 @@
   "What the users of TRIAL have done, as text."
   (flet ((sum (name reader) (reduce #'+ (users-named trial name) :key reader)))
     (format nil "~:D writes (~:D perhaps, ~:D failed), ~:D increments (~:D perhaps), ~:D under a ~
-                 lock, ~:D changes told"
+                 lock, ~:D changes told~@[, ~D leases that a former leader of etcd ended~]"
             (sum "writer" #'user-done) (sum "writer" #'user-uncertain) (sum "writer" #'user-failed)
             (sum "counter" #'user-done) (sum "counter" #'user-uncertain)
             (sum "locker" #'user-done)
-            (sum "watcher" (lambda (user) (length (user-notes user)))))))
+            (sum "watcher" (lambda (user) (length (user-notes user))))
+            (and (trial-early trial) (length (trial-early trial))))))
 
 (defun run-faults (&key (faults (fault-names)) (members 1) (seconds 600) (pause 3) (longest 10)
                      (report (constantly nil)))
@@ -92,6 +93,39 @@ tell what happens. Return a list of complaints, texts, and a text of what was do
       (is (equal '() (programs-in folder)))
       (is (equal '() (directory (format nil "~A*" folder) :resolve-symlinks nil)))
       (uiop:delete-directory-tree (pathname folder) :validate t))))
+
+(test former-leaders-that-end-leases-are-known
+  (is (equal '(t t nil t nil nil nil)
+             (mapcar #'revokes-renewed-p
+                     '("3.3.27" "3.4.23" "3.4.31" "3.5.12" "3.5.13" "3.6.0" "memory")))))
+
+(test leases-that-end-early-are-told-apart
+  "An entry that is gone though its lease lasts is a fault of ours; that its lease has ended is one,
+too, unless a former leader of etcd, which had hung, has just gone on."
+  (let* ((engine (let ((base:*log-function* nil)) (memory:make-engine)))
+         (etcd (memory:connect engine)) (other (memory:connect engine)))
+    (flet ((outcome (former-leader-ns function)
+             (let* ((trial (make-trial
+                            :place (make-place :former-leader-ns former-leader-ns)))
+                    (user (make-user :trial trial :name "keeper 0" :etcd etcd))
+                    (lease (etcd:grant-lease etcd 60)))
+               (etcd:put etcd "kept" "x" :lease lease)
+               (funcall function lease)
+               (look-into-loss user lease (etcd:fetch etcd "kept"))
+               (list (length (trial-complaints trial)) (length (trial-early trial)))))
+           (end (lease)
+             (etcd:revoke-lease (etcd:lease-by-number other (etcd:lease-id lease)))))
+      (unwind-protect
+           (let ((now (monotonic-ns)))
+             (is (equal '(1 0) (outcome now (lambda (lease)
+                                              (declare (ignore lease))
+                                              (etcd:remove-entry other "kept")))))
+             (is (equal '(1 0) (outcome nil #'end)))
+             (is (equal '(0 1) (outcome now #'end)))
+             (is (equal '(1 0) (outcome (- now (seconds-ns 60)) #'end))))
+        (etcd:close-etcd etcd)
+        (etcd:close-etcd other)
+        (memory:close-engine engine)))))
 
 (test what-is-wrong-is-noticed
   "A change that a watcher was not told, was told twice or too late, and a write that is not there."

@@ -185,6 +185,20 @@ was put with the lease goes."
           (is-true (await-names a "a"))
           (is (= (node-generation a) (member-generation (find-member a "a")))))))))
 
+(test nodes-look-for-their-entries
+  "A node that its watch does not tell that its entry is gone, and whose lease is renewed, as by a
+leader of etcd that hung, finds that out by itself, and joins again."
+  (with-memory ()
+    (with-node (a "a" :store *etcd* :lease-seconds 2)
+      (let ((generation (node-generation a)))
+        (is-true (await-names a "a"))
+        (unwind-protect
+             (progn (sb-int:encapsulate 'cluster::note-changes 'deaf (constantly nil))
+                    (etcd:remove-entry *etcd* (cluster::member-key "default" "a"))
+                    (is-true (wait-until (lambda () (< generation (node-generation a)))))
+                    (is-true (await-state a :member)))
+          (sb-int:unencapsulate 'cluster::note-changes 'deaf))))))
+
 (test nodes-stop-whatever-they-are-doing
   "Nodes that are stopped while they join again leave no entry, no lease and no thread that renews
 one."

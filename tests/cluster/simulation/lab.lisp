@@ -40,7 +40,15 @@
   (sim:partition host other)
   (sim:at (/ (sim:between (lab-chance lab) 10 9000) 1000) (lambda () (sim:heal host other))))
 
-(defun choose-store-fault (lab clients &key (kinds '(:killed :lost :lost :stopped :cut)))
+(defun end-leases (lab)
+  "End all leases of the store, though they were renewed, as a former leader of etcd does that has
+hung and goes on (etcd's issue 15247)."
+  (when (sim:host-up (lab-store lab))
+    (sim:on-host ((lab-store lab))
+      (memory::on-store ((lab-engine lab) store)
+        (dolist (lease (memory::leases-in-order store)) (memory::revoke-lease store lease))))))
+
+(defun choose-store-fault (lab clients &key (kinds '(:killed :lost :lost :stopped :cut :early)))
   "Let something go wrong with the store, by which CLIENTS, hosts, are connected to it."
   (let ((chance (lab-chance lab)) (store (lab-store lab)))
     (ecase (sim:pick chance kinds)
@@ -48,6 +56,7 @@
       (:stopped (sim:restart-host store :down (sim:pick chance '(1/100 1 4)) :drain 1))
       (:lost (when (sim:restart-host store :down (sim:pick chance '(1/100 1 4 12)))
                (setf (lab-losing lab) t)))
+      (:early (end-leases lab))
       (:cut (dolist (client clients) (sim:cut store client))))))
 
 (defun check-logged (simulation)

@@ -114,7 +114,7 @@ acknowledged."
          (down (sim:pick chance '(1/100 1 5))))
     (ecase (sim:pick chance '(:store :store :cut-off :apart :node-killed :node-stopped
                               :worker-killed :worker-stopped))
-      (:store (choose-store-fault shop (shop-nodes shop) :kinds '(:killed :stopped :cut)))
+      (:store (choose-store-fault shop (shop-nodes shop) :kinds '(:killed :stopped :cut :early)))
       (:cut-off (part-for-a-while shop store node))
       (:apart (part-for-a-while shop worker node))
       (:node-killed (sim:restart-host node :down down))
