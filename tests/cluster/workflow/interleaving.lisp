@@ -6,8 +6,7 @@
 ;;;; jump. Workflows start others, and begin again; they are forgotten, and their ids used again.
 ;;;;
 ;;;; What must hold is looked at in what the watch was told, in what was acknowledged, and in the
-;;;; store, in which nothing is left in the end. tests/cluster/workflow/model.lisp has the same of
-;;;; decisions alone, without nodes.
+;;;; store, in which nothing is left in the end.
 
 (in-package #:clgrpc.tests.workflow)
 (in-suite :clgrpc.workflow)
@@ -156,6 +155,7 @@
   (acknowledged '())                    ; (id fence . result) of reports that were answered
   (signals (make-hash-table :test 'equal)) ; (id . signal-id) from :sent to :acknowledged
   (finals '())                          ; states of workflows that have ended
+  (results '())                         ; (id step text) of the tasks of these
   (told '())                            ; changes that the watch was told, the last one first
   (watcher nil)
   (trouble nil))                        ; the first thing that did not hold
@@ -388,8 +388,11 @@ ago."
                 ((and (typep reply 'session-lost) (equal session (crew-session crew)))
                  (setf (crew-session crew) nil))))))))
 
+(defun result-text (id fence)
+  (format nil "~A by ~D" id fence))
+
 (defun result-of (task)
-  (string-octets (format nil "~A by ~D" (pb:task-id task) (pb:task-fence task))))
+  (string-octets (result-text (pb:task-id task) (pb:task-fence task))))
 
 (defun new-report (affair crew task)
   "What becomes of TASK."
@@ -571,11 +574,29 @@ have."
 
 ;;; The end: all goes well, and all comes to its end
 
+(defun stored-payload (affair state key)
+  (or (workflow::small-payload state key)
+      (let ((item (item-at (affair-place affair)
+                           (workflow::data-key (workflow::root-of "case")
+                                               (pb:workflow-state-id state) key))))
+        (and item (memory::item-value item)))))
+
+(defun note-results (affair state)
+  "Keep what the tasks of STATE have made."
+  (loop with id = (pb:workflow-state-id state)
+        for step across (pb:workflow-state-steps state)
+        for payload = (stored-payload affair state (pb:step-state-result-key step))
+        do (when (and payload (eq :done (pb:step-state-status step))
+                      (eq :task (pb:step-action-case (pb:step-state-step step))))
+             (pushnew (list id (pb:step-state-number step) (octets-string payload))
+                      (affair-results affair) :test #'equal))))
+
 (defun note-finals (affair)
   (dolist (user (affair-users affair))
     (let ((state (state-at affair (user-id user))))
       (when (and state (not (workflow::running-p state)))
-        (pushnew state (affair-finals affair) :test #'protobuf:message=)))))
+        (pushnew state (affair-finals affair) :test #'protobuf:message=)
+        (note-results affair state)))))
 
 (defun settled-p (affair)
   (and (every (lambda (user) (and (user-request user) (user-acknowledged user)))
@@ -676,6 +697,18 @@ have."
             do (complain affair "~A: the result of ~D was acknowledged, and is not there" id
                          fence))))
 
+(defun check-results (affair id events)
+  "A step that is done has the result of the claim that has done it."
+  (loop for (other number text) in (affair-results affair)
+        when (and (string= id other)
+                  (notany (lambda (pair)
+                            (let ((event (cdr pair)))
+                              (and (eq :step-done (pb:event-kind event))
+                                   (= number (pb:event-step event))
+                                   (string= text (result-text id (pb:event-fence event))))))
+                          events))
+          do (complain affair "~A: step ~D has the result ~S" id number text)))
+
 (defun check-back-offs (affair id events)
   "An attempt that has failed is followed by the next after a pause, told once; one that was lost or
 given back by the next at once, or after a pause."
@@ -760,6 +793,7 @@ given back by the next at once, or after a pause."
     (let ((events (events-told affair id)))
       (check-numbers affair id)
       (check-fences affair id events)
+      (check-results affair id events)
       (check-back-offs affair id events)
       (check-steps affair id)
       (check-family affair id)))
@@ -799,7 +833,7 @@ left in the store. CLGRPC_SEED repeats a case, CLGRPC_CASES says how many there 
 and 400 in make endurance."
   (let ((first (number-of-environment "CLGRPC_SEED" (random 1000000000 (make-random-state t))))
         (count (number-of-environment "CLGRPC_CASES" (support:at-length 100 400)))
-        (acknowledged 0) (received 0) (lives 0) (joined 0) (continued 0))
+        (acknowledged 0) (received 0) (results 0) (lives 0) (joined 0) (continued 0))
     (loop for seed from first below (+ first count)
           do (multiple-value-bind (trouble affair) (run-affair seed)
                (when trouble
@@ -807,6 +841,7 @@ and 400 in make endurance."
                  (return))
                (incf acknowledged (length (affair-acknowledged affair)))
                (incf received (hash-table-count (affair-received affair)))
+               (incf results (length (affair-results affair)))
                (incf joined (count-told affair :child-ended))
                (incf continued (count-told affair :continued))
                (dolist (user (affair-users affair))
@@ -815,6 +850,7 @@ and 400 in make endurance."
     (when (<= 100 count)
       (is (< (* 2 count) acknowledged) "~D results in ~D cases" acknowledged count)
       (is (< (* 5/2 count) received) "~D tasks were given" received)
+      (is (< count results) "~D results were looked at" results)
       (is (< count joined) "~D children have ended" joined)
       (is (< (/ count 40) continued) "~D workflows were begun again" continued)
       (is (< (* 2 count) lives) "~D workflows" lives))))
