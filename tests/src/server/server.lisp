@@ -294,31 +294,6 @@
   (forget-method 'live-base)
   (forget-method 'live-other))
 
-(test redefinition-under-load
-  "While four threads call, a hundred redefinitions fail no call and each is seen."
-  (eval '(defclass live-loaded (lab:bench) ()))
-  (define-answer 'live-loaded 0)
-  (with-live-service (channel (make-instance 'live-loaded) :execution :inline)
-    (let* ((newest 0)
-           (stop nil)
-           (callers (loop repeat 4
-                          collect (sb-thread:make-thread
-                                   (lambda ()
-                                     (loop with last = 0
-                                           until stop
-                                           for number = (number-of (ask channel (note 0)))
-                                           unless (<= last number newest)
-                                             return (list last number)
-                                           do (setf last number)))))))
-      (loop for i from 1 to 100
-            do (setf newest i)
-               (define-answer 'live-loaded i)
-               (is (= i (number-of (ask channel (note 0))))))
-      (setf stop t)
-      (is (equal '(nil nil nil nil)
-                 (mapcar (lambda (thread) (sb-thread:join-thread thread :timeout 20)) callers)))))
-  (forget-method 'live-loaded))
-
 (test handler-of-the-stream
   "A handler may specialise its stream of requests on CALL."
   (evaluate '(progn
@@ -341,13 +316,6 @@
                :source ,(format nil "syntax = \"proto3\"; package live; message Thing { ~A }
                                      service Things { rpc Turn(Thing) returns (Thing); }" fields))))
 
-(defmacro with-symbols ((&rest names) &body body)
-  "Evaluate BODY with NAMES bound to the symbols of LIVE and LIVE.THINGS that are called so."
-  `(let ,(loop for name in names
-               collect `(,name (or (find-symbol ,(string name) '#:live)
-                                   (find-symbol ,(string name) '#:live.things))))
-     ,@body))
-
 (test redefined-messages
   "A message that gets another field while a server runs: old messages and new ones work."
   (define-thing "int32 a = 1;")
@@ -366,32 +334,3 @@
           (is (= 6 (value '#:thing-a new)))
           (is (string= "six" (value '#:thing-b new))))
         (is (string= "" (value '#:thing-b (turn old))))))))
-
-(test redefined-messages-under-load
-  "While four threads call, the message gains and loses a field over and over; no call fails."
-  (define-thing "int32 a = 1;")
-  (eval-text "(defclass things (live:things) ())")
-  (eval-text "(defmethod live.things:turn ((service things) thing &key) thing)")
-  (with-live-service (channel (make-instance 'things))
-    (let* ((stop nil)
-           (callers (with-symbols (turn make-thing thing-a)
-                      (loop repeat 4
-                            collect (sb-thread:make-thread
-                                     (lambda ()
-                                       (handler-case
-                                           (loop with old = (funcall make-thing :a 1)
-                                                 until stop
-                                                 for i from 0 below 100000
-                                                 for new = (funcall make-thing :a i)
-                                                 always
-                                                 (and (= i (funcall thing-a
-                                                                    (funcall turn channel new)))
-                                                      (= 1 (funcall thing-a
-                                                                    (funcall turn channel old)))))
-                                         (error (error) error))))))))
-      (loop repeat 10
-            do (define-thing "int32 a = 1; string b = 2;")
-               (define-thing "int32 a = 1;"))
-      (setf stop t)
-      (dolist (thread callers)
-        (is (eq t (sb-thread:join-thread thread :timeout 20 :default :hangs)))))))

@@ -92,8 +92,11 @@ the machine is too slow; return how many of those failed, and how many there wer
                   (unless (= (1+ i) (item-number (sell channel)))
                     (error "~D is not seen." i))))
       (redefine "a message"
-                (lambda (i)
+                (lambda (i &aux (old (uiop:symbol-call '#:shop '#:make-item)))
                   (define-shop :fields (format nil "string s~D = ~D;" i (+ 2 i)))
+                  (unless (= 100 (item-number (uiop:symbol-call '#:shop.shop '#:sell channel old
+                                                                :timeout 20)))
+                    (error "An item from before ~D is not sold." i))
                   (unless (= 100 (item-number
                                   (sell channel (intern (format nil "S~D" i) :keyword) "new")))
                     (error "The item ~D is not sold." i))))

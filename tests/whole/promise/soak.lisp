@@ -1,7 +1,7 @@
-;;;; The soak: everything at once for a while, against one server that lives all the time: calls of
-;;;; all kinds, blocking and not, long messages, cancellations, deadlines, handlers that block, fail
-;;;; and call their own server, clients that come, call and vanish, services and messages defined
-;;;; anew.
+;;;; The soak: everything at once for a while, against three servers that live all the time, one for
+;;;; each place where handlers run: calls of all kinds, blocking and not, long messages,
+;;;; cancellations, deadlines, handlers that block, fail and call their own server, clients that
+;;;; come, call and vanish, services and messages defined anew.
 ;;;;
 ;;;; The time is cut into shifts. After each everybody rests: all calls must have ended, each with a
 ;;;; status that its activity allows, and memory, threads and descriptors are looked at with nothing
@@ -20,7 +20,7 @@
 
 (defstruct (soak (:copier nil))
   "COUNTS maps (activity . status) to how many calls ended so; PROBLEMS are texts, newest first."
-  server channels shop seed
+  servers channels shop seed             ; a channel for each server
   (stop nil)
   (lock (sb-thread:make-mutex :name "soak"))
   (counts (make-hash-table :test 'equal))
@@ -37,8 +37,13 @@
   "One of the channels that live as long as the soak."
   (aref (soak-channels soak) (random (length (soak-channels soak)) random)))
 
-(defun answer-as-told (soak note call)
-  "Do what the text of NOTE says, and return what a handler of ASK is to return."
+(defun soak-address (soak random)
+  "Where one of the servers listens."
+  (grpc:server-address (elt (soak-servers soak) (random (length (soak-servers soak)) random))))
+
+(defun answer-as-told (channel note call)
+  "Do what the text of NOTE says, and return what a handler of ASK is to return. CHANNEL is one to
+its own server."
   (let ((told (lab:note-text note)))
     (flet ((told-p (text) (string= text told)))
       (cond ((told-p "") note)
@@ -47,7 +52,7 @@
             ((told-p "fail") (grpc:fail :aborted "as told"))
             ((told-p "break") (error "as told"))
             ((told-p "call yourself")
-             (ask-and-pass-on (aref (soak-channels soak) 0) (note (number-of note)) :timeout 60))
+             (ask-and-pass-on channel (note (number-of note)) :timeout 60))
             (t (error "told ~S" told))))))
 
 (defun chat-either-way (stream call)
@@ -58,8 +63,9 @@
          call)
         (t (grpc:do-messages (note stream) (grpc:send call note)))))
 
-(defun soak-handlers (soak)
-  (list :ask (lambda (note call) (answer-as-told soak note call))
+(defun soak-handlers (soak place)
+  "The handlers of the server at PLACE of SOAK's."
+  (list :ask (lambda (note call) (answer-as-told (aref (soak-channels soak) place) note call))
         :watch (lambda (note call)
                  (dotimes (i (number-of note))
                    (grpc:send call (note i :body (lab:note-body note)))))
@@ -181,7 +187,7 @@ status or a list of such, which must be among STATUSES."
 
 (define-activity come-and-go (1 :ok :cancelled) (soak random)
   (let ((futures '()))
-    (grpc:with-channel (channel (grpc:server-address (soak-server soak)))
+    (grpc:with-channel (channel (soak-address soak random))
       (push (grpc:call-async #'lab.bench:ask channel (note 7) :timeout 60) futures)
       (when (zerop (random 2 random)) (grpc:await (first futures)))
       (dotimes (i 3)
@@ -191,7 +197,7 @@ status or a list of such, which must be among STATUSES."
           collect (ending-of (= 7 (number-of (grpc:await future)))))))
 
 (define-activity vanish (1 :vanished) (soak random)
-  (with-raw-client (peer (grpc:server-address (soak-server soak)))
+  (with-raw-client (peer (soak-address soak random))
     (let ((exchange (send-request peer "/lab.Bench/Chat"
                                   :end nil :data (note-octets 1 :body (random 5000 random)))))
       (when (zerop (random 2 random))
@@ -271,8 +277,10 @@ status or a list of such, which must be among STATUSES."
   (loop repeat 2 do (sb-ext:gc :full t)))
 
 (defun rest-figures (soak connections)
-  "What is there when nothing is under way, a plist. The server is to have so many CONNECTIONS."
-  (flet ((open-connections () (getf (grpc:server-statistics (soak-server soak)) :connections)))
+  "What is there when nothing is under way, a plist. The servers are to have so many CONNECTIONS."
+  (flet ((open-connections ()
+           (loop for server in (soak-servers soak)
+                 sum (getf (grpc:server-statistics server) :connections))))
     (unless (wait-until (lambda () (pass-time 0.01) (= connections (open-connections))))
       (note-problem soak "~D connections are open instead of ~D." (open-connections) connections)))
   (collect-garbage)
@@ -316,12 +324,14 @@ the least one of each half counts."
                   when (eq name (first activity)) collect (list status count)))))
 
 (defun call-with-soak (function seed)
-  "Call FUNCTION with a soak whose server and channels live as long."
-  (let* ((soak (make-soak :seed seed))
-         (log *log-function*)
-         (server (start-probe (soak-handlers soak) :loops 2
-                                                   :reserve-idle-seconds 1)))
-    (setf (soak-server soak) server
+  "Call FUNCTION with a soak whose servers and channels live as long."
+  (let ((soak (make-soak :seed seed))
+        (log *log-function*))
+    (setf (soak-servers soak) (loop for execution in '(:auto :inline :blocking)
+                                    for place from 0
+                                    collect (start-probe (soak-handlers soak place)
+                                                         :loops 2 :execution execution
+                                                         :reserve-idle-seconds 1))
           (sb-ext:symbol-global-value '*log-function*)
           (lambda (level event &rest plist)
             ;; those who are told to break are logged; they and others who are no surprise
@@ -330,15 +340,16 @@ the least one of each half counts."
     (unwind-protect
          (with-shop (shop shop-server)
            (setf (soak-shop soak) shop
-                 (soak-channels soak) (coerce (loop repeat 3
-                                                    collect (grpc:make-channel
-                                                             (grpc:server-address server)))
-                                              'vector))
+                 (soak-channels soak) (map 'vector (lambda (server)
+                                                     (grpc:make-channel
+                                                      (grpc:server-address server)))
+                                           (soak-servers soak)))
            (unwind-protect (funcall function soak)
              (map nil #'grpc:close-channel (soak-channels soak))))
       (setf (sb-ext:symbol-global-value '*log-function*) log)
-      (unless (grpc:stop-server server :drain 10)
-        (note-problem soak "The server does not drain.")))
+      (dolist (server (soak-servers soak))
+        (unless (grpc:stop-server server :drain 10)
+          (note-problem soak "A server does not drain."))))
     soak))
 
 (defun shift-count (seconds)
