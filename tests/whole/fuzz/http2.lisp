@@ -1,6 +1,7 @@
 ;;;; The http2 core as server and as client: whatever comes, nothing is signalled, what goes out is
-;;;; a chain of whole frames, a connection that ends says so once, by GOAWAY and ON-CLOSE, and when
-;;;; it is over nothing is left: no stream, no octet queued, each stream closed once.
+;;;; whole frames with fields that a peer can decode, a connection that ends says so once, by GOAWAY
+;;;; and ON-CLOSE, and when it is over nothing is left: no stream, no octet queued, each stream
+;;;; closed once.
 
 (in-package #:clgrpc.tests.fuzz)
 
@@ -68,18 +69,6 @@
                (declare (ignore connection code text))
                (incf (tally-closes tally)))))
 
-(defun check-output (octets start end)
-  "Return the type of the last frame of those from START to END, or nil if there is none; they must
-be whole."
-  (declare (type octets octets))
-  (let ((at start) (type nil))
-    (loop while (< at end)
-          do (unless (<= (+ at 9) end) (found "a frame is cut off"))
-             (setf type (aref octets (+ at 3)))
-             (incf at (+ 9 (u24be octets at))))
-    (unless (= at end) (found "a frame is longer than what goes out"))
-    type))
-
 (defvar *pools* '() "The pools that the connections of a role share, as those of one loop do.")
 
 (defun pool-of (role)
@@ -94,7 +83,8 @@ be whole."
          (connection (http2:make-connection role (session-sink tally buffer role)
                                             (load-time-value (make-options))
                                             :pool pool))
-         (last-type nil))
+         (peer (dialogue:make-peer))
+         (frames '()))                  ; that went out, the last one first
     (flet ((flush ()
              (http2:write-queued connection 65536)
              (http2:give-output-back connection)
@@ -103,8 +93,10 @@ be whole."
                (when (and (< start (buffer-end buffer))
                           (= #x50 (aref (buffer-octets buffer) start)))
                  (incf start (length dialogue:*preface*)))
-               (setf last-type (or (check-output (buffer-octets buffer) start (buffer-end buffer))
-                                   last-type)))
+               (setf frames (revappend (dialogue:read-frame-forms
+                                        peer (subseq (buffer-octets buffer) start
+                                                     (buffer-end buffer)))
+                                       frames)))
              (clear-buffer buffer)))
       (http2:start-connection connection 0)
       (flush)
@@ -115,8 +107,10 @@ be whole."
       (let ((closed-p (http2:connection-closed-p connection)))
         (unless (= (tally-closes tally) (if closed-p 1 0))
           (found "the end of the connection is told ~D times" (tally-closes tally)))
-        (when (and closed-p (not (eql 7 last-type)))
-          (found "the last frame is no GOAWAY but of type ~D" last-type))
+        (unless (= (count :goaway frames :key #'first) (if closed-p 1 0))
+          (found "GOAWAY goes out ~D times" (count :goaway frames :key #'first)))
+        (unless (or (not closed-p) (eq :goaway (first (first frames))))
+          (found "the last frame is no GOAWAY but ~S" (first frames)))
         (http2:advance-time connection (* 3600 1000000000))
         (http2:receive-eof connection)
         (unless (= (tally-seen tally) (tally-closed tally))

@@ -1,8 +1,20 @@
 ;;;; See src/http/http2/reader.lisp; what each frame does is in tests/support/dialogue/, bad input
-;;;; in fuzz.lisp.
+;;;; in tests/whole/fuzz/http2.lisp.
 
 (in-package #:clgrpc.tests.http2)
 (in-suite :clgrpc.http2)
+
+(defun session-octets ()
+  "A session that is right, as a client sends it."
+  (concatenate 'octets *preface*
+    (frames-octets (make-peer)
+                   '((:settings (:initial-window-size 70000) (:max-frame-size 20000))
+                     (:settings-ack) (:headers 1 :post) (:data 1 "hello" (:pad 5)) (:data 1 50)
+                     (:priority 1 0) (:headers 1 :done :end-stream)
+                     (:headers 3 :get :end-stream (:pad 3)) (:ping 1)
+                     (:headers 5 :post (:depends 3)) (:rst-stream 5 :cancel)
+                     (:window-update 3 100) (:window-update 0 100)
+                     (:headers 7 :post) (:data 7 "" :end-stream) (:goaway 0 :no-error)))))
 
 (defun events-of (octets cuts)
   "What a server's sink is told of OCTETS that arrive in pieces ending at CUTS."
@@ -16,7 +28,7 @@
 (test cuts-make-no-difference
   "A session means the same wherever its octets are cut."
   (with-random (cuts-make-no-difference)
-    (let* ((octets (session-octets :server))
+    (let* ((octets (session-octets))
            (whole (events-of octets '())))
       (is (< 10 (length whole)))
       (loop repeat 100
@@ -26,7 +38,7 @@
 
 (test octets-elsewhere
   "A session may begin anywhere in the octets that are given, and what follows is not looked at."
-  (let* ((session (session-octets :server))
+  (let* ((session (session-octets))
          (octets (concatenate 'octets (octets-of 1 2 3) session (octets-of 0 0 1)))
          (end (connect-end :server)))
     (is (= (+ 3 (length session))
@@ -36,7 +48,7 @@
 (test frames-by-and-by
   "A session means the same if it is taken a few frames at a time; the position is that of a frame,
 and the second value says whether there may be another."
-  (let* ((octets (session-octets :server))
+  (let* ((octets (session-octets))
          (whole (events-of octets '())))
     (dolist (frames '(1 2 7))
       (let ((*dialogue* (begin-dialogue :server '()))

@@ -1,5 +1,5 @@
-;;;; JSON as messages: what is accepted, what is refused and where, ignoring, the limits, and a
-;;;; short run of mutated texts.
+;;;; JSON as messages: what is accepted, what is refused and where, ignoring, and the limits.
+;;;; Mutated texts are in tests/whole/fuzz.
 
 (in-package #:clgrpc.tests.protobuf)
 (in-suite :clgrpc.protobuf)
@@ -117,38 +117,3 @@
     (signals message-text-error
       (json-holder (apply #'concatenate 'string (loop repeat 5000 collect open))
                    :ignore-unknown t))))
-
-(defun mutated (octets)
-  "OCTETS with a few random changes."
-  (let ((octets (copy-seq octets)))
-    (dotimes (i (1+ (random 4)) octets)
-      (let ((at (random (max 1 (length octets)))))
-        (setf octets
-              (case (random 3)
-                (0 (replace (copy-seq octets) (octets-of (random 256)) :start1 at))
-                (1 (concatenate 'octets (subseq octets 0 at) (subseq octets (min (1+ at)
-                                                                                 (length octets)))))
-                (t (concatenate 'octets (subseq octets 0 at)
-                                (subseq octets (random (max 1 (length octets))))))))))))
-
-(defun survives (reader sources rounds)
-  "Call READER with ROUNDS mutations of the octets SOURCES; anything but a message or PROTOBUF-ERROR
-is a failure."
-  (with-seed ()
-    (dotimes (i rounds (pass))
-      (let ((octets (mutated (elt sources (random (length sources))))))
-        (handler-case (funcall reader octets)
-          (protobuf-error ())
-          (error (condition)
-            (fail "seed ~D, round ~D: ~A for ~S" *seed* i condition octets)
-            (return)))))))
-
-(test mutated-json
-  (survives (lambda (octets) (parse-json-message "clgrpc.test.textual.Holder" octets
-                                                 :ignore-unknown (zerop (random 2))))
-            (mapcar #'string-octets
-                    (mapcar #'unquote
-                            '("{'value':{'a':[1,'x',null]},'time':'2020-01-01T00:00:00.5Z','inner':{'mask':'a,b'}}"
-                              "{'any':{'@type':'x/google.protobuf.Duration','value':'1.5s'},'shapes':['bAz',1]}"
-                              "{'wrapped':'12e1','octets':'AQ==','byName':{'k':'ROUND'},'yes':'\\u00e9'}")))
-            2000))

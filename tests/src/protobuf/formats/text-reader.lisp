@@ -1,5 +1,5 @@
 ;;;; Text format as messages: all forms of literals, names, lists and separators, what is refused
-;;;; and where, the limits, and a short run of mutated texts.
+;;;; and where, and the limits. Mutated texts are in tests/whole/fuzz.
 
 (in-package #:clgrpc.tests.protobuf)
 (in-suite :clgrpc.protobuf)
@@ -108,13 +108,3 @@
                         :ignore-unknown t))
   (signals message-text-error
     (text-all (format nil "f1: 1~A" (make-string 2000 :initial-element #\1)))))
-
-(test mutated-text
-  (survives (lambda (octets) (parse-text-message "clgrpc.test.textual.Holder" octets
-                                                 :ignore-unknown (zerop (random 2))))
-            (mapcar #'string-octets
-                    (mapcar #'unquote
-                            '("any { [a/google.protobuf.Duration] { seconds: 017 } } shapes: [bAz, 1]"
-                              "wrapped < value: -0x1F > octets { value: '\\377\\x1' 'b' } # end"
-                              "struct { fields { key: 'a' value { number_value: 1.5e3f } } }; yes: 'x'")))
-            2000))

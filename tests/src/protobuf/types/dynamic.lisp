@@ -130,6 +130,31 @@
     (dolist (name '("UNSEEN-ODDITY" "ODDITY-NEVER-SEEN"))
       (is (null (find-all-symbols name)) "~A" name))))
 
+(defun mutated (octets)
+  "OCTETS with a few random changes."
+  (let ((octets (copy-seq octets)))
+    (dotimes (i (1+ (random 4)) octets)
+      (let ((at (random (max 1 (length octets)))))
+        (setf octets
+              (case (random 3)
+                (0 (replace (copy-seq octets) (octets-of (random 256)) :start1 at))
+                (1 (concatenate 'octets (subseq octets 0 at) (subseq octets (min (1+ at)
+                                                                                 (length octets)))))
+                (t (concatenate 'octets (subseq octets 0 at)
+                                (subseq octets (random (max 1 (length octets))))))))))))
+
+(defun survives (reader sources rounds)
+  "Call READER with ROUNDS mutations of the octets SOURCES; anything but a message or PROTOBUF-ERROR
+is a failure."
+  (with-seed ()
+    (dotimes (i rounds (pass))
+      (let ((octets (mutated (elt sources (random (length sources))))))
+        (handler-case (funcall reader octets)
+          (protobuf-error ())
+          (error (condition)
+            (fail "seed ~D, round ~D: ~A for ~S" *seed* i condition octets)
+            (return)))))))
+
 (test mutated-octets-of-dynamic-messages
   (let* ((pool (pool-of "all.proto" "extension.proto"))
          (types (list (find-pool-type pool "clgrpc.test.All")
