@@ -182,7 +182,7 @@ with that, since its workflow does. Its lock is held."
   (rpc:on-writable (subscription-call subscription) (lambda () (flush-subscription subscription)))
   (flush-subscription subscription))
 
-;;; The hub
+;;; The feed
 
 (defun subscriptions-for (feed id)
   "The subscriptions to changes of the workflow ID, a fresh list. FEED's lock is held."

@@ -128,8 +128,8 @@ LOCK guards SUMS and LOST."
 (defstruct (feed (:copier nil))
   "The source of changes for the watches at a node, see watching.lisp. LOCK guards the slots that
 change."
-  (lock (sb-thread:make-mutex :name "clgrpc workflow hub") :read-only t) ; of all below
-  (start-lock (sb-thread:make-mutex :name "clgrpc workflow hub start") :read-only t) ; of starting
+  (lock (sb-thread:make-mutex :name "clgrpc workflow feed") :read-only t) ; of all below
+  (start-lock (sb-thread:make-mutex :name "clgrpc workflow feed start") :read-only t) ; of starting
   (watch nil)                           ; of the store, once a client has watched, or nil
   ;; SUBSCRIPTIONs by the id of their workflow; "" for all
   (subscriptions (make-hash-table :test 'equal) :type hash-table :read-only t)
