@@ -19,7 +19,7 @@
                (:file "inspect/descriptor-source") (:file "inspect/declaration")
                (:file "command/balancing-options") (:file "inspect/call-command")
                (:file "inspect/api-document") (:file "command/gateway") (:file "inspect/channelz")
-               (:file "inspect/http") (:file "inspect/exposition") (:file "inspect/top")
+               (:file "inspect/exposition") (:file "inspect/top")
                (:file "inspect/binlog") (:file "worker/bench-service") (:file "worker/figures")
                (:file "worker/worker-client") (:file "worker/worker-command")
                (:file "worker/driver") (:file "command/profile") (:file "command/rehearsal")

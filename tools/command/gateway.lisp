@@ -101,7 +101,7 @@ calls end and exits with 0."
       given
     (let ((channel (apply #'grpc:make-channel target
                           :credentials (client-credentials behind-ca behind-cert behind-key
-                                                           behind-name "behind")
+                                                           behind-name :prefix "behind")
                           (balancing-arguments service-config balance))))
       (unwind-protect
            (call-with-gateway

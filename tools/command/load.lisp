@@ -351,8 +351,8 @@ the run, print the reason on standard error and return the RUN without it."
             "Search the highest rate at which none of these holds, such as 'p99 > 10ms', by runs of
       -z, 5s by default, from --rps on, 100 by default; report the run at that rate.")
       (server-metrics "URL" #'parse-url nil
-                      "Where the server serves metrics for Prometheus, http://HOST:PORT/metrics:
-      its own figures of these calls are shown beside the tool's.")
+                      "Where the server serves metrics for Prometheus, http://HOST:PORT/metrics or
+      https://…: its own figures of these calls are shown beside the tool's.")
       (rounds "N" (integer-parser 1 1000) 1
               "The number of times to repeat the run, to separate change from noise.")
       (stream-call-count "N" (integer-parser 1 1000000000) nil

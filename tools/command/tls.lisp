@@ -9,12 +9,13 @@
   (tls-key "FILE" #'identity nil "The private key of --tls-cert; by default it is in that file.")
   (tls-name "NAME" #'identity nil "The name that must be in the server's certificate."))
 
-(defun client-credentials (roots certificate key name &optional (prefix "tls"))
+(defun client-credentials (roots certificate key name &key (prefix "tls") (alpn t))
   "The credentials for the values of the options CLIENT-TLS; nil if none is given. PREFIX is the
-beginning of these options' names."
+beginning of these options' names; ALPN is as for TLS-CREDENTIALS."
   (cond (roots
          (when (and key (not certificate)) (refuse "--~A-key goes with --~:*~A-cert" prefix))
          (grpc:tls-credentials :roots (if (string= roots "system") :system roots)
-                               :certificate certificate :key key :server-name name))
+                               :certificate certificate :key key :server-name name
+                               :alpn alpn))
         ((or certificate key name)
          (refuse "--~A-cert, --~:*~A-key and --~:*~A-name go with --~:*~A-ca" prefix))))

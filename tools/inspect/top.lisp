@@ -50,24 +50,41 @@
   (append (mapcar (lambda (server) (server-reading channel server)) (ask-for-servers channel))
           (mapcar #'channel-reading (ask-for-channels channel))))
 
-(defun get-metrics (url)
-  "The METHOD-READINGs of the metrics at URL, of PARSE-URL, and the metrics of the process."
+(defconstant +most-metrics-octets+ (expt 2 26) "The most octets of a page of metrics.")
+
+(defun parse-url (text)
+  "TEXT, http://HOST:PORT/PATH or https://…, as a URL. Signal a USAGE-ERROR if it is none."
+  (handler-case (token:parse-url text)
+    (misuse (error) (refuse "~A" error))))
+
+(defun get-metrics (url &optional credentials)
+  "The METHOD-READINGs of the metrics at URL, of PARSE-URL, and the metrics of the process; by TLS
+with CREDENTIALS, or nil for the system's, if URL begins with https. Signal a FAILURE if there are
+none."
   (multiple-value-bind (status octets)
-      (get-over-http url :accept "text/plain;version=0.0.4")
-    (unless (= 200 status) (fail-command "GET ~A is answered with ~D" (third url) status))
+      (handler-case
+          (token:http-request "GET" url :headers '(("accept" . "text/plain;version=0.0.4"))
+                                        :credentials credentials
+                                        :most-octets +most-metrics-octets+)
+        (grpc:rpc-error (error) (fail-command "~A" (grpc:rpc-error-message error))))
+    (unless (= 200 status)
+      (fail-command "GET of the metrics at ~A is answered with ~D" (token:url-text url) status))
     (values (read-methods octets) (read-figures octets))))
 
-(defun find-metrics (address)
-  "The URL of the metrics at ADDRESS, or nil if there are none."
-  (handler-case (let ((url (parse-url (format nil "http://~A/metrics" address))))
-                  (get-metrics url)
+(defun find-metrics (address &optional credentials)
+  "The URL of the metrics at ADDRESS, by TLS with CREDENTIALS unless they are nil; nil if there are
+no metrics."
+  (handler-case (let ((url (parse-url (format nil "http~:[~;s~]://~A/metrics" credentials
+                                              address))))
+                  (get-metrics url credentials)
                   url)
     ((or failure usage-error) () nil)))
 
-(defun take-sample (channel url)
-  "A sample of the process that CHANNEL leads to and whose metrics are at URL, or nil. With metrics
-it need not serve channelz."
-  (multiple-value-bind (methods figures) (if url (get-metrics url) (values '() '()))
+(defun take-sample (channel url credentials)
+  "A sample of the process that CHANNEL leads to and whose metrics are at URL, or nil, by TLS with
+CREDENTIALS, or nil. With metrics it need not serve channelz."
+  (multiple-value-bind (methods figures)
+      (if url (get-metrics url credentials) (values '() '()))
     (make-sample :ns (monotonic-ns) :methods methods :figures figures
                  :readings (handler-case (read-channelz channel)
                              (grpc:unimplemented (error)
@@ -271,17 +288,18 @@ not echoed."
 (defun next-order (order)
   (nth (mod (1+ (position order *orders* :test #'string=)) (length *orders*)) *orders*))
 
-(defun draw-samples (channel url address interval)
-  "Draw a sample of CHANNEL's process, at ADDRESS, whose metrics are at URL or nil, each INTERVAL
-seconds until the key q; the key s sorts by the next of *ORDERS*. While the process does not answer,
-show that, and ask it again."
+(defun draw-samples (take-sample address interval)
+  "Draw what TAKE-SAMPLE, a function, returns of the process at ADDRESS, each INTERVAL seconds until
+the key q; the key s sorts by the next of *ORDERS*. While the process does not answer, show that,
+and ask it again."
+  (declare (type function take-sample))
   (call-with-screen
    (lambda ()
      (loop with old = nil and order = "calls" and key = nil
            for title = (format nil "~A, each ~A s, by ~A; s sorts, q quits" (shown address)
                                (float interval) order)
            do (handler-case
-                  (let ((new (take-sample channel url)))
+                  (let ((new (funcall take-sample)))
                     (draw-lines (screen-lines title new (and old (earlier-p old new) old) order))
                     (setf old new))
                 ((or grpc:rpc-error failure) (error)
@@ -295,8 +313,9 @@ show that, and ask it again."
 (define-command "top"
     (((address "ADDRESS" (address-parser 1) "Where a server serves channelz."))
      ((metrics "URL" #'parse-url nil
-               "Where the process serves metrics for Prometheus, http://HOST:PORT/metrics; by
-      default /metrics at ADDRESS, if that answers. Without metrics there is no table of methods.")
+               "Where the process serves metrics for Prometheus, http://HOST:PORT/metrics or
+      https://…; by default /metrics at ADDRESS, if that answers. Without metrics there is no table
+      of methods.")
       (interval "DURATION" #'parse-seconds 1 "How often to look.")
       (once "[true|false]" #'parse-boolean nil
             "Look twice, an interval apart, print one table and end; also where the output is not a
@@ -307,11 +326,13 @@ many run, latencies by method, connections of servers and subchannels of channel
 channelz service, and reads its metrics."
   (grpc:with-channel (channel address
                       :credentials (client-credentials tls-ca tls-cert tls-key tls-name))
-    (let ((url (or metrics (find-metrics address))))
-      (if (or once (not (terminal-p)))
-          (let ((old (take-sample channel url)))
-            (sleep interval)
-            (let ((new (take-sample channel url)))
-              (write-sample new (and (earlier-p old new) old))))
-          (draw-samples channel url address interval))))
+    (let* ((credentials (client-credentials tls-ca tls-cert tls-key tls-name :alpn nil))
+           (url (or metrics (find-metrics address credentials))))
+      (flet ((take-sample () (take-sample channel url credentials)))
+        (if (or once (not (terminal-p)))
+            (let ((old (take-sample)))
+              (sleep interval)
+              (let ((new (take-sample)))
+                (write-sample new (and (earlier-p old new) old))))
+            (draw-samples #'take-sample address interval)))))
   0)

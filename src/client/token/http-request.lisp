@@ -1,4 +1,4 @@
-;;;; A request of HTTP/1.1 (RFC 9112) to servers that issue tokens: a form is posted on a new
+;;;; A request of HTTP/1.1 (RFC 9112), such as to servers that issue tokens: it is sent on a new
 ;;;; connection, with or without TLS, and the answer is read completely. The calling thread waits; a
 ;;;; client loop does the I/O. The limits for the server are the total time, the length of the head
 ;;;; (the parser's) and the length of the body.
@@ -9,12 +9,14 @@
 (in-package #:clgrpc.token)
 
 (defconstant +most-answer-octets+ 1048576
-  "The most octets of the body of an answer.")
+  "The most octets of the body of an answer with a token.")
 
 (defstruct (exchange (:copier nil))
   "A request and its answer."
   (future (loop:make-future) :type loop:future :read-only t) ; of the status and the body
+  (http-method "" :type string :read-only t) ; such as GET
   (request (make-octets 0) :type octets :read-only t) ; head and body
+  (most-octets 0 :type index :read-only t) ; of the answer's body
   (parser (http1:make-parser :client) :type http1:parser :read-only t) ; of the answer
   (body (make-buffer :size 1024) :type buffer :read-only t) ; of the answer, so far
   (connection nil :type (or null loop:connection))) ; once it is made
@@ -49,32 +51,16 @@ or has a user in it."
   "The host and the port of URL, as a target."
   (host-and-port (url-host url) (url-port url)))
 
-(defun form-text (parameters)
-  "PARAMETERS, an alist of strings, as application/x-www-form-urlencoded."
-  (flet ((encoded (text)
-           (with-output-to-string (stream)
-             (loop for octet across (string-octets text)
-                   for character = (code-char octet)
-                   do (if (and (< octet 128)
-                               (or (alphanumericp character) (find character "-._~")))
-                          (write-char character stream)
-                          (format stream "%~2,'0X" octet))))))
-    (format nil "~{~A=~A~^&~}" (loop for (name . value) in parameters
-                                     collect (encoded name) collect (encoded value)))))
-
-(defun post-octets (url parameters headers)
-  "The octets of a request that posts PARAMETERS, an alist, to URL with HEADERS, an alist."
-  (let ((body (string-octets (form-text parameters)))
-        (buffer (make-buffer :size 1024)))
-    (http1:write-request-head buffer "POST" (url-path url)
+(defun request-octets (http-method url headers body)
+  "The octets of a request for URL with HEADERS, an alist, and BODY, octets or nil."
+  (let ((buffer (make-buffer :size 1024)))
+    (http1:write-request-head buffer http-method (url-path url)
                               `(("host" . ,(url-authority url))
                                 ("user-agent" . ,(format nil "grpc-lisp-clgrpc/~A" **version**))
-                                ("accept" . "application/json")
-                                ("content-type" . "application/x-www-form-urlencoded")
                                 ("connection" . "close")
                                 ,@headers)
-                              (length body))
-    (append-octets buffer body)
+                              (and body (length body)))
+    (when body (append-octets buffer body))
     (subseq-octets (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer))))
 
 ;;; On the loop
@@ -104,9 +90,9 @@ or has a user in it."
           (:body
            (append-octets body octets :start (http1:parser-body-start parser)
                                       :end (http1:parser-body-end parser))
-           (when (< +most-answer-octets+ (- (buffer-end body) (buffer-start body)))
+           (when (< (exchange-most-octets exchange) (- (buffer-end body) (buffer-start body)))
              (settle exchange (format nil "the answer has more than ~D octets"
-                                      +most-answer-octets+))
+                                      (exchange-most-octets exchange)))
              (return end)))
           (:end (if (<= 100 (http1:message-status (http1:parser-message parser)) 199)
                     (http1:next-message parser)
@@ -148,7 +134,7 @@ or has a user in it."
                               (loop:make-tls-byte-channel loop byte-channel credentials :client
                                                           :server-name (url-host url))
                               byte-channel)))
-        (http1:expect-response (exchange-parser exchange) "POST")
+        (http1:expect-response (exchange-parser exchange) (exchange-http-method exchange))
         (setf (exchange-connection exchange)
               (loop:make-connection loop byte-channel **exchange-handler** :user exchange))
         (append-octets (loop:connection-output (exchange-connection exchange))
@@ -179,13 +165,23 @@ that."
                       (loop:resolve-future done)))
     done))
 
-(defun post-form (url parameters &key headers credentials timeout)
-  "Post PARAMETERS, an alist of strings, to URL with HEADERS, an alist, over TLS with CREDENTIALS if
-URL begins with https; wait for the answer, and return its status and its body, octets. Signal
-:unavailable if no answer comes in TIMEOUT seconds, or it cannot be read. Not on a loop."
+(defun http-request (http-method url &key headers body credentials (timeout 5)
+                                       (most-octets +most-answer-octets+))
+  "Send a request for URL, a value of PARSE-URL, wait for the answer, and return its status and its
+body, octets.
+HTTP-METHOD  the method, such as \"GET\"
+HEADERS      an alist of strings, the header fields besides Host, User-Agent and Connection
+BODY         octets, or nil for a request without a body
+CREDENTIALS  the TLS credentials for a URL that begins with https, made with :alpn nil; by default
+             the server needs a certificate that the system trusts
+TIMEOUT      the seconds until an answer must have been read
+MOST-OCTETS  the most octets that the answer's body may have
+Signal :unavailable if no answer comes in time, or it cannot be read. From any thread but a loop's."
   (let* ((client-loop (calling:acquire-client-loop (option:make-channel-options)))
          (loop (calling:client-loop-loop client-loop))
-         (exchange (make-exchange :request (post-octets url parameters headers))))
+         (credentials (and (url-secure url) (or credentials (loop:tls-credentials :alpn nil))))
+         (exchange (make-exchange :http-method http-method :most-octets most-octets
+                                  :request (request-octets http-method url headers body))))
     (unwind-protect
          (handler-case
              (progn

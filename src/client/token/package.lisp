@@ -8,6 +8,8 @@
                     (#:calling #:clgrpc.calling) (#:status #:clgrpc.status)
                     (#:wire #:clgrpc.wire))
   (:export
+   ;; http-request.lisp, for the command
+   #:http-request #:parse-url #:url-text
    ;; token-credentials.lisp
    #:token-credentials #:fetch-token
    ;; web-token.lisp

@@ -80,25 +80,60 @@ and one of up to 0.1 that failed."
     (is (not (tools::earlier-p (look) (look :calls 6))))
     (is (not (tools::earlier-p (look) (look :began 101))))))
 
-(test top-reads-metrics
-  "At the URL given, or at the address asked if it answers there; then it needs no channelz."
+(defun call-with-greeted (function &rest options)
+  "Call FUNCTION with the address of a server of the greeter, with OPTIONS, that has greeted once
+and has its metrics at /metrics."
   (let* ((metrics (grpc:make-metrics))
-         (server (grpc:start-server (list (make-instance 'clgrpc.examples:greeter))
-                                    :observer metrics
-                                    :http (list (grpc:metrics-handler metrics))))
+         (credentials (getf options :credentials))
+         (server (apply #'grpc:start-server (list (make-instance 'clgrpc.examples:greeter))
+                        :observer metrics :http (list (grpc:metrics-handler metrics)) options))
          (address (grpc:server-address server)))
     (unwind-protect
-         (grpc:with-channel (channel address)
+         (grpc:with-channel (channel address
+                             :credentials (and credentials
+                                               (grpc:tls-credentials
+                                                :roots (support:certificate-file "ca.pem"))))
            (helloworld.greeter:say-hello channel (helloworld:make-hello-request :name "Ada")
                                          :timeout 10)
-           (dolist (arguments (list '() (list "--metrics" (format nil "http://~A/metrics"
-                                                                  address))))
-             (multiple-value-bind (code output)
-                 (apply #'run-line "top" address "--once" "--interval" "0.1" arguments)
-               (is (= 0 code))
-               (is (search "P99 MS" output))
-               (is (search "helloworld.Greeter/SayHello" output))))
-           (is (= 1 (run-line "top" address "--once" "--metrics"
-                              (format nil "http://~A/nothing" address))))
-           (is (= 2 (run-line "top" address "--metrics" "ftp://x"))))
+           (funcall function address))
       (grpc:stop-server server :drain 0))))
+
+(defun check-top (address &rest arguments)
+  "`top` shows what the server at ADDRESS has counted."
+  (multiple-value-bind (code output errors)
+      (apply #'run-line "top" address "--once" "--interval" "0.1" arguments)
+    (is (= 0 code) "~A" errors)
+    (is (search "P99 MS" output))
+    (is (search "helloworld.Greeter/SayHello" output))))
+
+(test top-reads-metrics
+  "At the URL given, or at the address asked if it answers there; then it needs no channelz."
+  (call-with-greeted
+   (lambda (address)
+     (check-top address)
+     (check-top address "--metrics" (format nil "http://~A/metrics" address))
+     (is (= 1 (run-line "top" address "--once" "--metrics"
+                        (format nil "http://~A/nothing" address))))
+     (dolist (wrong '("" "ftp://x" "http://" "http://:80/" "http://x:0/" "http://x:70000/"))
+       (is (= 2 (run-line "top" address "--metrics" wrong)) "~A" wrong)))))
+
+(test top-reads-metrics-over-tls
+  (call-with-greeted
+   (lambda (address)
+     (let ((roots (namestring (support:certificate-file "ca.pem"))))
+       (check-top address "--tls-ca" roots)
+       (check-top address "--tls-ca" roots "--metrics" (format nil "https://~A/metrics" address)))
+     (signals tools:failure             ; the system does not trust it
+       (tools::get-metrics (tools::parse-url (format nil "https://~A/metrics" address)))))
+   :credentials (grpc:tls-credentials :certificate (support:certificate-file "server.pem")
+                                      :key (support:certificate-file "server.key"))))
+
+(test servers-without-metrics
+  (let* ((server (grpc:start-server (make-instance 'clgrpc.examples:greeter)))
+         (address (grpc:server-address server))
+         (url (tools::parse-url (format nil "http://~A/metrics" address))))
+    (unwind-protect
+         (progn (signals tools:failure (tools::get-metrics url))
+                (is (null (tools::find-metrics address))))
+      (grpc:stop-server server :drain 0))
+    (signals tools:failure (tools::get-metrics url) "no server listens there")))

@@ -1,5 +1,5 @@
-;;;; The requests for tokens as HTTP: what is sent, and peers that are absent, slow, endless, or
-;;;; speak something else.
+;;;; Requests of HTTP, most of them for tokens: what is sent, and peers that are absent, slow,
+;;;; endless, or speak something else.
 
 (in-package #:clgrpc.tests.token)
 (in-suite :clgrpc.token)
@@ -29,6 +29,25 @@
                       "content-type: application/x-www-form-urlencoded"
                       "grant_type=client_credentials"))
         (is (search text request))))))
+
+(test what-is-there-is-got
+  "A request without a body; the answer may be as long as the caller allows."
+  (let ((request nil))
+    (with-socket (url (lambda (stream)
+                        (setf request (read-request stream))
+                        (say stream "HTTP/1.1 404 Not Found|content-length: 300000||~A"
+                             (make-string 300000 :initial-element #\x))))
+      (flet ((get-url (&rest options)
+               (apply #'token:http-request "GET" (token:parse-url url)
+                      :headers '(("accept" . "text/plain")) options)))
+        (multiple-value-bind (status body) (get-url)
+          (is (= 404 status))
+          (is (equalp (make-array 300000 :initial-element (char-code #\x)) body)))
+        (is (eql 0 (search "GET /token HTTP/1.1" request)))
+        (is (search "accept: text/plain" request))
+        (is (not (search "content-length" request)))
+        (is (= 404 (get-url :most-octets 300000)))
+        (signals grpc:unavailable (get-url :most-octets 299999))))))
 
 (test answers-in-other-forms
   "Chunked, until the end of the connection, after an interim answer, an octet at a time."
@@ -61,6 +80,12 @@
                          (read-request stream)
                          (say stream "HTTP/1.1 200 OK|content-length: 5||ab")
                          (read-byte stream nil))
+           :timeout 0.2)
+    ;; one that never pauses
+    (check "no answer" (lambda (stream)
+                         (read-request stream)
+                         (say stream "HTTP/1.1 200 OK|transfer-encoding: chunked||")
+                         (loop (say stream "1|x|")))
            :timeout 0.2)
     (check "before the answer" #'read-request)
     (check "before the answer" (lambda (stream) (declare (ignore stream))))
