@@ -110,4 +110,4 @@
   :components ((:file "protos") (:file "package") (:file "bench") (:file "orca") (:file "interop")
                (:file "offer") (:file "interop-case") (:file "interop-client")
                (:file "bench-client") (:file "connect") (:file "policy-client") (:file "metrics")
-               (:file "sha256") (:file "transcode") (:file "testee") (:file "storm-client")))
+               (:file "transcode") (:file "testee") (:file "storm-client")))

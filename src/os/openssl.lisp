@@ -153,6 +153,8 @@ any more."
   (evp-md-ctx-new "EVP_MD_CTX_new" pointer)
   (evp-md-ctx-free "EVP_MD_CTX_free" void (context pointer))
   (evp-sha256 "EVP_sha256" pointer)
+  (evp-digest "EVP_Digest" int (octets pointer) (length size) (into pointer) (into-length pointer)
+              (digest pointer) (engine pointer))
   (evp-digest-sign-init "EVP_DigestSignInit" int (context pointer) (key-context pointer)
                         (digest pointer) (engine pointer) (key pointer))
   (evp-digest-sign "EVP_DigestSign" int (context pointer) (signature pointer)

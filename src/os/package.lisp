@@ -77,7 +77,7 @@
    #:certificate-for-p #:certificate-names #:certificate-serial-number #:certificate-not-before
    #:certificate-not-after
    ;; signature.lisp
-   #:private-key-kind #:sign-octets
+   #:private-key-kind #:sha256-digest #:sign-octets
    ;; tls-session.lisp
    #:+record-octets+ #:make-tls-context #:free-tls-context #:add-certificate-chain #:add-private-key
    #:add-roots #:add-root #:chain-root #:add-revocation-lists #:log-secrets #:add-system-roots

@@ -1,9 +1,19 @@
-;;;; Signatures over SHA-256 with a private key, by OpenSSL's EVP: RSA with PKCS #1 v1.5 padding
-;;;; (RFC 8017 section 8.2) and ECDSA on the curve P-256 (FIPS 186-5). Any octets can be signed.
-;;;; ECDSA signatures are returned in the form of JSON Web Signatures: r and s, 32 octets each (RFC
-;;;; 7518 section 3.4), not as the DER that OpenSSL makes.
+;;;; SHA-256, and signatures over it with a private key, by OpenSSL's EVP: RSA with PKCS #1 v1.5
+;;;; padding (RFC 8017 section 8.2) and ECDSA on the curve P-256 (FIPS 186-5). Any octets can be
+;;;; signed. ECDSA signatures are returned in the form of JSON Web Signatures: r and s, 32 octets
+;;;; each (RFC 7518 section 3.4), not as the DER that OpenSSL makes.
 
 (in-package #:clgrpc.os)
+
+(defun sha256-digest (octets)
+  "The 32 octets of the SHA-256 (FIPS 180-4) of OCTETS. From any thread."
+  (open-openssl)
+  (let ((digest (make-octets 32)))
+    (with-pinned-objects (octets digest)
+      (unless (= 1 (evp-digest (sap-int (vector-sap octets)) (length octets)
+                               (sap-int (vector-sap digest)) 0 (evp-sha256) 0))
+        (tls-error "OpenSSL makes no SHA-256: ~A." (or (openssl-failure) "unknown reason"))))
+    digest))
 
 (defconstant +evp-pkey-rsa+ 6)
 (defconstant +evp-pkey-ec+ 408)

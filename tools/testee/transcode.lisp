@@ -104,7 +104,9 @@ cancelled."))
   "The part NAME of messages with TYPES and DATAS, lists."
   (let ((all (apply #'concatenate 'octets datas)))
     (lab:make-upload-reply :name name :content-type (or (find "" types :test-not #'string=) "")
-                           :size (length all) :sha256 (sha256 all) :messages (length datas))))
+                           :size (length all) :messages (length datas)
+                           :sha256 (format nil "~(~{~2,'0X~}~)"
+                                           (coerce (os:sha256-digest all) 'list)))))
 
 (defun body-parts (body)
   (values (if body (google.api:http-body-content-type body) "")

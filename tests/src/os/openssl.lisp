@@ -18,6 +18,15 @@
   (is (stringp (os::openssl-failure)))
   (is (null (os::openssl-failure)) "the queue is empty afterwards"))
 
+(test sha256-of-octets
+  "As FIPS 180-4's examples have it."
+  (flet ((digest (text)
+           (format nil "~(~{~2,'0x~}~)" (coerce (os:sha256-digest (string-octets text)) 'list))))
+    (is (string= "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855" (digest "")))
+    (is (string= "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad" (digest "abc")))
+    (is (string= "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"
+                 (digest (make-string 1000000 :initial-element #\a))))))
+
 (test openssl-of-a-saved-core
   ;; what OpenSSL made before has another number
   (let ((before (os:openssl-instance)))
