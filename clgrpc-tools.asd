@@ -53,7 +53,7 @@
 
 (defsystem "clgrpc-tools/profile"
   :description "Where the time of a process goes: clgrpc profile."
-  :depends-on ("clgrpc" "clgrpc-tools/page" "sb-sprof")
+  :depends-on ("clgrpc" "clgrpc-tools/report" "sb-sprof")
   :pathname "tools/profile/"
   :serial t
   :components ((:file "package") (:file "area") (:file "symbol") (:file "sample")

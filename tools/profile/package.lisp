@@ -5,7 +5,7 @@
 (defpackage #:clgrpc.profile
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:grpc #:clgrpc) (#:loop #:clgrpc.loop) (#:server #:clgrpc.server)
-                    (#:page #:clgrpc.page) (#:os #:clgrpc.os)
+                    (#:page #:clgrpc.page) (#:report #:clgrpc.report) (#:os #:clgrpc.os)
                     (#:client #:clgrpc.client))
   (:import-from #:clgrpc.program #:write-perf-map #:map-functions #:function-label)
   (:export

@@ -2,8 +2,8 @@
 ;;;; more than noise. A number of N samples varies by the root of N from run to run by chance alone;
 ;;;; a difference counts if it is more than twice that noise of both profiles together. A single
 ;;;; pair of runs does not show other variation, such as that of the load. Profiles of several
-;;;; rounds do: their figures are means, and the noise is the variation between rounds, if that is
-;;;; larger.
+;;;; rounds do: their figures are means of the calm half of the rounds, and the noise is that of
+;;;; rounds, as for runs of `clgrpc load` (tools/report/significance.lisp), if that is larger.
 
 (in-package #:clgrpc.profile)
 
@@ -33,31 +33,21 @@
   "The rounds of PROFILE, a list of profiles: PROFILE itself if it has a single one."
   (or (coerce (member-of profile "rounds") 'list) (list profile)))
 
-(defun mean (values)
-  (/ (reduce #'+ values) (length values)))
-
 (defun root-of-squares (values)
   (sqrt (reduce #'+ values :key (lambda (value) (* value value)))))
 
-(defun doubt (values)
-  "Two standard deviations of the mean of VALUES, figures of rounds; 0 if there is a single one."
-  (let ((count (length values)) (mean (mean values)))
-    (if (< count 2)
-        0
-        (* 2 (/ (root-of-squares (mapcar (lambda (value) (- value mean)) values))
-                (sqrt (* count (1- count))))))))
-
-(defun difference (name unit before after figure noise)
+(defun difference (name unit before after figure noise &optional (better :less))
   "The difference of FIGURE, a function of a round, between the profiles BEFORE and AFTER; nil if
 one does not have it. NOISE is a function of a figure's mean and of the rounds: the error of the
-mean by chance."
+mean by chance. BETTER is :LESS or :MORE."
   (declare (type function figure noise))
-  (flet ((figures (profile) (mapcar figure (rounds-of profile))))
+  (flet ((figures (profile) (mapcar figure (rounds-of profile)))
+         (mean (values) (report:mean (report:calm-half values better))))
     (let ((old (figures before)) (new (figures after)))
       (unless (or (member nil old) (member nil new))
         (make-difference
          :name name :unit unit :before (mean old) :after (mean new)
-         :noise (max (root-of-squares (list (doubt old) (doubt new)))
+         :noise (max (if (and (rest old) (rest new)) (report:noise old new better) 0)
                      (root-of-squares (list (funcall noise (mean old) (rounds-of before))
                                             (funcall noise (mean new) (rounds-of after))))))))))
 
@@ -115,9 +105,9 @@ counts a call and differ by chance by a thirtieth, or a thousandth of one, at mo
 
 (defun figure-differences (before after)
   "Differences of the figures that are one for a profile."
-  (flet ((both (name unit function &optional (noise 1/100))
+  (flet ((both (name unit function &optional (noise 1/100) (better :less))
            (difference name unit before after function
-                       (lambda (mean rounds) (declare (ignore rounds)) (* noise mean))))
+                       (lambda (mean rounds) (declare (ignore rounds)) (* noise mean)) better))
          (of (&rest path) (lambda (profile) (apply #'member-of profile path))))
     (remove nil
             (list (both "CPU" "µs/call"
@@ -128,7 +118,7 @@ counts a call and differ by chance by a thirtieth, or a thousandth of one, at mo
                   (both "calls" "/s" (lambda (profile)
                                        (let ((calls (member-of profile "cpu" "calls")))
                                          (and calls (/ calls (member-of profile "cpu" "seconds")))))
-                        2/100)
+                        2/100 :more)
                   (both "octets consed" "/call" (of "counters" "octetsPerCall"))
                   (both "switches of thread" "/call" (of "events" "switchesPerCall") 4/100)))))
 

@@ -14,6 +14,8 @@
    #:run-json
    ;; run-reader.lisp
    #:parse-run #:read-run-file #:unreadable-run #:error-reason
+   ;; significance.lisp
+   #:mean #:calm-half #:noise
    ;; comparison.lisp
    #:comparison #:compare-values #:compare-runs #:comparison-words #:comparison-name
    #:comparison-verdict #:unclear-p
