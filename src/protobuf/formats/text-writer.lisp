@@ -57,17 +57,6 @@
 
 ;;; Scalars
 
-(defun put-escaped (octet out)
-  (case octet
-    (10 (write-string "\\n" out))
-    (13 (write-string "\\r" out))
-    (9 (write-string "\\t" out))
-    (34 (write-string "\\\"" out))
-    (92 (write-string "\\\\" out))
-    (t (if (< 31 octet 127)
-           (write-char (code-char octet) out)
-           (format out "\\~3,'0O" octet)))))
-
 (defun octets-literal (octets)
   "OCTETS as a literal in ASCII."
   (with-output-to-string (out)

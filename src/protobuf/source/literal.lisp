@@ -50,20 +50,25 @@ first; the midpoint of the greatest single and infinity is rounded to the former
                        (eql value (rational-single rational))))
     (double-float (eql value (rational-double rational)))))
 
+(defun put-escaped (octet out)
+  "Write OCTET to OUT with C's escapes for a literal in double quotes, an octal one if it is not
+printable."
+  (case octet
+    (10 (write-string "\\n" out))
+    (13 (write-string "\\r" out))
+    (9 (write-string "\\t" out))
+    (34 (write-string "\\\"" out))
+    (92 (write-string "\\\\" out))
+    (t (if (< 31 octet 127)
+           (write-char (code-char octet) out)
+           (format out "\\~3,'0O" octet)))))
+
 (defun c-escaped (octets)
-  "OCTETS as text with C's escapes, octal ones for octets that are not printable."
+  "OCTETS as text with C's escapes, for a literal in quotes of either kind."
   (with-output-to-string (out)
     (loop for octet across octets
-          do (case octet
-               (10 (write-string "\\n" out))
-               (13 (write-string "\\r" out))
-               (9 (write-string "\\t" out))
-               (34 (write-string "\\\"" out))
-               (39 (write-string "\\'" out))
-               (92 (write-string "\\\\" out))
-               (t (if (<= 32 octet 126)
-                      (write-char (code-char octet) out)
-                      (format out "\\~3,'0O" octet)))))))
+          do (when (= 39 octet) (write-char #\\ out))
+             (put-escaped octet out))))
 
 (defun c-unescaped (text)
   "The octets encoded by TEXT, written by C-ESCAPED; nil if it is malformed."
