@@ -85,12 +85,12 @@ that is not loaded (:DATA)."
 
 (defsystem "clgrpc-tests/support"
   :description "Programs as peers, for the tests of several layers."
-  :depends-on ("fiveam")
+  :depends-on ("fiveam" "sb-bsd-sockets")
   :pathname "tests/support/programs/"
   :serial t
   :components ((:file "package") (:file "test-form") (:file "descriptor")
                (:file "interrupt") (:file "program") (:file "suite") (:file "walk")
-               (:file "unprintable")))
+               (:file "raw-listener") (:file "unprintable")))
 
 (define-layers
   ("src/base" ("clgrpc/option") :rooms ("log" "memory" "option" "text"))

@@ -202,16 +202,9 @@ one that a member has refused, since it can do nothing, is asked for again."
 (test a-client-that-is-to-end-waits-for-nothing
   "Once the seconds of CLOSE-AFTER are over, what waits for a member that does not answer fails, and
 so does what is asked for then, at once, also as a user who has no token yet."
-  (let ((silent (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)))
-    (unwind-protect
-         (progn
-           (sb-bsd-sockets:socket-bind silent #(127 0 0 1) 0)
-           (sb-bsd-sockets:socket-listen silent 5)
-           (etcd:with-etcd (etcd (format nil "127.0.0.1:~D"
-                                         (nth-value 1 (sb-bsd-sockets:socket-name silent)))
-                                 :timeout 60)
-             (let ((ada (etcd:as-user etcd "ada" "secret")))
-               (etcd:close-after etcd 1/2)
-               (dolist (client (list etcd etcd ada ada))
-                 (is (> 20 (seconds-of (signals etcd:unavailable (etcd:fetch client "a")))))))))
-      (sb-bsd-sockets:socket-close silent))))
+  (support:with-silent-listener (address)
+    (etcd:with-etcd (etcd address :timeout 60)
+      (let ((ada (etcd:as-user etcd "ada" "secret")))
+        (etcd:close-after etcd 1/2)
+        (dolist (client (list etcd etcd ada ada))
+          (is (> 20 (seconds-of (signals etcd:unavailable (etcd:fetch client "a"))))))))))

@@ -127,31 +127,19 @@ unless the system keeps a handler's thread from running. So at least eight of te
     (check-error (caught (ask channel (note 1))) 'grpc:unavailable :resolve 0
                  "the name to be looked up")))
 
-(defun call-with-black-hole (function)
-  "Call FUNCTION with an address where the kernel takes connections and nobody ever reads them."
-  (let ((listener (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)))
-    (sb-bsd-sockets:socket-bind listener #(127 0 0 1) 0)
-    (sb-bsd-sockets:socket-listen listener 5)
-    (unwind-protect
-         (funcall function (format nil "127.0.0.1:~D"
-                                   (nth-value 1 (sb-bsd-sockets:socket-name listener))))
-      (sb-bsd-sockets:socket-close listener))))
-
 (test nobody-accepts
-  (call-with-black-hole
-   (lambda (address)
-     (grpc:with-channel (channel address)
-       (check-error (caught (ask channel (note 1) :timeout 0.6)) 'grpc:deadline-exceeded
-                    :handshake 0.15 "waiting for the handshake" "messages sent: 0")))))
+  (support:with-silent-listener (address)
+    (grpc:with-channel (channel address)
+      (check-error (caught (ask channel (note 1) :timeout 0.6)) 'grpc:deadline-exceeded
+                   :handshake 0.15 "waiting for the handshake" "messages sent: 0"))))
 
 (test channels-that-do-not-connect
   "ENSURE-CONNECTED says what it has waited for."
-  (call-with-black-hole
-   (lambda (address)
-     (grpc:with-channel (channel address)
-       (let ((error (caught (grpc:ensure-connected channel :timeout 0.1))))
-         (is (typep error 'grpc:deadline-exceeded))
-         (is (search "waiting for the handshake" (grpc:rpc-error-message error))))))))
+  (support:with-silent-listener (address)
+    (grpc:with-channel (channel address)
+      (let ((error (caught (grpc:ensure-connected channel :timeout 0.1))))
+        (is (typep error 'grpc:deadline-exceeded))
+        (is (search "waiting for the handshake" (grpc:rpc-error-message error)))))))
 
 (test servers-that-stop-half-way
   "Before its headers, after them, after a message: what came is counted."

@@ -75,17 +75,12 @@
 
 (test ensure-connected-in-time
   "An attempt that takes too long is not waited for."
-  (let ((listener (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)))
-    (sb-bsd-sockets:socket-bind listener #(127 0 0 1) 0)
-    (sb-bsd-sockets:socket-listen listener 5)
-    (unwind-protect
-         (grpc:with-channel (channel (format nil "127.0.0.1:~D"
-                                             (nth-value 1 (sb-bsd-sockets:socket-name listener))))
-           (let ((error (caught (grpc:ensure-connected channel :timeout 0.05))))
-             (is (typep error 'grpc:deadline-exceeded))
-             (is (not (grpc:rpc-error-sent-p error))))
-           (is (wait-until (lambda () (eq :connecting (grpc:channel-state channel))))))
-      (sb-bsd-sockets:socket-close listener))))
+  (support:with-silent-listener (address)
+    (grpc:with-channel (channel address)
+      (let ((error (caught (grpc:ensure-connected channel :timeout 0.05))))
+        (is (typep error 'grpc:deadline-exceeded))
+        (is (not (grpc:rpc-error-sent-p error))))
+      (is (wait-until (lambda () (eq :connecting (grpc:channel-state channel))))))))
 
 (test names-and-families
   "localhost by name, and IPv6."

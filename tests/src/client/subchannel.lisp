@@ -79,25 +79,11 @@ the attempt is a timer's, and they are the only ones who run the loop."
 (defun call-with-inhospitable-server (function greeting)
   "Call FUNCTION with the address of a server that sends each connection GREETING, octets, and ends
 it; and with a function that returns how many it has had."
-  (let ((listener (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp))
-        (count (list 0)) (done nil))
-    (sb-bsd-sockets:socket-bind listener #(127 0 0 1) 0)
-    (sb-bsd-sockets:socket-listen listener 50)
-    (let* ((address (format nil "127.0.0.1:~D" (nth-value 1 (sb-bsd-sockets:socket-name listener))))
-           (greeting (coerce greeting 'octets))
-           (thread (sb-thread:make-thread
-                    (lambda ()
-                      (loop (let ((socket (sb-bsd-sockets:socket-accept listener)))
-                              (incf (car count))
-                              (ignore-errors
-                               (sb-bsd-sockets:socket-send socket greeting (length greeting)))
-                              (sb-bsd-sockets:socket-close socket)
-                              (when done (return))))))))
-      (unwind-protect (funcall function address (lambda () (car count)))
-        (setf done t)
-        (clgrpc.tests.server:close-socket (clgrpc.tests.server:connect-socket address))
-        (sb-thread:join-thread thread :timeout +patience+ :default nil)
-        (sb-bsd-sockets:socket-close listener)))))
+  (let ((count (list 0)) (greeting (coerce greeting 'octets)))
+    (support:with-served-sockets (address socket)
+        (progn (incf (car count))
+               (ignore-errors (sb-bsd-sockets:socket-send socket greeting (length greeting))))
+      (funcall function address (lambda () (car count))))))
 
 (test who-greets-and-goes-is-not-hammered
   "A server that sends SETTINGS and ends the connection counts as one that cannot be reached."
@@ -208,42 +194,22 @@ next call finds the server that has come in its place."
 
 (test silent-peer
   "One that takes connections and says nothing: the attempt fails in time, nothing was sent."
-  (let ((listener (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)))
-    (sb-bsd-sockets:socket-bind listener #(127 0 0 1) 0)
-    (sb-bsd-sockets:socket-listen listener 5)
-    (unwind-protect
-         (grpc:with-channel (channel (format nil "127.0.0.1:~D"
-                                             (nth-value 1 (sb-bsd-sockets:socket-name listener)))
-                                     :preface-timeout-seconds 0.1 :settings-timeout-seconds 0.1)
-           (let ((error (caught (ask channel (note 1)))))
-             (is (typep error 'grpc:unavailable))
-             (is (not (grpc:rpc-error-sent-p error))))
-           (is (eq :transient-failure (grpc:channel-state channel))))
-      (sb-bsd-sockets:socket-close listener))))
+  (support:with-silent-listener (address)
+    (grpc:with-channel (channel address :preface-timeout-seconds 0.1 :settings-timeout-seconds 0.1)
+      (let ((error (caught (ask channel (note 1)))))
+        (is (typep error 'grpc:unavailable))
+        (is (not (grpc:rpc-error-sent-p error))))
+      (is (eq :transient-failure (grpc:channel-state channel))))))
 
 (test peer-that-hangs-up
   "One that closes every connection at once is not asked again at once."
-  (let ((count 0) (stop nil)
-        (listener (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)))
-    (sb-bsd-sockets:socket-bind listener #(127 0 0 1) 0)
-    (sb-bsd-sockets:socket-listen listener 5)
-    (let* ((address (format nil "127.0.0.1:~D"
-                            (nth-value 1 (sb-bsd-sockets:socket-name listener))))
-           (thread (sb-thread:make-thread
-                    (lambda ()
-                      (loop until stop
-                            do (sb-bsd-sockets:socket-close
-                                (sb-bsd-sockets:socket-accept listener))
-                               (incf count))))))
+  (let ((count 0))
+    (support:with-served-sockets (address socket) (progn socket (incf count))
       (grpc:with-channel (channel address :backoff-initial-seconds 0.05 :backoff-factor 1)
         (is (typep (caught (ask channel (note 1))) 'grpc:unavailable))
         (is (typep (caught (ask channel (note 1) :wait-for-ready t :timeout 0.3))
                    'grpc:deadline-exceeded))
-        (is (<= 1 count 12)))
-      (setf stop t)
-      (clgrpc.tests.server:close-socket (clgrpc.tests.server:connect-socket address))
-      (sb-thread:join-thread thread :timeout 10 :default nil)
-      (sb-bsd-sockets:socket-close listener))))
+        (is (<= 1 count 12))))))
 
 (test used-up-identifiers
   "When a connection has no stream identifiers left, calls go on over another; those it has end

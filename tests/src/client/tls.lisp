@@ -160,18 +160,11 @@
            (is-true (wait-until (lambda ()
                                   (zerop (getf (grpc:server-statistics server) :connections))))))
       (grpc:stop-server server :drain 0)))
-  (let ((listener (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)))
-    (unwind-protect
-         (progn
-           (sb-bsd-sockets:socket-bind listener #(127 0 0 1) 0)
-           (sb-bsd-sockets:socket-listen listener 5)
-           (grpc:with-channel (channel (format nil "127.0.0.1:~D"
-                                               (nth-value 1 (sb-bsd-sockets:socket-name listener)))
-                               :credentials (trusting nil) :preface-timeout-seconds 0.2)
-             (let ((error (caught (ask channel (note 1)))))
-               (is (search "the TLS handshake was not over within" (grpc:rpc-error-message error))
-                   "~A" error))))
-      (sb-bsd-sockets:socket-close listener))))
+  (support:with-silent-listener (address)
+    (grpc:with-channel (channel address :credentials (trusting nil) :preface-timeout-seconds 0.2)
+      (let ((error (caught (ask channel (note 1)))))
+        (is (search "the TLS handshake was not over within" (grpc:rpc-error-message error))
+            "~A" error)))))
 
 (test tls-renewed-under-way
   (uiop:with-temporary-file (:pathname certificate)

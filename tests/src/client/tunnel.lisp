@@ -223,29 +223,13 @@ or nil. Where those say 200 the rest is for the server at ADDRESS."
                  (sb-thread:join-thread back :default nil))))))))))
 
 (defun call-with-proxy (function address answer)
-  "Call FUNCTION with the URL of a proxy that answers as SERVE-AS-PROXY says."
-  (let ((listener (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp))
-        (threads '()) (done nil))
-    (sb-bsd-sockets:socket-bind listener #(127 0 0 1) 0)
-    (sb-bsd-sockets:socket-listen listener 5)
-    (let* ((proxy (format nil "127.0.0.1:~D" (nth-value 1 (sb-bsd-sockets:socket-name listener))))
-           (thread (sb-thread:make-thread
-                    (lambda ()
-                      (loop for socket = (sb-bsd-sockets:socket-accept listener)
-                            until done
-                            do (push (sb-thread:make-thread
-                                      #'serve-as-proxy :arguments (list socket address answer))
-                                     threads)
-                            finally (close-socket socket))))))
-      (unwind-protect (funcall function (format nil "http://~A" proxy))
-        (setf done t)
-        (close-socket (clgrpc.tests.server:connect-socket proxy)) ; wakes the thread
-        (sb-thread:join-thread thread :default nil)
-        (dolist (thread threads) (sb-thread:join-thread thread :default nil))
-        (close-socket listener)))))
+  (support:call-with-served-sockets
+   (lambda (proxy) (funcall function (format nil "http://~A" proxy)))
+   (lambda (socket) (serve-as-proxy socket address answer))
+   :together t))
 
 (defmacro with-proxy ((url address answer) &body body)
-  "Evaluate BODY with URL bound to that of a proxy to ADDRESS; see CALL-WITH-PROXY."
+  "Evaluate BODY with URL bound to that of a proxy to ADDRESS that answers as SERVE-AS-PROXY says."
   `(call-with-proxy (lambda (,url) ,@body) ,address ,answer))
 
 (defmacro with-environment ((&rest variables) &body body)

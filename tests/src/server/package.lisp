@@ -11,6 +11,7 @@
                     (#:hpack #:clgrpc.hpack) (#:os #:clgrpc.os)
                     (#:support #:clgrpc.tests.support) (#:memory #:clgrpc.tests.world)
                     (#:dialogue #:clgrpc.tests.dialogue))
+  (:import-from #:clgrpc.tests.support #:close-socket #:connect-socket)
   (:export
    ;; support.lisp
    #:+patience+ #:make-signal #:signal-it #:await-signal #:wait-until #:settled #:server-links

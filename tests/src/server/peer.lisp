@@ -156,16 +156,7 @@ has been reached on."
     (http2:start-connection (peer-http2 peer) (monotonic-ns))
     peer))
 
-(defun close-socket (socket)
-  (ignore-errors (sb-bsd-sockets:socket-close socket)))
-
 ;;; As a client
-
-(defun connect-socket (address)
-  (let ((socket (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp))
-        (port (parse-integer address :start (1+ (position #\: address :from-end t)))))
-    (sb-bsd-sockets:socket-connect socket #(127 0 0 1) port)
-    socket))
 
 (defun call-with-raw-client (function address options)
   (let ((peer (open-peer (connect-socket address) :client options)))
@@ -226,26 +217,11 @@ Return the exchange."
   (let ((peer (open-peer socket :server options)))
     (setf (peer-script peer) script
           (peer-script-at peer) at)
-    (unwind-protect (await-peer peer (constantly nil) :seconds (* 2 +patience+))
-      (close-socket socket))))
+    (await-peer peer (constantly nil) :seconds (* 2 +patience+))))
 
 (defun call-with-raw-server (function script at options)
-  (let ((listener (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp))
-        (done nil))
-    (sb-bsd-sockets:socket-bind listener #(127 0 0 1) 0)
-    (sb-bsd-sockets:socket-listen listener 5)
-    (let* ((address (format nil "127.0.0.1:~D" (nth-value 1 (sb-bsd-sockets:socket-name listener))))
-           (thread (sb-thread:make-thread
-                    (lambda ()
-                      (loop (let ((socket (sb-bsd-sockets:socket-accept listener)))
-                              (when done (return (close-socket socket)))
-                              (serve-connection socket script at options))))
-                    :name "raw server")))
-      (unwind-protect (funcall function address)
-        (setf done t)
-        (close-socket (connect-socket address)) ; wakes the thread
-        (sb-thread:join-thread thread :timeout (* 3 +patience+) :default nil)
-        (close-socket listener)))))
+  (support:call-with-served-sockets
+   function (lambda (socket) (serve-connection socket script at options))))
 
 (defmacro with-raw-server ((address &key (at :end) options) script &body body)
   "Evaluate BODY with ADDRESS bound to that of a raw server, one connection at a time, which calls

@@ -25,6 +25,8 @@
            #:suite-tests #:test-name #:suite-p #:failed-check-p #:skipped-check-p #:check-reason
            #:test-layer #:tests-failed #:tests-failed-suites
            #:at-length #:patient-seconds #:exhausting-a-stack #:skip-on-slow-machine
-           #:interrupt-again-and-again #:interrupt-at-each-call #:walk-octets #:unprintable)
+           #:interrupt-again-and-again #:interrupt-at-each-call #:walk-octets #:unprintable
+           #:make-socket #:close-socket #:connect-socket #:with-silent-listener
+           #:call-with-served-sockets #:with-served-sockets)
   ;; for other tests
   (:export #:layer-suites))

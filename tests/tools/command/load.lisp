@@ -227,19 +227,12 @@ standard input."
 
 (test load-waits-for-a-silent-server-as-long-as-it-is-told
   "To ask reflection, and to make calls."
-  (let ((listener (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)))
-    (unwind-protect
-         (progn
-           (sb-bsd-sockets:socket-bind listener #(127 0 0 1) 0)
-           (sb-bsd-sockets:socket-listen listener 10)
-           (let ((address (format nil "127.0.0.1:~D"
-                                  (nth-value 1 (sb-bsd-sockets:socket-name listener)))))
-             (dolist (types (list '() (list "--proto" *route-guide-proto*)))
-               (let ((begin (base:monotonic-ns)))
-                 (is (= 1 (apply #'run-line "load" address "routeguide.RouteGuide/GetFeature"
-                                 "--connect-timeout" "300ms" types)))
-                 (is (< (- (base:monotonic-ns) begin) 8000000000) "not the 10 s without it")))))
-      (sb-bsd-sockets:socket-close listener))))
+  (support:with-silent-listener (address)
+    (dolist (types (list '() (list "--proto" *route-guide-proto*)))
+      (let ((begin (base:monotonic-ns)))
+        (is (= 1 (apply #'run-line "load" address "routeguide.RouteGuide/GetFeature"
+                        "--connect-timeout" "300ms" types)))
+        (is (< (- (base:monotonic-ns) begin) 8000000000) "not the 10 s without it")))))
 
 (test load-without-reflection
   (with-reflected (address :reflection '())

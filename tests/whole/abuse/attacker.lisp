@@ -14,12 +14,6 @@
   (next-id 1)
   (closed nil))
 
-(defun make-socket ()
-  (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp))
-
-(defun close-socket (socket)
-  (ignore-errors (sb-bsd-sockets:socket-close socket :abort t)))
-
 (defun usable-p (attacker direction seconds)
   (sb-sys:wait-until-fd-usable
    (sb-bsd-sockets:socket-file-descriptor (attacker-socket attacker)) direction seconds nil))
@@ -222,40 +216,16 @@ identifier that returns frames or octets, says; :close among the frames closes t
               ((not (read-input attacker +patience+)) (return)))))))
 
 (defun serve-connection (socket opening answer)
-  "Serve the connection SOCKET as OPENING and ANSWER say. Close it."
+  "Serve the connection SOCKET as OPENING and ANSWER say."
+  (setf (sb-bsd-sockets:non-blocking-mode socket) t)
   (let ((attacker (make-attacker :socket socket)))
-    (unwind-protect
-         (when (and (read-input attacker +patience+) (not (eq opening :close)))
-           (serve-script attacker opening answer))
-      (close-socket socket))))
-
-(defun accept-scripted (listener opening answer)
-  "Serve each connection on a thread of its own until LISTENER is shut down, and all of these end."
-  (let ((threads '()))
-    (unwind-protect
-         (loop
-           (let ((socket (handler-case (sb-bsd-sockets:socket-accept listener)
-                           (sb-bsd-sockets:socket-error () (return)))))
-             (setf (sb-bsd-sockets:non-blocking-mode socket) t)
-             (push (sb-thread:make-thread #'serve-connection
-                                          :name "evil connection"
-                                          :arguments (list socket opening answer))
-                   threads)))
-      (dolist (thread threads)
-        (sb-thread:join-thread thread :timeout (* 3 +patience+) :default nil)))))
+    (when (and (read-input attacker +patience+) (not (eq opening :close)))
+      (serve-script attacker opening answer))))
 
 (defun call-with-evil-server (function opening answer)
-  (let ((listener (make-socket)))
-    (sb-bsd-sockets:socket-bind listener #(127 0 0 1) 0)
-    (sb-bsd-sockets:socket-listen listener 50)
-    (let* ((address (format nil "127.0.0.1:~D" (nth-value 1 (sb-bsd-sockets:socket-name listener))))
-           (thread (sb-thread:make-thread #'accept-scripted :name "evil server"
-                                                            :arguments (list listener opening
-                                                                             answer))))
-      (unwind-protect (funcall function address)
-        (sb-bsd-sockets:socket-shutdown listener :direction :io)
-        (sb-thread:join-thread thread :timeout (* 3 +patience+) :default nil)
-        (close-socket listener)))))
+  (call-with-served-sockets function
+                            (lambda (socket) (serve-connection socket opening answer))
+                            :together t))
 
 (defun opening-octets (&rest forms)
   (frames-octets (dialogue:make-peer) forms))

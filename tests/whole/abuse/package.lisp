@@ -10,7 +10,8 @@
                     (#:server #:clgrpc.server)
                     (#:loop #:clgrpc.loop) (#:os #:clgrpc.os)
                     (#:dialogue #:clgrpc.tests.dialogue) (#:support #:clgrpc.tests.support))
-  (:import-from #:clgrpc.tests.support #:set-descriptor-limit)
+  (:import-from #:clgrpc.tests.support
+                #:set-descriptor-limit #:make-socket #:close-socket #:call-with-served-sockets)
   (:import-from #:clgrpc.tests.dialogue #:frames-octets)
   (:import-from #:clgrpc.tests.hpack #:with-random #:random-octets)
   (:import-from #:clgrpc.tests.server

@@ -83,36 +83,12 @@ alist and the request, answers as a handler of HTTP."
 (defun call-with-socket (manner function)
   "Call FUNCTION with the URL of a listener whose connections MANNER, a function of a stream of
 octets, serves, one after the other, on a thread of its own."
-  (let* ((listener (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp))
-         (stopping nil)
-         (thread nil))
-    (sb-bsd-sockets:socket-bind listener #(127 0 0 1) 0)
-    (sb-bsd-sockets:socket-listen listener 10)
-    (setf thread
-          (sb-thread:make-thread
-           (lambda ()
-             (loop until stopping
-                   do (let ((socket (ignore-errors (sb-bsd-sockets:socket-accept listener))))
-                        (when socket
-                          (unwind-protect
-                               (ignore-errors
-                                (funcall manner
-                                         (sb-bsd-sockets:socket-make-stream
-                                          socket :input t :output t :element-type 'octet
-                                                 :buffering :none :timeout 10)))
-                            (sb-bsd-sockets:socket-close socket :abort t))))))
-           :name "token endpoint"))
-    (unwind-protect
-         (funcall function (format nil "http://127.0.0.1:~D/token"
-                                   (nth-value 1 (sb-bsd-sockets:socket-name listener))))
-      (setf stopping t)
+  (support:with-served-sockets (address socket)
       (ignore-errors
-       (let ((wake (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)))
-         (sb-bsd-sockets:socket-connect wake #(127 0 0 1)
-                                        (nth-value 1 (sb-bsd-sockets:socket-name listener)))
-         (sb-bsd-sockets:socket-close wake)))
-      (sb-thread:join-thread thread :default nil :timeout 20)
-      (sb-bsd-sockets:socket-close listener))))
+       (funcall manner (sb-bsd-sockets:socket-make-stream socket :input t :output t
+                                                                 :element-type 'octet
+                                                                 :buffering :none :timeout 10)))
+    (funcall function (format nil "http://~A/token" address))))
 
 (defmacro with-socket ((url manner) &body body)
   `(with-log () (call-with-socket ,manner (lambda (,url) ,@body))))
