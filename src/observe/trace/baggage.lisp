@@ -26,6 +26,14 @@
                                  (find char "!#$%&'*+-.^_`|~")))
               name)))
 
+(defun check-baggage-entry (name value)
+  "Signal MISUSE unless NAME and VALUE may be a member of a baggage."
+  (unless (and (stringp name) (baggage-name-p name))
+    (misuse "A name in a baggage is a token of ASCII, not ~S." name))
+  (unless (typep value '(or null string))
+    (misuse "The value of ~A in a baggage is a string, or nil to leave it out, not ~S."
+            name value)))
+
 (defun baggage-char-p (char)
   "True if CHAR is allowed in a value without escaping."
   (and (char< #\Space char (code-char 127))

@@ -179,14 +179,6 @@ innermost WITH-BAGGAGE, or from the call whose handler runs. Calls that begin he
   (let ((context (current-context)))
     (and context (baggage-alist (context-baggage context)))))
 
-(defun check-baggage-entry (name value)
-  "Signal MISUSE unless NAME and VALUE may be a member of a baggage."
-  (unless (and (stringp name) (baggage-name-p name))
-    (misuse "A name in a baggage is a token of ASCII, not ~S." name))
-  (unless (typep value '(or null string))
-    (misuse "The value of ~A in a baggage is a string, or nil to leave it out, not ~S."
-            name value)))
-
 (defun call-with-baggage (entries function)
   "See WITH-BAGGAGE; ENTRIES are names and values by turns."
   (declare (type function function))
