@@ -11,11 +11,11 @@
 
 (in-package #:clgrpc.memory)
 
-(defstruct (entry (:copier nil))
+(defstruct (element (:copier nil))
   "An object of a tree at a key."
   (key nil :type octets :read-only t))  ; where it is
 
-(defstruct (item (:include entry)
+(defstruct (item (:include element)
                  (:constructor make-item (key value created changed version lease))
                  (:copier nil))
   "The store's entry at a key."
@@ -25,14 +25,14 @@
   (version 0 :type (signed-byte 64) :read-only t) ; how often it was put since it was made
   (lease 0 :type (signed-byte 64) :read-only t)) ; the number of the lease it ends with, or 0
 
-(defstruct (range (:include entry) (:copier nil))
+(defstruct (range (:include element) (:copier nil))
   "A range of keys. Its own key is its position in a tree of ranges, sorted by their starts."
   (start nil :type octets :read-only t) ; the first of its keys
   (end nil :type (or null octets) :read-only t)) ; the end of them, nil for none
 
 (defstruct (node (:constructor %make-node (item left right size end)) (:copier nil))
   "A tree that is not empty."
-  (item nil :type entry :read-only t)   ; between those of LEFT and of RIGHT
+  (item nil :type element :read-only t) ; between those of LEFT and of RIGHT
   (left nil :type (or null node) :read-only t) ; the tree of items before ITEM
   (right nil :type (or null node) :read-only t) ; the tree of items after ITEM
   (size 1 :type index :read-only t)     ; how many items there are
@@ -71,7 +71,7 @@
     (when right (setf end (last-end end (node-end right))))
     end))
 
-(define-hot (make-node :inline t) ((item entry) (left (or null node)) (right (or null node))) node
+(define-hot (make-node :inline t) ((item element) (left (or null node)) (right (or null node))) node
   (%make-node item left right (+ 1 (tree-size left) (tree-size right))
               (and (range-p item) (node-reach item left right))))
 
@@ -105,7 +105,7 @@
   "The item of KEY in TREE, or nil."
   (declare (type octets key))
   (loop while tree
-        do (let* ((item (node-item tree)) (here (entry-key item)))
+        do (let* ((item (node-item tree)) (here (element-key item)))
              (cond ((before-p key here) (setf tree (node-left tree)))
                    ((before-p here key) (setf tree (node-right tree)))
                    (t (return item))))))
@@ -115,9 +115,9 @@
   (if (null tree)
       (make-node item nil nil)
       (let* ((there (node-item tree)) (left (node-left tree)) (right (node-right tree)))
-        (cond ((before-p (entry-key item) (entry-key there))
+        (cond ((before-p (element-key item) (element-key there))
                (balanced there (tree-with left item) right))
-              ((before-p (entry-key there) (entry-key item))
+              ((before-p (element-key there) (element-key item))
                (balanced there left (tree-with right item)))
               (t (make-node item left right))))))
 
@@ -133,8 +133,8 @@
   (if (null tree)
       nil
       (let* ((there (node-item tree)) (left (node-left tree)) (right (node-right tree)))
-        (cond ((before-p key (entry-key there)) (balanced there (tree-without left key) right))
-              ((before-p (entry-key there) key) (balanced there left (tree-without right key)))
+        (cond ((before-p key (element-key there)) (balanced there (tree-without left key) right))
+              ((before-p (element-key there) key) (balanced there left (tree-without right key)))
               ((null right) left)
               (t (multiple-value-bind (next right) (without-first right)
                    (balanced next left right)))))))
@@ -155,7 +155,7 @@
   "The part of TREE with the keys before KEY."
   (when tree
     (let ((item (node-item tree)))
-      (if (before-p (entry-key item) key)
+      (if (before-p (element-key item) key)
           (joined item (node-left tree) (tree-before (node-right tree) key))
           (tree-before (node-left tree) key)))))
 
@@ -163,7 +163,7 @@
   "The part of TREE with KEY and the keys after it."
   (when tree
     (let ((item (node-item tree)))
-      (if (before-p (entry-key item) key)
+      (if (before-p (element-key item) key)
           (tree-from (node-right tree) key)
           (joined item (tree-from (node-left tree) key) (node-right tree))))))
 
@@ -182,7 +182,7 @@ is nil, before END."
   (declare (type function function))
   (when tree
     (let* ((item (node-item tree))
-           (key (entry-key item))
+           (key (element-key item))
            (from (not (before-p key start)))
            (to (or (null end) (before-p key end))))
       (when from (map-range function (node-left tree) start end))
@@ -193,7 +193,7 @@ is nil, before END."
   "How many items of TREE come before KEY."
   (loop with count = 0
         while tree
-        do (if (before-p (entry-key (node-item tree)) key)
+        do (if (before-p (element-key (node-item tree)) key)
                (setf count (+ count 1 (tree-size (node-left tree)))
                      tree (node-right tree))
                (setf tree (node-left tree)))

@@ -5,14 +5,14 @@
 
 (in-package #:clgrpc.balance)
 
-(defstruct (target (:copier nil))
-  "A child in the config."
+(defstruct (target-config (:copier nil))
+  "A target in the config."
   (name "" :type string :read-only t)   ; its own
   (weight 1 :type (integer 1) :read-only t) ; its share of the calls, of the sum of weights
   (child nil :type config:policy-config :read-only t)) ; its policy
 
 (defun parse-targets (object path)
-  "A list of TARGET."
+  "A list of TARGET-CONFIG."
   (multiple-value-bind (targets present) (config:object-field object "targets" path)
     (unless present (config:config-error (config:member-path path "targets") "it is required"))
     (loop with path = (config:member-path path "targets")
@@ -20,20 +20,20 @@
           for name = (config:key-name key)
           collect (let* ((path (config:member-path path name))
                          (object (config:check-object value path)))
-                    (make-target
+                    (make-target-config
                      :name name
                      :weight (or (config:integer-field object "weight" path :minimum 1)
                                  (config:config-error (config:member-path path "weight")
                                                       "it is required, from 1"))
                      :child (child-field object "childPolicy" path)))
             into list
-          finally (when (> (reduce #'+ list :key #'target-weight) (1- (expt 2 32)))
+          finally (when (> (reduce #'+ list :key #'target-config-weight) (1- (expt 2 32)))
                     (config:config-error path "the sum of the weights is at most 2^32 - 1"))
                   (return list))))
 
 (defclass weighted-target (tree)
   ((targets :initform '() :accessor weighted-targets
-            :documentation "The TARGETs of its config."))
+            :documentation "The TARGET-CONFIGs of its config."))
   (:documentation "The policy weighted_target_experimental."))
 
 (config:register-policy :weighted-target '("weighted_target_experimental")
@@ -43,12 +43,12 @@
   (setf (weighted-targets balancer) config
         (tree-busy balancer) t)
   (dolist (target config)
-    (let ((name (target-name target)))
+    (let ((name (target-config-name target)))
       (update-backends (ensure-branch balancer name) (branch-backends name backends)
-                       (target-child target))))
+                       (target-config-child target))))
   (setf (tree-busy balancer) nil)
   (choose balancer)
-  (cut-others balancer (mapcar #'target-name config)))
+  (cut-others balancer (mapcar #'target-config-name config)))
 
 (defun shares-picker (pickers weights random-state)
   "A picker that uses one of PICKERS, at random in proportion to WEIGHTS."
@@ -72,10 +72,10 @@
 (defmethod choose ((tree weighted-target))
   (flet ((of-state (state)
            (loop for target in (weighted-targets tree)
-                 for branch = (find-branch tree (target-name target))
+                 for branch = (find-branch tree (target-config-name target))
                  when (eq state (branch-state branch))
                    collect (branch-picker branch) into pickers
-                   and collect (target-weight target) into weights
+                   and collect (target-config-weight target) into weights
                  finally (return (values pickers weights)))))
     (cond ((null (weighted-targets tree))
            (publish tree :transient-failure (make-failure "there are no targets")))
