@@ -242,8 +242,9 @@
 (defsystem "clgrpc/token"
   :description "Call credentials of tokens: from files, signed by ourselves, from a server."
   :depends-on ("clgrpc/client" "clgrpc/http1" "alexandria") :pathname "src/client/token/" :serial t
-  :components ((:file "package") (:file "token-credentials") (:file "web-token")
-               (:file "token-file") (:file "http-request") (:file "token-exchange")))
+  :components ((:file "package") (:file "bearer-token") (:file "token-credentials")
+               (:file "web-token") (:file "token-file") (:file "http-request")
+               (:file "token-exchange")))
 
 (defsystem "clgrpc/trace"
   :description "Distributed tracing: contexts, samplers, spans of calls."

@@ -84,7 +84,7 @@
   (:import-from #:clgrpc.calling
                   #:close-channel #:channel-target #:channel-state #:channel-addresses
                   #:ensure-connected #:reset-back-off
-                  #:wait-for-state-change #:on-state-change #:call-async #:bearer-token
+                  #:wait-for-state-change #:on-state-change #:call-async
                   #:call-credentials #:get-request-metadata #:credentials-request
                   #:credentials-request-path #:credentials-request-authority
                   #:credentials-request-audience #:credentials-request-secure-p
@@ -110,8 +110,8 @@
                 #:subchannel #:open-subchannel #:connect #:close-subchannel #:subchannel-state
                 #:subchannel-key #:subchannel-attributes #:subchannel-calls)
   (:import-from #:clgrpc.token
-                #:token-credentials #:fetch-token #:token-file #:self-signed-token #:client-token
-                #:exchanged-token)
+                #:bearer-token #:token-credentials #:fetch-token #:token-file #:self-signed-token
+                #:client-token #:exchanged-token)
   (:import-from #:clgrpc.config
                 #:service-config-error #:service-config-error-path #:service-config-error-text)
   (:import-from #:clgrpc.server

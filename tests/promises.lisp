@@ -780,8 +780,8 @@ read between two of them"
   ("the end of a call gives back the window that its unread messages withheld"
    "wire" "a-call-that-ends-gives-the-connections-window-back"
    "src/wire/link-memory.lisp"
-   "(discharge call (uncharge inlet (inlet-queued-octets inlet)))"
-   "(uncharge inlet (inlet-queued-octets inlet))")
+   "(discharge call (uncharge inlet (wire-inlet-queued-octets inlet)))"
+   "(uncharge inlet (wire-inlet-queued-octets inlet))")
   ("a watch of the store in memory that is cancelled frees its place"
    "memory" "a-cancelled-watch-is-gone"
    "etcd/memory/engine.lisp" "(decf (listener-watch-count (watch-listener watch)))" "nil")

@@ -25,7 +25,7 @@
 
 (defun loops-of (channels)
   "The loop of each of CHANNELS, the only ones there are: loops are made in the order of channels."
-  (let ((loops (reverse (mapcar #'calling:client-loop-loop (calling::client-loops)))))
+  (let ((loops (reverse (mapcar #'calling::client-loop-loop (calling::client-loops)))))
     (loop for nil in channels
           for i from 0
           collect (nth (mod i (length loops)) loops))))

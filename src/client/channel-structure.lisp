@@ -78,14 +78,13 @@ number; see stream-queue.lisp."
 
 (defstruct (core (:include wire:endpoint)
                  (:constructor make-core
-                     (&key name client-loop loop options observer sink sender on-stream
+                     (&key name loop options observer sink sender on-stream
                         subchannel-pool credentials call-credentials plaintext-credentials
                         authority user-agent encoding codec resolution balancing default-config
                         receive-limit attempt-interceptors channel-trace))
                  (:copier nil))
   "The state of a channel on its loop."
   (name "" :type string :read-only t)   ; the channel's target, as it was given
-  (client-loop nil :type (or null client-loop) :read-only t) ; whose LOOP it is on
   (open t :type boolean)                ; until CLOSE-CHANNEL
   (dropped nil :type (or null function)) ; if the user has dropped it: called when a link ends
   (lock (sb-thread:make-mutex :name "clgrpc channel") :read-only t) ; of CHANGED

@@ -6,7 +6,7 @@
 (defun client-last-error (call)
   "The operation LAST-ERROR."
   (let ((core (client-call-core call)))
-    (case (rpc:call-stage call)
+    (case (client-stage call)
       ((:resolve :connect :handshake :back-off) (unready-text core))
       (:queue (full-text core)))))
 
@@ -158,4 +158,4 @@ the message, or the RPC-ERROR if it is invalid."
 
 (defun reserve-of-future (call)
   "The operation RESERVE-OF-FUTURE."
-  (client-loop-reserve (core-client-loop (client-call-core call))))
+  (loop:event-loop-reserve (wire-call-loop call)))

@@ -487,7 +487,7 @@ the wait. Not on its loop."
                (sb-sys:with-local-interrupts
                  (loop:await-semaphore done :timeout-seconds 10)))
           (loop:forget-ending core)
-          (release-client-loop (core-client-loop core)
+          (release-client-loop (core-loop core)
                                (and (core-subchannel-pool core)
                                     (subchannel-pool-key (core-subchannel-pool core))))))))
   nil)

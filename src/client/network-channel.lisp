@@ -132,17 +132,17 @@ CREDENTIALS cannot be used. From any thread."
                         (pool-key options credentials resolver
                                   (hpack:field-value-string authority)
                                   (getf arguments :observer))))
-         (core (multiple-value-bind (client-loop subchannel-pool)
+         (core (multiple-value-bind (event-loop subchannel-pool)
                    ;; last, since it is given back only with the channel
                    (acquire-client-loop options pool-key #'make-subchannel-pool)
-                 (new-core :name target :client-loop client-loop :subchannel-pool subchannel-pool
-                           :loop (client-loop-loop client-loop) :options options
+                 (new-core :name target :loop event-loop :subchannel-pool subchannel-pool
+                           :options options
                            :observer (rpc:observer-for observers
                                                        :role :client
                                                        :target (if own-resolver
                                                                    target
                                                                    (canonical-target target))
-                                                       :loop (client-loop-loop client-loop))
+                                                       :loop event-loop)
                            :credentials credentials :call-credentials call-credentials
                            :plaintext-credentials (and plaintext-credentials t)
                            :encoding encoding :codec codec :authority authority
@@ -152,7 +152,7 @@ CREDENTIALS cannot be used. From any thread."
                            :receive-limit (getf arguments :max-receive-octets)
                            :attempt-interceptors attempt-interceptors
                            :channel-trace (make-channel-trace
-                                         (loop:read-clock (client-loop-loop client-loop)))))))
+                                         (loop:read-clock event-loop))))))
     (setf (core-balancer core) (make-instance 'switch :parent core))
     (add-guard core)
     (trace-event :channel :channel-made :target target)

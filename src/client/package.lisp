@@ -23,13 +23,11 @@
                   #:close-channel #:channel-target #:channel-state #:channel-addresses
                   #:channel-secure-p #:ensure-connected #:reset-back-off
                   #:wait-for-state-change
-                  #:interception #:credentials-metadata #:client-loop #:client-loop-loop
-                  #:client-loop-reserve #:acquire-client-loop #:release-client-loop #:drive-for
+                  #:interception #:credentials-metadata #:acquire-client-loop #:release-client-loop #:drive-for
                   #:absolute-deadline #:begin-values
                   #:check-call-options #:end-elsewhere #:fail-or-retry #:find-retry-policy
                   #:request-generator #:send-requests #:throttle #:when-dropped
-                  #:parse-pushback
-                  #:metadata-pushback #:current-throttle #:count-success
+                  #:parse-pushback #:current-throttle #:count-success
                   #:throttled-p)
   (:import-from #:clgrpc.wire
                   #:link #:wire-call #:wire-call-loop

@@ -187,9 +187,3 @@ pair."
   "The operation STAGE."
   (let ((call-pair (inproc-call-call-pair call)))
     (if (and call-pair (eq :waiting (call-pair-phase call-pair))) :queue :answer)))
-
-(defun call-pair-stages (call)
-  "The operation STAGES."
-  (if (eq :ok (call-status call))
-      '()
-      (list :stage (rpc:call-stage call))))

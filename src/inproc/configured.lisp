@@ -111,7 +111,7 @@ gets the handler's end."
   (with-call-pair (call-pair (relayed-call-pair relay (plan-outer-channel (relay-plan relay)) method
                                                 deadline options))
     (let* ((client (call-pair-client call-pair))
-           (over (relay-over relay)))
+           (over (relay-closed relay)))
       (when over (setf (inproc-call-half-closed (call-pair-server call-pair)) t))
       (cond ((or over (eq :open request))
              (setf (call-pair-queued-reply call-pair)

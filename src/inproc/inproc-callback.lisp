@@ -37,7 +37,8 @@ is queued, because callbacks take messages from the queue."
   (let ((call-pair (call-call-pair call)))
     (when (and (call-pair-ready call-pair) (not (rpc:client-p call)))
       (queue-ready call-pair call)))
-  (let* ((over (or (call-status call) (inproc-call-half-closed call))) ; before looking for messages
+  (let* ((over (and (or (call-status call) (inproc-call-half-closed call)) ; before looking for messages
+                    t))
          (message (progn (sb-thread:barrier (:read))
                          (callback-message call reactions))))
     (cond (message
@@ -48,10 +49,7 @@ is queued, because callbacks take messages from the queue."
            ;; for the thread that receives
            (when (and (rpc:reactions-on-message reactions) (mail-for call))
              (rpc:put-received call (shiftf (svref (mail call) +mail+) nil) nil))
-           (let ((function (if over
-                               (rpc:due-callback call reactions)
-                               (and (rpc:reactions-on-writable reactions)
-                                    (rpc:due-on-writable call reactions)))))
+           (let ((function (rpc:due-callback call reactions over)))
              (when function
                (call-back call function nil)
                t))))))

@@ -84,7 +84,7 @@ verdict, for the client."
   :look #'look :after #'run-after :post #'run-here :schedule #'schedule :room #'sending-room
   :taken #'taken :observer #'inproc-observer :traffic #'traffic :elapsed-ns #'elapsed-ns
   :particulars #'inproc-particulars :now #'call-now
-  :peer #'inproc-core-peer :stage #'call-pair-stage :stages #'call-pair-stages
+  :peer #'inproc-core-peer :stage #'call-pair-stage
   :other-end #'other-end :metadata #'entries-metadata)
 
 (rpc:define-transport-end **client-operations** (:client :like **shared-operations**)

@@ -51,7 +51,7 @@
   ;; where handlers run: on their callers' threads, on threads of their own, or on this loop
   (execution :caller :type (or (member :caller :threads) loop:event-loop))
   (open t :type boolean)                ; until CLOSE-CHANNEL
-  (client-loop nil :type (or null calling:client-loop)) ; for timers and threads, once one is needed
+  (loop nil :type (or null loop:event-loop)) ; for timers and threads, once one is needed
   (handlers 0 :type sb-ext:word)        ; on threads of their own; atomic
   (waiting nil :type (or null simple-vector)) ; calls that have not begun: see waiting.lisp
   (watched nil :type boolean)           ; a timer looks after those
@@ -59,7 +59,7 @@
   (clock (loop:world-clock loop:*world*) :type function :read-only t)
   (client-operations nil :type rpc:operations :read-only t) ; of its calls
   (server-operations nil :type rpc:operations :read-only t) ; of the handlers' ends
-  (lock (sb-thread:make-mutex :name "clgrpc in-process channel") :read-only t)) ; of CLIENT-LOOP
+  (lock (sb-thread:make-mutex :name "clgrpc in-process channel") :read-only t)) ; of LOOP
 
 (declaim (sb-ext:freeze-type inproc-core))
 

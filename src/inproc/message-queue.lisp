@@ -13,19 +13,17 @@
 (define-hot sending-room ((call inproc-call)) fixnum
   "The operation ROOM: the rest of the budget of CALL's sender."
   (let* ((call-pair (call-call-pair call))
-         (inlet (rpc:call-inlet (other-end call)))
          (budget (options-send-budget-octets (sending-options call))))
     (- budget
-       (if inlet (the index (rpc:inlet-queued-octets inlet)) 0)
+       (rpc:queued-octets (other-end call))
        (if (and (rpc:client-p call) (eq :waiting (call-pair-phase call-pair)))
            (call-pair-held-octets call-pair) 0))))
 
 (define-hot (room-left-p :inline t) ((call inproc-call)) boolean
   "True if SENDING-ROOM is above 0. Mostly the other end has nothing queued; that is tested first."
-  (let ((inlet (rpc:call-inlet (other-end call))))
-    (or (and (or (null inlet) (zerop (the index (rpc:inlet-queued-octets inlet))))
-             (not (eq :waiting (call-pair-phase (call-call-pair call)))))
-        (plusp (sending-room call)))))
+  (or (and (zerop (rpc:queued-octets (other-end call)))
+           (not (eq :waiting (call-pair-phase (call-call-pair call)))))
+      (plusp (sending-room call))))
 
 (define-hot may-wait-p ((call-pair call-pair)) boolean
   "False if this thread, which sends on CALL-PAIR, runs both ends of it: while it waited no thread
@@ -86,11 +84,6 @@ so it is one message at most."
                  (rpc:filtered call mail))
                 (queued (rpc:pop-incoming call)))))))
 
-(define-hot mail-or-queued-p ((call inproc-call)) t
-  "True if CALL has a message, or knows that there is no other."
-  (or (mail-for call)
-      (rpc:receivable-p call)))
-
 (define-hot receive-next ((call inproc-call)) t
   "The next message of CALL, which may be mail: see RPC:RECEIVE-BY."
-  (rpc:receive-by call #'mail-or-queued-p #'next-message))
+  (rpc:receive-by call #'next-message #'mail-for))

@@ -32,7 +32,8 @@
 (defstruct (plan (:copier nil))
   "How calls under a method config are made."
   (config nil :type (or null config:method-config) :read-only t) ; which it follows, or nil
-  (policy nil :type (or null calling:policy) :read-only t) ; nil if calls are made once
+  ;; nil if calls are made once
+  (policy nil :type (or null config:retry-policy config:hedging-policy) :read-only t)
   (limit 1 :type index :read-only t)    ; how many attempts POLICY allows
   (channel nil :type inproc-channel :read-only t) ; of attempts, or of calls without a relay
   ;; whose calls lead to relays without a caller; nil if none do
@@ -54,27 +55,30 @@
 (defclass intercepted-configured-inproc-channel (calling:interception configured-inproc-channel) ()
   (:documentation "As CONFIGURED-INPROC-CHANNEL, with interceptors of calls."))
 
-(defstruct (relayed-attempt (:constructor make-relayed-attempt (call number sent)) (:copier nil))
+(defstruct (relayed-attempt (:constructor make-relayed-attempt (call number view sent))
+                            (:copier nil))
   "One try of a call, under way, or ended and not handled yet."
   (call nil :type call :read-only t)    ; the client's end
   (number 0 :type index :read-only t)   ; how many attempts came before it
+  ;; for interceptors, if the channel has some for its method, while it runs
+  (view nil :type (or null calling:attempt))
   (sent nil :type cons)                 ; a cons of the relay's list: the next request is behind it
   (closed nil :type boolean))           ; it was told that there are no more requests
 
-(defstruct (relay (:constructor %make-relay) (:copier nil))
-  "An object that makes the attempts of a call, and passes messages on between the call and them."
+(defstruct (relay (:include calling:retries) (:constructor %make-relay) (:copier nil))
+  "An object that makes the attempts of a call, and passes messages on between the call and them.
+The attempts under way, RUNNING, are RELAYED-ATTEMPTs."
   (channel nil :type configured-inproc-channel :read-only t) ; that the call was made on
   (plan nil :type plan :read-only t)    ; of its method
   (fields nil :type simple-vector :read-only t) ; the metadata of the call
   (began-ns 0 :type nanoseconds :read-only t) ; when the call did
-  (retries nil :type calling:retries :read-only t) ; which decides what follows an attempt
   (caller nil :type (or null sb-thread:thread) :read-only t) ; that attempts run on, if one waits
   (call nil :type (or null call))       ; the handler's end of the call, once it has begun
   (attempt nil :type (or null call))    ; the client's end of the last that was begun or has failed
   (state nil)                           ; t while a thread runs ADVANCE; :again: it is to look again
   (kept nil :type list)                 ; a cons before the first request, nil once committed
-  (last nil :type list)                 ; the last cons of that list
-  (over nil :type boolean)              ; no more requests will come
+  (newest nil :type list)               ; the last cons of that list
+  (closed nil :type boolean)            ; no more requests will come
   (uncharged nil :type boolean :read-only t) ; kept requests are not charged
   (replay nil :type (or null replay))   ; the charged ones; nil once not all are kept
   (begun nil :type boolean)             ; the first attempt has
@@ -88,8 +92,8 @@ there are no more. The other ARGUMENTS are slots."
   (let ((kept (cons nil requests))
         (uncharged (and over (not (hedged-p plan)))))
     (apply #'%make-relay
-           :kept kept :last (last kept) :over over :uncharged uncharged
-           :retries (calling:make-retries (plan-policy plan) (plan-limit plan))
+           :kept kept :newest (last kept) :closed over :uncharged uncharged
+           :policy (plan-policy plan) :limit (plan-limit plan)
            :replay (unless uncharged
                      (make-replay (channel-octet-budget channel)
                                   (options-replay-octets (channel-retry-options channel))))
@@ -104,10 +108,6 @@ there are no more. The other ARGUMENTS are slots."
 (defun relay-client (relay) (call-pair-client (relay-call-pair relay)))
 
 (defun relay-throttle (relay) (channel-throttle (relay-channel relay)))
-
-(defun relay-attempts (relay)
-  "The RELAYED-ATTEMPTs of RELAY that are under way, the oldest first."
-  (calling:retries-running (relay-retries relay)))
 
 ;;; Waking
 
@@ -175,7 +175,7 @@ relay, whatever the event was."
   (let ((client (relay-client relay))
         (interceptors (channel-attempt-interceptors (relay-channel relay))))
     (if interceptors
-        (calling:view-attempt client number (relay-retries relay) (rpc:call-peer client)
+        (calling:view-attempt client number relay (rpc:call-peer client)
                               (rpc:operate metadata client (relay-fields relay))
                               interceptors)
         (values nil nil))))
@@ -197,8 +197,9 @@ nil."
     (when (or send receive) (rpc:begin-intent attempt nil send receive))))
 
 (defun begin-attempt (relay number channel)
-  "The call pair of the attempt of RELAY after NUMBER others, a call on CHANNEL. Its handler has not
-begun; if an interceptor has made the attempt fail, the call has ended."
+  "Two values: the call pair of the attempt of RELAY after NUMBER others, a call on CHANNEL, and the
+view of the attempt for interceptors, or nil. Its handler has not begun; if an interceptor has made
+the attempt fail, the call has ended."
   (let* ((call (relay-call relay))
          (method (call-rpc-method call))
          (deadline (call-deadline call))
@@ -215,32 +216,32 @@ begun; if an interceptor has made the attempt fail, the call has ended."
                                          method deadline
                                          (attempt-fields relay number view)
                                          (and observer (list 'rpc:attempt-of client))))))
-        (when view (setf (rpc:own-view (call-pair-client call-pair)) view))
         (limit-attempt client (call-pair-client call-pair))
         (setf (relay-attempt relay) (call-pair-client call-pair))
         (when observer (begin-call-counts call-pair))
-        call-pair))))
+        (values call-pair view)))))
 
 (defun end-attempt (relay attempt)
-  "Note that ATTEMPT, the client's end of one of RELAY, is over. End it if it still runs."
-  (unless (call-status attempt) (rpc:cancel attempt))
-  (multiple-value-bind (sent received) (traffic attempt)
-    (rpc:observe attempt-ended (inproc-observer (relay-client relay))
-                 (relay-client relay) (rpc:call-peer attempt) (call-status attempt) 0
-                 sent received (elapsed-ns attempt)))
-  (let ((view (rpc:own-view attempt)))
-    (when view
-      (setf (rpc:own-view attempt) nil)
-      (calling:close-attempt view (call-status attempt) :call attempt))))
+  "Note that ATTEMPT of RELAY is over. End it if it still runs."
+  (let ((call (relayed-attempt-call attempt))
+        (view (shiftf (relayed-attempt-view attempt) nil)))
+    (unless (call-status call) (rpc:cancel call))
+    (multiple-value-bind (sent received) (traffic call)
+      (rpc:observe attempt-ended (inproc-observer (relay-client relay))
+                   (relay-client relay) (rpc:call-peer call) (call-status call) 0
+                   sent received (elapsed-ns call)))
+    (when view (calling:close-attempt view (call-status call) :call call))))
 
 ;;; What comes after one
 
 (defun failure-of (attempt)
   "The ATTEMPT-FAILURE of ATTEMPT, which has ended."
   (multiple-value-bind (status text) (rpc:final-status attempt)
-    (calling:make-attempt-failure status text
-                                  :pushback (calling:metadata-pushback
-                                             (rpc:call-trailers attempt)))))
+    (calling:make-attempt-failure
+     status text
+     :pushback (calling:parse-pushback (cdr (assoc "grpc-retry-pushback-ms"
+                                                   (rpc:call-trailers attempt)
+                                                   :test #'string=))))))
 
 (defun record-failure (relay number)
   "Record the failure of RELAY's last attempt, which came after NUMBER others, for FAILED-ATTEMPTS;
@@ -253,8 +254,7 @@ but not if the call could have only one attempt."
 
 (defun relay-loop (relay)
   "The loop of the timers of RELAY; nil if its channel is closed, and so the call has ended."
-  (let ((client-loop (ensure-client-loop (call-inproc-core (relay-call relay)))))
-    (and client-loop (calling:client-loop-loop client-loop))))
+  (ensure-loop (call-inproc-core (relay-call relay))))
 
 ;;; How the call ends
 
@@ -319,7 +319,7 @@ them. RELAY has kept all requests."
   (setf (call-pair-source call-pair)
         (calling:request-generator (rest (relay-kept relay)))
         (call-pair-consumer call-pair) (this-context nil)
-        (relayed-attempt-sent attempt) (relay-last relay)
+        (relayed-attempt-sent attempt) (relay-newest relay)
         (relayed-attempt-closed attempt) t))
 
 (defun run-attempt-here (relay call-pair)
@@ -332,26 +332,27 @@ them. RELAY has kept all requests."
 
 (defun begin-next (relay)
   "Begin the next attempt of RELAY."
-  (let* ((number (calling:take-number (relay-retries relay)))
-         (call-pair (begin-attempt relay number (plan-channel (relay-plan relay))))
-         (call (call-pair-client call-pair))
-         (attempt (make-relayed-attempt call number (relay-kept relay))))
-    (calling:add-attempt (relay-retries relay) attempt)
-    (have-wake relay call)
-    (handler-case
-        (cond ((rpc:takes-one-p call) (send-only-request call-pair (cadr (relay-kept relay))))
-              ((relay-caller relay) (give-kept relay call-pair attempt)))
-      (status:rpc-error (error) (fail-relay relay error)))
-    (cond ((call-status call))
-          ((relay-caller relay) (run-attempt-here relay call-pair))
-          ;; no thread drives the loop of its handler
-          (t (setf (call-pair-unattended call-pair) t)
-             (begin-elsewhere call-pair)))
-    (wake relay)))
+  (let ((number (calling:take-number relay)))
+    (multiple-value-bind (call-pair view)
+        (begin-attempt relay number (plan-channel (relay-plan relay)))
+      (let* ((call (call-pair-client call-pair))
+             (attempt (make-relayed-attempt call number view (relay-kept relay))))
+        (calling:add-attempt relay attempt)
+        (have-wake relay call)
+        (handler-case
+            (cond ((rpc:takes-one-p call) (send-only-request call-pair (cadr (relay-kept relay))))
+                  ((relay-caller relay) (give-kept relay call-pair attempt)))
+          (status:rpc-error (error) (fail-relay relay error)))
+        (cond ((call-status call))
+              ((relay-caller relay) (run-attempt-here relay call-pair))
+              ;; no thread drives the loop of its handler
+              (t (setf (call-pair-unattended call-pair) t)
+                 (begin-elsewhere call-pair)))
+        (wake relay)))))
 
 (define-load-time-global **retry-operations**
     (calling:make-retry-operations
-     :retries #'relay-retries :throttle #'relay-throttle
+     :retries #'identity :throttle #'relay-throttle
      :now (lambda (relay) (call-now (relay-call relay)))
      ;; at worst two threads that draw at the same time get the same
      :chance (lambda (relay) (loop:event-loop-random (relay-loop relay)))
@@ -373,8 +374,8 @@ whose answer had begun."
   "Begin the first attempt of RELAY."
   (setf (relay-begun relay) t)
   (begin-next relay)
-  (cond ((null (relay-attempts relay)))
-        ((= 1 (plan-limit (relay-plan relay))) (commit relay (first (relay-attempts relay))))
+  (cond ((null (relay-running relay)))
+        ((= 1 (plan-limit (relay-plan relay))) (commit relay (first (relay-running relay))))
         (t (calling:tell-begun **retry-operations** relay))))
 
 (defun begin-due (relay)
@@ -396,16 +397,16 @@ whose answer had begun."
   (setf (relay-committed relay) attempt
         (relay-attempt relay) (relayed-attempt-call attempt)
         (relay-timer relay) nil)
-  (dolist (other (calling:commit (relay-retries relay) attempt))
-    (end-attempt relay (relayed-attempt-call other))))
+  (dolist (other (calling:commit relay attempt))
+    (end-attempt relay other)))
 
 (defun abandon (relay)
   "End the attempts of RELAY, whose call has ended."
   (drop-kept relay)
   (setf (relay-timer relay) nil
         (relay-committed relay) nil)
-  (dolist (attempt (calling:commit (relay-retries relay) nil))
-    (end-attempt relay (relayed-attempt-call attempt))))
+  (dolist (attempt (calling:commit relay nil))
+    (end-attempt relay attempt)))
 
 (defun answered-p (attempt)
   "True if the answer to ATTEMPT has begun."
@@ -417,17 +418,17 @@ whose answer had begun."
   (let ((call (relayed-attempt-call attempt))
         (number (relayed-attempt-number attempt)))
     (setf (relay-attempt relay) call)
-    (end-attempt relay call)
+    (end-attempt relay attempt)
     (record-failure relay number)
     (calling:tell-failed **retry-operations** relay attempt number (failure-of call))))
 
 (defun look-at-attempts (relay)
   "Commit RELAY to the first attempt whose answer has begun; if there is none, remove those that
 have failed."
-  (let ((answered (find-if #'answered-p (relay-attempts relay))))
+  (let ((answered (find-if #'answered-p (relay-running relay))))
     (if answered
         (commit relay answered)
-        (dolist (attempt (relay-attempts relay))
+        (dolist (attempt (relay-running relay))
           (when (and (call-status (relayed-attempt-call attempt))
                      (not (answered-p attempt))
                      (null (call-status (relay-call relay))))
@@ -468,7 +469,7 @@ relay."
           (loop until (or (level-p attempt) (call-status call) (not (ensure-room call)))
                 while (rpc:try-send call (cadr (relayed-attempt-sent attempt)))
                 do (pop (relayed-attempt-sent attempt)))
-          (when (and (relay-over relay) (level-p attempt)
+          (when (and (relay-closed relay) (level-p attempt)
                      (not (relayed-attempt-closed attempt)) (null (call-status call)))
             (setf (relayed-attempt-closed attempt) t)
             (rpc:close-send call)))
@@ -485,27 +486,27 @@ relay."
 (defun add-request (relay request)
   "Add REQUEST to the requests of RELAY's attempts. If there is no room to keep it, commit the call
 to its first attempt."
-  (setf (relay-last relay) (setf (cdr (relay-last relay)) (list request)))
+  (setf (relay-newest relay) (setf (cdr (relay-newest relay)) (list request)))
   (unless (or (not (sendable-p relay)) (kept-p relay request))
-    (commit relay (first (relay-attempts relay)))))
+    (commit relay (first (relay-running relay)))))
 
 (defun pass-requests (relay)
   "Send the requests of RELAY's client to the attempts. The next request stays in the client's queue
 until an attempt has been sent all requests before it."
   (loop
-    (dolist (attempt (relay-attempts relay)) (feed relay attempt))
-    (when (or (relay-over relay) (notany #'level-p (relay-attempts relay))) (return))
+    (dolist (attempt (relay-running relay)) (feed relay attempt))
+    (when (or (relay-closed relay) (notany #'level-p (relay-running relay))) (return))
     (multiple-value-bind (request over) (next-arrived (relay-call relay))
       (cond (request (add-request relay request))
-            (over (setf (relay-over relay) t))
+            (over (setf (relay-closed relay) t))
             (t (return))))))
 
 (defun finish (relay attempt)
   "End RELAY's call as ATTEMPT has ended: the call is committed to it, and all of its messages were
 passed on."
   (let ((call (relayed-attempt-call attempt)))
-    (calling:commit (relay-retries relay) nil)
-    (end-attempt relay call)
+    (calling:commit relay nil)
+    (end-attempt relay attempt)
     (unless (eq :ok (call-status call)) (fail-late relay (relayed-attempt-number attempt)))
     (end-relay relay (call-pair-reply (call-call-pair call)))))
 

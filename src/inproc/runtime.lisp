@@ -3,46 +3,44 @@
 
 (in-package #:clgrpc.inproc)
 
-(defun ensure-client-loop (inproc-core)
+(defun ensure-loop (inproc-core)
   "The client loop of INPROC-CORE, which is acquired if it has no loop yet; nil if INPROC-CORE's
 channel is closed."
-  (or (inproc-core-client-loop inproc-core)
+  (or (inproc-core-loop inproc-core)
       (sb-thread:with-mutex ((inproc-core-lock inproc-core))
-        (or (inproc-core-client-loop inproc-core)
+        (or (inproc-core-loop inproc-core)
             (and (inproc-core-open inproc-core)
-                 (let ((client-loop (calling:acquire-client-loop :timers))
+                 (let ((event-loop (calling:acquire-client-loop :timers))
                        (target (inproc-core-target inproc-core)))
                    ;; channels and calls refer to the inproc core: without any it is dropped
                    (calling:when-dropped
                     inproc-core target
-                    (lambda () (calling:release-client-loop client-loop :timers) t))
-                   (setf (inproc-core-client-loop inproc-core) client-loop)))))))
+                    (lambda () (calling:release-client-loop event-loop :timers) t))
+                   (setf (inproc-core-loop inproc-core) event-loop)))))))
 
 (defun release-inproc-core (inproc-core)
   "Release the client loop of INPROC-CORE, which needs no timers and threads any more."
   (sb-ext:cancel-finalization inproc-core)
-  (let ((client-loop (sb-thread:with-mutex ((inproc-core-lock inproc-core))
-                       (shiftf (inproc-core-client-loop inproc-core) nil))))
-    (when client-loop (calling:release-client-loop client-loop :timers))))
+  (let ((event-loop (sb-thread:with-mutex ((inproc-core-lock inproc-core))
+                      (shiftf (inproc-core-loop inproc-core) nil))))
+    (when event-loop (calling:release-client-loop event-loop :timers))))
 
 (defun run-timer (inproc-core timer due-ns)
   "Have TIMER ring at DUE-NS."
-  (let ((client-loop (ensure-client-loop inproc-core)))
-    (when client-loop
-      (let ((event-loop (calling:client-loop-loop client-loop)))
-        (loop:run-or-post event-loop
-                          (lambda ()
-                            (schedule-timer (loop:event-loop-wheel event-loop) timer due-ns)))))))
+  (let ((event-loop (ensure-loop inproc-core)))
+    (when event-loop
+      (loop:run-or-post event-loop
+                        (lambda ()
+                          (schedule-timer (loop:event-loop-wheel event-loop) timer due-ns))))))
 
 (defun stop-timer (inproc-core timer)
   "Undo RUN-TIMER. If INPROC-CORE's channel is closed its timers were removed already."
-  (let ((client-loop (inproc-core-client-loop inproc-core)))
-    (when client-loop
-      (let ((event-loop (calling:client-loop-loop client-loop)))
-        (loop:run-or-post event-loop
-                          (lambda ()
-                            (when (timer-pending-p timer)
-                              (cancel-timer (loop:event-loop-wheel event-loop) timer))))))))
+  (let ((event-loop (inproc-core-loop inproc-core)))
+    (when event-loop
+      (loop:run-or-post event-loop
+                        (lambda ()
+                          (when (timer-pending-p timer)
+                            (cancel-timer (loop:event-loop-wheel event-loop) timer)))))))
 
 (define-hot forget-timers ((call inproc-call)) null
   "Stop the timers of AFTER of CALL, which has ended."
@@ -54,8 +52,8 @@ channel is closed."
 
 (defun client-reserve (inproc-core)
   "The reserve of the client loops, or nil if INPROC-CORE's channel is closed."
-  (let ((client-loop (ensure-client-loop inproc-core)))
-    (and client-loop (calling:client-loop-reserve client-loop))))
+  (let ((event-loop (ensure-loop inproc-core)))
+    (and event-loop (loop:event-loop-reserve event-loop))))
 
 (defun run-on-client-reserve (inproc-core function)
   "Call FUNCTION on a thread that may wait."

@@ -37,7 +37,10 @@ Other entries:
 A call within the image has only its
 :STAGE, :QUEUE or :ANSWER, since reading the clock would cost more than the rest of the call. From
 any thread."
-  (operate stages call))
+  (let ((unsent (call-unsent-octets call)))
+    (append (operate stages call)
+            (unless (eq :ok (call-status call)) (list :stage (call-stage call)))
+            (when (plusp unsent) (list :unsent-octets unsent)))))
 
 ;;; The line
 

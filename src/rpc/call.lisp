@@ -110,15 +110,6 @@ ENSURE-PART; NEW-PREFIX-PART is the operation NEW-PART."
 (defun (setf wait-for-ready) (value call)
   (setf (intent-wait-for-ready (ensure-intent call)) value))
 
-(defun own-view (call)
-  "The ATTEMPT that represents CALL's own attempt, a client's, to interceptors of attempts, while it
-runs; nil without such interceptors. SETFable."
-  (let ((intent (call-intent call)))
-    (and intent (intent-attempt intent))))
-
-(defun (setf own-view) (view call)
-  (setf (intent-attempt (ensure-intent call)) view))
-
 (define-hot (own-authority :inline t) ((call call)) (or null string)
   "The :authority that CALL's user has set for its requests, or nil."
   (let ((intent (call-intent call)))
@@ -158,6 +149,11 @@ limits in octets for a request and a response; each nil for the channel's."
   "The arrivals that the receiving thread has not taken yet, newest first."
   (let ((inlet (call-inlet call)))
     (and inlet (inlet-incoming inlet))))
+
+(define-hot (queued-octets :inline t) ((call call)) index
+  "The octets that CALL is charged with for the arrivals in its queue."
+  (let ((inlet (call-inlet call)))
+    (if inlet (the index (inlet-queued-octets inlet)) 0)))
 
 (define-hot (call-received :inline t) ((call call)) (or null arrival)
   "The arrivals that the receiving thread has taken and not returned yet, oldest first."
@@ -346,13 +342,41 @@ return false if they do not fit."
       t)))
 
 (define-hot push-arrival ((call call) (arrival arrival)) null
-  "Queue ARRIVAL, of CHARGED-ARRIVAL. On CALL's loop."
+  "Queue ARRIVAL, of CHARGED-ARRIVAL or ADD-TO-BATCH. On CALL's loop."
   (loop with inlet = (ensure-inlet call)
         for old = (inlet-incoming inlet)
         do (setf (arrival-next arrival) old)
         until (eq old (sb-ext:compare-and-swap (inlet-incoming inlet) old arrival)))
   (notify call)
   nil)
+
+(defconstant +shortest-batch+ 512
+  "The least octets of the second batch of a read.")
+
+(define-hot open-batch ((call call) (full (or null arrival)) (need index) (longest index)) arrival
+  "Open a batch of CALL with room for NEED octets and return it. The first batch of a read is as
+long as its message, each further one about twice as long as the one before, FULL, which is queued;
+but no further one is longer than LONGEST unless its message is."
+  (when full (push-arrival call full))
+  (let ((length (if full
+                    (max need +shortest-batch+
+                         (min longest (* 2 (- (arrival-size full) +arrival-octets+))))
+                    need)))
+    (charged-arrival call (make-octets length) length)))
+
+(define-hot add-to-batch
+    ((call call) (batch (or null arrival)) (octets octets) (start index) (end index)
+     (longest index))
+    (values arrival index)
+  "Add the short message in OCTETS to BATCH, the arrival with the messages of one read for CALL, or
+nil if this is the first; PUSH-ARRIVAL queues it after the read. Return the batch that has the
+message, and the octets that CALL is charged with for it. That is 0 for BATCH; if BATCH is full, it
+is another one, of at most LONGEST octets, and BATCH was queued. On CALL's loop."
+  (if (and batch (add-to-arrival batch octets start end))
+      (values batch 0)
+      (let ((new (open-batch call batch (+ 4 (- end start)) longest)))
+        (add-to-arrival new octets start end)
+        (values new (arrival-size new)))))
 
 (define-hot push-incoming ((call call) item (size index)) index
   "Queue ITEM, one message of SIZE octets. Return the octets that CALL is charged with for it. On

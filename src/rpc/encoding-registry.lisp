@@ -49,10 +49,6 @@
   "All encodings, an immutable list: registration makes a new list. From any thread."
   **encodings**)
 
-(defun more-encodings-p ()
-  "True if there are encodings besides gzip and deflate."
-  (and (cddr (encodings)) t))
-
 (defun encoding-open-p (encoding)
   "True if messages can be compressed by ENCODING; else two values, nil and the reason as text. From
 any thread."
@@ -61,11 +57,6 @@ any thread."
 (defun encoding-of-name (name)
   "The encoding that users name NAME, or nil."
   (find name (encodings) :key #'encoding-name))
-
-(defun encoding-names ()
-  "The texts of the usable encodings, and identity."
-  (append (mapcar #'encoding-text (remove-if-not #'encoding-open-p (encodings)))
-          (list "identity")))
 
 ;;; Octets to octets. All code that decompresses messages calls one of the last two.
 
@@ -78,10 +69,11 @@ any thread."
 OS:INFLATE-OCTETS. In user code."
   (funcall (encoding-expander encoding) octets start end limit))
 
-(defun expand-beginning (encoding octets start end limit)
-  "As EXPAND-OCTETS, but whatever the outcome also return octets of BORROW-OCTETS, or nil, and the
-number of them, at most LIMIT, that are the beginning of the result."
-  (funcall (encoding-beginner encoding) octets start end limit))
+(defun expand-beginning (name octets start end limit)
+  "As EXPAND-OCTETS, by the encoding that users name NAME; but whatever the outcome also return
+octets of BORROW-OCTETS, or nil, and the number of them, at most LIMIT, that are the beginning of
+the result."
+  (funcall (encoding-beginner (encoding-of-name name)) octets start end limit))
 
 ;;; Encodings of users
 
@@ -224,13 +216,13 @@ libzstd return nil and the reason, a string. The level is :compression-level. Fr
           (t (values nil reason)))))
 
 (defun check-compression (name)
-  "Return NAME if it is the name of a usable encoding, :identity or nil. Signal MISUSE for anything
-else, and if the encoding's library is missing."
-  (unless (member name '(nil :identity))
-    (let ((encoding (encoding-of-name name)))
+  "Return two values: NAME if it is the name of a usable encoding, :identity or nil; and the
+encoding, or nil. Signal MISUSE for any other NAME, and if the encoding's library is missing."
+  (let ((encoding (encoding-of-name name)))
+    (unless (member name '(nil :identity))
       (unless encoding
         (misuse "~S is not a compression; the registered ones are ~{~S, ~}and :identity." name
                 (mapcar #'encoding-name (encodings))))
       (multiple-value-bind (usable reason) (encoding-open-p encoding)
-        (unless usable (misuse "The compression ~S is not available here: ~A." name reason)))))
-  name)
+        (unless usable (misuse "The compression ~S is not available here: ~A." name reason))))
+    (values name encoding)))

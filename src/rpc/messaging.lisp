@@ -62,19 +62,21 @@ was ended by the peer."
            (eq :peer (outcome-ended-by (the outcome (call-outcome call)))))
        t))
 
-(define-hot (receive-by :inline t) ((call call) (ready-p function) (next function)) t
-  "Return (funcall NEXT CALL), waiting for it until (funcall READY-P CALL) is true. Return nil once
-CALL has ended with :ok and NEXT returns nil; signal CALL's RPC-ERROR if it has ended with another
-status than :ok."
-  (flet ((next () (and (deliverable-p call) (values (funcall next call)))))
+(define-hot (receive-by :inline t) ((call call) (next function) (more-p function)) t
+  "Return (funcall NEXT CALL), waiting for it until CALL's queue has a message or (funcall MORE-P
+CALL) is true. Return nil once CALL has ended with :ok and NEXT returns nil; signal CALL's RPC-ERROR
+if it has ended with another status than :ok."
+  (flet ((next () (and (deliverable-p call) (values (funcall next call))))
+         (ready-p (call) (or (funcall more-p call) (receivable-p call))))
     (cond ((next))
-          ((progn (wait-for-call call ready-p) (next)))
+          ((progn (wait-for-call call #'ready-p) (next)))
           ((member (call-status call) '(nil :ok)) nil)
           (t (error (call-condition call))))))
 
 (define-hot receive-queued ((call call)) t
   "The operation RECEIVE of a transport that queues the messages that arrive."
-  (receive-by call #'receivable-p #'pop-incoming))
+  (flet ((more-p (call) (declare (ignore call)) nil))
+    (receive-by call #'pop-incoming #'more-p)))
 
 ;;; A form that makes a call may be left at any instruction, if the thread is interrupted. So the
 ;;; transport notes a call of streams before it begins, and the thread that evaluates the form finds

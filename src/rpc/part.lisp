@@ -96,9 +96,7 @@ messages is limited too.")
   (wait-for-ready :unset :type (member :unset t nil)) ; the call outlasts failures to connect
   (authority nil :type (or null string)) ; the :authority of its requests, if not the channel's
   (send-limit nil :type (or null index)) ; octets of its requests, if not the channel's limit
-  (receive-limit nil :type (or null index)) ; octets of its responses, likewise
-  (attempt nil))                        ; what interceptors know of a client's own attempt while it
-                                        ; runs, see calling/attempt-view.lisp; nil if there are none
+  (receive-limit nil :type (or null index))) ; octets of its responses, likewise
 
 (defstruct (parts (:copier nil))
   "The parts of a call, each nil until it is needed."

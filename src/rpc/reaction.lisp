@@ -21,9 +21,16 @@ again when there is room."
        (answers-leave-p call)
        (deliverable-p call)))
 
-(define-hot due-callback ((call call) (reactions reactions)) (or null function)
-  "The callback of CALL, other than that for messages, that must run next."
-  (cond ((and (reactions-due reactions) (not (call-status call)))
+(define-hot want-writable ((call call)) null
+  "Let ON-WRITABLE of CALL be called when there is room."
+  (setf (outlet-writable-wanted (ensure-outlet call)) t)
+  nil)
+
+(define-hot due-callback ((call call) (reactions reactions) (over boolean)) (or null function)
+  "The callback of CALL, other than that for messages, that must run next. Unless OVER is true it is
+not one that waits for the last message or for the end of CALL."
+  (cond ((not over) (due-on-writable call reactions))
+        ((and (reactions-due reactions) (not (call-status call)))
          (pop (reactions-due reactions)))
         ((and (reactions-on-half-close reactions) (all-received-p call))
          (shiftf (reactions-on-half-close reactions) nil))

@@ -73,7 +73,8 @@ compression and grpc-status. Without registered compressions and a codec, these 
 
 (defun constant-octets (call)
   "The octets of a header list of CALL that are kept for the fields that all calls have."
-  (if (or (call-codec call) (rpc:more-encodings-p))
+  ;; gzip and deflate are always there
+  (if (or (call-codec call) (cddr (rpc:encodings)))
       (+ +constant-octets+ +registered-octets+)
       +constant-octets+))
 

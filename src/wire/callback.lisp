@@ -109,7 +109,7 @@ returned, on any thread, so two callbacks of a call never run at once."
         (return nil))
       (unless (if (message-due-p call reactions)
                   (run-with-messages call reactions)
-                  (let ((function (due-callback call reactions)))
+                  (let ((function (due-callback call reactions t)))
                     (unless function
                       (setf (reactions-scheduled reactions) nil)
                       (return nil))

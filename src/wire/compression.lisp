@@ -19,12 +19,15 @@
 (declaim (type cons **accept**))
 (defglobal **accept** (cons nil nil))
 
+(defun usable-texts (encodings)
+  "The names, in headers, of those of ENCODINGS that can be used."
+  (mapcar #'encoding-text (remove-if-not #'encoding-open-p encodings)))
+
 (defun make-accept-field (encodings)
   "Make, store and return the grpc-accept-encoding that names ENCODINGS."
-  (let* ((usable (remove-if-not #'encoding-open-p encodings))
-         (field (hpack:string-field "grpc-accept-encoding"
-                                    (format nil "~:[identity~;~:*~{~A~^,~}~]"
-                                            (mapcar #'encoding-text usable)))))
+  (let ((field (hpack:string-field "grpc-accept-encoding"
+                                   (format nil "~:[identity~;~:*~{~A~^,~}~]"
+                                           (usable-texts encodings)))))
     (setf **accept** (cons encodings field))
     field))
 
@@ -44,7 +47,7 @@
 
 (defun find-encoding (name)
   "The encoding for NAME, which RPC:CHECK-COMPRESSION has accepted; nil for :identity and for nil."
-  (encoding-of-name (check-compression name)))
+  (nth-value 1 (check-compression name)))
 
 (defun encoding-named (octets start end)
   "The usable encoding whose name is OCTETS from START to END, or nil."
@@ -100,8 +103,8 @@ another encoding is registered."
 
 (defun unknown-encoding-text (value)
   "The text of the error for VALUE, octets of a grpc-encoding that is :unknown."
-  (format nil "grpc-encoding ~A is not supported; supported are ~{~A~^, ~}"
-          (quoted-octets value) (encoding-names)))
+  (format nil "grpc-encoding ~A is not supported; supported are ~{~A, ~}identity"
+          (quoted-octets value) (usable-texts (encodings))))
 
 ;;; Octets to octets
 

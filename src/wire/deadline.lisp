@@ -21,10 +21,10 @@
 (defun shorten-deadline (call deadline)
   "Change CALL's deadline to DEADLINE, unless its own is earlier. Return true if it has changed;
 then call START-DEADLINE. On the loop."
-  (let ((new (earlier-deadline deadline (call-deadline call)))
+  (let ((own (call-deadline call))
         (parts (call-wire-parts call)))
-    (unless (= new (call-deadline call))
-      (setf (call-deadline call) new)
+    (when (or (zerop own) (< deadline own))
+      (setf (call-deadline call) deadline)
       (when (and parts (wire-parts-timer parts))
         (cancel-timer (loop:event-loop-wheel (wire-call-loop call))
                       (shiftf (wire-parts-timer parts) nil)))

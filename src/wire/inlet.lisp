@@ -7,33 +7,17 @@
 
 (in-package #:clgrpc.wire)
 
-(defconstant +shortest-batch+ 512
-  "The least octets of the second batch of a read.")
-
-(define-hot open-batch ((call wire-call) (need index)) arrival
-  "Open a batch of CALL with room for NEED octets and return it. The first batch of a read is as
-long as its message, each further one about twice as long as the one before."
-  (let* ((inlet (ensure-wire-inlet call))
-         (link (the link (wire-call-link call)))
-         (full (wire-inlet-arriving inlet))
-         (length (if full
-                     (max need +shortest-batch+
-                          (min +parcel-octets+ (* 2 (- (arrival-size full) +arrival-octets+))))
-                     need))
-         (new (charged-arrival call (make-octets length) length)))
-    (if full
-        (push-arrival call full)
-        (push call (link-arriving link)))
-    (charge-link link (arrival-size new))
-    (setf (wire-inlet-arriving inlet) new)))
-
-(define-hot add-to-batch ((call wire-call) (octets octets) (start index) (end index)) null
+(define-hot batch-message ((call wire-call) (octets octets) (start index) (end index)) null
   "Add the short message in OCTETS to CALL's batch, which is queued when the whole read was
 processed."
-  (let* ((inlet (call-wire-inlet call))
-         (batch (and inlet (wire-inlet-arriving inlet))))
-    (unless (and batch (add-to-arrival batch octets start end))
-      (add-to-arrival (open-batch call (+ 4 (- end start))) octets start end)))
+  (let* ((inlet (ensure-wire-inlet call))
+         (old (wire-inlet-arriving inlet))
+         (link (the link (wire-call-link call))))
+    (multiple-value-bind (batch charge) (add-to-batch call old octets start end +parcel-octets+)
+      (unless (eq batch old)
+        (unless old (push call (link-arriving link)))
+        (charge-link link charge)
+        (setf (wire-inlet-arriving inlet) batch))))
   nil)
 
 (define-hot seal-inlet ((call wire-call) (inlet wire-inlet)) null
@@ -206,7 +190,7 @@ half of that limit, below which the window is returned."
   (let ((inlet (call-wire-inlet call)))
     (and inlet
          (<= (if half (ash (queue-limit call) -1) (queue-limit call))
-             (inlet-queued-octets inlet)))))
+             (wire-inlet-queued-octets inlet)))))
 
 (define-hot (give-window :inline t) ((call wire-call) (count index)) null
   "Give back the window of COUNT octets that CALL has received, unless too much of it is queued."
@@ -359,7 +343,7 @@ received. These are charged to CALL's link meanwhile, since they may wait for lo
   "The operation DELIVER of calls that take more than one message: queue the octets, which the
 receiving thread decodes."
   (let ((size (- end start)))
-    (cond ((not (to-keep-p call size)) (add-to-batch call octets start end))
+    (cond ((not (to-keep-p call size)) (batch-message call octets start end))
           (t (queue-incoming call (keep-octets call octets start end) size)
              (when (callbacks-p call) (wire-schedule call))))
     (incf (wire-inlet-arrived (the wire-inlet (call-wire-inlet call))))

@@ -162,7 +162,7 @@ if its link holds too much."
   "See RELEASE-CALL; INLET is CALL's."
   (release-held call)
   (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; atomic, hence a raw word
-    (discharge call (uncharge inlet (inlet-queued-octets inlet))))
+    (discharge call (uncharge inlet (wire-inlet-queued-octets inlet))))
   nil)
 
 (define-hot (release-call :inline t) ((call wire-call)) null

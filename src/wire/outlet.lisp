@@ -268,7 +268,7 @@ that. COMPRESS is as for SEND."
 (define-hot refuse-to-send ((call wire-call)) null
   "Arrange that ON-WRITABLE is called when there is room, because TRY-SEND has found none. Return
 nil."
-  (setf (wire-outlet-writable-wanted (ensure-wire-outlet call)) t)
+  (want-writable call)
   (sb-thread:barrier (:memory))
   ;; the loop may have made room just before it could see WRITABLE-WANTED
   (when (and (room-p call) (callbacks-p call))

@@ -7,25 +7,25 @@
                     (#:http2 #:clgrpc.http2) (#:protobuf #:clgrpc.protobuf))
   (:import-from #:sb-ext #:defglobal #:define-load-time-global)
   (:import-from #:clgrpc.status
-                  #:deadline #:deadline-in #:earlier-deadline #:make-rpc-error)
+                  #:deadline #:deadline-in #:make-rpc-error)
   (:import-from #:clgrpc.method
                   #:rpc-method-kind)
   (:import-from #:clgrpc.rpc
-                  #:abort-as #:add-to-arrival #:answers-once-p #:arrival #:+arrival-octets+
-                  #:arrival-size #:call #:call-condition #:call-deadline
-                  #:call-inlet #:call-path #:call-peer
-                  #:call-reactions #:call-rpc-method #:call-stage #:call-status
-                  #:call-unsent-octets #:call-with-room #:callbacks-p #:charged-arrival
+                  #:abort-as #:add-to-batch #:answers-once-p #:arrival #:+arrival-octets+
+                  #:call #:call-condition #:call-deadline
+                  #:call-path #:call-peer
+                  #:call-reactions #:call-rpc-method #:call-status
+                  #:call-with-room #:callbacks-p
                   #:check-compression #:client-p #:compressed-octets #:define-own-part
                   #:define-shared-operations #:due-callback #:encoding #:encoding-field
-                  #:encoding-name #:encoding-names #:encoding-of-name #:encoding-open-p
+                  #:encoding-name #:encoding-open-p
                   #:encoding-text #:encodings #:ensure-reactions #:expand-octets #:incoming-type
-                  #:inlet #:inlet-queued-octets #:+long-octets+ #:may-send-p #:message-due-p
+                  #:inlet #:+long-octets+ #:may-send-p #:message-due-p
                   #:notify #:observe #:observer #:operate #:outgoing #:outgoing-type #:outlet
                   #:overdue-p #:own-limits #:parts #:pop-incoming #:push-arrival #:push-incoming
                   #:reactions #:reactions-due #:reactions-on-message #:reactions-scheduled
                   #:reactions-timers #:refuse-to-wait #:room-p #:takes-one-p #:uncharge
-                  #:verdict-error #:wait-for-call #:with-user-code)
+                  #:verdict-error #:wait-for-call #:want-writable #:with-user-code)
   (:export
    #:accepted-encodings #:begin-on-link #:begin-sending #:budget-used-p #:close-link
    #:decode-packed #:deliver-alone

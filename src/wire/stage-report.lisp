@@ -29,7 +29,7 @@
         (if outlet (wire-outlet-spoken outlet) 0))))
 
 (defun messages-received (call)
-  (let ((inlet (call-inlet call))
+  (let ((inlet (call-wire-inlet call))
         (client (client-p call))
         (kind (rpc-method-kind (call-rpc-method call))))
     (cond ((not (or (eq kind :unary) (eq kind (if client :client-streaming :server-streaming))))
@@ -45,22 +45,17 @@
 returns the stages so far, a list of (stage . ns), oldest first. CONNECTS is the number of attempts
 to connect that CALL has waited for."
   (declare (type function spans))
-  (let* ((status (call-status call))
-         (born (wire-call-born-ns call))
+  (let* ((born (wire-call-born-ns call))
          (total (cond ((mark-ns call :end))
                       ((zerop born) 0)  ; its loop has not begun it yet
-                      (t (max 0 (- (operate now call) born)))))
-         (unsent (call-unsent-octets call)))
+                      (t (max 0 (- (operate now call) born))))))
     (append
      (list :total (ns-seconds total))
-     (unless (eq :ok status)
-       (list :stage (call-stage call)))
      (loop for (stage . ns) in (funcall spans call total)
            when (>= ns +shortest-told-ns+)
              append (list stage (ns-seconds ns)))
      (when (plusp connects) (list :attempts connects))
      (when (call-rpc-method call)
        (list :messages-sent (messages-sent call) :messages-received (messages-received call)))
-     (when (plusp unsent) (list :unsent-octets unsent))
      (when (plusp (call-deadline call))
        (list :remaining (ns-seconds (- (call-deadline call) (+ born total))))))))

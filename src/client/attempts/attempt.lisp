@@ -100,7 +100,8 @@ many attempts it allows; or nil."
     (make-client-failure (status:rpc-error-status error) (or (rpc-error-message error) "")
                          :how (list :details (status:rpc-error-details-octets error)
                                     :ended-by :local :sent (and (rpc:failed-attempts call) t))
-                         :pushback (metadata-pushback trailers)
+                         :pushback (parse-pushback (cdr (assoc "grpc-retry-pushback-ms" trailers
+                                                                :test #'string=)))
                          :trailers (metadata-fields trailers))))
 
 (defun intercept (attempt link)
@@ -286,9 +287,8 @@ without it."
          (number (attempt-number attempt))
          (retries (ensure-retries call)))
     (setf (attempt-cause attempt) failure)
-    (calling:forget-attempt retries attempt)
     (when (eq (attempt-stream attempt) (client-call-stream call))
-      (let ((other (first (client-retries-running retries))))
+      (let ((other (find attempt (client-retries-running retries) :test-not #'eq)))
         (if other
             (change-over call (attempt-stream other))
             (setf (client-call-stream call) nil))))
@@ -375,7 +375,6 @@ call."
       (when own
         (setf (client-call-stream call) nil)
         (wire:release-call call))
-      (when (call-retries call) (calling:forget-attempt (call-retries call) attempt))
       (let ((cause (attempt-cause attempt)))
         (tell-attempt-ended attempt call own
                             (cond (own (call-status call))

@@ -145,21 +145,22 @@ certificate of LINK's server is not for it; else nil."
                                    (wire:link-peer link) authority)
                            :how '(:ended-by :local :sent nil)))))
 
-(defun identity-failure (call)
+(define-hot (identity-failure :inline t) ((call client-call)) (or null client-failure)
   "The failure of the attempt of CALL that begins, if its credentials have failed, or nil."
-  (let ((identity (client-parts-identity (ensure-client-parts call))))
+  (let* ((parts (call-client-parts call))
+         (identity (and parts (client-parts-identity parts))))
     (and identity (shiftf (caller-identity-failure identity) nil))))
 
 (define-hot unfit-headers ((call client-call) (link link) (number index) (metadata list))
     (or null client-failure)
   "The failure of an attempt of CALL on LINK with METADATA, if its headers cannot be sent; else nil.
 NUMBER attempts came before it."
-  (or (and (rpc:call-intent call)
-           (or (identity-failure call) (false-authority call link)))
+  (or (identity-failure call)
+      (and (rpc:own-authority call) (false-authority call link))
       (and (or (< (http2:connection-peer-max-header-list (client-link-http2 link))
                   +constant-octets+)
                metadata
-               (rpc:call-intent call))
+               (rpc:own-authority call))
            (large-headers call link number metadata))))
 
 (defun metadata-fields (metadata)

@@ -172,7 +172,7 @@ has only the status :ok."
 (defun list-pushback (list)
   "The pushback in grpc-retry-pushback-ms of LIST, a value of PARSE-PUSHBACK, or nil."
   (let ((field (hpack:find-field list "grpc-retry-pushback-ms")))
-    (and field (parse-pushback (hpack:field-value-string field)))))
+    (parse-pushback (and field (hpack:field-value-string field)))))
 
 (defun end-well (call)
   "End CALL, which the server has ended with :ok: with :ok if the number of messages is right, else

@@ -30,7 +30,7 @@ Watch for SERVICE."
 (defun check-health (subchannel service)
   "Watch the health of SERVICE at the server of SUBCHANNEL while it is connected, and send it no
 calls while it does not serve. Return the backend stream."
-  (start-backend-stream subchannel (method:find-rpc-method 'grpc.health.v1.health:watch)
+  (start-backend-stream subchannel (method:stub-method 'grpc.health.v1.health:watch)
                         (health:make-health-check-request :service service)
                         (lambda (event datum) (judge-health subchannel service event datum))))
 

@@ -53,7 +53,7 @@ PENALTY, a double from 0 to +MOST-LOAD+."
 reports. Return the backend stream."
   (declare (type function function))
   (start-backend-stream subchannel
-                        (method:find-rpc-method
+                        (method:stub-method
                          'xds.service.orca.v3.open-rca-service:stream-core-metrics)
                         (orca-service:make-orca-load-report-request
                          :report-interval (protobuf:seconds-duration (/ interval-ns

@@ -177,11 +177,10 @@ CREDENTIALS  the TLS credentials for a URL that begins with https, made with :al
 TIMEOUT      the seconds until an answer must have been read
 MOST-OCTETS  the most octets that the answer's body may have
 Signal :unavailable if no answer comes in time, or it cannot be read. From any thread but a loop's."
-  (let* ((client-loop (calling:acquire-client-loop (option:make-channel-options)))
-         (loop (calling:client-loop-loop client-loop))
-         (credentials (and (url-secure url) (or credentials (loop:tls-credentials :alpn nil))))
+  (let* ((credentials (and (url-secure url) (or credentials (loop:tls-credentials :alpn nil))))
          (exchange (make-exchange :http-method http-method :most-octets most-octets
-                                  :request (request-octets http-method url headers body))))
+                                  :request (request-octets http-method url headers body)))
+         (loop (calling:acquire-client-loop (option:make-channel-options))))
     (unwind-protect
          (handler-case
              (progn
@@ -195,4 +194,4 @@ Signal :unavailable if no answer comes in time, or it cannot be read. From any t
              (status:fail :unavailable (format nil "~A: ~A" (url-text url)
                                                (status:rpc-error-message error)))))
       (ignore-errors (loop:await (give-up exchange loop) :timeout 5))
-      (calling:release-client-loop client-loop))))
+      (calling:release-client-loop loop))))

@@ -10,6 +10,8 @@
   (:export
    ;; http-request.lisp, for the command
    #:http-request #:parse-url #:url-text
+   ;; bearer-token.lisp
+   #:bearer-token
    ;; token-credentials.lisp
    #:token-credentials #:fetch-token
    ;; web-token.lisp

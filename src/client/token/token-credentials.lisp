@@ -98,7 +98,7 @@ expired."
                           (token-failure credentials) nil
                           (token-fetching credentials) nil)
                     (reverse (shiftf (token-waiting credentials) '()))))
-    (loop:resolve-future future (calling:token-metadata (kept-token-text kept)))))
+    (loop:resolve-future future (token-metadata (kept-token-text kept)))))
 
 (defun take-failure (credentials error)
   "End the fetch of CREDENTIALS with ERROR, an RPC-ERROR. Attempts that wait fail with it. Others
@@ -169,6 +169,6 @@ The second value is true if the caller must begin a fetch."
           (values found begins)))
     (declare (ignore begins))
     (etypecase found
-      (kept-token (calling:token-metadata (kept-token-text found)))
+      (kept-token (token-metadata (kept-token-text found)))
       (condition (error found))
       (loop:future found))))

@@ -140,4 +140,4 @@ Signal MISUSE for a wrong argument, TLS-ERROR if KEY cannot be used. From any th
         (when (<= +remembered-audiences+ (hash-table-count (signer-kept signer)))
           (clrhash (signer-kept signer)))
         (setf (gethash audience (signer-kept signer)) kept)))
-    (calling:token-metadata (kept-token-text kept))))
+    (token-metadata (kept-token-text kept))))

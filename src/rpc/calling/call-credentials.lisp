@@ -65,35 +65,6 @@ with that, and the method's retry policy applies. A status that only application
 
 ;;; Kinds
 
-(defclass fixed-credentials (call-credentials)
-  ((metadata :initarg :metadata :reader fixed-credentials-metadata)) ; an alist
-  (:documentation "Metadata that are always the same."))
-
-(defmethod get-request-metadata ((credentials fixed-credentials) request)
-  (declare (ignore request))
-  (fixed-credentials-metadata credentials))
-
-(defmethod print-object ((credentials fixed-credentials) stream)
-  (print-unreadable-object (credentials stream :type t)
-    (format stream "~{~A~^, ~}" (mapcar #'car (fixed-credentials-metadata credentials)))))
-
-(defun token-metadata (token)
-  "The metadata that send TOKEN, a string."
-  (list (cons "authorization" (concatenate 'string "Bearer " token))))
-
-(defun bearer-token (token)
-  "Return call credentials, for :call-credentials of a channel or stub, that send `authorization:
-Bearer TOKEN`. TOKEN is a string, or a function without arguments that returns one. The function is
-called for each attempt of a call, and may wait; for the first attempt it runs in the caller's
-thread. Signal MISUSE if it is neither. From any thread."
-  (typecase token
-    (string (make-instance 'fixed-credentials :metadata (token-metadata token)))
-    (function (lambda (path)
-                (declare (ignore path))
-                (token-metadata (funcall token))))
-    (t (misuse "The token of BEARER-TOKEN is a string, or a function that returns one, not ~S."
-               token))))
-
 (defclass composite-credentials (call-credentials)
   ((parts :initarg :parts :reader composite-credentials-parts)) ; in their order
   (:documentation "Several call credentials of one call."))
@@ -135,6 +106,17 @@ any thread."
     (t t)))
 
 ;;; Asking
+
+(defun refusal-error (cause status text)
+  "The RPC-ERROR of a call that is not sent because CAUSE was signalled by a component between its
+user and its server, which TEXT describes. Its status is that of CAUSE, after CONTROL-STATUS, or
+STATUS if CAUSE is not an RPC-ERROR."
+  (multiple-value-bind (status said)
+      (if (typep cause 'rpc-error)
+          (control-status (rpc-error-status cause) (rpc-error-message cause))
+          (values status (bounded-text cause)))
+    (make-rpc-error status :message (format nil "~A: ~A" text said) :ended-by :local :sent nil
+                           :cause cause)))
 
 (defun credentials-failure (cause)
   "The RPC-ERROR of an attempt whose call credentials have signalled CAUSE."

@@ -32,10 +32,9 @@ each garbage collection 30 µs longer.")
   (print-unreadable-object (group stream :type t)
     (format stream "~D channel~:P" (group-channels group))))
 
-(defstruct (client-loop (:constructor make-client-loop (loop reserve)) (:copier nil))
+(defstruct (client-loop (:constructor make-client-loop (loop)) (:copier nil))
   "A loop that channels use."
-  (loop nil :type loop:event-loop :read-only t) ; that runs
-  (reserve nil :type loop:reserve :read-only t) ; shared by all client loops
+  (loop nil :type loop:event-loop :read-only t) ; whose reserve all client loops of a world share
   (channels 0 :type fixnum)             ; how many channels are on LOOP
   (timers 0 :type fixnum)               ; how many channels within the image have timers on LOOP
   (groups '() :type list))              ; of channels on LOOP that share something
@@ -62,12 +61,12 @@ each garbage collection 30 µs longer.")
 (defun add-client-loop ()
   "Return a new client loop, which runs. The lock is held."
   (let* ((reserve (if (client-loops)
-                      (client-loop-reserve (first (client-loops)))
+                      (loop:event-loop-reserve (client-loop-loop (first (client-loops))))
                       (loop:make-reserve)))
          (event-loop (loop:make-event-loop :name "clgrpc client" :reserve reserve
                                            :caller-driven t)))
     (loop:launch-event-loop event-loop)
-    (first (push (make-client-loop event-loop reserve) (loop:world-client-loops loop:*world*)))))
+    (first (push (make-client-loop event-loop) (loop:world-client-loops loop:*world*)))))
 
 (defun least-used-loop ()
   "The client loop that has the fewest channels, or nil. The lock is held."
@@ -96,7 +95,7 @@ lock is held."
     (group-pool group)))
 
 (defun acquire-client-loop (options &optional pool-key make-pool)
-  "Return the client loop for a new channel that has OPTIONS, until RELEASE-CLIENT-LOOP. POOL-KEY, a
+  "Return the event loop for a new channel that has OPTIONS, until RELEASE-CLIENT-LOOP. POOL-KEY, a
 list, is for a channel that shares connections: channels with EQUAL keys have the same loop. The
 second value is the pool that they share, which MAKE-POOL has made from the POOL-KEY of the first
 one. If OPTIONS is :TIMERS the loop is for the timers of a channel within the image."
@@ -105,42 +104,44 @@ one. If OPTIONS is :TIMERS the loop is for the timers of a channel within the im
     (if (eq :timers options)
         (let ((client-loop (or (least-used-loop) (add-client-loop))))
           (incf (client-loop-timers client-loop))
-          client-loop)
+          (client-loop-loop client-loop))
         (let ((client-loop (or (and pool-key
                                     (find-if (lambda (client-loop)
                                                (find-group client-loop pool-key))
                                              (client-loops)))
                                (choose-client-loop options))))
           (incf (client-loop-channels client-loop))
-          (values client-loop
+          (values (client-loop-loop client-loop)
                   (and pool-key (join-group client-loop pool-key make-pool)))))))
 
-(defun release-client-loop (client-loop &optional pool-key)
-  "Undo ACQUIRE-CLIENT-LOOP with POOL-KEY, or with :TIMERS. Not called on the loop, which may end."
-  (sb-thread:with-mutex (**client-loops-lock**)
-    (if (eq :timers pool-key)
-        (decf (client-loop-timers client-loop))
-        (let ((group (and pool-key (find-group client-loop pool-key))))
-          (decf (client-loop-channels client-loop))
-          (when (and group (zerop (decf (group-channels group))))
-            (setf (client-loop-groups client-loop)
-                  (remove group (client-loop-groups client-loop)))))))
-  (end-if-unused-loop client-loop))
+(defun leave-client-loop (client-loop pool-key)
+  "Count one use of CLIENT-LOOP less, as RELEASE-CLIENT-LOOP does. The lock is held."
+  (if (eq :timers pool-key)
+      (decf (client-loop-timers client-loop))
+      (let ((group (and pool-key (find-group client-loop pool-key))))
+        (decf (client-loop-channels client-loop))
+        (when (and group (zerop (decf (group-channels group))))
+          (setf (client-loop-groups client-loop)
+                (remove group (client-loop-groups client-loop)))))))
 
-(defun end-if-unused-loop (client-loop)
-  "End CLIENT-LOOP if nothing uses it, and the reserve if that was the last loop."
-  (let ((world (loop:event-loop-world (client-loop-loop client-loop))))
+(defun release-client-loop (event-loop &optional pool-key)
+  "Undo ACQUIRE-CLIENT-LOOP with POOL-KEY, or with :TIMERS, which has returned EVENT-LOOP. End the
+loop if nothing uses it any more, and the reserve if that was the last loop. Not called on the
+loop."
+  (let ((world (loop:event-loop-world event-loop)))
     (multiple-value-bind (unused last)
         (sb-thread:with-mutex (**client-loops-lock**)
-          (when (and (zerop (client-loop-channels client-loop))
-                     (zerop (client-loop-timers client-loop))
-                     (member client-loop (client-loops world)))
-            (setf (loop:world-client-loops world) (remove client-loop (client-loops world)))
-            (values t (null (client-loops world)))))
+          (let ((client-loop (find event-loop (client-loops world) :key #'client-loop-loop)))
+            (leave-client-loop client-loop pool-key)
+            (when (and (zerop (client-loop-channels client-loop))
+                       (zerop (client-loop-timers client-loop)))
+              (setf (loop:world-client-loops world) (remove client-loop (client-loops world)))
+              (values t (null (client-loops world))))))
       (when unused
-        (loop:stop-event-loop (client-loop-loop client-loop))
-        (loop:join-event-loop (client-loop-loop client-loop))
-        (when last (loop:close-reserve (client-loop-reserve client-loop) 1))))))
+        (let ((reserve (loop:event-loop-reserve event-loop)))
+          (loop:stop-event-loop event-loop)
+          (loop:join-event-loop event-loop)
+          (when last (loop:close-reserve reserve 1)))))))
 
 ;;; Driving
 

@@ -16,28 +16,28 @@
                 #:*call* #:channel #:invoke #:rpc-method #:rpc-method-kind
                 #:rpc-method-path #:rpc-method-request-type #:stub-method)
   (:import-from #:clgrpc.status
-                #:check-metadata #:refusal-error #:deadline #:deadline-in #:earlier-deadline
-                #:failure-p #:make-rpc-error #:rpc-error #:rpc-error-trailers)
+                #:check-metadata #:control-status #:deadline #:deadline-in
+                #:failure-p #:make-rpc-error #:rpc-error #:rpc-error-message #:rpc-error-status
+                #:rpc-error-trailers)
   (:export
-   #:absolute-deadline #:acquire-client-loop #:ask-credentials #:bearer-token
+   #:absolute-deadline #:acquire-client-loop #:ask-credentials
    #:begin-values #:call-async #:call-credentials #:channel-addresses
    #:channel-state #:channel-target #:channel-secure-p #:check-call-options
-   #:check-credentials #:client-loop #:client-loop-loop
-   #:client-loop-reserve #:close-channel #:compose-credentials #:credentials-metadata
+   #:check-credentials #:close-channel #:compose-credentials #:credentials-metadata
    #:credentials-request #:credentials-request-audience #:credentials-request-authority
    #:credentials-request-path #:credentials-request-secure-p #:drive-for #:end-elsewhere
    #:ensure-connected #:fail-or-retry #:get-request-metadata #:interception #:limit-silence
    #:on-state-change #:release-client-loop #:request-generator
-   #:reset-back-off #:send-requests #:tell-state #:token-metadata #:wait-for-state-change
+   #:reset-back-off #:send-requests #:tell-state #:wait-for-state-change
    #:when-dropped
    ;; attempt-view.lisp
    #:attempt #:attempt-call #:attempt-kind #:attempt-message #:attempt-metadata #:attempt-number
    #:attempt-peer #:attempt-request-metadata #:attempt-status #:attempt-trailers #:close-attempt
    #:on-attempt-end #:put-attempt-metadata #:view-attempt
    ;; retry.lisp
-   #:add-attempt #:attempt-failure #:commit #:count-repeats #:forget-attempt
-   #:make-attempt-failure #:make-retries #:make-retry-operations #:retries #:retries-running
+   #:add-attempt #:attempt-failure #:commit #:count-repeats 
+   #:make-attempt-failure #:make-retry-operations #:retries
    #:take-number #:tell-begun #:tell-due #:tell-failed #:tell-failed-late
    ;; retry-policy.lisp
-   #:count-success #:current-throttle #:find-retry-policy #:metadata-pushback #:parse-pushback
-   #:policy #:throttle #:throttled-p))
+   #:count-success #:current-throttle #:find-retry-policy #:parse-pushback
+   #:throttle #:throttled-p))

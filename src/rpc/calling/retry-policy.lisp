@@ -64,22 +64,17 @@ of 0.3 s, the waits are 0.1, 0.2, 0.3, 0.3 s, each with up to 20 % more or less.
 
 (defun parse-pushback (text)
   "The value TEXT of grpc-retry-pushback-ms: the nanoseconds to wait, or :NEVER if it is negative or
-not a 32-bit integer without leading zeros."
+not a 32-bit integer without leading zeros. Nil for nil, if an attempt has ended without it."
   (let ((number (and (plusp (length text))
                      (<= (length text) 11)
                      (every #'digit-char-p (string-left-trim "-" text))
                      (ignore-errors (parse-integer text)))))
-    (if (and number
-             (<= 0 number #x7FFFFFFF)
-             (string= text (princ-to-string number)))
-        (min +longest-wait-ns+ (* 1000000 number))
-        :never)))
-
-(defun metadata-pushback (trailers)
-  "The pushback in TRAILERS, the alist with which an attempt has ended, as PARSE-PUSHBACK returns
-it, or nil."
-  (let ((field (assoc "grpc-retry-pushback-ms" trailers :test #'string=)))
-    (and field (parse-pushback (cdr field)))))
+    (cond ((null text) nil)
+          ((and number
+                (<= 0 number #x7FFFFFFF)
+                (string= text (princ-to-string number)))
+           (min +longest-wait-ns+ (* 1000000 number)))
+          (t :never))))
 
 ;;; Throttling
 

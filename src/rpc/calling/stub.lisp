@@ -38,6 +38,10 @@ accept."
   "The least deadline, in nanoseconds: ten seconds after the machine's start. A smaller number is
 probably a time in seconds since 1900 or 1970, given by mistake.")
 
+(define-hot (earlier-deadline :inline t) ((a deadline) (b deadline)) deadline
+  "The earlier of two deadlines, either of which may be 0 for none."
+  (cond ((zerop a) b) ((zerop b) a) (t (min a b))))
+
 (defun absolute-deadline (timeout deadline now)
   "The deadline of a new call: the earliest of TIMEOUT, seconds from NOW or nil, of DEADLINE,
 absolute nanoseconds or nil, and of the current call's. NOW is used only if TIMEOUT is given."

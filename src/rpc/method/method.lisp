@@ -292,10 +292,6 @@ handlers would have to accept them."
         (server-streaming :server-streaming)
         (t :unary)))
 
-(defun find-rpc-method (function-name)
-  "Return the RPC-METHOD of the generic function named FUNCTION-NAME."
-  (method-function-rpc-method (fdefinition function-name)))
-
 (defmacro define-service (class full-name (&key documentation) &body methods)
   "Define the service CLASS, a symbol, of FULL-NAME, e.g. \"helloworld.Greeter\", with METHODS of
 the form (function-symbol \"Name\" kind \"request.Type\" \"response.Type\" [documentation])."
@@ -306,7 +302,7 @@ the form (function-symbol \"Name\" kind \"request.Type\" \"response.Type\" [docu
              append (expand-method class full-name function name kind request response
                                    documentation))
      (setf (get ',class 'rpc-methods)
-           (list ,@(loop for (function) in methods collect `(find-rpc-method ',function))))
+           (list ,@(loop for (function) in methods collect `(stub-method ',function))))
      (tell-service-watchers)
      ',class))
 

@@ -8,7 +8,7 @@
                 #:deadline #:fail)
   (:export
    #:*call* #:binding #:binding-function #:call #:channel #:current-call
-   #:direct-channel #:find-rpc-method #:generic-method #:generic-service
+   #:direct-channel #:generic-method #:generic-service
    #:generic-service-methods #:invoke #:make-binding #:make-generic-service #:method-binding
    #:pool-method #:pool-methods
    #:message-codec #:codec-field #:codec-name #:find-codec #:method-in-codec #:codec-of-name

@@ -42,7 +42,3 @@ never less than one nanosecond."
         for value = (ceiling (max ns 1) unit)
         when (<= value 99999999)
           return (ascii-octets (format nil "~D~C" value letter))))
-
-(define-hot (earlier-deadline :inline t) ((a deadline) (b deadline)) deadline
-  "The earlier of two deadlines, either of which may be 0 for none."
-  (cond ((zerop a) b) ((zerop b) a) (t (min a b))))

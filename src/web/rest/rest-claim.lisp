@@ -126,14 +126,14 @@ Fetch standard, \"CORS-safelisted request-header\")."
     encoding))
 
 (defun seconds-timeout (text)
-  "The nanoseconds in TEXT, seconds in decimal, or nil; at most the latest deadline."
+  "The nanoseconds in TEXT, seconds in decimal, or nil; at most 146 years."
   (and (<= 1 (length text) 12)
        (every (lambda (char) (or (char<= #\0 char #\9) (char= char #\.))) text)
        (<= (count #\. text) 1)
        (digit-char-p (char text 0))
        (let* ((dot (or (position #\. text) (length text)))
               (fraction (subseq text (min (length text) (1+ dot)))))
-         (min status:+latest-deadline+
+         (min most-positive-fixnum
               (+ (* (parse-integer text :end dot) 1000000000)
                  (if (string= "" fraction)
                      0

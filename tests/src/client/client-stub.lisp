@@ -216,7 +216,7 @@ told all the same."
         (push (grpc:call-async #'lab.bench:ask channel (note 1)) objects)
         (grpc:await (first objects))
         (push (watch channel (note 1)) objects)
-        (push (method:find-rpc-method 'lab.bench:ask) objects)
+        (push (method:stub-method 'lab.bench:ask) objects)
         (push (first (grpc:option-table)) objects)
         (dolist (text (append inside (mapcar #'princ-to-string objects)))
           (is (< 5 (length text) 200) "~A" text)

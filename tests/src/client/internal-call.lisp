@@ -11,7 +11,7 @@ it."
            (subchannel (client::open-subchannel (client::core-balancer core)
                                                 (client::parse-backend '("127.0.0.1:1"))))
            (call (client::make-internal-call subchannel
-                                             (method:find-rpc-method 'grpc.health.v1.health:watch)
+                                             (method:stub-method 'grpc.health.v1.health:watch)
                                              (lambda (message) (push message told)) #'identity)))
       (run-loop-of core)
       (let ((report (rpc:reactions-on-message (rpc:call-reactions call))))

@@ -24,11 +24,11 @@
   (let ((call (new-call)))
     (is (null (rpc:pop-incoming call)))
     (loop for i below 10 do (rpc:push-incoming call i 100))
-    (is (<= 1000 (rpc:inlet-queued-octets (rpc::ensure-inlet call))))
+    (is (<= 1000 (rpc:queued-octets call)))
     (loop for i below 5 do (is (= i (rpc:receive call))))
     (rpc:push-incoming call 10 100)
     (loop for i from 5 to 10 do (is (= i (rpc:receive call))))
-    (is (zerop (rpc:inlet-queued-octets (rpc::ensure-inlet call))))))
+    (is (zerop (rpc:queued-octets call)))))
 
 (test queue-between-threads
   "Nothing is lost or doubled between one that pushes and one that receives, which sleeps now and

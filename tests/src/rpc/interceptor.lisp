@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.rpc)
 (in-suite :clgrpc.rpc)
 
-(defun method-named (symbol) (method:find-rpc-method symbol))
+(defun method-named (symbol) (method:stub-method symbol))
 
 (test interceptors-are-functions-or-their-names
   (dolist (good (list '() (list #'list) '(list) (list 'list #'car)

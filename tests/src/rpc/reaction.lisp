@@ -5,7 +5,7 @@
 
 (defun due (call)
   "What the callback of CALL that is due returns, or nil."
-  (let ((function (rpc:due-callback call (rpc:ensure-reactions call))))
+  (let ((function (rpc:due-callback call (rpc:ensure-reactions call) t)))
     (and function (funcall function))))
 
 (test ends-are-told-once
@@ -29,8 +29,8 @@
     (setf room 1)
     (is (eq :writable (due call)))
     (is (null (due call)) "it is wanted once")
-    (setf (rpc:outlet-writable-wanted (rpc:ensure-outlet call)) t)
+    (rpc:want-writable call)
     (is (eq :writable (due call)))
     (rpc:end-call call :ok)
-    (setf (rpc:outlet-writable-wanted (rpc:ensure-outlet call)) t)
+    (rpc:want-writable call)
     (is (null (due call)) "nothing can be written any more")))

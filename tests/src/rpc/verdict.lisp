@@ -64,7 +64,7 @@
 
 (defun call-of (method client-p)
   (let ((call (new-call :client-p client-p)))
-    (setf (rpc:call-rpc-method call) (method:find-rpc-method method))
+    (setf (rpc:call-rpc-method call) (method:stub-method method))
     call))
 
 (test what-is-wrong-with-messages

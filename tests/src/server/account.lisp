@@ -80,7 +80,7 @@ when the end comes."
       (let ((call (http2:stream-user (first (streams-of link)))))
         (is (null (server:server-call-request call)))
         (is-true (server:server-call-undecoded call))
-        (is (<= 5000 (wire::wire-inlet-held (rpc:call-inlet call)) 6000)))
+        (is (<= 5000 (wire::wire-inlet-held (wire::call-wire-inlet call)) 6000)))
       (memory:said)
       (memory:hears '(:data 1 "" :end-stream))
       (answered '(1 :ok)))))

@@ -14,7 +14,7 @@
         (is (eq :data (first (second frames)))))
       (on-loop (lambda () (rpc:send call (letter 4)) (rpc:send call (letter 5))))
       (is (equal '(:data :data) (mapcar #'first (memory:said))))
-      (is (zerop (rpc:call-unsent-octets call))))))
+      (is (zerop (rpc:operate unsent-octets call))))))
 
 (test observers-of-contents-may-send
   "A function that gets the octets of a message may send something on another call of the
@@ -44,12 +44,12 @@ hears of the room."
       (loop repeat 3
             do (is-true (on-loop (lambda () (rpc:try-send call (letter 60000))))))
       (is (null (on-loop (lambda () (rpc:try-send call (letter 60000))))))
-      (is (<= 114000 (rpc:call-unsent-octets call) 115000))
+      (is (<= 114000 (rpc:operate unsent-octets call) 115000))
       (is (minusp (rpc:operate room call)))
       (is (zerop writable))
       (memory:said)
       (memory:hears '(:window-update 0 200000) '(:window-update 1 200000))
-      (is (zerop (rpc:call-unsent-octets call)))
+      (is (zerop (rpc:operate unsent-octets call)))
       (is (= 1 writable))
       (is-true (on-loop (lambda () (rpc:try-send call (letter 60000))))))))
 

@@ -57,7 +57,7 @@
 (defun post-headers (stream list ended)
   (declare (ignore list))
   (let* ((link (http2:connection-user (http2:stream-connection stream)))
-         (call (make-post-call :rpc-method (method:find-rpc-method 'letters.post:exchange)
+         (call (make-post-call :rpc-method (method:stub-method 'letters.post:exchange)
                                :operations **post-operations** :endpoint *station* :link link
                                :stream stream
                                :born-ns (loop:event-loop-now (wire::link-loop link)))))

@@ -8,7 +8,7 @@
                                :method (base-method) arguments)))
 
 (defun base-method ()
-  (method:find-rpc-method 'grpc.health.v1.health:check))
+  (method:stub-method 'grpc.health.v1.health:check))
 
 (test constant-texts
   "A text without templates stays itself."

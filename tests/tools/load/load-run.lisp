@@ -4,7 +4,7 @@
 (in-suite :clgrpc.load)
 
 (defun route-method (name)
-  (method:find-rpc-method name))
+  (method:stub-method name))
 
 (defun plan-for (address &rest arguments
                  &key (method 'routeguide.route-guide:get-feature) (data "{}") rate workers

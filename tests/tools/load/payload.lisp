@@ -43,7 +43,7 @@
 (test binary-data
   (is (equal '((0 0 0 0 3 10 1 97))
              (frames-of (load:binary-payload (base:octets-of 10 1 97) (base-method)))))
-  (let ((stream (method:find-rpc-method 'routeguide.route-guide:record-route)))
+  (let ((stream (method:stub-method 'routeguide.route-guide:record-route)))
     (is (equal '((0 0 0 0 2 8 1) (0 0 0 0 0))
                (frames-of (load:binary-payload (base:octets-of 2 8 1 0) stream))))
     (is (null (json-frames-of "[]" :method stream)))

@@ -198,7 +198,7 @@ that it has needed end: what is long and compressed is decompressed on one."
     (grpc:try-send (second streams) (fuzzed-note "c"))
     (grpc:try-send (third streams) (fuzzed-note "d"))
     (grpc:close-send (second streams))
-    (list* (method:invoke channel (method:find-rpc-method 'lab.bench:ask) (fuzzed-note "a")
+    (list* (method:invoke channel (method:stub-method 'lab.bench:ask) (fuzzed-note "a")
                            :async t)
            streams)))
 

@@ -33,7 +33,7 @@
 (defun begin-sale (channel)
   "Begin a call as the stub does. A stub itself is the generic function that is being redefined, and
 waits for the compiler."
-  (let ((method (method:find-rpc-method (find-symbol "SELL" '#:shop.shop))))
+  (let ((method (method:stub-method (find-symbol "SELL" '#:shop.shop))))
     (grpc:call-async (lambda (channel request &rest options)
                        (apply #'method:invoke channel method request options))
                      channel (uiop:symbol-call '#:shop '#:make-item) :timeout 20)))

@@ -272,7 +272,7 @@ thread on which a function is called for a retry, of which the call hears at onc
           ;; what the loop does for the credentials comes before
           (loop:post (client::wire-call-loop call) (lambda () (signal-it taken)))
           (is-true (await-signal taken))
-          (is (= 1 (length (calling:retries-running (client::call-retries call)))))
+          (is (= 1 (length (client::client-retries-running (client::call-retries call)))))
           (signal-it settled)
           (is (equal '(1) (numbers call)))
           (is (eq :ok (grpc:call-status call)))

@@ -9,7 +9,7 @@ stream for it, and a function that returns what has been told since it was calle
   (let* ((told '())
          (one (member-to core 1))
          (backend-stream (balance::start-backend-stream
-                          one (clgrpc.method:find-rpc-method 'grpc.health.v1.health:watch)
+                          one (clgrpc.method:stub-method 'grpc.health.v1.health:watch)
                           (health:make-health-check-request)
                           (lambda (event datum) (push (if datum (list event datum) event) told)))))
     (funcall function backend-stream (lambda () (reverse (shiftf told '()))))

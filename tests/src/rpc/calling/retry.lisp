@@ -8,7 +8,7 @@
 
 (defun retries-of (policy &rest running)
   "The RETRIES of a call under POLICY, or nil, that has the attempts RUNNING."
-  (calling:make-retries policy
+  (calling::make-retries policy
                         (if policy (calling::policy-limit policy (make-channel-options)) 1)
                         running))
 
@@ -108,7 +108,7 @@
 
 (test hedges-that-may-not-begin
   (is (null (calling::first-begun (retries-of (hedging) :a) nil)))
-  (is (null (calling::first-begun (calling:make-retries (hedging) 1 (list :a)) t)))
+  (is (null (calling::first-begun (calling::make-retries (hedging) 1 (list :a)) t)))
   (is (null (calling::first-begun (retries-of (retrying) :a) t)))
   (let ((retries (retries-of (hedging) :a)))
     (calling::first-begun retries t)
@@ -162,7 +162,7 @@ which has said GOAWAY."
     (comes-due retries)
     (begins retries :b)
     (is (equal '(:a) (calling:commit retries :b)))
-    (is (equal '(:b) (calling:retries-running retries)))
+    (is (equal '(:b) (calling::retries-running retries)))
     (is (null (calling::retries-awaited retries)))
     (is (equal '(nil nil) (comes-due retries)))
     (is (equal '(:b) (calling:commit retries nil)))))

@@ -8,7 +8,7 @@
 
 (test methods
   "What define-proto makes of a service."
-  (let ((method (method:find-rpc-method 'words.speaker:echo)))
+  (let ((method (method:stub-method 'words.speaker:echo)))
     (is (string= "/words.Speaker/Echo" (method:rpc-method-path method)))
     (is (string= "words.Speaker" (method:rpc-method-service-name method)))
     (is (eq 'words.speaker:echo (method:rpc-method-function-name method)))

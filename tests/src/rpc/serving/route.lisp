@@ -23,7 +23,7 @@
     (is (eq :us (serving::route-server route)))
     (is (eq :auto (serving::route-execution route)))
     (is (equal '(car) (serving::route-interceptors route)))
-    (is (eq (method:find-rpc-method 'words.speaker:echo) (serving::route-method route)))
+    (is (eq (method:stub-method 'words.speaker:echo) (serving::route-method route)))
     (is (eq word (funcall (method:binding-function (serving::route-binding route))
                           (serving::route-service route) word nil)))
     (is (search "Echo" (princ-to-string route)))

@@ -36,9 +36,3 @@
     (loop for ns in '(1 1000 123456789 5000000000 86400000000000)
           for back = (status:parse-timeout (status:encode-timeout ns))
           do (is (<= ns back (* ns 101/100))))))
-
-(test earlier-deadline
-  (is (= 0 (status:earlier-deadline 0 0)))
-  (is (= 5 (status:earlier-deadline 5 0)))
-  (is (= 5 (status:earlier-deadline 0 5)))
-  (is (= 3 (status:earlier-deadline 5 3))))

@@ -1,0 +1,32 @@
+;;;; Tokens that the program has: a string, or a function that returns one.
+
+(in-package #:clgrpc.token)
+
+(defclass fixed-credentials (calling:call-credentials)
+  ((metadata :initarg :metadata :reader fixed-credentials-metadata)) ; an alist
+  (:documentation "Metadata that are always the same."))
+
+(defmethod calling:get-request-metadata ((credentials fixed-credentials) request)
+  (declare (ignore request))
+  (fixed-credentials-metadata credentials))
+
+(defmethod print-object ((credentials fixed-credentials) stream)
+  (print-unreadable-object (credentials stream :type t)
+    (format stream "~{~A~^, ~}" (mapcar #'car (fixed-credentials-metadata credentials)))))
+
+(defun token-metadata (token)
+  "The metadata that send TOKEN, a string."
+  (list (cons "authorization" (concatenate 'string "Bearer " token))))
+
+(defun bearer-token (token)
+  "Return call credentials, for :call-credentials of a channel or stub, that send `authorization:
+Bearer TOKEN`. TOKEN is a string, or a function without arguments that returns one. The function is
+called for each attempt of a call, and may wait; for the first attempt it runs in the caller's
+thread. Signal MISUSE if it is neither. From any thread."
+  (typecase token
+    (string (make-instance 'fixed-credentials :metadata (token-metadata token)))
+    (function (lambda (path)
+                (declare (ignore path))
+                (token-metadata (funcall token))))
+    (t (misuse "The token of BEARER-TOKEN is a string, or a function that returns one, not ~S."
+               token))))

@@ -1,0 +1,18 @@
+;;;; Tokens that the program has.
+
+(in-package #:clgrpc.tests.token)
+(in-suite :clgrpc.token)
+
+(defun sent-token (token)
+  "The metadata that BEARER-TOKEN sends for TOKEN."
+  (let ((credentials (grpc:bearer-token token)))
+    (if (functionp credentials)
+        (funcall credentials "/s.S/M")
+        (calling:get-request-metadata credentials nil))))
+
+(test a-token-is-a-string-or-a-function
+  (is (equal '(("authorization" . "Bearer secret")) (sent-token "secret")))
+  (is (equal '(("authorization" . "Bearer new")) (sent-token (lambda () "new"))))
+  (is (search "a string, or a function that returns one, not 5"
+              (handler-case (progn (grpc:bearer-token 5) "")
+                (clgrpc.base:misuse (error) (princ-to-string error))))))
