@@ -185,9 +185,10 @@
 (defsystem "clgrpc/calling"
   :description "What channels of all transports share: stubs, futures, client loops."
   :depends-on ("clgrpc/rpc" "clgrpc/config") :pathname "src/rpc/calling/" :serial t
-  :components ((:file "package") (:file "call-credentials") (:file "channel") (:file "stub")
-               (:file "call-async") (:file "dropped") (:file "client-loop") (:file "retry-policy")
-               (:file "retry") (:file "attempt-view")))
+  :components ((:file "package") (:file "channel") (:file "call-credentials")
+               (:file "interception") (:file "stub") (:file "call-async") (:file "dropped")
+               (:file "client-loop") (:file "retry-policy") (:file "retry")
+               (:file "attempt-view")))
 
 (defsystem "clgrpc/topic"
   :description "Topics: what one sends, many streams of answers have."

@@ -13,13 +13,6 @@
 (in-package #:clgrpc.tests.architecture)
 (in-suite :clgrpc.architecture)
 
-(defparameter *cycle-limits* '(("calling" 2) ("rpc" 2) ("status" 2))
-  "How many files of a folder may form one cycle, where that is not *CYCLE-LIMIT*.")
-
-(defparameter *cycle-limit* 1
-  "How many files of a folder may form one cycle if *CYCLE-LIMITS* does not name the folder; 1 is
-none.")
-
 (defparameter *export-limits*
   '(("rpc" 153) ("calling" 77) ("wire" 97) ("serving" 24) ("status" 47) ("method" 45)
     ("server" 54) ("http2" 86) ("base" 248))
@@ -273,14 +266,12 @@ returns them, define to the names of the files that do."
                         collect (list from to symbols))
                 #'< :key (lambda (row) (length (third row))))))
 
-(test no-large-cycle-of-files
+(test no-cycle-of-files
   (dolist (folder (folders))
-    (let* ((arrows (folder-arrows folder))
-           (limit (or (second (assoc folder *cycle-limits* :test #'string=)) *cycle-limit*)))
+    (let ((arrows (folder-arrows folder)))
       (dolist (cycle (cycles arrows))
-        (is (<= (length cycle) limit)
-            "~D files of ~A reach each other, ~D may:~A"
-            (length cycle) folder limit (describe-cycle cycle arrows))))))
+        (is (null cycle) "~D files of ~A reach each other:~A"
+            (length cycle) folder (describe-cycle cycle arrows))))))
 
 ;;; Width
 

@@ -36,6 +36,16 @@ for :deadline of a stub. From any thread.")
             (if (call-rpc-method call) (rpc-method-path (call-rpc-method call)) "unrouted")
             (call-status call))))
 
+(defmacro operate (name call &rest arguments)
+  "Call the operation NAME of CALL's transport."
+  (let ((row (find-contract-row name)))
+    (unless (= (1+ (length arguments)) (length (contract-row-lambda-list row)))
+      (error "The operation ~S takes ~S." name (contract-row-lambda-list row)))
+    (if (symbolp call)
+        `(funcall (,(operation-reader name) (call-operations ,call)) ,call ,@arguments)
+        (let ((variable (gensym "CALL")))
+          `(let ((,variable ,call)) (operate ,name ,variable ,@arguments))))))
+
 (defun call-role (call)
   "The end of CALL that this object is, :client or :server."
   (if (operations-client-p (call-operations call)) :client :server))

@@ -227,16 +227,6 @@ nil within the image and of a plain request.")
 (document-functions
   operations-client-p "True of the operations of clients' calls.")
 
-(defmacro operate (name call &rest arguments)
-  "Call the operation NAME of CALL's transport."
-  (let ((row (find-contract-row name)))
-    (unless (= (1+ (length arguments)) (length (contract-row-lambda-list row)))
-      (error "The operation ~S takes ~S." name (contract-row-lambda-list row)))
-    (if (symbolp call)
-        `(funcall (,(operation-reader name) (call-operations ,call)) ,call ,@arguments)
-        (let ((variable (gensym "CALL")))
-          `(let ((,variable ,call)) (operate ,name ,variable ,@arguments))))))
-
 ;;; The ends of transports
 
 (eval-when (:compile-toplevel :load-toplevel :execute)

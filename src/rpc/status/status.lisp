@@ -155,24 +155,3 @@ Signal MISUSE if STATUS is not a status. From any thread."
 (deftype unnamed-code ()
   "The numbers of statuses that have no keyword."
   '(integer 17 #x7FFFFFFF))
-
-(defun fail (status message &key details trailers)
-  "End the running handler's call with STATUS and MESSAGE, a string for developers or nil. STATUS is
-a keyword other than :ok, or a number above 16, which most clients report as :unknown. DETAILS is a
-list of messages with more data, such as those of the package GOOGLE.RPC, or octets for
-grpc-status-details-bin. TRAILERS is an alist added to the trailing metadata. Signal MISUSE for
-other arguments. From the handler's thread."
-  (when (eq :ok status)
-    (misuse "A handler that succeeds returns; it does not fail with :ok."))
-  (unless (typep message '(or null string))
-    (misuse "The message of a status is a string, not ~S." message))
-  (unless (or (typep details 'octets)
-              (and (listp details) (every (lambda (detail) (typep detail 'protobuf:message))
-                                           details)))
-    (misuse "The details of a status are a list of messages, not ~S." details))
-  (multiple-value-bind (status details)
-      (if (typep status 'unnamed-code)
-          (values :unknown (coded-details status message details))
-          (values status details))
-    (error (make-rpc-error status :message message :details details :trailers trailers
-                                  :ended-by :local))))
