@@ -49,7 +49,7 @@ slots, gathering.lisp."
     (format stream "~D calls, ~D waiters" (driving-calls driving) (driving-waiters driving))))
 
 (defstruct (event-loop (:constructor %make-event-loop
-                           (name clock poller random reserve workers driving spin-state run))
+                           (name clock poller random reserve driving spin-state run))
                        (:copier nil))
   "See MAKE-EVENT-LOOP."
   (name "" :type string :read-only t)   ; for people
@@ -59,7 +59,6 @@ slots, gathering.lisp."
   (strays '() :type list)               ; threads overtaken while they waited with POLLER
   (random nil :type random-state :read-only t) ; for random choices on the loop
   (reserve nil :type (or null reserve) :read-only t) ; runs the loop when its own thread cannot
-  (workers nil :type (or null reserve) :read-only t) ; the same, or in a simulation what it would be
   (driving nil :type (or null driving) :read-only t) ; nil if the loop has a thread of its own
   (spin-state nil :type (or null spin-state)) ; nil if the loop always sleeps
   (run nil :type function :read-only t) ; (loop): runs it, for a thread that has taken its baton
@@ -143,8 +142,6 @@ nanoseconds of the loop's clock. On the loop."
   event-loop-wheel "The timer wheel of LOOP, in its clock's time. On the loop."
   event-loop-random "The random-state for random choices on LOOP. On the loop."
   event-loop-reserve "The reserve whose threads run LOOP when its own cannot, or NIL."
-  event-loop-workers "The reserve that LOOP was made with, for functions that may wait, or NIL. In a
-simulation its threads are the simulator's."
   event-loop-turns "The number of turns that LOOP has made; it grows only when the loop has work."
   event-loop-connections "The number of connections of LOOP, including those just accepted for it."
   event-loop-timed "True if LOOP measures the time that it waits for events. SETFable, on the

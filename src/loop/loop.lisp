@@ -17,11 +17,11 @@ that returns nanoseconds, POLLER and RANDOM, a random-state for random choices, 
 of the world. With a RESERVE, its threads take the loop over when user code takes too long or is
 about to wait. CALLER-DRIVEN, which needs a RESERVE, means that the loop has no thread of its own:
 callers run it in turn (see DRIVE), and a reserve thread when no caller does. In a simulated world
-neither runs the loop: the simulator does. STOP-EVENT-LOOP must be called at some time, even if
+both are ignored: the simulator runs the loop. STOP-EVENT-LOOP must be called at some time, even if
 it was never started."
   (let ((loop (if (simulated-p)
-                  (%make-event-loop name clock poller random nil reserve nil nil #'run-as-holder)
-                  (%make-event-loop name clock poller random reserve reserve
+                  (%make-event-loop name clock poller random nil nil nil #'run-as-holder)
+                  (%make-event-loop name clock poller random reserve
                                     (and caller-driven (make-driving)) (make-spin-state-if-useful)
                                     #'run-as-holder))))
     (setf (event-loop-input loop) (make-octets (+ +copied-leftover-octets+ +read-octets+))

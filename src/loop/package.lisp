@@ -43,9 +43,9 @@
    ;; loop-structure.lisp
    #:event-loop #:event-loop-name #:event-loop-world #:event-loop-poller #:event-loop-now
    #:event-loop-wheel #:event-loop-turns #:event-loop-timed #:event-loop-statistics
-   #:event-loop-reserve #:event-loop-workers #:event-loop-random #:event-loop-connections
-   #:event-loop-state #:event-loop-stopping #:event-loop-datum #:event-loop-running-p
-   #:in-event-loop-p #:note-time
+   #:event-loop-reserve #:event-loop-random #:event-loop-connections #:event-loop-state
+   #:event-loop-stopping
+   #:event-loop-datum #:event-loop-running-p #:in-event-loop-p #:note-time
    #:source #:add-source #:remove-source #:interest
    #:close-byte-channel
    #:handler #:make-handler #:handler-input #:connection #:connection-loop #:connection-handler

@@ -21,7 +21,7 @@
     (calling:ask-credentials credentials core (call-rpc-method call)
                              (hpack:field-value-string (authority-field call))
                              (lambda (function)
-                               (loop:run-on-reserve (loop:event-loop-workers (core-loop core))
+                               (loop:run-on-reserve (loop:event-loop-reserve (core-loop core))
                                                     function :if-busy :insist))
                              deliver)))
 

@@ -60,9 +60,9 @@ each garbage collection 30 µs longer.")
 
 (defun add-client-loop ()
   "Return a new client loop, which runs. The lock is held."
-  (let* ((reserve (if (client-loops)
-                      (loop:event-loop-workers (client-loop-loop (first (client-loops))))
-                      (loop:make-reserve)))
+  (let* ((reserve (cond ((client-loops)
+                         (loop:event-loop-reserve (client-loop-loop (first (client-loops)))))
+                        ((not (loop:simulated-p)) (loop:make-reserve))))
          (event-loop (loop:make-event-loop :name "clgrpc client" :reserve reserve
                                            :caller-driven t)))
     (loop:launch-event-loop event-loop)
@@ -138,10 +138,11 @@ loop."
               (setf (loop:world-client-loops world) (remove client-loop (client-loops world)))
               (values t (null (client-loops world))))))
       (when unused
-        (let ((reserve (loop:event-loop-workers event-loop)))
+        (let ((reserve (loop:event-loop-reserve event-loop)))
           (loop:stop-event-loop event-loop)
           (loop:join-event-loop event-loop)
-          (when last (loop:close-reserve reserve 1)))))))
+          ;; a simulation's loops have none
+          (when (and last reserve) (loop:close-reserve reserve 1)))))))
 
 ;;; Driving
 
