@@ -178,7 +178,8 @@
   :description "What a call is on any transport: the contract of transports, observers."
   :depends-on ("clgrpc/method") :pathname "src/rpc/" :serial t
   :components ((:file "package") (:file "interceptor") (:file "transport") (:file "part")
-               (:file "observer") (:file "call") (:file "call-value") (:file "encoding-registry")
+               (:file "observer") (:file "call") (:file "call-value")
+               (:file "call-intent") (:file "encoding-registry")
                (:file "messaging") (:file "verdict") (:file "handler-error") (:file "reaction")
                (:file "room") (:file "call-report") (:file "call-tracer")))
 

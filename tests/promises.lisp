@@ -33,7 +33,7 @@
    "src/rpc/calling/stub.lisp" "(if *call* (call-deadline *call*) 0)" "0")
   ("`:max-receive-octets` and `:max-send-octets` replace the channel's limits for this call"
    "transports" "message-limits-of-a-call-over-tcp"
-   "src/rpc/call.lisp"
+   "src/rpc/call-intent.lisp"
    "(intent-send-limit intent) (limit :max-send-octets max-send-octets)"
    "(intent-send-limit intent) nil")
   ("Metadata is an alist of lower-case names and strings of printable ASCII"

@@ -387,21 +387,6 @@ SETTINGS arrive is used (gRFC A61)."
   (print-unreadable-object (identity stream :type t)
     (princ (caller-identity-credentials identity) stream)))
 
-(defstruct (client-parts (:include wire:wire-parts) (:copier nil))
-  "The parts of a call on the client."
-  (identity nil :type (or null caller-identity)) ; if it has call credentials
-  (internal nil :type boolean)          ; the channel's own call, see internal-call.lisp
-  (retries nil :type (or null client-retries)) ; once a second attempt is possible
-  (wait nil :type (or null wait-clock)) ; of the call's waits
-  ;; its QUEUED-ATTEMPT while it waits for a stream (stream-queue.lisp)
-  (queued-attempt nil))
-
-(defstruct (client-outlet (:include wire:wire-outlet) (:copier nil))
-  "The outgoing side of a call, with its outbox."
-  (outbox '() :type list))              ; the loop's: messages that wait for one, newest first
-
-(declaim (sb-ext:freeze-type wire:wire-parts wire:wire-outlet))
-
 (defstruct (client-call (:include wire-call) (:constructor make-client-call) (:copier nil))
   "A call on the client. Its stream is that of the attempt with which it continues so far, the
 oldest of those under way."
@@ -435,8 +420,20 @@ again with it."
             (and (attempt-call attempt) (rpc:call-path (attempt-call attempt)))
             (attempt-stream attempt))))
 
-(rpc:define-own-part parts client client-call "The parts")
-(rpc:define-own-part outlet client client-call "The outlet")
+(rpc:define-own-part parts (client client-call wire:wire-parts)
+  "The parts of a call on the client."
+  (identity nil :type (or null caller-identity)) ; if it has call credentials
+  (internal nil :type boolean)          ; the channel's own call, see internal-call.lisp
+  (retries nil :type (or null client-retries)) ; once a second attempt is possible
+  (wait nil :type (or null wait-clock)) ; of the call's waits
+  ;; its QUEUED-ATTEMPT while it waits for a stream (stream-queue.lisp)
+  (queued-attempt nil))
+
+(rpc:define-own-part outlet (client client-call wire:wire-outlet)
+  "The outgoing side of a call, with its outbox."
+  (outbox '() :type list))              ; the loop's: messages that wait for one, newest first
+
+(declaim (sb-ext:freeze-type wire:wire-parts wire:wire-outlet))
 
 (define-hot (call-replay :inline t) ((call client-call)) (or null replay)
   "The kept messages of CALL, or nil."

@@ -158,4 +158,4 @@ the message, or the RPC-ERROR if it is invalid."
 
 (defun reserve-of-future (call)
   "The operation RESERVE-OF-FUTURE."
-  (loop:event-loop-reserve (wire-call-loop call)))
+  (client-reserve (wire-call-loop call)))

@@ -27,10 +27,10 @@
                       (wire:find-encoding compression)
                       (core-encoding (channel-core channel)))))
     (when encoding (begin-compression call encoding))
-    (when values (begin-values call values))
     (when metadata (setf (rpc:outgoing-metadata call) (status:check-metadata metadata)))
-    (when (or authority max-send-octets max-receive-octets)
-      (rpc:begin-intent call authority max-send-octets max-receive-octets))
+    (when (or authority max-send-octets max-receive-octets values)
+      (rpc:begin-intent call :authority authority :max-send-octets max-send-octets
+                             :max-receive-octets max-receive-octets :values values))
     (when call-credentials (begin-identity call channel call-credentials))
     (unless (eq :unset wait-for-ready)
       (setf (rpc:wait-for-ready call) (and wait-for-ready t)))

@@ -18,17 +18,16 @@
                   #:rpc-method #:rpc-method-kind #:rpc-method-path)
   (:import-from #:clgrpc.rpc
                   #:call #:call-status #:call-rpc-method #:call-fields #:call-deadline
-                  #:call-incoming #:end-call #:notify #:operate #:cancel)
+                  #:end-call #:notify #:operate #:cancel)
   (:import-from #:clgrpc.calling
                   #:close-channel #:channel-target #:channel-state #:channel-addresses
                   #:channel-secure-p #:ensure-connected #:reset-back-off
                   #:wait-for-state-change
-                  #:interception #:credentials-metadata #:acquire-client-loop #:release-client-loop #:drive-for
-                  #:absolute-deadline #:begin-values
+                  #:interception #:credentials-metadata #:acquire-client-loop #:client-reserve
+                  #:release-client-loop #:drive-for #:absolute-deadline
                   #:check-call-options #:end-elsewhere #:fail-or-retry #:find-retry-policy
                   #:request-generator #:send-requests #:throttle #:when-dropped
-                  #:parse-pushback #:current-throttle #:count-success
-                  #:throttled-p)
+                  #:parse-pushback #:current-throttle #:count-success #:throttled-p)
   (:import-from #:clgrpc.wire
                   #:link #:wire-call #:wire-call-loop
                 #:wire-call-options)

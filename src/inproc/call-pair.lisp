@@ -95,15 +95,15 @@ has one attempt, which begins with it."
 
 (define-hot open-call-pair
             ((inproc-core inproc-core) (callee callee) (route inproc-route) (method rpc-method)
-             (deadline status:deadline) fields values)
+             (deadline status:deadline) fields (options list))
     call-pair
-  "A call pair with both ends; the client's has VALUES, as :values of a stub. The handler has not
-begun."
+  "A call pair with both ends, for a call with OPTIONS, as for RPC:BEGIN-INTENT. The handler has not
+begun. Within the image :authority has no effect, but it is checked all the same."
   (let ((call-pair (make-call-pair callee route nil)))
     (setf (call-pair-client call-pair) (make-client-end method deadline nil inproc-core call-pair)
           (call-pair-server call-pair)
           (make-server-end method deadline fields inproc-core call-pair))
-    (when values (calling:begin-values (call-pair-client call-pair) values))
+    (when options (apply #'rpc:begin-intent (call-pair-client call-pair) options))
     (sb-sys:without-interrupts          ; a call that is counted must be left
       (count-begun (callee-tally callee))
       (rpc:note-opened (call-pair-client call-pair)))

@@ -92,9 +92,8 @@ gets the handler's end."
          (call-pair (call-pair-to inproc-core callee
                                   (relay-route callee method
                                                (lambda (call) (begin-relay relay call)))
-                                  method deadline (relay-fields relay) (getf options :values))))
+                                  method deadline (relay-fields relay) options)))
     (setf (call-pair-unattended call-pair) (and (getf options :async) t))
-    (begin-intent-of call-pair options)
     call-pair))
 
 (defun invoke-on-caller (relay method deadline request channel options)

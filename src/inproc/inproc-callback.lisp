@@ -37,8 +37,8 @@ is queued, because callbacks take messages from the queue."
   (let ((call-pair (call-call-pair call)))
     (when (and (call-pair-ready call-pair) (not (rpc:client-p call)))
       (queue-ready call-pair call)))
-  (let* ((over (and (or (call-status call) (inproc-call-half-closed call)) ; before looking for messages
-                    t))
+  (let* (;; before looking for messages
+         (over (and (or (call-status call) (inproc-call-half-closed call)) t))
          (message (progn (sb-thread:barrier (:read))
                          (callback-message call reactions))))
     (cond (message

@@ -79,8 +79,7 @@ verdict, for the client."
 
 ;;; The two ends
 
-(rpc:define-shared-operations **shared-operations**
-    "The operations within the image that are the same at both ends."
+(rpc:define-transport-end **shared-operations** (nil)
   :look #'look :after #'run-after :post #'run-here :schedule #'schedule :room #'sending-room
   :taken #'taken :observer #'inproc-observer :traffic #'traffic :elapsed-ns #'elapsed-ns
   :particulars #'inproc-particulars :now #'call-now

@@ -37,7 +37,7 @@
           (if (eq :ok (call-status call))
               (values reply call)
               (calling:fail-or-retry call channel method request (copy-list options))))
-        (invoke-call-pair channel inproc-core method request deadline fields values async
+        (invoke-call-pair channel inproc-core method request deadline fields async
                           (copy-list options)))))
 
 (define-hot call-unary
@@ -59,7 +59,7 @@ VALUES."
         (call-handler-here inproc-core callee route method (inproc-core-copy inproc-core request)
                            deadline fields)
         (with-call-pair (call-pair (call-pair-to inproc-core callee route method deadline fields
-                                                 values))
+                                                 (and values (list :values values))))
           (send-only-request call-pair request)
           (await-reply call-pair)))))
 
@@ -116,7 +116,7 @@ ones lately."
       (cond ((and reply
                   (null condition)
                   (null (inproc-call-call-pair call))
-                  (null (rpc:call-parts call))
+                  (null (inproc-call-parts call))
                   (not (rpc:overdue-p call)))
              (uninterrupted             ; a call that has a status counts as ended
                (setf (call-status call) :ok)
@@ -146,15 +146,16 @@ call."
 
 ;;; Calls with a call pair
 
-(defun call-pair-to (inproc-core callee route method deadline fields &optional values)
-  "Make a call pair to ROUTE of CALLEE, whose client has VALUES, as :values of a stub. If there is
-no such callee or route, the call of the call pair has ended with the corresponding status."
+(defun call-pair-to (inproc-core callee route method deadline fields options)
+  "Make a call pair to ROUTE of CALLEE for a call with OPTIONS of its stub, as for RPC:BEGIN-INTENT.
+If there is no such callee or route, the call of the call pair has ended with the corresponding
+status."
   (if route
-      (let ((call-pair (open-call-pair inproc-core callee route method deadline fields values)))
+      (let ((call-pair (open-call-pair inproc-core callee route method deadline fields options)))
         (look (call-pair-server call-pair))
         call-pair)
       (let ((call-pair (idle-call-pair inproc-core callee method deadline fields)))
-        (when values (calling:begin-values (call-pair-client call-pair) values))
+        (apply #'rpc:begin-intent (call-pair-client call-pair) options)
         (if callee (end-unknown call-pair) (end-absent call-pair))
         call-pair)))
 
@@ -217,15 +218,7 @@ exit, the call has ended."
             ;; limit is the caller's error
             (if (call-status client) (setf passed t) (error error))))))))
 
-(defun begin-intent-of (call-pair options)
-  "Note for the call of CALL-PAIR the limits in OPTIONS, its stub's. Within the image :authority has
-no effect, but it is checked all the same."
-  (destructuring-bind (&key authority max-send-octets max-receive-octets &allow-other-keys) options
-    (when (or authority max-send-octets max-receive-octets)
-      (rpc:begin-intent (call-pair-client call-pair) authority max-send-octets
-                        max-receive-octets))))
-
-(defun invoke-call-pair (channel inproc-core method request deadline fields values async options)
+(defun invoke-call-pair (channel inproc-core method request deadline fields async options)
   "INVOKE for all but the plainest calls."
   (let* ((kind (rpc-method-kind method))
          (generator (and (member kind '(:client-streaming :bidi))
@@ -234,9 +227,8 @@ no effect, but it is checked all the same."
          (callee (callee-of inproc-core)))
     (with-call-pair (call-pair (call-pair-to inproc-core callee
                                              (and callee (route-to callee method))
-                                             method deadline fields values))
+                                             method deadline fields options))
       (setf (call-pair-unattended call-pair) (and async t))
-      (begin-intent-of call-pair options)
       (begin-kind call-pair kind channel method request generator options))))
 
 (defun begin-kind (call-pair kind channel method request generator options)

@@ -191,10 +191,13 @@ nil."
         (concatenate 'simple-vector fields
                      (list (cons "grpc-previous-rpc-attempts" (princ-to-string number)))))))
 
-(defun limit-attempt (client attempt)
-  "Give ATTEMPT the limits for messages of its call, whose client's end is CLIENT."
+(defun attempt-options (client observer)
+  "The options of an attempt of the call whose client's end is CLIENT, which is reported to
+OBSERVER, or nil: the limits for messages of the call; if it is observed, the call as a value."
   (multiple-value-bind (send receive) (rpc:own-limits client)
-    (when (or send receive) (rpc:begin-intent attempt nil send receive))))
+    (append (and observer (list :values (list 'rpc:attempt-of client)))
+            (and send (list :max-send-octets send))
+            (and receive (list :max-receive-octets receive)))))
 
 (defun begin-attempt (relay number channel)
   "Two values: the call pair of the attempt of RELAY after NUMBER others, a call on CHANNEL, and the
@@ -215,8 +218,7 @@ the attempt fail, the call has ended."
                            (call-pair-to inproc-core callee (and callee (route-to callee method))
                                          method deadline
                                          (attempt-fields relay number view)
-                                         (and observer (list 'rpc:attempt-of client))))))
-        (limit-attempt client (call-pair-client call-pair))
+                                         (attempt-options client observer)))))
         (setf (relay-attempt relay) (call-pair-client call-pair))
         (when observer (begin-call-counts call-pair))
         (values call-pair view)))))

@@ -53,7 +53,7 @@ channel is closed."
 (defun client-reserve (inproc-core)
   "The reserve of the client loops, or nil if INPROC-CORE's channel is closed."
   (let ((event-loop (ensure-loop inproc-core)))
-    (and event-loop (loop:event-loop-reserve event-loop))))
+    (and event-loop (calling:client-reserve event-loop))))
 
 (defun run-on-client-reserve (inproc-core function)
   "Call FUNCTION on a thread that may wait."

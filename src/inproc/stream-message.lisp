@@ -41,7 +41,7 @@ callback runs, or if other messages wait before this one."
          (when (call-pair-driver (call-call-pair call)) (wake-driver (call-call-pair call)))
          t)
         (wait-p nil)
-        (t (rpc:want-writable call)
+        (t (rpc:watch-room call)
            (want-room call)
            ;; room may have been made before another thread could see that it is wanted
            (when (and (plusp (sending-room call)) (rpc:callbacks-p call)) (operate schedule call))

@@ -73,23 +73,26 @@ transports may add slots, else by MAKE-NAME."
                                `(,(name "MAKE-~A")))))
                  (or (sb-ext:compare-and-swap (,(name "PARTS-~A") parts) nil new) new))))))))
 
-(defmacro define-own-part (part prefix type documentation)
-  "Define the functions of PART for a transport whose calls are of TYPE and have a structure
-PREFIX-PART, which includes PART. CALL-PREFIX-PART and ENSURE-PREFIX-PART are as CALL-PART and
-ENSURE-PART; NEW-PREFIX-PART is the operation NEW-PART."
+(defmacro define-own-part (part (prefix type &optional include) documentation &body slots)
+  "Define PART of a transport whose calls are of TYPE: the structure PREFIX-PART, which adds SLOTS
+to PART, or to INCLUDE, a structure by this macro; and its functions. CALL-PREFIX-PART and
+ENSURE-PREFIX-PART are as CALL-PART and ENSURE-PART; NEW-PREFIX-PART is the operation NEW-PART."
   (flet ((own (control) (intern (format nil control prefix part)))
          (shared (control) (intern (format nil control part) '#:clgrpc.rpc)))
     (let ((structure (own "~A-~A")))
       `(progn
+         (defstruct (,structure (:include ,(or include (shared "~A"))) (:copier nil))
+           ,documentation
+           ,@slots)
          (defun ,(own "NEW-~A-~A") (call)
            ,(format nil "The operation NEW-~A." part)
            (declare (ignore call))
            (,(own "MAKE-~A-~A")))
          (define-hot (,(own "CALL-~A-~A") :inline t) ((call ,type)) (or null ,structure)
-           ,(format nil "~A of CALL, or nil." documentation)
+           ,(format nil "The ~A of CALL, or nil." structure)
            (the (or null ,structure) (,(shared "CALL-~A") call)))
          (define-hot (,(own "ENSURE-~A-~A") :inline t) ((call ,type)) ,structure
-           ,(format nil "~A of CALL, made now if need be. From any thread." documentation)
+           ,(format nil "The ~A of CALL, made now if need be. From any thread." structure)
            (the ,structure (,(shared "ENSURE-~A") call)))))))
 
 (define-hot ensure-parts ((call call)) parts
@@ -103,57 +106,6 @@ ENSURE-PART; NEW-PREFIX-PART is the operation NEW-PART."
 (define-part reactions () "The reactions of CALL, its user's callbacks")
 (define-part ending () "The ending of CALL")
 (define-part intent () "The intent of CALL, its user's settings")
-
-(define-hot (outgoing-metadata :inline t) ((call call)) list
-  "The metadata that CALL's user sends with the headers, an alist. SETFable."
-  (let ((intent (call-intent call)))
-    (if intent (intent-metadata intent) '())))
-
-(defun (setf outgoing-metadata) (metadata call)
-  (setf (intent-metadata (ensure-intent call)) metadata))
-
-(defun wait-for-ready (call)
-  "The :wait-for-ready of CALL from its user: true, nil, or :unset. SETFable."
-  (let ((intent (call-intent call)))
-    (if intent (intent-wait-for-ready intent) :unset)))
-
-(defun (setf wait-for-ready) (value call)
-  (setf (intent-wait-for-ready (ensure-intent call)) value))
-
-(define-hot (own-authority :inline t) ((call call)) (or null string)
-  "The :authority that CALL's user has set for its requests, or nil."
-  (let ((intent (call-intent call)))
-    (and intent (intent-authority intent))))
-
-(define-hot (own-limits :inline t) ((call call)) (values (or null index) (or null index))
-  "Two values: the limits that CALL's user has set, in octets, for a message that CALL sends and for
-one that it receives; each nil for the channel's limit."
-  (let ((intent (call-intent call)))
-    (if intent
-        (values (intent-send-limit intent) (intent-receive-limit intent))
-        (values nil nil))))
-
-(defun check-authority (authority)
-  "Return AUTHORITY if it can be the :authority of calls. Signal MISUSE if it has invalid characters
-(RFC 3986)."
-  (unless (and (stringp authority)
-               (plusp (length authority))
-               (every (lambda (character) (char< #\Space character #\Rubout)) authority))
-    (misuse "~S cannot be the :authority of calls, which is ASCII without spaces; for a name in ~
-             another alphabet give its ASCII form, xn--…" authority))
-  authority)
-
-(defun begin-intent (call authority max-send-octets max-receive-octets)
-  "Note the arguments of the stub of CALL, a new call: the :authority of its requests, and the
-limits in octets for a request and a response; each nil for the channel's."
-  (flet ((limit (name value)
-           (unless (typep value '(or null (integer 0 2147483647)))
-             (misuse "~S is a number of octets up to 2147483647, not ~S." name value))
-           value))
-    (let ((intent (ensure-intent call)))
-      (setf (intent-authority intent) (and authority (check-authority authority))
-            (intent-send-limit intent) (limit :max-send-octets max-send-octets)
-            (intent-receive-limit intent) (limit :max-receive-octets max-receive-octets)))))
 
 (define-hot (call-incoming :inline t) ((call call)) (or null arrival)
   "The arrivals that the receiving thread has not taken yet, newest first."
@@ -352,7 +304,7 @@ return false if they do not fit."
       t)))
 
 (define-hot push-arrival ((call call) (arrival arrival)) null
-  "Queue ARRIVAL, of CHARGED-ARRIVAL or ADD-TO-BATCH. On CALL's loop."
+  "Queue ARRIVAL, of CHARGED-ARRIVAL. On CALL's loop."
   (loop with inlet = (ensure-inlet call)
         for old = (inlet-incoming inlet)
         do (setf (arrival-next arrival) old)
@@ -375,18 +327,27 @@ but no further one is longer than LONGEST unless its message is."
     (charged-arrival call (make-octets length) length)))
 
 (define-hot add-to-batch
-    ((call call) (batch (or null arrival)) (octets octets) (start index) (end index)
-     (longest index))
-    (values arrival index)
-  "Add the short message in OCTETS to BATCH, the arrival with the messages of one read for CALL, or
-nil if this is the first; PUSH-ARRIVAL queues it after the read. Return the batch that has the
-message, and the octets that CALL is charged with for it. That is 0 for BATCH; if BATCH is full, it
-is another one, of at most LONGEST octets, and BATCH was queued. On CALL's loop."
-  (if (and batch (add-to-arrival batch octets start end))
-      (values batch 0)
-      (let ((new (open-batch call batch (+ 4 (- end start)) longest)))
-        (add-to-arrival new octets start end)
-        (values new (arrival-size new)))))
+    ((call call) (octets octets) (start index) (end index) (longest index))
+    (values index boolean)
+  "Add the short message in OCTETS to CALL's batch of a read, which QUEUE-BATCH queues after the
+read. Return the octets that CALL is charged with for it: 0 unless that takes a new batch, of at
+most LONGEST octets. The second value is true if that is the first batch of the read. On CALL's
+loop."
+  (let* ((inlet (ensure-inlet call))
+         (batch (inlet-batch inlet)))
+    (cond ((and batch (add-to-arrival batch octets start end)) (values 0 nil))
+          (t (let ((new (open-batch call batch (+ 4 (- end start)) longest)))
+               (add-to-arrival new octets start end)
+               (setf (inlet-batch inlet) new)
+               (values (arrival-size new) (null batch)))))))
+
+(define-hot queue-batch ((call call) (inlet inlet)) boolean
+  "Queue the batch of CALL, whose inlet is INLET, and return true; return false if it has none. On
+CALL's loop."
+  (let ((batch (shiftf (inlet-batch inlet) nil)))
+    (when batch
+      (push-arrival call batch)
+      t)))
 
 (define-hot push-incoming ((call call) item (size index)) index
   "Queue ITEM, one message of SIZE octets. Return the octets that CALL is charged with for it. On

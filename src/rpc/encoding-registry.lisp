@@ -9,7 +9,6 @@
   "A way to compress messages."
   (name :gzip :type keyword :read-only t) ; for users
   (text "" :type simple-string :read-only t) ; for peers, in headers
-  (field nil)                           ; the wire's: the header grpc-encoding
   ;; without arguments: return true if the functions below may be called, else nil and the reason
   (opener (constantly t) :type function)
   ;; (level octets start end room): the values of OS:DEFLATE-OCTETS
@@ -23,8 +22,7 @@
 
 (document-functions
   encoding-name "The keyword by which users name ENCODING."
-  encoding-text "The name of ENCODING in headers."
-  encoding-field "The header grpc-encoding that names ENCODING, once the wire has made it.")
+  encoding-text "The name of ENCODING in headers.")
 
 (defmethod print-object ((encoding encoding) stream)
   (print-unreadable-object (encoding stream :type t)

@@ -56,7 +56,7 @@ messages is limited too.")
   (incoming nil :type (or null arrival)) ; a stack: the owner's to push on, the receiver's to take
   (received nil :type (or null arrival)) ; the receiving thread's: oldest first
   (queued-octets 0 :type sb-ext:word)   ; the charge of all arrivals in the queue; atomic
-  (arrived 0 :type index)               ; how many messages of a stream have come
+  (batch nil :type (or null arrival))   ; the loop's: short messages of a read, not queued yet
   (filter nil :type (or null function))) ; of interceptors: see FILTER-MESSAGES
 
 (defstruct (outlet (:copier nil))

@@ -21,7 +21,7 @@ again when there is room."
        (answers-leave-p call)
        (deliverable-p call)))
 
-(define-hot want-writable ((call call)) null
+(define-hot watch-room ((call call)) null
   "Let ON-WRITABLE of CALL be called when there is room."
   (setf (outlet-writable-wanted (ensure-outlet call)) t)
   nil)

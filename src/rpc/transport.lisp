@@ -270,26 +270,19 @@ plist."
         (error "~S, the operation ~S of a transport, does not take ~S." function
                (contract-row-name row) (contract-row-lambda-list row))))))
 
-(defmacro define-shared-operations (name documentation &body operations)
-  "Define the global NAME: OPERATIONS, a plist in the form of DEFINE-TRANSPORT-END, for :LIKE NAME
-of the ends of a transport that share them."
-  `(progn
-     (eval-when (:compile-toplevel :load-toplevel :execute)
-       (setf (get ',name 'operations) ',operations))
-     (sb-ext:define-load-time-global ,name ',operations ,documentation)))
-
 (defmacro define-transport-end (name (end &key like) &body operations)
-  "Define the global NAME: the OPERATIONS of the END, :client or :server, of a transport's calls.
+  "Define the global NAME: the OPERATIONS of the END, :client or :server, of a transport's calls. If
+END is nil they are only for :LIKE NAME of both ends.
 OPERATIONS is a plist from operation to a form for its function. A missing operation is that of
-LIKE, the name of another end or of shared operations, or else the default. Signal an error at
-compile time for an operation that the contract does not have, and for one that is missing and has
-no default. At load time signal one if a function does not accept the arguments of its operation."
+LIKE, the name of another end, or else the default. Signal an error at compile time for an operation
+that the contract does not have, and for one that is missing and has no default. At load time signal
+one if a function does not accept the arguments of its operation."
   (let ((all (append operations (and like (get like 'operations)))))
     `(progn
        (eval-when (:compile-toplevel :load-toplevel :execute)
          (setf (get ',name 'operations) ',all))
        (sb-ext:define-load-time-global ,name
-           (checked-operations (make-operations ,@(end-operations name end all)))))))
+           ,(and end `(checked-operations (make-operations ,@(end-operations name end all))))))))
 
 (defun contract-table ()
   "The contract, a list of lists of texts: operation, thread, end, default, meaning."

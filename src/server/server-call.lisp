@@ -109,7 +109,7 @@ before."
   "Read the clock, so that the times noted for CALL in the rest of this turn are exact, not those of
 the turn's beginning. For a unary call that no observer sees the clock is not read, since that would
 cost too much. On the loop."
-  (when (or (rpc:call-parts call)
+  (when (or (server-call-parts call)
             (tracing-p :call)
             (let ((route (server-call-route call)))
               (and route (route-interceptors route)))

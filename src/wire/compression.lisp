@@ -9,11 +9,15 @@
 
 (in-package #:clgrpc.wire)
 
+(declaim (type list **encoding-fields**))
+(defglobal **encoding-fields** '())     ; an alist from encodings to header fields; atomic
+
 (defun grpc-encoding-field (encoding)
   "The header field grpc-encoding that names ENCODING."
-  (or (encoding-field encoding)
-      (setf (encoding-field encoding)
-            (hpack:string-field "grpc-encoding" (encoding-text encoding)))))
+  (or (cdr (assoc encoding **encoding-fields** :test #'eq))
+      (let ((field (hpack:string-field "grpc-encoding" (encoding-text encoding))))
+        (sb-ext:atomic-push (cons encoding field) **encoding-fields**)
+        field)))
 
 ;; a list from RPC:ENCODINGS, and the header that names the usable ones
 (declaim (type cons **accept**))

@@ -10,22 +10,15 @@
 (define-hot batch-message ((call wire-call) (octets octets) (start index) (end index)) null
   "Add the short message in OCTETS to CALL's batch, which is queued when the whole read was
 processed."
-  (let* ((inlet (ensure-wire-inlet call))
-         (old (wire-inlet-arriving inlet))
-         (link (the link (wire-call-link call))))
-    (multiple-value-bind (batch charge) (add-to-batch call old octets start end +parcel-octets+)
-      (unless (eq batch old)
-        (unless old (push call (link-arriving link)))
-        (charge-link link charge)
-        (setf (wire-inlet-arriving inlet) batch))))
+  (multiple-value-bind (charge first) (add-to-batch call octets start end +parcel-octets+)
+    (let ((link (the link (wire-call-link call))))
+      (when first (push call (link-arriving link)))
+      (when (plusp charge) (charge-link link charge))))
   nil)
 
 (define-hot seal-inlet ((call wire-call) (inlet wire-inlet)) null
   "See SEAL-BATCH; INLET is CALL's."
-  (let ((batch (shiftf (wire-inlet-arriving inlet) nil)))
-    (when batch
-      (push-arrival call batch)
-      (when (callbacks-p call) (wire-schedule call))))
+  (when (and (queue-batch call inlet) (callbacks-p call)) (wire-schedule call))
   nil)
 
 (define-hot (seal-batch :inline t) ((call wire-call)) null

@@ -268,7 +268,7 @@ that. COMPRESS is as for SEND."
 (define-hot refuse-to-send ((call wire-call)) null
   "Arrange that ON-WRITABLE is called when there is room, because TRY-SEND has found none. Return
 nil."
-  (want-writable call)
+  (watch-room call)
   (sb-thread:barrier (:memory))
   ;; the loop may have made room just before it could see WRITABLE-WANTED
   (when (and (room-p call) (callbacks-p call))

@@ -11,21 +11,19 @@
   (:import-from #:clgrpc.method
                   #:rpc-method-kind)
   (:import-from #:clgrpc.rpc
-                  #:abort-as #:add-to-batch #:answers-once-p #:arrival #:+arrival-octets+
-                  #:call #:call-condition #:call-deadline
-                  #:call-path #:call-peer
-                  #:call-reactions #:call-rpc-method #:call-status
-                  #:call-with-room #:callbacks-p
+                  #:abort-as #:add-to-batch #:answers-once-p #:+arrival-octets+ #:call
+                  #:call-condition #:call-deadline #:call-path #:call-peer #:call-reactions
+                  #:call-rpc-method #:call-status #:call-with-room #:callbacks-p
                   #:check-compression #:client-p #:compressed-octets #:define-own-part
-                  #:define-shared-operations #:due-callback #:encoding #:encoding-field
-                  #:encoding-name #:encoding-open-p
-                  #:encoding-text #:encodings #:ensure-reactions #:expand-octets #:incoming-type
-                  #:inlet #:+long-octets+ #:may-send-p #:message-due-p
-                  #:notify #:observe #:observer #:operate #:outgoing #:outgoing-type #:outlet
-                  #:overdue-p #:own-limits #:parts #:pop-incoming #:push-arrival #:push-incoming
-                  #:reactions #:reactions-due #:reactions-on-message #:reactions-scheduled
-                  #:reactions-timers #:refuse-to-wait #:room-p #:takes-one-p #:uncharge
-                  #:verdict-error #:wait-for-call #:want-writable #:with-user-code)
+                  #:define-transport-end #:due-callback #:encoding
+                  #:encoding-name #:encoding-open-p #:encoding-text #:encodings
+                  #:ensure-reactions #:expand-octets #:incoming-type #:+long-octets+ #:may-send-p
+                  #:message-due-p #:notify #:observe #:observer #:operate #:outgoing
+                  #:outgoing-type #:overdue-p #:own-limits #:pop-incoming #:queue-batch
+                  #:push-incoming #:reactions #:reactions-due #:reactions-on-message
+                  #:reactions-scheduled #:reactions-timers #:refuse-to-wait #:room-p
+                  #:takes-one-p #:uncharge #:verdict-error #:wait-for-call #:watch-room
+                  #:with-user-code)
   (:export
    #:accepted-encodings #:begin-on-link #:begin-sending #:budget-used-p #:close-link
    #:decode-packed #:deliver-alone

@@ -3,8 +3,8 @@
 
 (in-package #:clgrpc.wire)
 
-(define-shared-operations **wire-operations**
-    "The operations over HTTP/2 that are the same at both ends."
+;; the operations over HTTP/2 that are the same at both ends
+(define-transport-end **wire-operations** (nil)
   :send #'wire-send :after #'wire-after :post #'wire-post :schedule #'wire-schedule
   :room #'wire-room :decode #'wire-decode :taken #'wire-taken
   :new-parts #'new-wire-parts :new-inlet #'new-wire-inlet :new-outlet #'new-wire-outlet

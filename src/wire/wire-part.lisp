@@ -3,32 +3,28 @@
 
 (in-package #:clgrpc.wire)
 
-(defstruct (wire-inlet (:include inlet) (:copier nil))
+(define-own-part inlet (wire call)
   "The incoming messages of a stream of HTTP/2."
-  (arriving nil :type (or null arrival)) ; the loop's: octets, to be filled up and queued
+  (arrived 0 :type index)               ; how many messages of a stream have come
   (partial nil :type (or null partial)) ; the loop's: a message of which a part has arrived
   (held 0 :type index)                  ; charged to the link for a part of a message or a request
   (withheld 0 :type index))             ; window not given back since too much is queued: the loop
                                         ; writes it, the receiver reads it
 
-(defstruct (wire-outlet (:include outlet) (:copier nil))
+(define-own-part outlet (wire call)
   "The outgoing messages of a stream of HTTP/2."
   (begun nil :type boolean)             ; the user has sent something, be it headers
   (over nil :type boolean)              ; the user has said that no more messages will be sent
   (spoken 0 :type index)                ; how many messages the user has sent
   (outbox-octets 0 :type index))        ; the loop's: in messages that wait for a stream
 
-(defstruct (wire-parts (:include parts) (:copier nil))
+(define-own-part parts (wire call)
   "The parts of a call on a stream of HTTP/2."
   (timer nil :type (or null timer))     ; the deadline's
   (compression nil :type (or null compression)) ; of the messages both ways
   (replay nil :type (or null replay)))  ; the kept ones of the messages sent
 
-(declaim (sb-ext:freeze-type inlet))
-
-(define-own-part parts wire call "The parts")
-(define-own-part inlet wire call "The incoming messages")
-(define-own-part outlet wire call "The outgoing messages")
+(declaim (sb-ext:freeze-type wire-inlet))
 
 (define-hot (call-replay :inline t) ((call call)) (or null replay)
   "The record of the messages that CALL has sent, or nil."

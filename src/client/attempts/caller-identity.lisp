@@ -21,8 +21,9 @@
     (calling:ask-credentials credentials core (call-rpc-method call)
                              (hpack:field-value-string (authority-field call))
                              (lambda (function)
-                               (loop:run-on-reserve (loop:event-loop-reserve (core-loop core))
-                                                    function :if-busy :insist))
+                               (let ((reserve (client-reserve (core-loop core))))
+                                 (and reserve
+                                      (loop:run-on-reserve reserve function :if-busy :insist))))
                              deliver)))
 
 (defun take-identity (call identity metadata)

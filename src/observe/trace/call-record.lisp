@@ -42,7 +42,8 @@
 (define-hot (known-record :inline t) ((call call)) t
   "The note about CALL: its RECORD; the parent's context while it has not begun; nil if it is not
 traced or, at a server on the wire, not recorded."
-  (if (rpc:call-parts call) (values (call-value call 'record)) nil))
+  (declare (inline call-value))
+  (values (call-value call 'record)))
 
 (defun call-record (call)
   "As KNOWN-RECORD, but a server's call that is traced and not recorded gets its record now. From

@@ -32,9 +32,10 @@ each garbage collection 30 µs longer.")
   (print-unreadable-object (group stream :type t)
     (format stream "~D channel~:P" (group-channels group))))
 
-(defstruct (client-loop (:constructor make-client-loop (loop)) (:copier nil))
+(defstruct (client-loop (:constructor make-client-loop (loop reserve)) (:copier nil))
   "A loop that channels use."
-  (loop nil :type loop:event-loop :read-only t) ; whose reserve all client loops of a world share
+  (loop nil :type loop:event-loop :read-only t) ; that runs
+  (reserve nil :type loop:reserve :read-only t) ; shared by all client loops of a world
   (channels 0 :type fixnum)             ; how many channels are on LOOP
   (timers 0 :type fixnum)               ; how many channels within the image have timers on LOOP
   (groups '() :type list))              ; of channels on LOOP that share something
@@ -60,13 +61,13 @@ each garbage collection 30 µs longer.")
 
 (defun add-client-loop ()
   "Return a new client loop, which runs. The lock is held."
-  (let* ((reserve (cond ((client-loops)
-                         (loop:event-loop-reserve (client-loop-loop (first (client-loops)))))
-                        ((not (loop:simulated-p)) (loop:make-reserve))))
+  (let* ((reserve (if (client-loops)
+                      (client-loop-reserve (first (client-loops)))
+                      (loop:make-reserve)))
          (event-loop (loop:make-event-loop :name "clgrpc client" :reserve reserve
                                            :caller-driven t)))
     (loop:launch-event-loop event-loop)
-    (first (push (make-client-loop event-loop) (loop:world-client-loops loop:*world*)))))
+    (first (push (make-client-loop event-loop reserve) (loop:world-client-loops loop:*world*)))))
 
 (defun least-used-loop ()
   "The client loop that has the fewest channels, or nil. The lock is held."
@@ -129,20 +130,24 @@ one. If OPTIONS is :TIMERS the loop is for the timers of a channel within the im
 loop if nothing uses it any more, and the reserve if that was the last loop. Not called on the
 loop."
   (let ((world (loop:event-loop-world event-loop)))
-    (multiple-value-bind (unused last)
+    (multiple-value-bind (unused reserve)
         (sb-thread:with-mutex (**client-loops-lock**)
           (let ((client-loop (find event-loop (client-loops world) :key #'client-loop-loop)))
             (leave-client-loop client-loop pool-key)
             (when (and (zerop (client-loop-channels client-loop))
                        (zerop (client-loop-timers client-loop)))
               (setf (loop:world-client-loops world) (remove client-loop (client-loops world)))
-              (values t (null (client-loops world))))))
+              (values t (and (null (client-loops world)) (client-loop-reserve client-loop))))))
       (when unused
-        (let ((reserve (loop:event-loop-reserve event-loop)))
-          (loop:stop-event-loop event-loop)
-          (loop:join-event-loop event-loop)
-          ;; a simulation's loops have none
-          (when (and last reserve) (loop:close-reserve reserve 1)))))))
+        (loop:stop-event-loop event-loop)
+        (loop:join-event-loop event-loop)
+        (when reserve (loop:close-reserve reserve 1))))))
+
+(defun client-reserve (event-loop)
+  "The reserve of the client loops in the world of EVENT-LOOP, which is or was one of them; nil if
+there is none any more. In a simulated world loops have no reserve of their own."
+  (let ((client-loop (first (client-loops (loop:event-loop-world event-loop)))))
+    (and client-loop (client-loop-reserve client-loop))))
 
 ;;; Driving
 

@@ -16,14 +16,13 @@
                 #:*call* #:channel #:invoke #:rpc-method #:rpc-method-kind
                 #:rpc-method-path #:rpc-method-request-type #:stub-method)
   (:import-from #:clgrpc.status
-                #:check-metadata #:control-status #:deadline #:deadline-in
-                #:failure-p #:make-rpc-error #:rpc-error #:rpc-error-message #:rpc-error-status
-                #:rpc-error-trailers)
+                #:check-metadata #:refusal-error #:deadline #:deadline-in
+                #:failure-p #:make-rpc-error #:rpc-error #:rpc-error-trailers)
   (:export
    #:absolute-deadline #:acquire-client-loop #:ask-credentials
-   #:begin-values #:call-async #:call-credentials #:channel-addresses
+   #:call-async #:call-credentials #:channel-addresses
    #:channel-state #:channel-target #:channel-secure-p #:check-call-options
-   #:check-credentials #:close-channel #:compose-credentials #:credentials-metadata
+   #:check-credentials #:client-reserve #:close-channel #:compose-credentials #:credentials-metadata
    #:credentials-request #:credentials-request-audience #:credentials-request-authority
    #:credentials-request-path #:credentials-request-secure-p #:drive-for #:end-elsewhere
    #:ensure-connected #:fail-or-retry #:get-request-metadata #:interception #:limit-silence

@@ -26,14 +26,6 @@ accept."
             do (misuse "A stub takes no ~S, but~{ ~(~S~)~^,~}." name known)))
   nil)
 
-(defun begin-values (call plist)
-  "Give CALL, a new one, the values in PLIST, the :values of its stub."
-  (unless (and (listp plist) (evenp (length plist)))
-    (misuse ":values is a list of symbols and values by turns, not ~S." plist))
-  ;; of a repeated key the first value counts
-  (loop for (value key) on (reverse plist) by #'cddr
-        do (setf (call-value call key) value)))
-
 (defconstant +least-deadline-ns+ (* 10 +ns-per-second+)
   "The least deadline, in nanoseconds: ten seconds after the machine's start. A smaller number is
 probably a time in seconds since 1900 or 1970, given by mistake.")

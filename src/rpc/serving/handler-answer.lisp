@@ -28,15 +28,13 @@
 (defun bad-answer-condition (call message error)
   "The condition that ends CALL since its handler's answer MESSAGE cannot be sent, because of
 ERROR."
-  (if (or (typep error 'rpc-error) (typep error 'storage-condition))
-      (error-condition call error)
-      (error-condition
-       call (make-condition 'simple-error
-                            :format-control "The handler of ~A has returned ~S, which cannot be ~
-                                             sent: ~:[~A~;it should return a ~*~S.~]"
-                            :format-arguments
-                            (list (call-path call) message (null message) error
-                                  (protobuf:message-type-symbol (outgoing-type call)))))))
+  (with-user-code (call)
+    (if (or (typep error 'rpc-error) (typep error 'storage-condition))
+        (error error)
+        (error "The handler of ~A has returned ~S, which cannot be sent: ~:[~A~;it should return a ~
+                ~*~S.~]"
+               (call-path call) message (null message) error
+               (protobuf:message-type-symbol (outgoing-type call))))))
 
 (defun sendable-end (call condition)
   "The status, message, details and trailers with which CONDITION ends CALL, as far as they can be

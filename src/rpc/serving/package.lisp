@@ -6,7 +6,8 @@
   (:import-from #:sb-ext #:defglobal #:compare-and-swap)
   (:import-from #:clgrpc.rpc
                 #:**call-ids** #:+long-octets+ #:call #:call-path #:call-rpc-method
-                #:error-condition #:interceptors-for #:observer #:outgoing-type)
+                #:interceptors-for #:observer #:outgoing-type
+                #:with-user-code)
   (:import-from #:clgrpc.method
                 #:binding #:binding-function #:method-binding #:rpc-method
                 #:rpc-method-function-name #:rpc-method-path #:service #:service-methods

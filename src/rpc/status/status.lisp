@@ -152,6 +152,17 @@ Signal MISUSE if STATUS is not a status. From any thread."
   (apply #'make-condition (or (status-row-condition (status-row status)) 'rpc-error)
          :status status initargs))
 
+(defun refusal-error (cause status text)
+  "The RPC-ERROR of a call that is not sent because CAUSE was signalled by a component between its
+user and its server, which TEXT describes. Its status is that of CAUSE, after CONTROL-STATUS, or
+STATUS if CAUSE is not an RPC-ERROR."
+  (multiple-value-bind (status said)
+      (if (typep cause 'rpc-error)
+          (control-status (rpc-error-status cause) (rpc-error-message cause))
+          (values status (bounded-text cause)))
+    (make-rpc-error status :message (format nil "~A: ~A" text said) :ended-by :local :sent nil
+                           :cause cause)))
+
 (deftype unnamed-code ()
   "The numbers of statuses that have no keyword."
   '(integer 17 #x7FFFFFFF))

@@ -5,9 +5,9 @@
 
 (test parts-are-made-when-needed
   (let ((call (new-call)))
-    (is (null (rpc:call-parts call)))
+    (is (null (rpc::call-parts call)))
     (is (null (rpc::call-inlet call)) "asking makes nothing")
-    (is (null (rpc:call-parts call)))
+    (is (null (rpc::call-parts call)))
     (let ((inlet (rpc::ensure-inlet call)))
       (is (eq inlet (rpc::call-inlet call)))
       (is (eq inlet (rpc::ensure-inlet call)))

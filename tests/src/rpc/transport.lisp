@@ -33,7 +33,7 @@ those that they give nil are left out."
   (let ((everything (essential-operations :client))
         (name (gensym "END")))
     (remf everything :peer)
-    (eval `(rpc:define-shared-operations ,name "What ends share."
+    (eval `(rpc:define-transport-end ,name (nil)
              :peer (constantly "shared") ,@everything))
     (flet ((peer (&rest own)
              (let ((end (gensym "END")))
