@@ -45,10 +45,12 @@
                 (format nil "EXTEND_TIMEOUT_USEC=~D" (ceiling (* 1000000 seconds)))))
 
 ;;; Reloading. One reload is under way at most, on a thread of its own. However many signals come
-;;; meanwhile, one more follows, which sees what they were sent for.
+;;; meanwhile, one more follows, which sees what they were sent for. None begins once the end of the
+;;; process has begun, and a manager that knows of the end hears of no reload.
 
-(defstruct (reloader (:constructor make-reloader (server functions)) (:copier nil))
+(defstruct (reloader (:constructor make-reloader (ending server functions)) (:copier nil))
   "The things that are reloaded at SIGHUP."
+  (ending nil :type ending :read-only t) ; of the process
   (server nil :read-only t)             ; that the service manager hears of
   (functions '() :type list :read-only t) ; without arguments
   (state :idle :type (member :idle :under-way :wanted))) ; :wanted: under way, and once more
@@ -57,15 +59,20 @@
   (print-unreadable-object (reloader stream :type t)
     (format stream "~(~A~)" (reloader-state reloader))))
 
-(defun reload (server functions)
-  "Call FUNCTIONS, one after the other; inform the service manager of the beginning and the end. An
-error in one is logged, and the others are called."
-  (tell-manager "RELOADING=1" (format nil "MONOTONIC_USEC=~D" (floor (monotonic-ns) 1000)))
-  (log-event :info :reloading)
-  (dolist (function functions)
-    (loop:guarding (:reload-error)
-      (funcall (the function function))))
-  (tell-serving server))
+(defun reload (ending server functions)
+  "Call FUNCTIONS, one after the other; inform the service manager of the beginning and the end,
+before ENDING has begun. An error in one is logged, and the others are called."
+  (flet ((tell (function)
+           (loop:post (ending-loop ending) ; where ENDING begins, before TELL-STOPPING
+                      (lambda () (unless (ending-begun ending) (funcall function))))))
+    (let ((begun-us (floor (monotonic-ns) 1000)))
+      (tell (lambda ()
+              (tell-manager "RELOADING=1" (format nil "MONOTONIC_USEC=~D" begun-us)))))
+    (log-event :info :reloading)
+    (dolist (function functions)
+      (loop:guarding (:reload-error)
+        (funcall (the function function))))
+    (tell (lambda () (tell-serving server)))))
 
 (defun change-state (reloader old new)
   "Have the state of RELOADER be NEW if it is OLD; return true if it was."
@@ -73,10 +80,11 @@ error in one is logged, and the others are called."
 
 (defun reload-as-wanted (reloader)
   "Reload, and once more if that was requested meanwhile."
-  (let ((over nil))
+  (let ((ending (reloader-ending reloader)) (over nil))
     (unwind-protect
          (loop
-           (reload (reloader-server reloader) (reloader-functions reloader))
+           (unless (ending-begun ending)
+             (reload ending (reloader-server reloader) (reloader-functions reloader)))
            (when (change-state reloader :under-way :idle)
              (return (setf over t)))
            (setf (reloader-state reloader) :under-way))
@@ -86,9 +94,10 @@ error in one is logged, and the others are called."
   (sb-thread:make-thread #'reload-as-wanted :name "clgrpc reload" :arguments (list reloader)))
 
 (defun want-reload (reloader)
-  "Reload on a new thread, or once more after the reload that is under way. By one thread at a
-time."
-  (cond ((change-state reloader :under-way :wanted))
+  "Reload on a new thread, or once more after the reload that is under way; do nothing if the
+process has begun to end. By one thread at a time."
+  (cond ((ending-begun (reloader-ending reloader)))
+        ((change-state reloader :under-way :wanted))
         ((change-state reloader :idle :under-way)
          (let ((started nil))
            (unwind-protect (setf started (start-reload reloader))
@@ -100,5 +109,5 @@ on a new thread. If there are none, and no service manager, the signal still end
 when a terminal is closed."
   (let ((functions (remove nil functions)))
     (when (or functions (manager-address))
-      (let ((reloader (make-reloader server functions)))
+      (let ((reloader (make-reloader ending server functions)))
         (call-at-hang-up ending (lambda () (want-reload reloader)))))))

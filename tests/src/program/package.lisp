@@ -3,7 +3,7 @@
 (defpackage #:clgrpc.tests.program
   (:use #:cl #:clgrpc.tests.form)
   (:local-nicknames (#:grpc #:clgrpc) (#:support #:clgrpc.tests.support)
-                    (#:program #:clgrpc.program)))
+                    (#:loop #:clgrpc.loop) (#:program #:clgrpc.program)))
 
 (in-package #:clgrpc.tests.program)
 

@@ -113,53 +113,100 @@ lines of what that hears next."
   (remove "clgrpc reload" (sb-thread:list-all-threads) :key #'sb-thread:thread-name
                                                        :test-not #'equal))
 
+(defun call-with-unasked (function)
+  "Call FUNCTION with an ENDING that no signal reaches."
+  (let ((loop (loop:make-event-loop :name "ending")))
+    (loop:launch-event-loop loop)
+    (unwind-protect (funcall function (program::make-ending :loop loop :seconds 600))
+      (loop:stop-event-loop loop)
+      (loop:join-event-loop loop))))
+
+(defun on-its-loop (ending function &rest arguments)
+  "Call FUNCTION with ARGUMENTS on the loop of ENDING, and wait for its value."
+  (loop:await (loop:call-in-loop (program::ending-loop ending)
+                                 (lambda () (apply function arguments)))))
+
+(defun call-with-reloader (function)
+  "Call FUNCTION with an ENDING, a reloader of that, and two semaphores: one that its reloads
+signal, one for which they then wait."
+  (let ((begun (sb-thread:make-semaphore)) (go-on (sb-thread:make-semaphore))
+        (server (grpc:start-server (make-instance 'grpc:health-service) :listen "127.0.0.1:0")))
+    (unwind-protect
+         (call-with-unasked
+          (lambda (ending)
+            (funcall function ending
+                     (program::make-reloader
+                      ending server
+                      (list (lambda ()
+                              (sb-thread:signal-semaphore begun)
+                              (sb-thread:wait-on-semaphore go-on :timeout 60))))
+                     begun go-on)))
+      (grpc:stop-server server))))
+
+(defun passed-p (semaphore)
+  (sb-thread:wait-on-semaphore semaphore :timeout 60))
+
 (test many-hang-ups-are-one-more-reload
   "While one is under way; and what comes after the last is not lost."
-  (let* ((server (grpc:start-server (make-instance 'grpc:health-service) :listen "127.0.0.1:0"))
-         (begun (sb-thread:make-semaphore)) (go-on (sb-thread:make-semaphore))
-         (reloader (program::make-reloader
-                    server
-                    (list (lambda ()
-                            (sb-thread:signal-semaphore begun)
-                            (sb-thread:wait-on-semaphore go-on :timeout 60))))))
-    (flet ((begun-p () (sb-thread:wait-on-semaphore begun :timeout 60))
-           (go-on () (sb-thread:signal-semaphore go-on)))
-      (unwind-protect
-           (dotimes (round 2)
-             (program::want-reload reloader)
-             (is-true (begun-p))
-             (dotimes (i 100) (program::want-reload reloader))
-             (let ((threads (reload-threads)))
-               (is (= 1 (length threads)))
-               (go-on)
-               (is-true (begun-p))
-               (is (equal threads (reload-threads)))
-               (go-on)
-               (dolist (thread threads) (sb-thread:join-thread thread :timeout 60)))
-             (is (eq :idle (program::reloader-state reloader)))
-             (is (zerop (sb-thread:semaphore-count begun))))
-        (grpc:stop-server server)))))
+  (call-with-reloader
+   (lambda (ending reloader begun go-on)
+     (declare (ignore ending))
+     (dotimes (round 2)
+       (program::want-reload reloader)
+       (is-true (passed-p begun))
+       (dotimes (i 100) (program::want-reload reloader))
+       (let ((threads (reload-threads)))
+         (is (= 1 (length threads)))
+         (sb-thread:signal-semaphore go-on)
+         (is-true (passed-p begun))
+         (is (equal threads (reload-threads)))
+         (sb-thread:signal-semaphore go-on)
+         (dolist (thread threads) (sb-thread:join-thread thread :timeout 60)))
+       (is (eq :idle (program::reloader-state reloader)))
+       (is (zerop (sb-thread:semaphore-count begun)))))))
+
+(test no-reload-once-the-end-has-begun
+  "Neither one that was wanted before nor by a later signal, and a service manager that knows of the
+end does not hear that the program is ready."
+  (let ((lines '()))
+    (sb-int:encapsulate 'program::tell-manager 'hear
+                        (lambda (function &rest more)
+                          (declare (ignore function))
+                          (push (first more) lines)))
+    (unwind-protect
+         (call-with-reloader
+          (lambda (ending reloader begun go-on)
+            (program::want-reload reloader)
+            (is-true (passed-p begun))
+            (program::want-reload reloader)
+            (on-its-loop ending #'program::begin-end ending)
+            (sb-thread:signal-semaphore go-on 2)
+            (dolist (thread (reload-threads)) (sb-thread:join-thread thread :timeout 60))
+            (is (equal '("RELOADING=1") (on-its-loop ending (lambda () lines))))
+            (program::want-reload reloader)
+            (dolist (thread (reload-threads)) (sb-thread:join-thread thread :timeout 60))
+            (is (zerop (sb-thread:semaphore-count begun)))
+            (is (equal '("RELOADING=1") (on-its-loop ending (lambda () lines))))))
+      (sb-int:unencapsulate 'program::tell-manager 'hear))))
 
 (test a-reload-that-cannot-begin-is-no-last-one
   "Where a thread for it cannot be made, the next signal reloads."
-  (let* ((server (grpc:start-server (make-instance 'grpc:health-service) :listen "127.0.0.1:0"))
-         (reloaded (sb-thread:make-semaphore))
-         (reloader (program::make-reloader
-                    server (list (lambda () (sb-thread:signal-semaphore reloaded)))))
-         (left 1))
+  (let ((left 1))
     (sb-int:encapsulate 'program::start-reload 'fails-once
                         (lambda (function reloader)
                           (if (minusp (decf left))
                               (funcall function reloader)
                               (error "There is no room for a thread."))))
     (unwind-protect
-         (progn
-           (signals error (program::want-reload reloader))
-           (program::want-reload reloader)
-           (is-true (sb-thread:wait-on-semaphore reloaded :timeout 60))
-           (dolist (thread (reload-threads)) (sb-thread:join-thread thread :timeout 60)))
-      (sb-int:unencapsulate 'program::start-reload 'fails-once)
-      (grpc:stop-server server))))
+         (call-with-reloader
+          (lambda (ending reloader begun go-on)
+            (declare (ignore ending))
+            (signals error (program::want-reload reloader))
+            (sb-thread:signal-semaphore go-on)
+            (program::want-reload reloader)
+            (is-true (passed-p begun))
+            (dolist (thread (reload-threads)) (sb-thread:join-thread thread :timeout 60))))
+      (sb-int:unencapsulate 'program::start-reload 'fails-once))))
 
 (test sighup-without-anything-to-reload
   "Ends the process, as a terminal that is closed wants. What has started the tests may ignore the
