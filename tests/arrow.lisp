@@ -299,7 +299,7 @@ returns them, define to the names of the files that do."
     ("rest" "rpc" 15) ("rest" "serving" 5) ("rest" "server" 15) ("rest" "status" 10)
     ("rest" "web" 50) ("rest" "wire" 12)
     ("gateway" "base" 5) ("gateway" "loop" 10) ("gateway" "rpc" 20) ("gateway" "method" 10)
-    ("gateway" "status" 10) ("gateway" "serving" 5)
+    ("gateway" "status" 10) ("gateway" "serving" 5) ("gateway" "calling" 1)
     ("status" "base" 10) ("status" "protobuf" 20)
     ("method" "base" 5) ("method" "protobuf" 28) ("method" "status" 10)
     ("rpc" "base" 28) ("rpc" "os" 14) ("rpc" "loop" 10) ("rpc" "protobuf" 10) ("rpc" "status" 20)

@@ -52,6 +52,17 @@ last address is the client's: servers trust that one, however many the client ha
 
 ;;; The kinds of calls
 
+(defun begin-forwarded (channel method request call &rest options)
+  "INVOKE METHOD on CHANNEL with OPTIONS and the metadata of CALL, the client's. Signal :unavailable
+if CHANNEL is closed."
+  (handler-bind ((misuse (lambda (condition)
+                           (declare (ignore condition))
+                           (when (eq :shutdown (calling:channel-state channel))
+                             (error (status:make-rpc-error
+                                     :unavailable :ended-by :local :sent nil
+                                     :message "the gateway's channel is closed"))))))
+    (apply #'method:invoke channel method request :metadata (client-metadata call) options)))
+
 (defun send-answer (call forwarded receive)
   "End CALL with the only answer of FORWARDED, which RECEIVE returns."
   (tell-headers call forwarded)
@@ -61,8 +72,7 @@ last address is the client's: servers trust that one, however many the client ha
 
 (defun forward-unary (channel method request call)
   (with-outcome (call)                  ; it may fail before it is sent
-    (let ((forwarded (method:invoke channel method request :async t
-                                                           :metadata (client-metadata call))))
+    (let ((forwarded (begin-forwarded channel method request call :async t)))
       (rpc:on-cancel call (lambda () (rpc:cancel forwarded)))
       (rpc:on-end forwarded
                   (lambda ()
@@ -76,8 +86,7 @@ last address is the client's: servers trust that one, however many the client ha
 
 (defun forward-server-stream (channel method request call)
   (with-outcome (call)
-    (rpc:with-call (forwarded (method:invoke channel method request
-                                             :metadata (client-metadata call)))
+    (rpc:with-call (forwarded (begin-forwarded channel method request call))
       (rpc:on-cancel call (lambda () (rpc:cancel forwarded)))
       (send-answers call forwarded))))
 
@@ -99,8 +108,7 @@ be sent, and the backend server might wait for them for ever, so FORWARDED is ca
 (defun forward-client-stream (channel method requests call)
   (let ((failure nil))                  ; the error by which a request could not be sent on
     (handler-case
-        (rpc:with-call (forwarded (method:invoke channel method :open
-                                                 :metadata (client-metadata call)))
+        (rpc:with-call (forwarded (begin-forwarded channel method :open call))
           (rpc:on-cancel call (lambda () (rpc:cancel forwarded)))
           (run-beside call (lambda ()
                              (send-requests requests forwarded

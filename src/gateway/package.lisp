@@ -3,5 +3,6 @@
 (defpackage #:clgrpc.gateway
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:rpc #:clgrpc.rpc) (#:method #:clgrpc.method)
-                    (#:status #:clgrpc.status) (#:serving #:clgrpc.serving))
+                    (#:status #:clgrpc.status) (#:calling #:clgrpc.calling)
+                    (#:serving #:clgrpc.serving))
   (:export #:gateway-service #:make-gateway-service))

@@ -143,6 +143,27 @@ have the threads of their own server."
       (grpc:close-send call)
       (is (null (grpc:receive call))))))
 
+(test a-channel-that-is-closed-is-unavailable
+  "The gateway's log has nothing of it: each call would add to it."
+  (dolist (methods (list '() (bench-methods)))
+    (call-with-log
+     '()
+     (lambda ()
+       (let* ((inner (grpc:make-channel "127.0.0.1:1"))
+              (server (grpc:start-server (grpc:make-gateway-service inner :methods methods))))
+         (grpc:close-channel inner)
+         (grpc:with-channel (channel (grpc:server-address server))
+           (flet ((check (function)
+                    (handler-case (progn (funcall function) (fail "no error"))
+                      (grpc:unavailable (error)
+                        (is (string= "the gateway's channel is closed"
+                                     (grpc:rpc-error-message error)))))))
+             (check (lambda () (ask channel (note 1))))
+             (check (lambda () (numbers (watch channel (note 1)))))
+             (check (lambda () (collect channel (list (note 1)))))
+             (check (lambda () (numbers (chat channel (list (note 1))))))))
+         (grpc:stop-server server :drain 5))))))
+
 (test what-is-not-there-is-not-there
   (by-either (channel)
     (signals grpc:unimplemented (ask channel (note 1)))
