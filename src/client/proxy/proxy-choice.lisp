@@ -82,6 +82,10 @@ socks5:// instead. Signal MISUSE, which names ORIGIN and no password, if URL is 
                         address :start start :end end)
                 (* 8 (- end start)))))))
 
+(defun same-address-p (host other)
+  "True if HOST and OTHER are the same numeric address, of the same family."
+  (equal (multiple-value-list (host-number host)) (multiple-value-list (host-number other))))
+
 (defun in-network-p (host network)
   "True if HOST, a numeric address, is in NETWORK, of the form ADDRESS/BITS."
   (let ((slash (position #\/ network)))
@@ -115,7 +119,7 @@ or address, each with or without :PORT, as a network ADDRESS/BITS, or as *."
                   (or (string= "*" name)
                       (in-network-p host name)
                       (if (host-number host)
-                          (eql (host-number host) (host-number name))
+                          (same-address-p host name)
                           (host-of-domain-p host name)))))))
     (some #'matches (split-list exceptions))))
 

@@ -33,13 +33,16 @@
     (and mark (+ mark 4))))
 
 (defun read-connect-answer (proxy octets start end)
-  "The outcome of a dialogue for the head of an answer in OCTETS from START to END."
+  "The outcome of a dialogue for the head of an answer in OCTETS from START to END: nil for
+an interim answer (RFC 9110 section 15.2), after which another comes; not for 101, which nobody has
+asked for."
   (let* ((line (map 'string #'code-char
                     (subseq octets start (search #(13 10) octets :start2 start :end2 end))))
          (status (and (eql 7 (mismatch "HTTP/1." line))
                       (eql #\Space (char-at line 8))
                       (parse-integer line :start 9 :end (min 12 (length line)) :junk-allowed t))))
     (cond ((null status) "the proxy does not speak HTTP/1.1")
+          ((and (<= 100 status 199) (/= 101 status)) nil)
           ((<= 200 status 299) t)
           (t (format nil "the proxy refuses: ~A~A" (printable-text (subseq line 9) :limit 80)
                      (cond ((/= 407 status) "")
@@ -50,11 +53,12 @@
   (and (< index (length text)) (char text index)))
 
 (defun http-dialogue (proxy)
-  "The dialogue of CONNECT with PROXY."
+  "The dialogue of CONNECT with PROXY. The octets of its interim answers count for the limit of an
+answer."
   (let ((asked nil) (looked 0))         ; no head ends before LOOKED
     (lambda (octets start end)
       (let ((head-end (head-end octets (max start looked) end)))
-        (setf looked (- end 3))
+        (setf looked (or head-end (- end 3)))
         (cond ((not (shiftf asked t)) (values 0 nil (connect-request proxy)))
               (head-end
                (values (- head-end start) (read-connect-answer proxy octets start head-end) nil))

@@ -51,6 +51,10 @@ none in any case."
                  ("10.1.2.3" "10.1.0.0/16" nil)
                  ("10.1.2.3" "10.2.0.0/16" t)
                  ("10.1.2.3" "10.1.2.3/40,::/0" t)
+                 ("10.1.2.3" "::10.1.2.3,::a01:203" t)
+                 ("0.0.0.5" "::5,::5/128,::/0" t)
+                 ("::5" "0.0.0.5,0.0.0.5/32,0.0.0.0/0" t)
+                 ("::5" "[0.0.0.5]:50051,0.0.0.5:50051" t)
                  ("fd00::5" "fd00::/8" nil)
                  ("fd00::5" "[fd00::5]:50051" nil)
                  ("fd00::5" "fd00:0::5" nil)
@@ -109,12 +113,32 @@ octets, the outcome, and what of ANSWER was not consumed."
                                append (list line #\Return #\Newline))
                          #\Return #\Newline (or (first (last more)) ""))))
 
+(defun joined-octets (&rest parts)
+  "The octets of PARTS: octets, texts and numbers below 256."
+  (apply #'concatenate 'octets (mapcar (lambda (part)
+                                         (etypecase part
+                                           (string (string-octets part))
+                                           (octets part)
+                                           ((unsigned-byte 8) (list part))))
+                                       parts)))
+
 (test what-connect-says
   "The request of CONNECT, and each answer to it, however it arrives."
   (let ((proxy (dialogue-proxy "http://me:p%40ss@p:1")))
     (loop for (answer expected)
             in `((,(http-answer "HTTP/1.1 200 Connection established" "X: y" "rest") t)
                  (,(http-answer "HTTP/1.0 204 OK" "rest") t)
+                 (,(joined-octets (http-answer "HTTP/1.1 103 Early Hints" "Link: </a>" "")
+                                  (http-answer "HTTP/1.1 100 Continue" "")
+                                  (http-answer "HTTP/1.1 200 OK" "X: y" "rest"))
+                  t)
+                 (,(joined-octets (http-answer "HTTP/1.1 199 Wait" "")
+                                  (http-answer "HTTP/1.1 502 Bad" ""))
+                  "the proxy refuses: 502 Bad")
+                 (,(http-answer "HTTP/1.1 100 Continue" "") nil)
+                 (,(joined-octets (http-answer "HTTP/1.1 101 Switching Protocols" "")
+                                  (http-answer "HTTP/1.1 200 OK" ""))
+                  "the proxy refuses: 101 Switching Protocols")
                  (,(http-answer "HTTP/1.1 407 Proxy Authentication Required" "")
                   "the proxy refuses: 407 Proxy Authentication Required ~
                    (it does not take this user and password)")
@@ -136,15 +160,6 @@ octets, the outcome, and what of ANSWER was not consumed."
     (is (null (search "Proxy-Authorization"
                       (octets-string (hold-dialogue (dialogue-proxy "http://p:1")
                                                     (make-octets 0) 1)))))))
-
-(defun joined-octets (&rest parts)
-  "The octets of PARTS: octets, texts and numbers below 256."
-  (apply #'concatenate 'octets (mapcar (lambda (part)
-                                         (etypecase part
-                                           (string (string-octets part))
-                                           (octets part)
-                                           ((unsigned-byte 8) (list part))))
-                                       parts)))
 
 (test what-socks-says
   "The requests of SOCKS5, with a password and without, and each answer, however it arrives."
@@ -342,6 +357,10 @@ those that come later, in as many pieces as there is room for."
     (is (search "the answer of the proxy is too long"
                 (failure (constantly (joined-octets "HTTP/1.1 299 OK" 13 10
                                                 (make-octets 20000))))))
+    (is (search "the answer of the proxy is too long"
+                (failure (constantly (apply #'joined-octets
+                                            (loop repeat 2000
+                                                  collect (http-answer "HTTP/1.1 100 Go" "")))))))
     (is (search "deadline" (string-downcase
                             (failure (lambda (head)
                                        (declare (ignore head))
