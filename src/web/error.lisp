@@ -28,7 +28,8 @@ is not the announced one is the client's mistake here."
           (setf status :resource-exhausted
                 text "the call's trailers are larger than its client takes"
                 details nil))))
-    (values (if (wire:inflation-outcome-p '(:corrupt :truncated) status text)
+    (values (if (and (eq :internal status)
+                     (member (wire:inflation-failure call) '(:corrupt :truncated)))
                 :invalid-argument
                 status)
             text details (metadata-headers trailers *trailer-prefix*))))

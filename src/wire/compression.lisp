@@ -192,22 +192,6 @@ OS:INFLATE-OCTETS. In user code."
     (:truncated (values :internal "compressed message is cut short"))
     (:no-memory (values :resource-exhausted "no memory to decompress a message"))))
 
-(defun inflation-outcome-p (outcomes status text &key (limit 0))
-  "True if STATUS and TEXT are INFLATION-PROBLEM's for one of OUTCOMES and LIMIT."
-  (loop for outcome in outcomes
-          thereis (multiple-value-bind (its-status its-text) (inflation-problem outcome limit)
-                    (and (eq its-status status) (string= its-text text)))))
-
-(defun inflate-message (encoding octets limit)
-  "Decompress OCTETS, a message compressed by ENCODING. Return two values: octets to return to the
-store, and the number of them that are the message. If it is damaged or has more than LIMIT return
-nil, a status and a text."
-  (multiple-value-bind (outcome result length)
-      (expand-octets encoding octets 0 (length octets) limit)
-    (if (eq :ok outcome)
-        (values result length)
-        (multiple-value-call #'values nil (inflation-problem outcome limit)))))
-
 ;;; If the peer of a call may compress, its messages wait in a PACKED, which has a mark whether they
 ;;; are compressed.
 
@@ -221,11 +205,13 @@ nil, a status and a text."
 (defstruct (compression (:copier nil))
   "The compression of a call: OUTGOING is the encoding of our messages, INCOMING that of the peer's
 compressed messages. ARRIVING is true if the message being delivered is compressed, RECEIVED if the
-message decoded last was."
+message decoded last was. FAILURE says why a message could not be decompressed."
   (outgoing nil :type (or null encoding)) ; of our messages, or nil
   (incoming nil :type (or null encoding)) ; of the peer's messages, or nil
   (arriving nil :type boolean)          ; the loop's
   (received nil :type boolean)          ; the receiving thread's
+  ;; an outcome of OS:INFLATE-OCTETS other than :ok, with which a message has ended the call, or nil
+  (failure nil :type symbol)
   ;; the value of TOLD-SIZE for the message reported to observers
   (told nil :type (or index boolean)))
 

@@ -36,6 +36,28 @@
   "Allow CALL's peer to send messages compressed by ENCODING; with nil, only uncompressed ones."
   (setf (compression-incoming (ensure-compression call)) encoding))
 
+(defun inflation-failure (call)
+  "The outcome of OS:INFLATE-OCTETS, such as :too-long, for a message of CALL's peer that could not
+be decompressed, or nil."
+  (let ((compression (compression-of call)))
+    (and compression (compression-failure compression))))
+
+(defun failed-inflation (call outcome limit)
+  "Note OUTCOME as the INFLATION-FAILURE of CALL; return the status and the text with which CALL
+ends."
+  (setf (compression-failure (ensure-compression call)) outcome)
+  (inflation-problem outcome limit))
+
+(defun inflate-message (call encoding octets limit)
+  "Decompress OCTETS, a message of CALL compressed by ENCODING. Return two values: octets to return
+to the store, and the number of them that are the message. If it is damaged or has more than LIMIT
+return nil, and the status and the text with which CALL ends."
+  (multiple-value-bind (outcome result length)
+      (expand-octets encoding octets 0 (length octets) limit)
+    (if (eq :ok outcome)
+        (values result length)
+        (multiple-value-call #'values nil (failed-inflation call outcome limit)))))
+
 (define-hot (packs-p :inline t) ((call call)) boolean
   "True if CALL's peer may compress, so that messages that arrive are PACKED."
   (let ((compression (compression-of call)))

@@ -310,7 +310,7 @@ which ends CALL as well; if CALL ends while it waits for its peer's turn, signal
 
 (defun end-undecompressed (call outcome limit)
   "Signal an RPC-ERROR for OUTCOME of decompressing a message of CALL, and end CALL with it."
-  (multiple-value-bind (status text) (inflation-problem outcome limit)
+  (multiple-value-bind (status text) (failed-inflation call outcome limit)
     (end-undecodable call (make-rpc-error status :message text :call call
                                                  :peer (call-peer call)
                                                  :ended-by :local))))

@@ -31,7 +31,7 @@
    #:encode-metadata #:encode-status-message #:encode-text #:encode-unless-short #:encoded-length
    #:encoded-octets #:encoding #:encodings-octets #:end-link #:end-undecodable #:endpoint
    #:ensure-headers #:error-code-status #:find-encoding #:give-window #:half-close-streamed #:hold
-   #:http-status-status #:incoming-encoding #:inflate-message #:inflation-outcome-p #:keep-octets
+   #:http-status-status #:incoming-encoding #:inflate-message #:inflation-failure #:keep-octets
    #:limit-silence #:link #:link-account #:link-event #:link-fields #:link-peer #:link-security
    #:link-sink #:list-stages
    #:make-decompression-budget #:mark-call #:mark-ns #:marked-p #:measure-link #:metadata-octets

@@ -75,9 +75,9 @@
   (if (server:over-http1-p call)
       (wire:deliver-alone call t message 0 (length message))
       (multiple-value-bind (octets end text) ; or nil, a status and a text
-          (wire:inflate-message encoding message
-                               (min (rpc:operate receive-limit call)
-                                    (* +inflated-times+ (length message))))
+          (wire:inflate-message call encoding message
+                                (min (rpc:operate receive-limit call)
+                                     (* +inflated-times+ (length message))))
         (cond ((null octets) (rpc:operate abort call end text :local))
               (t (when (may-decode-p call end)
                    (wire:deliver-alone call nil octets 0 end))

@@ -185,12 +185,12 @@ Signal REQUEST-ERROR if they are wrong."
   "The message for the end of a call with STATUS, TEXT and DETAILS, octets or nil."
   (status-answer (status:sent-code status details) text details))
 
-(defun http-status-of (call status text)
-  "The status of HTTP for the answer to CALL, which has ended with STATUS and TEXT. It is 413 if the
-body is too long, as received or after decompression."
+(defun http-status-of (call status)
+  "The status of HTTP for the answer to CALL, which has ended with STATUS. It is 413 if the body is
+too long, as received or after decompression."
   (if (or (web:notes-too-long (web:call-web-notes call))
-          (wire:inflation-outcome-p '(:too-long) status text
-                                    :limit (rpc:operate receive-limit call)))
+          (and (eq :resource-exhausted status)
+               (eq :too-long (wire:inflation-failure call))))
       413
       (server:status-http-status status)))
 
@@ -199,7 +199,7 @@ body is too long, as received or after decompression."
   (let ((body (status-octets status text details)))
     (exchange:write-head (server:call-http-request call)
                          (web:other-head (web:web-claim-heads (web:call-web-claim call))
-                                         (http-status-of call status text)
+                                         (http-status-of call status)
                                          "application/json")
                          (web:answer-headers call headers)
                          (length body))

@@ -426,6 +426,28 @@ so is one that is not compressed as it says."
                        "~A" name)))))
     (is (zerop calls))))
 
+(test texts-that-speak-of-compression
+  "An error of a handler that has the status and the text of a message that cannot be decompressed,
+as one from behind a gateway, is not a mistake of the client's body."
+  (let ((error nil))
+    (with-all-protocols (server)
+        (:ask (lambda (request call)
+                (declare (ignore request call))
+                (apply #'grpc:fail error)))
+      (loop for (its status text limit-of-rest) in
+            '((:connect 500 "compressed message is corrupt")
+              (:rest 500 "compressed message is corrupt")
+              (:rest 429 "compressed message of more than 4194304 octets received, limit 4194304"))
+            for row = (assoc its *good-requests*)
+            do (setf error (list (if (= 429 status) :resource-exhausted :internal) text))
+               (is (equal (list status)
+                          (heard-statuses
+                           (answers server (request-text row (format nil "Content-Length: ~D|~
+                                                                          Connection: close|"
+                                                                     (length (fourth row)))
+                                                         (fourth row)))))
+                   "~A ~A" its text)))))
+
 (defun budgets (server)
   "The budgets of the peers that SERVER knows."
   (loop for entry being the hash-values of
