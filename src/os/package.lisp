@@ -15,7 +15,7 @@
    #:+econnrefused+ #:+econnreset+ #:+econnaborted+ #:+eaddrinuse+ #:+etimedout+
    #:+epipe+ #:+ebadf+ #:+eperm+ #:+eproto+ #:+enoprotoopt+ #:+eopnotsupp+ #:+enonet+ #:+enetdown+
    #:+enetunreach+ #:+ehostdown+ #:+ehostunreach+
-   #:+sighup+ #:+sigint+ #:+sigquit+ #:+sigusr1+ #:+sigusr2+ #:+sigterm+ #:+sigurg+
+   #:+sighup+ #:+sigint+ #:+sigquit+ #:+sigusr1+ #:+sigusr2+ #:+sigterm+ #:+sigio+
    #:+sigchld+ #:+sigcont+
    #:+sigkill+ #:+sigstop+
    #:+sigwinch+

@@ -1,10 +1,9 @@
-;;;; Signals. SBCL runs a handler in whatever thread the kernel chose, when it is next safe to run
-;;;; Lisp there: not while that thread allocates or has interrupts off. It does so for the signals
-;;;; that it treats as asynchronous (sigaddset_deferrable in interrupt.c), such as SIGHUP and
-;;;; SIGTERM. It runs the handlers of others, such as SIGUSR1, at once, at any instruction of that
-;;;; thread, which ends the process sooner or later. We catch those without Lisp: the kernel calls a
-;;;; few machine instructions of ours, which set a word and wake a thread that sleeps on it
-;;;; (futex.lisp). That thread calls the function.
+;;;; Signals. SBCL runs a handler in whatever thread the signal has reached: the handlers of some
+;;;; signals, such as SIGUSR1, at any instruction of that thread, which ends the process sooner or
+;;;; later; those of others, such as SIGTERM, where that thread allows interrupts, and there it may
+;;;; hold a lock that the handler needs. So we catch signals without Lisp: the kernel calls a few
+;;;; machine instructions of ours, which set a word and wake a thread that sleeps on it
+;;;; (futex.lisp). That thread, one for each signal, calls the function.
 
 (in-package #:clgrpc.os)
 
@@ -19,27 +18,20 @@
 
 (defconstant +page-octets+ 4096)
 
-;; as they stand in sigaddset_deferrable, in all versions of SBCL so far
-(defparameter *deferred-signals*
-  (list +sighup+ +sigint+ +sigterm+ +sigquit+ +sigpipe+ +sigalrm+ +sigurg+ +sigtstp+ +sigchld+
-        +sigio+ +sigxcpu+ +sigxfsz+ +sigvtalrm+ +sigprof+ +sigwinch+)
-  "The signals whose handlers SBCL defers until it is safe to run them.")
-
 (defparameter *reserved-signals*
-  (list +sigkill+ +sigstop+ +sigusr2+ +sigsegv+ +sigbus+ +sigill+ +sigtrap+ +sigfpe+)
+  (list +sigkill+ +sigstop+ +sigusr2+ +sigurg+ +sigsegv+ +sigbus+ +sigill+ +sigtrap+ +sigfpe+)
   "The signals that cannot be handled: two are the kernel's; SBCL uses SIGUSR2 to stop threads for a
-collection, and the others to notice errors and writes to protected pages.")
+collection, SIGURG to interrupt one, and the others to notice errors and writes to protected
+pages.")
 
 (defun may-handle-signal-p (number)
   "True if NUMBER, anything, is the number of a signal that HANDLE-SIGNAL accepts."
   (and (typep number '(integer 1 64))
        (not (member number *reserved-signals*))))
 
-;;; Catching without Lisp
-
 (defstruct (catcher (:copier nil))
-  "The data for catching one signal without Lisp. Its pages are kept as long as the process lives,
-since a thread may be executing the instructions at any time."
+  "The data for catching one signal. Its pages are kept as long as the process lives, since a thread
+may be executing the instructions at any time."
   (signal 0 :type fixnum)               ; its number
   (address 0 :type sb-ext:word)         ; of the page with the instructions, before that of the word
   (function nil :type (or null function)) ; to call, or nil
@@ -125,14 +117,6 @@ it."
   "The CATCHER of SIGNAL, or nil."
   (find signal **catchers** :key #'catcher-signal))
 
-(defun catch-signal (signal function)
-  "Call FUNCTION, in a thread of its own, whenever the process gets SIGNAL."
-  (let ((catcher (or (find-catcher signal)
-                     (first (push (make-catcher :signal signal :address (map-instructions))
-                                  **catchers**)))))
-    (setf (catcher-function catcher) function)
-    (unless (catcher-thread catcher) (start-catcher catcher))))
-
 (defun release-signal (signal)
   "End the thread that waits for SIGNAL, if any; the action of SIGNAL has been changed already."
   (let* ((catcher (find-catcher signal))
@@ -143,19 +127,17 @@ it."
       (wake-at-word (caught-word catcher))
       (sb-thread:join-thread thread :default nil))))
 
-;;; Any signal
-
 (defun handle-signal (signal function)
-  "Call FUNCTION, without arguments, whenever the process gets SIGNAL; this replaces the handler
-before. It is called on any thread, in the middle of other work, so it should only post to a loop.
-Several signals in quick succession may cause a single call. From one thread at a time."
+  "Call FUNCTION, without arguments, in a thread of its own whenever the process gets SIGNAL; this
+replaces the function before. Several signals in quick succession may cause a single call. From one
+thread at a time."
   (declare (type function function))
   (assert (may-handle-signal-p signal))
-  (if (member signal *deferred-signals*)
-      (sb-sys:enable-interrupt signal (lambda (signal information context)
-                                        (declare (ignore signal information context))
-                                        (funcall function)))
-      (catch-signal signal function))
+  (let ((catcher (or (find-catcher signal)
+                     (first (push (make-catcher :signal signal :address (map-instructions))
+                                  **catchers**)))))
+    (setf (catcher-function catcher) function)
+    (unless (catcher-thread catcher) (start-catcher catcher)))
   nil)
 
 (defun reset-signal (signal)

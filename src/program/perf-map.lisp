@@ -1,8 +1,7 @@
 ;;;; Where the functions of this image lie, for perf and `clgrpc profile`: /tmp/perf-PID.map has
 ;;;; lines of `ADDRESS OCTETS NAME` in hexadecimal. The names of functions in a Lisp image are known
-;;;; to that image alone. A program of RUN-SERVER writes the table at SIGURG, which all other
-;;;; programs ignore, so a user who may send signals to the process can get the names of its
-;;;; functions.
+;;;; to that image alone. A program of RUN-SERVER writes the table at SIGIO, so a user who
+;;;; may send signals to the process can get the names of its functions.
 
 (in-package #:clgrpc.program)
 

@@ -76,8 +76,8 @@ CALL-WITH-ENDING returns, may take the ENDING-SECONDS."
   (call-at-signal ending os:+sighup+ function))
 
 (defun call-at-map (ending function)
-  "Call FUNCTION, on the loop of ENDING, whenever the process gets SIGURG."
-  (call-at-signal ending os:+sigurg+ function))
+  "Call FUNCTION, on the loop of ENDING, whenever the process gets SIGIO."
+  (call-at-signal ending os:+sigio+ function))
 
 (defun call-with-ending (function)
   "Call FUNCTION with an ENDING, for AWAIT-END and its like, while SIGTERM and SIGINT ask this

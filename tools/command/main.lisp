@@ -28,8 +28,13 @@ bin/clgrpc."
   (setf *standard-input* (make-standard-input)
         *standard-output* (make-standard-output)
         *error-output* (make-standard-error))
-  ;; SBCL's own handler exits with 0, which passes for success
-  (os:handle-signal os:+sigterm+ (lambda () (sb-ext:exit :code +exit-terminated+)))
+  ;; SBCL's own handler exits with 0, which passes for success. This thread unwinds first, while
+  ;; those that run loops still exist
+  (os:handle-signal os:+sigterm+
+                    (lambda ()
+                      (sb-thread:interrupt-thread
+                       (sb-thread:main-thread)
+                       (lambda () (sb-ext:exit :code +exit-terminated+)))))
   (profile:start-agent-if-asked)
   (let ((code (with-unread-output
                 (handler-case (finish-command (run-command

@@ -44,9 +44,9 @@
   "The path of the table of the process PID. If RUN-SERVER runs in that process, ask for a new
 table; else the table is one that it wrote on another request, and may be missing."
   (let ((path (format nil "/tmp/perf-~D.map" pid)))
-    (when (and (not (same-program-p pid)) (takes-signal-p pid os:+sigurg+))
+    (when (and (not (same-program-p pid)) (takes-signal-p pid os:+sigio+))
       (ignore-errors (delete-file path))
-      (sb-unix:unix-kill pid os:+sigurg+)
+      (sb-unix:unix-kill pid os:+sigio+)
       (loop repeat (* 20 +map-seconds+)
             until (probe-file path)
             do (sleep 1/20)))

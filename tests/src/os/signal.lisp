@@ -38,6 +38,23 @@ it comes there: half an object may have been allocated."
              (is-true (sb-thread:wait-on-semaphore called :timeout 10) "signal ~D" signal))
         (os:reset-signal signal)))))
 
+(test handlers-run-in-a-thread-of-their-own
+  "The thread that a signal reaches may hold a lock that the handler needs."
+  (dolist (signal (list os:+sigusr1+ os:+sighup+ os:+sigwinch+))
+    (let ((lock (sb-thread:make-mutex)) (called (sb-thread:make-semaphore)) (failure nil))
+      (unwind-protect
+           (progn
+             (os:handle-signal signal (lambda ()
+                                        (handler-case (sb-thread:with-mutex (lock))
+                                          (error (error) (setf failure error)))
+                                        (sb-thread:signal-semaphore called)))
+             (sb-thread:with-mutex (lock)
+               (sb-alien:alien-funcall  ; to this thread
+                (sb-alien:extern-alien "raise" (function sb-alien:int sb-alien:int)) signal))
+             (is-true (sb-thread:wait-on-semaphore called :timeout 10) "signal ~D" signal)
+             (is (null failure) "signal ~D: ~A" signal failure))
+        (os:reset-signal signal)))))
+
 (test threads-that-read-signals-end
   "Where nobody handles a signal, no thread waits for it."
   (flet ((waiting ()

@@ -18,6 +18,10 @@
       (format t "for ever~%")
       (finish-output)
       (loop (sleep 1)))
+    (when (string= "in time" name)
+      (handler-case (sb-ext:with-timeout 0.1 (sleep 60))
+        (:no-error (&rest values) (declare (ignore values)) (setf name "too late"))
+        (sb-ext:timeout ())))
     (format t "greeting ~A, " name)     ; this stays in the stream's buffer
     (helloworld:make-hello-reply :message (format nil "Hello, ~A!" name))))
 

@@ -25,6 +25,15 @@ forms and exit hooks run."
                             "exit hook"))
           (is (search expected text) "~A is not in ~A" expected text))))))
 
+(test threads-of-a-program-can-be-interrupted
+  "SBCL does that by a signal, for WITH-TIMEOUT and SLIME's C-c C-c, which a program leaves to it."
+  (with-greeter (program address)
+    (grpc:with-channel (channel address)
+      (is (string= "Hello, in time!" (greet channel "in time" :timeout 90))))
+    (support:signal-program program sb-unix:sigterm)
+    (last-lines program)
+    (is (= 0 (support:program-exit-code program)))))
+
 (test origins-without-web
   "A program that names its protocols itself may be asked for origins all the same."
   (is (equal '("https://app.example")
