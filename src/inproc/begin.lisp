@@ -3,14 +3,13 @@
 
 (in-package #:clgrpc.inproc)
 
-(define-hot run-handler ((call-pair call-pair) (own-thread boolean)) (values t t)
-  "Run the handler of CALL-PAIR. Return its value, and nil or the RPC-ERROR that ended it.
-OWN-THREAD is as for WITH-OTHERS-CODE."
+(define-hot run-handler ((call-pair call-pair)) (values t t)
+  "Run the handler of CALL-PAIR. Return its value, and nil or the RPC-ERROR that ended it."
   (let* ((call (call-pair-server call-pair))
          (route (call-pair-route call-pair))
          (request (if (rpc:takes-one-p call) (call-pair-request call-pair) call))
          (returned nil)
-         (condition (with-others-code (call :own-thread own-thread)
+         (condition (with-others-code (call)
                       (loop:with-user-interrupts ()
                         (setf returned (serving:answer-of route request call))))))
     (values returned condition)))
@@ -74,7 +73,7 @@ already."
              (sb-sys:with-local-interrupts
                (look (call-pair-server call-pair))
                (unless (call-pair-claim call-pair)
-                 (multiple-value-bind (returned condition) (run-handler call-pair t)
+                 (multiple-value-bind (returned condition) (run-handler call-pair)
                    (conclude call-pair returned condition)))
                (setf done t))
           (unless done (rpc:abort-as (call-pair-client call-pair) :caller-interrupted)))
@@ -177,7 +176,7 @@ returned, or it waits for nothing that the client would do afterwards."
       (when (eq (call-pair-driver call-pair) sb-thread:*current-thread*)
         (setf (call-pair-phase call-pair) sb-thread:*current-thread*))
       (unwind-protect
-           (multiple-value-bind (returned condition) (run-handler call-pair nil)
+           (multiple-value-bind (returned condition) (run-handler call-pair)
              (setf done t)
              (conclude call-pair returned condition))
         (unless done

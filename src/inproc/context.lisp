@@ -18,21 +18,18 @@
          ,@(when call-p `((*call* ,call))))
      ,@body))
 
-(defmacro with-others-code ((call &key (own-thread t)) &body body)
+(defmacro with-others-code ((call) &body body)
   "Run BODY, user code of CALL, as RPC:WITH-USER-CODE does, without the context of the end that runs
-now. A condition handler is established at every moment, since an interruption of this thread may
-signal an error. OWN-THREAD is true if the thread belongs to a user, who may have set a time limit
-with SB-EXT:WITH-TIMEOUT: a timeout that BODY does not handle is passed to the condition handlers
-outside."
+now, but that timeouts are passed to. A condition handler is established at every moment, since an
+interruption of this thread may signal an error."
   (let ((handlers (gensym "HANDLERS")) (restarts (gensym "RESTARTS")) (clean (gensym "CLEAN"))
         (timeout (gensym "TIMEOUT")))
     `(let ((,handlers sb-kernel:*handler-clusters*)
            (,restarts sb-kernel:*restart-clusters*))
-       (with-user-code (,call :on-timeout (lambda (,timeout)
-                                            (when ,own-thread
+       (with-user-code (,call :pass-timeout (lambda (,timeout)
                                               (with-context (:handlers ,handlers
                                                              :restarts ,restarts)
-                                                (signal ,timeout)))))
+                                                (loop:pass-timeout ,timeout))))
          (let ((,clean (cons (first sb-kernel:*handler-clusters*) (outermost ,handlers))))
            (declare (dynamic-extent ,clean))
            (with-context (:handlers ,clean :restarts (outermost ,restarts))

@@ -7,7 +7,7 @@
 
 (define-hot call-back ((call inproc-call) (function function) message) null
   "Run FUNCTION, user code of CALL, with MESSAGE unless that is nil; an error in it ends CALL."
-  (let ((condition (with-others-code (call :own-thread nil)
+  (let ((condition (with-others-code (call)
                      (loop:with-user-interrupts ()
                        (if message (funcall function message) (funcall function))))))
     (when condition

@@ -93,11 +93,12 @@ code has ended with. Return ERROR."
   (when (typep (rpc-error-cause error) 'storage-condition) (os:protect-stack-end))
   error)
 
-(defmacro with-user-code ((call &key on-timeout) &body body)
+(defmacro with-user-code ((call &key (pass-timeout 'loop:pass-timeout)) &body body)
   "Run BODY, user code of CALL, with CALL as the current call and the baton lent. Return nil, or the
 RPC-ERROR that ends the call because of an error in BODY. BODY is run again if the restart
-RETRY-HANDLER is chosen in the debugger. ON-TIMEOUT, a lambda form, is called with a timeout of
-SB-EXT:WITH-TIMEOUT that BODY has not handled; if it returns, the timeout is an error in BODY."
+RETRY-HANDLER is chosen in the debugger. A timeout of SB-EXT:WITH-TIMEOUT that BODY does not handle
+may be for the code around this, such as a user's that waits for CALL: so PASS-TIMEOUT, the name of
+a function or a lambda form, is called with it. If that returns, the timeout is an error in BODY."
   (let ((function (gensym "BODY")) (error (gensym "ERROR")) (block (gensym "BLOCK"))
         (outcome (gensym "OUTCOME")))
     `(flet ((,function () ,@body))
@@ -111,9 +112,7 @@ SB-EXT:WITH-TIMEOUT that BODY has not handled; if it returns, the timeout is an 
                             (lambda (,error)
                               ;; C-c is not an error: it is for the debugger
                               (unless (typep ,error 'sb-sys:interactive-interrupt)
-                                ,@(when on-timeout
-                                    `((when (typep ,error 'sb-ext:timeout)
-                                        (,on-timeout ,error))))
+                                (when (typep ,error 'sb-ext:timeout) (,pass-timeout ,error))
                                 (return-from ,block (error-condition ,call ,error))))))
                        (,function)
                        nil)))))

@@ -168,11 +168,6 @@ where this waits for room: if an interrupt leaves it there, MESSAGE is not sent.
       (status:rpc-error (error)
         (unless (rpc:call-status call) (error error))))))
 
-(defun pass-timeout (timeout)
-  "Let an SB-EXT:WITH-TIMEOUT around the use of a topic have TIMEOUT: its time may be over while a
-call sends, which is no fault of that call."
-  (let ((loop:*unguarded* timeout)) (signal timeout)))
-
 (defun narrow (subscription)
   "A message of SUBSCRIPTION has been sent; if it was one of the past, one less may wait."
   (when (< (topic-queue-limit (subscription-topic subscription)) (subscription-limit subscription))
@@ -190,7 +185,8 @@ be more to do at once. Interrupts are off, but may be allowed."
              (unwind-protect
                   (multiple-value-bind (sent condition)
                       (loop:guarding (:topic-error :call call)
-                        (handler-bind ((sb-ext:timeout #'pass-timeout))
+                        ;; the time of who broadcasts may be over while the call sends
+                        (handler-bind ((sb-ext:timeout #'loop:pass-timeout))
                           (sb-sys:allow-with-interrupts (send-message call message))))
                     (when condition (note-unsent subscription condition))
                     (when (setf done (or sent condition)) (narrow subscription)))

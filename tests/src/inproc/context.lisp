@@ -162,6 +162,43 @@ as on a wire; unless it is of the handler, which handles it or leaves it to nobo
       (is (eq :internal (handler-case (asked 3)
                           (grpc:rpc-error (error) (grpc:rpc-error-status error))))))))
 
+(test a-time-limit-passes-callbacks
+  "A handler's callback runs on the thread of the client that sends, who gets the timeout when the
+time is over; the call, whose callback was left in the middle, ends. One that nobody handles is an
+error of the callback."
+  (let ((served nil))
+    (with-inproc (channel :events (:handler-error))
+        (:chat (lambda (stream call)
+                 (declare (ignore stream))
+                 (setf served call)
+                 (grpc:on-message call
+                                  (lambda (note)
+                                    (case (number-of note)
+                                      (1 (loop (sleep 0.01)))
+                                      (2 (handler-case
+                                             (sb-ext:with-timeout 0.05 (loop (sleep 0.01)))
+                                           (sb-ext:timeout () (grpc:send call (note 7)))))
+                                      (t (sb-ext:with-timeout 0.05 (loop (sleep 0.01)))))))
+                 call))
+      (flet ((answer (call)
+               (handler-case (number-of (grpc:receive call))
+                 (grpc:internal (error) (grpc:rpc-error-message error))))
+             (begun ()
+               ;; a call whose handler has returned, and whose callback as well
+               (let ((call (chat channel :open)))
+                 (grpc:send call (note 2))
+                 (is (eql 7 (number-of (grpc:receive call))))
+                 (is-true (wait-until (lambda ()
+                                        (null (rpc:reactions-scheduled
+                                               (rpc:call-reactions served))))))
+                 call)))
+        (let ((call (begun)))
+          (is (eq :time-over (outcome-in 0.1 (lambda () (grpc:send call (note 1))))))
+          (is (equal "callback left by a non-local exit" (answer call))))
+        (let ((call (begun)))
+          (sb-thread:join-thread (sb-thread:make-thread (lambda () (grpc:send call (note 3)))))
+          (is (equal "error in handler" (answer call))))))))
+
 (test a-time-limit-may-end-at-any-moment
   "Of a call that is short: no timeout is lost, taken for an error of the handler, or signalled
 where nobody handles it."
