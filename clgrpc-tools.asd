@@ -40,7 +40,8 @@
   :components ((:file "package") (:file "histogram") (:file "run-result") (:file "second")
                (:file "round") (:file "call-schedule") (:file "data-template") (:file "payload")
                (:file "plan") (:file "tally") (:file "load-structure") (:file "load-call")
-               (:file "connection-slot") (:file "generator") (:file "load-run")))
+               (:file "connection-slot") (:file "generator") (:file "termination")
+               (:file "load-run")))
 
 (defsystem "clgrpc-tools/report"
   :description "What is said of runs of `clgrpc load`: reports, comparisons, conditions."

@@ -67,6 +67,8 @@ the server cannot be reached any more is too high."
              (setf (load:plan-rate plan) (load:make-schedule :start (float rate 1d0)))
              (let* ((run (handler-case (funcall perform)
                            (load:run-failed (error)
+                             (when (load:terminated-p)
+                               (return-from run-at-knee (report-terminated best)))
                              (unless best (error error))
                              (format *error-output* "~10,1F/s  ~A~%" rate (shown (princ-to-string
                                                                                   error)))

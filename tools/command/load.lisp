@@ -93,23 +93,35 @@ passed."
 
 (defun make-round (number make-run)
   "The value of MAKE-RUN, a function without arguments that makes the run of the round NUMBER, from
-0 on. Return nil, and note the reason, if a round after the first cannot be made: the rounds before
-it are worth a report."
+0 on. Return nil if the process must end before anything was measured; and, with a note of the
+reason, if a round after the first cannot be made: the rounds before it are worth a report."
   (handler-bind (((or load:run-failed failure)
                    (lambda (condition)
+                     (when (load:terminated-p) (return-from make-round nil))
                      (when (plusp number)
                        (setf *failed-round* condition)
                        (return-from make-round nil)))))
     (funcall make-run)))
 
+(defun report-terminated (run)
+  "Return RUN, the last one, as one that SIGTERM has ended. If it is nil, since nothing was
+measured, end the process."
+  (unless run (sb-ext:exit :code +exit-terminated+))
+  (setf (load:run-ended-early run) :terminated)
+  run)
+
 (defun repeat-rounds (rounds make-run)
   "Call MAKE-RUN, a function without arguments that makes a run, ROUNDS times, and return all these
-runs as one. If the user breaks one off, or one cannot be made, no more are made."
-  (load:merge-rounds (loop for number below rounds
-                           for run = (make-round number make-run)
-                           while run collect run
-                           until (member (load:run-ended-early run)
-                                         '(:interrupted :terminated)))))
+runs as one. If the user breaks one off, or one cannot be made, no more are made; likewise if
+SIGTERM comes, in a round or between two."
+  (load:call-terminable
+   (lambda ()
+     (let ((runs (loop for number below rounds
+                       for run = (and (not (load:terminated-p)) (make-round number make-run))
+                       while run collect run
+                       until (eq :interrupted (load:run-ended-early run)))))
+       (when (load:terminated-p) (report-terminated (first (last runs))))
+       (load:merge-rounds runs)))))
 
 (defun report-failed-round (run)
   "Signal a FAILURE, after the report of RUN, if a round after those in it could not be made."
@@ -173,10 +185,12 @@ grpc.testing.BenchmarkService."
   (when (and rps (< rps 1/2)) (refuse "--knee searches rates from 0.5 calls a second on"))
   (let* ((options (list* :rps (or rps 100) :duration (or duration 5) options))
          (plan (apply #'make-load-plan options)))
-    (run-at-knee plan knee (or rps 100)
-                 (lambda ()
-                   (call-beside-server (getf options :server-metrics) (getf options :method)
-                                       (lambda () (load:perform-run plan)))))))
+    (load:call-terminable
+     (lambda ()
+       (run-at-knee plan knee (or rps 100)
+                    (lambda ()
+                      (call-beside-server (getf options :server-metrics) (getf options :method)
+                                          (lambda () (load:perform-run plan)))))))))
 
 (defun counted-reading (url name)
   "The counts for the method NAME in the metrics of the server at URL: a METHOD-READING or nil."

@@ -46,9 +46,13 @@ is."
           (sb-thread:wait-on-semaphore (control-event control) :timeout (/ left 1d9)))))))
 
 (defun connect-all (control plan)
-  "Connect all generators of CONTROL. Signal RUN-FAILED if not a single connection could be made."
+  "Connect all generators of CONTROL. Signal RUN-FAILED if not a single connection could be made, or
+the process must end."
   (post-all control #'connect-generator)
-  (await-generators control #'generator-ready-p (+ 1 (ns-seconds (plan-connect-timeout-ns plan))))
+  (await-generators control (lambda (generator)
+                              (or (control-terminated control) (generator-ready-p generator)))
+                    (+ 1 (ns-seconds (plan-connect-timeout-ns plan))))
+  (when (control-terminated control) (error 'run-failed :text "ended by SIGTERM"))
   (let ((connection-slots (loop for generator in (control-generators control)
                                 append (coerce (generator-connection-slots generator) 'list))))
     (unless (find :ready connection-slots :key #'connection-slot-state)
@@ -82,17 +86,10 @@ the user interrupts again."
     (unless (every #'generator-done (control-generators control))
       (post-all control (lambda (generator) (drop-calls generator t))))))
 
-(defun note-termination (control)
+(defun terminate-run (control)
   "End the run of CONTROL as if the user had interrupted it, because the process must end."
   (setf (control-terminated control) t)
   (sb-thread:signal-semaphore (control-event control)))
-
-(defun call-terminable (control function)
-  "Call FUNCTION while SIGTERM ends the run of CONTROL, whose generators are there, in order."
-  (let ((loop (generator-loop (first (control-generators control)))))
-    (loop:on-signal loop os:+sigterm+ (lambda () (note-termination control)))
-    (unwind-protect (funcall function)
-      (loop:on-signal loop os:+sigterm+ nil))))
 
 (defun calls-ended (control)
   (loop for generator in (control-generators control) sum
@@ -259,9 +256,7 @@ call would have been due then. Ten calls at ten a second take a second, though t
   (let* ((begin-ns (+ (monotonic-ns) 2000000))
          (measure-ns (+ begin-ns (plan-warm-up-ns plan))))
     (post-all control (lambda (generator) (begin-generator generator begin-ns)))
-    (multiple-value-bind (cpu interrupted)
-        (call-terminable control
-                         (lambda () (await-run control begin-ns measure-ns on-progress)))
+    (multiple-value-bind (cpu interrupted) (await-run control begin-ns measure-ns on-progress)
       (let ((error (some #'generator-error (control-generators control))))
         (when error
           (error 'run-failed :text (string-right-trim "." (princ-to-string error)))))
@@ -270,16 +265,20 @@ call would have been due then. Ten calls at ten a second take a second, though t
 (defun perform-run (plan &key on-progress)
   "Make the run of PLAN and return the RUN. ON-PROGRESS, a function of a CONTROL, is called about
 ten times a second by this thread. If the user interrupts, or the process gets SIGTERM, the RUN
-covers the finished part. Signal RUN-FAILED if not a single connection could be made, or the text
-from a template was not a message."
-  (let ((control (make-control)))
-    (sb-sys:without-interrupts
-      (unwind-protect
-           (sb-sys:allow-with-interrupts (perform-with control plan on-progress))
-        (dolist (generator (control-generators control))
-          (loop:stop-event-loop (generator-loop generator)))
-        (dolist (generator (control-generators control))
-          (loop:join-event-loop (generator-loop generator)))))))
+covers the finished part. Signal RUN-FAILED if not a single connection could be made, if SIGTERM
+comes before one is, or the text from a template was not a message."
+  (call-terminable
+   (lambda ()
+     (let ((control (make-control)))
+       (sb-sys:without-interrupts
+         (unwind-protect
+              (sb-sys:allow-with-interrupts
+                (call-until-termination (lambda () (terminate-run control))
+                                        (lambda () (perform-with control plan on-progress))))
+           (dolist (generator (control-generators control))
+             (loop:stop-event-loop (generator-loop generator)))
+           (dolist (generator (control-generators control))
+             (loop:join-event-loop (generator-loop generator)))))))))
 
 (defun single-targets (target timeout-ns)
   "Look up the addresses of TARGET, a target, within TIMEOUT-NS, and return a list of targets, one

@@ -40,5 +40,7 @@
    ;; plan.lisp
    #:plan #:make-plan #:plan-rate #:plan-total #:plan-duration-ns #:plan-warm-up-ns
    #:make-request #:request-head
+   ;; termination.lisp
+   #:call-terminable #:call-until-termination #:terminated-p
    ;; load-run.lisp
    #:perform-run #:run-failed #:calls-ended #:single-targets))

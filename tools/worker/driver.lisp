@@ -127,27 +127,24 @@ latencies.")
 
 (defun sleep-unless-ended (ns termination)
   "Sleep for NS. Return nil; :INTERRUPTED if the user has interrupted that, or :TERMINATED as soon
-as TERMINATION, a semaphore, has been signalled."
-  (handler-case (and (sb-thread:wait-on-semaphore termination :timeout (max 1/1000 (ns-seconds ns)))
+as SIGTERM has come, which signals TERMINATION, a semaphore."
+  (handler-case (and (or (load:terminated-p)
+                         (sb-thread:wait-on-semaphore termination
+                                                      :timeout (max 1/1000 (ns-seconds ns))))
                      :terminated)
     (sb-sys:interactive-interrupt () :interrupted)))
 
-(defun call-with-termination (function)
-  "Call FUNCTION with a semaphore that SIGTERM signals meanwhile, instead of ending the process."
-  (let ((termination (sb-thread:make-semaphore :name "clgrpc load")))
-    (os:handle-signal os:+sigterm+ (lambda () (sb-thread:signal-semaphore termination)))
-    (unwind-protect (funcall function termination)
-      (os:reset-signal os:+sigterm+))))
-
-(defun tell-rows (calls begin-ns seconds progress termination)
+(defun tell-rows (calls begin-ns seconds progress termination over)
   "Ask CALLS, whose measurement began at BEGIN-NS, once a second, SECONDS times, for what they have
-counted. Return a list of the answers, lists of ClientStats, and why it ended early, or nil.
-PROGRESS and TERMINATION are as in DRIVE-WORKERS and SLEEP-UNLESS-ENDED."
+counted. Return a list of the answers, lists of ClientStats, and why it ended early, or nil: OVER if
+it has ended before the first second. PROGRESS and TERMINATION are as in DRIVE-WORKERS and
+SLEEP-UNLESS-ENDED."
   (let ((told '()))
     (loop for second from 1 to seconds
-          for ended = (sleep-unless-ended (- (+ begin-ns (* second +ns-per-second+))
-                                             (monotonic-ns))
-                                          termination)
+          for ended = (or over
+                          (sleep-unless-ended (- (+ begin-ns (* second +ns-per-second+))
+                                                 (monotonic-ns))
+                                              termination))
           do (push (mark-workers calls) told)
              (funcall progress second)
           until ended
@@ -162,7 +159,7 @@ if STREAMING is true. With RATE they begin RATE calls a second at random times. 
 CONCURRENCY calls under way, each followed by the next. They use CONNECTIONS in all. PROGRESS is
 called with the number of each second that has passed. Return a RUN, whose CPU time is that of all
 workers; if the user interrupts, or the process gets SIGTERM, it is of the finished part. Signal
-RPC-ERRORs of the workers."
+RPC-ERRORs of the workers, and one if SIGTERM comes before they have begun."
   (let ((count (length addresses)) (channels '()) (calls '()))
     (flet ((begin (address)
              (let ((channel (grpc:make-channel address)))
@@ -172,21 +169,7 @@ RPC-ERRORs of the workers."
                             :timeout (+ warm-up-seconds seconds +driver-patience-seconds+))))
                  (push call calls)
                  call)))
-           (measure (termination)
-             (sleep-unless-ended (seconds-ns warm-up-seconds) termination)
-             (mark-workers calls)
-             (let ((begin-ns (monotonic-ns)))
-               (multiple-value-bind (told ended)
-                   (tell-rows calls begin-ns seconds progress termination)
-                 (let ((run (run-of-rows (mapcar #'stats-row told) (reduce #'append told) begin-ns
-                                         target
-                                         :streaming streaming :rate rate
-                                         :connections (max count connections))))
-                   (setf (load:run-ended-early run) ended)
-                   run)))))
-      (unwind-protect
-           (progn
-             (mapc #'begin addresses)
+           (set-up ()
              (tell-workers calls
                            (loop for i below count
                                  collect (testing:make-client-args
@@ -196,7 +179,27 @@ RPC-ERRORs of the workers."
                                                   :connections connections
                                                   :concurrency concurrency
                                                   :request-size request-size
-                                                  :response-size response-size))))
-             (call-with-termination #'measure))
-        (mapc #'grpc:cancel calls)
+                                                  :response-size response-size)))))
+           (cancel-all () (mapc #'grpc:cancel calls))
+           (measure (termination)
+             (let ((ended (sleep-unless-ended (seconds-ns warm-up-seconds) termination))
+                   (begin-ns (progn (mark-workers calls) (monotonic-ns))))
+               (multiple-value-bind (told ended)
+                   (tell-rows calls begin-ns seconds progress termination ended)
+                 (let ((run (run-of-rows (mapcar #'stats-row told) (reduce #'append told) begin-ns
+                                         target
+                                         :streaming streaming :rate rate
+                                         :connections (max count connections))))
+                   (setf (load:run-ended-early run) ended)
+                   run)))))
+      (unwind-protect
+           (load:call-terminable
+            (lambda ()
+              (mapc #'begin addresses)
+              (load:call-until-termination #'cancel-all #'set-up)
+              (let ((termination (sb-thread:make-semaphore :name "clgrpc load")))
+                (load:call-until-termination
+                 (lambda () (sb-thread:signal-semaphore termination))
+                 (lambda () (measure termination))))))
+        (cancel-all)
         (mapc #'grpc:close-channel channels)))))

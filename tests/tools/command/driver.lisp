@@ -84,6 +84,62 @@
      (is (= 2 (run-line "load" "--workers" (first workers) target
                         "grpc.testing.BenchmarkService/UnaryCall"))))))
 
+(defun terminate-this ()
+  "Send SIGTERM to this process, in a LOAD:CALL-TERMINABLE, and wait until that has noted it."
+  (sb-unix:unix-kill (sb-unix:unix-getpid) sb-unix:sigterm)
+  (loop until (load:terminated-p) do (sleep 0.01)))
+
+(test sigterm-between-rounds
+  "Those that were made are reported as ended early, and no more is made, not even begun."
+  (let ((made 0))
+    (flet ((make-run ()
+             (when (= 2 (incf made)) (terminate-this))
+             (load:make-run :count 1 :duration-ns 1000)))
+      (let ((run (tools::repeat-rounds 5 #'make-run)))
+        (is (= 2 made))
+        (is (= 2 (load:run-count run) (length (load:run-rounds run))))
+        (is (eq :terminated (load:run-ended-early run)))))))
+
+(test sigterm-before-workers-measure
+  "In the warm-up the run ends, with a report of almost nothing; before, while a worker does not
+answer, the round is none."
+  (call-with-workers
+   1
+   (lambda (workers target)
+     (sb-int:encapsulate 'tools::sleep-unless-ended 'terminate
+                         (lambda (function &rest arguments)
+                           (terminate-this)
+                           (apply function arguments)))
+     (unwind-protect
+          (let ((run (load:call-terminable
+                      (lambda ()
+                        (tools::drive-workers workers target
+                                              :seconds 100 :warm-up-seconds 100)))))
+            (is (eq :terminated (load:run-ended-early run)))
+            (is (> 50 (/ (load:run-duration-ns run) 1000000000))))
+       (sb-int:unencapsulate 'tools::sleep-unless-ended 'terminate))
+     (let ((silent (grpc:start-server (make-instance 'silent-worker))) (made 0))
+       (unwind-protect
+            (let ((run (tools::repeat-rounds
+                        3
+                        (lambda ()
+                          (case (incf made)
+                            (1 (load:make-run :count 1 :duration-ns 1000))
+                            (t (handler-case (tools::drive-workers
+                                              (list (grpc:server-address silent)) target)
+                                 (grpc:cancelled ()
+                                   (error 'load:run-failed :text "cancelled")))))))))
+              (is (= 2 made))
+              (is (= 1 (load:run-count run)))
+              (is (eq :terminated (load:run-ended-early run))))
+         (grpc:stop-server silent :drain 0))))))
+
+(defclass silent-worker (grpc.testing:worker-service) ())
+
+(defmethod grpc.testing.worker-service:run-client ((service silent-worker) call &key)
+  (sb-unix:unix-kill (sb-unix:unix-getpid) sb-unix:sigterm)
+  call)
+
 (test workers-end-with-their-driver
   "At SIGTERM the driver reports what has been counted, and leaves; then no worker calls any more."
   (call-with-workers
