@@ -16,7 +16,7 @@
 
 (defclass chat (chat:chat)
   ((topic :initform (grpc:make-topic :past +past-lines+) :reader chat-topic) ; of all lines
-   (lock :initform (sb-thread:make-mutex :name "chat") :reader chat-lock)) ; of the next number
+   (said :initform (list 0) :reader chat-said)) ; the last number that a line has
   (:documentation "chat.Chat: a room in which everybody hears what is said."))
 
 (defun check-text (what text longest)
@@ -26,12 +26,10 @@
 (defmethod chat.chat:say ((chat chat) line &key)
   (check-text "a name" (chat:line-name line) +name-characters+)
   (check-text "a text" (chat:line-text line) +text-characters+)
-  (let ((topic (chat-topic chat)))
-    (sb-thread:with-mutex ((chat-lock chat))
-      (let ((said (chat:make-line :name (chat:line-name line) :text (chat:line-text line)
-                                  :number (1+ (grpc:topic-position topic)))))
-        (grpc:broadcast topic said)
-        said))))
+  (let ((said (chat:make-line :name (chat:line-name line) :text (chat:line-text line)
+                              :number (1+ (sb-ext:atomic-incf (car (chat-said chat)))))))
+    (grpc:broadcast (chat-topic chat) said)
+    said))
 
 (defmethod chat.chat:join ((chat chat) request &key call)
   (declare (ignore request))

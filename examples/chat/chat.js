@@ -79,12 +79,11 @@ async function* stream(method, request, begun) {
   throw new CallError({code: "unavailable", message: "the stream has no end"});
 }
 
-let last = 0; // the number of the last line that is shown
-
 function show({name = "", text = "", number = 0}) {
-  if (number <= last) return; // a line that came before the page joined again
-  last = number;
+  const id = `line-${number}`;
+  if ($(id)) return; // it came before the page joined again
   const row = document.createElement("li"), who = document.createElement("b"), what = document.createElement("span");
+  row.id = id;
   who.textContent = name;
   what.textContent = text;
   row.append(who, what);

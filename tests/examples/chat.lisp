@@ -30,6 +30,25 @@
                                                  :subscribers))))
                "who has left is forgotten"))))
 
+(test what-is-heard-may-be-answered-at-once
+  "A caller within the image, whose callback runs on the thread of the one that speaks, may say
+something as soon as it hears a line."
+  (let* ((server (grpc:start-server (make-instance 'chat)))
+         (channel (grpc:server-channel server))
+         (heard '()))
+    (unwind-protect
+         (let ((stream (chat.chat:join channel (chat:make-join-request))))
+           (grpc:on-message stream (lambda (line)
+                                     (push (chat:line-text line) heard)
+                                     (when (string= "hello" (chat:line-text line))
+                                       (say channel "Grace" "hello, Ada"))))
+           (is (plusp (chat:line-number (say channel "Ada" "hello"))))
+           (is-true (server:wait-until (lambda () (= 2 (length heard)))))
+           (is (equal '("hello, Ada" "hello") heard))
+           (grpc:cancel stream))
+      (grpc:close-channel channel)
+      (grpc:stop-server server :drain 5))))
+
 (test names-and-texts-have-a-length
   (with-service (channel (make-instance 'chat))
     (flet ((refused-p (name text)
