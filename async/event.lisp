@@ -26,8 +26,7 @@
   "Schedule EVENT for NS nanoseconds after the beginning of the turn."
   (let ((loop (handle-loop event)))
     (begin-use event)
-    (schedule-timer (loop:event-loop-wheel loop) (event-timer event)
-                    (time-after ns (loop:event-loop-now loop)))))
+    (loop:start-timer loop (event-timer event) (time-after ns (loop:event-loop-now loop)))))
 
 (defun event-due (event)
   (if (plusp (%event-period-ns event))
@@ -42,12 +41,10 @@
          (timer (%event-timer event))
          (period (%event-period-ns event))
          (late (max 0 (- (loop:event-loop-now loop) (timer-due-ns timer)))))
-    (schedule-timer (loop:event-loop-wheel loop) timer
-                    (+ (timer-due-ns timer) (* period (1+ (floor late period)))))))
+    (loop:start-timer loop timer (+ (timer-due-ns timer) (* period (1+ (floor late period)))))))
 
 (defun end-event (event)
-  (let ((timer (%event-timer event)))
-    (when timer (cancel-timer (loop:event-loop-wheel (handle-loop event)) timer)))
+  (loop:stop-timer (handle-loop event) (%event-timer event))
   (end-use event))
 
 (defun delay (function &key time event-cb (loop *event-loop*))

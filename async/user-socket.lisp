@@ -211,11 +211,8 @@ If that is impossible, close BYTE-CHANNEL and signal SOCKET-ERROR or TLS-ERROR."
         (decf (program-incoming program))
         (decf (program-outgoing program)))
     (when timeouts
-      (stop-timer loop (timeouts-read-timer timeouts))
-      (stop-timer loop (timeouts-write-timer timeouts)))))
-
-(defun stop-timer (loop timer)
-  (when timer (cancel-timer (loop:event-loop-wheel loop) timer)))
+      (loop:stop-timer loop (timeouts-read-timer timeouts))
+      (loop:stop-timer loop (timeouts-write-timer timeouts)))))
 
 (defun tell-event (handle condition)
   "Give CONDITION to the event callback of HANDLE, a socket; without a callback log it."
@@ -287,9 +284,9 @@ sent, SOCKET is checked at the end of the turn."
       (when (and timeouts (timeouts-write-timer timeouts))
         (let ((loop (handle-loop socket)))
           (setf (timeouts-written-at timeouts) (loop:event-loop-now loop))
-          (schedule-timer (loop:event-loop-wheel loop) (timeouts-write-timer timeouts)
-                          (time-after (timeouts-write-ns timeouts)
-                                      (loop:event-loop-now loop)))))))
+          (loop:start-timer loop (timeouts-write-timer timeouts)
+                            (time-after (timeouts-write-ns timeouts)
+                                        (loop:event-loop-now loop)))))))
   nil)
 
 (define-hot write-socket-data ((socket socket) data &key (start index 0) (end (or null index))
@@ -361,7 +358,6 @@ its loop."
   (flet ((ns (seconds)
            (if (and seconds (plusp seconds)) (seconds-ns seconds) 0)))
     (let* ((loop (handle-loop socket))
-           (wheel (loop:event-loop-wheel loop))
            (now (loop:event-loop-now loop))
            (read-ns (ns read-seconds))
            (write-ns (ns write-seconds))
@@ -369,15 +365,15 @@ its loop."
            (read-timer (and (plusp read-ns) (make-timer #'check-reading socket)))
            (write-timer (and (plusp write-ns) (make-timer #'check-writing socket))))
       (when old
-        (stop-timer loop (timeouts-read-timer old))
-        (stop-timer loop (timeouts-write-timer old)))
+        (loop:stop-timer loop (timeouts-read-timer old))
+        (loop:stop-timer loop (timeouts-write-timer old)))
       (setf (%socket-timeouts socket)
             (and (or read-timer write-timer)
                  (make-timeouts :read-timer read-timer :read-ns read-ns :read-at now
                                 :write-timer write-timer :write-ns write-ns :written-at now)))
-      (when read-timer (schedule-timer wheel read-timer (time-after read-ns now)))
+      (when read-timer (loop:start-timer loop read-timer (time-after read-ns now)))
       (when (and write-timer (%socket-awaits socket))
-        (schedule-timer wheel write-timer (time-after write-ns now)))
+        (loop:start-timer loop write-timer (time-after write-ns now)))
       nil)))
 
 (defun check-reading (socket)
@@ -399,6 +395,6 @@ its loop."
   "Start TIMER, which has run, again for END-NS; if that is past, close SOCKET."
   (let ((loop (handle-loop socket)))
     (cond ((< (loop:event-loop-now loop) end-ns)
-           (schedule-timer (loop:event-loop-wheel loop) timer end-ns))
+           (loop:start-timer loop timer end-ns))
           (t (close-now socket t)
              (tell-event socket (make-condition 'socket-timeout :reason text))))))

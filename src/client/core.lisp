@@ -411,8 +411,7 @@ connections beyond the first to a server that have had no calls for as long."
     (dolist (subchannel (core-subchannels core))
       (leave-spare-links (subchannel-connection-set subchannel) (max 0 (- now limit))))
     (flet ((look-again (due)
-             (schedule-timer (loop:event-loop-wheel (core-loop core)) (idle-watch-timer watch)
-                             due)))
+             (loop:start-timer (core-loop core) (idle-watch-timer watch) due)))
       (cond ((or (busy-p core) (/= picks (idle-watch-picks watch)))
              (setf (idle-watch-picks watch) picks
                    (idle-watch-since-ns watch) now)
@@ -422,8 +421,7 @@ connections beyond the first to a server that have had no calls for as long."
             (t (go-idle core))))))
 
 (defun stop-idle-watch (core)
-  (let ((timer (shiftf (idle-watch-timer (core-idle-watch core)) nil)))
-    (when timer (cancel-timer (loop:event-loop-wheel (core-loop core)) timer))))
+  (loop:stop-timer (core-loop core) (shiftf (idle-watch-timer (core-idle-watch core)) nil)))
 
 (defun go-idle (core)
   "End the balancer and the resolver of CORE, which has no calls, until it gets one."

@@ -136,13 +136,13 @@ now on no thread of the client's checks it."
                      (hash-table-count (callee-call-pairs callee)))))
         (when timer
           (setf (call-pair-timer call-pair) timer)
-          (run-timer inproc-core timer deadline))
+          (start-core-timer inproc-core timer deadline))
         ;; it may have ended meanwhile, or its callee been given up
         (sb-sys:allow-with-interrupts
           (cond ((call-pair-claim call-pair)
                  (unregister call-pair)
                  ;; the thread that ended it may have stopped the timer before that was set
-                 (when timer (stop-timer inproc-core timer)))
+                 (when timer (stop-core-timer inproc-core timer)))
                 ((> open (options-max-calls (callee-options callee)))
                  (rpc:abort-as call :too-many-calls))
                 (t (look call))))))))
@@ -153,4 +153,4 @@ now on no thread of the client's checks it."
     (sb-thread:with-mutex ((callee-lock callee))
       (remhash call-pair (callee-call-pairs callee)))
     (let ((timer (shiftf (call-pair-timer call-pair) nil)))
-      (when timer (stop-timer inproc-core timer)))))
+      (when timer (stop-core-timer inproc-core timer)))))

@@ -128,8 +128,8 @@ has set SCHEDULED. Interrupts are off; during callbacks they are on if the calle
                  (run-on-client-reserve inproc-core #'run))))
       (setf timer (make-timer #'ring call))
       (sb-ext:atomic-push timer (rpc:reactions-timers reactions))
-      (run-timer inproc-core timer
-                 (status:deadline-in (seconds-ns seconds) (inproc-core-now inproc-core)))
+      (start-core-timer inproc-core timer
+                        (status:deadline-in (seconds-ns seconds) (inproc-core-now inproc-core)))
       ;; it may have ended before anybody could see that it has a timer
-      (when (call-status call) (stop-timer inproc-core timer))))
+      (when (call-status call) (stop-core-timer inproc-core timer))))
   nil)

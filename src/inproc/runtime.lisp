@@ -25,29 +25,24 @@ channel is closed."
                       (shiftf (inproc-core-loop inproc-core) nil))))
     (when event-loop (calling:release-client-loop event-loop :timers))))
 
-(defun run-timer (inproc-core timer due-ns)
-  "Have TIMER ring at DUE-NS."
+(defun start-core-timer (inproc-core timer due-ns)
+  "Let TIMER of INPROC-CORE run at DUE-NS. From any thread."
   (let ((event-loop (ensure-loop inproc-core)))
     (when event-loop
-      (loop:run-or-post event-loop
-                        (lambda ()
-                          (schedule-timer (loop:event-loop-wheel event-loop) timer due-ns))))))
+      (loop:run-or-post event-loop (lambda () (loop:start-timer event-loop timer due-ns))))))
 
-(defun stop-timer (inproc-core timer)
-  "Undo RUN-TIMER. If INPROC-CORE's channel is closed its timers were removed already."
+(defun stop-core-timer (inproc-core timer)
+  "Undo START-CORE-TIMER. If INPROC-CORE's channel is closed its timers were removed already."
   (let ((event-loop (inproc-core-loop inproc-core)))
     (when event-loop
-      (loop:run-or-post event-loop
-                        (lambda ()
-                          (when (timer-pending-p timer)
-                            (cancel-timer (loop:event-loop-wheel event-loop) timer)))))))
+      (loop:run-or-post event-loop (lambda () (loop:stop-timer event-loop timer))))))
 
 (define-hot forget-timers ((call inproc-call)) null
   "Stop the timers of AFTER of CALL, which has ended."
   (let ((reactions (rpc:call-reactions call)))
     (when reactions
       (loop for timer = (sb-ext:atomic-pop (rpc:reactions-timers reactions))
-            while timer do (stop-timer (call-inproc-core call) timer))))
+            while timer do (stop-core-timer (call-inproc-core call) timer))))
   nil)
 
 (defun client-reserve (inproc-core)

@@ -43,7 +43,8 @@ wait for it."
       (ring-later (make-timer #'look-around inproc-core) inproc-core))))
 
 (defun ring-later (timer inproc-core)
-  (run-timer inproc-core timer (status:deadline-in +patience-ns+ (inproc-core-now inproc-core))))
+  (start-core-timer inproc-core timer
+                    (status:deadline-in +patience-ns+ (inproc-core-now inproc-core))))
 
 (defun take-place (places place)
   (loop for old = (svref places place)

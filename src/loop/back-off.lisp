@@ -56,13 +56,12 @@ beginning of the last attempt. Return the seconds between the two. On LOOP."
                                      (funcall (the function function)))
                                    back-off)))
     (setf (back-off-timer back-off) timer)
-    (schedule-timer (event-loop-wheel loop) timer (time-after (seconds-ns seconds) since-ns))
+    (start-timer loop timer (time-after (seconds-ns seconds) since-ns))
     seconds))
 
 (defun stop-back-off (back-off loop)
   "Cancel the wait for the next attempt. On LOOP."
-  (let ((timer (shiftf (back-off-timer back-off) nil)))
-    (when timer (cancel-timer (event-loop-wheel loop) timer))))
+  (stop-timer loop (shiftf (back-off-timer back-off) nil)))
 
 ;;; Of a thread
 

@@ -151,6 +151,14 @@ loop.")
   "The data about callers of LOOP, a caller-driven one."
   (the driving (event-loop-driving loop)))
 
+(define-hot (start-timer :inline t) ((loop event-loop) (timer timer) (due-ns nanoseconds)) null
+  "Let TIMER run on LOOP at DUE-NS of its clock or later. A pending timer is moved. On the loop."
+  (schedule-timer (event-loop-wheel loop) timer due-ns))
+
+(define-hot (stop-timer :inline t) ((loop event-loop) (timer (or null timer))) boolean
+  "Do not let TIMER run on LOOP. Return true if it was pending; false without TIMER. On the loop."
+  (and timer (cancel-timer (event-loop-wheel loop) timer)))
+
 (defun event-loop-network (loop)
   (world-network (event-loop-world loop)))
 

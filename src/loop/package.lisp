@@ -42,7 +42,8 @@
    #:limit-silence #:make-tcp-byte-channel
    ;; loop-structure.lisp
    #:event-loop #:event-loop-name #:event-loop-world #:event-loop-poller #:event-loop-now
-   #:event-loop-wheel #:event-loop-turns #:event-loop-timed #:event-loop-statistics
+   #:event-loop-wheel #:start-timer #:stop-timer #:event-loop-turns #:event-loop-timed
+   #:event-loop-statistics
    #:event-loop-reserve #:event-loop-random #:event-loop-connections #:event-loop-state
    #:event-loop-stopping
    #:event-loop-datum #:event-loop-running-p #:in-event-loop-p #:note-time

@@ -37,12 +37,12 @@ signal's number.")
   "Make AWAIT-END of ENDING return. On its loop."
   (unless (shiftf (ending-begun ending) t)
     (let ((loop (ending-loop ending)))
-      (schedule-timer (loop:event-loop-wheel loop)
-                      (make-timer (lambda (ending)
-                                    (declare (ignore ending))
-                                    (end-at-once 1 "the end took too long"))
-                                  ending)
-                      (+ (loop:event-loop-now loop) (seconds-ns (ending-seconds ending)))))
+      (loop:start-timer loop
+                        (make-timer (lambda (ending)
+                                      (declare (ignore ending))
+                                      (end-at-once 1 "the end took too long"))
+                                    ending)
+                        (+ (loop:event-loop-now loop) (seconds-ns (ending-seconds ending)))))
     (sb-thread:signal-semaphore (ending-told ending))))
 
 (defun take-signal (ending number)

@@ -50,9 +50,8 @@ themselves."
 
 (defun await-drain-ping (link now)
   "Start the timer for a look, a while after NOW, whether the PING of DRAIN-LINK has been answered."
-  (schedule-timer (loop:event-loop-wheel (server-link-loop link))
-                  (permit-drain (server-link-permit link))
-                  (+ now +drain-look-ns+)))
+  (loop:start-timer (server-link-loop link) (permit-drain (server-link-permit link))
+                    (+ now +drain-look-ns+)))
 
 (defun busy-p (link now)
   "True if LINK may wait longer for the answer to the PING at NOW; see +LONGEST-DRAIN-PING-NS+."
@@ -72,8 +71,7 @@ is over."
 
 (defun forget-drain (link)
   "Stop waiting for the answer to the PING of DRAIN-LINK, since LINK has ended."
-  (let ((timer (permit-drain (server-link-permit link))))
-    (when timer (cancel-timer (loop:event-loop-wheel (server-link-loop link)) timer))))
+  (loop:stop-timer (server-link-loop link) (permit-drain (server-link-permit link))))
 
 (defun server-ping-ack (http2 payload)
   "The sink's on-ping-ack."

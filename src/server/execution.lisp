@@ -54,16 +54,17 @@ queue."
          (let ((timer (make-timer #'refuse-waiting ticket)))
            (end-patience call)
            (setf (deferred-start-patience (server-call-deferred-start call)) timer)
-           (schedule-timer (loop:event-loop-wheel loop) timer
-                           (+ (loop:event-loop-now loop)
-                              (seconds-ns (options-reserve-wait-seconds
-                                           (wire:wire-call-options call)))))))))))
+           (loop:start-timer loop timer
+                             (+ (loop:event-loop-now loop)
+                                (seconds-ns (options-reserve-wait-seconds
+                                             (wire:wire-call-options call)))))))))))
 
 (defun end-patience (call)
   "Cancel the timer of CALL's wait for a reserve thread, if there is one. On the loop."
-  (let* ((deferred-start (server-call-deferred-start call))
-         (timer (and deferred-start (shiftf (deferred-start-patience deferred-start) nil))))
-    (when timer (cancel-timer (loop:event-loop-wheel (wire-call-loop call)) timer))))
+  (let ((deferred-start (server-call-deferred-start call)))
+    (when deferred-start
+      (loop:stop-timer (wire-call-loop call)
+                       (shiftf (deferred-start-patience deferred-start) nil)))))
 
 (defun use-ticket (ticket)
   "Take the call out of TICKET and return it; nil if the ticket is empty. From any thread."

@@ -44,8 +44,7 @@ EXCHANGE:HTTP-VERSION-OF."
 
 (defun stop-opening (link)
   "Cancel the timer of LINK's opening: its protocol is known, or LINK has ended."
-  (cancel-timer (loop:event-loop-wheel (server-link-loop link))
-                (shiftf (server-link-opening link) nil)))
+  (loop:stop-timer (server-link-loop link) (shiftf (server-link-opening link) nil)))
 
 (defun settle (link version)
   "Begin the protocol VERSION, :HTTP1 or :HTTP2, on LINK."
@@ -98,6 +97,7 @@ would take an error for the answer to their first request."
   "Wait for the first octets of LINK, a new connection, to learn its protocol."
   (let ((timer (loop:make-lasting-timer (server-link-loop link) #'opening-due link)))
     (setf (server-link-opening link) timer)
-    (schedule-timer (loop:event-loop-wheel (server-link-loop link)) timer
-                    (+ (server-link-born-ns link)
-                       (seconds-ns (options-preface-timeout-seconds (server-link-options link)))))))
+    (loop:start-timer (server-link-loop link) timer
+                      (+ (server-link-born-ns link)
+                         (seconds-ns
+                          (options-preface-timeout-seconds (server-link-options link)))))))

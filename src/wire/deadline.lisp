@@ -10,7 +10,7 @@
   "Start the timer that ends CALL when its deadline passes. On the loop."
   (let ((timer (make-timer #'deadline-passed call)))
     (setf (wire-parts-timer (ensure-wire-parts call)) timer)
-    (schedule-timer (loop:event-loop-wheel (wire-call-loop call)) timer (call-deadline call)))
+    (loop:start-timer (wire-call-loop call) timer (call-deadline call)))
   nil)
 
 (define-hot (start-deadline :inline t) ((call wire-call)) null
@@ -25,20 +25,19 @@ then call START-DEADLINE. On the loop."
         (parts (call-wire-parts call)))
     (when (or (zerop own) (< deadline own))
       (setf (call-deadline call) deadline)
-      (when (and parts (wire-parts-timer parts))
-        (cancel-timer (loop:event-loop-wheel (wire-call-loop call))
-                      (shiftf (wire-parts-timer parts) nil)))
+      (when parts
+        (loop:stop-timer (wire-call-loop call) (shiftf (wire-parts-timer parts) nil)))
       t)))
 
 (define-hot stop-timers-of ((call wire-call) (parts wire-parts)) null
   "See STOP-TIMERS; PARTS are CALL's."
-  (let ((wheel (loop:event-loop-wheel (wire-call-loop call)))
+  (let ((loop (wire-call-loop call))
         (reactions (wire-parts-reactions parts)))
     (when (wire-parts-timer parts)
-      (cancel-timer wheel (shiftf (wire-parts-timer parts) nil)))
+      (loop:stop-timer loop (shiftf (wire-parts-timer parts) nil)))
     (when reactions
       (dolist (timer (shiftf (reactions-timers reactions) '()))
-        (cancel-timer wheel timer))))
+        (loop:stop-timer loop timer))))
   nil)
 
 (define-hot (stop-timers :inline t) ((call wire-call)) null
@@ -63,5 +62,5 @@ end would fill the wheel with timers that are due much later."
       (wire-post call (lambda ()
                         (unless (call-status call)
                           (push timer (reactions-timers (ensure-reactions call)))
-                          (schedule-timer (loop:event-loop-wheel loop) timer due))))))
+                          (loop:start-timer loop timer due))))))
   nil)

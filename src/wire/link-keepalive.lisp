@@ -23,7 +23,7 @@
     (live-on link)))
 
 (defun end-life (link)
-  (cancel-timer (loop:event-loop-wheel (link-loop link)) (link-life link)))
+  (loop:stop-timer (link-loop link) (link-life link)))
 
 (defun live-on (link)
   "Make the checks of LINK, and start the timer for the next time at which one may be due."
@@ -35,7 +35,7 @@
       (let ((next (and (null (link-failure link)) (funcall check link now))))
         (when next (setf due (if due (min due next) next)))))
     (when (and due (null (link-failure link)))
-      (schedule-timer (loop:event-loop-wheel (link-loop link)) (link-life link) due))))
+      (loop:start-timer (link-loop link) (link-life link) due))))
 
 ;;; Each check acts if it is due at NOW. It returns the time when it is due next, or NIL for
 ;;; never.

@@ -114,8 +114,8 @@ LOOP has stopped. On LOOP."
     (flet ((ring (pointer)
              (let ((console (sb-ext:weak-pointer-value pointer)))
                (when console
-                 (schedule-timer (loop:event-loop-wheel loop) timer
-                                 (+ (loop:event-loop-now loop) (seconds-ns +look-seconds+)))
+                 (loop:start-timer loop timer
+                                   (+ (loop:event-loop-now loop) (seconds-ns +look-seconds+)))
                  (loop:run-on-reserve (loop:event-loop-reserve loop)
                                       (lambda () (look-if-due console)))))))
       (setf timer (loop:make-lasting-timer loop #'ring pointer))

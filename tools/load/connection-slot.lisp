@@ -272,17 +272,16 @@ and it waits before the next attempt."
         (setf (connection-slot-timer connection-slot)
               (make-timer #'connect-connection-slot connection-slot)))
       (unless (generator-done generator)
-        (schedule-timer (generator-wheel generator) (connection-slot-timer connection-slot)
-                        (+ (generator-now generator) (floor (* 1d9 seconds))))))))
+        (loop:start-timer (generator-loop generator) (connection-slot-timer connection-slot)
+                          (+ (generator-now generator) (floor (* 1d9 seconds))))))))
 
 (defun close-connection-slot (connection-slot)
   "End CONNECTION-SLOT and its connection."
   (let ((connection (connection-slot-connection connection-slot)))
     (setf (connection-slot-state connection-slot) :closed
           (connection-slot-connection connection-slot) nil)
-    (when (connection-slot-timer connection-slot)
-      (cancel-timer (generator-wheel (connection-slot-generator connection-slot))
-                    (connection-slot-timer connection-slot)))
+    (loop:stop-timer (generator-loop (connection-slot-generator connection-slot))
+                     (connection-slot-timer connection-slot))
     (when connection
       (http2:close-connection (connection-http2 connection) http2:+no-error+ "")
       (loop:close-connection (connection-socket connection)))))

@@ -57,8 +57,8 @@ the tally, connection slots.")
 (defun connect-generator (generator)
   "Begin to connect all connection slots of GENERATOR. On its loop."
   (note-now generator)
-  (schedule-timer (generator-wheel generator) (generator-tick-timer generator)
-                  (+ (generator-now generator) +tick-ns+))
+  (loop:start-timer (generator-loop generator) (generator-tick-timer generator)
+                    (+ (generator-now generator) +tick-ns+))
   (map nil #'connect-connection-slot (generator-connection-slots generator)))
 
 ;;; How many calls may be under way
@@ -101,10 +101,10 @@ the tally, connection slots.")
         (error (error) (give-generator-up generator error))))
     (unless (or (zerop (plan-timeout-ns (generator-plan generator)))
                 (timer-pending-p (the timer (generator-expiry-timer generator))))
-      (schedule-timer (generator-wheel generator) (generator-expiry-timer generator)
-                      (logand most-positive-fixnum
-                              (+ (load-call-made-ns load-call)
-                                 (plan-timeout-ns (generator-plan generator))))))
+      (loop:start-timer (generator-loop generator) (generator-expiry-timer generator)
+                        (logand most-positive-fixnum
+                                (+ (load-call-made-ns load-call)
+                                   (plan-timeout-ns (generator-plan generator))))))
     load-call))
 
 (defun note-wait (connection-slot connection)
@@ -211,9 +211,9 @@ each idle worker."
     (if (or (generator-stopping generator) (zerop (generator-left generator))
             (<= (generator-end-ns generator) (generator-due-ns generator)))
         (setf (generator-left generator) 0)
-        (schedule-timer (generator-wheel generator) (generator-pace-timer generator)
-                        ;; in the next turn, if there is more than one turn can begin
-                        (generator-due-ns generator)))
+        (loop:start-timer (generator-loop generator) (generator-pace-timer generator)
+                          ;; in the next turn, if there is more than one turn can begin
+                          (generator-due-ns generator)))
     (after-event generator)
     nil))
 
@@ -226,8 +226,8 @@ each idle worker."
           while (and load-call (<= (+ (load-call-made-ns load-call) timeout-ns) now))
           do (end-load-call load-call +code-deadline-exceeded+ "the deadline has passed"))
     (when (generator-oldest generator)
-      (schedule-timer (generator-wheel generator) (generator-expiry-timer generator)
-                      (+ (load-call-made-ns (generator-oldest generator)) timeout-ns)))
+      (loop:start-timer (generator-loop generator) (generator-expiry-timer generator)
+                        (+ (load-call-made-ns (generator-oldest generator)) timeout-ns)))
     (map nil #'pump-connection-slot (generator-connection-slots generator))
     (after-event generator)))
 
@@ -243,8 +243,8 @@ each idle worker."
     (note-stall generator now)
     (unless (generator-done generator)
       (setf (generator-tick-due-ns generator) (+ now +tick-ns+))
-      (schedule-timer (generator-wheel generator) (generator-tick-timer generator)
-                      (generator-tick-due-ns generator)))
+      (loop:start-timer (generator-loop generator) (generator-tick-timer generator)
+                        (generator-tick-due-ns generator)))
     (loop for connection-slot across (generator-connection-slots generator)
           for connection = (connection-slot-connection connection-slot)
           when connection
@@ -261,10 +261,10 @@ each idle worker."
 
 (defun begin-generator (generator begin-ns)
   "Begin the run of GENERATOR at BEGIN-NS. On its loop."
-  (schedule-timer (generator-wheel generator)
-                  (make-timer (lambda (generator) (begin-generator-now generator begin-ns))
-                              generator)
-                  begin-ns))
+  (loop:start-timer (generator-loop generator)
+                    (make-timer (lambda (generator) (begin-generator-now generator begin-ns))
+                                generator)
+                    begin-ns))
 
 (defun begin-generator-now (generator begin-ns)
   "Begin the run of GENERATOR now; it was to begin at BEGIN-NS."
@@ -278,13 +278,13 @@ each idle worker."
     (when (plan-duration-ns plan)
       (setf (generator-end-ns generator)
             (+ (generator-measure-ns generator) (plan-duration-ns plan)))
-      (schedule-timer (generator-wheel generator) (make-timer #'tick generator)
-                      (generator-end-ns generator)))
+      (loop:start-timer (generator-loop generator) (make-timer #'tick generator)
+                        (generator-end-ns generator)))
     (set-quotas generator)
     (cond ((generator-pacer generator)
            (setf (generator-due-ns generator) (+ begin-ns (next-due (generator-pacer generator))))
-           (schedule-timer (generator-wheel generator) (generator-pace-timer generator)
-                           (generator-due-ns generator)))
+           (loop:start-timer (generator-loop generator) (generator-pace-timer generator)
+                             (generator-due-ns generator)))
           (t (map nil #'pump-connection-slot (generator-connection-slots generator))))
     (after-event generator)))
 

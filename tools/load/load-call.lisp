@@ -122,8 +122,7 @@ function."
       (when (http2:stream-open-p stream)
         (http2:reset-stream stream http2:+cancel+))
       (http2:release-stream stream))
-    (when (load-call-timer load-call)
-      (cancel-timer (generator-wheel (load-call-generator load-call)) (load-call-timer load-call)))
+    (loop:stop-timer (generator-loop (load-call-generator load-call)) (load-call-timer load-call))
     nil))
 
 (define-hot end-load-call ((load-call load-call) (code (integer 0 16)) (text (or null string))) null
@@ -176,10 +175,10 @@ function."
 
 (defun wake-load-call (load-call due-ns)
   "Call GO-ON with LOAD-CALL at DUE-NS."
-  (schedule-timer (generator-wheel (load-call-generator load-call))
-                  (or (load-call-timer load-call)
-                      (setf (load-call-timer load-call) (make-timer #'go-on load-call)))
-                  due-ns))
+  (loop:start-timer (generator-loop (load-call-generator load-call))
+                    (or (load-call-timer load-call)
+                        (setf (load-call-timer load-call) (make-timer #'go-on load-call)))
+                    due-ns))
 
 (defun go-on (load-call)
   "The timer of LOAD-CALL rings: the next request is due, or the call has lasted long enough."

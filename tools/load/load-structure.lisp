@@ -117,9 +117,6 @@
 
 (declaim (sb-ext:freeze-type load-call connection connection-slot generator))
 
-(defun generator-wheel (generator)
-  (loop:event-loop-wheel (generator-loop generator)))
-
 (define-hot note-now ((generator generator)) nanoseconds
   "Note the present time as that of GENERATOR's next events; return it."
   (setf (generator-now generator) (loop:read-clock (generator-loop generator))))

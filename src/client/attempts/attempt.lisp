@@ -69,8 +69,7 @@ many attempts it allows; or nil."
              (timer (make-timer #'begin-due call)))
         (setf (client-retries-timer (call-retries call)) timer
               (gethash call (core-retrying core)) t)
-        (schedule-timer (loop:event-loop-wheel (core-loop core)) timer
-                        (time-after delay-ns (core-now core))))))
+        (loop:start-timer (core-loop core) timer (time-after delay-ns (core-now core))))))
 
 (defun begin-undelayed (call)
   "As BEGIN-DUE, unless CALL awaits a later time now."

@@ -63,7 +63,7 @@
          (timer (and retries (shiftf (client-retries-timer retries) nil)))
          (core (client-call-core call)))
     (when timer
-      (cancel-timer (loop:event-loop-wheel (core-loop core)) timer)
+      (loop:stop-timer (core-loop core) timer)
       (remhash call (core-retrying core)))))
 
 (defun reset-attempt (attempt)

@@ -45,7 +45,7 @@
   "The branch of TREE called NAME, needed from now on; true as second value if it is new."
   (let ((branch (find-branch tree name)))
     (cond (branch
-           (stop-timer tree (shiftf (branch-timer branch) nil))
+           (stop-policy-timer tree (shiftf (branch-timer branch) nil))
            (values branch nil))
           (t (values (setf (gethash name (tree-branches tree))
                            (make-instance 'branch :parent tree :name name))
@@ -53,7 +53,7 @@
 
 (defun cut (tree branch)
   "End BRANCH of TREE."
-  (stop-timer tree (shiftf (branch-timer branch) nil))
+  (stop-policy-timer tree (shiftf (branch-timer branch) nil))
   (remhash (branch-name branch) (tree-branches tree))
   (close-balancer branch))
 
@@ -69,7 +69,7 @@ the others."
   "End BRANCH of TREE, which is not needed now, after +RETENTION-NS+, unless it is needed again."
   (unless (branch-timer branch)
     (setf (branch-timer branch)
-          (start-timer tree +retention-ns+ (lambda (tree) (cut tree branch))))))
+          (start-policy-timer tree +retention-ns+ (lambda (tree) (cut tree branch))))))
 
 (defun branch-backends (name backends)
   "The BACKENDS of the child NAME, with the rest of their paths."

@@ -237,8 +237,9 @@
     (dolist (endpoint endpoints) (age-ejection balancer endpoint now-ns))))
 
 (defun plan-look (balancer ns)
-  (stop-timer balancer (detection-timer balancer))
-  (setf (detection-timer balancer) (start-timer balancer (max 0 ns) #'look-for-outliers)))
+  "Look for outliers in NS nanoseconds, in place of the time planned before."
+  (stop-policy-timer balancer (detection-timer balancer))
+  (setf (detection-timer balancer) (start-policy-timer balancer (max 0 ns) #'look-for-outliers)))
 
 (defun begin-looking (balancer)
   "Plan the next examination of BALANCER, whose config, perhaps a new one, has an algorithm."
@@ -253,7 +254,7 @@
 
 (defun end-looking (balancer)
   "End the examinations of BALANCER, whose config has no algorithm any more."
-  (stop-timer balancer (shiftf (detection-timer balancer) nil))
+  (stop-policy-timer balancer (shiftf (detection-timer balancer) nil))
   (setf (detection-since-ns balancer) nil)
   (loop for endpoint being the hash-values of (detection-endpoints balancer)
         do (when (endpoint-ejected-ns endpoint) (take-back balancer endpoint))
@@ -266,7 +267,7 @@
   (update-backends (wrapper-child balancer) backends (detection-child config)))
 
 (defmethod close-balancer :after ((balancer outlier-detection))
-  (stop-timer balancer (shiftf (detection-timer balancer) nil)))
+  (stop-policy-timer balancer (shiftf (detection-timer balancer) nil)))
 
 (defmethod client:balancer-facts ((balancer outlier-detection))
   (list* :ejected (detection-ejected balancer) (call-next-method)))

@@ -5,15 +5,14 @@
 (defconstant +least-period-ns+ (floor +ns-per-second+ 10)
   "The least period of repeated actions of policies, in nanoseconds, regardless of the config.")
 
-(defun start-timer (balancer ns function)
+(defun start-policy-timer (balancer ns function)
   "Call FUNCTION with BALANCER in NS nanoseconds, on the loop, and again after an error; return the
 timer."
   (let* ((loop (client:core-loop (balancer-core balancer)))
          (timer (loop:make-lasting-timer loop function balancer)))
-    (schedule-timer (loop:event-loop-wheel loop) timer (time-after ns (balancer-now balancer)))
+    (loop:start-timer loop timer (time-after ns (balancer-now balancer)))
     timer))
 
-(defun stop-timer (balancer timer)
+(defun stop-policy-timer (balancer timer)
   "Stop TIMER, or nil."
-  (when (and timer (timer-pending-p timer))
-    (cancel-timer (loop:event-loop-wheel (client:core-loop (balancer-core balancer))) timer)))
+  (loop:stop-timer (client:core-loop (balancer-core balancer)) timer))

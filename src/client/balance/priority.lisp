@@ -53,15 +53,15 @@ time; or to T once the time is over."))
 (defun give-time (tree branch)
   "Give BRANCH time to become ready."
   (setf (gethash branch (priority-failing tree))
-        (start-timer tree +failover-ns+
-                     (lambda (tree)
-                       (setf (gethash branch (priority-failing tree)) t)
-                       (choose tree)))))
+        (start-policy-timer tree +failover-ns+
+                            (lambda (tree)
+                              (setf (gethash branch (priority-failing tree)) t)
+                              (choose tree)))))
 
 (defun end-time (tree branch &optional over)
   "Stop the timer of BRANCH; OVER is true if its time is over."
   (let ((timer (gethash branch (priority-failing tree))))
-    (when (typep timer 'timer) (stop-timer tree timer)))
+    (when (typep timer 'timer) (stop-policy-timer tree timer)))
   (if over
       (setf (gethash branch (priority-failing tree)) t)
       (remhash branch (priority-failing tree))))

@@ -151,11 +151,12 @@ LEAF-POLICY's config."
 
 (defun look-again (leaf-policy)
   "Renew the weights each update period while LEAF-POLICY has ready members."
-  (stop-timer leaf-policy (shiftf (weighted-timer leaf-policy) nil))
+  (stop-policy-timer leaf-policy (shiftf (weighted-timer leaf-policy) nil))
   (when (plusp (length (weighted-ready leaf-policy)))
     ;; first, so that the timer goes on after an error
     (setf (weighted-timer leaf-policy)
-          (start-timer leaf-policy (weighting-update-ns (weighting leaf-policy)) #'look-again))
+          (start-policy-timer leaf-policy (weighting-update-ns (weighting leaf-policy))
+                              #'look-again))
     (look-at-weights leaf-policy)))
 
 (defmethod leaf-policy-picker ((leaf-policy weighted-round-robin) ready)
@@ -188,4 +189,4 @@ LEAF-POLICY's config."
           (call-next-method)))
 
 (defmethod close-balancer :after ((leaf-policy weighted-round-robin))
-  (stop-timer leaf-policy (shiftf (weighted-timer leaf-policy) nil)))
+  (stop-policy-timer leaf-policy (shiftf (weighted-timer leaf-policy) nil)))

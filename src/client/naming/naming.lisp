@@ -80,14 +80,12 @@ clients; see choice.lisp."))
 (defun set-resolver-timer (resolver function due-ns)
   "Call FUNCTION with RESOLVER at DUE-NS, in place of the function set before; with nil, call no
 function."
-  (let ((wheel (loop:event-loop-wheel (resolver-loop resolver)))
-        (old (resolver-timer resolver)))
-    (when old (cancel-timer wheel old))
-    (setf (resolver-timer resolver)
-          (when function
-            (let ((timer (loop:make-lasting-timer (resolver-loop resolver) function resolver)))
-              (schedule-timer wheel timer due-ns)
-              timer)))
+  (let ((loop (resolver-loop resolver)))
+    (loop:stop-timer loop (shiftf (resolver-timer resolver) nil))
+    (when function
+      (let ((timer (loop:make-lasting-timer loop function resolver)))
+        (setf (resolver-timer resolver) timer)
+        (loop:start-timer loop timer due-ns)))
     nil))
 
 ;;; A look-up

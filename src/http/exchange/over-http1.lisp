@@ -111,8 +111,7 @@
 (defun look-again (state due-ns)
   "Schedule a check of STATE at DUE-NS."
   (setf (state-timer-ns state) due-ns)
-  (schedule-timer (loop:event-loop-wheel (state-loop state)) (state-timer state)
-                  due-ns))
+  (loop:start-timer (state-loop state) (state-timer state) due-ns))
 
 (defun await-due (state)
   "Start STATE's timer for the time at which its phase exceeds its limit, unless it is due by then."
@@ -546,7 +545,7 @@ owner write more."
   "The handler's CLOSED."
   (let* ((state (loop:connection-user socket))
          (request (shiftf (state-request state) nil)))
-    (cancel-timer (loop:event-loop-wheel (state-loop state)) (state-timer state))
+    (loop:stop-timer (state-loop state) (state-timer state))
     (enter-phase state :over)
     (when request
       (funcall (sink-lost (state-sink state)) request "the connection has ended")

@@ -64,8 +64,8 @@ loop."
 (defun set-limit (query ns)
   "Limit the current step of QUERY to NS nanoseconds, or to the rest of its time."
   (let ((loop (query-loop query)))
-    (schedule-timer (loop:event-loop-wheel loop) (query-timer query)
-                    (min (query-end-ns query) (+ (loop:event-loop-now loop) ns)))))
+    (loop:start-timer loop (query-timer query)
+                      (min (query-end-ns query) (+ (loop:event-loop-now loop) ns)))))
 
 (defun time-left (query)
   (- (query-end-ns query) (loop:event-loop-now (query-loop query))))
@@ -75,7 +75,7 @@ loop."
   (let ((udp-socket (shiftf (query-udp-socket query) nil))
         (connection (shiftf (query-connection query) nil)))
     (incf (query-attempt query))
-    (cancel-timer (loop:event-loop-wheel (query-loop query)) (query-timer query))
+    (loop:stop-timer (query-loop query) (query-timer query))
     (when udp-socket (loop:close-udp-socket udp-socket))
     (when connection (loop:close-connection connection :abort t))))
 

@@ -530,7 +530,7 @@ that is done. Closing a closed connection does nothing, except with ABORT. On th
                    (setf (connection-timer connection)
                          (make-timer #'give-up-lingering connection))))
         (loop (connection-loop connection)))
-    (schedule-timer (event-loop-wheel loop) timer (+ (event-loop-now loop) +linger-ns+))))
+    (start-timer loop timer (+ (event-loop-now loop) +linger-ns+))))
 
 (defun give-up-lingering (connection)
   (abort-connection connection nil))
@@ -587,8 +587,7 @@ closes its side. Closing earlier might destroy octets that are still on their wa
         (give-buffer-back loop (connection-leftover connection))
         (setf (connection-leftover connection) nil))
       (when (connection-account connection) (charge-kept connection))
-      (when (connection-timer connection)
-        (cancel-timer (event-loop-wheel loop) (connection-timer connection)))
+      (stop-timer loop (connection-timer connection))
       (remove-source connection)
       (close-byte-channel (connection-byte-channel connection))
       (tell-closed connection reason)

@@ -100,8 +100,7 @@ target, or LOOP has stopped. From any thread."
     (let ((loop (connector-loop connector)))
       (push connector (event-loop-unconnected loop))
       (setf (connector-end-ns connector) (due-from-now connector))
-      (schedule-timer (event-loop-wheel loop) (connector-deadline connector)
-                      (connector-end-ns connector))
+      (start-timer loop (connector-deadline connector) (connector-end-ns connector))
       (try-next-address connector))))
 
 (defun due-from-now (connector)
@@ -121,14 +120,13 @@ target, or LOOP has stopped. From any thread."
 
 (defun try-next-address (connector)
   "Begin to connect to the next address that can be tried at all; fail if no attempt remains."
-  (let* ((loop (connector-loop connector))
-         (wheel (event-loop-wheel loop)))
-    (cancel-timer wheel (connector-delay connector))
+  (let ((loop (connector-loop connector)))
+    (stop-timer loop (connector-delay connector))
     (loop while (connector-untried connector)
           until (begin-connecting connector (pop (connector-untried connector))))
     (cond ((connector-untried connector)
-           (schedule-timer wheel (connector-delay connector)
-                           (+ (event-loop-now loop) (connector-delay-ns connector))))
+           (start-timer loop (connector-delay connector)
+                        (+ (event-loop-now loop) (connector-delay-ns connector))))
           ((null (or (connector-connectings connector) (connector-candidates connector)))
            (fail-connector connector)))))
 
@@ -241,22 +239,21 @@ attempts are under way, the next one begins when it would have begun."
   (unless (or (connector-connectings connector) (connector-candidates connector))
     (try-next-address connector))
   (unless (connector-done connector)
-    (schedule-timer (event-loop-wheel (connector-loop connector)) (connector-deadline connector)
-                    (reduce #'min
-                            (append (mapcar #'connecting-due-ns (connector-connectings connector))
-                                          (mapcar #'cdr (connector-candidates connector)))))))
+    (start-timer (connector-loop connector) (connector-deadline connector)
+                 (reduce #'min
+                         (append (mapcar #'connecting-due-ns (connector-connectings connector))
+                                 (mapcar #'cdr (connector-candidates connector)))))))
 
 (defun end-connecting (connector)
   "End the attempts of CONNECTOR that are under way, except those of candidates, which belong to
 their owner. None of their functions is called any more. On the loop."
   (unless (connector-done connector)
-    (let* ((loop (connector-loop connector))
-           (wheel (event-loop-wheel loop)))
+    (let ((loop (connector-loop connector)))
       (setf (connector-done connector) t
             (connector-untried connector) '()
             (event-loop-unconnected loop) (delete connector (event-loop-unconnected loop)))
-      (cancel-timer wheel (connector-deadline connector))
-      (cancel-timer wheel (connector-delay connector))
+      (stop-timer loop (connector-deadline connector))
+      (stop-timer loop (connector-delay connector))
       (loop while (connector-connectings connector)
             do (funcall (network-close (event-loop-network loop))
                         (leave-connecting (first (connector-connectings connector)))))))

@@ -109,7 +109,7 @@ first of LOOPS runs."
 ;;; Closing
 
 (defun release-listener (listener)
-  (cancel-timer (event-loop-wheel (listener-loop listener)) (listener-pause listener))
+  (stop-timer (listener-loop listener) (listener-pause listener))
   (remove-source listener)
   (let ((socket (shiftf (listener-socket listener) -1)))
     (unless (minusp socket) (close-listening-socket listener socket))))
@@ -199,8 +199,8 @@ address; then it is the listener's own."
                     (or (end-lingering (listener-loops listener))
                         (guarding (:full-function-error :listener listener)
                           (funcall (listener-on-full listener)))))))
-    (schedule-timer (event-loop-wheel loop) (listener-pause listener)
-                    (+ (event-loop-now loop) (if room +short-pause-ns+ +pause-ns+)))
+    (start-timer loop (listener-pause listener)
+                 (+ (event-loop-now loop) (if room +short-pause-ns+ +pause-ns+)))
     nil))
 
 (defun accept-connections (listener)

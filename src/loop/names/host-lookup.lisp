@@ -173,8 +173,7 @@ returns. Signal MISUSE if LOOP has stopped. From any thread."
   (let ((loop (lookup-loop lookup))
         (target (lookup-target lookup)))
     (push lookup (event-loop-unconnected loop))
-    (schedule-timer (event-loop-wheel loop) (lookup-limit lookup)
-                    (time-after timeout-ns (event-loop-now loop)))
+    (start-timer loop (lookup-limit lookup) (time-after timeout-ns (event-loop-now loop)))
     (trace-event :dns-resolver :look-up :name (target-host target))
     (if (target-addresses target)
         (end-lookup lookup (target-addresses target) nil)
@@ -195,7 +194,7 @@ returns. Signal MISUSE if LOOP has stopped. From any thread."
     (let ((loop (lookup-loop lookup)))
       (setf (lookup-done lookup) t
             (event-loop-unconnected loop) (delete lookup (event-loop-unconnected loop)))
-      (cancel-timer (event-loop-wheel loop) (lookup-limit lookup))
+      (stop-timer loop (lookup-limit lookup))
       (if condition
           (trace-event :dns-resolver :look-up-failed
                        :name (target-text (lookup-target lookup))

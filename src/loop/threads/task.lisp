@@ -7,7 +7,7 @@
 ;;;;   CALL-BEFORE-FLUSH    the loop     before output is sent next, or at the end of this turn
 ;;;;   CALL-LAST            the loop     at the end of this turn, after the output has been sent
 ;;;;   CALL-AFTER-CLOSING   the loop     at the end of a turn, for each connection that has gone
-;;;;   a timer              the loop     when it is due; see EVENT-LOOP-WHEEL
+;;;;   START-TIMER          the loop     when the timer is due
 ;;;;   MARK-READY, -DIRTY   the loop     a connection's next read, and next flush
 
 (in-package #:clgrpc.loop)
@@ -90,8 +90,7 @@ runs again after a while."
                                          (funcall function argument))))
                     (setf again-ns +again-ns+))
                    ((timer-pending-p timer))
-                   (t (schedule-timer (event-loop-wheel loop) timer
-                                      (+ (event-loop-now loop) again-ns))
+                   (t (start-timer loop timer (+ (event-loop-now loop) again-ns))
                       (setf again-ns (min +longest-again-ns+ (* 2 again-ns)))))))
       (setf timer (make-timer #'ring argument)))))
 

@@ -130,8 +130,8 @@ together.")
       (setf host "others"))
     (or (<= (incf (the fixnum (gethash host counts 0))) +failures-per-second+)
         (progn (unless (shiftf (failures-scheduled failures) t)
-                 (schedule-timer (loop:event-loop-wheel loop) (make-timer #'tell-failures failures)
-                                 (failures-end-ns failures)))
+                 (loop:start-timer loop (make-timer #'tell-failures failures)
+                                   (failures-end-ns failures)))
                nil))))
 
 ;;; The event

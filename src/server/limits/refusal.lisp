@@ -64,7 +64,7 @@ notify the observer. On SERVER-LOOP's loop."
                        wait)))))
     (cond ((null wait))
           ((plusp wait)
-           (schedule-timer (loop:event-loop-wheel loop)
-                           (loop:make-lasting-timer loop #'tell-refusals server)
-                           (+ (loop:event-loop-now loop) wait)))
+           (loop:start-timer loop
+                             (loop:make-lasting-timer loop #'tell-refusals server)
+                             (+ (loop:event-loop-now loop) wait)))
           (t (tell-refusals server)))))

@@ -23,7 +23,7 @@
                           (lambda (function call-pair)
                             (setf client (inproc::call-pair-client call-pair))
                             (funcall function call-pair)))
-      (sb-int:encapsulate 'inproc::run-timer 'ended-before
+      (sb-int:encapsulate 'inproc::start-core-timer 'ended-before
                           (lambda (function inproc-core timer due-ns)
                             (push timer timers)
                             (grpc:cancel client)
@@ -33,6 +33,6 @@
                                (caught (grpc:await (grpc:call-async #'lab.bench:ask channel (note 1)
                                                                     :timeout 1000))))))
         (sb-int:unencapsulate 'inproc::register 'note-client)
-        (sb-int:unencapsulate 'inproc::run-timer 'ended-before))
+        (sb-int:unencapsulate 'inproc::start-core-timer 'ended-before))
       (is (= 1 (length timers)))
       (is (wait-until (lambda () (notany #'timer-pending-p timers)))))))

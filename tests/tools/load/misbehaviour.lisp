@@ -298,8 +298,9 @@ rung."
                                (load::post-all
                                 control
                                 (lambda (generator)
-                                  (base:cancel-timer (load::generator-wheel generator)
-                                                     (load::generator-expiry-timer generator))))))))
+                                  (clgrpc.loop:stop-timer
+                                   (load::generator-loop generator)
+                                   (load::generator-expiry-timer generator))))))))
       (is (equal '("DeadlineExceeded" 1) (statuses-of run))))))
 
 (defun frames-of-reset (id)

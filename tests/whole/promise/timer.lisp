@@ -22,16 +22,13 @@ says whether it may end. Return how late the timer ran."
                               (declare (ignore argument))
                               (setf ran (monotonic-ns)))
                             nil)))
-    (loop:run-or-post loop (lambda () (schedule-timer (loop:event-loop-wheel loop) timer due)))
+    (loop:run-or-post loop (lambda () (loop:start-timer loop timer due)))
     (flet ((over-p ()
              (or ran (> (monotonic-ns) (+ due (* 1000000 *give-up-ms*))))))
       (funcall occupy #'over-p)
       (wait-until #'over-p)
       (prog1 (if ran (/ (- ran due) 1d6) *give-up-ms*)
-        (loop:run-or-post loop
-                          (lambda ()
-                            (when (timer-pending-p timer)
-                              (cancel-timer (loop:event-loop-wheel loop) timer))))))))
+        (loop:run-or-post loop (lambda () (loop:stop-timer loop timer)))))))
 
 (defun median (numbers)
   (quantile numbers 0.5))

@@ -50,7 +50,7 @@
                    nil)
                  (make-turn-of loop)))
           (on-it (lambda ()
-                   (schedule-timer (clgrpc.loop:event-loop-wheel loop) timer +ns-per-second+)))
+                   (clgrpc.loop:start-timer loop timer +ns-per-second+)))
           (loop for second from 1 to 20
                 do (setf now (* second +ns-per-second+))
                    (make-turn-of loop))
