@@ -88,17 +88,15 @@ SUBCHANNEL is its own or its children's. On its channel's loop.")
           (list :waiting (stream-queue-count (core-stream-queue core)))))
 
 (defun look-at (core function)
-  "The value of FUNCTION, called on the loop of CORE; or on this thread, if the loop has stopped."
+  "The value of FUNCTION, called on the loop of CORE; or on this thread, if the loop has stopped or
+does not answer."
   (declare (type function function))
-  (let ((value nil) (done (sb-thread:make-semaphore)))
-    (flet ((look ()
-             (setf value (funcall function))
-             (sb-thread:signal-semaphore done)))
-      (if (and (core-open core)
-               (loop:run-or-post (core-loop core) #'look)
-               (loop:await-semaphore done :timeout-seconds 10))
-          value
-          (funcall function)))))
+  (flet ((look-here (reason)
+           (declare (ignore reason))
+           (funcall function)))
+    (if (core-open core)
+        (loop:call-and-wait (core-loop core) function 10 #'look-here)
+        (look-here :closed))))
 
 (defmethod channel-addresses ((channel wire-channel))
   (let ((core (channel-core channel)))

@@ -310,3 +310,19 @@ rejects the future. Signal MISUSE if LOOP has stopped. From any thread."
                     (unless (future-done-p future) (settle-by-call future function))))
       (misuse "~A has stopped." loop))
     future))
+
+(defun call-and-wait (loop function timeout-seconds otherwise)
+  "Call FUNCTION, without arguments, on LOOP, at once if this thread may run LOOP. Wait until it has
+returned; return its values, or signal the error in it. If LOOP has stopped, call OTHERWISE with
+:stopped instead and return its values; call it with :late after TIMEOUT-SECONDS, or if this thread
+must not wait. From any thread."
+  (declare (type function otherwise))
+  (let ((future (make-future)))
+    (cond ((not (run-or-post loop (lambda () (settle-by-call future function))))
+           (funcall otherwise :stopped))
+          ((or (future-done-p future)
+               (and (prepare-to-wait)
+                    (handler-case (progn (await-settlement future timeout-seconds) t)
+                      (await-timeout () nil))))
+           (await future))
+          (t (funcall otherwise :late)))))

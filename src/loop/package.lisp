@@ -108,6 +108,6 @@
    #:cancel #:future #:**carrier**
    #:make-future #:future-done-p #:resolve-future #:reject-future #:await #:attach
    #:completions #:future-completions #:define-completions
-   #:all #:any #:call-in-loop
+   #:all #:any #:call-in-loop #:call-and-wait
    #:future-cancelled #:future-cancelled-text #:await-timeout #:await-timeout-future
    #:run-completions #:run-completion #:call-with-outcome #:await-settlement))

@@ -11,21 +11,11 @@
 (defun ask (loop function)
   "The value of FUNCTION, called on LOOP; nil if LOOP has stopped. Fail with :unavailable if LOOP
 does not answer."
-  (declare (type function function))
-  (let ((done (sb-thread:make-semaphore))
-        (value nil)
-        (failure nil))
-    (flet ((look ()
-             (handler-case (setf value (funcall function))
-               (error (error) (setf failure error)))
-             (sb-thread:signal-semaphore done)))
-      (when (loop:run-or-post loop #'look)
-        (unless (and (or (plusp (sb-thread:semaphore-count done)) (loop:prepare-to-wait))
-                     (loop:await-semaphore done :timeout-seconds +patience-seconds+))
-          (status:fail :unavailable (format nil "~A has not answered within ~D s"
-                                            (loop:event-loop-name loop) +patience-seconds+)))
-        (when failure (error failure))
-        value))))
+  (flet ((complain (reason)
+           (when (eq :late reason)
+             (status:fail :unavailable (format nil "~A has not answered within ~D s"
+                                               (loop:event-loop-name loop) +patience-seconds+)))))
+    (loop:call-and-wait loop function +patience-seconds+ #'complain)))
 
 (defun first-found (function owners)
   "The first value of FUNCTION, called with each of OWNERS, that is not nil. An owner whose loop

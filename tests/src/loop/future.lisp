@@ -235,6 +235,25 @@ leave a function of a user, but wakes all who wait."
     (stop-event-loop gone)
     (signals misuse (call-in-loop gone #'list))))
 
+(test waits-for-a-function-on-a-loop
+  "Its values and its errors come; and OTHERWISE is called if the loop does not, or has stopped."
+  (flet ((ask (loop function)
+           (call-and-wait loop function 1/10 #'list)))
+    (with-loops (loop) ()
+      (is (equal (list loop 2) (multiple-value-list
+                                (call-and-wait loop (lambda () (values *event-loop* 2))
+                                               *patience-seconds* #'list))))
+      (signals mishap (ask loop (lambda () (error 'mishap))))
+      (is (equal '(1 2) (on-loop loop (lambda () (ask loop (lambda () (list 1 2)))))))
+      (let ((go-on (sb-thread:make-semaphore)) (ran (make-future)))
+        (post loop (lambda () (sb-thread:wait-on-semaphore go-on)))
+        (is (equal '(:late) (ask loop (lambda () (resolve-future ran 3)))))
+        (sb-thread:signal-semaphore go-on)
+        (is (eql 3 (loop:await ran :timeout *patience-seconds*)))))
+    (let ((gone (make-event-loop)))
+      (stop-event-loop gone)
+      (is (equal '(:stopped) (ask gone #'list))))))
+
 (define-condition shortage (storage-condition) ())
 
 (test conditions-that-are-no-errors-settle-futures
