@@ -204,10 +204,10 @@
 (defsystem "clgrpc/wire"
   :description "What both ends of a call share over HTTP/2: links, framing, streams of messages."
   :depends-on ("clgrpc/rpc" "clgrpc/http2") :pathname "src/wire/" :serial t
-  :components ((:file "package") (:file "status-mapping") (:file "metadata-field") (:file "framing")
+  :components ((:file "package") (:file "status-mapping") (:file "framing")
                (:file "compression") (:file "stage") (:file "wire-part") (:file "encoding")
-               (:file "decompression-budget") (:file "link") (:file "frame-tracer")
-               (:file "link-keepalive") (:file "wire-call") (:file "link-memory") (:file "inlet")
+               (:file "metadata-field") (:file "decompression-budget") (:file "link")
+               (:file "frame-tracer") (:file "link-keepalive") (:file "wire-call") (:file "link-memory") (:file "inlet")
                (:file "callback") (:file "outlet") (:file "deadline") (:file "stage-report")
                (:file "wire-operations") (:file "traffic")))
 

@@ -43,7 +43,8 @@ false: then POST-REPLY must be called with the baton lent. On the loop."
 
 (defun post-reply (call message)
   "Encode MESSAGE on this thread, and post it to the loop, which sends it and the status :ok."
-  (cond ((null (call-http-request call)) (post-encoded-reply call message))
+  (cond ((null (call-http-request call))
+         (post-reply-by call message #'wire:encode-message #'finish-encoded))
         ((call-claim call) (funcall (manner-post-reply (call-manner call)) call message))
         ;; only the loop may write the answer of a plain request
         (t (loop:post (wire-call-loop call) (lambda () (reply-now call message))))))
@@ -58,22 +59,27 @@ COUNT reduces the charge, because the octets have arrived there."
            (look-at-held-up link))
           (t (charge-account (wire:link-account link) count)))))
 
-(defun post-encoded-reply (call message)
-  "As POST-REPLY, for gRPC."
-  (let* ((octets (handler-case (wire:encode-message call message :auto)
-                   ((or error storage-condition) (error)
-                     (bad-answer-condition call message error))))
-         (bad (status:failure-p octets))
-         (size (if bad 0 (wire:encoded-length octets))))
+(defun post-reply-by (call message encode finish)
+  "As POST-REPLY. ENCODE makes of CALL, MESSAGE and :auto what WIRE:ENCODE-MESSAGE does, on this
+thread. FINISH sends this, its second argument, and the status :ok, on the loop."
+  (let* ((encoded (handler-case (funcall (the function encode) call message :auto)
+                    ((or error storage-condition) (error)
+                      (bad-answer-condition call message error))))
+         (bad (status:failure-p encoded))
+         (size (if bad 0 (wire:encoded-length encoded))))
     (note-answering call size)
     (loop:post (wire-call-loop call)
                (lambda ()
                  (note-answering call (- size))
                  (cond ((call-status call))
-                       (bad (finish-with-condition call octets))
-                       (t (wire:ensure-headers call)
-                          (wire:write-encoded call octets nil)
-                          (server-finish call :ok "" nil '())))))))
+                       (bad (finish-with-condition call encoded))
+                       (t (funcall (the function finish) call encoded)))))))
+
+(defun finish-encoded (call encoded)
+  "Send ENCODED, the answer of CALL, and the status :ok."
+  (wire:ensure-headers call)
+  (wire:write-encoded call encoded nil)
+  (server-finish call :ok "" nil '()))
 
 (defun finish-with-condition (call condition)
   "End CALL with the status of CONDITION."

@@ -35,9 +35,9 @@
    ;; protocol.lisp, and what protocols beside gRPC need
    #:call-claim #:call-http-request #:call-notes #:call-protocol #:claim #:claim-incoming
    #:deliver-to-stream #:finish-with-condition #:half-close-stream #:handler-began-ns
-   #:header-list-limit #:keep-request #:make-manner #:make-protocol #:manner #:note-answering
-   #:note-served #:over-http1-p #:protocol-names #:register-protocol #:**request-operations**
-   #:route-method #:server-call #:server-call-born-ns #:server-call-request
+   #:header-list-limit #:keep-request #:make-manner #:make-protocol #:manner
+   #:note-served #:over-http1-p #:post-reply-by #:protocol-names #:register-protocol
+   #:**request-operations** #:route-method #:server-call #:server-call-born-ns #:server-call-request
    #:server-call-undecoded #:server-finish #:server-origins #:status-http-status
    #:take-query-octets #:unended-p #:write-trailers-later
    ;; connection-report.lisp

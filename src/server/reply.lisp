@@ -9,13 +9,9 @@
 
 (in-package #:clgrpc.server)
 
-(defmacro define-field (name field-name value)
-  `(defglobal ,name (hpack:string-field ,field-name ,value)))
-
-(define-field **status-200** ":status" "200")
-(define-field **content-type** "content-type" "application/grpc")
+(hpack:define-field **status-200** ":status" "200")
 (declaim (type simple-vector **response-fields**))
-(defglobal **response-fields** (vector **status-200** **content-type**))
+(defglobal **response-fields** (vector **status-200** (wire:codec-content-type nil)))
 
 (declaim (type simple-vector **grpc-statuses**))
 (defglobal **grpc-statuses**
@@ -25,13 +21,6 @@
 
 (defglobal **grpc-message** (ascii-octets "grpc-message"))
 (defglobal **grpc-status-details** (ascii-octets "grpc-status-details-bin"))
-
-(defun codec-field (codec)
-  "The header content-type of messages in CODEC."
-  (or (method:codec-field codec)
-      (setf (method:codec-field codec)
-            (hpack:string-field "content-type" (format nil "application/grpc+~A"
-                                                       (method:codec-name codec))))))
 
 (define-hot (call-codec :inline t) ((call server-call)) (or null method:message-codec)
   "The codec of CALL's messages, or nil."
@@ -43,7 +32,8 @@
   (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
     (let ((codec (call-codec call)))
       (if codec
-          (hpack:encode-fields encoder buffer (vector **status-200** (codec-field codec)))
+          (hpack:encode-fields encoder buffer
+                               (vector **status-200** (wire:codec-content-type codec)))
           (hpack:encode-fields encoder buffer **response-fields**)))
     (wire:encode-encodings call encoder buffer t)
     (values encoder buffer)))

@@ -52,18 +52,7 @@
 
 (defun web-post-reply (call message)
   "The POST-REPLY of a manner."
-  (let* ((encoded (handler-case (encode call message :auto)
-                    ((or error storage-condition) (error)
-                      (serving:bad-answer-condition call message error))))
-         (bad (status:failure-p encoded))
-         (size (if bad 0 (wire:encoded-length encoded))))
-    (server:note-answering call size)
-    (loop:post (wire:wire-call-loop call)
-               (lambda ()
-                 (server:note-answering call (- size))
-                 (cond ((call-status call))
-                       (bad (server:finish-with-condition call encoded))
-                       (t (keep-answer call encoded)))))))
+  (server:post-reply-by call message #'encode #'keep-answer))
 
 ;;; Streams
 

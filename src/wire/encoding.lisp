@@ -129,9 +129,3 @@ the encoding of our messages. A server does so only if CALL has a COMPRESSION."
                           (grpc-encoding-field (compression-outgoing compression))
                           :index)))
   nil)
-
-(defun encodings-octets (call)
-  "The most octets that ENCODE-ENCODINGS adds to a header list of CALL, a client's, as RFC 9113
-section 6.5.2 counts."
-  (+ (hpack:field-size (accepted-encodings-field))
-     (if (compression-of call) 70 0)))

@@ -1,7 +1,21 @@
 ;;;; Metadata on the wire: the HPACK fields as they arrived. They are immutable and decoded on
-;;;; demand (gRPC over HTTP/2, "Custom-Metadata").
+;;;; demand (gRPC over HTTP/2, "Custom-Metadata"). And the header that both ends send before it, the
+;;;; content type.
 
 (in-package #:clgrpc.wire)
+
+(hpack:define-field **content-type** "content-type" "application/grpc")
+
+(defun make-content-type (codec)
+  "Make and return the field content-type of messages in CODEC."
+  (setf (codec-field codec)
+        (hpack:string-field "content-type" (format nil "application/grpc+~A" (codec-name codec)))))
+
+(define-hot (codec-content-type :inline t) ((codec (or null message-codec))) hpack:field
+  "The field content-type of messages in CODEC; without CODEC that of Protocol Buffers."
+  (cond ((null codec) **content-type**)
+        ((codec-field codec))
+        (t (make-content-type codec))))
 
 (defun encode-metadata (metadata encoder buffer)
   "Append the fields of METADATA, an alist that CHECK-METADATA has passed, to a header block."
@@ -14,12 +28,18 @@
                                                                   :padding nil)))
                                  (if (string= name "authorization") :never :plain))))
 
-(defun metadata-octets (metadata)
+(defconstant +encoding-field-octets+ 70
+  "The most octets of the field grpc-encoding in a header list.")
+
+(defun metadata-octets (metadata &optional request)
   "The octets that METADATA, an alist that CHECK-METADATA has passed, adds to a header list, as RFC
-9113 section 6.5.2 counts."
-  (loop for (name . value) in metadata
-        sum (+ 32 (length name)
-               (if (stringp value) (length value) (ceiling (* 4 (length value)) 3)))))
+9113 section 6.5.2 counts; with REQUEST the most octets together with the fields that
+ENCODE-ENCODINGS adds to a request."
+  (+ (if request (hpack:field-size (accepted-encodings-field)) 0)
+     (if (and request (compression-of request)) +encoding-field-octets+ 0)
+     (loop for (name . value) in metadata
+           sum (+ 32 (length name)
+                  (if (stringp value) (length value) (ceiling (* 4 (length value)) 3))))))
 
 (define-hot binary-field-p ((field hpack:field)) boolean
   "True if the name of FIELD ends in -bin."

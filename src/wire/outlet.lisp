@@ -253,7 +253,7 @@ that. COMPRESS is as for SEND."
   (flet ((write-it () (and (zerop (posted-octets call)) (send-on-loop call message))))
     (declare (dynamic-extent #'write-it))
     (unless (and (not (and compress (outgoing-encoding call)))
-                 (null (call-replay call))
+                 (not (keeps-sent-p call))
                  (values (loop:run-to-send (wire-call-loop call) #'write-it)))
       (let ((encoded (encode-message call message compress)))
         (flet ((send-it ()
@@ -279,7 +279,7 @@ nil."
   "Send MESSAGE, unless CALL has ended. If MESSAGE must be encoded first, send nothing and return
 false. On the loop."
   (cond ((or (call-status call) (marked-p call :closed)) t)
-        ((and (wire-call-stream call) (null (call-replay call)))
+        ((and (wire-call-stream call) (not (keeps-sent-p call)))
          (ensure-headers call)
          (write-message call message nil))))
 

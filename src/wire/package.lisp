@@ -9,7 +9,7 @@
   (:import-from #:clgrpc.status
                   #:deadline #:deadline-in #:make-rpc-error)
   (:import-from #:clgrpc.method
-                  #:rpc-method-kind)
+                  #:codec-field #:codec-name #:message-codec #:rpc-method-kind)
   (:import-from #:clgrpc.rpc
                   #:abort-as #:add-to-batch #:answers-once-p #:+arrival-octets+ #:call
                   #:call-condition #:call-deadline #:call-path #:call-peer #:call-reactions
@@ -26,10 +26,10 @@
                   #:with-user-code)
   (:export
    #:accepted-encodings #:begin-on-link #:begin-sending #:budget-used-p #:close-link
-   #:decode-packed #:deliver-alone
+   #:codec-content-type #:decode-packed #:deliver-alone
    #:deliver-streamed #:describe-link #:dialect #:encode-encodings #:encode-message
    #:encode-metadata #:encode-status-message #:encode-text #:encode-unless-short #:encoded-length
-   #:encoded-octets #:encoding #:encodings-octets #:end-link #:end-undecodable #:endpoint
+   #:encoded-octets #:encoding #:end-link #:end-undecodable #:endpoint
    #:ensure-headers #:error-code-status #:find-encoding #:give-window #:half-close-streamed #:hold
    #:http-status-status #:incoming-encoding #:inflate-message #:inflation-failure #:keep-octets
    #:limit-silence #:link #:link-account #:link-event #:link-fields #:link-peer #:link-security

@@ -26,7 +26,7 @@
 
 (declaim (sb-ext:freeze-type wire-inlet))
 
-(define-hot (call-replay :inline t) ((call call)) (or null replay)
-  "The record of the messages that CALL has sent, or nil."
+(define-hot (keeps-sent-p :inline t) ((call call)) boolean
+  "True if CALL keeps the messages that it sends for further attempts: then each is encoded first."
   (let ((parts (call-wire-parts call)))
-    (and parts (wire-parts-replay parts))))
+    (and parts (wire-parts-replay parts) t)))

@@ -2,15 +2,11 @@
 
 (in-package #:clgrpc.client)
 
-(defmacro define-field (name field-name value)
-  `(defglobal ,name (hpack:string-field ,field-name ,value)))
-
-(define-field **post** ":method" "POST")
-(define-field **http** ":scheme" "http")
-(define-field **https** ":scheme" "https")
-(define-field **te-trailers** "te" "trailers")
-(define-field **content-type** "content-type" "application/grpc")
-(define-field **user-agent** "user-agent"
+(hpack:define-field **post** ":method" "POST")
+(hpack:define-field **http** ":scheme" "http")
+(hpack:define-field **https** ":scheme" "https")
+(hpack:define-field **te-trailers** "te" "trailers")
+(hpack:define-field **user-agent** "user-agent"
   (format nil "grpc-lisp-clgrpc/~A" **version**))
 
 (defun user-agent-field (prefix)
@@ -18,18 +14,9 @@
   (hpack:string-field "user-agent"
                       (format nil "~A ~A" prefix (hpack:field-value-string **user-agent**))))
 
-(defun codec-content-type (codec)
-  "The field content-type of requests whose messages are in CODEC."
-  (or (method:codec-field codec)
-      (setf (method:codec-field codec)
-            (hpack:string-field "content-type" (format nil "application/grpc+~A"
-                                                       (method:codec-name codec))))))
-
-(declaim (inline content-type-field))
-(defun content-type-field (call)
+(define-hot (content-type-field :inline t) ((call client-call)) hpack:field
   "The field content-type of the requests of CALL."
-  (let ((codec (method:rpc-method-codec (call-rpc-method call))))
-    (if codec (codec-content-type codec) **content-type**)))
+  (wire:codec-content-type (method:rpc-method-codec (call-rpc-method call))))
 
 (define-hot (authority-field :inline t) ((call client-call)) hpack:field
   "The field :authority of the requests of CALL."
@@ -40,7 +27,7 @@
 
 (defglobal **grpc-timeout** (ascii-octets "grpc-timeout"))
 
-(define-field **first-retry** "grpc-previous-rpc-attempts" "1")
+(hpack:define-field **first-retry** "grpc-previous-rpc-attempts" "1")
 
 (defun attempts-field (number)
   "The field for the number of previous attempts, NUMBER (gRFC A6)."
@@ -91,10 +78,9 @@ counts. NUMBER attempts came before it."
                               (method-path-field (call-rpc-method call))
                               (authority-field call))
            sum (hpack:field-size field))
-     (wire:encodings-octets call)
      (if (plusp (call-deadline call)) 53 0) ; grpc-timeout
      (if (plusp number) (hpack:field-size (attempts-field number)) 0)
-     (wire:metadata-octets metadata)))
+     (wire:metadata-octets metadata call)))
 
 (defconstant +constant-octets+ 16384
   "A server with a higher limit of header lists accepts every list without metadata.")

@@ -56,6 +56,10 @@ is always sent as a never-indexed literal."
 under 256 (ISO 8859-1). SENSITIVE as for MAKE-FIELD."
   (make-field (ascii-octets name) (ascii-octets value) :sensitive sensitive))
 
+(defmacro define-field (variable name value)
+  "Define VARIABLE, a global one, as the field of the strings NAME and VALUE."
+  `(sb-ext:defglobal ,variable (string-field ,name ,value)))
+
 (defun latin-1-string (octets)
   (declare (type octets octets))
   (if (every (lambda (octet) (< octet 128)) octets)

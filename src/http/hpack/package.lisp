@@ -12,8 +12,9 @@
    ;; hpack-error.lisp
    #:hpack-error #:hpack-error-text #:hpack-error-position
    ;; header-field.lisp
-   #:field #:make-field #:string-field #:field-name #:field-value #:field-size #:field-sensitive-p
-   #:field-kind #:field-memo #:field-name-string #:field-value-string #:+field-overhead-octets+
+   #:field #:make-field #:string-field #:define-field #:field-name #:field-value #:field-size
+   #:field-sensitive-p #:field-kind #:field-memo #:field-name-string #:field-value-string
+   #:+field-overhead-octets+
    ;; list.lisp
    #:field-list #:make-field-list #:clear-field-list #:field-list-fields #:field-list-count
    #:field-list-octets #:field-list-overflow-p #:field-list-memo #:field-list-repeated-p #:do-fields
