@@ -284,7 +284,7 @@
   :depends-on ("clgrpc/server") :pathname "src/web/" :serial t
   :components ((:file "package") (:file "codec") (:file "head") (:file "claim") (:file "cors")
                (:file "content-type") (:file "answer-head") (:file "receiving") (:file "sending")
-               (:file "operation") (:file "error")))
+               (:file "operation") (:file "error") (:file "bare-answer")))
 
 (defsystem "clgrpc/grpc-web"
   :description "gRPC-Web at a server."

@@ -391,8 +391,8 @@ status 415"
 (define-promises "doc/web.md"
   ("A deadline is `connect-timeout-ms` or `grpc-timeout`"
    "web" "grpc-in-json"
-   "src/web/grpc-json/json-claim.lisp" "unreadable late (web:metadata-rejection metadata)"
-   "unreadable (web:metadata-rejection metadata)")
+   "src/web/operation.lisp" "unreadable late (metadata-rejection metadata)"
+   "unreadable (metadata-rejection metadata)")
   ("An unknown or invalid parameter is answered with 400, which names it"
    "rest" "wrong-parameters-are-named"
    "src/web/rest/query.lisp"

@@ -198,6 +198,9 @@ codec of its own is gRPC's only."
          (null (method:rpc-method-codec (server:route-method route)))
          route)))
 
-(defun refused (status)
-  "The answer with the HTTP status STATUS and no further contents."
-  (exchange:make-plain-answer status '() (make-octets 0)))
+(defun http2-refusal (route fields)
+  "The answer to a request with FIELDS over HTTP/1.1 if ROUTE's messages go both ways at once, else
+nil."
+  (and (eq :bidi (method:rpc-method-kind (server:route-method route)))
+       (null (header fields ":method"))
+       (exchange:text-answer 505 "streams in both directions need HTTP/2")))

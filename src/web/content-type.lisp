@@ -25,6 +25,16 @@ codec, a kind, a keyword, and the header that names the compression of an answer
                               :heads (make-heads type encoding (vary-headers origins)))))
     forms))
 
+(defun preparer (rows claim-of)
+  "The PREPARE of a protocol with the content types of ROWS, as of MAKE-FORMS. CLAIM-OF is its
+claimer, which gets first the forms, the table of the routes, and the origins of the server."
+  (declare (type function claim-of))
+  (lambda (server table)
+    (let* ((origins (server:server-origins server))
+           (forms (make-forms rows origins)))
+      (lambda (http-method target fields)
+        (funcall claim-of forms table origins http-method target fields)))))
+
 (defun find-form (forms content-type)
   "The form of FORMS for CONTENT-TYPE, the header or nil; nil if no form has it."
   (and content-type

@@ -59,6 +59,23 @@
       **web-stream-operations**
       **web-request-operations**))
 
+(defun make-grpc-claim (style form route target fields origins)
+  "The claim of a POST to TARGET with FIELDS, which are as in gRPC, of the content type FORM, for
+ROUTE, or nil. ORIGINS are those of START-SERVER."
+  (let ((metadata (metadata-fields fields)))
+    (multiple-value-bind (incoming unreadable) (head-encoding fields "grpc-encoding")
+      (multiple-value-bind (timeout late) (grpc-timeout fields)
+        (make-web-claim
+         :manner (style-manner style) :style style :codec (form-codec form)
+         :heads (form-heads form) :text (eq :text (form-kind form))
+         :operations (operations-for (and route (server:route-method route)))
+         :route route :fields metadata :timeout timeout :incoming incoming
+         :accepted (head-accepted fields "grpc-accept-encoding" nil)
+         :cors (origin-headers origins fields)
+         :rejection (or (and (null route)
+                             (multiple-value-list (rpc:verdict :unknown-method target)))
+                        unreadable late (metadata-rejection metadata)))))))
+
 (defun complete-style (style)
   "Give STYLE its manner; return it."
   (setf (style-manner style)

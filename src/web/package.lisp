@@ -6,7 +6,7 @@
 ;;;; The files in their order: codec (messages as Protocol Buffers or JSON); head (how answers
 ;;;; begin); claim (the data in the head of a request); cors (pages of other origins); content-type;
 ;;;; answer-head; receiving; sending; operation (the transport's end); error (codes, and errors as
-;;;; JSON).
+;;;; JSON); bare-answer (of styles without envelopes).
 
 (defpackage #:clgrpc.web
   (:use #:cl #:clgrpc.base #:clgrpc.option)
@@ -23,12 +23,12 @@
    #:decoded-type #:as-sent #:reading-limits #:receive-as-text #:send-as-text
    ;; claim.lisp
    #:web-claim #:make-web-claim #:web-claim-codec #:web-claim-heads
-   #:web-claim-cors #:web-claim-text #:call-web-claim #:style #:make-style #:style-manner
+   #:web-claim-cors #:call-web-claim #:style #:make-style #:style-manner
    #:header #:header-value #:parse-header #:metadata-fields #:metadata-rejection
-   #:grpc-timeout #:head-encoding #:head-accepted #:find-web-route #:find-method-descriptor
+   #:head-encoding #:head-accepted #:find-web-route #:http2-refusal #:find-method-descriptor
    #:media-type #:+media-type-characters+
    ;; content-type.lisp
-   #:make-forms #:find-form #:form-codec #:form-kind #:form-heads
+   #:make-forms #:preparer #:find-form #:form-codec #:form-kind #:form-heads
    ;; cors.lisp
    #:origin-headers #:preflight #:vary-headers
    ;; head.lisp
@@ -40,6 +40,9 @@
    #:receive-enveloped #:body-whole #:write-encoded #:write-octets #:write-enveloped #:envelope
    #:finish-enveloped #:mark-headers
    ;; operation.lisp
-   #:**web-request-operations** #:**web-stream-operations** #:operations-for #:complete-style
+   #:**web-request-operations** #:**web-stream-operations** #:operations-for #:make-grpc-claim
+   #:complete-style
    ;; error.lisp
-   #:error-json #:call-end #:call-end-in-head #:json-octets))
+   #:error-json #:call-end #:call-end-in-head #:json-octets
+   ;; bare-answer.lisp
+   #:write-bare-answer #:write-bare-error #:finish-bare))

@@ -5,7 +5,7 @@
 (in-package #:clgrpc.connect)
 
 (defun content-types ()
-  "Rows for WEB:MAKE-FORMS; the kind :stream is in envelopes."
+  "Rows for WEB:PREPARER; the kind :stream is in envelopes."
   `(("application/proto" ,web:**proto** :plain "content-encoding")
     ("application/json" ,web:**json** :plain "content-encoding")
     ("application/connect+proto" ,web:**proto** :stream "connect-content-encoding")
@@ -149,9 +149,6 @@
     (cond ((equal "proto" encoding) (gethash "application/proto" forms))
           ((equal "json" encoding) (gethash "application/json" forms)))))
 
-(defun over-http1-p (fields)
-  (null (web:header fields ":method")))
-
 (defun claim-of-post (forms route fields origins)
   "The result for a POST with FIELDS for ROUTE: a claim, an answer, or nil."
   (let* ((method (server:route-method route))
@@ -160,8 +157,7 @@
     (cond ((and (null form) type (uiop:string-prefix-p "application/grpc" type)) nil)
           ((or (null form) (not (eq (streamed-p form) (not (unary-p method)))))
            (wrong-type (not (unary-p method))))
-          ((and (eq :bidi (method:rpc-method-kind method)) (over-http1-p fields))
-           (exchange:text-answer 505 "streams in both directions need HTTP/2"))
+          ((web:http2-refusal route fields))
           (t (claim-post form route fields origins)))))
 
 (defun claim-of-get (forms route query fields origins)
@@ -186,13 +182,6 @@
           ((string= "OPTIONS" http-method)
            (web:preflight origins fields (http-methods (server:route-method route))))
           (t (wrong-http-method (server:route-method route))))))
-
-(defun prepare (server table)
-  "The PREPARE of the protocol."
-  (let* ((origins (server:server-origins server))
-         (forms (web:make-forms (content-types) origins)))
-    (lambda (http-method target fields)
-      (claim-of forms table origins http-method target fields))))
 
 (defun own-request-p (http-method target fields)
   "True if the request is certainly Connect's, whatever its method."
@@ -220,5 +209,6 @@
                          (append (web:origin-headers origins fields) (web:vary-headers origins)))
               (web:json-octets (web:error-json status text nil))))))))
 
-(server:register-protocol (server:make-protocol :name :connect :prepare #'prepare
-                                                :stray #'stray-answer))
+(server:register-protocol
+ (server:make-protocol :name :connect :prepare (web:preparer (content-types) #'claim-of)
+                       :stray #'stray-answer))

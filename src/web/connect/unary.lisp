@@ -3,36 +3,14 @@
 
 (in-package #:clgrpc.connect)
 
-(defun write-answer (call encoded headers)
-  "Write ENCODED, the answer of CALL, which has ended well, with HEADERS."
-  (let* ((compressed (= 1 (aref (wire:encoded-octets encoded) 0)))
-         (start wire:+prefix-octets+))
-    (exchange:write-head (server:call-http-request call)
-                         (web:heads-head (web:web-claim-heads (web:call-web-claim call))
-                                         (and compressed (wire:outgoing-encoding call)))
-                         (web:answer-headers call headers)
-                         (- (wire:encoded-length encoded) start))
-    (web:write-encoded call encoded start t)))
-
 (defun write-error (call status text details headers)
   "Write that CALL has ended with STATUS, TEXT and DETAILS, with HEADERS."
-  (let ((body (web:json-octets (web:error-json status text details))))
-    (exchange:write-head (server:call-http-request call)
-                         (web:other-head (web:web-claim-heads (web:call-web-claim call))
-                                         (server:status-http-status status) "application/json")
-                         (web:answer-headers call headers)
-                         (length body))
-    (web:write-octets call body t)))
+  (web:write-bare-error call (server:status-http-status status)
+                        (web:json-octets (web:error-json status text details)) headers))
 
 (defun finish-unary (call)
   "The FINISH of these styles."
-  (multiple-value-bind (status text details headers) (web:call-end-in-head call)
-    (let ((answer (shiftf (web:notes-answer (web:call-web-notes call)) nil)))
-      (web:mark-headers call)
-      (server:note-served call)
-      (if (and answer (eq :ok status))
-          (write-answer call answer headers)
-          (write-error call (if (eq :ok status) :internal status) text details headers)))))
+  (web:finish-bare call #'web:write-bare-answer #'write-error))
 
 (define-load-time-global **unary**
     (web:complete-style

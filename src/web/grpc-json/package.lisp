@@ -3,7 +3,6 @@
 
 (defpackage #:clgrpc.grpc-json
   (:use #:cl #:clgrpc.base)
-  (:local-nicknames (#:hpack #:clgrpc.hpack) (#:http2 #:clgrpc.http2)
-                    (#:exchange #:clgrpc.exchange) (#:rpc #:clgrpc.rpc) (#:wire #:clgrpc.wire)
+  (:local-nicknames (#:exchange #:clgrpc.exchange) (#:wire #:clgrpc.wire)
                     (#:server #:clgrpc.server) (#:web #:clgrpc.web))
   (:import-from #:sb-ext #:define-load-time-global))

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.grpc-web)
 
 (defun content-types ()
-  "Rows for WEB:MAKE-FORMS; the kind :text is in base64."
+  "Rows for WEB:PREPARER; the kind :text is in base64."
   (loop for (type codec kind) in `(("application/grpc-web" ,web:**proto** :plain)
                                    ("application/grpc-web+proto" ,web:**proto** :plain)
                                    ("application/grpc-web+json" ,web:**json** :plain)
@@ -11,26 +11,9 @@
                                    ("application/grpc-web-text+proto" ,web:**proto** :text))
         collect (list type codec kind "grpc-encoding")))
 
-(defun text-p (form)
-  (eq :text (web:form-kind form)))
-
-(defun make-claim (form route target fields origins)
-  "The claim of a POST to TARGET with FIELDS, of the content type FORM, for ROUTE, or nil."
-  (let ((style (if (text-p form) **text** **binary**))
-        (metadata (web:metadata-fields fields)))
-    (multiple-value-bind (incoming unreadable) (web:head-encoding fields "grpc-encoding")
-      (multiple-value-bind (timeout late) (web:grpc-timeout fields)
-        (web:make-web-claim
-         :manner (web:style-manner style) :style style :codec (web:form-codec form)
-         :heads (web:form-heads form) :text (text-p form)
-         :operations (web:operations-for (and route (server:route-method route)))
-         :route route :fields metadata :timeout timeout
-         :incoming incoming
-         :accepted (web:head-accepted fields "grpc-accept-encoding" nil)
-         :cors (web:origin-headers origins fields)
-         :rejection (or (and (null route)
-                             (multiple-value-list (rpc:verdict :unknown-method target)))
-                        unreadable late (web:metadata-rejection metadata)))))))
+(defun style-of (form)
+  "The style of requests of the content type FORM."
+  (if (eq :text (web:form-kind form)) **text** **binary**))
 
 (defun claim-of (forms table origins http-method target fields)
   "The result for the request, at a server with the routes of TABLE: a claim, an answer, or nil."
@@ -38,20 +21,11 @@
          (form (web:find-form forms type))
          (route (web:find-web-route table target)))
     (cond ((and form (string= "POST" http-method))
-           (if (and route
-                    (eq :bidi (method:rpc-method-kind (server:route-method route)))
-                    (null (web:header fields ":method")))
-               (exchange:text-answer 505 "streams in both directions need HTTP/2")
-               (make-claim form route target fields origins)))
+           (or (and route (web:http2-refusal route fields))
+               (web:make-grpc-claim (style-of form) form route target fields origins)))
           (form (exchange:text-answer 405 "gRPC-Web requests use POST"))
           ((and route (string= "OPTIONS" http-method))
            (web:preflight origins fields '("POST"))))))
 
-(defun prepare (server table)
-  "The PREPARE of the protocol."
-  (let* ((origins (server:server-origins server))
-         (forms (web:make-forms (content-types) origins)))
-    (lambda (http-method target fields)
-      (claim-of forms table origins http-method target fields))))
-
-(server:register-protocol (server:make-protocol :name :grpc-web :prepare #'prepare))
+(server:register-protocol
+ (server:make-protocol :name :grpc-web :prepare (web:preparer (content-types) #'claim-of)))

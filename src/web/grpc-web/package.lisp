@@ -2,7 +2,7 @@
 
 (defpackage #:clgrpc.grpc-web
   (:use #:cl #:clgrpc.base)
-  (:local-nicknames (#:hpack #:clgrpc.hpack) (#:exchange #:clgrpc.exchange)
-                    (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status) (#:method #:clgrpc.method)
+  (:local-nicknames (#:exchange #:clgrpc.exchange)
+                    (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status)
                     (#:wire #:clgrpc.wire) (#:server #:clgrpc.server) (#:web #:clgrpc.web))
   (:import-from #:sb-ext #:define-load-time-global))

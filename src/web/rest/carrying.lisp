@@ -196,23 +196,8 @@ too long, as received or after decompression."
 
 (defun write-status (call status text details headers)
   "Write that CALL, of whose answer nothing is written, has ended with STATUS, TEXT and DETAILS."
-  (let ((body (status-octets status text details)))
-    (exchange:write-head (server:call-http-request call)
-                         (web:other-head (web:web-claim-heads (web:call-web-claim call))
-                                         (http-status-of call status)
-                                         "application/json")
-                         (web:answer-headers call headers)
-                         (length body))
-    (web:write-octets call body t)))
-
-(defun write-json-answer (call encoded headers)
-  (let ((compressed (= 1 (aref (wire:encoded-octets encoded) 0))))
-    (exchange:write-head (server:call-http-request call)
-                         (web:heads-head (web:web-claim-heads (web:call-web-claim call))
-                                         (and compressed (wire:outgoing-encoding call)))
-                         (web:answer-headers call headers)
-                         (- (wire:encoded-length encoded) wire:+prefix-octets+))
-    (web:write-encoded call encoded wire:+prefix-octets+ t)))
+  (web:write-bare-error call (http-status-of call status)
+                        (status-octets status text details) headers))
 
 (defun write-answer (call encoded headers)
   "Write ENCODED, the only answer of CALL, with HEADERS."
@@ -220,41 +205,39 @@ too long, as received or after decompression."
       (multiple-value-bind (type start) (raw-type encoded)
         (write-raw-head call type headers (- (wire:encoded-length encoded) start))
         (web:write-encoded call encoded start t))
-      (write-json-answer call encoded headers)))
+      (web:write-bare-answer call encoded headers)))
 
-(defun finish-stream (call fresh status text details headers)
-  "Write the end of the stream of answers of CALL; FRESH is true if no head was written yet."
-  (let* ((claim (call-rest-claim call))
-         (raw (route-raw-answer (rest-claim-rule claim)))
-         (form (rest-claim-form claim))
-         (none (zerop (web:notes-sent (web:call-web-notes call))))
-         (good (eq :ok status)))
-    (cond ((and (not good) (if raw none fresh)) (write-status call status text details headers))
-          ((and raw good)
-           (when none (write-raw-head call "application/octet-stream" '() 0))
-           (web:write-octets call (make-octets 0) t))
-          (raw (exchange:cut-answer-off (server:call-http-request call)))
-          (t
-           (when fresh
-             (exchange:write-head (server:call-http-request call)
-                                  (web:heads-head (web:web-claim-heads claim) nil)
-                                  (web:answer-headers call '()) nil))
-           (web:write-octets call
-                             (if good
-                                 (stream-close form none)
-                                 (stream-status form (status-octets status text details) none))
-                             t)))))
+(defun finish-stream (call)
+  "Write the end of the stream of answers of CALL."
+  (multiple-value-bind (status text details headers) (web:call-end-in-head call)
+    (let* ((claim (call-rest-claim call))
+           (raw (route-raw-answer (rest-claim-rule claim)))
+           (form (rest-claim-form claim))
+           (none (zerop (web:notes-sent (web:call-web-notes call))))
+           (fresh (web:mark-headers call)) ; no head was written yet
+           (good (eq :ok status)))
+      (server:note-served call)
+      (cond ((and (not good) (if raw none fresh)) (write-status call status text details headers))
+            ((and raw good)
+             (when none (write-raw-head call "application/octet-stream" '() 0))
+             (web:write-octets call (make-octets 0) t))
+            (raw (exchange:cut-answer-off (server:call-http-request call)))
+            (t
+             (when fresh
+               (exchange:write-head (server:call-http-request call)
+                                    (web:heads-head (web:web-claim-heads claim) nil)
+                                    (web:answer-headers call '()) nil))
+             (web:write-octets call
+                               (if good
+                                   (stream-close form none)
+                                   (stream-status form (status-octets status text details) none))
+                               t))))))
 
 (defun finish-call (call)
   "The FINISH of the style."
-  (multiple-value-bind (status text details headers) (web:call-end-in-head call)
-    (let ((answer (shiftf (web:notes-answer (web:call-web-notes call)) nil))
-          (fresh (web:mark-headers call)))
-      (server:note-served call)
-      (cond ((not (rpc:answers-once-p call))
-             (finish-stream call fresh status text details headers))
-            ((and answer (eq :ok status)) (write-answer call answer headers))
-            (t (write-status call (if (eq :ok status) :internal status) text details headers))))))
+  (if (rpc:answers-once-p call)
+      (web:finish-bare call #'write-answer #'write-status)
+      (finish-stream call)))
 
 (sb-ext:define-load-time-global **single**
     (web:complete-style
