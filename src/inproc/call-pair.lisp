@@ -153,6 +153,29 @@ pair."
     (the inproc-call
          (if (rpc:client-p call) (call-pair-server call-pair) (call-pair-client call-pair)))))
 
+(define-hot (observers-p :inline t) ((call-pair call-pair)) boolean
+  "True if the channel or the server of CALL-PAIR's call has an observer, or its messages are
+counted."
+  (let ((callee (call-pair-callee call-pair)))
+    (and (or (inproc-core-observer (call-inproc-core (call-pair-client call-pair)))
+             (and callee (callee-observer callee))
+             (call-counts-of (call-pair-client call-pair)))
+         t)))
+
+(defun tell-message (call message size)
+  "Report MESSAGE, of SIZE octets, which CALL sends, to the observers of both ends, and count it."
+  (rpc:observe content-sent (inproc-observer call)
+               call (protobuf:serialize message) 0 size nil)
+  (rpc:observe content-received (inproc-observer (other-end call))
+               (other-end call) (protobuf:serialize message) 0 size nil)
+  (let ((call-counts (call-counts-of call)))
+    (when call-counts
+      (if (rpc:client-p call)
+          (incf (call-counts-requests call-counts) size)
+          (incf (call-counts-responses call-counts) size))))
+  (rpc:observe message-sent (inproc-observer call) call size)
+  (rpc:observe message-received (inproc-observer (other-end call)) (other-end call) size))
+
 (define-hot (mail :inline t) ((call inproc-call)) (or null mailbox)
   "The mailbox of CALL, or nil as long as only one thread uses its call pair."
   (let ((call-pair (inproc-call-call-pair call)))

@@ -35,36 +35,13 @@ copy."
   (or (and (not (rpc:client-p call)) (nth-value 1 (rpc:own-limits (other-end call))))
       (options-max-receive-octets (receiving-options call))))
 
-(define-hot (observers-p :inline t) ((call-pair call-pair)) boolean
-  "True if the channel or the server of CALL-PAIR's call has an observer, or its messages are
-counted."
-  (let ((callee (call-pair-callee call-pair)))
-    (and (or (inproc-core-observer (call-inproc-core (call-pair-client call-pair)))
-             (and callee (callee-observer callee))
-             (call-counts-of (call-pair-client call-pair)))
-         t)))
-
-(defun tell-of-message (call message size)
-  "Report MESSAGE, of SIZE octets, which CALL sends, to the observers of both ends, and count it."
-  (rpc:observe content-sent (inproc-observer call)
-               call (protobuf:serialize message) 0 size nil)
-  (rpc:observe content-received (inproc-observer (other-end call))
-               (other-end call) (protobuf:serialize message) 0 size nil)
-  (let ((call-counts (call-counts-of call)))
-    (when call-counts
-      (if (rpc:client-p call)
-          (incf (call-counts-requests call-counts) size)
-          (incf (call-counts-responses call-counts) size))))
-  (rpc:observe message-sent (inproc-observer call) call size)
-  (rpc:observe message-received (inproc-observer (other-end call)) (other-end call) size))
-
 (define-hot pass ((call inproc-call) message) (values t index)
   "Return MESSAGE, which CALL sends, as the other end gets it, and its size. Signal the same as on
 the wire if it is of the wrong type or too long."
   (let ((size (protobuf:measure (rpc:outgoing-type call) message)))
     (when (> size (min (sending-limit call) (receiving-limit call)))
       (refuse-length call size))
-    (when (observers-p (call-call-pair call)) (tell-of-message call message size))
+    (when (observers-p (call-call-pair call)) (tell-message call message size))
     (values (if (<= size rpc:+long-octets+)
                 (inproc-core-copy (call-inproc-core call) message)
                 (copy-in-room (call-inproc-core call) call message size (sending-options call)))

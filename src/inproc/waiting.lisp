@@ -46,7 +46,8 @@ wait for it."
   (start-core-timer inproc-core timer
                     (status:deadline-in +patience-ns+ (inproc-core-now inproc-core))))
 
-(defun take-place (places place)
+(defun empty-place (places place)
+  "Empty the index PLACE of PLACES; return the call pairs that were in it."
   (loop for old = (svref places place)
         until (eq old (compare-and-swap (svref places place) old '()))
         finally (return old)))
@@ -56,7 +57,7 @@ wait for it."
 loop."
   (let ((overdue '()) (left nil) (places (inproc-core-waiting inproc-core)))
     (loop for place below (length places) by +place-words+
-          do (dolist (call-pair (take-place places place))
+          do (dolist (call-pair (empty-place places place))
                (when (waiting-p call-pair)
                  (cond ((call-pair-overdue call-pair) (push call-pair overdue))
                        (t (setf (call-pair-overdue call-pair) t

@@ -43,14 +43,6 @@
   (decf (server-link-calls link))
   nil)
 
-(defun server-loop-tally (server-loop)
-  "Return four values: how many calls of SERVER-LOOP have begun, succeeded and failed, and when the
-last began, 0 if none has. On its loop."
-  (values (server-loop-begun server-loop)
-          (- (server-loop-calls server-loop) (server-loop-failed server-loop))
-          (server-loop-failed server-loop)
-          (server-loop-call-ns server-loop)))
-
 (define-hot (count-end :inline t) ((server-loop server-loop) (call server-call)) null
   (incf (server-loop-calls server-loop))
   (unless (eq :ok (call-status call)) (incf (server-loop-failed server-loop)))

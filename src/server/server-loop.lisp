@@ -37,6 +37,14 @@
     (format stream "~D links, ~D calls" (server-loop-link-count server-loop)
             (server-loop-calls server-loop))))
 
+(defun server-loop-tally (server-loop)
+  "Return four values: how many calls of SERVER-LOOP have begun, succeeded and failed, and when the
+last began, 0 if none has. On its loop."
+  (values (server-loop-begun server-loop)
+          (- (server-loop-calls server-loop) (server-loop-failed server-loop))
+          (server-loop-failed server-loop)
+          (server-loop-call-ns server-loop)))
+
 ;;; The links, in no order: thousands may come and go at once
 
 (defun server-loop-link-count (server-loop)

@@ -138,7 +138,7 @@ DEFAULT if it is absent."
                        (bounded-text key :limit 60 :escape t)
                        (format nil "~(~S~)" key)))))
 
-(defun missing (object name path required default)
+(defun absent-value (object name path required default)
   "The value of a reader for the field NAME of OBJECT, at PATH, which is absent. Signal an error if
 it is REQUIRED."
   (when required
@@ -218,7 +218,7 @@ is a number from MINIMUM to MAXIMUM and more than ABOVE, each nil for no limit."
   "The field NAME of OBJECT, a rational from MINIMUM to MAXIMUM and more than ABOVE, each nil for no
 limit. It may be in a string if TEXT is true. If it is absent return DEFAULT, unless it is REQUIRED.
 A number less than LEAST becomes LEAST, one more than MOST becomes MOST."
-  (with-field (value object name path (missing object name path required default))
+  (with-field (value object name path (absent-value object name path required default))
     (let ((number (check-number (and (or text (realp value)) (number-of value)) value "a number"
                                 minimum maximum above path)))
       (clamp number least most))))
@@ -228,7 +228,7 @@ A number less than LEAST becomes LEAST, one more than MOST becomes MOST."
   "The field NAME of OBJECT, an integer from MINIMUM to MAXIMUM. It may be in a string if TEXT is
 true. If it is absent return DEFAULT, unless it is REQUIRED. A number with a fraction of zero is an
 integer."
-  (with-field (value object name path (missing object name path required default))
+  (with-field (value object name path (absent-value object name path required default))
     (let ((number (and (or text (realp value)) (number-of value))))
       (check-number (and (integerp number) number) value "an integer" minimum maximum nil path))))
 
@@ -280,7 +280,7 @@ such as \"1.5s\" or \".1s\". Nil if TEXT is not a duration."
   "The field NAME of OBJECT, a duration such as \"1.5s\" from MINIMUM to MAXIMUM, in nanoseconds; or
 DEFAULT, unless it is REQUIRED. A duration less than LEAST becomes LEAST. One longer than the type
 NANOSECONDS allows becomes the longest."
-  (with-field (value object name path (missing object name path required default))
+  (with-field (value object name path (absent-value object name path required default))
     (let ((ns (duration-of value)))
       (unless (and ns (>= ns minimum) (or (null maximum) (<= ns maximum)))
         (config-error path "must be a duration such as \"1.5s\"~@[ from ~A~]~@[ to ~A~], not ~A"

@@ -82,7 +82,7 @@ REQUIRED, it must be there and not be empty."
   (let ((mask 0))
     (declare (type status-mask mask))
     (multiple-value-bind (list present) (list-field object name path)
-      (unless present (missing object name path required nil))
+      (unless present (absent-value object name path required nil))
       (map-numbered (lambda (item path) (setf mask (logior mask (ash 1 (status-of item path)))))
                     list (member-path path name)))
     (when (and required (zerop mask))
