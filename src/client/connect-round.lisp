@@ -234,6 +234,7 @@ addresses. The wait counts from SINCE-NS, when the last attempt began."
                                          :reason text)))))
 
 (defun end-wait (connection-set)
+  "End the back-off of CONNECTION-SET, if it waits after a failure: it may connect at once."
   (when (eq :transient-failure (connection-set-link-state connection-set))
     (stop-back-off (connection-set-back-off connection-set) (connection-set-loop connection-set))
     (change-state connection-set :idle)))

@@ -113,6 +113,7 @@ subchannels."
     (funcall function (subchannel-core owner))))
 
 (defun note-failure (connection-set text)
+  "Note TEXT as the last failure of CONNECTION-SET and of the channels that use it."
   (setf (connection-set-failure connection-set) text)
   (map-cores (lambda (core) (setf (core-last-error core) text)) connection-set))
 

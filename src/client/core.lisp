@@ -215,6 +215,7 @@ does not serve, or that of the last failure to connect. From any thread."
     (if (failure-p picker) (failure-text picker) (core-last-error core))))
 
 (defun change-core-state (core state)
+  "Set the state of CORE to STATE, and report that to all who wait for it."
   (trace-event :connectivity-state :state-changed :target (core-name core)
                :from (core-state core) :to state)
   (let ((failed (eq :transient-failure state)))

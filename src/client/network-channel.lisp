@@ -205,6 +205,7 @@ a header."
   (core-open (channel-core channel)))
 
 (defun call-with-channel (target options function)
+  "See WITH-CHANNEL."
   (declare (type function function))
   (let ((channel (apply #'make-channel target options)))
     (unwind-protect (funcall function channel)

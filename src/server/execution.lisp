@@ -158,6 +158,7 @@ cannot be decoded. In user code."
     (t call)))
 
 (defun tell-handler (call event &rest plist)
+  "Trace EVENT, of the handler of CALL on this thread; PLIST has more to say."
   (apply #'log-event :trace event :tracer :server
          :method (rpc:call-path call) :peer (rpc:call-peer call)
          :thread (sb-thread:thread-name sb-thread:*current-thread*) plist))
@@ -283,6 +284,8 @@ or -1. FUNCTION is called under the lock of the reserve."
 ;;; On a reserve thread
 
 (defun run-on-reserve-thread (call)
+  "Run the handler of CALL on this reserve thread, and answer; or end CALL, or let it wait on its
+loop."
   (let ((promised 0))
     (cond ((call-status call))          ; cancelled before it began
           ((rpc:overdue-p call)

@@ -44,6 +44,7 @@
   nil)
 
 (define-hot (count-end :inline t) ((server-loop server-loop) (call server-call)) null
+  "Count the end of CALL on SERVER-LOOP."
   (incf (server-loop-calls server-loop))
   (unless (eq :ok (call-status call)) (incf (server-loop-failed server-loop)))
   nil)

@@ -29,6 +29,8 @@
 
 (define-hot write-headers-start ((stream http2:stream) (call server-call))
     (values hpack:encoder buffer)
+  "Begin the first header block of CALL's answer with the fields that all calls have. Return its
+encoder and buffer, for more."
   (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
     (let ((codec (call-codec call)))
       (if codec
@@ -84,6 +86,7 @@ compression and grpc-status. Without registered compressions and a codec, these 
                                     of ~D" size limit))))))
 
 (define-hot write-status-code ((status symbol) (encoder hpack:encoder) (buffer buffer)) null
+  "Write the grpc-status that is the number of STATUS."
   (hpack:encode-field encoder buffer
                       (the hpack:field (svref **grpc-statuses**
                                               (if (eq status :ok) 0 (status:status-code status))))

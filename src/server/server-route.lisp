@@ -142,6 +142,7 @@ of octets promised; nil if there is no room."
         (setf (hpack:field-memo field) (find-route table field)))))
 
 (defun find-route (table field)
+  "The route of TABLE for the path FIELD; one without a method if nothing has that path."
   (or (gethash (hpack:field-value-string field) (route-table-routes table))
       (find-unknown-route table (hpack:field-value-string field))
       (make-server-route :server (route-table-server table) :epoch (route-table-epoch table))))

@@ -94,6 +94,7 @@ duplicates. From any thread."
                      :test #'string= :from-end t))
 
 (defun tell-services (function server)
+  "Call FUNCTION with each service of SERVER and SERVER; log errors."
   (dolist (service (server-services server))
     (handler-case (funcall function service server)
       (error (error) (log-event :error :service-error :service service :condition error)))))
@@ -219,6 +220,7 @@ an address. From any thread."
         (server-state server) :serving))
 
 (defun check-services (services)
+  "Return SERVICES, a list; signal MISUSE if an element is not a service."
   (dolist (service services services)
     (unless (typep service 'method:service)
       (misuse "~S is not a service: ~A." service
@@ -294,6 +296,7 @@ have not ended."
     listener))
 
 (defun listen-for (server address)
+  "Listen on ADDRESS for SERVER; return the listener."
   (let ((server-loops (server-loops server)))
     (loop:listen-on address (listening-options server) (mapcar #'server-loop-loop server-loops)
                     (lambda (loop byte-channel peer)
@@ -388,6 +391,7 @@ Return the functions to be called after it has stopped, and the state that it ha
         (when value (push value after))))))
 
 (defun call-after-stop (server functions)
+  "Call FUNCTIONS, without arguments, since SERVER has stopped; log their errors."
   (dolist (function functions)
     (loop:guarding (:server-stop-error :server server) (funcall function))))
 

@@ -128,6 +128,7 @@ many wait."
 ;;; Messages
 
 (define-hot note-received ((call server:server-call) (size index)) null
+  "Count a message of SIZE octets that CALL has received."
   (let ((notes (call-web-notes call)))
     (setf (notes-received notes) (ldb (byte 62 0) (+ size (notes-received notes)))))
   nil)

@@ -49,6 +49,7 @@
                                        ,@body))))
 
 (defun end-if-failed (call error)
+  "End CALL if ERROR, of the channel's own code, is not nil."
   (when error
     (end-client-call call :internal (format nil "the channel has failed: ~A"
                                              (bounded-text error))

@@ -146,6 +146,7 @@ has only the status :ok."
   (end-with-failure call failure))
 
 (defun read-trailers (call list)
+  "End CALL with LIST, its trailers."
   (multiple-value-bind (failure fields) (trailers-failure list)
     (note-accepted-encodings (client-call-link call) list)
     (cond (failure (fail-late call failure))

@@ -45,10 +45,12 @@
                         (client:core-options (backend-stream-core backend-stream)))))))
 
 (defun renew-at-once (backend-stream)
+  "Open the stream of BACKEND-STREAM again, without a wait."
   (setf (backend-stream-hasty backend-stream) t)
   (resume-backend-stream backend-stream))
 
 (defun renew-later (backend-stream)
+  "Open the stream of BACKEND-STREAM again after a back-off."
   (let ((loop (client:core-loop (backend-stream-core backend-stream))))
     (start-back-off (backend-stream-back-off backend-stream) loop
                     (client:core-options (backend-stream-core backend-stream))
@@ -59,6 +61,7 @@
   (eq :ready (subchannel-link-state (backend-stream-subchannel backend-stream))))
 
 (defun tell-of-backend-stream (backend-stream event &optional datum)
+  "Call the function of BACKEND-STREAM's owner with EVENT and DATUM; log errors in it."
   (loop:guarding (:balancer-failed :balancer (client:subchannel-balancer
                                               (backend-stream-subchannel backend-stream)))
     (funcall (backend-stream-tell backend-stream) event datum)))

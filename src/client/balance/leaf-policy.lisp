@@ -179,6 +179,7 @@ members."
 ;;; States
 
 (defun review-deferred (leaf-policy)
+  "Review LEAF-POLICY at the end of a turn in which its members have changed."
   (setf (leaf-policy-deferred leaf-policy) nil)
   (unless (leaf-policy-closed leaf-policy) (review leaf-policy)))
 

@@ -35,6 +35,7 @@
   (child nil :type config:policy-config :read-only t)) ; the child's policy
 
 (defun percent-field (object name path default)
+  "The field NAME of OBJECT at PATH, a percentage, or DEFAULT."
   (config:integer-field object name path :default default :maximum 100))
 
 (defun parse-algorithm (object name path factor default-factor most-factor default-volume)
@@ -77,6 +78,7 @@
   (subchannels '() :type list))         ; to it
 
 (defun endpoint-volume (endpoint)
+  "The calls to ENDPOINT that have ended since the last look."
   (+ (endpoint-successes endpoint) (endpoint-failures endpoint)))
 
 (defun endpoint-success-rate (endpoint)
@@ -147,6 +149,7 @@
                        (subchannel-key subchannel))))
 
 (defun eject (balancer endpoint now-ns)
+  "Eject ENDPOINT at NOW-NS, unless it is ejected already."
   (unless (endpoint-ejected-ns endpoint)
     (incf (endpoint-multiplier endpoint))
     (incf (detection-ejected balancer))
@@ -168,6 +171,7 @@
         (hash-table-count (detection-endpoints balancer)))))
 
 (defun eject-by-chance (balancer algorithm endpoint now-ns)
+  "Eject ENDPOINT with the probability of ALGORITHM."
   (when (< (random 100 (balancer-random balancer)) (algorithm-enforcement algorithm))
     (eject balancer endpoint now-ns)))
 

@@ -118,6 +118,7 @@ time; or to T once the time is over."))
         (retire tree other)))))
 
 (defun serve-by (tree branch)
+  "Publish the state and the picker of BRANCH as those of TREE."
   (publish tree (branch-state branch) (branch-picker branch)))
 
 (defun trying-p (tree branch)

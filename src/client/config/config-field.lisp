@@ -50,6 +50,7 @@
   (and *lisp-source* (consp value) (keywordp (first value))))
 
 (defun object-p (value)
+  "True if VALUE is an object of a config: an alist or a plist."
   (cond ((not (and (listp value) (ignore-errors (list-length value)))) nil)
         ((plist-p value)
          (and (evenp (length value))

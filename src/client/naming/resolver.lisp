@@ -260,6 +260,7 @@ it is a failure to resolve."
   (send-on-errand resolver #'stop-resolver))
 
 (defun push-to-channel (resolver backends failure &optional (service-config :none))
+  "Give BACKENDS or FAILURE, and SERVICE-CONFIG, to the channel of RESOLVER, on its loop."
   (let ((loop (resolver-loop resolver)))
     (and loop
          (resolver-deliver resolver)

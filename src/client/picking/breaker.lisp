@@ -40,6 +40,7 @@
             (reduce #'+ (breaker-failures breaker)) (reduce #'+ (breaker-calls breaker)))))
 
 (defun clear-window (breaker)
+  "Forget the calls that BREAKER has counted."
   (fill (breaker-calls breaker) 0)
   (fill (breaker-failures breaker) 0))
 
@@ -64,6 +65,7 @@
         (+ now (seconds-ns (options-breaker-open-seconds (breaker-options breaker))))))
 
 (defun open-breaker (breaker now)
+  "Let no call through BREAKER from NOW on, for its time."
   (clear-window breaker)
   (keep-away breaker :open nil now))
 

@@ -51,6 +51,7 @@ existing balancers keep theirs. Evaluate it at top level."
      ',name))
 
 (defun make-child (switch policy)
+  "Make the balancer of POLICY for SWITCH; return it."
   (setf (switch-policy switch) policy)
   (make-instance (config:policy-class policy) :parent switch))
 

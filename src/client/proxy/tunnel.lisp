@@ -28,6 +28,7 @@
     (format stream "~(~A~)" (tunnel-state tunnel))))
 
 (defun fail-tunnel (byte-channel tunnel text)
+  "TUNNEL, of BYTE-CHANNEL, has failed, for the reason TEXT."
   (setf (loop:byte-channel-failure byte-channel) text
         (tunnel-state tunnel) :failed
         (tunnel-output tunnel) nil

@@ -21,6 +21,7 @@
     (write-string (refusals-text (refusals-counts refusals)) stream)))
 
 (defun refusals-text (counts)
+  "COUNTS, lists of an option, a peer and how often, as text."
   (format nil "~{~A~^, ~}" (loop for (option peer count) in counts
                                  collect (format nil "~D of ~A (~(~A~))" count peer option))))
 

@@ -36,6 +36,7 @@ are subtracted first."
     largest-user))
 
 (defun permit-octets (permit)
+  "The octets that the connection of PERMIT holds."
   (account-sum (wire:link-account (permit-link permit))))
 
 (defun largest-user-permit (entry)

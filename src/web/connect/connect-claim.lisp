@@ -12,6 +12,7 @@
     ("application/connect+json" ,web:**json** :stream "connect-content-encoding")))
 
 (defun streamed-p (form)
+  "True if messages of FORM, a content type, are in envelopes."
   (eq :stream (web:form-kind form)))
 
 (defparameter *own-types*
@@ -130,6 +131,7 @@
         nil)))
 
 (defun query-version-rejection (query)
+  "As VERSION-REJECTION, of QUERY, which has \"v1\" for version 1."
   (let ((version (get-query-version query)))
     (version-rejection (if (equal "v1" version) "1" version))))
 

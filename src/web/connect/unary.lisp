@@ -25,6 +25,7 @@
   (base64 nil :type boolean :read-only t)) ; MESSAGE is octets in base64
 
 (defun ignore-body (call octets start end last)
+  "The RECEIVE of GETs."
   (declare (ignore call octets start end last)))
 
 (defconstant +free-query-characters+ 128

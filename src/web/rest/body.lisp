@@ -72,6 +72,7 @@ and the memory of the messages inside it, or nil. LIMITS are keywords of PARSE-J
                message)))))
 
 (defun check-complete (route message)
+  "Refuse a request of ROUTE whose MESSAGE lacks a required field."
   (handler-case (protobuf:check-required (route-request-type route) message)
     (protobuf:required-field-missing (condition)
       (refuse-field (protobuf:required-field-missing-path condition) "is required"))))

@@ -75,6 +75,7 @@ Signal REQUEST-ERROR if they are wrong."
     (replace all octets :start1 (+ +type-octets+ (length type)))))
 
 (defun bounded-type (type)
+  "TYPE, a content type, if it is not too long to be sent."
   (if (< (length type) 1000) type "application/octet-stream"))
 
 (defun encode-answer (call message compress)

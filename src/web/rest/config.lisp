@@ -12,6 +12,7 @@
                   (protobuf:protobuf-error-text condition)))))
 
 (defun object-p (data)
+  "True if DATA, in the form of PARSE-JSON, is an object."
   (and (listp data) (every #'consp data)))
 
 (defun member-of (data name)

@@ -11,6 +11,7 @@
                        collect (method-entry method descriptor))))
 
 (defun services-document (services title version connect)
+  "The document of OpenAPI for SERVICES; with CONNECT also of their methods as Connect calls them."
   (let ((methods (service-entries services)))
     ;; a router, since that finds shadows
     (openapi-document (router-routes (make-router (make-routes methods :rules (rules-for methods))))

@@ -92,6 +92,7 @@ omitted."
           "enum" (map 'vector #'protobuf:descriptor-name (protobuf:enum-descriptor-values enum))))
 
 (defun message-schema (document message)
+  "The schema in DOCUMENT of MESSAGE, a descriptor."
   (object "type" "object" "description" (comment-of message)
           "properties" (loop for field in (protobuf:message-descriptor-fields message)
                              collect (cons (protobuf:field-descriptor-json-name field)
@@ -138,6 +139,7 @@ omitted."
           (t (value-schema document field)))))
 
 (defun type-schema (document type)
+  "The schema of messages of TYPE: of its own, or a reference to that in DOCUMENT."
   (let ((name (protobuf:message-type-name type)))
     (or (well-known-schema name) (note-schema document name))))
 
@@ -201,6 +203,7 @@ field, if the segment is the whole of its variable."
     (nreverse found)))
 
 (defun query-parameter (document fields)
+  "The parameter of a query for the field that FIELDS, from the outermost, lead to."
   (let ((field (first (last fields))))
     (object "name" (format nil "~{~A~^.~}" (mapcar #'protobuf:field-descriptor-json-name fields))
             "in" "query" "description" (comment-of field)
@@ -223,6 +226,7 @@ field, if the segment is the whole of its variable."
                   (t (json-content (field-schema document body)))))))
 
 (defun answer-content (document route)
+  "The content types and schemas of the answers of ROUTE."
   (let* ((field (route-answer-field route))
          (schema (cond ((route-raw-answer route) nil)
                        (field (field-schema document field))
@@ -257,6 +261,7 @@ field, if the segment is the whole of its variable."
     (subseq full-name 0 (position #\. full-name :from-end t))))
 
 (defun operation (document method &rest members)
+  "The operation of DOCUMENT for METHOD, with MEMBERS, names and values."
   (let ((comment (comment-of method)))
     (append (object "operationId" (operation-id document method)
                     "tags" (vector (service-name method))

@@ -60,6 +60,7 @@
     t))
 
 (defun wrong-at (scan control &rest arguments)
+  "Signal that the template of SCAN is wrong where SCAN is."
   (wrong-rule "~? at character ~D of its path" control arguments (1+ (scan-at scan))))
 
 (defun literal-char-p (char)

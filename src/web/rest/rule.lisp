@@ -97,6 +97,8 @@ in errors."
   (first (strict-path type name what)))
 
 (defun check-variable (fields)
+  "Signal an error if FIELDS, of a variable of a path, lead to a field that no text is the value
+of."
   (let* ((field (first (last fields)))
          (path (format nil "~{~A~^.~}" (mapcar #'protobuf:descriptor-name fields))))
     (when (repeated-p field)
@@ -117,6 +119,7 @@ in errors."
     (and oneof (append (butlast fields) (list oneof)))))
 
 (defun check-twice (bindings)
+  "Signal an error if two of BINDINGS bind one field, or fields of one oneof."
   (loop for (binding . others) on bindings
         do (when (bound-p (binding-fields binding) others)
              (wrong-rule "its path binds the field ~{~A~^.~} twice"
@@ -160,6 +163,7 @@ in errors."
                field)))))
 
 (defun answer-field-of (rule type)
+  "The field of TYPE that is the whole answer by RULE, or nil."
   (let ((name (google.api:http-rule-response-body rule)))
     (if (string= "" name) nil (top-field type name "its response_body"))))
 

@@ -26,6 +26,7 @@
   (depth 0 :type index))                ; how many collections are open
 
 (defun wrong-yaml (yaml control &rest arguments)
+  "Signal that the line that YAML has read last is wrong."
   (error 'rule-error :rule (format nil "in line ~D" (yaml-number yaml))
                      :text (format nil "~?" control arguments)))
 
@@ -62,6 +63,7 @@
           collect (make-line number indent rest)))
 
 (defun next-line (yaml)
+  "The next line of YAML, which stays the next one; nil at the end."
   (let ((line (first (yaml-lines yaml))))
     (when line (setf (yaml-number yaml) (line-number line)))
     line))
