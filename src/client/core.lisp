@@ -473,20 +473,13 @@ the shortest wait."
 the wait. Not on its loop."
   (sb-sys:without-interrupts            ; who closes it gives up its loop
     (when (sb-thread:with-mutex ((core-lock core)) (shiftf (core-open core) nil))
-      (let ((done (sb-thread:make-semaphore)))
-        (trace-event :channel :channel-closed :target (core-name core))
-        (quit-registry core **cores**)
-        (unwind-protect
-             (progn
-               (sb-sys:allow-with-interrupts
-                 (loop:run-or-post (core-loop core)
-                                   (lambda ()
-                                     (shut-down core)
-                                     (sb-thread:signal-semaphore done))))
-               (sb-sys:with-local-interrupts
-                 (loop:await-semaphore done :timeout-seconds 10)))
-          (loop:forget-ending core)
-          (release-client-loop (core-loop core)
-                               (and (core-subchannel-pool core)
-                                    (subchannel-pool-key (core-subchannel-pool core))))))))
+      (trace-event :channel :channel-closed :target (core-name core))
+      (quit-registry core **cores**)
+      (unwind-protect
+           (sb-sys:allow-with-interrupts
+             (loop:call-and-wait (core-loop core) (lambda () (shut-down core)) 10 #'identity))
+        (loop:forget-ending core)
+        (release-client-loop (core-loop core)
+                             (and (core-subchannel-pool core)
+                                  (subchannel-pool-key (core-subchannel-pool core)))))))
   nil)

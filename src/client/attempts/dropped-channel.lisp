@@ -10,15 +10,15 @@
 
 (defun drop-core (core)
   "Close the channel of CORE, which its user has dropped, when its calls have ended."
-  (loop:run-or-post (core-loop core)
-                    (lambda ()
-                      (unless (eq :shutdown (core-state core))
-                        (setf (core-dropped core) (lambda () (end-if-unused core)))
-                        (dolist (subchannel (core-subchannels core))
-                          (let ((connection-set (subchannel-connection-set subchannel)))
-                            (unless (connection-set-pool connection-set) ; others may use it
-                              (leave-links connection-set "the channel was dropped"))))
-                        (end-if-unused core)))))
+  (loop:post (core-loop core)
+             (lambda ()
+               (unless (eq :shutdown (core-state core))
+                 (setf (core-dropped core) (lambda () (end-if-unused core)))
+                 (dolist (subchannel (core-subchannels core))
+                   (let ((connection-set (subchannel-connection-set subchannel)))
+                     (unless (connection-set-pool connection-set) ; others may use it
+                       (leave-links connection-set "the channel was dropped"))))
+                 (end-if-unused core)))))
 
 (defun end-if-unused (core)
   "Close CORE, which is dropped, if it has no calls any more. On its loop."

@@ -35,7 +35,7 @@
   (client:subchannel-core (backend-stream-subchannel backend-stream)))
 
 (defun backend-stream-now (backend-stream)
-  (loop:event-loop-now (client:core-loop (backend-stream-core backend-stream))))
+  (balancer-now (client:subchannel-balancer (backend-stream-subchannel backend-stream))))
 
 (defun lasted-p (backend-stream)
   "True if the call of BACKEND-STREAM, which has ended, has lasted."
@@ -51,11 +51,11 @@
 
 (defun renew-later (backend-stream)
   "Open the stream of BACKEND-STREAM again after a back-off."
-  (let ((loop (client:core-loop (backend-stream-core backend-stream))))
-    (start-back-off (backend-stream-back-off backend-stream) loop
-                    (client:core-options (backend-stream-core backend-stream))
+  (let ((core (backend-stream-core backend-stream)))
+    (start-back-off (backend-stream-back-off backend-stream) (client:core-loop core)
+                    (client:core-options core)
                     (lambda () (resume-backend-stream backend-stream))
-                    :since-ns (loop:event-loop-now loop))))
+                    :since-ns (backend-stream-now backend-stream))))
 
 (defun linked-p (backend-stream)
   (eq :ready (subchannel-link-state (backend-stream-subchannel backend-stream))))
