@@ -5,7 +5,7 @@
 (defstruct (task (:constructor make-task (message until-ns)) (:copier nil))
   "A task that this worker has claimed."
   (message nil :type pb:task :read-only t) ; the node's message
-  (until-ns nil :type (or null nanoseconds) :read-only t) ; when the attempt's time is over
+  (until-ns nil :type (or null (integer 0)) :read-only t) ; when the attempt's time is over
   (lost nil :type boolean))             ; others have it, or will
 
 (declaim (sb-ext:freeze-type task))

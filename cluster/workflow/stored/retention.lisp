@@ -45,9 +45,8 @@ lock is held."
         (put (eq :put (etcd:change-kind change))))
     (sb-thread:with-mutex ((retention-lock retention))
       (cond (previous (count-ended retention root previous -1))
-            ;; it is compacted
-            ((or (not put) (< 1 (etcd:entry-version entry)))
-             (setf (retention-lost retention) t)))
+            ;; it is compacted: what has ended is put once
+            ((not put) (setf (retention-lost retention) t)))
       (when put (count-ended retention root entry 1)))))
 
 (defun forget-ended (node)

@@ -45,8 +45,10 @@
 hung and goes on (etcd's issue 15247)."
   (when (sim:host-up (lab-store lab))
     (sim:on-host ((lab-store lab))
-      (memory::on-store ((lab-engine lab) store)
-        (dolist (lease (memory::leases-in-order store)) (memory::revoke-lease store lease))))))
+      (let ((etcd (memory:connect (lab-engine lab))))
+        (dolist (number (etcd:list-leases etcd))
+          (etcd:revoke-lease (etcd:lease-by-number etcd number)))
+        (etcd:close-etcd etcd)))))
 
 (defun choose-store-fault (lab clients &key (kinds '(:killed :lost :lost :stopped :cut :early)))
   "Let something go wrong with the store, by which CLIENTS, hosts, are connected to it."

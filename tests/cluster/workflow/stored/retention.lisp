@@ -5,18 +5,18 @@
 
 (defun ended-entries-read (function)
   "How many entries of ended workflows in the index stores in memory read while FUNCTION runs."
-  (let ((count (list 0)))
+  (let ((count (list 0)) (name 'memory::range-items))
     (flet ((ended-p (item)
              (search (string-octets "/by/completed/") (memory::item-key item))))
       (unwind-protect
-           (progn (sb-int:encapsulate 'memory::range-items 'count
+           (progn (sb-int:encapsulate name 'count
                                       (lambda (counted &rest arguments)
                                         (multiple-value-bind (items all) (apply counted arguments)
                                           (sb-ext:atomic-incf (car count)
                                                               (count-if #'ended-p items))
                                           (values items all))))
                   (funcall function))
-        (sb-int:unencapsulate 'memory::range-items 'count)))
+        (sb-int:unencapsulate name 'count)))
     (car count)))
 
 (defmacro entries-read (&body body)
