@@ -204,10 +204,10 @@
 (defsystem "clgrpc/wire"
   :description "What both ends of a call share over HTTP/2: links, framing, streams of messages."
   :depends-on ("clgrpc/rpc" "clgrpc/http2") :pathname "src/wire/" :serial t
-  :components ((:file "package") (:file "status-mapping") (:file "framing")
+  :components ((:file "package") (:file "framing")
                (:file "compression") (:file "stage") (:file "wire-part") (:file "encoding")
-               (:file "metadata-field") (:file "decompression-budget") (:file "link")
-               (:file "frame-tracer") (:file "link-keepalive") (:file "wire-call") (:file "link-memory") (:file "inlet")
+               (:file "metadata-field") (:file "link") (:file "frame-tracer")
+               (:file "link-keepalive") (:file "wire-call") (:file "link-memory") (:file "inlet")
                (:file "callback") (:file "outlet") (:file "deadline") (:file "stage-report")
                (:file "wire-operations") (:file "traffic")))
 
@@ -230,7 +230,8 @@
   :components ((:file "package") (:file "naming/resolver") (:file "naming/choice")
                (:file "naming/naming") (:file "picking/balancer") (:file "picking/breaker")
                (:file "wait-clock") (:file "channel-structure") (:file "picking/stream-queue")
-               (:file "attempts/request-compression") (:file "attempts/ending")
+               (:file "attempts/status-mapping") (:file "attempts/request-compression")
+               (:file "attempts/ending")
                (:file "attempts/request-head") (:file "attempts/request")
                (:file "attempts/caller-identity") (:file "naming/current-config")
                (:file "picking/veto") (:file "connection-set") (:file "client-keepalive")
@@ -272,9 +273,11 @@
   :pathname "src/server/" :serial t
   :components ((:file "package") (:file "server-route") (:file "server-structure")
                (:file "http2-request") (:file "server-loop") (:file "limits/refusal")
-               (:file "limits/ranking") (:file "limits/admission") (:file "limits/valve")
+               (:file "limits/ranking") (:file "limits/decompression-budget")
+               (:file "limits/admission") (:file "limits/valve")
                (:file "limits/load-limit") (:file "protocol") (:file "server-call")
-               (:file "reply-room") (:file "answer-compression") (:file "reply") (:file "answer")
+               (:file "reply-room") (:file "answer-compression") (:file "status-message")
+               (:file "reply") (:file "answer")
                (:file "execution") (:file "claimed") (:file "delivery") (:file "server-operations")
                (:file "drain") (:file "open-call") (:file "plain") (:file "dispatch")
                (:file "opening") (:file "server") (:file "connection-report")))

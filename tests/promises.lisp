@@ -75,11 +75,12 @@
    "calling" "a-failed-call-may-be-made-again"
    "src/rpc/calling/stub.lisp" "(apply #'invoke channel method request options)" "nil")
   ("for its HTTP status or HTTP/2 error code in the gRPC documents"
-   "wire" "http-status-mapping"
-   "src/wire/status-mapping.lisp" "((429 502 503 504) :unavailable)" "((429 502 504) :unavailable)")
+   "client" "http-status-mapping"
+   "src/client/attempts/status-mapping.lisp"
+   "((429 502 503 504) :unavailable)" "((429 502 504) :unavailable)")
   ("A response without a gRPC status gets the one"
    "client" "not-a-grpc-response"
-   "src/wire/status-mapping.lisp" "(401 :unauthenticated) (403" "(401 :unknown) (403"))
+   "src/client/attempts/status-mapping.lisp" "(401 :unauthenticated) (403" "(401 :unknown) (403"))
 
 (define-promises "doc/deadlines.md"
   ("it has the earlier of its own `:timeout` and the deadline of the call that is being handled"

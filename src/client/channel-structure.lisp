@@ -97,7 +97,7 @@ number; see stream-queue.lisp."
   (pool (http2:make-pool :keeps-users t) :type http2:pool :read-only t) ; of all links
   (authority nil :type hpack:field :read-only t) ; the field :authority of calls
   (user-agent nil :type (or null hpack:field) :read-only t) ; likewise, if not **USER-AGENT**
-  (encoding nil :type (or null wire:encoding) :read-only t) ; of requests, by default
+  (encoding nil :type (or null rpc:encoding) :read-only t) ; of requests, by default
   (codec nil :type (or null method:message-codec) :read-only t) ; of messages, or nil
   (refused '() :type list)              ; the encodings that some server is known not to read, and
                                         ; no server to read; changed by one store
@@ -447,7 +447,7 @@ again with it."
 
 (define-hot (encoded-p :inline t) (reply) boolean
   "True if REPLY, of a call or its future, is a message that is not decoded yet."
-  (typep reply '(or wire:parcel wire:packed)))
+  (typep reply 'wire:parcel))
 
 (define-hot (stream-link :inline t) ((stream http2:stream)) link
   "The link that STREAM is on."

@@ -22,7 +22,7 @@ server is connected."
     (and links
          (>= open limit)
          (format nil "all ~D that ~A ~[allows~:;and ~:*~D more allow~] are open" limit
-                 (wire:link-peer (first links)) (1- (length links))))))
+                 (client-link-peer (first links)) (1- (length links))))))
 
 (defun client-drive (call ready-p)
   "The operation DRIVE."
@@ -80,22 +80,24 @@ and the number of attempts to connect; nil if it has not waited."
          (null (client-call-stream call))
          (caller-identity-awaited identity))))
 
+(defun stuck-p (call)
+  "True if CALL, which has sent its headers, has more to send than its server accepts."
+  (let ((stream (client-call-stream call)))
+    (and stream (plusp (http2:stream-queued-octets stream)))))
+
 (defun client-stage (call)
   "The operation STAGE."
   (cond ((awaits-credentials-p call) :credentials)
         ((late-from-the-start-p call) :begin)
         ((not (wire:marked-p call :headers))
          (wait-clock-stage (core-clock (client-call-core call))))
-        ((wire:stuck-p call) :send)
+        ((stuck-p call) :send)
         ((wire:marked-p call :answer) :receive)
         (t :wait)))
 
-(defun client-spans (call total)
-  "The stages of CALL, which has taken TOTAL nanoseconds so far: a list of (stage . ns), oldest
-first."
-  (let* ((headers (wire:mark-ns call :headers))
-         (answer (wire:mark-ns call :answer))
-         (waits (call-waits call))
+(defun client-spans (call total headers answer)
+  "The SPANS of WIRE:LIST-STAGES."
+  (let* ((waits (call-waits call))
          (retries (call-retries call))
          (named (append
                  (when (and retries (plusp (client-retries-since-ns retries)))

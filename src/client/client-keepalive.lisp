@@ -43,6 +43,21 @@ server of LINK has complained of too many PINGs (gRFC A8)."
     (wait-longer (connection-set-core connection-set))
     (map-cores #'wait-longer connection-set)))
 
+(defun limit-link-silence (link limit-ns)
+  "Let LINK send a PING after a silence of at most LIMIT-NS, and end if its server then stays silent
+for as long."
+  (setf (client-link-patience-ns link) (min limit-ns (client-link-patience-ns link)))
+  (when (or (zerop (client-link-keepalive-ns link)) (< limit-ns (client-link-keepalive-ns link)))
+    (setf (client-link-keepalive-ns link) limit-ns)
+    (wire:check-link link)))
+
+(define-hot (begin-on-link :inline t) ((link client-link)) null
+  "Count a call that begins on LINK. A link that has had no calls, and was silent for longer than
+its keepalive, sends a PING first (gRFC A8)."
+  (incf (client-link-calls link))
+  (when (shiftf (client-link-dormant link) nil) (wire:check-link link))
+  nil)
+
 (defun limit-links-silence (core)
   "Apply the limit of silence of CORE's channel to its links, and to later links of connections that
 it shares. A server that has complained of PINGs does not get more of them."
@@ -52,4 +67,4 @@ it shares. A server that has complained of PINGs does not get more of them."
              (owner (connection-set-core connection-set))
              (limit-ns (core-silence-ns core)))
         (setf (core-silence-ns owner) (min limit-ns (or (core-silence-ns owner) limit-ns)))
-        (dolist (link (all-links connection-set)) (wire:limit-silence link limit-ns))))))
+        (dolist (link (all-links connection-set)) (limit-link-silence link limit-ns))))))

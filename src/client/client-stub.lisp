@@ -24,7 +24,7 @@
         (call (let ((now (if (or timeout deadline) (channel-now channel) 0)))
                 (make-call channel method (absolute-deadline timeout deadline now) async now)))
         (encoding (if compression-p
-                      (wire:find-encoding compression)
+                      (rpc:encoding-of-name (rpc:check-compression compression))
                       (core-encoding (channel-core channel)))))
     (when encoding (begin-compression call encoding))
     (when metadata (setf (rpc:outgoing-metadata call) (status:check-metadata metadata)))
@@ -89,6 +89,16 @@ is 0 when its loop begins it."
     (when unattended (wire:mark-call call :unattended))
     call))
 
+(define-hot (encode-unless-short :inline t) ((call client-call) request) t
+  "Return nil if WIRE:WRITE-MESSAGE is sure to write REQUEST, CALL's only one, at once. Otherwise
+encode it and return the value of WIRE:ENCODE-MESSAGE, or signal its RPC-ERROR if REQUEST is too
+long."
+  (let ((limit (min wire:+parcel-octets+ (the index (values (call-limits call)))))
+        (size (protobuf:measure (rpc:outgoing-type call) request)))
+    (declare (type index size))
+    (when (or (> size limit) (wire:outgoing-encoding call))
+      (wire:encode-message call request :auto))))
+
 (define-hot submit-call ((call client-call) request) null
   "Hand CALL to its loop with its only REQUEST, or nil. The request is written directly into the
 output if this thread may run the loop for that; else this thread encodes it. If the loop has just
@@ -96,7 +106,7 @@ stopped, since the channel was closed, end CALL."
   (let ((loop (wire-call-loop call))
         (encoded (and request
                       (if (waited-for-p call)
-                          (wire:encode-unless-short call request)
+                          (encode-unless-short call request)
                           (wire:encode-message call request :auto))))
         (submitted nil))
     (flet ((begin-here () (begin-call call (if encoded nil request))))

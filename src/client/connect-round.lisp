@@ -151,14 +151,14 @@ connected and knows the peer's limit of streams."
             (append (connection-set-links connection-set) (list link))
             (client-link-greeted link) t)
       (rpc:observe subchannel-connected (core-observer (connection-set-core connection-set))
-                   (wire:link-peer link))
+                   (client-link-peer link))
       (note-failure connection-set nil)
       (note-connection-set-event connection-set :info "connected to ~A, socket ~D"
-                                 (wire:link-peer link)
+                                 (client-link-peer link)
                                  (client-link-number link))
       (enter-stages connection-set :queue)
       (trace-event :handshaker :settings-received
-                   :role :client :peer (wire:link-peer link)
+                   :role :client :peer (client-link-peer link)
                    :max-concurrent-streams (http2:connection-peer-max-streams
                                             (client-link-http2 link)))
       (if (eq :ready (connection-set-link-state connection-set))
@@ -171,7 +171,7 @@ connected and knows the peer's limit of streams."
 came."
   (let ((core (connection-set-core (connect-round-connection-set connect-round))))
     (setf (connect-round-links connect-round) (remove link (connect-round-links connect-round)))
-    (loop:candidate-failed (connect-round-connector connect-round) (wire:link-peer link)
+    (loop:candidate-failed (connect-round-connector connect-round) (client-link-peer link)
                            (format nil "~A~:[ (perhaps it requires TLS)~;~]"
                                    (string-right-trim "." text)
                                    (or (core-credentials core)

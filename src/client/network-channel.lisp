@@ -118,7 +118,7 @@ CREDENTIALS cannot be used. From any thread."
                        (make-resolver target options proxy)))
          (balancing (and balance (config:default-policy-config balance)))
          (config (and service-config (config:parse-service-config service-config)))
-         (encoding (wire:find-encoding compression))
+         (encoding (rpc:encoding-of-name (rpc:check-compression compression)))
          (interceptors (check-arities (rpc:check-interceptors interceptors)
                                       '(method request options next)))
          (call-credentials (and call-credentials

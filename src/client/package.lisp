@@ -32,6 +32,8 @@
                   #:link #:wire-call #:wire-call-loop
                 #:wire-call-options)
   (:export
+   ;; status-mapping.lisp
+   #:http-status-status #:error-code-status #:trailers-status
    ;; ending.lisp
    #:waited-p
    ;; resolver.lisp

@@ -137,7 +137,7 @@ one of them it stays until that connection ends. Else SUBCHANNEL moves to anothe
              (register-connection-set connection-set)
              (follow-addresses connection-set old)))
           ((not (and (eq :ready (connection-set-link-state connection-set))
-                     (every (lambda (link) (find-address addresses (wire:link-peer link)))
+                     (every (lambda (link) (find-address addresses (client-link-peer link)))
                             (connection-set-links connection-set))))
            (let ((engaged (member subchannel (engaged-owners connection-set))))
              (move-to-connection-set subchannel)
@@ -162,7 +162,7 @@ one of them it stays until that connection ends. Else SUBCHANNEL moves to anothe
 (defun leave-addresses (connection-set)
   "Leave the links of CONNECTION-SET, which is ready, to other addresses than its own."
   (dolist (link (connection-set-links connection-set))
-    (unless (find-address (connection-set-addresses connection-set) (wire:link-peer link))
+    (unless (find-address (connection-set-addresses connection-set) (client-link-peer link))
       (setf (client-link-draining link) t
             (connection-set-useless connection-set) 0) ; the server is not to blame
       (leave-link connection-set link "its address is the server's no more")))
@@ -211,7 +211,7 @@ loop."
 (defun leave-link (connection-set link &optional (text "the server is going away"))
   "Begin no more calls on LINK, which its peer or we are about to close because of TEXT."
   (trace-event :subchannel :connection-left :target (core-name (connection-set-core connection-set))
-                                            :peer (wire:link-peer link) :reason text)
+                                            :peer (client-link-peer link) :reason text)
   (let ((connect-round (connect-round-of connection-set link)))
     (cond (connect-round (greeting-failed connect-round link text))
           ((member link (connection-set-links connection-set))
@@ -308,15 +308,15 @@ that was seen."
         (used (member link (connection-set-links connection-set))))
     (trace-event
      :subchannel :connection-ended :target (core-name (connection-set-core connection-set))
-                 :peer (wire:link-peer link) :reason (client-link-failure link))
+                 :peer (client-link-peer link) :reason (client-link-failure link))
     (unless connect-round
       (note-connection-set-event connection-set
                                  :info "the connection with ~A, socket ~D, has ended: ~A"
-                                 (wire:link-peer link) (client-link-number link)
+                                 (client-link-peer link) (client-link-number link)
                                  (client-link-failure link)))
     (when (client-link-greeted link)
       (rpc:observe subchannel-disconnected (core-observer (connection-set-core connection-set))
-                   (wire:link-peer link) (disconnect-error connection-set link)))
+                   (client-link-peer link) (disconnect-error connection-set link)))
     (setf (connection-set-leaving connection-set)
           (delete link (connection-set-leaving connection-set)))
     (forget-link connection-set link)

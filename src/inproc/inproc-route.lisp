@@ -7,18 +7,15 @@
   "Make the routes of CALLEE, whose services may have been defined again."
   (sb-thread:with-mutex ((callee-lock callee))
     (setf (callee-table callee)
-          (serving:make-routes callee (callee-services callee) :auto #'make-inproc-route
-                           :interceptors (callee-interceptors callee)
-                           :epoch (if (callee-table callee)
-                                      (1+ (serving:route-table-epoch (callee-table callee)))
-                                      1)))))
+          (serving:make-routes callee (callee-services callee) #'make-inproc-route
+                               :interceptors (callee-interceptors callee)
+                               :before (callee-table callee)))))
 
 (define-hot method-route ((table serving:route-table) (method rpc-method)) (or null inproc-route)
   "The route of TABLE to METHOD, or nil. The method remembers it."
   (let ((memo (method:rpc-method-route method)))
     (if (and (inproc-route-p memo)
-             (eq (route-server memo) (serving:route-table-server table))
-             (= (route-epoch memo) (serving:route-table-epoch table)))
+             (serving:route-current-p memo table))
         memo
         (let ((route (gethash (method:rpc-method-path method) (serving:route-table-routes table))))
           (when route (setf (method:rpc-method-route method) route))))))

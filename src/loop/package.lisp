@@ -52,7 +52,7 @@
    #:handler #:make-handler #:handler-input #:connection #:connection-loop #:connection-handler
    #:connection-user #:connection-byte-channel #:connection-max-unsent #:connection-account
    #:connection-kept
-   #:connection-peer #:connection-local #:connection-state
+   #:connection-peer #:connection-local #:connection-security #:connection-state
    ;; tls-credentials.lisp
    #:tls-credentials #:tls-credentials-server-name #:tls-credentials-verify
    #:tls-credentials-client-certificates #:check-credentials
@@ -76,6 +76,7 @@
    #:call-at-stop #:on-signal
    ;; task.lisp
    #:post #:run-posted #:defer #:call-last #:call-before-flush #:call-after-closing #:read-clock
+   #:turn-long-p
    #:make-lasting-timer
    ;; driving.lisp and gathering.lisp
    #:enter-call #:leave-call #:call-served #:drive #:may-drive-p #:left-to-drive-p #:drive-on

@@ -24,7 +24,7 @@
    #:cancel-call #:cancelled-p #:check-authority #:check-compression #:check-interceptors
    #:check-message #:check-observer #:client-p #:close-send #:compressed-octets
    #:*debug-on-error* #:define-own-part #:define-transport-end #:deliverable-p #:do-messages
-   #:due-callback #:encoding #:encoding-name #:encoding-open-p #:encoding-text
+   #:due-callback #:encoding #:encoding-name #:encoding-of-name #:encoding-open-p #:encoding-text
    #:encodings #:end-call #:ensure-reactions #:expand-beginning #:expand-octets #:failed-attempts
    #:filter-messages #:filtered #:final-status #:finish #:flaw #:gate-ringer #:incoming-type
    #:interceptors-for #:late-value #:+long-octets+ #:make-observer #:may-send-p #:message-due-p

@@ -55,9 +55,9 @@ COUNT reduces the charge, because the octets have arrived there."
   (let ((link (the server-link (server-call-link call))))
     (sb-ext:atomic-incf (server-link-coming link) count)
     (cond ((minusp count)
-           (discharge-account (wire:link-account link) (- count))
+           (discharge-account (server-link-account link) (- count))
            (look-at-held-up link))
-          (t (charge-account (wire:link-account link) count)))))
+          (t (charge-account (server-link-account link) count)))))
 
 (defun post-reply-by (call message encode finish)
   "As POST-REPLY. ENCODE makes of CALL, MESSAGE and :auto what WIRE:ENCODE-MESSAGE does, on this
@@ -92,10 +92,9 @@ thread. FINISH sends this, its second argument, and the status :ok, on the loop.
   (unless (call-status call)
     (rpc:add-trailers call trailers)
     (note-time call)
-    (wire:mark-call call :end)
+    (wire:note-end call)
     (end-call call status :message message :details details :ended-by :local
                           :observer (server-loop-observer (server-call-endpoint call)))
-    (wire:stop-timers call)
     (write-end call))
   nil)
 
@@ -120,12 +119,18 @@ the deadline, log CALL's method and identifiers. CALL is about to end with STATU
     (server-finish call status text nil '())
     (when (rpc:callbacks-p call) (operate schedule call))))
 
+(defun post-metadata (call metadata others function)
+  "The operation SEND-METADATA, for METADATA with OTHERS octets of other fields: unless CALL has
+ended by then, FUNCTION, without arguments, sends METADATA on the loop. From any thread."
+  (check-metadata-size call metadata others)
+  (when (wire:sending-begun-p call) (misuse "The headers of ~A were sent before." call))
+  (setf (wire:sending-begun-p call) t)
+  (wire:post-in-turn call 1 (lambda () (unless (call-status call) (funcall function)))))
+
 (defun server-send-metadata (call metadata)
-  "The operation SEND-METADATA. From any thread."
-  (check-metadata-size call metadata)
-  (wire:begin-sending call)
-  (wire:post-in-turn call 1
-                     (lambda ()
-                       (unless (or (call-status call) (wire:marked-p call :headers))
-                         (setf (rpc:outgoing-metadata call) metadata)
-                         (wire:ensure-headers call)))))
+  "The operation SEND-METADATA of gRPC."
+  (post-metadata call metadata (constant-octets call)
+                 (lambda ()
+                   (unless (wire:marked-p call :headers)
+                     (setf (rpc:outgoing-metadata call) metadata)
+                     (wire:ensure-headers call)))))

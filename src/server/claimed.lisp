@@ -47,8 +47,11 @@ clients expect."
 
 (defun receive-claimed (call octets start end last)
   "Pass on more of the body of CALL, which has a claim; see MANNER."
-  (unless (or (call-status call) (claim-rejection (call-claim call)))
-    (funcall (manner-receive (call-manner call)) call octets start end last)))
+  (flet ((receive (call octets start end)
+           (unless (or (call-status call) (claim-rejection (call-claim call)))
+             (funcall (manner-receive (call-manner call)) call octets start end last))))
+    (declare (dynamic-extent #'receive))
+    (wire:receive-data call octets start end #'receive)))
 
 (defun end-claimed-request (call)
   "Note that the body of CALL, which has a claim, is whole. The half-close follows."

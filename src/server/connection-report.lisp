@@ -5,9 +5,9 @@
 
 (defun report-link (link)
   "The state of LINK, as a plist. On its loop."
-  (list :peer (wire:link-peer link)
+  (list :peer (server-link-peer link)
         :calls (server-link-calls link)
-        :tls (and (wire:link-security link) t)
+        :tls (and (loop:connection-security (server-link-socket link)) t)
         :seconds (ns-seconds (max 0 (- (loop:event-loop-now (server-link-loop link))
                                        (server-link-born-ns link))))))
 

@@ -14,39 +14,34 @@
   "The most octets of a decoded request that are not charged separately: the charge of its call's
 stream includes them.")
 
-(define-hot decode-request ((call server-call) (octets octets) (start index) (end index)) null
-  "Decode the octets, CALL's request, and charge its link with the decoded message if that is long.
-The message may occupy four times the memory of its octets, and the messages inside it more."
-  (multiple-value-bind (message kept inside)
-      (handler-case (wire:parse-incoming call octets start end nil)
-        (protobuf:protobuf-error (error)
-          (values (wire:unparsable-condition call error start) nil 0)))
-    (declare (ignore kept) (type fixnum inside))
-    (let ((memory (+ inside (* 4 (- end start)))))
-      (declare (type index memory))
-      (cond ((status:failure-p message) (rpc:abort-as call message))
-            ((or (<= memory +free-octets+)
-                 (null (server-call-stream call))
-                 (wire:hold call memory t))
-             (setf (server-call-request call) message)))))
+(define-hot (take-request :inline t) ((call server-call) item (long boolean) (inside fixnum)
+                                     (size index))
+    null
+  "Take the request of CALL, of SIZE octets; ITEM, LONG and INSIDE are the values of
+WIRE:TAKE-SINGLE. CALL's link is charged with a decoded message if that is long. The message may
+occupy four times the memory of its octets, and the messages inside it more."
+  (let ((memory (+ inside (* 4 size))))
+    (declare (type index memory))
+    (cond ((null item))                 ; CALL has ended
+          ((typep item 'wire:parcel) (note-undecoded call item long))
+          ((status:failure-p item) (rpc:abort-as call item))
+          ((or (<= memory +free-octets+)
+               (wire:hold call memory (and (server-call-stream call) t)))
+           (setf (server-call-request call) item))))
   nil)
 
-(define-hot keep-request ((call server-call) (octets octets) (start index) (end index)) null
-  "Keep the octets, CALL's request, for the thread that will run its handler."
-  (when (wire:hold call (- end start))
-    (multiple-value-bind (item long) (wire:keep-octets call octets start end)
-      (note-undecoded call item long)))
-  nil)
-
-(define-hot deliver-request ((call server-call) (octets octets) (start index) (end index)) null
-  "The operation DELIVER of methods that take one message."
-  (cond ((or (server-call-request call) (server-call-undecoded call))
-         (rpc:abort-as call (rpc:flaw call 2 nil)))
-        ;; decoded by the handler's thread; or when the peer ends its side, so that what waits for
-        ;; that is as long as what has come
-        ((or (wire:to-keep-p call (- end start)) (unended-p call))
-         (keep-request call octets start end))
-        (t (decode-request call octets start end)))
+(define-hot deliver-request ((call server-call) (octets octets) (start index) (end index)
+                             &optional (keep boolean nil) (decode (or null function) nil))
+    null
+  "The operation DELIVER of methods that take one message. With KEEP the handler's thread decodes
+it. DECODE, if not nil, decodes it, as of WIRE:DECODE-ITEM."
+  (if (or (server-call-request call) (server-call-undecoded call))
+      (rpc:abort-as call (rpc:flaw call 2 nil))
+      ;; decoded by the handler's thread; or when the peer ends its side, so that what waits for
+      ;; that is as long as what has come
+      (multiple-value-bind (item long inside)
+          (wire:take-single call octets start end (or keep (unended-p call)) decode)
+        (take-request call item long inside (- end start))))
   nil)
 
 (define-hot half-close-request ((call server-call)) null

@@ -112,7 +112,7 @@ Reject the request if the method's messages are raw or already have a codec."
 includes them.")
 (define-hot read-fields ((request request) (list hpack:field-list) (link server-link)) null
   "Note in REQUEST its metadata, from LIST, and the octets that its call on LINK is charged with."
-  (multiple-value-bind (fields octets) (wire:link-fields link list)
+  (multiple-value-bind (fields octets) (wire:list-fields list link)
     (setf (request-fields request) fields
           (request-charge request) (if (<= octets +free-metadata-octets+) 0 octets)))
   nil)
@@ -300,10 +300,11 @@ request has been answered."
                            (ended boolean))
     null
   "Handle a part of the body of CALL, which is not gRPC's, and return window for it."
-  (if (call-claim call)
-      (receive-claimed call octets start end ended)
-      (exchange:receive-body (call-http-request call) octets start end))
-  (wire:give-window call (- end start))
+  (flet ((receive (call octets start end)
+           (exchange:receive-body (call-http-request call) octets start end)))
+    (if (call-claim call)
+        (receive-claimed call octets start end ended)
+        (wire:receive-data call octets start end #'receive)))
   nil)
 
 (define-hot server-data ((stream http2:stream) (octets octets) (start index) (end index)
@@ -336,7 +337,7 @@ request has been answered."
   (let ((charge (http2:stream-charge stream)))
     (unless (zerop charge)
       (setf (http2:stream-charge stream) 0)
-      (charge-own (wire:link-account link) (- charge))))
+      (charge-own (server-link-account link) (- charge))))
   nil)
 
 (defun server-stream-closed (stream)

@@ -10,7 +10,7 @@
   (route nil :type (or null server-route)) ; where the path leads; NIL without a path
   (codec nil :type (or null method:message-codec)) ; of the messages, if the content type names one
   (timeout nil :type (or null (unsigned-byte 62))) ; nanoseconds
-  (incoming nil :type (or symbol wire:encoding)) ; as BEGIN-COMPRESSION has it
+  (incoming nil :type (or symbol rpc:encoding)) ; as BEGIN-COMPRESSION has it
   (accepted '() :type list)             ; the encodings that the client can read
   ;; the header that is not gRPC's, if the request is plain (plain.lisp)
   (plain nil :type (member nil :content-type :method))

@@ -28,10 +28,9 @@
 (defun lose-call (call cause)
   "End CALL, because its peer has cancelled it or was lost. CAUSE is the reason as text."
   (unless (call-status call)
-    (wire:mark-call call :end)
+    (wire:note-end call)
     (multiple-value-bind (status text) (rpc:verdict :caller-gone)
       (end-call call status :message text :ended-by :transport :cause cause))
-    (wire:stop-timers call)
     (when (rpc:callbacks-p call) (operate schedule call))))
 
 (define-hot (retire-call :inline t) ((call server-call) (link server-link)) null

@@ -12,7 +12,7 @@
 (defun http-version-of (link octets start end)
   "The protocol of LINK, whose first octets are those from START to END, as of
 EXCHANGE:HTTP-VERSION-OF."
-  (let ((security (wire:link-security link)))
+  (let ((security (loop:connection-security (server-link-socket link))))
     (if (speaks-http1-p (server-link-owner link))
         (exchange:http-version-of (and security (loop:security-alpn security)) octets start end)
         :http2)))
@@ -28,6 +28,10 @@ EXCHANGE:HTTP-VERSION-OF."
 (define-load-time-global **http1**
     (make-server-dialect
      :octets (lambda (link) (exchange:http1-connection-octets (server-link-http1 link)))
+     :pause (lambda (call paused)
+              (if paused
+                  (exchange:pause-body (call-http-request call))
+                  (exchange:resume-body (call-http-request call))))
      :drain (lambda (link) (exchange:drain-http1 (server-link-http1 link)))
      :abandon #'abandon-exchange))
 
@@ -90,6 +94,7 @@ would take an error for the answer to their first request."
 (define-load-time-global **opening**
     (make-server-dialect
      :octets (constantly 0)
+     :pause #'list                      ; it has no calls yet
      :drain (lambda (link) (settle link :http2) (drain-link link))
      :abandon (lambda (link status text) (declare (ignore status text)) (settle link :http2))))
 

@@ -17,12 +17,12 @@
                   #:with-user-code #:operate #:answers-once-p)
   (:import-from #:clgrpc.serving
                   #:server #:server-services #:server-options #:server-interceptors
-                  #:server-observer #:server-reserve #:server-acceptors
+                  #:server-observer #:server-reserve
                   #:await-emptied #:acceptor-state #:close-acceptor #:note-emptied #:answer-of
                   #:bad-answer-condition #:sendable-end #:route
-                  #:note-answer #:execution-of #:make-routes
-                  #:route-table #:route-table-server #:route-table-epoch #:find-unknown-route
-                  #:route-table-routes)
+                  #:note-answer #:make-routes
+                  #:route-table #:find-unknown-route
+                  #:route-current-p #:route-table-routes)
   (:import-from #:clgrpc.wire
                 #:link #:wire-call #:wire-call-loop)
   (:export
@@ -34,11 +34,11 @@
    #:server-loops #:server-sockets #:**servers**
    ;; protocol.lisp, and what protocols beside gRPC need
    #:call-claim #:call-http-request #:call-notes #:call-protocol #:claim #:claim-incoming
-   #:deliver-to-stream #:finish-with-condition #:half-close-stream #:handler-began-ns
-   #:header-list-limit #:keep-request #:make-manner #:make-protocol #:manner
-   #:note-served #:over-http1-p #:post-reply-by #:protocol-names #:register-protocol
-   #:**request-operations** #:route-method #:server-call #:server-call-born-ns #:server-call-request
-   #:server-call-undecoded #:server-finish #:server-origins #:status-http-status
-   #:take-query-octets #:unended-p #:write-trailers-later
+   #:deliver-request #:deliver-to-stream #:encode-status-message #:finish-with-condition
+   #:half-close-stream #:handler-began-ns #:header-list-limit #:make-manner #:make-protocol
+   #:manner #:note-served #:over-http1-p #:post-metadata #:post-reply-by #:protocol-names
+   #:register-protocol #:**request-operations** #:route-method #:server-call
+   #:server-call-born-ns #:server-finish #:server-origins #:status-http-status
+   #:take-query-octets #:write-trailers-later
    ;; connection-report.lisp
    #:report-connections #:server-speaks-tls-p))

@@ -99,7 +99,7 @@
        :posted (of-call (lambda (call) (wire:posted-octets call)))
        :on-end (of-call #'rpc:on-end) :peer (of-call #'rpc:call-peer)
        :secure-p (of-call (lambda (call) (and (rpc:call-security call) t)))
-       :prompt-p #'prompt-p :busy-p #'wire:read-enough-p :measure #'measure-plain
+       :prompt-p #'prompt-p :measure #'measure-plain
        :close #'wire:close-link
        :expel (lambda (link text) (wire:close-link link text :how :expel))
        :closed #'wire:end-link)))

@@ -75,11 +75,12 @@ compression and grpc-status. Without registered compressions and a codec, these 
 (defconstant +kept-text-octets+ 1024
   "The octets of a text that take precedence over details and trailers.")
 
-(defun check-metadata-size (call metadata)
-  "Signal an RPC-ERROR if METADATA is larger than CALL's client accepts."
+(defun check-metadata-size (call metadata others)
+  "Signal an RPC-ERROR if METADATA, with OTHERS octets of other fields, is larger than CALL's client
+accepts."
   (let ((size (wire:metadata-octets metadata))
         (limit (header-list-limit call)))
-    (when (> (+ size (constant-octets call)) limit)
+    (when (> (+ size others) limit)
       (error (status:make-rpc-error
               :resource-exhausted :call call :ended-by :local
               :message (format nil "metadata of ~D octets to send, the client takes header lists ~
@@ -133,7 +134,7 @@ and :trailers."
     (let ((room (min +text-octets+ (- left 32 (length **grpc-message**)))))
       (when (and (plusp (length text)) (plusp room))
         (hpack:encode-literal encoder buffer **grpc-message**
-                              (wire:encode-status-message text room) :plain)))
+                              (encode-status-message text room) :plain)))
     (when details
       (hpack:encode-literal encoder buffer **grpc-status-details**
                             (ascii-octets (encode-base64 details :padding nil)) :plain))

@@ -13,7 +13,7 @@ or that is not gRPC's."
   (ticket '() :type list)
   (patience nil :type (or null timer))  ; rings when it has waited for such a thread for too long
   (place nil :type (or null ring))      ; among the calls of its loop that wait for room
-  (undecoded nil :type (or null wire:parcel wire:packed)) ; its request, if that is long
+  (undecoded nil :type (or null wire:parcel)) ; its request, if that is long
   (long nil :type boolean)              ; UNDECODED may be long once it is decompressed
   (later nil :type boolean)             ; the handler has returned the call, to answer later
   (http-request nil :type (or null exchange:http-request)) ; whose handler it runs
@@ -41,14 +41,14 @@ or that is not gRPC's."
         (or (sb-ext:compare-and-swap (server-call-deferred-start call) nil new) new))))
 
 (define-hot (server-call-undecoded :inline t) ((call server-call))
-    (or null wire:parcel wire:packed)
+    (or null wire:parcel)
   "The octets of the request for CALL's handler, if the handler's thread must decode them; else
 nil."
   (let ((deferred-start (server-call-deferred-start call)))
     (and deferred-start (deferred-start-undecoded deferred-start))))
 
 (defun note-undecoded (call item long)
-  "Note ITEM, a parcel or packed, as the request of CALL, which the handler's thread decodes. LONG
+  "Note ITEM, a parcel, as the request of CALL, which the handler's thread decodes. LONG
 is true if it may be long when it is decompressed."
   (let ((deferred-start (ensure-deferred-start call)))
     (setf (deferred-start-undecoded deferred-start) item
@@ -138,14 +138,12 @@ handler has returned."
   "The operation STAGE."
   (cond ((not (due-p call)) :receive)
         ((null (handler-began-ns call)) :queue)
-        ((or (wire:stuck-p call) (wire:marked-p call :headers)) :send)
+        ((wire:marked-p call :headers) :send)
         (t :answer)))
 
-(defun server-spans (call total)
-  "The stages of CALL so far: a list of (stage . ns), oldest first."
-  (let* ((due (wire:mark-ns call :due))
-         (headers (wire:mark-ns call :headers))
-         (began-ns (handler-began-ns call))
+(defun server-spans (call total headers due)
+  "The SPANS of WIRE:LIST-STAGES."
+  (let* ((began-ns (handler-began-ns call))
          (began (and began-ns (min total (- began-ns (server-call-born-ns call)))))
          (answered (and headers (min total headers))))
     (append (list (cons :receive (or due total)))

@@ -6,6 +6,7 @@
 
 (defstruct (server-route (:include route) (:conc-name route-) (:copier nil))
   "The route of a path of a server."
+  (execution :auto :type (member :inline :blocking :auto)) ; where its handler runs
   (blocks nil :type (member nil t :waits)) ; :auto, and it has overstayed, or waited beside others
   (quick 0 :type fixnum)                ; how many calls in a row have been quick since
   (late 0 :type sb-ext:word)            ; how many that overstayed run still (atomic)
@@ -38,9 +39,25 @@ message that is sent."
       (push (coding-interceptor method) (route-interceptors route)))
     route))
 
-(defun new-server-route (&rest slots)
-  "The server route with SLOTS, keywords and values."
-  (code-answers (apply #'make-server-route slots)))
+(defun execution-of (execution function-name)
+  "The execution of the method named FUNCTION-NAME under EXECUTION, the argument of START-SERVER:
+:INLINE, :BLOCKING or :AUTO."
+  (let ((chosen (if (listp execution)
+                    (or (cdr (assoc function-name execution)) :auto)
+                    execution)))
+    (unless (member chosen '(:inline :blocking :auto))
+      (misuse "~S is not valid for :execution: give :inline, :blocking, :auto, or an alist from ~
+               methods to these."
+              chosen))
+    ;; no thread can take over the loop of a simulated world
+    (if (and (eq :auto chosen) (loop:simulated-p)) :blocking chosen)))
+
+(defun route-maker (execution)
+  "The function for SERVING:MAKE-ROUTES that makes the routes of a server whose handlers run with
+EXECUTION, the argument of START-SERVER."
+  (lambda (&rest slots &key method &allow-other-keys)
+    (let ((name (and method (method:rpc-method-function-name method))))
+      (code-answers (apply #'make-server-route :execution (execution-of execution name) slots)))))
 
 (defun route-in-codec (route codec)
   "ROUTE for requests in CODEC."
@@ -136,13 +153,11 @@ of octets promised; nil if there is no room."
   "The route that the path FIELD leads to."
   (let ((memo (hpack:field-memo field)))
     (if (and (server-route-p memo)
-             (eq (route-server memo) (route-table-server table))
-             (= (route-epoch memo) (route-table-epoch table)))
+             (route-current-p memo table))
         memo
         (setf (hpack:field-memo field) (find-route table field)))))
 
 (defun find-route (table field)
   "The route of TABLE for the path FIELD; one without a method if nothing has that path."
   (or (gethash (hpack:field-value-string field) (route-table-routes table))
-      (find-unknown-route table (hpack:field-value-string field))
-      (make-server-route :server (route-table-server table) :epoch (route-table-epoch table))))
+      (find-unknown-route table (hpack:field-value-string field))))

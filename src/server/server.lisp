@@ -33,7 +33,7 @@
 fit for a client. Signal MISUSE for another object. From any thread."
   (checked-server server)
   (append (mapcar #'loop:listener-address (server-listeners server))
-          (remove nil (mapcar #'acceptor-state (server-acceptors server)))))
+          (values (acceptor-state server))))
 
 (defun server-address (server)
   "The first address SERVER listens on, a string as in SERVER-ADDRESSES. Signal MISUSE for
@@ -49,8 +49,7 @@ another object. From any thread."
 :connections open now. The counts are read while they change. From any thread."
   (let ((server-loops (server-loops (checked-server server))))
     (list :calls (+ (reduce #'+ server-loops :key #'server-loop-calls)
-                    (loop for acceptor in (server-acceptors server)
-                          sum (nth-value 2 (acceptor-state acceptor))))
+                    (nth-value 2 (acceptor-state server)))
           :turns (reduce #'+ server-loops
                          :key (lambda (server-loop)
                                 (loop:event-loop-turns (server-loop-loop server-loop))))
@@ -170,12 +169,12 @@ an address. From any thread."
                                 :observer (rpc:check-observer observer)
                                 :credentials credentials
                                 :channel-trace (make-channel-trace (loop:world-now))
-                                :encoding (wire:find-encoding compression)
+                                :encoding (rpc:encoding-of-name (rpc:check-compression compression))
                                 :reserve (loop:make-reserve
                                           :threads (options-reserve-threads options)
                                           :queue (options-reserve-queue options)
                                           :idle-seconds (options-reserve-idle-seconds options))))
-         (routes (make-routes server services execution #'new-server-route
+         (routes (make-routes server services (route-maker execution)
                               :interceptors interceptors)))
     (unless (typep fallback '(or null function (and symbol (satisfies fboundp))))
       (misuse "FALLBACK is a function, not ~S." fallback))
@@ -263,12 +262,10 @@ an address. From any thread."
 other methods than before."
   (handler-case
       (sb-thread:with-mutex ((server-routes-lock server))
-        (let ((table (make-routes server (server-services server) (server-execution server)
-                                  #'new-server-route
+        (let ((table (make-routes server (server-services server)
+                                  (route-maker (server-execution server))
                                   :interceptors (server-interceptors server)
-                                  :epoch (1+ (route-table-epoch
-                                              (server-loop-routes
-                                               (first (server-loops server))))))))
+                                  :before (server-loop-routes (first (server-loops server))))))
           (let ((claimers (prepare-claimers server (server-protocols server) table)))
             (setf (server-claimers server) claimers)
             (dolist (server-loop (server-loops server))
@@ -329,9 +326,9 @@ have not ended."
                                :observer (server-loop-observer server-loop)
                                :dialect **opening** :handler **opening-handler**
                                :make #'make-server-link)))
-    (setf (server-link-budget link) (peer-entry-budget (permit-entry permit)))
+    (setf (server-link-budget link) (budget-caller (peer-entry-budget (permit-entry permit))))
     (begin-opening link)
-    (trace-event :server :connection-begun :peer (wire:link-peer link))
+    (trace-event :server :connection-begun :peer (server-link-peer link))
     (add-link server-loop link)
     (note-permit-taken server-loop permit link)
     ;; clients may know the address of a server that is still starting
@@ -339,7 +336,7 @@ have not ended."
 
 (defun link-ended (server-loop link)
   "Forget LINK of SERVER-LOOP, which has ended."
-  (trace-event :server :connection-ended :peer (wire:link-peer link)
+  (trace-event :server :connection-ended :peer (server-link-peer link)
                                          :reason (server-link-failure link))
   (remove-link server-loop link)
   (forget-waiting link)
@@ -494,5 +491,4 @@ side. Closing a connection earlier might destroy answers that are on their way."
   (await-emptied server seconds
                  (lambda ()
                    (and (every #'zerop (mapcar #'server-loop-link-count (server-loops server)))
-                        (loop for acceptor in (server-acceptors server)
-                              never (nth-value 1 (acceptor-state acceptor)))))))
+                        (not (nth-value 1 (acceptor-state server)))))))

@@ -21,12 +21,17 @@
   (print-unreadable-object (codec stream :type t)
     (format stream "~(~A~)" (codec-name codec))))
 
-(define-hot decode-proto ((call wire:wire-call) (octets octets) (start index) (end index))
+(define-hot decode-proto ((call server:server-call) (octets octets) (start index) (end index))
     (values t fixnum)
   "The message of CALL that OCTETS are from START to END."
-  (multiple-value-bind (message kept inside) (wire:parse-incoming call octets start end nil)
-    (declare (ignore kept))
-    (values message inside)))
+  (let ((options (wire:wire-call-options call)))
+    (multiple-value-bind (message kept inside)
+        (protobuf:parse-received (rpc:incoming-type call) octets start end
+                                 (options-max-message-depth options)
+                                 (options-max-decoded-octets options)
+                                 nil)
+      (declare (ignore kept))
+      (values message inside))))
 
 (defun decoded-type (type)
   "The message type that defines the JSON of messages of TYPE, which may be a raw one."
@@ -134,7 +139,7 @@ handler, and the memory of the messages inside it."
   (send-as-text call message
                 (lambda ()
                   (multiple-value-bind (message finder) (as-sent call message)
-                    (wire:encode-text call (protobuf:message-json message :as :octets
+                    (wire:encode-message call (protobuf:message-json message :as :octets
                                                                           :finder finder)
                                       compress)))))
 

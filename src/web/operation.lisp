@@ -6,28 +6,16 @@
 (defconstant +constant-octets+ 512
   "How many octets of a header list are reserved for fields that are not metadata.")
 
-(defun check-metadata-size (call metadata)
-  "Signal an RPC-ERROR if METADATA is more than header lists of CALL may have."
-  (let ((size (wire:metadata-octets metadata))
-        (limit (server:header-list-limit call)))
-    (when (> (+ size +constant-octets+) limit)
-      (error (status:make-rpc-error
-              :resource-exhausted :call call :ended-by :local
-              :message (format nil "metadata of ~D octets to send, the limit is ~D" size limit))))))
-
 (defun web-send-metadata (call metadata)
-  "The operation SEND-METADATA. The head of an only answer goes out with that. From any thread."
-  (check-metadata-size call metadata)
-  (wire:begin-sending call)
-  (wire:post-in-turn call 1
-                     (lambda ()
-                       (cond ((call-status call))
-                             ;; AWAIT-HEAD has sent it
-                             ((wire:marked-p call :headers)
-                              (setf (notes-late (call-web-notes call)) metadata))
-                             (t
-                              (setf (rpc:outgoing-metadata call) metadata)
-                              (unless (rpc:answers-once-p call) (wire:ensure-headers call)))))))
+  "The operation SEND-METADATA. The head of an only answer goes out with that."
+  (server:post-metadata call metadata +constant-octets+
+                        (lambda ()
+                          (cond ((wire:marked-p call :headers) ; AWAIT-HEAD has sent it
+                                 (setf (notes-late (call-web-notes call)) metadata))
+                                (t
+                                 (setf (rpc:outgoing-metadata call) metadata)
+                                 (unless (rpc:answers-once-p call)
+                                   (wire:ensure-headers call)))))))
 
 (defun write-web-head (call)
   "The operation WRITE-HEAD."
@@ -42,7 +30,7 @@
 (rpc:define-transport-end **web-request-operations** (:server :like server:**request-operations**)
   :send #'web-send :send-metadata #'web-send-metadata
   :write-head #'write-web-head :room #'web-room :unsent-octets #'web-unsent-octets
-  :crowded #'web-crowded :traffic #'web-traffic :taken #'web-taken :decode #'web-decode
+  :crowded #'web-crowded :traffic #'web-traffic :decode #'web-decode
   :deliver #'deliver-web-request)
 
 (rpc:define-transport-end **web-stream-operations** (:server :like **web-request-operations**)

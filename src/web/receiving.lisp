@@ -2,8 +2,8 @@
 ;;;; unless it arrives complete. Messages in envelopes, a flag and a length of five octets as in
 ;;;; gRPC, are read by the same code as gRPC's, with its limits.
 ;;;;
-;;;; Over HTTP/2 the window holds back a client whose messages are not read; over HTTP/1.1 the
-;;;; connection is not read.
+;;;; Wire holds back a client whose messages are not read: over HTTP/2 by the window; over HTTP/1.1
+;;;; the connection is not read.
 
 (in-package #:clgrpc.web)
 
@@ -14,7 +14,6 @@
   (taken nil :type boolean)             ; the bare body was whole and has been delivered
   (too-long nil :type boolean)          ; the bare body is longer than messages may be
   (carry '() :type list)                ; digits of base64 that do not fill a group
-  (paused nil :type boolean)            ; no more of the body is read over HTTP/1.1
   (late '() :type list)                 ; metadata that was sent after the head: trailers
   (answer nil :type (or null octets wire:parcel)) ; the only answer, encoded, until it is written
   (sent 0 :type (unsigned-byte 62))     ; octets of messages, as observers are told
@@ -94,36 +93,7 @@
     null
   "The RECEIVE of styles whose messages are in envelopes."
   (declare (ignore last))
-  (wire:receive-messages call octets start end)
-  (when (server:over-http1-p call) (hold-back call))
-  nil)
-
-(defun hold-back (call)
-  "Some of CALL's body was received over HTTP/1.1: queue the messages in it, and stop reading if too
-many wait."
-  (wire:seal-arrivals call)
-  (when (and (null (call-status call)) (wire:queue-full-p call))
-    (setf (notes-paused (call-web-notes call)) t)
-    (exchange:pause-body (server:call-http-request call))
-    (sb-thread:barrier (:memory))
-    ;; the reader may have emptied the queue just before it could see that
-    (read-on call)))
-
-(defun read-on (call)
-  "Read more of CALL's body if few enough of its messages wait. On the loop."
-  (let ((notes (call-web-notes call)))
-    (when (and (notes-paused notes) (null (call-status call)) (not (wire:queue-full-p call t)))
-      (setf (notes-paused notes) nil)
-      (exchange:resume-body (server:call-http-request call)))))
-
-(define-hot web-taken ((call server:server-call) (octets index)) null
-  "The operation TAKEN."
-  (wire:wire-taken call octets)
-  (when (and (server:over-http1-p call)
-             (notes-paused (call-web-notes call))
-             (not (wire:queue-full-p call t)))
-    (operate post call (lambda () (read-on call))))
-  nil)
+  (wire:receive-messages call octets start end))
 
 ;;; Messages
 
@@ -150,18 +120,19 @@ many wait."
                                    (protobuf:protobuf-error-text error))
                          :call call :peer (rpc:call-peer call) :ended-by :local :cause error))
 
-(define-hot decoded ((call server:server-call) (octets octets) (start index) (end index))
-    (values t fixnum)
-  "The message of CALL that OCTETS are from START to END, and how much memory the messages inside it
-take. Signal a PROTOBUF-ERROR if they are none."
-  (multiple-value-bind (message inside)
-      (funcall (codec-decode (web-claim-codec (call-web-claim call))) call octets start end)
-    (values message (the fixnum inside))))
+(define-hot decode-message ((call server:server-call) (octets octets) (start index) (end index)
+                            (consume boolean))
+    (values t boolean fixnum)
+  "The function that decodes messages of CALL, for WIRE:DECODE-ITEM."
+  (declare (ignore consume))
+  (handler-case
+      (multiple-value-bind (message inside)
+          (funcall (codec-decode (web-claim-codec (call-web-claim call))) call octets start end)
+        (values message nil (the fixnum inside)))
+    (protobuf:protobuf-error (error) (values (undecodable call error) nil 0))))
 
 (defconstant +short-text-octets+ 2048
   "The loop decodes no longer texts.")
-(defconstant +free-octets+ 1024
-  "A decoded request that takes no more counts with its call.")
 
 (define-hot deliver-web-request ((call server:server-call) (octets octets) (start index)
                                  (end index))
@@ -169,22 +140,11 @@ take. Signal a PROTOBUF-ERROR if they are none."
   "The operation DELIVER of methods that take one message."
   (let ((size (- end start)))
     (note-received call size)
-    (cond ((or (server:server-call-request call) (server:server-call-undecoded call))
-           (rpc:abort-as call (rpc:flaw call 2 nil)))
-          ((or (wire:to-keep-p call size) (server:unended-p call)
-               (and (codec-text (web-claim-codec (call-web-claim call)))
-                    (or (< +short-text-octets+ size) (not (decodes-at-once-p call size)))))
-           (server:keep-request call octets start end))
-          (t
-           (multiple-value-bind (message inside)
-               (handler-case (decoded call octets start end)
-                 (protobuf:protobuf-error (error) (values (undecodable call error) 0)))
-             (declare (type fixnum inside))
-             (let ((memory (+ inside (* 4 size))))
-               (declare (type index memory))
-               (cond ((status:failure-p message) (rpc:abort-as call message))
-                     ((or (<= memory +free-octets+) (wire:hold call memory))
-                      (setf (server:server-call-request call) message))))))))
+    (server:deliver-request call octets start end
+                            (and (codec-text (web-claim-codec (call-web-claim call)))
+                                 (or (< +short-text-octets+ size)
+                                     (not (decodes-at-once-p call size))))
+                            #'decode-message))
   nil)
 
 (define-hot deliver-to-web-stream ((call server:server-call) (octets octets) (start index)
@@ -197,24 +157,9 @@ take. Signal a PROTOBUF-ERROR if they are none."
   (server:deliver-to-stream call octets start end)
   nil)
 
-(define-hot decode-message ((call server:server-call) (octets octets) (start index) (end index)) t
-  "As DECODED, but signal an RPC-ERROR, which ends CALL as well."
-  (handler-case (values (decoded call octets start end))
-    (protobuf:protobuf-error (error) (wire:end-undecodable call (undecodable call error)))))
-
-(define-hot decode-parcel ((call server:server-call) (parcel wire:parcel)) t
-  "Decode PARCEL as DECODE-MESSAGE does; return the message."
-  (let ((octets (wire:parcel-taken parcel)))
-    (multiple-value-prog1 (decode-message call octets 0 (wire:encoded-length parcel))
-      (give-octets-back octets))))
-
 (define-hot web-decode ((call server:server-call) item (start index) (end index)) t
   "The operation DECODE."
-  (typecase item
-    (octets (decode-message call item start end))
-    (wire:parcel (decode-parcel call item))
-    (wire:packed (if (codec-text (web-claim-codec (call-web-claim call)))
-                     ;; an octet of JSON takes up to ten times as long as one of Protocol Buffers
-                     (wire:decode-packed call item #'decode-parcel 1)
-                     (wire:decode-packed call item #'decode-parcel)))
-    (t item)))
+  (if (codec-text (web-claim-codec (call-web-claim call)))
+      ;; an octet of JSON takes up to ten times as long as one of Protocol Buffers
+      (wire:decode-item call item start end #'decode-message 1)
+      (wire:decode-item call item start end #'decode-message)))

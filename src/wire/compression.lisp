@@ -49,10 +49,6 @@
         (the hpack:field (cdr accept))
         (make-accept-field (encodings)))))
 
-(defun find-encoding (name)
-  "The encoding for NAME, which RPC:CHECK-COMPRESSION has accepted; nil for :identity and for nil."
-  (nth-value 1 (check-compression name)))
-
 (defun encoding-named (octets start end)
   "The usable encoding whose name is OCTETS from START to END, or nil."
   (declare (type octets octets) (type index start end))
@@ -191,16 +187,6 @@ OS:INFLATE-OCTETS. In user code."
     (:corrupt (values :internal "compressed message is corrupt"))
     (:truncated (values :internal "compressed message is cut short"))
     (:no-memory (values :resource-exhausted "no memory to decompress a message"))))
-
-;;; If the peer of a call may compress, its messages wait in a PACKED, which has a mark whether they
-;;; are compressed.
-
-(defstruct (packed (:constructor make-packed (parcel compressed)) (:copier nil))
-  "PARCEL is a message as it was received; COMPRESSED is true if it is compressed."
-  (parcel nil :type parcel)             ; the message as it came
-  (compressed nil :type boolean))       ; true if PARCEL is compressed
-
-(declaim (sb-ext:freeze-type packed))
 
 (defstruct (compression (:copier nil))
   "The compression of a call: OUTGOING is the encoding of our messages, INCOMING that of the peer's

@@ -1,4 +1,4 @@
-;;;; The timers of a call: its deadline, and those of AFTER.
+;;;; The timers of a call: its deadline, and those of AFTER. All stop at its end.
 
 (in-package #:clgrpc.wire)
 
@@ -18,19 +18,8 @@
   (when (plusp (call-deadline call)) (schedule-deadline call))
   nil)
 
-(defun shorten-deadline (call deadline)
-  "Change CALL's deadline to DEADLINE, unless its own is earlier. Return true if it has changed;
-then call START-DEADLINE. On the loop."
-  (let ((own (call-deadline call))
-        (parts (call-wire-parts call)))
-    (when (or (zerop own) (< deadline own))
-      (setf (call-deadline call) deadline)
-      (when parts
-        (loop:stop-timer (wire-call-loop call) (shiftf (wire-parts-timer parts) nil)))
-      t)))
-
 (define-hot stop-timers-of ((call wire-call) (parts wire-parts)) null
-  "See STOP-TIMERS; PARTS are CALL's."
+  "Stop the timers of CALL; PARTS are CALL's."
   (let ((loop (wire-call-loop call))
         (reactions (wire-parts-reactions parts)))
     (when (wire-parts-timer parts)
@@ -40,9 +29,12 @@ then call START-DEADLINE. On the loop."
         (loop:stop-timer loop timer))))
   nil)
 
-(define-hot (stop-timers :inline t) ((call wire-call)) null
-  "Stop the timers of CALL, which has ended. Otherwise a peer that makes and cancels calls without
-end would fill the wheel with timers that are due much later."
+(define-hot (note-end :inline t) ((call wire-call)) null
+  "Note that CALL is about to end in this turn: queue the messages that have arrived, and stop its
+timers. Otherwise a peer that makes and cancels calls without end would fill the wheel with timers
+that are due much later."
+  (seal-batch call)
+  (mark-call call :end)
   (let ((parts (call-wire-parts call)))
     (when parts (stop-timers-of call parts)))
   nil)

@@ -59,7 +59,7 @@ return nil, and the status and the text with which CALL ends."
         (multiple-value-call #'values nil (failed-inflation call outcome limit)))))
 
 (define-hot (packs-p :inline t) ((call call)) boolean
-  "True if CALL's peer may compress, so that messages that arrive are PACKED."
+  "True if CALL's peer may compress, so that all messages that arrive become parcels."
   (let ((compression (compression-of call)))
     (and compression (compression-incoming compression) t)))
 

@@ -28,7 +28,8 @@ long that the loop should not do it.")
   "A long message: OCTETS, of BORROW-OCTETS, up to END."
   (octets (make-octets 0) :type octets) ; of BORROW-OCTETS
   (end 0 :type index)                   ; of the message in them
-  (plain nil :type (or null index)))    ; its size before it was compressed, nil if it was not
+  (plain nil :type (or null index))     ; of ours: its size before it was compressed, or nil
+  (compressed nil :type boolean))       ; of the peer's: it waits as it came, compressed
 
 (declaim (sb-ext:freeze-type parcel))
 

@@ -1,7 +1,7 @@
 ;;;; Incoming messages, from the payload of DATA frames to the message that a reader gets.
 ;;;;
 ;;;; The short messages of one read are put side by side in a batch. The reader gets the batch when
-;;;; the read has been worked through (SEAL-ARRIVALS) or the peer's side ends. The window is
+;;;; the read has been worked through (SEAL-LINK) or the peer's side ends. The window is
 ;;;; returned as octets arrive, so that a message larger than the window can arrive. When too much
 ;;;; is queued unread, the stream's window is withheld until the reader has taken half of it.
 
@@ -38,9 +38,12 @@ processed."
   (loop while (link-arriving link)
         do (seal-batch (pop (link-arriving link)))))
 
-(define-hot seal-arrivals ((call wire-call)) null
-  "As SEAL-LINK, for the messages in CALL's body, which were read by another protocol than HTTP/2."
-  (seal-link (the link (wire-call-link call))))
+(define-hot (seal-unless-http2 :inline t) ((call wire-call)) null
+  "Queue the messages of CALL that have arrived by another protocol than HTTP/2, which has no
+SEAL-LINK at the end of a read."
+  (let ((link (the link (wire-call-link call))))
+    (unless (link-http2 link) (seal-link link)))
+  nil)
 
 (define-hot acceptable-prefix-p ((call wire-call) (flag octet) (length (unsigned-byte 32))) boolean
   "True if a message with this prefix is allowed; otherwise CALL was ended."
@@ -74,7 +77,8 @@ processed."
 (defun deliver-alone (call compressed octets start end)
   "Deliver a message of CALL that was received completely and without a prefix; COMPRESSED is true
 if it is compressed."
-  (deliver-message call (if compressed 1 0) octets start end))
+  (deliver-message call (if compressed 1 0) octets start end)
+  (seal-unless-http2 call))
 
 (defun refuse-body (call partial at)
   "End CALL, since the heap has no room for the message of PARTIAL. Return AT."
@@ -117,11 +121,10 @@ data."
         (< +little-octets+ (parcel-end parcel)))))
 
 (define-hot keep-octets ((call wire-call) (octets octets) (start index) (end index))
-    (values (or parcel packed) boolean)
+    (values parcel boolean)
   "Return a parcel with the octets START to END, a long message that DELIVER has got. It has a copy
-of them, or the vector in which the message was put together. If CALL's peer may compress, the value
-is a PACKED of the parcel. The second value is true if the message is, or may be, long once it is
-decompressed."
+of them, or the vector in which the message was put together. The second value is true if the
+message is, or may be, long once it is decompressed."
   (let* ((partial (wire-call-partial call))
          (size (- end start))
          (parcel (cond ((and partial (eq octets (partial-body partial)))
@@ -132,7 +135,8 @@ decompressed."
                             (make-parcel copy size))))))
     (if (packs-p call)
         (let ((compression (compression-of call)))
-          (values (make-packed parcel (compression-arriving compression))
+          (setf (parcel-compressed parcel) (compression-arriving compression))
+          (values parcel
                   (and (compression-arriving compression)
                        (long-parcel-p parcel (compression-incoming compression)))))
         (values parcel nil))))
@@ -165,7 +169,7 @@ batch."
                    (deliver-message call (aref octets at) octets body next))
                  (setf at next)))
               (t (setf (wire-inlet-partial (ensure-wire-inlet call)) (make-partial))))))
-    nil))
+    (seal-unless-http2 call)))
 
 (define-hot queue-limit ((call wire-call)) index
   "The octets that may be queued on CALL before its window is withheld: as many as a window has, but
@@ -185,24 +189,36 @@ half of that limit, below which the window is returned."
          (<= (if half (ash (queue-limit call) -1) (queue-limit call))
              (wire-inlet-queued-octets inlet)))))
 
+(define-hot call-dialect ((call wire-call)) (or null dialect)
+  "The dialect that the link of CALL, which has no stream, speaks; nil for HTTP/2."
+  (let ((link (wire-call-link call)))
+    (and link (link-dialect link))))
+
 (define-hot (give-window :inline t) ((call wire-call) (count index)) null
-  "Give back the window of COUNT octets that CALL has received, unless too much of it is queued."
+  "Give back the window of COUNT octets that CALL has received, or withhold it if too much of it is
+queued. A link without HTTP/2, which has no windows, reads no more of CALL's body then."
   (let ((inlet (call-wire-inlet call))
         (stream (wire-call-stream call)))
-    (cond ((null stream))               ; closed by a delivered message
+    (cond ((zerop count))
           ((or (null inlet) (not (queue-full-p call)))
-           (http2:consume-data stream count))
-          (t (incf (wire-inlet-withheld inlet) count)
-             (trace-event :flowctl :window-withheld :call call :octets (wire-inlet-withheld inlet))
-             (credit-link call stream)
-             (sb-thread:barrier (:memory))
-             ;; the reader may have emptied the queue just before it could see WITHHELD
-             (release-window call)))
+           (when stream (http2:consume-data stream count)))
+          ((or stream (and (call-dialect call) (null (call-status call))))
+           (incf (wire-inlet-withheld inlet) count)
+           (trace-event :flowctl :window-withheld :call call :octets (wire-inlet-withheld inlet))
+           (if stream
+               (credit-link call stream)
+               (funcall (dialect-pause (call-dialect call)) call t))
+           (sb-thread:barrier (:memory))
+           ;; the reader may have emptied the queue just before it could see WITHHELD
+           (release-window call)))      ; else the stream was closed by a delivered message
     nil))
 
-(define-hot receive-data ((call wire-call) (octets octets) (start index) (end index)) null
-  "Take the payload of a DATA frame, and give window back for it."
-  (receive-messages call octets start end)
+(define-hot receive-data ((call wire-call) (octets octets) (start index) (end index)
+                          &optional (receive function #'receive-messages))
+    null
+  "Take the payload of a DATA frame, or octets of a body over HTTP/1.1, by RECEIVE, a function of
+these arguments, and give window back for it."
+  (funcall receive call octets start end)
   (give-window call (- end start)))
 
 (defun release-window (call)
@@ -211,8 +227,9 @@ half of that limit, below which the window is returned."
     (when (and (plusp (wire-inlet-withheld inlet)) (not (queue-full-p call t)))
       (let ((count (shiftf (wire-inlet-withheld inlet) 0)))
         (trace-event :flowctl :window-given-back :call call :octets count)
-        (when (wire-call-stream call)
-          (http2:consume-data (wire-call-stream call) count))))))
+        (cond ((wire-call-stream call) (http2:consume-data (wire-call-stream call) count))
+              ((and (call-dialect call) (null (call-status call)))
+               (funcall (dialect-pause (call-dialect call)) call nil)))))))
 
 (define-hot wire-taken ((call wire-call) (size index)) null
   "The operation TAKEN."
@@ -222,72 +239,76 @@ half of that limit, below which the window is returned."
       (wire-post call (lambda () (release-window call))))
     nil))
 
-(define-hot (parse-incoming :inline t) ((call wire-call) (octets octets) (start index) (end index)
-                            (consume boolean))
+(defconstant +free-times+ 8
+  "A compressed message of Protocol Buffers is timed only if it becomes more than this many times as
+long.")
+
+;;; A message is decoded by a function of its call, the octets, their start and end, and CONSUME. It
+;;; returns the message, or the RPC-ERROR that ends the call; with CONSUME, the message may keep the
+;;; octets as a part of it: then the second value is true; the third value is the memory, in octets,
+;;; that the messages inside it take.
+
+(define-hot (decode-message :inline t) ((call wire-call) (octets octets) (start index)
+                                        (end index) (consume boolean))
     (values t boolean fixnum)
-  "Decode the octets; return the message. With CONSUME, the message may keep OCTETS as a part of it:
-then the second value is true. The third is the memory, in octets, that the messages inside it take.
-Signal a PROTOBUF-ERROR if the octets are not a message."
+  "The function that decodes messages of gRPC."
   (let ((options (wire-call-options call))
         (type (incoming-type call)))
-    (if (protobuf:coded-type-p type)
-        (values (protobuf:decode-coded type octets start end) nil 0)
-        (protobuf:parse-received type octets start end
-                                 (options-max-message-depth options)
-                                 (options-max-decoded-octets options)
-                                 consume))))
-
-(define-hot wire-decode ((call wire-call) item (start index) (end index)) t
-  "The operation DECODE."
-  (typecase item
-    (octets (values (decode-octets call item start end nil)))
-    (parcel (decode-parcel call item))
-    (packed (decode-packed call item #'decode-parcel))
-    (t item)))
-
-(define-hot decode-parcel ((call wire-call) (parcel parcel)) t
-  "Decode PARCEL as DECODE-OCTETS does; return the message."
-  (let ((octets (parcel-taken parcel)))
-    (multiple-value-bind (message kept)
-        (decode-octets call octets 0 (parcel-end parcel) (<= +own-octets+ (length octets)))
-      (unless kept (give-octets-back octets))
-      message)))
-
-(define-hot decode-octets ((call wire-call) (octets octets) (start index) (end index)
-                           (consume boolean))
-    (values t boolean)
-  "Decode OCTETS from START to END; return the message. With CONSUME, the second value is true if
-the message has kept OCTETS. If they are not a message, signal an RPC-ERROR, which ends CALL as
-well."
-  (handler-case (multiple-value-bind (message kept) (parse-incoming call octets start end consume)
-                  (values message kept))
-    (protobuf:protobuf-error (error)
-      (end-undecodable call (unparsable-condition call error start)))))
+    (handler-case
+        (if (protobuf:coded-type-p type)
+            (values (protobuf:decode-coded type octets start end) nil 0)
+            (protobuf:parse-received type octets start end
+                                     (options-max-message-depth options)
+                                     (options-max-decoded-octets options)
+                                     consume))
+      (protobuf:protobuf-error (error)
+        (values (unparsable-condition call error start) nil 0)))))
 
 (defun end-undecodable (call condition)
   "Signal CONDITION, an RPC-ERROR about a message of CALL, and end CALL with it."
   (wire-post call (lambda () (abort-as call condition)))
   (error condition))
 
-(defconstant +free-times+ 8
-  "A compressed message of Protocol Buffers is timed only if it becomes more than this many times as
-long.")
+(define-hot decode-item ((call wire-call) item (start index) (end index)
+                         &optional (decode function #'decode-message)
+                         (times (integer 1 8) +free-times+))
+    t
+  "The operation DECODE, if DECODE decodes messages of CALL. A compressed message that becomes more
+than TIMES as long counts for its peer, if that has a budget. If a message cannot be decoded, signal
+an RPC-ERROR, which ends CALL as well. If CALL ends while a message waits for its peer's turn,
+signal CALL's RPC-ERROR."
+  (typecase item
+    (octets (let ((message (values (funcall decode call item start end nil))))
+              (if (failure-p message) (end-undecodable call message) message)))
+    (parcel (decode-parcel call item decode times))
+    (t item)))
 
-(defun decode-packed (call packed decode &optional (times +free-times+))
-  "Decompress PACKED, a message of CALL, if it is compressed, and return its value under DECODE, a
-function of CALL and a parcel. The time of a message that becomes more than TIMES as long counts for
-its peer (decompression-budget.lisp). If the octets cannot be decompressed, signal an RPC-ERROR,
-which ends CALL as well; if CALL ends while it waits for its peer's turn, signal its RPC-ERROR."
-  (declare (type function decode))
+(define-hot wire-decode ((call wire-call) item (start index) (end index)) t
+  "The operation DECODE of messages of gRPC."
+  (decode-item call item start end))
+
+(define-hot decode-taken ((call wire-call) (octets octets) (end index) (decode function)) t
+  "The message of CALL in OCTETS up to END. The store gets OCTETS back unless the message keeps
+them."
+  (multiple-value-bind (message kept)
+      (funcall decode call octets 0 end (<= +own-octets+ (length octets)))
+    (when (failure-p message) (end-undecodable call message))
+    (unless kept (give-octets-back octets))
+    message))
+
+(define-hot decode-parcel ((call wire-call) (parcel parcel) (decode function)
+                           (times (integer 1 8)))
+    t
+  "As DECODE-ITEM, for PARCEL."
   (let ((compression (compression-of call))
-        (parcel (packed-parcel packed)))
-    (setf (compression-received compression) (packed-compressed packed))
-    (if (packed-compressed packed)
+        (compressed (parcel-compressed parcel)))
+    (when compression (setf (compression-received compression) compressed))
+    (if compressed
         (decode-compressed call parcel (compression-incoming compression) decode times)
-        (funcall decode call parcel))))
+        (decode-taken call (parcel-taken parcel) (parcel-end parcel) decode))))
 
 (defun decode-compressed (call parcel encoding decode times)
-  "See DECODE-PACKED; PARCEL is compressed by ENCODING."
+  "As DECODE-ITEM, for PARCEL, which is compressed by ENCODING."
   (declare (type function decode))
   (let* ((octets (parcel-taken parcel))
          (came (parcel-end parcel))
@@ -299,7 +320,7 @@ which ends CALL as well; if CALL ends while it waits for its peer's turn, signal
            (finish (outcome result length)
              (give-octets-back octets)
              (if (eq :ok outcome)
-                 (funcall decode call (make-parcel result length))
+                 (decode-taken call result length decode)
                  (end-undecompressed call outcome limit))))
       (multiple-value-bind (outcome result length)
           (if (and (integerp size) (< free size)) (values :too-long nil 0) (inflate free))
@@ -316,12 +337,13 @@ which ends CALL as well; if CALL ends while it waits for its peer's turn, signal
                                                  :ended-by :local))))
 
 (defun call-on-budget (call budget came function)
-  "See CALL-CHARGED; FUNCTION decompresses and decodes a message of CALL of which CAME octets were
-received. These are charged to CALL's link meanwhile, since they may wait for long."
+  "Call FUNCTION, which decompresses and decodes a message of CALL of which CAME octets were
+received, within BUDGET, a link's. The octets are charged to CALL's link meanwhile, since they may
+wait for long."
+  (declare (type function budget))
   (with-undoing ((charge-link (the link (wire-call-link call)) came)
                  (discharge call came))
-    (call-charged call budget (options-decompression-percent (wire-call-options call))
-                  (* came +earned-octet-ns+) function)))
+    (funcall budget call came function)))
 
 (defun unparsable-condition (call error start)
   "The RPC-ERROR for octets of CALL that begin at START and are not a message, because of ERROR."
@@ -331,6 +353,27 @@ received. These are charged to CALL's link meanwhile, since they may wait for lo
                                      (and position (- position start))
                                      (protobuf:protobuf-error-text error))
                     :call call :peer (call-peer call) :ended-by :local :cause error)))
+
+(define-hot (take-single :inline t) ((call wire-call) (octets octets) (start index) (end index)
+                                     &optional (keep boolean nil) (decode (or null function) nil))
+    (values t boolean fixnum)
+  "Take the octets, which are the only message of CALL. With KEEP, or if it is long or may be
+compressed, return a parcel of it, for DECODE-ITEM; the second value is true if that may be long
+once it is decompressed. Otherwise return what DECODE, or if that is nil the function for messages
+of gRPC, returns; the memory of the messages inside it is the third value. Return nil if CALL was
+ended, since its link holds too much."
+  (let ((size (- end start)))
+    (cond ((not (or keep (to-keep-p call size)))
+           (multiple-value-bind (message kept inside)
+               (if decode
+                   (funcall decode call octets start end nil)
+                   (decode-message call octets start end nil))
+             (declare (ignore kept))
+             (values message nil (the fixnum inside))))
+          ((hold call size)
+           (multiple-value-bind (parcel long) (keep-octets call octets start end)
+             (values parcel long 0)))
+          (t (values nil nil 0)))))
 
 (define-hot deliver-streamed ((call wire-call) (octets octets) (start index) (end index)) null
   "The operation DELIVER of calls that take more than one message: queue the octets, which the

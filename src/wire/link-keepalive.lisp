@@ -19,13 +19,13 @@
           ;; so that connections made at once do not end at once
           (link-age-ns link)
           (round (* age-ns (+ 0.9 (random 0.2 (loop:event-loop-random (link-loop link))))))
-          (link-life link) (loop:make-lasting-timer (link-loop link) #'live-on link))
-    (live-on link)))
+          (link-life link) (loop:make-lasting-timer (link-loop link) #'check-link link))
+    (check-link link)))
 
 (defun end-life (link)
   (loop:stop-timer (link-loop link) (link-life link)))
 
-(defun live-on (link)
+(defun check-link (link)
   "Make the checks of LINK, and start the timer for the next time at which one may be due."
   (let ((now (loop:event-loop-now (link-loop link)))
         (due nil))
@@ -83,26 +83,6 @@
           (t (close-link link (format nil "keepalive: no sign of the peer for ~,3F s"
                                       (ns-seconds (- now heard)))
                          :how :lost)))))
-
-(defun limit-silence (link limit-ns)
-  "Let LINK send a PING after a silence of at most LIMIT-NS, and end if its peer then stays silent
-for as long. On its loop."
-  (setf (link-patience-ns link) (min limit-ns (link-patience-ns link)))
-  (when (or (zerop (link-keepalive-ns link)) (< limit-ns (link-keepalive-ns link)))
-    (setf (link-keepalive-ns link) limit-ns)
-    (live-on link)))
-
-(defun wake-link (link)
-  "Send a PING at once, before a call goes out on LINK, which has had no calls and was silent for
-longer than its keepalive (gRFC A8)."
-  (setf (link-dormant link) nil)
-  (live-on link))
-
-(define-hot (begin-on-link :inline t) ((link link)) null
-  "Count a call that begins on LINK."
-  (incf (link-calls link))
-  (when (link-dormant link) (wake-link link))
-  nil)
 
 (defun keepalive-wanted-p (link)
   (or (eq :server (http2:connection-role (link-http2 link)))

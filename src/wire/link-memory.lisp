@@ -42,10 +42,6 @@ collection that copies as much stops all threads for about an eighth of a second
         (min +most-held-octets+ (ash (sb-ext:dynamic-space-size) -2))
         limit)))
 
-(define-hot (link-account :inline t) ((link link)) account
-  "The account of the octets that LINK holds."
-  (loop:connection-account (the loop:connection (link-socket link))))
-
 (define-hot (all-account :inline t) ((account account)) account
   "The account of all links of the server or channel that ACCOUNT, a link's, belongs to."
   (let* ((whole (the account (account-whole account)))
@@ -176,18 +172,20 @@ if its link holds too much."
 (defconstant +shared-octets+ 4096
   "The most octets of metadata that are kept for the next call.")
 
-(define-hot (link-fields :inline t) ((link link) (list hpack:field-list))
+(define-hot (list-fields :inline t) ((list hpack:field-list) (link (or null link)))
     (values simple-vector index)
-  "Two values: the metadata in LIST, the headers of a call received on LINK, and the octets of
-memory that they occupy. Unless it is long, it is kept for the next call, which may have the same."
-  (let* ((last (link-last-fields link))
+  "Two values: the metadata in LIST, and the octets of memory that they occupy. If LIST is the
+headers of a call received on LINK, and the metadata is short, LINK keeps it for the next call,
+which may have the same. LINK is nil for trailers."
+  (let* ((last (if link (link-last-fields link) #()))
          (fields (list-custom-fields list last)))
-    (if (eq fields last)
+    (if (and link (eq fields last))
         (values fields (link-last-octets link))
         (let* ((octets (hpack:fields-octets fields))
                (short (<= octets +shared-octets+)))
-          (setf (link-last-fields link) (if short fields #())
-                (link-last-octets link) (if short octets 0))
+          (when link
+            (setf (link-last-fields link) (if short fields #())
+                  (link-last-octets link) (if short octets 0)))
           (values fields octets)))))
 
 ;;; Measurement

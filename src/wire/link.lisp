@@ -9,6 +9,8 @@
   "The functions of a link without a core of HTTP/2: before it has a core, or if it uses another
 protocol. All run on its loop. A server includes this structure."
   (octets nil :type function :read-only t) ; (link): the memory it keeps, about
+  ;; (call paused): read no more of the body of CALL, or with nil read on
+  (pause nil :type function :read-only t)
   (abandon nil :type function :read-only t)) ; (link status text): end its calls
 
 (defmethod print-object ((dialect dialect) stream)
@@ -21,6 +23,8 @@ protocol. All run on its loop. A server includes this structure."
   (owner nil)                           ; the server loop, or the connection set
   (observer nil :type (or null observer)) ; of its events
   (socket nil :type (or null loop:connection)) ; the loop's connection
+  (peer nil :type (or null string))     ; the address of its peer
+  (account nil :type (or null account)) ; of the octets that it holds
   (http2 nil :type (or null http2:connection)) ; the core, if it speaks HTTP/2
   (calls 0 :type fixnum)                ; open ones
   (measured 0 :type index)              ; charged by MEASURE-LINK, see link-memory.lisp
@@ -34,7 +38,9 @@ protocol. All run on its loop. A server includes this structure."
   (late 0 :type fixnum)                 ; handlers and callbacks that have lost the loop and run
   (waiting-calls nil :type (or null ring)) ; calls whose callbacks wait for one of those to return
   (share nil :type (or null loop:share)) ; of the reserve; nil without a limit
-  (budget nil :type (or null decompression-budget)) ; its peer's, at a server
+  ;; at a server, (call came function): call FUNCTION, which decompresses and decodes a message of
+  ;; CALL of CAME octets, within the budget of the peer, and return its values
+  (budget nil :type (or null function))
   (life nil :type (or null timer))      ; of link-keepalive.lisp, as those until QUIET-NS
   (born-ns 0 :type (unsigned-byte 62))  ; when it began
   (age-ns 0 :type (unsigned-byte 62))   ; how old it may get, 0 for no limit
@@ -65,11 +71,6 @@ protocol. All run on its loop. A server includes this structure."
   (print-unreadable-object (link stream :type t :identity t)
     (format stream "~A, ~D calls~@[, ~A~]" (link-peer link) (link-calls link) (link-failure link))))
 
-(defun link-peer (link)
-  "The address of LINK's peer."
-  (let ((socket (link-socket link)))
-    (and socket (loop:connection-peer socket))))
-
 (define-hot (note-message-sent :inline t) ((link link)) null
   (incf (link-messages-sent link))
   (setf (link-sent-ns link) (loop:event-loop-now (link-loop link)))
@@ -80,16 +81,12 @@ protocol. All run on its loop. A server includes this structure."
   (setf (link-received-ns link) (loop:event-loop-now (link-loop link)))
   nil)
 
-(defun link-security (link)
-  "The result of LINK's TLS handshake, or nil without TLS or before its end. From any thread."
-  (let ((socket (link-socket link)))
-    (and socket (loop:byte-channel-security (loop:connection-byte-channel socket)))))
-
 (defun describe-link (link)
   "A plist that describes LINK. A time of 0 means never. The values of :NUMBER, :LOOP and :PEER are
 valid on any thread, the others on its loop."
   (list :number (link-number link) :loop (link-loop link) :peer (link-peer link)
-        :socket (link-socket link) :http2 (link-http2 link) :security (link-security link)
+        :socket (link-socket link) :http2 (link-http2 link)
+        :security (loop:connection-security (link-socket link))
         :stream-ns (link-stream-ns link)
         :messages-sent (link-messages-sent link) :sent-ns (link-sent-ns link)
         :messages-received (link-messages-received link) :received-ns (link-received-ns link)

@@ -47,26 +47,30 @@ sizer."
 
 (define-hot encode-message ((call wire-call) message compress)
     (or octets parcel)
-  "Encode MESSAGE with its prefix, for WRITE-ENCODED. Return fresh octets or, if it is long or
-compressed, a parcel. COMPRESS as for SEND. For a long MESSAGE this may wait until the heap has
-room. From any thread."
-  (let* ((type (outgoing-type call))
-         (size (protobuf:measure type message)))
-    (declare (type index size))
-    (check-send-size call size)
-    (flet ((encode () (encode-sized call type message size compress)))
-      (declare (dynamic-extent #'encode))
-      (if (<= size +long-octets+)
-          (encode)
-          (call-with-room call (long-room call size compress) (wire-call-options call) #'encode)))))
+  "Encode MESSAGE with its prefix, for WRITE-ENCODED. MESSAGE may also be octets: a message that is
+encoded already. Return fresh octets or, if it is long or compressed, a parcel. COMPRESS as for
+SEND. Signal an RPC-ERROR if MESSAGE is too long. For a long MESSAGE this may wait until the heap
+has room. From any thread."
+  (if (typep message 'octets)
+      (encode-octets call message compress)
+      (let* ((type (outgoing-type call))
+             (size (protobuf:measure type message)))
+        (declare (type index size))
+        (check-send-size call size)
+        (flet ((encode () (encode-sized call type message size compress)))
+          (declare (dynamic-extent #'encode))
+          (if (<= size +long-octets+)
+              (encode)
+              (call-with-room call (long-room call size compress) (wire-call-options call)
+                              #'encode))))))
 
-(defun encode-text (call text compress)
-  "As ENCODE-MESSAGE, for a message that is already encoded as the octets TEXT."
-  (let ((size (length text)))
+(defun encode-octets (call message compress)
+  "As ENCODE-MESSAGE, for a MESSAGE that is encoded already."
+  (let ((size (length message)))
     (check-send-size call size)
     (let* ((end (+ size +prefix-octets+))
            (octets (borrow-octets end)))
-      (copy-octets text 0 size octets (write-prefix octets 0 size))
+      (copy-octets message 0 size octets (write-prefix octets 0 size))
       (if (wants-compression-p call compress size (wire-call-options call))
           (compress-encoded call octets end compress (wire-call-options call))
           (make-parcel octets end)))))
@@ -90,14 +94,6 @@ room. From any thread."
     (if (wants-compression-p call compress size (wire-call-options call))
         (* 2 octets)
         octets)))
-
-(define-hot (encode-unless-short :inline t) ((call wire-call) message) (or null octets parcel)
-  "Return NIL if WRITE-MESSAGE is sure to write MESSAGE, CALL's only one, at once. Otherwise encode
-it and return the values of ENCODE-MESSAGE. Signal an RPC-ERROR if MESSAGE is too long."
-  (let ((size (protobuf:measure (outgoing-type call) message)))
-    (check-send-size call size)
-    (when (or (> size +parcel-octets+) (outgoing-encoding call))
-      (encode-message call message :auto))))
 
 (define-hot write-message ((call wire-call) message (last boolean)) boolean
   "Send MESSAGE, with END_STREAM if LAST, and return true. If MESSAGE is so long that the loop
@@ -139,8 +135,8 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
 
 (defun note-sent (call encoded &optional again)
   "Count and report ENCODED, a value of ENCODE-MESSAGE for CALL, which is about to be sent on CALL's
-stream, perhaps in another form. AGAIN, if not nil, is another stream, on which it is sent once
-more. On the loop."
+stream, perhaps in another form. AGAIN, if not nil, is a stream, on which it was not sent first. On
+the loop."
   (let ((stream (or again (wire-call-stream call))))
     (unless again
       (observe content-sent (call-observer call) call (encoded-octets encoded) +prefix-octets+
@@ -151,13 +147,17 @@ more. On the loop."
     (tell-sent call stream (- (encoded-length encoded) +prefix-octets+)
                (and (typep encoded 'parcel) (parcel-plain encoded)))))
 
-(defun write-encoded (call encoded last)
-  "Send ENCODED, a value of ENCODE-MESSAGE, which belongs to the connection from now on. On the
-loop."
-  (note-sent call encoded)
-  (if (typep encoded 'parcel)
-      (http2:send-data (wire-call-stream call) (parcel-taken encoded) 0 (parcel-end encoded) last t)
-      (http2:send-data (wire-call-stream call) encoded 0 (length encoded) last))
+(defun write-encoded (call encoded last &key plain again (keep again))
+  "Send ENCODED, a value of ENCODE-MESSAGE for CALL, on CALL's stream, or on AGAIN, a stream, if it
+was not sent there first. With PLAIN it is sent without compression; if there is no memory for that,
+CALL ends instead. Without KEEP it belongs to the connection from now on. On the loop."
+  (let ((encoded (if plain (uncompressed call encoded) encoded))
+        (stream (or again (wire-call-stream call))))
+    (when encoded
+      (note-sent call encoded again)
+      (if (and (typep encoded 'parcel) (not keep))
+          (http2:send-data stream (parcel-taken encoded) 0 (parcel-end encoded) last t)
+          (http2:send-data stream (encoded-octets encoded) 0 (encoded-length encoded) last))))
   nil)
 
 (defun wire-crowded (call)
@@ -212,15 +212,13 @@ another reason, signal that. From user code."
     (declare (dynamic-extent #'send-it))
     (send-in-room call wait-p #'send-it)))
 
-(defun begin-sending (call)
-  "Note that CALL's user sends metadata. Signal MISUSE if the user has sent something before."
-  (when (shiftf (wire-outlet-begun (ensure-wire-outlet call)) t)
-    (misuse "The headers of ~A were sent before." call)))
-
 (defun sending-begun-p (call)
-  "True if CALL's user has sent something, even if only metadata."
+  "True if CALL's user has sent something, even if only metadata. SETFable."
   (let ((outlet (call-wire-outlet call)))
     (and outlet (wire-outlet-begun outlet))))
+
+(defun (setf sending-begun-p) (begun call)
+  (setf (wire-outlet-begun (ensure-wire-outlet call)) begun))
 
 (define-hot (posted-octets :inline t) ((call wire-call)) index
   "The number of octets that threads have sent on CALL and that have not reached the loop yet. While

@@ -11,11 +11,6 @@
     (+ (if outlet (+ (wire-outlet-unsent-octets outlet) (wire-outlet-outbox-octets outlet)) 0)
        (if stream (http2:stream-queued-octets stream) 0))))
 
-(defun stuck-p (call)
-  "True if CALL, which has sent its headers, has more to send than its peer accepts."
-  (let ((stream (wire-call-stream call)))
-    (and stream (plusp (http2:stream-queued-octets stream)))))
-
 ;;; The plist
 
 (defun messages-sent (call)
@@ -41,17 +36,20 @@
   "Shorter stages lie within one turn of the loop and are not reported.")
 
 (defun list-stages (call spans connects)
-  "The operation STAGES, of CALL. SPANS is a function of CALL and of its duration in nanoseconds. It
-returns the stages so far, a list of (stage . ns), oldest first. CONNECTS is the number of attempts
-to connect that CALL has waited for."
+  "The operation STAGES, of CALL. SPANS returns the stages so far, a list of (stage . ns), oldest
+first. It is a function of CALL and of nanoseconds from CALL's beginning: to now or to CALL's end,
+to :HEADERS, and to :ANSWER or :DUE; the latter two are nil if that moment has not come. CONNECTS is
+the number of attempts to connect that CALL has waited for."
   (declare (type function spans))
   (let* ((born (wire-call-born-ns call))
-         (total (cond ((mark-ns call :end))
+         (marks (wire-call-marks call))
+         (total (cond ((moment-ns marks :end))
                       ((zerop born) 0)  ; its loop has not begun it yet
                       (t (max 0 (- (operate now call) born))))))
     (append
      (list :total (ns-seconds total))
-     (loop for (stage . ns) in (funcall spans call total)
+     (loop for (stage . ns) in (funcall spans call total (moment-ns marks :headers)
+                                         (moment-ns marks :answer)) ; or :DUE, in the same place
            when (>= ns +shortest-told-ns+)
              append (list stage (ns-seconds ns)))
      (when (plusp connects) (list :attempts connects))

@@ -17,15 +17,6 @@ can cause in between takes a fraction of a millisecond.")
 connections that all send; each of them gets so many frames in a turn, however long the turn has
 become.")
 
-(defconstant +reading-ns+ 2000000
-  "A link processes its peer's frames only while the turn is younger than that. A read may hold
-7,000 requests, and the peers of other links should not wait for all of them.")
-
-(define-hot read-enough-p ((link link)) boolean
-  "True if the rest of the input of LINK is left for the next turn."
-  (< +reading-ns+ (- (loop:read-clock (link-loop link))
-                     (loop:event-loop-now (link-loop link)))))
-
 (defconstant +calls-per-read+ 128
   "About how many calls of a link begin in a turn; the calls of other links wait until their
 handlers have run.")
@@ -69,7 +60,7 @@ the rest of OCTETS is left for the next turn."
                    (return (values at nil)))
                   ((or (not (http2:connection-writable-p http2))
                        (<= enough (streams-opened http2))
-                       (read-enough-p link))
+                       (loop:turn-long-p (link-loop link)))
                    (return (values at t)))))
           (setf frames +frames-per-look+))
       (seal-link link)
@@ -172,7 +163,7 @@ links."
     (measure-link link)
     ;; its time-outs count from when it was opened
     (http2:start-connection http2 (link-born-ns link))
-    (live-on link)))
+    (check-link link)))
 
 (defun open-link (owner loop byte-channel role sink options pool
                   &key account observer dialect handler (make #'make-link)
@@ -186,13 +177,15 @@ LOOP, OPTIONS and OWNER and returns the link. If the protocol of the link is not
 DIALECT and the loop's HANDLER until SPEAK-HTTP2 is called."
   (let ((link (funcall make loop options owner)))
     (setf (link-observer link) observer
+          (link-peer link) (loop:byte-channel-peer byte-channel)
+          (link-account link) (make-account account)
           (link-keepalive-ns link) keepalive-ns
           (link-patience-ns link) patience-ns
           (link-dialect link) dialect
           (link-socket link) (loop:make-connection
                               loop byte-channel (or handler **link-handler**)
                               :user link
-                              :account (make-account account)
+                              :account (link-account link)
                               :max-unsent-octets (options-max-unsent-octets options)))
     (begin-life link)
     (if dialect

@@ -108,10 +108,6 @@ from now on. On CALL's loop; a flag also before the loop begins CALL."
   "True if CALL has reached MARK, a moment, or MARK is a flag that is true of it."
   (logtest (wire-call-marks call) (mark-bits mark)))
 
-(defun mark-ns (call moment)
-  "The nanoseconds from the beginning of CALL to MOMENT, or nil if that has not come."
-  (moment-ns (wire-call-marks call) moment))
-
 (defun reset-marks (call)
   "Forget the moments of CALL, whose attempts so far have failed."
   (setf (wire-call-marks call) (without-moments (wire-call-marks call))))
@@ -126,7 +122,8 @@ from now on. On CALL's loop; a flag also before the loop begins CALL."
 
 (defun wire-security (call)
   "The operation SECURITY."
-  (let ((link (wire-call-link call))) (and link (link-security link))))
+  (let ((link (wire-call-link call)))
+    (and link (loop:connection-security (link-socket link)))))
 
 (defun wire-post (call function)
   "The operation POST. Return false if CALL's loop has stopped and will not call FUNCTION."

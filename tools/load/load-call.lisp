@@ -295,7 +295,7 @@ begin there."
           ((string/= "200" (hpack:field-value-string status))
            (let ((code (hpack:field-value-string status)))
              (values (status:status-code
-                      (wire:http-status-status (parse-integer code :junk-allowed t)))
+                      (client:http-status-status (parse-integer code :junk-allowed t)))
                      (format nil "HTTP status ~A instead of a gRPC response" code))))
           ((not (and content-type (uiop:string-prefix-p "application/grpc"
                                                         (hpack:field-value-string content-type))))
@@ -304,7 +304,7 @@ begin there."
 (declaim (ftype (function (hpack:field-list) (values (integer 0 16) string)) status-of-trailers))
 (defun status-of-trailers (list)
   "The code and the message of the status in the trailers LIST."
-  (multiple-value-bind (code text) (wire:trailers-status list)
+  (multiple-value-bind (code text) (client:trailers-status list)
     (cond ((null code) (values +code-unknown+ "the response has no valid grpc-status"))
           ((not (<= 0 code 16)) (values +code-unknown+ (format nil "grpc-status ~D" code)))
           (t (values code (or text ""))))))
@@ -450,7 +450,7 @@ the previous response."
                     (had-its-time-p load-call))
                ;; the peer keeps the same deadline, and was the first to see that it has passed
                (end-load-call load-call +code-deadline-exceeded+ "the deadline has passed"))
-              (t (end-load-call load-call (status:status-code (wire:error-code-status error-code))
+              (t (end-load-call load-call (status:status-code (client:error-code-status error-code))
                                 (format nil
                                         "the stream was reset~:[ for a fault of the peer's~;~]: ~A"
                                         (eq :peer source)

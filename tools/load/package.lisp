@@ -6,7 +6,7 @@
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack)
                     (#:http2 #:clgrpc.http2) (#:protobuf #:clgrpc.protobuf)
                     (#:status #:clgrpc.status) (#:method #:clgrpc.method)
-                    (#:wire #:clgrpc.wire))
+                    (#:client #:clgrpc.client))
   (:export
    ;; histogram.lisp
    #:histogram #:make-histogram #:record-value #:merge-histograms #:histogram-count

@@ -167,7 +167,8 @@ counts."
      "clgrpc.server::half-close-request" "clgrpc.server::end-of-request"
      "clgrpc.server::deliver-to-stream" "clgrpc.server::half-close-stream"
      "clgrpc.http2::receive-data" "clgrpc.wire:receive-data" "clgrpc.wire::receive-data"
-     "clgrpc.wire:write-message" "clgrpc.wire::write-message" "clgrpc.wire:encode-unless-short")
+     "clgrpc.wire:write-message" "clgrpc.wire::write-message"
+     "clgrpc.client::encode-unless-short")
     ("handler" "clgrpc.server::run-handler" "clgrpc.serving:answer-of"
      "clgrpc.server::run-inline" "clgrpc.server::run-call" "clgrpc.wire::run-callbacks"
      "clgrpc.wire::run-callback" "clgrpc.loop:call-user" "clgrpc.loop::call-user")

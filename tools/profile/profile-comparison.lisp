@@ -42,7 +42,7 @@ one does not have it. NOISE is a function of a figure's mean and of the rounds: 
 mean by chance. BETTER is :LESS or :MORE."
   (declare (type function figure noise))
   (flet ((figures (profile) (mapcar figure (rounds-of profile)))
-         (mean (values) (report:mean (report:calm-half values better))))
+         (mean (values) (report:rounds-mean values better)))
     (let ((old (figures before)) (new (figures after)))
       (unless (or (member nil old) (member nil new))
         (make-difference

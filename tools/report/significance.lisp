@@ -30,6 +30,10 @@
     (subseq (sort (copy-list values) (if (eq :more better) #'> #'<))
             0 (min count (max 3 (ceiling count 2))))))
 
+(defun rounds-mean (values better)
+  "The mean of the calm half of VALUES, of rounds."
+  (mean (calm-half values better)))
+
 (defun squared-error (values)
   "The variance of the mean of VALUES, of which there are two at least."
   (let ((mean (mean values)) (count (length values)))

@@ -111,7 +111,7 @@ fail, or if its headers cannot be sent."
     (multiple-value-bind (view error)
         (if (internal-call-p call)
             (values nil nil)
-            (calling:view-attempt call number (call-retries call) (wire:link-peer link)
+            (calling:view-attempt call number (call-retries call) (client-link-peer link)
                                   (rpc:outgoing-metadata call)
                                   (core-attempt-interceptors (client-call-core call))))
       (setf (attempt-view attempt) view)
@@ -144,7 +144,7 @@ ATTEMPT."
     null
   "Report to the observer that an attempt of CALL has STREAM of LINK."
   (rpc:observe attempt-begun (client-observer call)
-               call (wire:link-peer link) (http2:stream-id stream))
+               call (client-link-peer link) (http2:stream-id stream))
   nil)
 
 (define-hot (go-on-with :inline t) ((call client-call) (link link) (stream http2:stream)) null
@@ -179,7 +179,7 @@ nil, the messages that CALL has sent before and those that wait for a stream."
         (core (client-call-core call))
         (attempt (new-attempt call stream)))
     (when own (setf (client-call-link call) link))
-    (wire:begin-on-link link)
+    (begin-on-link link)
     (tell-attempt-begun call link stream)
     (when request (setf (client-call-request call) request))
     ;; if interceptors send on CALL or end it, CALL has no stream yet
@@ -266,7 +266,7 @@ attempt fails with FAILURE."
 (defun record-failure (call number link failure)
   "Record FAILURE of an attempt of CALL for FAILED-ATTEMPTS. NUMBER others came before it. It was on
 LINK, or had no stream if that is nil."
-  (rpc:note-failed-attempt call number (and link (wire:link-peer link))
+  (rpc:note-failed-attempt call number (and link (client-link-peer link))
                            (client-failure-status failure) (client-failure-message failure)
                            (ns-seconds (since call (client-call-born-ns call)))))
 
@@ -319,7 +319,7 @@ without it."
     (tell-overtaken call attempt)
     (unless (eq stream (client-call-stream call))
       (trace-event :call :attempt-committed :method (rpc:call-path call)
-                   :peer (wire:link-peer (stream-link stream)) :stream (http2:stream-id stream))
+                   :peer (client-link-peer (stream-link stream)) :stream (http2:stream-id stream))
       (change-over call stream))
     (cancel-retry call)
     (leave-places call)
@@ -346,7 +346,7 @@ went on with ATTEMPT."
   (let* ((stream (attempt-stream attempt))
          (link (stream-link stream)))
     (rpc:observe attempt-ended (client-observer call)
-                 call (wire:link-peer link) status (http2:stream-id stream)
+                 call (client-link-peer link) status (http2:stream-id stream)
                  (http2:stream-tally-out stream) (http2:stream-tally-in stream)
                  (since call (attempt-began-ns attempt)))
     (when (attempt-view attempt) (end-view attempt call own status))

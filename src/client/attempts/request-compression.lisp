@@ -1,6 +1,6 @@
 ;;;; Compression at the client (gRPC's document "Compression"): requests are compressed by the
 ;;;; setting of the channel or call. A server that does not accept the encoding, by its headers,
-;;;; gets them uncompressed (FITTING). If none of the servers with such headers accepts it, no
+;;;; gets them uncompressed (PLAIN-ONLY-P). If none of the servers with such headers accepts it, no
 ;;;; request is compressed. Every request lists the encodings that we accept.
 
 (in-package #:clgrpc.client)
@@ -58,20 +58,12 @@ be compressed."
       (setf (wire:incoming-encoding call) encoding)
       t)))
 
-;;; Messages that the peer of a stream can read
 
-(defun reads-compressed-p (stream call)
-  "True if the peer of STREAM can read the compressed messages of CALL, as far as is known."
+
+(define-hot plain-only-p ((call client-call) (stream http2:stream)) boolean
+  "True if the server of STREAM cannot read the compressed messages of CALL, as far as is known."
   (let ((encoding (wire:outgoing-encoding call))
         (accepted (client-link-accepted (stream-link stream))))
-    (or (null encoding)
-        (eq :unknown accepted)
-        (and (member encoding accepted) t))))
-
-(define-hot fitting ((call client-call) (stream http2:stream) (encoded (or octets wire:parcel)))
-    (or null octets wire:parcel)
-  "ENCODED, a value of ENCODE-MESSAGE for CALL, in a form that the peer of STREAM can read; nil if
-CALL was ended because there is no memory for that."
-  (if (or (null (wire:outgoing-encoding call)) (reads-compressed-p stream call))
-      encoded
-      (wire:uncompressed call encoded)))
+    (not (or (null encoding)
+             (eq :unknown accepted)
+             (member encoding accepted)))))

@@ -64,7 +64,7 @@ came before it."
                         (or (core-user-agent (client-call-core call)) **user-agent**)
                         :index)
     (wire:encode-encodings call encoder buffer
-                           (and (wire:outgoing-encoding call) (reads-compressed-p stream call)))
+                           (and (wire:outgoing-encoding call) (not (plain-only-p call stream))))
     (when (plusp number)
       (hpack:encode-field encoder buffer (attempts-field number) :index))
     (when metadata (wire:encode-metadata metadata encoder buffer))
@@ -110,7 +110,7 @@ server accepts; else nil. NUMBER attempts came before it."
 (defun proves-p (link authority)
   "True if the certificate of LINK's server is for the host that AUTHORITY names."
   (or (find authority (client-link-authorities link) :test #'string=)
-      (let ((security (wire:link-security link)))
+      (let ((security (loop:connection-security (client-link-socket link))))
         (when (os:certificate-for-p (loop:security-peer-certificate security)
                                     (authority-host authority))
           (when (< (length (client-link-authorities link)) +remembered-authorities+)
@@ -128,7 +128,7 @@ certificate of LINK's server is not for it; else nil."
                 (proves-p link authority))
       (make-client-failure :unavailable
                            (format nil "the certificate of ~A is not for ~A, the call's :authority"
-                                   (wire:link-peer link) authority)
+                                   (client-link-peer link) authority)
                            :how '(:ended-by :local :sent nil)))))
 
 (define-hot (identity-failure :inline t) ((call client-call)) (or null client-failure)

@@ -80,33 +80,22 @@ kept."
 
 ;;; Sending
 
-(define-hot write-kept ((stream http2:stream) (encoded (or octets wire:parcel)) (last boolean)) null
-  "Send ENCODED, a value of ENCODE-MESSAGE, on STREAM. The call keeps it; it is not returned to the
-store of octets."
-  (http2:send-data stream (wire:encoded-octets encoded) 0 (wire:encoded-length encoded) last)
-  nil)
-
-(defun write-first (call encoded last)
-  "Send ENCODED, of ENCODE-MESSAGE, on the stream with which CALL continues."
-  (let* ((stream (client-call-stream call))
-         (fitting (fitting call stream encoded)))
-    (when fitting
-      (wire:note-sent call fitting)
-      (write-kept stream fitting last))))
+(defun write-first (call encoded last keep)
+  "Send ENCODED, of ENCODE-MESSAGE, on the stream with which CALL continues. With KEEP CALL keeps
+it, and it is not returned to the store of octets."
+  (wire:write-encoded call encoded last
+                      :plain (plain-only-p call (client-call-stream call)) :keep keep))
 
 (defun write-again (call stream encoded last)
   "Send ENCODED, of ENCODE-MESSAGE, on STREAM, if it was sent on another stream before, or STREAM is
 not the one with which CALL continues."
-  (let ((fitting (fitting call stream encoded)))
-    (when fitting
-      (wire:note-sent call fitting stream)
-      (write-kept stream fitting last))))
+  (wire:write-encoded call encoded last :plain (plain-only-p call stream) :again stream))
 
 (define-hot write-request ((call client-call)) null
   "Send the only request of CALL, which keeps it."
   (let ((request (client-call-request call)))
     (if (typep request '(or octets wire:parcel))
-        (write-first call request t)
+        (write-first call request t t)
         (wire:write-message call request t)))
   nil)
 
@@ -130,13 +119,12 @@ others."
   "Send ENCODED, of ENCODE-MESSAGE, on all streams of CALL, and keep it if CALL's messages are
 kept."
   (cond ((keep-for-replay call encoded)
-         (write-first call encoded last)
+         (write-first call encoded last t)
          (loop for attempt in (other-attempts call)
                until (call-status call)
                do (write-again call (attempt-stream attempt) encoded last)))
         (t (keep-to-one call)
-           (let ((fitting (fitting call (client-call-stream call) encoded)))
-             (when fitting (wire:write-encoded call fitting last))))))
+           (write-first call encoded last nil))))
 
 (defun send-on-attempts (call encoded)
   "Send ENCODED, of ENCODE-MESSAGE, on all streams of CALL; without a stream put it into the

@@ -72,7 +72,7 @@ response."
 
 (defun response-fields (call list)
   "The metadata of the valid response that begins with LIST."
-  (let ((fields (values (wire:link-fields (client-call-link call) list))))
+  (let ((fields (values (wire:list-fields list (client-call-link call)))))
     (unless (or (note-encodings call list) (not (wire:sound-metadata-p fields)))
       (setf (hpack:field-list-memo list) fields))
     fields))
@@ -86,7 +86,7 @@ response."
           ((hpack:find-field list "grpc-status") nil)
           ((string/= "200" (hpack:field-value-string http-status))
            (let ((code (hpack:field-value-string http-status)))
-             (list (wire:http-status-status (parse-integer code :junk-allowed t))
+             (list (http-status-status (parse-integer code :junk-allowed t))
                    (format nil "HTTP status ~A instead of a gRPC response" code))))
           ((not (and content-type
                      (alexandria:starts-with-subseq "application/grpc"
@@ -110,22 +110,14 @@ response."
 
 (define-hot deliver-response ((call client-call) (octets octets) (start index) (end index)) null
   "The operation DELIVER of methods with one response. The caller's thread decodes a long reply."
-  (cond ((client-call-reply call)
-         (rpc:abort-as call (rpc:flaw call 2 nil)))
-        ((not (wire:to-keep-p call (- end start)))
-         (setf (client-call-reply call) (parse-reply call octets start end)))
-        ((wire:hold call (- end start))
-         (setf (client-call-reply call) (values (wire:keep-octets call octets start end)))))
+  (if (client-call-reply call)
+      (rpc:abort-as call (rpc:flaw call 2 nil))
+      (let ((item (values (wire:take-single call octets start end))))
+        (if (status:failure-p item)
+            (end-client-call call (status:rpc-error-status item) (rpc-error-message item)
+                             :ended-by :local :cause (status:rpc-error-cause item))
+            (setf (client-call-reply call) item))))
   nil)
-
-(define-hot parse-reply ((call client-call) (octets octets) (start index) (end index)) t
-  "The reply in the octets, or nil if they are not a message; CALL has been ended then."
-  (handler-case (values (wire:parse-incoming call octets start end nil))
-    (protobuf:protobuf-error (error)
-      (end-client-call call :internal
-                       (status:rpc-error-message (wire:unparsable-condition call error start))
-                       :ended-by :local :cause error)
-      nil)))
 
 (defun client-trailers (stream list)
   "The sink's on-trailers."
@@ -158,17 +150,19 @@ has only the status :ok."
 
 (defun trailers-failure (list)
   "The failure of a call in the trailers LIST, or nil if it has succeeded; and their metadata."
-  (multiple-value-bind (code text details fields) (wire:trailers-status list)
-    (cond ((null code)
-           (make-client-failure :unknown "the response has no valid grpc-status" :trailers fields))
-          ((plusp code)
-           (make-client-failure (status:code-status code) (or text "")
-                                :how (and details (list :details details))
-                                :pushback (list-pushback list)
-                                :trailers fields))
-          (t (unless (or text details (plusp (length fields)))
-               (setf (hpack:field-list-memo list) :ok))
-             (values nil fields)))))
+  (let ((fields (values (wire:list-fields list nil))))
+    (multiple-value-bind (code text details) (trailers-status list)
+      (cond ((null code)
+             (make-client-failure :unknown "the response has no valid grpc-status"
+                                  :trailers fields))
+            ((plusp code)
+             (make-client-failure (status:code-status code) (or text "")
+                                  :how (and details (list :details details))
+                                  :pushback (list-pushback list)
+                                  :trailers fields))
+            (t (unless (or text details (plusp (length fields)))
+                 (setf (hpack:field-list-memo list) :ok))
+               (values nil fields))))))
 
 (defun list-pushback (list)
   "The pushback in grpc-retry-pushback-ms of LIST, a value of PARSE-PUSHBACK, or nil."
@@ -183,7 +177,8 @@ with the verdict on that number."
           (t (when (and (eq :client-streaming (rpc-method-kind (call-rpc-method call)))
                         (not (unattended-p call)))
                ;; where RECEIVE looks
-               (wire:queue-incoming call (shiftf (client-call-reply call) nil) 0))
+               (charge-account (client-link-account (client-call-link call))
+                               (rpc:push-incoming call (shiftf (client-call-reply call) nil) 0)))
              (end-client-call call :ok "")))))
 
 (defun client-reset (stream error-code source)
@@ -207,7 +202,7 @@ arguments of the sink's on-reset."
                                           :how (list :ended-by ended-by :cause cause
                                                      :sent sent))))
       (ecase source
-        (:peer (failure (wire:error-code-status error-code) "the server has reset the stream"
+        (:peer (failure (error-code-status error-code) "the server has reset the stream"
                         :transport cause
                         :sent (not refused) :reach (if refused :server :handler)))
         (:local (if (= error-code http2:+enhance-your-calm+)

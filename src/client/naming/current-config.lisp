@@ -40,14 +40,24 @@
           (and config (eq t (config:method-config-wait-for-ready config))))
         said)))
 
+(defun shorten-deadline (call deadline)
+  "Change CALL's deadline to DEADLINE, unless its own is earlier. Return true if it has changed;
+then its timer does not run."
+  (let ((own (call-deadline call))
+        (parts (call-client-parts call)))
+    (when (or (zerop own) (< deadline own))
+      (setf (call-deadline call) deadline)
+      (when (and parts (client-parts-timer parts))
+        (loop:stop-timer (wire-call-loop call) (shiftf (client-parts-timer parts) nil)))
+      t)))
+
 (defun limit-time (call)
   "Shorten the deadline of CALL, which has begun, to the timeout of the service config. Return true
-if it has changed."
+if it has changed; then call WIRE:START-DEADLINE."
   (let* ((config (method-config-of call))
          (timeout-ns (and config (config:method-config-timeout-ns config))))
     (and timeout-ns
-         (wire:shorten-deadline call (status:deadline-in timeout-ns
-                                                         (client-call-born-ns call))))))
+         (shorten-deadline call (status:deadline-in timeout-ns (client-call-born-ns call))))))
 
 (defun call-limits (call)
   "The largest request and response of CALL, in octets, two values. Each is the smaller of the

@@ -64,7 +64,7 @@ to its weight, the attribute :weight or 1; likewise the second among the others,
     (when link
       (setf (subchannel-attributes subchannel)
             (attributes-at (find-address (subchannel-addresses subchannel)
-                                         (wire:link-peer link))
+                                         (client-link-peer link))
                            (subchannel-backends subchannel))))))
 
 (defmethod exit-idle ((balancer pick-first))

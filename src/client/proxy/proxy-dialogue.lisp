@@ -34,7 +34,7 @@
 
 (defun read-connect-answer (proxy octets start end)
   "The outcome of a dialogue for the head of an answer in OCTETS from START to END: nil for
-an interim answer (RFC 9110 section 15.2), after which another comes; not for 101, which nobody has
+an interim answer (RFC 9110 section 15.2), after which another comes; not for 101, which was not
 asked for."
   (let* ((line (map 'string #'code-char
                     (subseq octets start (search #(13 10) octets :start2 start :end2 end))))

@@ -6,7 +6,7 @@
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:http1 #:clgrpc.http1)
                     (#:option #:clgrpc.option)
                     (#:calling #:clgrpc.calling) (#:status #:clgrpc.status)
-                    (#:wire #:clgrpc.wire))
+                    (#:client #:clgrpc.client))
   (:export
    ;; http-request.lisp, for the command
    #:http-request #:parse-url #:url-text

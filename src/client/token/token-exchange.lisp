@@ -56,7 +56,7 @@ EXCHANGED-TOKEN."))
 (defun check-answer-status (credentials status members)
   "Signal :unavailable or :unauthenticated unless STATUS, of HTTP, is 200."
   (unless (= 200 status)
-    (if (eq :unavailable (wire:http-status-status status))
+    (if (eq :unavailable (client:http-status-status status))
         (status:fail :unavailable (format nil "~A answers ~D"
                                           (url-text (endpoint-url credentials)) status))
         (refuse-answer credentials "answers ~D~@[: ~A~]" status (told-error members)))))

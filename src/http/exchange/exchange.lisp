@@ -36,7 +36,6 @@ run on the loop, except those marked otherwise."
   (secure-p nil :type function :read-only t) ; (request): true if it has come over TLS
   ;; of connections that speak HTTP/1.1
   (prompt-p nil :type function :read-only t) ; (owner): no observer sees requests
-  (busy-p nil :type function :read-only t) ; (owner): the rest of the input is for the next turn
   (measure nil :type function :read-only t) ; (owner): its memory may have changed
   (close nil :type function :read-only t) ; (owner text): end the connection in order
   (expel nil :type function :read-only t) ; (owner text): end it at once

@@ -514,7 +514,7 @@ more."
         (take-event state event octets)
         (when (and (or (eq :end event) (zerop (mod (incf events) +events-per-look+)))
                    (< at end)
-                   (funcall (sink-busy-p (state-sink state)) (state-owner state)))
+                   (loop:turn-long-p (state-loop state)))
           (return (values at t)))))))
 
 (define-hot http1-input ((socket loop:connection) (octets octets) (start index) (end index))

@@ -136,6 +136,11 @@ thread."
   (let ((tls (byte-channel-state byte-channel)))
     (and (typep tls 'tls) (tls-security tls))))
 
+(defun connection-security (connection)
+  "The result of CONNECTION's TLS handshake, a SECURITY; nil without TLS or before its end. From any
+thread."
+  (byte-channel-security (connection-byte-channel connection)))
+
 (defun byte-channel-own-certificate (byte-channel)
   "The DER of the certificate that our end of BYTE-CHANNEL shows, or NIL if it shows none, or the
 session has ended. On the loop."

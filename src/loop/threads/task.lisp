@@ -32,6 +32,15 @@ middle of a long turn, before older ones. On the loop."
 EVENT-LOOP-NOW. From any thread."
   (funcall (event-loop-clock loop)))
 
+(defconstant +reading-ns+ 2000000
+  "A connection's input is processed only while the turn is younger than that. A read may hold 7,000
+requests, and the peers of other connections should not wait for all of them.")
+
+(define-hot turn-long-p ((loop event-loop)) boolean
+  "True if the turn of LOOP has taken so long that the rest of a connection's input is left for the
+next turn. Read the clock."
+  (< +reading-ns+ (- (read-clock loop) (event-loop-now loop))))
+
 (define-hot queue-function ((function-queue function-queue) (function function) (argument t)) null
   (let ((count (function-queue-count function-queue)))
     (when (= count (length (function-queue-places function-queue)))

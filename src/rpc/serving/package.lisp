@@ -3,21 +3,19 @@
 (defpackage #:clgrpc.serving
   (:use #:cl #:clgrpc.base #:clgrpc.option)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf))
-  (:import-from #:sb-ext #:defglobal #:compare-and-swap)
   (:import-from #:clgrpc.rpc
                 #:**call-ids** #:+long-octets+ #:call #:call-path #:call-rpc-method
                 #:interceptors-for #:observer #:outgoing-type
                 #:with-user-code)
   (:import-from #:clgrpc.method
                 #:binding #:binding-function #:method-binding #:rpc-method
-                #:rpc-method-function-name #:rpc-method-path #:service #:service-methods
+                #:rpc-method-path #:service #:service-methods
                 #:unknown-method)
   (:import-from #:clgrpc.status
                 #:check-metadata #:rpc-error #:rpc-error-details-octets #:rpc-error-message
                 #:rpc-error-status #:rpc-error-trailers)
   (:export
    #:acceptor-state #:answer-of #:await-emptied #:bad-answer-condition #:close-acceptor
-   #:ensure-acceptor #:execution-of #:find-unknown-route #:make-routes #:note-answer
-   #:note-emptied #:route #:route-table #:route-table-epoch #:route-table-routes
-   #:route-table-server #:sendable-end #:server #:server-acceptors #:server-interceptors
-   #:server-observer #:server-options #:server-reserve #:server-services))
+   #:ensure-acceptor #:find-unknown-route #:make-routes #:note-answer #:note-emptied #:route
+   #:route-current-p #:route-table #:route-table-routes #:sendable-end #:server
+   #:server-interceptors #:server-observer #:server-options #:server-reserve #:server-services))

@@ -13,7 +13,6 @@
   (service nil)                         ; the object whose handler it is
   (binding nil :type (or null binding)) ; of the handler
   (interceptors '() :type list)         ; around it, the outermost first
-  (execution :auto :type (member :inline :blocking :auto)) ; where it runs, see START-SERVER
   (long-octets 0 :type index))          ; of its recent answers, 0 if all were short
 
 (defmethod print-object ((route route) stream)
@@ -38,64 +37,56 @@ returned a short answer after long ones."
 is redefined, a new table replaces it."
   (server nil)                          ; the server, or an object in its place
   (epoch 0 :type fixnum)                ; one more than that of the table before
+  (make-route nil :type function)       ; makes a ROUTE from the keywords of its slots
   (routes (make-hash-table :test 'equal) :type hash-table) ; by path
   ;; a function of another path that returns a ROUTE, or nil; nil if no service takes other paths
   (unknown nil :type (or null function)))
 
-(defun execution-of (execution function-name)
-  "The execution of the method named FUNCTION-NAME under EXECUTION, the argument of START-SERVER:
-:INLINE, :BLOCKING or :AUTO."
-  (let ((chosen (if (listp execution)
-                    (or (cdr (assoc function-name execution)) :auto)
-                    execution)))
-    (unless (member chosen '(:inline :blocking :auto))
-      (misuse "~S is not valid for :execution: give :inline, :blocking, :auto, or an alist from ~
-               methods to these."
-              chosen))
-    ;; no thread can take over the loop of a simulated world
-    (if (and (eq :auto chosen) (loop:simulated-p)) :blocking chosen)))
+(define-hot (route-current-p :inline t) ((route route) (table route-table)) boolean
+  "True if ROUTE is one of TABLE's. Other objects remember routes, and ask that before they use
+them."
+  (and (eq (route-server route) (route-table-server table))
+       (= (route-epoch route) (route-table-epoch table))))
 
-(defun make-routes (server services execution make-route &key (epoch 1) interceptors)
+(defun make-routes (server services make-route &key before interceptors)
   "Return the ROUTE-TABLE of SERVER for SERVICES, a list of service objects, with INTERCEPTORS,
-as CHECK-INTERCEPTORS takes it. MAKE-ROUTE makes a ROUTE from the keywords of its slots."
-  (let ((table (make-route-table :server server :epoch epoch)))
+as CHECK-INTERCEPTORS takes it. MAKE-ROUTE makes a ROUTE from the keywords of its slots. BEFORE is
+the table that the new one replaces, or nil."
+  (let ((table (make-route-table :server server :make-route make-route
+                                 :epoch (if before (1+ (route-table-epoch before)) 1))))
     (dolist (service services table)
       (dolist (method (service-methods service))
-        (add-route table make-route method service
-                   (execution-of execution (rpc-method-function-name method))
-                   (interceptors-for interceptors method)))
+        (add-route table method service (interceptors-for interceptors method)))
       (when (unknown-method service "/unknown/method")
         (when (route-table-unknown table)
           (misuse "Two of the services take methods that no service has."))
-        (setf (route-table-unknown table)
-              (unknown-router table make-route service (execution-of execution nil)
-                              interceptors))))))
+        (setf (route-table-unknown table) (unknown-router table service interceptors))))))
 
-(defun unknown-router (table make-route service execution interceptors)
+(defun unknown-router (table service interceptors)
   "A function for the slot UNKNOWN of TABLE, by which SERVICE takes calls of methods that no service
 has."
   (lambda (path)
     (let ((method (unknown-method service path)))
       (and method
-           (new-route table make-route method service execution
-                      (interceptors-for interceptors method))))))
+           (new-route table method service (interceptors-for interceptors method))))))
 
 (defun find-unknown-route (table path)
-  "A new route of TABLE for PATH, which none of its methods has, or nil. The table does not keep
-it."
+  "A new route of TABLE for PATH, which none of its methods has. The route leads nowhere if no
+service takes such calls. The table does not keep it."
   (let ((unknown (route-table-unknown table)))
-    (and unknown (funcall unknown path))))
+    (or (and unknown (funcall unknown path))
+        (funcall (route-table-make-route table)
+                 :server (route-table-server table) :epoch (route-table-epoch table)))))
 
-(defun add-route (table make-route method service execution interceptors)
+(defun add-route (table method service interceptors)
   (let ((path (rpc-method-path method)))
     (when (gethash path (route-table-routes table))
       (misuse "Two of the services have the method ~A." path))
     (setf (gethash path (route-table-routes table))
-          (new-route table make-route method service execution interceptors))))
+          (new-route table method service interceptors))))
 
-(defun new-route (table make-route method service execution interceptors)
-  (funcall make-route
+(defun new-route (table method service interceptors)
+  (funcall (route-table-make-route table)
            :server (route-table-server table) :epoch (route-table-epoch table)
-           :method method :service service :execution execution
-           :interceptors interceptors
+           :method method :service service :interceptors interceptors
            :binding (method-binding service method)))

@@ -28,14 +28,14 @@
   server-observer "The OBSERVER of SERVER, or nil."
   server-interceptors "The interceptors of SERVER, in the form of CHECK-INTERCEPTORS."
   server-reserve "The reserve whose threads run those handlers of SERVER that block."
-  server-acceptors "The ACCEPTORs of SERVER, by which calls within the image come."
   server-lock "The lock of SERVER's acceptors and its end."
   server-emptied "The queue on which threads wait for NOTE-EMPTIED.")
 
 (defgeneric acceptor-state (acceptor)
   (:documentation "Three values: the address for clients of ACCEPTOR, a string, or nil; true if
 calls that it has accepted are under way; and the number of its calls that have ended. When the last
-of those under way ends after CLOSE-ACCEPTOR, NOTE-EMPTIED is called."))
+of those under way ends after CLOSE-ACCEPTOR, NOTE-EMPTIED is called. For a server the values are
+those of all of its acceptors together; the first is a list of addresses."))
 
 (defgeneric close-acceptor (acceptor &optional status text)
   (:documentation "Make ACCEPTOR refuse new calls; with STATUS and TEXT, end the calls that it has
@@ -53,6 +53,14 @@ MAKE, closed if SERVER's acceptors are."
                       (server-accepting server)))
           (unless accepting (close-acceptor acceptor))
           acceptor))))
+
+(defmethod acceptor-state ((server server))
+  (let ((addresses '()) (busy nil) (ended 0))
+    (dolist (acceptor (server-acceptors server) (values addresses busy ended))
+      (multiple-value-bind (address its-busy its-ended) (acceptor-state acceptor)
+        (when address (setf addresses (append addresses (list address))))
+        (when its-busy (setf busy t))
+        (incf ended its-ended)))))
 
 (defmethod close-acceptor ((server server) &optional status text)
   (dolist (acceptor (sb-thread:with-mutex ((server-lock server))

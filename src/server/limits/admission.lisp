@@ -20,7 +20,7 @@ admission's ring GONE."
   (share nil :type loop:share :read-only t) ; of the reserve; those of its links are parts
   (account nil :type account :read-only t) ; of the octets that its connections hold
   ;; of the time that its compressed messages take
-  (budget (wire:make-decompression-budget) :read-only t)
+  (budget (make-decompression-budget) :read-only t)
   (connections nil :type (or null owner-usage)) ; how many it has, among all peers
   (handshakes nil :type (or null owner-usage)) ; how many of these are not ready
   (unready (make-ring) :type ring :read-only t) ; their permits, the oldest first
@@ -167,7 +167,7 @@ already, the entry only leaves the ring."
         do (quit-ring entry)
            (cond ((plusp (owner-usage-count (peer-entry-connections entry))))
                  ((and (zerop (loop:share-running (peer-entry-share entry)))
-                       (not (wire:budget-used-p (peer-entry-budget entry))))
+                       (not (budget-used-p (peer-entry-budget entry))))
                   (remhash (peer-entry-name entry) (admission-peers admission)))
                  (t (enter-ring entry (admission-gone admission))))))
 
@@ -314,7 +314,7 @@ it. On SERVER-LOOP's loop."
 (defun link-ready (http2)
   "The sink's on-settings: with the first ones the connection is ready."
   (let ((link (http2:connection-user http2)))
-    (trace-event :handshaker :settings-received :role :server :peer (wire:link-peer link))
+    (trace-event :handshaker :settings-received :role :server :peer (server-link-peer link))
     (note-ready link)))
 
 ;;; Descriptors

@@ -37,7 +37,7 @@ are subtracted first."
 
 (defun permit-octets (permit)
   "The octets that the connection of PERMIT holds."
-  (account-sum (wire:link-account (permit-link permit))))
+  (account-sum (server-link-account (permit-link permit))))
 
 (defun largest-user-permit (entry)
   "The permit of the peer with ENTRY whose connection holds the most, or nil."

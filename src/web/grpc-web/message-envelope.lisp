@@ -19,7 +19,7 @@
                          (and (plusp (length text))
                               (list (cons "grpc-message"
                                           (map 'string #'code-char
-                                               (wire:encode-status-message text +text-octets+)))))
+                                               (server:encode-status-message text +text-octets+)))))
                          (and details
                               (list (cons "grpc-status-details-bin"
                                           (encode-base64 details :padding nil))))

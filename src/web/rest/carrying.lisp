@@ -89,10 +89,10 @@ Signal REQUEST-ERROR if they are wrong."
        (multiple-value-bind (type octets)
            (multiple-value-call #'message-answer rule (web:as-sent call message))
          (cond ((route-raw-answer rule)
-                (wire:encode-text call (typed-octets type octets) nil))
+                (wire:encode-message call (typed-octets type octets) nil))
                ((member form '(:lines :events))
-                (wire:encode-text call (stream-item form octets nil) nil))
-               (t (wire:encode-text call octets (and (null form) compress)))))))))
+                (wire:encode-message call (stream-item form octets nil) nil))
+               (t (wire:encode-message call octets (and (null form) compress)))))))))
 
 (sb-ext:define-load-time-global **codec**
     (web:make-codec :name :rest :decode #'decode-request :encode #'encode-answer :text t
@@ -118,8 +118,7 @@ Signal REQUEST-ERROR if they are wrong."
       (:no-error (parts)
         (dolist (part parts)
           (unless (rpc:call-status call)
-            (wire:deliver-alone call nil body (car part) (cdr part))))
-        (wire:seal-arrivals call)))))
+            (wire:deliver-alone call nil body (car part) (cdr part))))))))
 
 ;;; Answers
 

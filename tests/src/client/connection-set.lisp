@@ -383,7 +383,7 @@ of the addresses of FIRST-SERVER and SECOND-SERVER, probes; their resolvers are 
   (grpc:push-addresses (elt (reverse **told**) index) (mapcar #'grpc:server-address servers)))
 
 (defun peers-of (channel)
-  (mapcar #'wire:link-peer (links-of channel)))
+  (mapcar #'client::client-link-peer (links-of channel)))
 
 (test a-misplaced-stays-until-its-connection-ends
   "Who is told of other addresses, one of which it is connected to, keeps that connection."

@@ -5,7 +5,7 @@
 (in-suite :clgrpc.server)
 
 (defun octets-charged (link)
-  (account-sum (wire:link-account link)))
+  (account-sum (server::server-link-account link)))
 
 (defun fat-fields (count)
   "So many headers that a peer has never indexed."
@@ -78,8 +78,8 @@ when the end comes."
       (begins-to-ask 1)
       (memory:hears `(:data 1 ,request))
       (let ((call (http2:stream-user (first (streams-of link)))))
-        (is (null (server:server-call-request call)))
-        (is-true (server:server-call-undecoded call))
+        (is (null (server::server-call-request call)))
+        (is-true (server::server-call-undecoded call))
         (is (<= 5000 (wire::wire-inlet-held (wire::call-wire-inlet call)) 6000)))
       (memory:said)
       (memory:hears '(:data 1 "" :end-stream))
@@ -100,7 +100,7 @@ most is ended, and no other."
                (push (link-of memory:*end* server-loop) links)
                (memory:call-in-world
                 memory:*world*
-                (lambda () (charge-own (wire:link-account (first links)) octets)))))
+                (lambda () (charge-own (server::server-link-account (first links)) octets)))))
         (comes-with "a" 300000)
         (comes-with "b" 200000)
         (comes-with "b" 250000)
@@ -152,8 +152,9 @@ would help nobody."
   (with-server-loop (server-loop) (:ask #'double)
     (let ((server (server::server-loop-server server-loop)) (link nil))
       (flet ((look-with (octets)
-               (memory:call-in-world memory:*world*
-                                     (lambda () (charge-own (wire:link-account link) octets)))
+               (memory:call-in-world
+                memory:*world*
+                (lambda () (charge-own (server::server-link-account link) octets)))
                (server::judge-heap t)
                (memory:run-turns memory:*world*)
                (and (wire::link-failure link) :ended)))
@@ -181,7 +182,7 @@ else no connection does."
                (push (link-of memory:*end* server-loop) links)
                (memory:call-in-world
                 memory:*world*
-                (lambda () (charge-own (wire:link-account (first links)) octets))))
+                (lambda () (charge-own (server::server-link-account (first links)) octets))))
              (look ()
                (server::judge-heap t)
                (memory:run-turns memory:*world*)
@@ -210,15 +211,15 @@ else no connection does."
     (comes server-loop :peer "greedy")
     (let ((greedy (link-of memory:*end* server-loop)))
       (memory:call-in-world memory:*world*
-                            (lambda () (charge-own (wire:link-account greedy) 6600000)))
+                            (lambda () (charge-own (server::server-link-account greedy) 6600000)))
       (comes server-loop :peer "modest")
       (let ((modest (link-of memory:*end* server-loop)))
         (memory:call-in-world memory:*world*
-                              (lambda () (charge-own (wire:link-account modest) 70000)))
+                              (lambda () (charge-own (server::server-link-account modest) 70000)))
         (begins-to-ask 1 :fields (fat-fields 10))
         (is (equal '() (memory:said)))
         (memory:call-in-world memory:*world*
-                              (lambda () (charge-own (wire:link-account modest) 30000)))
+                              (lambda () (charge-own (server::server-link-account modest) 30000)))
         (begins-to-ask 3 :fields (fat-fields 10))
         (is (equal '((3 :resource-exhausted)) (statuses)) "with a 64th of the total")))))
 

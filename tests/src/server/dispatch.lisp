@@ -323,4 +323,4 @@ gets a few frames, and has its rest in the next one."
                   (multiple-value-bind (end more) (wire::link-input socket frames 0 (length frames))
                     (list (floor end (length frame)) more))))))
         (is (equal '(20 nil) (taken 0)))
-        (is (equal (list wire::+frames-at-first+ t) (taken (1+ wire::+reading-ns+))))))))
+        (is (equal (list wire::+frames-at-first+ t) (taken (1+ loop::+reading-ns+))))))))

@@ -221,7 +221,7 @@ and our own limit where that names none."
                 for exchange = (ask-raw peer "/lab.Bench/Ask"
                                         :data (note-octets number :text (or tail "") :body body))
                 for fields = (exchange-headers exchange)
-                for message = (wire::decode-status-message
+                for message = (client::decode-status-message
                                (ascii-octets (or (field-of "grpc-message" fields) "")))
                 do (is (eq :not-found (status-of exchange)))
                    (is (<= (header-list-octets fields) (min limit 16384)))

@@ -16,8 +16,8 @@ OPTIONS."
          (server-loop (server::make-server-loop :server server :loop (memory:world-loop world)
                                                 :options options
                                                 :routes (serving:make-routes
-                                                         server services :inline
-                                                         #'server::make-server-route)
+                                                         server services
+                                                         (server::route-maker :inline))
                                                 :max-open (options-max-calls options)
                                                 :account (server::server-account server))))
     (setf (server:server-loops server) (list server-loop)

@@ -17,12 +17,19 @@
   (signals grpc:misuse (start-probe '() :execution '((lab.bench:ask . 5))))
   (signals grpc:misuse (start-probe '() :execution '((car . :inline)))))
 
+(test an-execution-is-for-all-or-by-method
+  (let ((table (serving:make-routes :us (list (make-probe))
+                                    (server::route-maker '((lab.bench:ask . :inline))))))
+    (flet ((execution (path)
+             (server::route-execution (gethash path (serving:route-table-routes table)))))
+      (is (eq :inline (execution "/lab.Bench/Ask")))
+      (is (eq :auto (execution "/lab.Bench/Chat"))))))
+
 (test remembered-routes
   "A path field remembers its route for one server and one epoch only."
   (let* ((service (make-probe))
-         (table (serving:make-routes :one (list service) :inline
-                                 #'server::make-server-route))
-         (other (serving:make-routes :two '() :inline #'server::make-server-route))
+         (table (serving:make-routes :one (list service) #'server::make-server-route))
+         (other (serving:make-routes :two '() #'server::make-server-route))
          (field (hpack:string-field ":path" "/lab.Bench/Ask"))
          (route (server::route-of table field)))
     (is (eq service (serving::route-service route)))

@@ -387,7 +387,9 @@ then does not renew it. A message that is whole does, so that a stream may take 
 
 (defun gzipped (octets)
   "OCTETS as a message, compressed, with its prefix."
-  (let ((parcel (clgrpc.wire::compress-octets (clgrpc.wire:find-encoding :gzip) 9
+  (let ((parcel (clgrpc.wire::compress-octets (clgrpc.rpc:encoding-of-name
+                                               (clgrpc.rpc:check-compression :gzip))
+                                              9
                                               (concatenate 'octets (make-octets 5) octets)
                                               (+ 5 (length octets)))))
     (subseq-octets (clgrpc.wire:encoded-octets parcel) 0 (clgrpc.wire:encoded-length parcel))))
@@ -471,7 +473,7 @@ as one from behind a gateway, is not a mistake of the client's body."
       (dolist (owed '(nil t))
         (when owed
           (dolist (budget (budgets server))
-            (clgrpc.wire::charge-time budget 1000000000000 25)))
+            (clgrpc.server::charge-time budget 1000000000000 25)))
         (flet ((check (name compressed text)
                  (is (eq (and owed compressed) (and (search "deadline" (string-downcase text)) t))
                      "~A: ~S" name text)))

@@ -7,17 +7,17 @@
   (mapcar #'princ-to-string encodings))
 
 (test encodings-for-users
-  (is (null (wire:find-encoding nil)))
-  (is (null (wire:find-encoding :identity)))
-  (is (search "gzip" (princ-to-string (wire:find-encoding :gzip))))
-  (dolist (name '(:zstd "gzip" t 1)) (signals misuse (wire:find-encoding name))))
+  (is (null (rpc:encoding-of-name nil)))
+  (is (null (rpc:encoding-of-name :identity)))
+  (is (search "gzip" (princ-to-string (rpc:encoding-of-name :gzip))))
+  (dolist (name '(:zstd "gzip" t 1)) (signals misuse (rpc:check-compression name))))
 
 (test encodings-in-headers
   (flet ((parse (text) (wire:parse-encoding (ascii-octets text)))
          (accepted (text)
            (wire:accepted-encodings (hpack:string-field "grpc-accept-encoding" text))))
-    (is (eq (wire:find-encoding :gzip) (parse "gzip")))
-    (is (eq (wire:find-encoding :deflate) (parse "deflate")))
+    (is (eq (rpc:encoding-of-name :gzip) (parse "gzip")))
+    (is (eq (rpc:encoding-of-name :deflate) (parse "deflate")))
     (is (null (parse "identity")))
     (is (eq :unknown (wire:parse-encoding (octets-of 103 255 0))))
     (is (search "\"gÿ\\x00\"" (nth-value 1 (wire:parse-encoding (octets-of 103 255 0)))))
@@ -25,7 +25,7 @@
     (dolist (text '("" "GZIP" "gzip,deflate" "snappy")) (is (eq :unknown (parse text))))
     (loop for (text . names) in '(("") ("identity") ("gzip" :gzip) ("snappy, gzip ,br" :gzip)
                                   ("identity,deflate,gzip" :deflate :gzip) (",,,"))
-          do (is (equal (mapcar #'wire:find-encoding names) (accepted text)) "~S" text))))
+          do (is (equal (mapcar #'rpc:encoding-of-name names) (accepted text)) "~S" text))))
 
 (test what-a-field-accepts-follows-the-registered-encodings
   "The same header, which is remembered, names an encoding as soon as that is registered."

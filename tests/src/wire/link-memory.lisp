@@ -7,7 +7,7 @@
   (with-link (link)
     (let ((call (calls 1)))
       (flet ((charged ()
-               (is (<= (abs (- (account-sum (wire:link-account link))
+               (is (<= (abs (- (account-sum (wire::link-account link))
                                (account-sum (station-account *station*))))
                        clgrpc.base::+account-step+))
                (wire::link-held link)))

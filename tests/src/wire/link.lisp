@@ -6,7 +6,7 @@
 (test links-begin
   (with-link (link :shaken nil)
     (is (equal '(:settings) (remove :window-update (mapcar #'first (memory:said)))))
-    (is (string= "memory" (wire:link-peer link)))
+    (is (string= "memory" (wire::link-peer link)))
     (is (search "memory, 0 calls" (princ-to-string link)))
     (is (null (told)))))
 

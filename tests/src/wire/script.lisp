@@ -25,8 +25,9 @@
 
 (defun end-post (call status text ended-by)
   "The operation ABORT."
-  (when (rpc:end-call call status :message text :ended-by ended-by)
-    (wire:stop-timers call)
+  (unless (rpc:call-status call)
+    (wire:note-end call)
+    (rpc:end-call call status :message text :ended-by ended-by)
     (when (wire::wire-call-stream call)
       (http2:reset-stream (wire::wire-call-stream call) http2:+cancel+))
     (when (rpc:callbacks-p call) (rpc:operate schedule call))))
@@ -41,8 +42,8 @@
 (defun post-stages (call)
   "The operation STAGES."
   (wire:list-stages call
-                    (lambda (call total)
-                      (declare (ignore call))
+                    (lambda (call total headers due)
+                      (declare (ignore call headers due))
                       (list (cons :receive 1000000000) (cons :queue 999)
                             (cons :send (- total 1000000000))))
                     0))

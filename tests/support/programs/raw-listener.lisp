@@ -1,5 +1,5 @@
-;;;; TCP on loopback by hand: listeners that accept nothing, and ones whose connections a test serves
-;;;; on threads of its own.
+;;;; TCP on loopback by hand: listeners that accept nothing, and ones whose connections a test
+;;;; serves on threads of its own.
 
 (in-package #:clgrpc.tests.support)
 

@@ -6,7 +6,7 @@
 
 (defun compressed-frame (octets)
   "OCTETS as a message in gzip, with its prefix."
-  (let ((parcel (wire::compress-octets (wire:find-encoding :gzip) 9
+  (let ((parcel (wire::compress-octets (rpc:encoding-of-name (rpc:check-compression :gzip)) 9
                                        (concatenate 'octets (make-octets 5) octets)
                                        (+ 5 (length octets)))))
     (subseq-octets (wire:encoded-octets parcel) 0 (wire:encoded-length parcel))))
@@ -31,10 +31,10 @@
 
 (defun have-owe (server seconds)
   "Have each peer that SERVER knows owe so many SECONDS of time at its default rate."
-  (dolist (budget (budgets server)) (wire::charge-time budget (seconds-ns seconds) 25)))
+  (dolist (budget (budgets server)) (server::charge-time budget (seconds-ns seconds) 25)))
 
 (defun forgive (server)
-  (dolist (budget (budgets server)) (setf (wire::decompression-budget-due-ns budget) 0)))
+  (dolist (budget (budgets server)) (setf (server::decompression-budget-due-ns budget) 0)))
 
 (defun ends-p (form id)
   "True if FORM is the last frame of stream ID."
@@ -188,7 +188,7 @@ longer than their deadlines. Another connection is served meanwhile."
                  (dolist (future futures)
                    (is (= (length text) (length (lab:note-text (grpc:await future))))))))
       (dolist (budget (budgets server))
-        (is (not (plusp (wire::wait-ns budget 25))))))))
+        (is (not (plusp (server::wait-ns budget 25))))))))
 
 (test clients-have-no-budget
   "A client has chosen its server: answers that compress well never wait."

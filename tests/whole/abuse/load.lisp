@@ -175,7 +175,7 @@ connection of who sends them."
 what they keep for speed, which a busy bystander has as well."
   (- (account-sum (server::server-account server))
      (loop for link in (server-links server)
-           sum (clgrpc.base::account-told (wire:link-account link)))))
+           sum (clgrpc.base::account-told (server::server-link-account link)))))
 
 (defun check-nothing-held (server)
   (is (wait-until (lambda () (zerop (held-octets server)))) "~D octets held" (held-octets server)))

@@ -149,7 +149,7 @@ of kind and octets, is."
 (define-decoder "status message" (text-seeds "not%20there%E2%82%AC" "plain" "%")
   (lambda (kind octets)
     (declare (ignore kind))
-    (wire::decode-status-message octets)))
+    (client::decode-status-message octets)))
 
 (define-decoder "metadata" (text-seeds "AAECAw" "AA==,AQ" "a,b , c" ",,,")
   (lambda (kind octets)
@@ -469,14 +469,14 @@ of kind and octets, is."
   :seeds #'ask-seeds :vary #'vary-ask :measure #'measure-ask :show #'show-ask)
 
 ;;; Messages that are compressed. What they take beyond what their octets earn has a share of time
-;;; (wire/decompression-budget.lisp) and is not counted. In a simulation it is charged, and nobody
-;;; waits for it. The method is one that does not answer with what it got.
+;;; (server/limits/decompression-budget.lisp) and is not counted. In a simulation it is charged, and
+;;; nobody waits for it. The method is one that does not answer with what it got.
 
 (defconstant +longest-expanded+ 200000 "No message becomes longer in the search.")
 
 (defun compressed-message (octets)
   "OCTETS as a message in gzip, with its prefix."
-  (let ((parcel (wire::compress-octets (wire:find-encoding :gzip) 9
+  (let ((parcel (wire::compress-octets (rpc:encoding-of-name (rpc:check-compression :gzip)) 9
                                        (join-octets (list (make-octets 5) octets))
                                        (+ 5 (length octets)))))
     (subseq-octets (wire:encoded-octets parcel) 0 (wire:encoded-length parcel))))
@@ -485,13 +485,13 @@ of kind and octets, is."
   "Call FUNCTION with a function that returns how many nanoseconds peers were charged with since it
 was called last."
   (let ((charged 0))
-    (sb-int:encapsulate 'wire::charge-time 'cost
+    (sb-int:encapsulate 'server::charge-time 'cost
                         (lambda (function budget ns percent)
                           (declare (ignore function budget percent))
                           (incf charged ns)
                           nil))
     (unwind-protect (funcall function (lambda () (shiftf charged 0)))
-      (sb-int:unencapsulate 'wire::charge-time 'cost))))
+      (sb-int:unencapsulate 'server::charge-time 'cost))))
 
 (defun measure-compressed (octets &optional (host "watched") (ask #'make-compressed-ask))
   "As MEASURE-ASK of the calls that ASK makes of OCTETS in gzip, without what is charged."

@@ -9,7 +9,7 @@
    :options (make-server-options)
    :sink (apply #'exchange:make-sink
                 (loop for key in '(:begun :hold :finish :head-sent :done :lost :stop :whole :over-p
-                                   :post :posted :on-end :peer :secure-p :prompt-p :busy-p :measure
+                                   :post :posted :on-end :peer :secure-p :prompt-p :measure
                                    :close :expel :closed)
                       collect key collect (constantly nil)))
    :source headers))

@@ -14,7 +14,7 @@
       (is (eq (acceptor :door) (acceptor :door)))
       (is (= 1 made))
       (is (equal '(:window) (acceptor :window)))
-      (is (equal '((:window) (:door)) (serving:server-acceptors server))))))
+      (is (equal '((:window) (:door)) (serving::server-acceptors server))))))
 
 (test who-waits-for-calls-hears-that-they-have-ended
   (let* ((server (new-server))

@@ -206,7 +206,7 @@ versions, and no call is counted for it; so it is if an observer must be told of
          (slow (exchange:prompt-handler
                 "/a" (lambda (query)
                        (declare (ignore query))
-                       (let ((end (+ (monotonic-ns) wire::+reading-ns+)))
+                       (let ((end (+ (monotonic-ns) loop::+reading-ns+)))
                          (loop until (< end (monotonic-ns))))
                        (push (loop:event-loop-turns (server:server-loop-loop server-loop)) turns)
                        answer)))

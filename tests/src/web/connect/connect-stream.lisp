@@ -78,6 +78,32 @@ when the peer takes it."
                      (post server "/lab.Bench/Watch" "application/connect+json" file version
                            "-o" "/dev/null" "-w" " %{size_download}")))))))
 
+(test a-stream-that-nobody-reads-waits
+  "Over HTTP/1.1 the server reads no more of it than a window has until its handler reads; then all
+of it comes."
+  (let* ((go (make-signal)) (count 2000)
+         (letter (enveloped 0 (format nil "{\"text\":\"~A\"}"
+                                      (make-string 1000 :initial-element #\x))))
+         (body (apply #'concatenate 'octets (make-list count :initial-element letter))))
+    (with-web-probe (server :stream-window-octets 65535)
+        (:collect (lambda (stream call)
+                    (declare (ignore call))
+                    (await-signal go)
+                    (let ((count 0))
+                      (grpc:do-messages (message stream) message (incf count))
+                      (note count))))
+      (let ((client (sb-thread:make-thread
+                     (lambda () (stream-json server "/lab.Bench/Collect" body "--http1.1")))))
+        (is-true (wait-until (lambda ()
+                               (let ((http1 (and (server-links server)
+                                                 (server::server-link-http1
+                                                  (first (server-links server))))))
+                                 (and http1 (clgrpc.exchange::state-paused http1))))))
+        (is (< 65535 (held-octets server) 400000))
+        (signal-it go)
+        (is (search (format nil "{\"number\":\"~D\"}" count)
+                    (sb-thread:join-thread client :timeout +patience+ :default "")))))))
+
 (test a-client-that-leaves-cancels-its-call
   "The handler hears of it, over either version."
   (dolist (version *versions*)

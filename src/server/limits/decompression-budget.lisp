@@ -9,7 +9,7 @@
 ;;;;   due = max(due, now) + owed × 100 / P
 ;;;;
 ;;;; and the peer owes (due - now) × P / 100. For example, at 25 percent a debt of 50 ms is paid
-;;;; after 200 ms. Messages that do not become much longer are not timed (DECODE-PACKED).
+;;;; after 200 ms. Messages that do not become much longer are not timed (WIRE:DECODE-ITEM).
 ;;;; Uncompressed messages are not counted here, nor are those of a client, whose links have no
 ;;;; budget.
 ;;;;
@@ -25,7 +25,7 @@
 ;;;; In a simulation no thread waits: the only thread must continue, and the work takes no virtual
 ;;;; time.
 
-(in-package #:clgrpc.wire)
+(in-package #:clgrpc.server)
 
 (defconstant +earned-octet-ns+ 200
   "The time that an octet of a compressed message earns, in nanoseconds: as much as eight octets of
@@ -41,9 +41,6 @@ an ordinary call take.")
   (turns nil :type (or null sb-thread:semaphore))) ; made when needed
 
 (declaim (sb-ext:freeze-type decompression-budget))
-
-(document-functions
-  make-decompression-budget "Return the budget of a peer that owes nothing.")
 
 (defmethod print-object ((budget decompression-budget) stream)
   (print-unreadable-object (budget stream :type t)
@@ -93,14 +90,14 @@ a function of the seconds that it may wait. Signal CALL's RPC-ERROR if CALL ends
 :cancelled if it ends with :ok, and :resource-exhausted if this thread must not wait. In user code."
   (declare (type function try))
   (unless (funcall try 0)
-    (unless (loop:prepare-to-wait) (refuse-to-wait call))
+    (unless (loop:prepare-to-wait) (rpc:refuse-to-wait call))
     (trace-event :flowctl :decompression-waits :call call)
     (loop
       (case (call-status call)
         ((nil))
-        (:ok (error (make-rpc-error :cancelled :call call :ended-by :local
+        (:ok (error (status:make-rpc-error :cancelled :call call :ended-by :local
                                                :message "the call has ended")))
-        (t (error (call-condition call))))
+        (t (error (rpc:call-condition call))))
       (when (funcall try +turn-look-seconds+) (return)))))
 
 (defun await-payment (call budget percent)
@@ -133,8 +130,14 @@ turn and owes little enough, and charge the time to BUDGET. Return its values. S
          (run () (call-timed budget percent earned-ns function)))
     (if (loop:simulated-p)
         (run)
-        (call-by-turns (budget-turns budget)
+        (wire:call-by-turns (budget-turns budget)
                        (lambda ()
                          (await-payment call budget percent)
-                         (call-by-turns (timed-turns) #'run #'take))
+                         (wire:call-by-turns (timed-turns) #'run #'take))
                        #'take))))
+
+(defun budget-caller (budget)
+  "The function for the slot BUDGET of the links of the peer that has BUDGET."
+  (lambda (call came function)
+    (call-charged call budget (options-decompression-percent (wire:wire-call-options call))
+                  (* came +earned-octet-ns+) function)))

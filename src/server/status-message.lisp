@@ -1,35 +1,7 @@
-;;;; Statuses as HTTP/2 carries them: codes of HTTP and HTTP/2 to status (gRPC "HTTP to gRPC status
-;;;; code mapping"; gRPC over HTTP/2, "Errors"), and the status message, which is percent-encoded in
-;;;; grpc-message (gRPC over HTTP/2, "Status-Message").
+;;;; The status message, percent-encoded in grpc-message (gRPC over HTTP/2, "Status-Message"). Its
+;;;; decoding is in client/attempts/status-mapping.lisp.
 
-(in-package #:clgrpc.wire)
-
-;;; HTTP and HTTP/2 codes to status
-
-(defun http-status-status (http-status)
-  "The status of a response without grpc-status that has HTTP-STATUS. For 431 it is :unknown, as in
-other implementations and in ConnectRPC's suite, although the newest version of the document has
-:internal."
-  (case http-status
-    (400 :internal) (401 :unauthenticated) (403 :permission-denied) (404 :unimplemented)
-    ((429 502 503 504) :unavailable)
-    (t :unknown)))
-
-(defun status-number (value)
-  "The number that VALUE of grpc-status is, or nil if it is not one."
-  (and (<= 1 (length value) 8)
-       (every #'digit-char-p value)
-       (parse-integer value)))
-
-(defun error-code-status (error-code)
-  "The status for a stream reset with the HTTP/2 ERROR-CODE."
-  (cond ((= error-code http2:+refused-stream+) :unavailable)
-        ((= error-code http2:+cancel+) :cancelled)
-        ((= error-code http2:+enhance-your-calm+) :resource-exhausted)
-        ((= error-code http2:+inadequate-security+) :permission-denied)
-        (t :internal)))
-
-;;; Percent-encoding of grpc-message
+(in-package #:clgrpc.server)
 
 (define-hot (hex-digit :inline t) ((value (unsigned-byte 4))) octet
   (char-code (schar "0123456789ABCDEF" value)))
@@ -96,38 +68,3 @@ allows none there (RFC 9113 section 8.2.1)."
                   (t (setf at (write-status-char octets at code))))))
         (fill octets (char-code #\.) :start at)
         octets))))
-
-(defun decode-status-message (octets)
-  "Return the string encoded in grpc-message's OCTETS. Never fails: broken escapes stay as they are,
-octets that are not UTF-8 become U+FFFD."
-  (let ((buffer (make-buffer :size (length octets)))
-        (at 0))
-    (loop while (< at (length octets))
-          do (let ((value (and (= #x25 (aref octets at)) (hex-pair octets (1+ at)))))
-               (append-octet buffer (or value (aref octets at)))
-               (incf at (if value 3 1))))
-    (handler-case (decode-utf8 (buffer-octets buffer) 0 (buffer-end buffer))
-      (invalid-utf8 ()
-        (map 'string (lambda (octet) (if (< octet 128) (code-char octet) (code-char #xFFFD)))
-             (subseq (buffer-octets buffer) 0 (buffer-end buffer)))))))
-
-(defun hex-pair (octets at)
-  (flet ((digit (position)
-           (and (< position (length octets)) (digit-char-p (code-char (aref octets position)) 16))))
-    (let ((high (digit at)) (low (digit (1+ at))))
-      (and high low (+ (* 16 high) low)))))
-
-;;; Trailers
-
-(defun trailers-status (list)
-  "Four values from the trailers LIST: the number of the status, the text, the octets of the
-details, each nil if it is missing, and the metadata."
-  (let ((status (hpack:find-field list "grpc-status"))
-        (message (hpack:find-field list "grpc-message"))
-        (details (hpack:find-field list "grpc-status-details-bin")))
-    (values (and status (status-number (hpack:field-value-string status)))
-            (and message (decode-status-message (hpack:field-value message)))
-            (and details
-                 (handler-case (decode-base64 (hpack:field-value-string details))
-                   (invalid-base64 () nil)))
-            (list-custom-fields list #()))))

@@ -1,12 +1,12 @@
 ;;;; The encoding of grpc-message, and what codes of HTTP mean.
 
-(in-package #:clgrpc.tests.wire)
-(in-suite :clgrpc.wire)
+(in-package #:clgrpc.tests.client)
+(in-suite :clgrpc.client)
 
 (test status-message-encoding
   "Percent-encoding as gRPC over HTTP/2 has it, and decoding that never fails."
-  (flet ((encoded (string) (map 'string #'code-char (wire:encode-status-message string)))
-         (decoded (string) (wire::decode-status-message (ascii-octets string))))
+  (flet ((encoded (string) (map 'string #'code-char (server:encode-status-message string)))
+         (decoded (string) (client::decode-status-message (ascii-octets string))))
     (is (string= "plain text, with ~ and !" (encoded "plain text, with ~ and !")))
     (is (string= "100%25%0A%C3%A9" (encoded (format nil "100%~%é"))))
     (is (string= (format nil "100%~%é") (decoded "100%25%0A%c3%a9")))
@@ -16,12 +16,12 @@
     (is (= 1 (length (decoded "%FF"))))
     (loop for code in '(0 31 32 37 126 127 200 8364 128512)
           for string = (string (code-char code))
-          do (is (string= string (wire::decode-status-message
-                              (wire:encode-status-message string)))))))
+          do (is (string= string (client::decode-status-message
+                              (server:encode-status-message string)))))))
 
 (test long-status-messages-are-cut
   "Never past the limit, never within a character or its escape; an ellipsis says so."
-  (flet ((cut (string limit) (map 'string #'code-char (wire:encode-status-message string limit))))
+  (flet ((cut (string limit) (map 'string #'code-char (server:encode-status-message string limit))))
     (is (string= "short" (cut "short" 9)))
     (is (string= "01234567..." (cut "0123456789012345" 11)))
     (is (string= "a%C3%A9..." (cut "aéé" 12)))
@@ -31,8 +31,8 @@
                             (make-string 300 :initial-element (code-char 128512))
                             (format nil "~{~A~}" (loop repeat 50 collect "a%é€ ")))
         do (loop for limit from 0 to 1000 by 7
-                 do (let* ((octets (wire:encode-status-message string limit))
-                           (decoded (wire::decode-status-message octets)))
+                 do (let* ((octets (server:encode-status-message string limit))
+                           (decoded (client::decode-status-message octets)))
                       (is (<= (length octets) limit))
                       (is (or (string= decoded string)
                               (string= decoded "")
@@ -42,6 +42,6 @@
                       (is (not (find (code-char #xFFFD) decoded)))))))
 
 (test http-status-mapping
-  (is (eq :unavailable (wire:http-status-status 503)))
-  (is (eq :unimplemented (wire:http-status-status 404)))
-  (is (eq :unknown (wire:http-status-status 200))))
+  (is (eq :unavailable (client:http-status-status 503)))
+  (is (eq :unimplemented (client:http-status-status 404)))
+  (is (eq :unknown (client:http-status-status 200))))

@@ -1,7 +1,7 @@
 ;;;; What a peer owes for its compressed messages, by a clock that a test sets.
 
-(in-package #:clgrpc.tests.wire)
-(in-suite :clgrpc.wire)
+(in-package #:clgrpc.tests.server)
+(in-suite :clgrpc.server)
 
 (defun call-with-clock (function)
   "Call FUNCTION with a function that sets this thread's clock to so many seconds."
@@ -16,22 +16,22 @@ second its messages wait."
   (dolist (percent '(25 100 400))
     (call-with-clock
      (lambda (set-clock)
-       (let ((budget (wire:make-decompression-budget)))
-         (flet ((charge (seconds) (wire::charge-time budget (seconds-ns seconds) percent))
+       (let ((budget (server::make-decompression-budget)))
+         (flet ((charge (seconds) (server::charge-time budget (seconds-ns seconds) percent))
                 (wait ()                ; in nanoseconds of a processor
-                  (/ (* percent (wire::wait-ns budget percent)) 100)))
+                  (/ (* percent (server::wait-ns budget percent)) 100)))
            (funcall set-clock 100)
-           (is-false (wire:budget-used-p budget))
+           (is-false (server::budget-used-p budget))
            (is-false (plusp (wait)))
            (charge 1/4)
-           (is-true (wire:budget-used-p budget))
+           (is-true (server::budget-used-p budget))
            (is (zerop (wait)))
            (charge 1)
            (is (= 1000000000 (wait)))
            (funcall set-clock (+ 100 (/ 60 percent))) ; 0.6 s are forgiven
            (is (= 400000000 (wait)))
            (funcall set-clock (+ 100 (/ 126 percent)))
-           (is-false (wire:budget-used-p budget))
+           (is-false (server::budget-used-p budget))
            ;; nothing is saved for later
            (funcall set-clock 1000)
            (charge 1/2)
@@ -39,20 +39,20 @@ second its messages wait."
 
 (test what-octets-earn-is-not-charged
   "Nor is it saved for the next message."
-  (let ((budget (wire:make-decompression-budget)))
+  (let ((budget (server::make-decompression-budget)))
     (flet ((take (seconds earned)
-             (wire::call-timed budget 25 (seconds-ns earned)
+             (server::call-timed budget 25 (seconds-ns earned)
                                (lambda ()
                                  (let ((end (+ (thread-time-ns) (seconds-ns seconds))))
                                    (loop while (< (thread-time-ns) end)))))))
       (take 1/100 3600)
-      (is-false (wire:budget-used-p budget))
+      (is-false (server::budget-used-p budget))
       (let ((before (loop:world-now)))
         (take 1/100 0)
         (is (<= (+ before (seconds-ns 4/100))
-                (wire::decompression-budget-due-ns budget)))))))
+                (server::decompression-budget-due-ns budget)))))))
 
 (test what-fails-is-charged
-  (let ((budget (wire:make-decompression-budget)))
-    (signals error (wire::call-timed budget 1 0 (lambda () (error "no message"))))
-    (is (plusp (wire::decompression-budget-due-ns budget)))))
+  (let ((budget (server::make-decompression-budget)))
+    (signals error (server::call-timed budget 1 0 (lambda () (error "no message"))))
+    (is (plusp (server::decompression-budget-due-ns budget)))))
