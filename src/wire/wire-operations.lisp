@@ -3,7 +3,6 @@
 
 (in-package #:clgrpc.wire)
 
-;; the operations over HTTP/2 that are the same at both ends
 (define-transport-end **wire-operations** (nil)
   :send #'wire-send :after #'wire-after :post #'wire-post :schedule #'wire-schedule
   :room #'wire-room :decode #'wire-decode :taken #'wire-taken
@@ -15,3 +14,6 @@
   :now #'wire-now :peer #'wire-peer :security #'wire-security :observer #'call-observer
   :traffic #'wire-traffic
   :unsent-octets #'wire-unsent-octets)
+
+(setf (documentation '**wire-operations** 'variable)
+      "The operations over HTTP/2 that are the same at both ends, for :LIKE of the ends'.")

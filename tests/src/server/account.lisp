@@ -4,6 +4,10 @@
 (in-package #:clgrpc.tests.server)
 (in-suite :clgrpc.server)
 
+(defun failure-of (link)
+  "The text with which the server has ended LINK, or nil."
+  (wire::link-failure link))
+
 (defun octets-charged (link)
   (account-sum (server::server-link-account link)))
 
@@ -66,7 +70,7 @@ ends."
       (comes server-loop :peer "other")
       (asks 1 "Ask" 21)
       (answered '(1 :ok))
-      (is (null (wire::link-failure link))))))
+      (is (null (failure-of link))))))
 
 (test requests-that-do-not-end-stay-as-they-came
   "A whole message of a request without its end is charged as the octets that it has, and decoded
@@ -105,12 +109,12 @@ most is ended, and no other."
         (comes-with "b" 200000)
         (comes-with "b" 250000)
         (comes-with "c" 350000)
-        (is (every #'null (mapcar #'wire::link-failure links)))
+        (is (every #'null (mapcar #'failure-of links)))
         (comes-with "b" 100000)
         (memory:run-turns memory:*world*)
         (destructuring-bind (b3 c b2 b1 a) links
-          (is (search "max-total-held-octets" (wire::link-failure b2)))
-          (is (equal '(nil nil nil nil) (mapcar #'wire::link-failure (list a b1 b3 c)))))))))
+          (is (search "max-total-held-octets" (failure-of b2)))
+          (is (equal '(nil nil nil nil) (mapcar #'failure-of (list a b1 b3 c)))))))))
 
 (defmacro with-heap-of ((live) &body body)
   "Do BODY while the heap seems to have the fraction LIVE alive, in small objects, and it is not yet
@@ -157,7 +161,7 @@ would help nobody."
                 (lambda () (charge-own (server::server-link-account link) octets)))
                (server::judge-heap t)
                (memory:run-turns memory:*world*)
-               (and (wire::link-failure link) :ended)))
+               (and (failure-of link) :ended)))
         (enter-registry server server:**servers**)
         (unwind-protect
              (with-heap-of (46/100)     ; 2 % of the heap are missing to a tenth
@@ -186,7 +190,7 @@ else no connection does."
              (look ()
                (server::judge-heap t)
                (memory:run-turns memory:*world*)
-               (mapcar (lambda (link) (and (wire::link-failure link) :ended)) links)))
+               (mapcar (lambda (link) (and (failure-of link) :ended)) links)))
         (enter-registry server server:**servers**)
         (unwind-protect
              (with-heap-of (42/100)     ; 4 % of the heap are missing, 2 % in copied objects

@@ -83,7 +83,7 @@ had not ended are told, with the age of the oldest; the rate is over the time in
                                   (when (and (null stopped)
                                              (< (+ begin 500000000) (base:monotonic-ns)))
                                     (setf stopped t)
-                                    (load::note-termination control))))))
+                                    (load::terminate-run control))))))
         (is (eq :terminated (load:run-ended-early run)))
         (check run (+ (load:run-count run) (load:run-under-way run)))
         (is (< (load:run-duration-ns run) 2000000000) "without the time of grace")
