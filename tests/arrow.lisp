@@ -14,7 +14,7 @@
 (in-suite :clgrpc.architecture)
 
 (defparameter *export-limits*
-  '(("rpc" 132) ("calling" 67) ("wire" 67) ("serving" 21) ("status" 45) ("method" 44)
+  '(("rpc" 132) ("calling" 67) ("wire" 69) ("serving" 21) ("status" 45) ("method" 44)
     ("server" 53) ("http2" 86) ("base" 248))
   "How many symbols the package of a folder may export. The goal for the first six together is 300;
 110 of theirs are what users have through the package clgrpc. LATE-VALUE saves a traced server the

@@ -93,7 +93,7 @@ is 0 when its loop begins it."
   "Return nil if WIRE:WRITE-MESSAGE is sure to write REQUEST, CALL's only one, at once. Otherwise
 encode it and return the value of WIRE:ENCODE-MESSAGE, or signal its RPC-ERROR if REQUEST is too
 long."
-  (let ((limit (min wire:+parcel-octets+ (the index (values (call-limits call)))))
+  (let ((limit (min wire:+parcel-octets+ (wire:send-limit call)))
         (size (protobuf:measure (rpc:outgoing-type call) request)))
     (declare (type index size))
     (when (or (> size limit) (wire:outgoing-encoding call))

@@ -16,7 +16,7 @@
    #:make-network #:notice-end #:seconds-until #:await-notice #:await-until #:await-semaphore
    #:await-futex
    ;; guard.lisp
-   #:guarding #:*unguarded* #:pass-timeout #:**default-options**
+   #:guarding #:guarded-p #:*unguarded* #:pass-timeout #:**default-options**
    ;; saved-image.lisp
    #:end-before-save #:forget-ending
    ;; loop-condition.lisp

@@ -319,12 +319,14 @@ return false if they do not fit."
   "Open a batch of CALL with room for NEED octets and return it. The first batch of a read is as
 long as its message, each further one about twice as long as the one before, FULL, which is queued;
 but no further one is longer than LONGEST unless its message is."
-  (when full (push-arrival call full))
-  (let ((length (if full
-                    (max need +shortest-batch+
-                         (min longest (* 2 (- (arrival-size full) +arrival-octets+))))
-                    need)))
-    (charged-arrival call (make-octets length) length)))
+  (let* ((length (if full
+                     (max need +shortest-batch+
+                          (min longest (* 2 (- (arrival-size full) +arrival-octets+))))
+                     need))
+         ;; the heap may be full: FULL is queued only once
+         (new (charged-arrival call (make-octets length) length)))
+    (when full (push-arrival call full))
+    new))
 
 (define-hot add-to-batch
     ((call call) (octets octets) (start index) (end index) (longest index))

@@ -110,8 +110,7 @@ a function or a lambda form, is called with it. If that returns, the timeout is 
                      (handler-bind
                          ((serious-condition
                             (lambda (,error)
-                              ;; C-c is not an error: it is for the debugger
-                              (unless (typep ,error 'sb-sys:interactive-interrupt)
+                              (when (loop:guarded-p ,error)
                                 (when (typep ,error 'sb-ext:timeout) (,pass-timeout ,error))
                                 (return-from ,block (error-condition ,call ,error))))))
                        (,function)

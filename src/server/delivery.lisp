@@ -35,13 +35,14 @@ occupy four times the memory of its octets, and the messages inside it more."
     null
   "The operation DELIVER of methods that take one message. With KEEP the handler's thread decodes
 it. DECODE, if not nil, decodes it, as of WIRE:DECODE-ITEM."
-  (if (or (server-call-request call) (server-call-undecoded call))
-      (rpc:abort-as call (rpc:flaw call 2 nil))
-      ;; decoded by the handler's thread; or when the peer ends its side, so that what waits for
-      ;; that is as long as what has come
-      (multiple-value-bind (item long inside)
-          (wire:take-single call octets start end (or keep (unended-p call)) decode)
-        (take-request call item long inside (- end start))))
+  (cond ((call-status call))            ; an observer of the message has ended it
+        ((or (server-call-request call) (server-call-undecoded call))
+         (rpc:abort-as call (rpc:flaw call 2 nil)))
+        ;; decoded by the handler's thread; or when the peer ends its side, so that what waits for
+        ;; that is as long as what has come
+        (t (multiple-value-bind (item long inside)
+               (wire:take-single call octets start end (or keep (unended-p call)) decode)
+             (take-request call item long inside (- end start)))))
   nil)
 
 (define-hot half-close-request ((call server-call)) null

@@ -83,8 +83,8 @@ accepts."
     (when (> (+ size others) limit)
       (error (status:make-rpc-error
               :resource-exhausted :call call :ended-by :local
-              :message (format nil "metadata of ~D octets to send, the client takes header lists ~
-                                    of ~D" size limit))))))
+              :message (format nil "metadata of ~D octets to send; a header list to this client ~
+                                    may have ~D" size limit))))))
 
 (define-hot write-status-code ((status symbol) (encoder hpack:encoder) (buffer buffer)) null
   "Write the grpc-status that is the number of STATUS."

@@ -139,9 +139,9 @@ handler, and the memory of the messages inside it."
   (send-as-text call message
                 (lambda ()
                   (multiple-value-bind (message finder) (as-sent call message)
-                    (wire:encode-message call (protobuf:message-json message :as :octets
-                                                                          :finder finder)
-                                      compress)))))
+                    (wire:encode-octets call (protobuf:message-json message :as :octets
+                                                                            :finder finder)
+                                        compress)))))
 
 (define-load-time-global **proto**
     (make-codec :name :proto :decode #'decode-proto :encode #'wire:encode-message)

@@ -222,12 +222,14 @@ these arguments, and give window back for it."
   (give-window call (- end start)))
 
 (defun release-window (call)
-  "Give back the window that was withheld of CALL, unless too much is queued again. On the loop."
+  "Give back the window that was withheld of CALL, or read on over HTTP/1.1, unless too much is
+queued again. On the loop."
   (let ((inlet (call-wire-inlet call)))
     (when (and (plusp (wire-inlet-withheld inlet)) (not (queue-full-p call t)))
       (let ((count (shiftf (wire-inlet-withheld inlet) 0)))
-        (trace-event :flowctl :window-given-back :call call :octets count)
-        (cond ((wire-call-stream call) (http2:consume-data (wire-call-stream call) count))
+        (cond ((wire-call-stream call)
+               (trace-event :flowctl :window-given-back :call call :octets count)
+               (http2:consume-data (wire-call-stream call) count))
               ((and (call-dialect call) (null (call-status call)))
                (funcall (dialect-pause (call-dialect call)) call nil)))))))
 

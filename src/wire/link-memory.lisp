@@ -176,12 +176,12 @@ if its link holds too much."
     (values simple-vector index)
   "Two values: the metadata in LIST, and the octets of memory that they occupy. If LIST is the
 headers of a call received on LINK, and the metadata is short, LINK keeps it for the next call,
-which may have the same. LINK is nil for trailers."
+which may have the same. LINK is nil for trailers, whose octets are not counted."
   (let* ((last (if link (link-last-fields link) #()))
          (fields (list-custom-fields list last)))
     (if (and link (eq fields last))
         (values fields (link-last-octets link))
-        (let* ((octets (hpack:fields-octets fields))
+        (let* ((octets (if link (hpack:fields-octets fields) 0))
                (short (<= octets +shared-octets+)))
           (when link
             (setf (link-last-fields link) (if short fields #())

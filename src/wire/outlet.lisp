@@ -47,25 +47,22 @@ sizer."
 
 (define-hot encode-message ((call wire-call) message compress)
     (or octets parcel)
-  "Encode MESSAGE with its prefix, for WRITE-ENCODED. MESSAGE may also be octets: a message that is
-encoded already. Return fresh octets or, if it is long or compressed, a parcel. COMPRESS as for
-SEND. Signal an RPC-ERROR if MESSAGE is too long. For a long MESSAGE this may wait until the heap
-has room. From any thread."
-  (if (typep message 'octets)
-      (encode-octets call message compress)
-      (let* ((type (outgoing-type call))
-             (size (protobuf:measure type message)))
-        (declare (type index size))
-        (check-send-size call size)
-        (flet ((encode () (encode-sized call type message size compress)))
-          (declare (dynamic-extent #'encode))
-          (if (<= size +long-octets+)
-              (encode)
-              (call-with-room call (long-room call size compress) (wire-call-options call)
-                              #'encode))))))
+  "Encode MESSAGE with its prefix, for WRITE-ENCODED. Return fresh octets or, if it is long or
+compressed, a parcel. COMPRESS as for SEND. Signal an RPC-ERROR if MESSAGE is too long. For a long
+MESSAGE this may wait until the heap has room. From any thread."
+  (let* ((type (outgoing-type call))
+         (size (protobuf:measure type message)))
+    (declare (type index size))
+    (check-send-size call size)
+    (flet ((encode () (encode-sized call type message size compress)))
+      (declare (dynamic-extent #'encode))
+      (if (<= size +long-octets+)
+          (encode)
+          (call-with-room call (long-room call size compress) (wire-call-options call)
+                          #'encode)))))
 
 (defun encode-octets (call message compress)
-  "As ENCODE-MESSAGE, for a MESSAGE that is encoded already."
+  "As ENCODE-MESSAGE, for MESSAGE, octets of a message that is encoded already."
   (let ((size (length message)))
     (check-send-size call size)
     (let* ((end (+ size +prefix-octets+))

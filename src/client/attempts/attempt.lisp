@@ -285,9 +285,11 @@ without it."
          (link (stream-link (attempt-stream attempt)))
          (number (attempt-number attempt))
          (retries (ensure-retries call)))
-    (setf (attempt-cause attempt) failure)
+    (setf (attempt-cause attempt) failure
+          ;; at once: another attempt of CALL may get the structure with the stream
+          (client-retries-running retries) (remove attempt (client-retries-running retries)))
     (when (eq (attempt-stream attempt) (client-call-stream call))
-      (let ((other (find attempt (client-retries-running retries) :test-not #'eq)))
+      (let ((other (first (client-retries-running retries))))
         (if other
             (change-over call (attempt-stream other))
             (setf (client-call-stream call) nil))))

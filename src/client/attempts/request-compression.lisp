@@ -58,8 +58,6 @@ be compressed."
       (setf (wire:incoming-encoding call) encoding)
       t)))
 
-
-
 (define-hot plain-only-p ((call client-call) (stream http2:stream)) boolean
   "True if the server of STREAM cannot read the compressed messages of CALL, as far as is known."
   (let ((encoding (wire:outgoing-encoding call))

@@ -34,7 +34,7 @@
    #:attempt-peer #:attempt-request-metadata #:attempt-status #:attempt-trailers #:close-attempt
    #:on-attempt-end #:put-attempt-metadata #:view-attempt
    ;; retry.lisp
-   #:add-attempt #:attempt-failure #:commit #:count-repeats 
+   #:add-attempt #:attempt-failure #:commit #:count-repeats
    #:make-attempt-failure #:make-retry-operations #:retries
    #:take-number #:tell-begun #:tell-due #:tell-failed #:tell-failed-late
    ;; retry-policy.lisp

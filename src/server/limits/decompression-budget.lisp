@@ -131,10 +131,10 @@ turn and owes little enough, and charge the time to BUDGET. Return its values. S
     (if (loop:simulated-p)
         (run)
         (wire:call-by-turns (budget-turns budget)
-                       (lambda ()
-                         (await-payment call budget percent)
-                         (wire:call-by-turns (timed-turns) #'run #'take))
-                       #'take))))
+                            (lambda ()
+                              (await-payment call budget percent)
+                              (wire:call-by-turns (timed-turns) #'run #'take))
+                            #'take))))
 
 (defun budget-caller (budget)
   "The function for the slot BUDGET of the links of the peer that has BUDGET."

@@ -89,10 +89,10 @@ Signal REQUEST-ERROR if they are wrong."
        (multiple-value-bind (type octets)
            (multiple-value-call #'message-answer rule (web:as-sent call message))
          (cond ((route-raw-answer rule)
-                (wire:encode-message call (typed-octets type octets) nil))
+                (wire:encode-octets call (typed-octets type octets) nil))
                ((member form '(:lines :events))
-                (wire:encode-message call (stream-item form octets nil) nil))
-               (t (wire:encode-message call octets (and (null form) compress)))))))))
+                (wire:encode-octets call (stream-item form octets nil) nil))
+               (t (wire:encode-octets call octets (and (null form) compress)))))))))
 
 (sb-ext:define-load-time-global **codec**
     (web:make-codec :name :rest :decode #'decode-request :encode #'encode-answer :text t

@@ -356,6 +356,14 @@ that tells whether all echoes of a call ran on the loop."
                     (substitute #\Space #\Newline
                                 (princ-to-string (getf (first logged) :condition)))))))))
 
+(test handler-returns-octets
+  "Octets are no message, whichever thread would send them."
+  (dolist (execution '(:inline :blocking))
+    (with-probe (channel :options (list :execution execution) :events (:handler-error))
+        (:ask (constantly (note-octets 7)))
+      (is (typep (caught (ask channel (note 1))) 'grpc:internal))
+      (is (= 1 (length (events-of :handler-error)))))))
+
 (test handlers-of-streams-that-return-messages
   "They are not sent; the log says so once for a method. A handler that has sent something may
 return what it likes, and so may one that returns other things."
