@@ -181,7 +181,7 @@ deleted. If the store cannot be reached within TIMEOUT seconds, the lease ends b
             (metrics:add (meters-losses meters) 1 (node-cluster node) (node-name node))))
         (tell-loss node (make-condition 'membership-lost
                                         :text (format nil "~?" control arguments)))
-        (when (node-rejoin-p node) (loop:wake-job (node-joiner node)))
+        (loop:wake-job (node-joiner node))
         (give-back node lease 1)))))
 
 (defun note-lease-lost (node generation cause)
@@ -241,11 +241,11 @@ that only now."
 
 (defun attend-membership (node)
   "Run the job that looks for NODE's entry while it is a member, and makes it join again when it is
-lost. Return the seconds until it runs again, or nil."
+lost, if it is to. Return the seconds until it runs again, or nil."
   (ecase (node-state node)
     (:member (look-for-entry node)
      (member-lease-seconds (node-asked node)))
-    (:lost (join-again node))
+    (:lost (and (node-rejoin-p node) (join-again node)))
     ((:joining :superseded :draining :stopped) nil)))
 
 (defun join-again (node)

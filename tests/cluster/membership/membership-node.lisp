@@ -199,6 +199,20 @@ leader of etcd that hung, finds that out by itself, and joins again."
                     (is-true (await-state a :member)))
           (sb-int:unencapsulate 'cluster::note-changes 'deaf))))))
 
+(test nodes-that-are-not-to-join-again-stay-lost
+  "A node with :rejoin nil whose entry was removed is lost until it is stopped."
+  (with-memory ()
+    (let ((joins 0))
+      (with-node (a "a" :store *etcd* :lease-seconds 2 :rejoin nil
+                        :on-join (lambda (node) (declare (ignore node)) (incf joins)))
+        (etcd:remove-entry *etcd* (cluster::member-key "default" "a"))
+        (is-true (await-state a :lost))
+        ;; a lease, and the pause before another try
+        (sleep 3)
+        (is (eq :lost (node-state a)))
+        (is (= 1 joins))
+        (is (equal '() (fetch-members *etcd* "default")))))))
+
 (test nodes-stop-whatever-they-are-doing
   "Nodes that are stopped while they join again leave no entry, no lease and no thread that renews
 one."
