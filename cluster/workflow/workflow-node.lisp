@@ -123,7 +123,8 @@ LOCK guards SUMS and LOST."
   ;; by period: the sum of the octets of the workflows that began in it
   (sums (make-hash-table :test 'equal) :type hash-table :read-only t)
   (lost nil :type boolean)              ; SUMS follow the store no longer
-  (watch nil))                          ; that SUMS follow, or nil; the keeper's
+  (watch nil)                           ; that SUMS follow, or nil; the keeper's
+  (vain-checks 0 :type index))          ; that had no progress of it, in a row; the keeper's
 
 (defstruct (feed (:copier nil))
   "The source of changes for the watches at a node, see watching.lisp. LOCK guards the slots that

@@ -11,12 +11,21 @@
 ;;;;
 ;;;; If the sums cannot follow the watch, since it has ended or a removed entry is compacted, they
 ;;;; are forgotten, and the next check reads all again.
+;;;;
+;;;; The keeper, which does the check, has more to do: it waits for the watch a second at most. Etcd
+;;;; tells the progress of a watch only once all watches of the client's stream have caught up (from
+;;;; 3.4.25 and 3.5.8 on), so a slow one holds back all. A check that has waited in vain deletes
+;;;; nothing; after some of these the sums are forgotten.
 
 (in-package #:clgrpc.workflow)
 
 (defconstant +period-digits+ 3
   "The hexadecimal digits by which the key of a period is shorter than an AGE in milliseconds: a
 period lasts some four seconds.")
+
+(defconstant +longest-progress-seconds+ 1 "How long a check waits for the watch of the sums.")
+(defconstant +most-vain-checks+ 3
+  "After this many checks in a row that have waited in vain for the watch all is read again.")
 
 (defun period-of (root key)
   "The period of the workflow that has ended with KEY in the index: STATUS/ and the beginning of
@@ -51,7 +60,8 @@ lock is held."
 
 (defun forget-ended (node)
   "End the watch of NODE's sums, if it has one."
-  (let ((watch (shiftf (retention-watch (node-retention node)) nil)))
+  (let* ((retention (node-retention node)) (watch (shiftf (retention-watch retention) nil)))
+    (setf (retention-vain-checks retention) 0)
     (when watch (etcd:cancel-watch watch))))
 
 (defun read-ended (node)
@@ -80,15 +90,27 @@ lock is held."
                                (setf (retention-lost retention) t)))
                    range)))))
 
+(defun await-ended (node watch)
+  "Wait a little until the sums of NODE, which follow WATCH, are those of the store now. Return true
+if they are."
+  (let ((revision (nth-value 1 (etcd:fetch (node-etcd node) (node-key node "date")))))
+    (handler-case (etcd:await-progress watch :revision revision
+                                             :timeout +longest-progress-seconds+)
+      (etcd:unavailable () nil))))
+
 (defun follow-ended (node)
-  "Have the sums of NODE follow the store up to now."
+  "Have the sums of NODE follow the store up to now. Return false if they do not yet."
   (let* ((retention (node-retention node)) (watch (retention-watch retention)))
-    (if (or (null watch)
-            (sb-thread:with-mutex ((retention-lock retention)) (retention-lost retention)))
-        (read-ended node)
-        (etcd:await-progress watch
-                             :revision (nth-value 1 (etcd:fetch (node-etcd node)
-                                                                (node-key node "date")))))))
+    (cond ((or (null watch)
+               (sb-thread:with-mutex ((retention-lock retention)) (retention-lost retention)))
+           (read-ended node)
+           t)
+          ((await-ended node watch)
+           (setf (retention-vain-checks retention) 0)
+           t)
+          (t (when (<= +most-vain-checks+ (incf (retention-vain-checks retention)))
+               (forget-ended node))
+             nil))))
 
 (defun ended-octets (node)
   "The sums of NODE, an alist from periods to octets, from the newest to the oldest of each status;
@@ -138,9 +160,10 @@ these in proportion to its octets."
   (let ((most (limits-retention-octets (node-limits node))))
     (cond ((null most))
           ((member 0 (timer-queue-own (node-timer-queue node)))
-           (follow-ended node)
-           (change-together node (superfluous-ids node most)
-                            (lambda (draft)
-                              (and (not (running-p (draft-state draft))) (delete-state draft)))))
+           (when (follow-ended node)
+             (change-together node (superfluous-ids node most)
+                              (lambda (draft)
+                                (and (not (running-p (draft-state draft)))
+                                     (delete-state draft))))))
           ;; another node does it
           (t (forget-ended node)))))
