@@ -108,8 +108,9 @@ If one cannot be begun, the step fails."
                                   (lambda (draft)
                                     ;; else another node may have begun them
                                     (and (= revision (draft-revision draft))
-                                         (fail-children draft number
-                                                        (bounded-text condition))))))))))
+                                         (fail-children
+                                          draft number
+                                          (bounded-text condition :limit +longest-text+))))))))))
 
 ;;; They end
 

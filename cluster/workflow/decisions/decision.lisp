@@ -625,7 +625,8 @@ Return DRAFT."
         (too-large (condition)
           ;; nothing is there yet that could fail
           (unless (draft-old draft) (error condition))
-          (fail-at-step draft (draft-step draft) (bounded-text condition)))))
+          (fail-at-step draft (draft-step draft)
+                        (bounded-text condition :limit +longest-text+)))))
     (incf (pb:workflow-state-payload-octets state)
           (loop for (nil . octets) in (draft-payloads draft) sum (length octets)))
     (note-change-made draft)

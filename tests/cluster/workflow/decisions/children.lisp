@@ -192,6 +192,21 @@
     (is (search "another workflow has the id w.1.1" (pb:workflow-state-reason (state-of node "w"))))
     (is (eq :running (pb:workflow-state-status (state-of node "w.1.1"))))))
 
+(test a-long-reason-is-kept-as-others-are
+  "Why children cannot be begun is kept up to the octets of any reason."
+  (let ((text (make-string 1500 :initial-element #\x)))
+    (with-memory-node (node)
+      (sb-int:encapsulate 'workflow::check-child-inputs 'refuse
+                          (lambda (function &rest arguments)
+                            (declare (ignore function arguments))
+                            (workflow::refuse :invalid-request "~A" text)))
+      (unwind-protect
+           (progn
+             (start-workflow node "w" '((:parallel ((:signal "x")))))
+             (is (eq :failed (await-workflow node "w")))
+             (is (search text (pb:workflow-state-reason (state-of node "w")))))
+        (sb-int:unencapsulate 'workflow::check-child-inputs 'refuse)))))
+
 (test many-children-in-several-transactions
   "100 children, whose beginnings take several transactions, all begin and join, whose inputs and
 results are a transaction's."
