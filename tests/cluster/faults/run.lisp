@@ -14,6 +14,40 @@
             (sum "watcher" (lambda (user) (length (user-notes user))))
             (and (trial-early trial) (length (trial-early trial))))))
 
+(defun faults-at (place faults report)
+  "The rows of *FAULTS* that FAULTS, keywords, name and that can be at PLACE. REPORT is told of the
+others of these."
+  (loop for row in *faults*
+        for (name needs) = row
+        when (member name faults)
+          if (possible-p row place)
+            collect row
+          else
+            do (funcall report (format nil "~(~A~) is passed over: there is no ~(~A~)" name
+                                       needs))))
+
+(defun use-place (place rows seconds pause longest report)
+  "Use the etcd of PLACE while the faults of ROWS happen, as for RUN-FAULTS, and return the same."
+  (let ((trial (begin-load place))
+        (end (+ (monotonic-ns) (seconds-ns seconds))))
+    (unwind-protect
+         (loop for round from 0
+               while (< (monotonic-ns) end)
+               do (destructuring-bind (name needs function what)
+                      (nth (mod round (length rows)) rows)
+                    (declare (ignore needs))
+                    (sleep pause)
+                    (funcall report (format nil "~(~A~): ~A" name what))
+                    (funcall function place longest)
+                    (when (zerop (mod (1+ round) (length rows)))
+                      (funcall report (summary trial)))
+                    (when (trial-complaints trial) (loop-finish))))
+      (sleep pause)
+      (end-users trial))
+    (check-all trial)
+    (close-users trial)
+    (values (reverse (trial-complaints trial)) (summary trial))))
+
 (defun run-faults (&key (faults (fault-names)) (members 1) (seconds 600) (pause 3) (longest 10)
                      (report (constantly nil)))
   "Use an etcd of its own, of MEMBERS, 1 or 3, for about SECONDS while the FAULTS, keywords, happen
@@ -23,31 +57,22 @@ tell what happens. Return a list of complaints, texts, and a text of what was do
     (return-from run-faults (values '() "None of these faults is etcd's or its connections'.")))
   (let ((base:*log-function* nil))
     (with-place (place members)
-      (let* ((trial (begin-load place))
-             (end (+ (monotonic-ns) (seconds-ns seconds)))
-             (rows (remove-if-not (lambda (row) (member (first row) faults)) *faults*)))
-        (dolist (row rows)
-          (unless (possible-p row place)
-            (funcall report (format nil "~(~A~) is passed over: there is no ~(~A~)" (first row)
-                                    (second row)))))
-        (setf rows (remove-if-not (lambda (row) (possible-p row place)) rows))
-        (unwind-protect
-             (loop for round from 0
-                   while (< (monotonic-ns) end)
-                   do (destructuring-bind (name needs function what)
-                          (nth (mod round (length rows)) rows)
-                        (declare (ignore needs))
-                        (sleep pause)
-                        (funcall report (format nil "~(~A~): ~A" name what))
-                        (funcall function place longest)
-                        (when (zerop (mod (1+ round) (length rows)))
-                          (funcall report (summary trial)))
-                        (when (trial-complaints trial) (loop-finish))))
-          (sleep pause)
-          (end-users trial))
-        (check-all trial)
-        (close-users trial)
-        (values (reverse (trial-complaints trial)) (summary trial))))))
+      (let ((rows (faults-at place faults report)))
+        (if rows
+            (use-place place rows seconds pause longest report)
+            (values '() (format nil "None of these faults can happen to an etcd of ~R member~:P ~
+                                     here." members)))))))
+
+(test faults-that-cannot-be-are-told
+  "What only a cluster of etcd can suffer is passed over where it has one member."
+  (shared:need-etcd)
+  (let ((told '()))
+    (multiple-value-bind (complaints summary)
+        (run-faults :faults '(:leader-killed :leader-stopped) :seconds 1
+                    :report (lambda (text) (push text told)))
+      (is (null complaints))
+      (is (search "an etcd of one member" summary))
+      (is (= 2 (length told))))))
 
 (test faults-in-short
   "The faults of etcd and its connections, a second or two each."
