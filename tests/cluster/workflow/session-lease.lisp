@@ -247,12 +247,13 @@ lost, see the head of session-lease.lisp."
   (at-node (case node) (workflow::renew-due-leases (lease-node-service node)))
   (at-node (case node) (workflow::release-silent (lease-node-service node))))
 
-(defun note-late-beat (case session)
-  "A heartbeat of SESSION is heard that has waited: its worker may be dead since then, but the
-session lasts from now on."
-  (dolist (worker (lease-case-workers case))
-    (when (and (lease-worker-dead-ms worker) (equal session (lease-worker-session worker)))
-      (setf (lease-worker-dead-ms worker) (lease-now case)))))
+(defun take-late-beat (case node session stream)
+  "NODE gets a heartbeat of SESSION that has waited. Its worker may be dead since then, but the
+session lasts from now on if NODE has taken it."
+  (when (eq :kept (beat-at-node case node session stream))
+    (dolist (worker (lease-case-workers case))
+      (when (and (lease-worker-dead-ms worker) (equal session (lease-worker-session worker)))
+        (setf (lease-worker-dead-ms worker) (lease-now case))))))
 
 (defun halt-node (case node state)
   "NODE enters STATE for a while."
@@ -267,8 +268,7 @@ session lasts from now on."
       (setf (lease-node-state node) :runs)
       (when (lease-luck case 50) (run-jobs-of case node))
       (loop for (session . stream) in (shiftf (lease-node-waiting node) '())
-            do (note-late-beat case session)
-               (beat-at-node case node session stream))
+            do (take-late-beat case node session stream))
       ;; it goes on for this moment only
       (when (lease-luck case 30) (halt-node case node :stopped)))
     (when (member (lease-node-state node) '(:runs :apart))
