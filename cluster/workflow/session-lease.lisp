@@ -31,8 +31,11 @@
 ;;;;   have waited in its sockets, so a session that seems to be over gets two seconds by 3, and
 ;;;;   then is heard.
 ;;;; - Worker and node die together: the lease ends by itself after L. If a worker hangs, and its
-;;;;   node dies before it has done 3, the session lasts 3/2 S at most. This is the only case in
-;;;;   which a session is longer than its time by more than two seconds while the store works.
+;;;;   node dies before it has done 3, the session lasts 3/2 S at most. This and the next are the
+;;;;   only cases in which a session is longer than its time by more than two seconds while the
+;;;;   store works.
+;;;; - The node hangs, goes on for a moment, in which it renews its leases, and hangs again: the
+;;;;   sessions that end with them last from that moment on, those of dead workers too.
 ;;;; - The node loses the store, but not its workers: their heartbeats are refused L/3 later, and
 ;;;;   they have L/3 at least to reach another node.
 ;;;; - The store stalls: it may end leases when it goes on, as always. A new leader of etcd gives

@@ -260,6 +260,16 @@ session lasts from now on if NODE has taken it."
   (setf (lease-node-state node) state
         (lease-node-until-ms node) (+ (lease-now case) (random 15000 (lease-case-random case)))))
 
+(defun excuse-kept (case node)
+  "NODE, which stops again, may have renewed its leases, though it did nothing else: sessions of dead
+workers whose keys end with these last from now on."
+  (dolist (worker (lease-case-workers case))
+    (let ((item (and (lease-worker-dead-ms worker) (key-there-p case worker))))
+      (when (and item (workflow::find-session-lease
+                       (lease-node-service node)
+                       (mvccpb:key-value-lease (memory::key-value item))))
+        (setf (lease-worker-dead-ms worker) (lease-now case))))))
+
 (defun run-node (case node)
   "NODE does what it does by itself, unless it does not run."
   (let ((now (lease-now case)))
@@ -270,7 +280,9 @@ session lasts from now on if NODE has taken it."
       (loop for (session . stream) in (shiftf (lease-node-waiting node) '())
             do (take-late-beat case node session stream))
       ;; it goes on for this moment only
-      (when (lease-luck case 30) (halt-node case node :stopped)))
+      (when (lease-luck case 30)
+        (excuse-kept case node)
+        (halt-node case node :stopped)))
     (when (member (lease-node-state node) '(:runs :apart))
       (when (and (eq :runs (lease-node-state node)) (lease-luck case 70)) (tell-node case node))
       (run-jobs-of case node))))
