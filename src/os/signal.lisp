@@ -11,6 +11,7 @@
   (+sa-flags+ "SA_RESTART | SA_ONSTACK" #x18000000)
   (+sigaction-octets+ "sizeof (struct sigaction)" 152)
   (+sa-handler-offset+ "offsetof (struct sigaction, sa_handler)" 0)
+  (+sa-mask-offset+ "offsetof (struct sigaction, sa_mask)" 8)
   (+sa-flags-offset+ "offsetof (struct sigaction, sa_flags)" 136)
   (+prot-read-write+ "PROT_READ | PROT_WRITE" 3)
   (+prot-read-execute+ "PROT_READ | PROT_EXEC" 5)
@@ -19,10 +20,11 @@
 (defconstant +page-octets+ 4096)
 
 (defparameter *reserved-signals*
-  (list +sigkill+ +sigstop+ +sigusr2+ +sigurg+ +sigsegv+ +sigbus+ +sigill+ +sigtrap+ +sigfpe+)
-  "The signals that cannot be handled: two are the kernel's; SBCL uses SIGUSR2 to stop threads for a
-collection, SIGURG to interrupt one, and the others to notice errors and writes to protected
-pages.")
+  (list +sigkill+ +sigstop+ +sigusr2+ +sigurg+ +sigalrm+ +sigsegv+ +sigbus+ +sigill+ +sigtrap+
+        +sigfpe+ 32 33)
+  "The signals that cannot be handled: two are the kernel's, 32 and 33 the C library's; SBCL uses
+SIGUSR2 to stop threads for a collection, SIGURG to interrupt one, SIGALRM for timers such as that
+of WITH-TIMEOUT, and the others to notice errors and writes to protected pages.")
 
 (defun may-handle-signal-p (number)
   "True if NUMBER, anything, is the number of a signal that HANDLE-SIGNAL accepts."
@@ -38,12 +40,6 @@ may be executing the instructions at any time."
   (thread nil))                         ; sleeps on the word while FUNCTION is set
 
 (defglobal **catchers** '())
-
-(defun forget-catchers ()
-  "A core that is started has no catchers."
-  (setf **catchers** '()))
-
-(pushnew 'forget-catchers sb-ext:*save-hooks*)
 
 ;; A C function that stores 1 in the first four octets of the next page and wakes one thread that
 ;; sleeps on them. It makes the system call itself, so that not even errno is changed.
@@ -103,11 +99,16 @@ it."
 
 (defun start-catcher (catcher)
   "Start the thread of CATCHER, and make its instructions the kernel's handler of the signal."
+  ;; a thread that ended before may have left a 1
+  (setf (sb-sys:sap-ref-32 (caught-word catcher) 0) 0)
   (setf (catcher-thread catcher)
         (sb-thread:make-thread #'run-catcher :name "clgrpc signals" :arguments (list catcher)))
   (let ((action (make-octets +sigaction-octets+)))
     (setf (u64le action +sa-handler-offset+) (catcher-address catcher)
           (u32le action +sa-flags-offset+) +sa-flags+)
+    ;; no signal interrupts the instructions: SBCL's handler of SIGUSR2 would take the alternate
+    ;; stack, on which they run, for this thread's own, and the collector would end the process
+    (fill action #xFF :start +sa-mask-offset+ :end +sa-flags-offset+)
     (with-pinned-objects (action)
       (must-succeed "handle a signal"
                     (syscall ("sigaction" int) (int (catcher-signal catcher))
@@ -129,16 +130,15 @@ it."
 
 (defun handle-signal (signal function)
   "Call FUNCTION, without arguments, in a thread of its own whenever the process gets SIGNAL; this
-replaces the function before. Several signals in quick succession may cause a single call. From one
-thread at a time."
+replaces the function before, which is returned, or nil. Several signals in quick succession may
+cause a single call. From one thread at a time."
   (declare (type function function))
   (assert (may-handle-signal-p signal))
   (let ((catcher (or (find-catcher signal)
                      (first (push (make-catcher :signal signal :address (map-instructions))
                                   **catchers**)))))
-    (setf (catcher-function catcher) function)
-    (unless (catcher-thread catcher) (start-catcher catcher)))
-  nil)
+    (prog1 (shiftf (catcher-function catcher) function)
+      (unless (catcher-thread catcher) (start-catcher catcher)))))
 
 (defun reset-signal (signal)
   "Restore the default action of SIGNAL: the kernel's, or for SIGINT, the signal of C-c, Lisp's.
@@ -148,3 +148,11 @@ From one thread at a time, and not from the function of HANDLE-SIGNAL."
                                       :default))
   (release-signal signal)
   nil)
+
+(defun forget-catchers ()
+  "A core can be saved only if no thread waits for a signal, and has no catchers when it starts."
+  (loop for catcher in **catchers**
+        when (catcher-thread catcher) do (reset-signal (catcher-signal catcher)))
+  (setf **catchers** '()))
+
+(pushnew 'forget-catchers sb-ext:*save-hooks*)

@@ -58,6 +58,7 @@
   (+sigusr1+ "SIGUSR1" 10)
   (+sigsegv+ "SIGSEGV" 11)
   (+sigusr2+ "SIGUSR2" 12)
+  (+sigalrm+ "SIGALRM" 14)
   (+sigterm+ "SIGTERM" 15)
   (+sigchld+ "SIGCHLD" 17)
   (+sigcont+ "SIGCONT" 18)

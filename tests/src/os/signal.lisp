@@ -56,12 +56,47 @@ it comes there: half an object may have been allocated."
         (os:reset-signal signal)))))
 
 (test threads-that-read-signals-end
-  "Where nobody handles a signal, no thread waits for it."
+  "Where nobody handles a signal, no thread waits for it; nor while an image is saved."
   (flet ((waiting ()
            (count "clgrpc signals" (sb-thread:list-all-threads)
                   :key #'sb-thread:thread-name :test #'equal)))
     (let ((before (waiting)))
-      (os:handle-signal os:+sigusr1+ #'list)
-      (is (= (1+ before) (waiting)))
-      (os:reset-signal os:+sigusr1+)
-      (is (= before (waiting))))))
+      (dolist (release (list (lambda () (os:reset-signal os:+sigusr1+)) #'os::forget-catchers))
+        (os:handle-signal os:+sigusr1+ #'list)
+        (is (= (1+ before) (waiting)))
+        (funcall release)
+        (is (= before (waiting)))))))
+
+(test a-handler-begins-without-a-signal
+  "What the one before has left does not call it: the thread of that one had ended already."
+  (let ((begun (sb-thread:make-semaphore)) (called (sb-thread:make-semaphore)) (thread nil))
+    (unwind-protect
+         (progn
+           (os:handle-signal os:+sigusr1+ (lambda ()
+                                            (setf thread sb-thread:*current-thread*)
+                                            (sb-thread:signal-semaphore begun)
+                                            (sb-thread:abort-thread)))
+           (send-signal os:+sigusr1+)
+           (is-true (sb-thread:wait-on-semaphore begun :timeout 10))
+           (sb-thread:join-thread thread :default nil)
+           (os:reset-signal os:+sigusr1+)
+           (os:handle-signal os:+sigusr1+ (lambda () (sb-thread:signal-semaphore called)))
+           (is-false (sb-thread:wait-on-semaphore called :timeout 0.1)))
+      (os:reset-signal os:+sigusr1+))))
+
+(test no-signal-interrupts-another-handler
+  "SIGUSR2 would be told the alternate stack as this thread's own, and the collector end the
+process."
+  (let ((action (make-octets 152)))     ; a struct sigaction
+    (unwind-protect
+         (progn
+           (os:handle-signal os:+sigusr1+ #'list)
+           (sb-sys:with-pinned-objects (action)
+             (sb-alien:alien-funcall
+              (sb-alien:extern-alien "sigaction" (function sb-alien:int sb-alien:int
+                                                           (sb-alien:unsigned 64)
+                                                           sb-sys:system-area-pointer))
+              os:+sigusr1+ 0 (sb-sys:vector-sap action)))
+           ;; all but SIGKILL and SIGSTOP, at octet 8
+           (is (= (logandc2 (1- (ash 1 64)) (logior (ash 1 8) (ash 1 18))) (u64le action 8))))
+      (os:reset-signal os:+sigusr1+))))
