@@ -66,11 +66,12 @@ it, until FREE-SIGNAL-HANDLER or the end of the loop. A loop has one handler for
 replaces the one before. Other loops that request the signal get it too. Its default action, and a
 handler that other code has set for it, are suspended. EVENT-CB gets errors in FUNCTION. Return the
 handler, for CANCEL. Signal MISUSE if NUMBER is not a signal, or one that cannot be handled;
-+SIGUSR2+ is among these, since SBCL stops threads by it. From any thread."
++SIGUSR2+, SIGURG and SIGALRM are among these, since SBCL stops threads, interrupts them and runs
+its timers by them. From any thread."
   (unless (os:may-handle-signal-p number)
-    (misuse "~:[Give a signal that can be handled, such as +SIGINT+, not ~S.~;~
-             SIGUSR2, ~D, cannot be handled: SBCL stops threads by it for the collector.~]"
-            (eql os:+sigusr2+ number) number))
+    (misuse "Give a signal that can be handled, such as +SIGINT+, not ~S. SIGUSR2, SIGURG and ~
+             SIGALRM are SBCL's: it stops threads, interrupts them and runs its timers by them."
+            number))
   (let* ((loop (the-loop loop))
          (watch (make-signal-watch :loop loop :number number :callback function
                                    :event-cb event-cb)))

@@ -251,6 +251,8 @@ The counts are read while they change. From any thread."
 ;; Each loop may have one function for a signal; all of these are called. The list is replaced,
 ;; never changed, since a signal may come while it is being read.
 (defglobal **signal-takers** '())       ; elements (signal loop . function)
+;; a property list from signals that loops take to the function of OS:HANDLE-SIGNAL before, or nil
+(defglobal **suspended-functions** '())
 (defglobal **signal-lock** (sb-thread:make-mutex :name "clgrpc signals"))
 
 (defun pass-signal-on (signal)
@@ -260,14 +262,22 @@ The counts are read while they change. From any thread."
 (defun on-signal (loop signal function)
   "Call FUNCTION, without arguments, on LOOP whenever the process gets SIGNAL, a number such as
 OS:+SIGTERM+; NIL for FUNCTION ends that. Other loops may take the same signal too, and each gets
-it. When no loop takes it, it has its default action again. From any thread."
+it. When no loop takes it any more, it has the function of OS:HANDLE-SIGNAL again that it had
+before, or its default action. From any thread."
   (sb-thread:with-mutex (**signal-lock**)
-    (let ((others (remove-if (lambda (taker)
+    (let ((taken (find signal **signal-takers** :key #'first))
+          (others (remove-if (lambda (taker)
                                (and (= signal (first taker)) (eq loop (second taker))))
                              **signal-takers**)))
       (setf **signal-takers** (if function
                                   (cons (list* signal loop function) others)
                                   others))
-      (if (find signal **signal-takers** :key #'first)
-          (os:handle-signal signal (lambda () (pass-signal-on signal)))
-          (os:reset-signal signal)))))
+      (cond ((find signal **signal-takers** :key #'first)
+             (let ((before (os:handle-signal signal (lambda () (pass-signal-on signal)))))
+               (unless taken (setf (getf **suspended-functions** signal) before))))
+            (taken
+             (let ((before (getf **suspended-functions** signal)))
+               (remf **suspended-functions** signal)
+               (if before
+                   (os:handle-signal signal before)
+                   (os:reset-signal signal))))))))

@@ -182,7 +182,7 @@
       (delay (lambda () (send-signal +sigusr1+))))
     (is (equal (list +sigusr1+ +sigusr1+ +sigusr1+) got)))
   (with-program ()
-    (dolist (number '(0 65 9 11 12 19 23 :int)) ; 12 and 23 are SBCL's, for its threads
+    (dolist (number '(0 65 9 11 12 14 19 23 32 33 :int)) ; 12, 14 and 23 are SBCL's
       (signals misuse (signal-handler number #'identity)))
     (signals misuse (tcp-server 8080 nil #'list))
     (signals misuse (tcp-connect "127.0.0.1" 1 #'list :data 5)))
@@ -214,6 +214,23 @@
       (sb-int:unencapsulate 'os:reset-signal 'count))
     (is (equal '(:second) got))
     (is (= 1 reset))))
+
+(test a-signal-handler-suspends-another
+  "One that other code has set has the signal again when no loop handles it."
+  (let ((called (sb-thread:make-semaphore)))
+    (os:handle-signal +sigwinch+ (lambda () (sb-thread:signal-semaphore called)))
+    (unwind-protect
+         (progn
+           (with-event-loop ()
+             (signal-handler +sigwinch+ #'identity)
+             (signal-handler +sigwinch+ (lambda (number)
+                                          (declare (ignore number))
+                                          (clear-signal-handlers)))
+             (delay (lambda () (send-signal +sigwinch+))))
+           (is (= 0 (sb-thread:semaphore-count called)))
+           (send-signal +sigwinch+)
+           (is-true (sb-thread:wait-on-semaphore called :timeout *patience-seconds*)))
+      (os:reset-signal +sigwinch+))))
 
 (test statistics-as-data
   (let ((during nil) (after nil))
