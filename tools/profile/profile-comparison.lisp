@@ -3,7 +3,9 @@
 ;;;; a difference counts if it is more than twice that noise of both profiles together. A single
 ;;;; pair of runs does not show other variation, such as that of the load. Profiles of several
 ;;;; rounds do: their figures are means of the calm half of the rounds, and the noise is that of
-;;;; rounds, as for runs of `clgrpc load` (tools/report/significance.lisp), if that is larger.
+;;;; rounds, as for runs of `clgrpc load` (tools/report/significance.lisp), if that is larger. A
+;;;; calm half is below a single round on average, so where one profile has a single round, that
+;;;; of the other is the mean of all its rounds, and the noise their doubt.
 
 (in-package #:clgrpc.profile)
 
@@ -33,23 +35,42 @@
   "The rounds of PROFILE, a list of profiles: PROFILE itself if it has a single one."
   (or (coerce (member-of profile "rounds") 'list) (list profile)))
 
+(defun mean (values)
+  (/ (reduce #'+ values) (length values)))
+
 (defun root-of-squares (values)
   (sqrt (reduce #'+ values :key (lambda (value) (* value value)))))
 
+(defun doubt (values)
+  "Two standard deviations of the mean of VALUES, figures of rounds; 0 if there is a single one."
+  (let ((count (length values)) (mean (mean values)))
+    (if (< count 2)
+        0
+        (* 2 (/ (root-of-squares (mapcar (lambda (value) (- value mean)) values))
+                (sqrt (* count (1- count))))))))
+
 (defun difference (name unit before after figure noise &optional (better :less))
   "The difference of FIGURE, a function of a round, between the profiles BEFORE and AFTER; nil if
-one does not have it. NOISE is a function of a figure's mean and of the rounds: the error of the
-mean by chance. BETTER is :LESS or :MORE."
+one does not have it. NOISE is a function of a figure's mean and of the rounds that it is of: the
+error of the mean by chance. BETTER is :LESS or :MORE."
   (declare (type function figure noise))
-  (flet ((figures (profile) (mapcar figure (rounds-of profile)))
-         (mean (values) (report:rounds-mean values better)))
-    (let ((old (figures before)) (new (figures after)))
+  (flet ((figures (rounds) (mapcar figure rounds)))
+    (let* ((old-rounds (rounds-of before)) (old (figures old-rounds))
+           (new-rounds (rounds-of after)) (new (figures new-rounds))
+           (several (and (rest old) (rest new))))
       (unless (or (member nil old) (member nil new))
-        (make-difference
-         :name name :unit unit :before (mean old) :after (mean new)
-         :noise (max (if (and (rest old) (rest new)) (report:noise old new better) 0)
-                     (root-of-squares (list (funcall noise (mean old) (rounds-of before))
-                                            (funcall noise (mean new) (rounds-of after))))))))))
+        (flet ((compared (rounds)
+                 (if several (report:calm-half rounds better :key figure) rounds))
+               (error-of (rounds) (funcall noise (mean (figures rounds)) rounds)))
+          (let ((old-compared (compared old-rounds)) (new-compared (compared new-rounds)))
+            (make-difference
+             :name name :unit unit
+             :before (mean (figures old-compared)) :after (mean (figures new-compared))
+             :noise (max (if several
+                             (report:noise old new better)
+                             (root-of-squares (list (doubt old) (doubt new))))
+                         (root-of-squares (list (error-of old-compared)
+                                                (error-of new-compared)))))))))))
 
 (defun names-of (before after path)
   "The names of the rows at PATH, names, of all rounds of the profiles BEFORE and AFTER."

@@ -15,7 +15,7 @@
    ;; run-reader.lisp
    #:parse-run #:read-run-file #:unreadable-run #:error-reason
    ;; significance.lisp
-   #:rounds-mean #:noise
+   #:calm-half #:noise
    ;; comparison.lisp
    #:comparison #:compare-values #:compare-runs #:comparison-words #:comparison-name
    #:comparison-verdict #:unclear-p

@@ -23,16 +23,12 @@
         (nth half sorted)
         (mean (subseq sorted (1- half) (1+ half))))))
 
-(defun calm-half (values better)
-  "The better half of VALUES, but at least three of them if there are so many. BETTER is :LESS or
-:MORE."
-  (let ((count (length values)))
-    (subseq (sort (copy-list values) (if (eq :more better) #'> #'<))
+(defun calm-half (rounds better &key (key #'identity))
+  "The better half of ROUNDS, but at least three of them if there are so many. KEY is a function
+from a round to its value; BETTER is :LESS or :MORE."
+  (let ((count (length rounds)))
+    (subseq (sort (copy-list rounds) (if (eq :more better) #'> #'<) :key key)
             0 (min count (max 3 (ceiling count 2))))))
-
-(defun rounds-mean (values better)
-  "The mean of the calm half of VALUES, of rounds."
-  (mean (calm-half values better)))
 
 (defun squared-error (values)
   "The variance of the mean of VALUES, of which there are two at least."

@@ -67,7 +67,24 @@
                                        "subsystem"))))
     ;; with one of a single round
     (is (equal '("same" "same")
-               (mapcar #'cdr (verdicts (some-profile) steady "subsystem"))))))
+               (mapcar #'cdr (verdicts (some-profile) steady "subsystem"))))
+    ;; the variation of the other's rounds counts, and all of them, not the calm half
+    (is (equal '("same" "same")
+               (mapcar #'cdr (verdicts (some-profile)
+                                       (rounds-profile 60000000 118000000 176000000)
+                                       "subsystem"))))
+    (is (equal '("same" "same")
+               (mapcar #'cdr (verdicts (rounds-profile 85000000 85000000 85000000
+                                                       115000000 115000000 115000000)
+                                       (some-profile) "subsystem"))))))
+
+(test samples-of-the-calm-half
+  "The error of sampling is that of the rounds whose mean is compared."
+  (flet ((six (ns) (apply #'rounds-profile (loop repeat 6 collect ns))))
+    (is (equal '("same" "same")
+               (mapcar #'cdr (verdicts (six 100000000) (six 107000000) "subsystem"))))
+    (is (equal '("more" "same")
+               (mapcar #'cdr (verdicts (six 100000000) (six 110000000) "subsystem"))))))
 
 (test differences-as-text
   (let ((text (with-output-to-string (stream)
