@@ -120,7 +120,8 @@ SIGTERM comes, in a round or between two."
                        for run = (and (not (load:terminated-p)) (make-round number make-run))
                        while run collect run
                        until (eq :interrupted (load:run-ended-early run)))))
-       (when (load:terminated-p) (report-terminated (first (last runs))))
+       (when (and (load:terminated-p) (< (length runs) rounds))
+         (report-terminated (first (last runs))))
        (load:merge-rounds runs)))))
 
 (defun report-failed-round (run)

@@ -81,7 +81,8 @@ its rounds. It has the seconds of all rounds in their order, and the sum of thei
                 (run-connects whole) (sum #'run-connects)
                 (run-cpu-ns whole) (sum #'run-cpu-ns)
                 (run-limited whole) (some #'run-limited runs)
-                (run-ended-early whole) (some #'run-ended-early runs)
+                ;; the user or SIGTERM ends the last round, and so all; the others, their deadline
+                (run-ended-early whole) (some #'run-ended-early (reverse runs))
                 (run-samples whole) (loop for run in runs append (run-samples run))
                 (run-rounds whole) runs)
           whole))))

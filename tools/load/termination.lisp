@@ -26,7 +26,8 @@
 
 (defun call-terminable (function)
   "Call FUNCTION, without arguments, while SIGTERM does not end the process but is noted: see
-TERMINATED-P and CALL-UNTIL-TERMINATION. Within FUNCTION this has no effect."
+TERMINATED-P and CALL-UNTIL-TERMINATION. Then SIGTERM does what it did before. Within FUNCTION
+this has no effect."
   (if *termination*
       (funcall function)
       (let* ((loop (loop:make-event-loop :name "clgrpc load signals"))

@@ -100,6 +100,21 @@
         (is (= 2 (load:run-count run) (length (load:run-rounds run))))
         (is (eq :terminated (load:run-ended-early run)))))))
 
+(test sigterm-after-the-last-round
+  "Nothing was ended early. And then SIGTERM has the function again that it had before."
+  (let ((called (sb-thread:make-semaphore)) (made 0))
+    (clgrpc.os:handle-signal sb-unix:sigterm (lambda () (sb-thread:signal-semaphore called)))
+    (unwind-protect
+         (let ((run (tools::repeat-rounds 2 (lambda ()
+                                              (when (= 2 (incf made)) (terminate-this))
+                                              (load:make-run :count 1 :duration-ns 1000)))))
+           (is (= 2 (length (load:run-rounds run))))
+           (is (null (load:run-ended-early run)))
+           (is (= 0 (sb-thread:semaphore-count called)))
+           (sb-unix:unix-kill (sb-unix:unix-getpid) sb-unix:sigterm)
+           (is-true (sb-thread:wait-on-semaphore called :timeout 10)))
+      (clgrpc.os:reset-signal sb-unix:sigterm))))
+
 (test sigterm-before-workers-measure
   "In the warm-up the run ends, with a report of almost nothing; before, while a worker does not
 answer, the round is none."

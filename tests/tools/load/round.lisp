@@ -41,6 +41,17 @@
     (is (= 3000 (load:run-cpu-ns whole)))
     (is (equal rounds (load:run-rounds whole)))))
 
+(test the-last-reason-is-that-of-all-rounds
+  "A round that ended by its deadline does not hide that SIGTERM ended the last one."
+  (flet ((ended (reason)
+           (let ((run (round-of '(1000))))
+             (setf (load:run-ended-early run) reason)
+             run)))
+    (loop for (expected . reasons) in '((:terminated :deadline :terminated)
+                                        (:deadline :deadline nil) (nil nil nil))
+          do (is (eq expected (load:run-ended-early
+                               (load:merge-rounds (mapcar #'ended reasons))))))))
+
 (test rounds-of-different-rows
   "Rows of rounds are brought to the same length, and there are not more of them than of one run."
   (let ((whole (load:merge-rounds (list (round-of '(1000) :seconds 3)
