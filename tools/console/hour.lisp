@@ -57,4 +57,3 @@ The lock is held."
            (count (hash-table-count (update-stream-series (hour-update-stream hour))))
            (series (shiftf (hour-told-series hour) count)))
       (and (plusp looks) (hour-object hour looks series)))))
-
