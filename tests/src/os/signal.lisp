@@ -81,7 +81,7 @@ it comes there: half an object may have been allocated."
            (sb-thread:join-thread thread :default nil)
            (os:reset-signal os:+sigusr1+)
            (os:handle-signal os:+sigusr1+ (lambda () (sb-thread:signal-semaphore called)))
-           (is-false (sb-thread:wait-on-semaphore called :timeout 0.1)))
+           (is-false (sb-thread:wait-on-semaphore called :timeout 0.5)))
       (os:reset-signal os:+sigusr1+))))
 
 (test no-signal-interrupts-another-handler
