@@ -418,6 +418,7 @@ from the server's reflection, --proto or --protoset. With --rps calls begin on t
 earlier ones, and latencies count from when they were due; the report shows how late the tool itself
 was and whether it was the limit. Exits with 0 if all calls ended with OK, 3 if some did not or none
 ended, or with --fail-if 4 if a condition holds and else 0, 130 if interrupted and 143 by SIGTERM,
-after a report, 1 if the run could not be made, 2 if the arguments are wrong."
+after a report if anything was measured, 1 if the run could not be made, 2 if the arguments are
+wrong."
   (tune-collector)
   (apply #'perform-load options))
