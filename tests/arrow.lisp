@@ -302,7 +302,7 @@ returns them, define to the names of the files that do."
     ("gateway" "status" 9) ("gateway" "serving" 3) ("gateway" "calling" 1)
     ("status" "base" 10) ("status" "protobuf" 12)
     ("method" "base" 5) ("method" "protobuf" 28) ("method" "status" 4)
-    ("rpc" "base" 28) ("rpc" "os" 13) ("rpc" "loop" 10) ("rpc" "protobuf" 9) ("rpc" "status" 16)
+    ("rpc" "base" 28) ("rpc" "os" 13) ("rpc" "loop" 11) ("rpc" "protobuf" 9) ("rpc" "status" 16)
     ("rpc" "method" 10)
     ("trace" "base" 28) ("trace" "loop" 11) ("trace" "hpack" 7) ("trace" "rpc" 19)
     ("trace" "method" 6) ("trace" "status" 1) ("trace" "calling" 10) ("trace" "client" 3)

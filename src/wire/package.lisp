@@ -24,13 +24,13 @@
   (:export
    #:accepted-encodings #:call-by-turns #:check-link #:close-link #:codec-content-type
    #:decode-item #:deliver-alone #:deliver-streamed #:describe-link #:dialect #:encode-encodings
-   #:encode-message #:encode-metadata #:encode-octets #:encoded-length #:encoded-octets #:end-link #:endpoint
-   #:ensure-headers #:half-close-streamed #:hold #:incoming-encoding #:inflate-message
+   #:encode-message #:encode-metadata #:encode-octets #:encoded-length #:encoded-octets #:end-link
+   #:endpoint #:ensure-headers #:half-close-streamed #:hold #:incoming-encoding #:inflate-message
    #:inflation-failure #:link #:link-event #:link-sink #:list-fields #:list-stages #:mark-call
    #:marked-p #:measure-link #:metadata-octets #:note-end #:note-sent #:open-link
    #:outgoing-encoding #:parcel #:+parcel-octets+ #:parcel-taken #:parse-encoding #:post-in-turn
    #:posted-octets #:+prefix-octets+ #:pressed-p #:quoted-octets #:receive-data #:receive-messages
-   #:release-call #:reset-marks #:send-in-room #:send-limit #:sending-begun-p #:sound-metadata-p #:speak-http2
-   #:start-deadline #:take-single #:tell-writable #:total-held-limit #:wake-callbacks #:wire-call
-   #:wire-call-loop #:wire-call-options #:wire-call-partial #:**wire-operations** #:wire-outlet
-   #:wire-parts #:write-encoded #:write-message))
+   #:release-call #:reset-marks #:send-in-room #:send-limit #:sending-begun-p #:sound-metadata-p
+   #:speak-http2 #:start-deadline #:take-single #:tell-writable #:total-held-limit
+   #:wake-callbacks #:wire-call #:wire-call-loop #:wire-call-options #:wire-call-partial
+   #:**wire-operations** #:wire-outlet #:wire-parts #:write-encoded #:write-message))

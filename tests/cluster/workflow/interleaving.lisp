@@ -56,11 +56,15 @@
                        (string-octets (format nil "~A~C" prefix (code-char #x10FFFF))))
     (nreverse keys)))
 
+(defun message-of (item)
+  "The KeyValue of ITEM, of the store."
+  (memory::key-value item))
+
 (defun changes-at (place revision)
   "The changes of PLACE at REVISION, as a watch of the store tells them."
   (loop for change across (memory::record-changes (memory::record-at (place-store place) revision))
         collect (etcd::make-change (if (memory::removal-p change) :removal :put)
-                                   (etcd::entry-of (memory::key-value (memory::change-item change)))
+                                   (etcd::entry-of (message-of (memory::change-item change)))
                                    nil)))
 
 (defmethod etcdserverpb.kv:range ((place place) request &key)

@@ -267,7 +267,7 @@ workers whose keys end with these last from now on."
     (let ((item (and (lease-worker-dead-ms worker) (key-there-p case worker))))
       (when (and item (workflow::find-session-lease
                        (lease-node-service node)
-                       (mvccpb:key-value-lease (memory::key-value item))))
+                       (mvccpb:key-value-lease (message-of item))))
         (setf (lease-worker-dead-ms worker) (lease-now case))))))
 
 (defun run-node (case node)
