@@ -328,7 +328,17 @@ but no further one is longer than LONGEST unless its message is."
     (when full (push-arrival call full))
     new))
 
-(define-hot add-to-batch
+(define-hot begin-batch ((call call) (inlet inlet) (octets octets) (start index) (end index)
+                         (longest index))
+    (values index boolean)
+  "As ADD-TO-BATCH, for a message that the batch of INLET, CALL's, has no room for."
+  (let* ((batch (inlet-batch inlet))
+         (new (open-batch call batch (+ 4 (- end start)) longest)))
+    (add-to-arrival new octets start end)
+    (setf (inlet-batch inlet) new)
+    (values (arrival-size new) (null batch))))
+
+(define-hot (add-to-batch :inline t)
     ((call call) (octets octets) (start index) (end index) (longest index))
     (values index boolean)
   "Add the short message in OCTETS to CALL's batch of a read, which QUEUE-BATCH queues after the
@@ -337,11 +347,9 @@ most LONGEST octets. The second value is true if that is the first batch of the 
 loop."
   (let* ((inlet (ensure-inlet call))
          (batch (inlet-batch inlet)))
-    (cond ((and batch (add-to-arrival batch octets start end)) (values 0 nil))
-          (t (let ((new (open-batch call batch (+ 4 (- end start)) longest)))
-               (add-to-arrival new octets start end)
-               (setf (inlet-batch inlet) new)
-               (values (arrival-size new) (null batch)))))))
+    (if (and batch (add-to-arrival batch octets start end))
+        (values 0 nil)
+        (begin-batch call inlet octets start end longest))))
 
 (define-hot queue-batch ((call call) (inlet inlet)) boolean
   "Queue the batch of CALL, whose inlet is INLET, and return true; return false if it has none. On

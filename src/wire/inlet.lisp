@@ -18,7 +18,8 @@ processed."
 
 (define-hot seal-inlet ((call wire-call) (inlet wire-inlet)) null
   "See SEAL-BATCH; INLET is CALL's."
-  (when (and (queue-batch call inlet) (callbacks-p call)) (wire-schedule call))
+  (when (and (wire-inlet-batch inlet) (queue-batch call inlet) (callbacks-p call))
+    (wire-schedule call))
   nil)
 
 (define-hot (seal-batch :inline t) ((call wire-call)) null
@@ -286,8 +287,11 @@ signal CALL's RPC-ERROR."
     (t item)))
 
 (define-hot wire-decode ((call wire-call) item (start index) (end index)) t
-  "The operation DECODE of messages of gRPC."
-  (decode-item call item start end))
+  "The operation DECODE of messages of gRPC: as DECODE-ITEM, without a call for short messages."
+  (if (typep item 'octets)
+      (let ((message (values (decode-message call item start end nil))))
+        (if (failure-p message) (end-undecodable call message) message))
+      (decode-item call item start end)))
 
 (define-hot decode-taken ((call wire-call) (octets octets) (end index) (decode function)) t
   "The message of CALL in OCTETS up to END. The store gets OCTETS back unless the message keeps
