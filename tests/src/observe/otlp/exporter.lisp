@@ -297,5 +297,7 @@ why it is in the log."
                                             :test #'equal))))))
              (is (equal '(("traces") . 1) (assoc '("traces") (values-of "clgrpc.otlp.waiting")
                                                  :test #'equal)))
+             ;; it is logged after it is counted
+             (is-true (wait-until (lambda () (events-of :otlp-export-failed))))
              (is (search "refused" (getf (first (events-of :otlp-export-failed)) :reason))))
         (grpc:stop-exporter exporter :timeout 0)))))
