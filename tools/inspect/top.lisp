@@ -53,7 +53,7 @@
 (defconstant +most-metrics-octets+ (expt 2 26) "The most octets of a page of metrics.")
 
 (defun parse-url (text)
-  "TEXT, http://HOST:PORT/PATH or https://…, as a URL. Signal a USAGE-ERROR if it is none."
+  "TEXT, http://HOST:PORT/PATH or https://…, as a URL. Signal a USAGE-ERROR if it is not."
   (handler-case (token:parse-url text)
     (misuse (error) (refuse "~A" error))))
 

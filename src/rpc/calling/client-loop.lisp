@@ -144,8 +144,8 @@ loop."
         (when reserve (loop:close-reserve reserve 1))))))
 
 (defun client-reserve (event-loop)
-  "The reserve of the client loops in the world of EVENT-LOOP, which is or was one of them; nil if
-there is none any more. In a simulated world loops have no reserve of their own."
+  "The reserve of the client loops in the world of EVENT-LOOP, which is or was one of them; nil once
+all of them have ended. In a simulated world loops have no reserve of their own."
   (let ((client-loop (first (client-loops (loop:event-loop-world event-loop)))))
     (and client-loop (client-loop-reserve client-loop))))
 

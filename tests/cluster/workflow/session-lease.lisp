@@ -315,7 +315,7 @@ workers whose keys end with these last from now on."
                      (memory::revoke-lease store lease)
                      (memory::renew-lease lease (place-now (lease-case-place case))))))
        (excuse-all case))
-      ;; the node watches anew
+      ;; the node begins another watch
       (7 (when (eq :runs (lease-node-state node))
            (at-node (case node)
              (workflow::doubt-records (lease-node-service node))

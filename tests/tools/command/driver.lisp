@@ -117,7 +117,7 @@
 
 (test sigterm-before-workers-measure
   "In the warm-up the run ends, with a report of almost nothing; before, while a worker does not
-answer, the round is none."
+answer, the round does not count."
   (call-with-workers
    1
    (lambda (workers target)

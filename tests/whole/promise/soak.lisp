@@ -1,7 +1,7 @@
 ;;;; The soak: everything at once for a while, against three servers that live all the time, one for
 ;;;; each place where handlers run: calls of all kinds, blocking and not, long messages,
 ;;;; cancellations, deadlines, handlers that block, fail and call their own server, clients that
-;;;; come, call and vanish, services and messages defined anew.
+;;;; come, call and vanish, services and messages that are redefined.
 ;;;;
 ;;;; The time is cut into shifts. After each everybody rests: all calls must have ended, each with a
 ;;;; status that its activity allows, and memory, threads and descriptors are looked at with nothing
