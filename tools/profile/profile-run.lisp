@@ -260,47 +260,66 @@ consed octets." (let* ((calls (member-of heap-histogram "calls"))
                                    (subseq load (+ place (length "{address}"))))))
   load)
 
-(defun start-load (load address in-flight)
-  "Start the load LOAD, a shell's command or :bench, on ADDRESS; return its process."
+(defun start-load (load address in-flight said)
+  "Start the load LOAD, a shell's command or :bench, on ADDRESS; return its process. Its errors go
+to the file at SAID."
   (if (eq :bench load)
       (let ((process (sb-ext:run-program (program-path "self")
                                          (list "bench-client" address "--in-flight"
                                                (princ-to-string in-flight)
                                                "--milliseconds" "3600000")
-                                         :wait nil :input :stream :output nil :error nil)))
+                                         :wait nil :input :stream :output nil :error said
+                                         :if-error-exists :append)))
         (terpri (sb-ext:process-input process))
         (finish-output (sb-ext:process-input process))
         process)
-      (sb-ext:run-program "/bin/sh" (list "-c" (concatenate 'string "exec "
-                                                            (load-command load address)))
-                          :wait nil :input nil :output nil :error nil
+      (sb-ext:run-program "/bin/sh" (list "-c" (load-command load address))
+                          :wait nil :input nil :output nil
+                          :error said :if-error-exists :append
                           :environment (cons (format nil "CLGRPC_ADDRESS=~A" address)
                                              (sb-ext:posix-environ)))))
 
 (defun end-load (process)
-  (when (sb-ext:process-alive-p process) (sb-ext:process-kill process sb-unix:sigterm))
-  (loop repeat 200
-        while (sb-ext:process-alive-p process)
-        do (sleep 1/100))
-  (when (sb-ext:process-alive-p process) (sb-ext:process-kill process sb-unix:sigkill))
-  (sb-ext:process-wait process)
-  (sb-ext:process-close process))
+  "End PROCESS, a load, and the processes that it has started."
+  (flet ((kill (signal)
+           (when (sb-ext:process-alive-p process)
+             (sb-ext:process-kill process signal :process-group))))
+    (kill sb-unix:sigterm)
+    (loop repeat 200
+          while (sb-ext:process-alive-p process)
+          do (sleep 1/100))
+    (kill sb-unix:sigkill)
+    (sb-ext:process-wait process)
+    (sb-ext:process-close process)))
 
-(defun call-with-load (function subject load in-flight warm-seconds)
-  "Call FUNCTION while LOAD runs on SUBJECT, and has run for WARM-SECONDS. LOAD is a shell's
-command, :bench, or nil for no load."
+(defun check-load (process said)
+  "Signal a PROFILE-ERROR if PROCESS, a load, has ended: the process under it had nothing to do for
+a part of the time. Its errors are in the file at SAID."
+  (unless (sb-ext:process-alive-p process)
+    (fail "the load has ended, ~:[by signal~;with~] ~D, before the profile: ~A"
+          (eq :exited (sb-ext:process-status process)) (sb-ext:process-exit-code process)
+          (let ((text (string-trim '(#\Space #\Newline) (uiop:read-file-string said))))
+            (if (string= "" text) "it has said nothing" (bounded-text text))))))
+
+(defun call-with-load (function subject load in-flight warm-seconds directory)
+  "Call FUNCTION while LOAD runs on SUBJECT, and has run for WARM-SECONDS, and return its value.
+LOAD is a shell's command, :bench, or nil for no load. Signal a PROFILE-ERROR if it ends before
+FUNCTION returns. DIRECTORY is for its errors."
   (declare (type function function))
   (if (null load)
       (funcall function)
-      (let ((process (start-load load
-                                 (if (subject-process subject)
-                                     (subject-address subject)
-                                     (fail "a load needs an address; start the server by profile"))
-                                 in-flight)))
+      (let* ((said (format nil "~A/load.errors" directory))
+             (process (start-load load
+                                  (if (subject-process subject)
+                                      (subject-address subject)
+                                      (fail "a load needs an address; start the server by profile"))
+                                  in-flight said)))
         (unwind-protect
              (progn
                (sleep warm-seconds)
-               (funcall function))
+               (check-load process said)
+               (prog1 (funcall function)
+                 (check-load process said)))
           (end-load process)))))
 
 ;;; A profile
@@ -402,13 +421,22 @@ followed with perf, if PERF is true and the kernel allows it, or else strace; ni
 
 (defconstant +few-unknown+ 1/10 "If more frames than this share are unknown, the report mentions it
 and names a remedy.")
+(defconstant +few-samples+ 100 "With fewer samples than this the report says how far shares may be
+wrong.")
 
 (defun unseen-lines (subject cpu events)
   "What is missing in a profile of SUBJECT, whose data are CPU and EVENTS, and why: a vector of
 texts."
-  (let ((unknown (share (member-of cpu "unknownFrames") (member-of cpu "frames"))))
+  (let ((unknown (share (member-of cpu "unknownFrames") (member-of cpu "frames")))
+        (samples (member-of cpu "samples")))
     (coerce
      (append
+      (when (< samples +few-samples+)
+        ;; two standard deviations of a share of a half
+        (list (format nil "where most of the time went: the process used little, so there ~
+                           ~:[are~;is~] ~D sample~:P, and a share may be wrong by ~D ~
+                           points. A load, or more --seconds, gives more"
+                      (= 1 samples) samples (min 100 (round 100 (sqrt (max 1 samples)))))))
       (when (< +few-unknown+ unknown)
         (list (format nil "names of functions that were compiled in the process: it has not ~
                            reported their addresses. A program whose main function is RUN-SERVER ~
@@ -491,5 +519,5 @@ PROFILE-ERROR if that is impossible."
                                             collect (take-profile subject seconds directory perf)))
                        (object "command" (and command (coerce command 'vector))
                                "load" (if (stringp load) load (and load "bench-client")))))
-             subject load in-flight warm-seconds)
+             subject load in-flight warm-seconds directory)
          (end-subject subject))))))

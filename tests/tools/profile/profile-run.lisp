@@ -26,6 +26,47 @@
   (is (string= "h2load http://127.0.0.1:1/ 127.0.0.1:1"
                (profile::load-command "h2load http://{address}/ {address}" "127.0.0.1:1"))))
 
+(test loads-are-commands-of-the-shell
+  "They may have variables and pipes, and end with all that they have started."
+  (uiop:with-temporary-file (:pathname said)
+    (let ((process (profile::start-load "CLGRPC_LOAD=1 sleep 300 | cat" "127.0.0.1:1" 1 said)))
+      (flet ((running (name)
+               ;; how many processes called NAME are in the group of PROCESS, and have not ended
+               (loop for path in (directory "/proc/*/stat")
+                     for text = (ignore-errors (uiop:read-file-string path))
+                     count (and text
+                                (search (format nil "(~A) " name) text)
+                                (destructuring-bind (state parent group &rest others)
+                                    (uiop:split-string (subseq text (+ 2 (position #\) text))))
+                                  (declare (ignore parent others))
+                                  (and (string/= "Z" state)
+                                       (string= group (princ-to-string
+                                                       (sb-ext:process-pid process)))))))))
+        (unwind-protect
+             (is-true (loop repeat 1000
+                              thereis (plusp (running "sleep"))
+                            do (sleep 1/100)))
+          (profile::end-load process))
+        (is-true (loop repeat 1000
+                         thereis (zerop (running "sleep"))
+                       do (sleep 1/100)))))))
+
+(test a-load-that-ends-leaves-no-profile
+  (flet ((text-of (command)
+           (uiop:with-temporary-file (:pathname said)
+             (let ((process (profile::start-load command "127.0.0.1:1" 1 said)))
+               (sb-ext:process-wait process)
+               (unwind-protect
+                    (handler-case (progn (profile::check-load process said) nil)
+                      (profile:profile-error (error) (princ-to-string error)))
+                 (profile::end-load process))))))
+    (is (string= "the load has ended, with 3, before the profile: alas"
+                 (text-of "echo alas >&2; exit 3")))
+    (is (string= "the load has ended, with 0, before the profile: it has said nothing"
+                 (text-of "true")))
+    (is (string= "the load has ended, by signal 9, before the profile: it has said nothing"
+                 (text-of "kill -9 $$")))))
+
 (defun burn (ns)
   "Take the processor for NS."
   (let ((end (+ ns (base:thread-time-ns))))
@@ -54,8 +95,9 @@
 
 (test what-a-profile-does-not-see
   "It says so, and why; nothing that is not known is 0."
-  (flet ((lines-of (subject unknown events)
-           (profile::unseen-lines subject (profile::object "unknownFrames" unknown "frames" 100)
+  (flet ((lines-of (subject unknown events &optional (samples 1000))
+           (profile::unseen-lines subject (profile::object "unknownFrames" unknown "frames" 100
+                                                           "samples" samples)
                                   events)))
     (let ((lines (lines-of (profile::make-subject :pid 1) 87
                            (profile::object "source" "strace"))))
@@ -64,7 +106,10 @@
       (is (search "mount -t tracefs" (aref lines 1)))
       (is (search "Not seen:" (with-output-to-string (stream)
                                 (profile::write-unseen stream lines)))))
-    (is (search "are missing" (aref (lines-of (profile::make-subject :pid 1) 1 nil) 0))))
+    (is (search "are missing" (aref (lines-of (profile::make-subject :pid 1) 1 nil) 0)))
+    (is (search "are missing" (aref (lines-of (profile::make-subject :pid 1) 1 nil 100) 0)))
+    (is (search "there is 1 sample, and a share may be wrong by 100 points"
+                (aref (lines-of (profile::make-subject :pid 1) 1 nil 1) 0))))
   (is (string= "-" (profile::milliseconds nil))))
 
 (test a-server-of-another-program-tells-where-its-functions-lie
