@@ -82,6 +82,7 @@ slots, gathering.lisp."
   (user nil)                            ; the argument of the last CALL-USER
   (runner nil :type (or null sb-thread:thread)) ; the one that LAUNCH-EVENT-LOOP has made
   (overtaken nil :type boolean)         ; RUNNER is like any thread of RESERVE now
+  (left nil :type boolean)              ; its own thread has left it for good; RESERVE's lock
   (blind nil :type boolean)             ; events were fetched and then lost
   (lock (sb-thread:make-mutex :name "clgrpc loop") :read-only t) ; for STATE, STRAYS
   ;; told when STATE changes

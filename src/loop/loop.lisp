@@ -44,7 +44,7 @@ it was never started."
 stopped afterwards, unless the exit leaves it to its reserve. Signal MISUSE if it runs, or ran,
 already."
   (begin-running loop)
-  (with-taken-loop (loop (take loop)) (run-as-holder loop))
+  (run-as-own loop)
   ;; overtaken, or stopped before it began
   (await-stop loop +forever-seconds+)
   nil)
@@ -76,12 +76,25 @@ another thread continues, and this returns false."
   (when (release-all loop)
     (retire loop)
     (leave-state loop :running :stopped)
-    (when (event-loop-reserve loop) (unwatch-loop loop))
+    (let ((reserve (event-loop-reserve loop)))
+      (when reserve
+        (count-runner reserve -1 (lambda () (shiftf (event-loop-left loop) nil)))
+        (unwatch-loop loop)))
     t))
+
+(defun run-as-own (loop)
+  "Run LOOP in its own thread until it stops or this thread has left it to a reserve thread; in the
+latter case, if there was no non-local exit, return :LOST."
+  (unwind-protect (with-taken-loop (loop (take loop)) (run-as-holder loop))
+    (when (and (event-loop-reserve loop) (null (event-loop-driving loop)))
+      (count-runner (event-loop-reserve loop) 1
+                    (lambda ()
+                      (unless (eq :stopped (event-loop-state loop))
+                        (setf (event-loop-left loop) t)))))))
 
 (defun run-in-thread (loop)
   (unwind-protect
-       (when (eq :lost (with-taken-loop (loop (take loop)) (run-as-holder loop)))
+       (when (eq :lost (run-as-own loop))
          ;; overtaken while user code overstayed, this thread is one of the reserve
          (enlist (event-loop-reserve loop)))
     (os:protect-stack-end)))            ; user code may have run out of it

@@ -4,6 +4,12 @@
 ;;;; larger than needed shrinks. Each user of the threads has a share of them (share.lisp); a
 ;;;; sixteenth of the threads is for functions without a share, which take over loops.
 ;;;;
+;;;; A loop that a reserve thread has taken over is not given back to its own thread. That thread
+;;;; becomes one of the reserve instead, and the reserve has room for one more until the loop stops
+;;;; (COUNT-RUNNER). So a take-over keeps a thread from others only while the user code that has
+;;;; lost the loop runs. An example with a limit of 4: at first 4 handlers may run; 3 while one
+;;;; that has lost the loop runs as well; then 4 again, beside the thread that runs the loop.
+;;;;
 ;;;; LOCK guards everything but the threads' work. A thread waits on its own queue, so that exactly
 ;;;; one is woken. A function that may run does not wait: a thread whose function ends looks for
 ;;;; waiting functions that may run now, and starts threads for them.
@@ -20,12 +26,12 @@
 (declaim (sb-ext:freeze-type worker))
 
 (defstruct (reserve (:constructor %make-reserve
-                        (max-threads max-queue idle-seconds
+                        (limit max-queue idle-seconds
                          &aux (root (make-share)) (lookups (make-share :whole root))))
                     (:copier nil))
   "See MAKE-RESERVE."
   (world *world* :type world :read-only t) ; that has its threads
-  (max-threads 0 :type index :read-only t) ; more are started only with :EXCEED
+  (limit 0 :type index :read-only t)    ; of its threads; more are started only with :EXCEED
   (max-queue 0 :type index :read-only t) ; functions that may wait
   (idle-seconds 0 :type real :read-only t) ; an idle thread ends after so long
   (lock (sb-thread:make-mutex :name "clgrpc reserve") :read-only t) ; for all that follows
@@ -34,6 +40,7 @@
   (idle '() :type list)                 ; workers, the one that went idle last first
   (root nil :type share :read-only t)   ; the share of all its threads
   (lookups nil :type share :read-only t) ; that of names that are looked up
+  (runners 0 :type index)               ; threads beyond LIMIT, for the loops that some of them run
   (count 0 :type index)                 ; threads, with those that are about to start
   (busy 0 :type index)                  ; how many of them are not IDLE
   (threads '() :type list)              ; those that run; once it is closed, those that have run
@@ -44,10 +51,14 @@
 (document-functions
   reserve-root "The share of RESERVE that all others are part of.")
 
+(defun max-threads (reserve)
+  "The number of threads that RESERVE may have."
+  (+ (reserve-limit reserve) (reserve-runners reserve)))
+
 (defmethod print-object ((reserve reserve) stream)
   (print-unreadable-object (reserve stream :type t)
     (format stream "~D of ~D threads, ~D waiting~:[~; closed~]" (reserve-count reserve)
-            (reserve-max-threads reserve) (share-waiting (reserve-root reserve))
+            (max-threads reserve) (share-waiting (reserve-root reserve))
             (reserve-closed reserve))))
 
 (defglobal **exiting** nil)
@@ -80,8 +91,7 @@ thread that had nothing to do for IDLE-SECONDS ends, in a simulated world at onc
 
 (defun free-threads (reserve)
   "The number of threads that shares may still get; none if it is zero or less."
-  (let ((limit (reserve-max-threads reserve)))
-    (- limit (ash limit -4) (reserve-busy reserve))))
+  (- (max-threads reserve) (ash (reserve-limit reserve) -4) (reserve-busy reserve)))
 
 (defun free-places (reserve)
   "The number of further functions that may wait."
@@ -108,7 +118,7 @@ thread and return :START: then the caller starts it."
 
 (defun thread-to-be-had-p (reserve)
   (or (reserve-idle reserve)
-      (< (reserve-count reserve) (reserve-max-threads reserve))))
+      (< (reserve-count reserve) (max-threads reserve))))
 
 (defun place-function (reserve function if-busy share)
   "Find a thread, or a place in the queue, for FUNCTION. Return true if a thread has it, :START if
@@ -158,6 +168,16 @@ to undo the charge. From any thread."
   (sb-thread:with-mutex ((reserve-lock reserve))
     (let ((share (funcall function)))
       (when share (note-late-running share change)))))
+
+(defun count-runner (reserve change function)
+  "Call FUNCTION with the lock held. If it returns true, change the number of threads that RESERVE
+may have by CHANGE: by 1 if one of them runs a loop that its own thread has left, by -1 if that loop
+has stopped. From any thread."
+  (declare (type function function))
+  (when (sb-thread:with-mutex ((reserve-lock reserve))
+          (when (funcall function)
+            (incf (reserve-runners reserve) change)))
+    (start-waiting reserve)))
 
 (defun leave-reserve (reserve share &key function)
   "Drop the functions that wait in SHARE, which has no parts; or FUNCTION alone, if it is given and
@@ -247,7 +267,7 @@ idle. Return true if functions still wait."
 
 (defun await-function (reserve worker)
   "Wait until WORKER, which is idle, gets a function; if none arrives in time, remove WORKER from
-the idle ones. If none arrives in time, remove WORKER from the idle ones."
+the idle ones."
   (let ((end (notice-end (reserve-idle-seconds reserve))))
     (sb-thread:with-mutex ((reserve-lock reserve))
       (loop until (or (worker-function worker) (reserve-closed reserve))

@@ -240,3 +240,66 @@ of them as well."
         (stop-event-loop event-loop)
         (join-event-loop event-loop)
         (close-reserve reserve 5)))))
+
+(defun call-with-lost-loop (function reserve start)
+  "Call FUNCTION with a loop of RESERVE, which START, a function, has started, while user code that
+has lost it runs on its own thread, and with a function that lets that code return."
+  (let ((event-loop (make-event-loop :reserve reserve))
+        (waits (sb-thread:make-semaphore)) (over (sb-thread:make-semaphore)))
+    (flet ((overstay (argument)
+             (declare (ignore argument))
+             (prepare-to-wait)
+             (sb-thread:signal-semaphore waits)
+             (await over)))
+      (funcall start event-loop)
+      (unwind-protect
+           (progn
+             (post event-loop (lambda ()
+                                (defer event-loop
+                                  (lambda (loop) (call-user loop #'overstay nil))
+                                  event-loop)))
+             (is-true (await waits))
+             (settle event-loop)        ; a reserve thread runs it
+             (funcall function event-loop (lambda () (sb-thread:signal-semaphore over))))
+        (sb-thread:signal-semaphore over)
+        (stop-event-loop event-loop)
+        (join-event-loop event-loop)))))
+
+(defun check-places-of-lost-loop (start)
+  "Check how many functions of a share may run on a reserve of two threads while one of them runs a
+loop that START has started, and when that has stopped."
+  (let* ((reserve (make-reserve :threads 2 :idle-seconds 30))
+         (share (make-share :whole (clgrpc.loop::reserve-root reserve) :weight 7))
+         (begun (sb-thread:make-semaphore)) (release (sb-thread:make-semaphore)))
+    (flet ((block-a-thread ()
+             (run-on-reserve reserve
+                             (lambda () (sb-thread:signal-semaphore begun) (await release))
+                             :share share)))
+      (unwind-protect
+           (progn
+             (call-with-lost-loop
+              (lambda (event-loop let-return)
+                (is (equal '(t :queued :queued) (loop repeat 3 collect (block-a-thread)))
+                    "the code that has lost the loop counts as one that runs")
+                (is-true (await begun))
+                (funcall let-return)
+                (is-true (await begun) "its place is free for what waits")
+                (settle event-loop)
+                (is (= 2 (share-running share)) "the other place is not free"))
+              reserve start)
+             (sb-thread:signal-semaphore release)
+             (is-true (await begun))
+             (is (eq :queued (block-a-thread)) "no more than before without the loop"))
+        (sb-thread:signal-semaphore release 4)
+        (is-true (close-reserve reserve 10))))))
+
+(test a-loop-that-is-taken-over-keeps-no-thread-from-others
+  "While a reserve thread runs a loop whose own thread has returned, as many threads as before are
+there for others."
+  (check-places-of-lost-loop #'launch-event-loop)
+  ;; a thread of the program, which does not become one of the reserve's
+  (let ((runner nil))
+    (check-places-of-lost-loop
+     (lambda (event-loop)
+       (setf runner (sb-thread:make-thread #'run-event-loop :arguments (list event-loop)))))
+    (sb-thread:join-thread runner)))
