@@ -70,17 +70,36 @@ RUN-CALLBACK."
 
 (defun callbacks-wait-p (call link)
   "True if the callbacks of CALL must wait, because others of LINK have lost the loop and LINK may
-not use one more thread. Then CALL is queued for WAKE-CALLBACKS. Callbacks of a call that has ended
+not use one more thread. Then CALL is queued until LINK may. Callbacks of a call that has ended
 never wait."
   (when (and (null (call-status call))
              (link-share link)
-             (not (loop:share-open-p (loop:event-loop-reserve (link-loop link))
-                                     (link-share link))))
+             (not (thread-free-p link)))
     (let ((place (isolate-ring (make-waiting call))))
       (enter-ring place (or (link-waiting-calls link)
                             (setf (link-waiting-calls link) (make-ring))))
       (setf (reactions-scheduled (call-reactions call)) place)
+      (ask-for-thread link)
       t)))
+
+(defun thread-free-p (link)
+  "True if LINK may use one more thread for a callback that loses the loop."
+  (or (zerop (link-late link))
+      (loop:share-open-p (loop:event-loop-reserve (link-loop link)) (link-share link))))
+
+(defun ask-for-thread (link)
+  "Queue a function for a thread of LINK's share, unless one waits there already. When LINK may have
+a thread, the function lets the loop run waiting callbacks of LINK. On the loop."
+  (unless (link-asked link)
+    (setf (link-asked link)
+          (and (loop:run-on-reserve (loop:event-loop-reserve (link-loop link))
+                                    (lambda ()
+                                      (loop:post (link-loop link)
+                                                 (lambda ()
+                                                   (setf (link-asked link) nil)
+                                                   (run-waiting-callbacks link))))
+                                    :if-busy :insist :share (link-share link))
+               t))))
 
 (defun wake-callbacks (link)
   "Let the loop run callbacks of LINK that wait, since a thread that LINK was charged with is free.
@@ -88,14 +107,17 @@ From any thread."
   (loop:post (link-loop link) (lambda () (run-waiting-callbacks link))))
 
 (defun run-waiting-callbacks (link)
-  "Schedule the callbacks of that call of LINK that has waited longest, after all functions that are
-due now, and then those of the next waiting call."
+  "If LINK may have a thread, schedule the callbacks of that call of LINK that has waited longest,
+after all functions that are due now, and then those of the next waiting call. Otherwise ask for a
+thread."
   (let ((place (and (link-waiting-calls link) (ring-first (link-waiting-calls link)))))
-    (when place
-      (quit-ring place)
-      (setf (reactions-scheduled (call-reactions (waiting-call place))) t)
-      (loop:defer (link-loop link) #'run-callbacks (waiting-call place))
-      (loop:defer (link-loop link) #'run-waiting-callbacks link))))
+    (cond ((null place))
+          ((thread-free-p link)
+           (quit-ring place)
+           (setf (reactions-scheduled (call-reactions (waiting-call place))) t)
+           (loop:defer (link-loop link) #'run-callbacks (waiting-call place))
+           (loop:defer (link-loop link) #'run-waiting-callbacks link))
+          (t (ask-for-thread link)))))
 
 (define-hot run-callbacks ((call wire-call)) null
   "Run the callbacks of CALL that are due, one after the other. SCHEDULED is true until the last has

@@ -36,7 +36,8 @@ protocol. All run on its loop. A server includes this structure."
   (last-fields #() :type simple-vector) ; the metadata of the last call, to be shared
   (last-octets 0 :type index)           ; their memory, about
   (late 0 :type fixnum)                 ; handlers and callbacks that have lost the loop and run
-  (waiting-calls nil :type (or null ring)) ; calls whose callbacks wait for one of those to return
+  (waiting-calls nil :type (or null ring)) ; calls whose callbacks wait for a thread
+  (asked nil :type boolean)             ; a function for these is queued; see ASK-FOR-THREAD
   (share nil :type (or null loop:share)) ; of the reserve; nil without a limit
   ;; at a server, (call came function): call FUNCTION, which decompresses and decodes a message of
   ;; CALL of CAME octets, within the budget of the peer, and return its values

@@ -125,7 +125,7 @@ thread and return :START: then the caller starts it."
 the caller must start a thread for it, :QUEUED, or NIL if there is neither a thread nor a place."
   (let ((root (reserve-root reserve)))
     (cond ((or (reserve-closed reserve) **exiting**) nil)
-          ((share-full-p share) (values nil :share))
+          ((and (share-full-p share) (not (eq if-busy :insist))) (values nil :share))
           ((if (eq share root)
                (or (thread-to-be-had-p reserve) (eq if-busy :exceed))
                (and (may-have-p share #'share-running (free-threads reserve))
@@ -142,10 +142,11 @@ the caller must start a thread for it, :QUEUED, or NIL if there is neither a thr
 (defun run-on-reserve (reserve function &key (if-busy :queue) (share (reserve-root reserve)))
   "Call FUNCTION, without arguments, on a thread of RESERVE. An error in it is logged. IF-BUSY is
 the action if SHARE may have no thread now: :QUEUE, if there is room; :INSIST, queue even without
-room; :FIRST, queue before all others, even without room; :EXCEED, start a thread beyond the limit;
-:REFUSE. Return true if FUNCTION gets a thread, :QUEUED if it waits for one. Return false as the
-first value if FUNCTION will not be called, for instance because RESERVE is closed; the second value
-is :SHARE if SHARE has the most functions that it may have. From any thread."
+room, and though SHARE has the most functions that it may have; :FIRST, queue before all others,
+even without room; :EXCEED, start a thread beyond the limit; :REFUSE. Return true if FUNCTION gets a
+thread, :QUEUED if it waits for one. Return false as the first value if FUNCTION will not be called,
+for instance because RESERVE is closed; the second value is :SHARE if SHARE has the most functions
+that it may have. From any thread."
   (declare (type function function))
   (sb-sys:without-interrupts            ; a counted thread is started
     (multiple-value-bind (place reason)

@@ -10,11 +10,13 @@
         (server::admission-peers (server::server-admission server))
         maximize (loop:share-running (server::peer-entry-share entry))))
 
+(defun link-shares (server)
+  "The shares of those connections of SERVER that have had a thread."
+  (remove nil (mapcar #'wire::link-share (server-links server))))
+
 (defun thread-counts (server)
   "How many threads each connection of SERVER holds that has had one, the most first."
-  (sort (loop for share in (remove nil (mapcar #'wire::link-share (server-links server)))
-              collect (loop:share-running share))
-        #'>))
+  (sort (mapcar #'loop:share-running (link-shares server)) #'>))
 
 (defun talk (attacker)
   "True if a stream of ATTACKER's is echoed while it is open."
@@ -53,27 +55,32 @@ another's are served at once, as are those of an address that comes last."
         (with-attacker (decent address)
           (dotimes (i 20) (is-true (served-p decent))))))))
 
+(defun echo-after (function)
+  "A handler of Chat whose callback echoes; before, it calls FUNCTION with a number from 70 on."
+  (lambda (stream call)
+    (grpc:on-message stream (lambda (note)
+                              (when (<= 70 (number-of note))
+                                (funcall function (number-of note)))
+                              (grpc:send call note)))
+    (grpc:on-half-close stream (lambda () (grpc:finish call)))
+    call))
+
 (test callbacks-that-block
   "Callbacks of the reactive style that block, on two hundred streams of one connection: another's
 run, and all of the first do in the end."
   (let ((called (list 0)) (over nil)
         (lock (sb-thread:make-mutex)) (told (sb-thread:make-waitqueue)))
-    (flet ((block-or-echo (stream call)
-             (grpc:on-message stream (lambda (note)
-                                       (when (<= 70 (number-of note))
-                                         (sb-ext:atomic-incf (car called))
-                                         (sb-thread:with-mutex (lock)
-                                           (loop until over
-                                                 do (sb-thread:condition-wait told lock))))
-                                       (grpc:send call note)))
-             (grpc:on-half-close stream (lambda () (grpc:finish call)))
-             call)
+    (flet ((stay (number)
+             (declare (ignore number))
+             (sb-ext:atomic-incf (car called))
+             (sb-thread:with-mutex (lock)
+               (loop until over do (sb-thread:condition-wait told lock))))
            (release ()
              (sb-thread:with-mutex (lock)
                (setf over t)
                (sb-thread:condition-broadcast told))))
       (with-victim (address :server server :watched nil :options '(:reserve-threads 64)
-                            :handlers (list :ask #'answer :chat #'block-or-echo))
+                            :handlers (list :ask #'answer :chat (echo-after #'stay)))
         (unwind-protect
              (with-attacker (attacker address)
                (let ((ids (loop repeat 200
@@ -87,4 +94,77 @@ run, and all of the first do in the end."
                  (release)
                  (is-true (wait-until (lambda () (<= 199 (car called)))))))
           (release))
+        (is-true (wait-until (lambda () (eql 0 (most-running server)))))))))
+
+(defun loops-rest-p (server)
+  "True if no loop of SERVER has made a turn in the fifth of a second that this takes."
+  (flet ((turns ()
+           (loop for server-loop in (server:server-loops server)
+                 sum (loop:event-loop-turns (server:server-loop-loop server-loop)))))
+    (let ((before (turns)))
+      (await-signal (make-signal) :seconds 0.2)
+      (= before (turns)))))
+
+(defun crowded-p (server count)
+  "True if COUNT connections of SERVER hold threads, and none of these may have another."
+  (let ((shares (remove 0 (link-shares server) :key #'loop:share-running))
+        (loop (server:server-loop-loop (first (server:server-loops server)))))
+    (and (= count (length shares))
+         (notany (lambda (share) (loop:share-open-p (loop:event-loop-reserve loop) share))
+                 shares))))
+
+(test callbacks-that-wait-let-the-loop-rest
+  "Callbacks that wait for a thread cost nothing meanwhile, and once a blocked one has returned one
+of them gets its thread."
+  (let ((called (list 0)) (release (make-signal)))
+    (flet ((stay (number)
+             (declare (ignore number))
+             (sb-ext:atomic-incf (car called))
+             (await-signal release :seconds 300)))
+      (with-victim (address :server server :watched nil :options '(:reserve-threads 16)
+                            :handlers (list :ask #'answer :chat (echo-after #'stay)))
+        (with-attacker (attacker address)
+          (unwind-protect
+               (progn
+                 (dotimes (i 40) (demand attacker "/lab.Bench/Chat" (note-octets 77)))
+                 (is-true (wait-until (lambda () (crowded-p server 1))))
+                 (let ((before (car called)))
+                   (signal-it release)
+                   (is-true (wait-until (lambda () (= (1+ before) (car called)))))
+                   (is-true (wait-until (lambda () (loops-rest-p server)))
+                            "The loop looks again and again.")
+                   (is (= (1+ before) (car called)))))
+            (dotimes (i 40) (signal-it release)))
+          (is-true (wait-until (lambda () (= 40 (car called))))))
+        (is-true (wait-until (lambda () (eql 0 (most-running server)))))))))
+
+(test callbacks-that-wait-for-the-threads-of-others
+  "Callbacks of a connection that wait since others hold the threads run when those return, though
+one of the connection's own still blocks."
+  (let ((called (list (list 0) (list 0))) (releases (list (make-signal) (make-signal))))
+    (flet ((stay (number)
+             (sb-ext:atomic-incf (car (nth (- number 77) called)))
+             (await-signal (nth (- number 77) releases) :seconds 300))
+           (called (which) (car (nth which called)))
+           (demand-some (attacker count number)
+             (dotimes (i count)
+               (demand attacker "/lab.Bench/Chat" (note-octets number) :end nil))))
+      (with-victim (address :server server :watched nil :options '(:reserve-threads 16)
+                            :handlers (list :ask #'answer :chat (echo-after #'stay)))
+        (with-connected (others 3 address :from *other*)
+          (unwind-protect
+               (progn
+                 (dolist (other others)
+                   (greet other)
+                   (demand-some other 20 77))
+                 (is-true (wait-until (lambda () (crowded-p server 3))))
+                 (with-attacker (attacker address)
+                   (demand-some attacker 2 78)
+                   (is-true (wait-until (lambda () (crowded-p server 4))))
+                   (is (= 1 (called 1)))
+                   (dotimes (i 60) (signal-it (car releases)))
+                   (is-true (wait-until (lambda () (= 2 (called 1)))))
+                   (dotimes (i 2) (signal-it (cadr releases)))))
+            (dotimes (i 60) (signal-it (car releases)))
+            (dotimes (i 2) (signal-it (cadr releases)))))
         (is-true (wait-until (lambda () (eql 0 (most-running server)))))))))
