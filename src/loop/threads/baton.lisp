@@ -348,21 +348,20 @@ calling thread holds.")
 
 (defun request-takeover (loop baton if-busy)
   "Make a reserve thread of LOOP overtake the thread that has lent its BATON. IF-BUSY is as for
-RUN-ON-RESERVE. Return true if one will try."
-  (let ((reserve (event-loop-reserve loop)))
+RUN-ON-RESERVE. Return true if one will try. The second value is the function that it will call."
+  (let ((reserve (event-loop-reserve loop))
+        (function (lambda ()
+                    (with-taken-loop (loop (if (= +waiting+ (baton-state baton))
+                                               (overtake-sleeper loop baton)
+                                               (overtake loop baton)))
+                      ;; from now on the runner is a thread like others: none waits for it
+                      (setf (event-loop-overtaken loop) t)
+                      (trace-event :loop :overtaken :loop loop)
+                      (when (= +lent+ (baton-state baton)) ; else it was in no user code
+                        (note-late (event-loop-user loop)))
+                      (funcall (event-loop-run loop) loop)))))
     (and reserve
-         (run-on-reserve reserve
-                         (lambda ()
-                           (with-taken-loop (loop (if (= +waiting+ (baton-state baton))
-                                                      (overtake-sleeper loop baton)
-                                                      (overtake loop baton)))
-                             ;; from now on the runner is a thread like others: none waits for it
-                             (setf (event-loop-overtaken loop) t)
-                             (trace-event :loop :overtaken :loop loop)
-                             (when (= +lent+ (baton-state baton)) ; else it was in no user code
-                               (note-late (event-loop-user loop)))
-                             (funcall (event-loop-run loop) loop)))
-                         :if-busy if-busy))))
+         (values (run-on-reserve reserve function :if-busy if-busy) function))))
 
 (defun request-runner (loop)
   "Make a reserve thread of LOOP run it if no thread does. If necessary a thread is started beyond

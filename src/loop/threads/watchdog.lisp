@@ -59,6 +59,7 @@ on a busy machine, a woken thread may have no processor yet.")
   (loop nil :type event-loop)           ; the watched loop
   (seen 0 :type sb-ext:word)            ; its baton
   (asked 0 :type sb-ext:word)           ; the baton that a reserve thread has been asked to take
+  (request nil :type (or null function)) ; the function that overtakes it, if that had to wait
   (unanswered 0 :type index)            ; looks in a row that have found its bell unanswered
   (turns 0 :type (unsigned-byte 62))    ; the number it had made
   (at 0 :type index))                   ; which deferred function was next
@@ -171,6 +172,15 @@ held."
         (when (or (plusp ahead) (= +free+ (baton-state (event-loop-baton loop))))
           (setf least (min least (max ahead +shortest-tick-ns+))))))))
 
+(defun request-takeover-first (watched loop baton)
+  "As REQUEST-TAKEOVER, before all functions that wait for a thread. The request for another baton
+of LOOP is withdrawn if it waits still: while no thread is free, each handler would add one."
+  (let ((reserve (event-loop-reserve loop)) (former (shiftf (watched-request watched) nil)))
+    (when former (leave-reserve reserve (reserve-root reserve) :function former))
+    (multiple-value-bind (place function) (request-takeover loop baton :first)
+      (when (eq :queued place) (setf (watched-request watched) function))
+      place)))
+
 (defun look-at-loops (comparable)
   "Look at every baton. Return three booleans: a baton has changed since the last check; a baton is
 lent, or its loop needs a thread and gets none; user code takes too long. COMPARABLE is true if no
@@ -193,7 +203,7 @@ garbage has been collected since the last check."
           (cond ((= baton (watched-asked watched)))
                 ((and (= state +lent+) still comparable)
                  (setf overstayed t)
-                 (let ((asked (request-takeover loop baton :first)))
+                 (let ((asked (request-takeover-first watched loop baton)))
                    ;; a thread that is about to wait need not ask another either
                    (when (and asked (not (eq :queued asked)))
                      (setf (event-loop-asked loop) baton))
@@ -204,7 +214,7 @@ garbage has been collected since the last check."
                    (setf moved t)
                    (when (plusp (watched-unanswered watched)) (setf lent t)) ; look again soon
                    (when (and comparable (= +bell-looks+ (watched-unanswered watched)))
-                     (request-takeover loop baton :first))))
+                     (request-takeover-first watched loop baton))))
                 ((and (= state +free+)
                       (event-loop-driving loop)
                       (or still unread (timer-may-be-due-p loop)))

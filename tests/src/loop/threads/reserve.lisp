@@ -303,3 +303,41 @@ there for others."
      (lambda (event-loop)
        (setf runner (sb-thread:make-thread #'run-event-loop :arguments (list event-loop)))))
     (sb-thread:join-thread runner)))
+
+(test requests-for-a-thread-do-not-pile-up
+  "While no thread is free, one request to take a loop over waits, however many functions are late."
+  (let* ((reserve (make-reserve :threads 1))
+         (event-loop (make-event-loop :reserve reserve))
+         (requests (list 0)) (waiting '())
+         (begun (sb-thread:make-semaphore)) (release (sb-thread:make-semaphore))
+         (done (sb-thread:make-semaphore)))
+    (flet ((stay (argument)
+             (declare (ignore argument))
+             (let ((end (+ (monotonic-ns) (seconds-ns *patience-seconds*)))
+                   (before (car requests)))
+               (loop until (or (< before (car requests)) (< end (monotonic-ns)))
+                     do (sb-thread:thread-yield))
+               (push (clgrpc.loop::share-waiting (clgrpc.loop::reserve-root reserve)) waiting)
+               (sb-thread:signal-semaphore done))))
+      (run-on-reserve reserve (lambda () (sb-thread:signal-semaphore begun) (await release)))
+      (is-true (await begun))
+      (sb-int:encapsulate 'clgrpc.loop::request-takeover 'count
+                          (lambda (original loop &rest more)
+                            (multiple-value-prog1 (apply original loop more)
+                              (when (eq loop event-loop) (sb-ext:atomic-incf (car requests))))))
+      (launch-event-loop event-loop)
+      (unwind-protect
+           (progn
+             (post event-loop
+                   (lambda ()
+                     (loop repeat 10
+                           do (defer event-loop
+                                (lambda (loop) (call-user loop #'stay nil))
+                                event-loop))))
+             (is-true (await done 10))
+             (is (equal (make-list 10 :initial-element 1) waiting)))
+        (sb-int:unencapsulate 'clgrpc.loop::request-takeover 'count)
+        (sb-thread:signal-semaphore release)
+        (stop-event-loop event-loop)
+        (is-true (join-event-loop event-loop))
+        (is-true (close-reserve reserve 10))))))
