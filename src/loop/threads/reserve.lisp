@@ -66,7 +66,7 @@
 (defun note-exit ()
   "Start no more threads, since the process is about to end. SBCL ends all threads then. Otherwise
 the unwinding of a loop would start a new thread to run it, and the process would wait a minute for
-that thread."
+that thread. The end of a reserve thread would start one for a function that waits."
   (setf **exiting** t))
 
 (pushnew 'note-exit sb-ext:*exit-hooks*)
@@ -207,8 +207,8 @@ still waits. Their places in the queue are free. From any thread."
           (decf (reserve-count reserve))
           (unassign reserve share)
           (sb-thread:condition-broadcast (reserve-ended reserve))
-          ;; those that there are may get to it
-          (and (plusp (reserve-count reserve))
+          ;; those that there are may get to it, or a later one if it has waited already
+          (and (or (eq :waits if-busy) (plusp (reserve-count reserve)))
                (not (member if-busy '(:exceed :refuse)))
                (progn (enqueue-function share function) :queued))))
       (:no-error (thread) (declare (ignore thread)) t))))
@@ -257,13 +257,14 @@ idle. Return true if functions still wait."
   "Start threads for waiting functions that may run now, after the end of another function."
   (loop while (multiple-value-bind (place function share)
                   (sb-thread:with-mutex ((reserve-lock reserve))
-                    (and (thread-to-be-had-p reserve)
+                    (and (not **exiting**)
+                         (thread-to-be-had-p reserve)
                          (multiple-value-bind (function share)
                              (dequeue-function (reserve-root reserve) (free-threads reserve))
                            (and function
                                 (values (assign reserve function share) function share)))))
                 (if (eq place :start)
-                    (eq t (start-worker reserve function share :insist))
+                    (eq t (start-worker reserve function share :waits))
                     place))))
 
 (defun await-function (reserve worker)

@@ -63,17 +63,20 @@
     (is (= 0 (reserve-thread-count reserve)))
     (is (= 0 (clgrpc.loop::reserve-busy reserve)))))
 
+(defun world-without-threads (fails-p)
+  "A world in which no thread can be made while FAILS-P, a function, returns true."
+  (make-world :clock #'monotonic-ns :network (clgrpc.loop::world-network *world*)
+              :start-thread (lambda (function name)
+                              (if (funcall fails-p)
+                                  (error "There are no more threads.")
+                                  (sb-thread:make-thread function :name name)))))
+
 (test a-thread-that-cannot-be-made-is-not-counted
   "If the system makes no thread for a function, that is refused, and its place is free again."
   (with-events (events)
     (let* ((fails t)
            (ran (sb-thread:make-semaphore))
-           (*world* (make-world
-                     :clock #'monotonic-ns :network (clgrpc.loop::world-network *world*)
-                     :start-thread (lambda (function name)
-                                     (if fails
-                                         (error "There are no more threads.")
-                                         (sb-thread:make-thread function :name name)))))
+           (*world* (world-without-threads (lambda () fails)))
            (reserve (make-reserve :threads 1 :idle-seconds 30)))
       (is-false (run-on-reserve reserve #'list))
       (is (= 0 (reserve-thread-count reserve)))
@@ -82,6 +85,36 @@
       (is (eq t (run-on-reserve reserve (lambda () (sb-thread:signal-semaphore ran)))))
       (is-true (await ran))
       (is-true (close-reserve reserve 10)))
+    (is (equal '(:no-reserve-thread) (mapcar #'second (events))))))
+
+(test a-function-that-waits-is-kept-if-no-thread-can-be-made
+  "The last thread is ended by force and the system makes no other: what waited runs after the next
+function."
+  (with-events (events)
+    (let* ((fails nil)
+           (begun (sb-thread:make-semaphore)) (release (sb-thread:make-semaphore))
+           (ran (sb-thread:make-semaphore))
+           (*world* (world-without-threads (lambda () fails)))
+           (reserve (make-reserve :threads 1 :idle-seconds 30)))
+      (flet ((try (function) (run-on-reserve reserve function)))
+        (is (eq t (try (lambda ()
+                         (sb-thread:signal-semaphore begun)
+                         (await release)
+                         (sb-thread:abort-thread)))))
+        (is-true (await begun))
+        (is (eq :queued (try (lambda () (sb-thread:signal-semaphore ran)))))
+        (setf fails t)
+        (sb-thread:signal-semaphore release)
+        (is-true (loop repeat 20000
+                       thereis (and (events)
+                                    (= 0 (reserve-thread-count reserve))
+                                    (= 1 (clgrpc.loop::share-waiting
+                                          (clgrpc.loop::reserve-root reserve))))
+                       do (sb-thread:wait-on-semaphore begun :timeout 0.001)))
+        (setf fails nil)
+        (is-true (try #'list))
+        (is-true (await ran))
+        (is-true (close-reserve reserve 10))))
     (is (equal '(:no-reserve-thread) (mapcar #'second (events))))))
 
 (test reserve-survives-errors
@@ -122,6 +155,16 @@
     (sb-thread:wait-on-semaphore runs)
     (sb-ext:exit :code 7))")
 
+(defparameter *exit-with-a-function-that-waits* "
+  (let ((reserve (clgrpc.loop:make-reserve :threads 1))
+        (runs (sb-thread:make-semaphore)))
+    (loop repeat 2
+          do (clgrpc.loop:run-on-reserve reserve (lambda ()
+                                                   (sb-thread:signal-semaphore runs)
+                                                   (sleep 1000))))
+    (sb-thread:wait-on-semaphore runs)
+    (sb-ext:exit :code 7))")
+
 (defun exit-code-of (program)
   "The exit code of a process of its own that loads clgrpc/loop and evaluates the text PROGRAM."
   (let ((load-file (asdf:system-relative-pathname "clgrpc" "scripts/load.lisp")))
@@ -134,10 +177,12 @@
                   :ignore-error-status t))))
 
 (test process-ends-with-its-loops
-  "A process that exits while a loop runs ends at once: a thread that unwinds starts no other."
-  (let ((start (monotonic-ns)))
-    (is (= 7 (exit-code-of *exit-with-a-loop*)))
-    (is (< (- (monotonic-ns) start) (seconds-ns 30)))))
+  "A process that exits while a loop runs, or while a function waits for a thread, ends at once: a
+thread that unwinds starts no other."
+  (dolist (program (list *exit-with-a-loop* *exit-with-a-function-that-waits*))
+    (let ((start (monotonic-ns)))
+      (is (= 7 (exit-code-of program)))
+      (is (< (- (monotonic-ns) start) (seconds-ns 30))))))
 
 (defparameter *exhaust-stacks* "
   (labels ((dig (n) (1+ (dig (1+ n))))
