@@ -152,7 +152,7 @@ print(len(list(yaml.safe_load_all(open(sys.argv[1])))))"
 (defparameter +fake-clgrpc+ "#!/bin/sh
 # a program that shows two members, whose generations are in files
 echo 'NAME GENERATION STATE ADDRESS'
-for name in a b; do echo \"$name $(cat \"$PLACE/$name\") active 127.0.0.1:1\"; done
+for name in a b; do echo \"$name $(cat \"$PLACE/$name\") serving 127.0.0.1:1\"; done
 ")
 
 (test nodes-are-restarted-one-after-another

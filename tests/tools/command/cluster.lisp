@@ -70,6 +70,19 @@
       ;; with its worker and its store
       (is (eql 0 (support:terminate-program ada))))))
 
+(test nodes-that-serve-are-those-that-a-rolling-restart-restarts
+  "The script of examples/production understands what the program prints of a node. It stops where a
+node does not come back, as here, where its command restarts nothing."
+  (with-cluster-node (ada address "ada" "memory")
+    (multiple-value-bind (output error-output code)
+        (uiop:run-program (list "env" (format nil "CLGRPC=~A" (support:clgrpc-program))
+                                "WAIT_SECONDS=1"
+                                (support:root-file "examples/production/rolling-restart")
+                                address "true")
+                          :output '(:string :stripped t) :error-output '(:string :stripped t)
+                          :ignore-error-status t)
+      (is (equal '(1 "restarting ada" "ada has not come back") (list code output error-output))))))
+
 (test workflows-by-the-command-line
   "They are started, signalled, cancelled and shown; what is wrong ends with 1, or 2 where no node
 is asked."
