@@ -90,7 +90,7 @@ that is not loaded (:DATA)."
   :serial t
   :components ((:file "package") (:file "test-form") (:file "descriptor")
                (:file "interrupt") (:file "program") (:file "suite") (:file "walk")
-               (:file "raw-listener") (:file "unprintable")))
+               (:file "raw-listener") (:file "notice") (:file "unprintable")))
 
 (define-layers
   ("src/base" ("clgrpc/option") :rooms ("log" "memory" "option" "text"))

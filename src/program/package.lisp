@@ -22,6 +22,8 @@
    #:begin-exporting
    #:end-exporting #:telemetry-lines
    ;; server-program.lisp
-   #:serve-as-asked #:announce
+   #:serve-as-asked #:serve-until-end
+   ;; service-manager.lisp
+   #:reload-at-hang-up
    ;; run-server.lisp
    #:write-everything #:run-server))

@@ -95,6 +95,14 @@ GRPC_BINARY_LOG_FILTER selects, all if it is not set."
   (format t "~{listening on ~A~%~}~{~A~%~}" (server:server-addresses server) lines)
   (finish-output))
 
+(defun serve-until-end (ending server lines)
+  "Print where SERVER listens, and LINES; return when ENDING has begun. A service manager is
+notified of both."
+  (announce server lines)
+  (tell-serving server)
+  (await-end ending)
+  (tell-stopping (ending-seconds ending)))
+
 (defun page-lines (server given metrics-url tls paths)
   "Lines that name the addresses of what GIVEN requests, and the pages at PATHS of SERVER, which
 uses TLS if TLS is true."
@@ -135,11 +143,9 @@ unless these are nil, and CREDENTIALS."
               (call-with-groups
                server (list* :observer observers :credentials credentials given)
                (lambda (lines)
-                 (announce server (append (page-lines server given metrics-url credentials paths)
+                 (serve-until-end ending server
+                                  (append (page-lines server given metrics-url credentials paths)
                                           lines))
-                 (tell-serving server)
-                 (await-end ending)
-                 (tell-stopping (ending-seconds ending))
                  (server:stop-server server))))
          (server:stop-server server)
          (end-exporting exporter))))))

@@ -167,10 +167,15 @@ DRAIN seconds and little more, even if the store hangs: it gets no more requests
     (when worker (workflow:stop-worker worker :drain drain))
     (cluster:stop-node node :drain (max 0 (ns-seconds (- end (monotonic-ns)))))))
 
-(defun run-node (name worker drain lines arguments)
+(defun reload-function (credentials)
+  "A function that reads the files of CREDENTIALS again; nil without CREDENTIALS."
+  (and credentials (lambda () (grpc:reload-credentials credentials))))
+
+(defun run-node (name worker drain lines store-credentials arguments)
   "Run the node NAME, which START-NODE starts with ARGUMENTS, until the process is asked to end or
 another process takes the name. Then stop it, and WORKER unless that is nil, within DRAIN seconds.
-Print LINES once the node is a member. Return the exit code."
+Print LINES once the node is a member. At SIGHUP read the certificates again, those of
+STORE-CREDENTIALS too. Return the exit code."
   (program:call-with-ending
    (lambda (ending)
      (setf (program:ending-seconds ending) (+ drain program:+ending-seconds+))
@@ -182,8 +187,10 @@ Print LINES once the node is a member. Return the exit code."
                    (misuse (condition) (refuse "~A" condition)))))
        (unwind-protect
             (progn
-              (program:announce (cluster:node-server node) lines)
-              (program:await-end ending)
+              (program:reload-at-hang-up ending (cluster:node-server node)
+                                         (reload-function (getf arguments :credentials))
+                                         (reload-function store-credentials))
+              (program:serve-until-end ending (cluster:node-server node) lines)
               (if (superseded-p node) +superseded-code+ 0))
          (end-node node worker drain))))))
 
@@ -243,7 +250,8 @@ and reflection, and be a member until SIGTERM or SIGINT. Prints `listening on AD
 one. With --tls-cert a peer has only the roles that --allow grants; without it, and without --allow,
 every peer that can connect has all roles but join, and the log says so at the start. Exits with
 0 at the end, with 1 if it could not start, with 2 if the arguments are wrong, with 3
-if another process has taken its name. See doc/cluster/cluster.md."
+if another process has taken its name. At SIGHUP reads its certificates again. Notifies systemd
+(Type=notify) when it is a member. See doc/cluster/cluster.md."
   (unless name (refuse "--name is missing"))
   (unless store (refuse "--store is missing"))
   (tune-collector)
@@ -277,6 +285,7 @@ if another process has taken its name. See doc/cluster/cluster.md."
                                          (when console-url
                                            (list (format nil "console at ~A" console-url)))
                                          (program:telemetry-lines trace-sample otlp))
+                                 credentials
                                  (list :store store :cluster cluster :listen listen
                                        :address advertise :labels label
                                        :lease-seconds lease-seconds :if-taken if-taken

@@ -95,8 +95,7 @@ asked to end and SERVER has stopped."
   (program:call-with-ending
    (lambda (ending)
      (program:call-at-report ending (lambda () (print-statistics server)))
-     (unwind-protect (progn (program:announce server '())
-                            (program:await-end ending))
+     (unwind-protect (program:serve-until-end ending server '())
        (grpc:stop-server server)))))
 
 ;;; For measurements of memory

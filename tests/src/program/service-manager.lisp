@@ -3,31 +3,10 @@
 (in-package #:clgrpc.tests.program)
 (in-suite :clgrpc.program)
 
-(defun call-with-manager (abstract function)
-  "Call FUNCTION with the text for NOTIFY_SOCKET and a function that waits for the next message."
-  (let* ((name (format nil "clgrpc-notify-~36R" (random (expt 36 10) (make-random-state t))))
-         (path (if abstract
-                   (format nil "@~A" name)
-                   (format nil "~A~A" (uiop:native-namestring (uiop:temporary-directory)) name)))
-         (socket (if abstract
-                     (make-instance 'sb-bsd-sockets:local-abstract-socket :type :datagram)
-                     (make-instance 'sb-bsd-sockets:local-socket :type :datagram))))
-    (sb-bsd-sockets:socket-bind socket (if abstract name path))
-    (unwind-protect
-         (funcall function path
-                  (lambda ()
-                    (multiple-value-bind (buffer length)
-                        (sb-bsd-sockets:socket-receive socket nil 1000
-                                                       :element-type '(unsigned-byte 8))
-                      (uiop:split-string (map 'string #'code-char (subseq buffer 0 length))
-                                         :separator '(#\Newline)))))
-      (sb-bsd-sockets:socket-close socket)
-      (unless abstract (uiop:delete-file-if-exists path)))))
-
 (defmacro with-managed-greeter ((program address next abstract &rest arguments) &body body)
   "Run BODY while greeter.lisp, told of a service manager, runs with ARGUMENTS; NEXT waits for the
 lines of what that hears next."
-  `(call-with-manager
+  `(support:call-with-service-manager
     ,abstract
     (lambda (path next)
       (flet ((,next () (funcall next)))
@@ -41,7 +20,7 @@ lines of what that hears next."
                 (uiop:native-namestring sb-ext:*runtime-pathname*)
                 (script-arguments "greeter.lisp" "--listen" "127.0.0.1:0" ,@arguments)))))))
 
-(defun says (line lines)
+(defun hears (line lines)
   (is (member line lines :test #'string=) "~S is not in ~S" line lines))
 
 (test a-service-manager-hears-of-a-program
@@ -49,19 +28,19 @@ lines of what that hears next."
   (dolist (abstract '(nil t))
     (with-managed-greeter (program address next abstract "--limits" "drain-seconds=30")
       (let ((lines (next)))
-        (says "READY=1" lines)
-        (says (format nil "STATUS=listening on ~A" address) lines))
+        (hears "READY=1" lines)
+        (hears (format nil "STATUS=listening on ~A" address) lines))
       (support:signal-program program sb-unix:sighup)
       (let ((lines (next)))
-        (says "RELOADING=1" lines)
+        (hears "RELOADING=1" lines)
         (is (find-if (lambda (line) (uiop:string-prefix-p "MONOTONIC_USEC=" line)) lines)))
-      (says "READY=1" (next))
+      (hears "READY=1" (next))
       (grpc:with-channel (channel address)
         (is (string= "Hello, Ada!" (greet channel "Ada"))))
       (support:signal-program program sb-unix:sigterm)
       (let ((lines (next)))
-        (says "STOPPING=1" lines)
-        (says "EXTEND_TIMEOUT_USEC=40000000" lines))
+        (hears "STOPPING=1" lines)
+        (hears "EXTEND_TIMEOUT_USEC=40000000" lines))
       (last-lines program)
       (is (= 0 (support:program-exit-code program))))))
 

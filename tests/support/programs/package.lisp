@@ -21,7 +21,8 @@
            #:signal-program
            #:terminate-program #:start-program #:stop-program #:kill-program
            #:call-with-program #:with-program #:run-to-end #:server-address
-           #:with-server-program #:set-descriptor-limit #:foreign-octets
+           #:with-server-program #:call-with-service-manager
+           #:set-descriptor-limit #:foreign-octets
            #:suite-tests #:test-name #:suite-p #:failed-check-p #:skipped-check-p #:check-reason
            #:test-layer #:tests-failed #:tests-failed-suites
            #:at-length #:patient-seconds #:exhausting-a-stack #:skip-on-slow-machine

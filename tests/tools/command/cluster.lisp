@@ -83,6 +83,47 @@ node does not come back, as here, where its command restarts nothing."
                           :ignore-error-status t)
       (is (equal '(1 "restarting ada" "ada has not come back") (list code output error-output))))))
 
+;;; Under a service manager
+
+(defun call-with-managed-node (function certificate key)
+  "Call FUNCTION with a node that a service manager runs, with files for its CERTIFICATE and KEY,
+its address, and a function that checks that the next notice has the lines that are its arguments."
+  (support:call-with-service-manager
+   nil
+   (lambda (path next)
+     (support:with-program (node "/usr/bin/env" (format nil "NOTIFY_SOCKET=~A" path)
+                                 (support:clgrpc-program) "cluster-node" "--name" "ada"
+                                 "--store" "memory" "--drain" "5"
+                                 "--tls-cert" certificate "--tls-key" key)
+       (funcall function node (support:server-address node)
+                (lambda (&rest lines)
+                  (is (null (set-difference lines (funcall next) :test #'string=)))))))))
+
+(test a-service-manager-hears-of-a-node
+  "When it is a member, of SIGHUP, at which it reads its certificates again, and of its end, which
+may take as long as its drain and ten seconds."
+  (uiop:with-temporary-file (:pathname certificate)
+    (uiop:with-temporary-file (:pathname key)
+      (flet ((install (name)
+               (uiop:copy-file (support:certificate-file (format nil "~A.pem" name)) certificate)
+               (uiop:copy-file (support:certificate-file (format nil "~A.key" name)) key))
+             (code (address)
+               (run-line "call" address "grpc.health.v1.Health/Check" "--tls-ca"
+                         (support:certificate-file "ca.pem"))))
+        (install "server")
+        (call-with-managed-node
+         (lambda (node address check)
+           (funcall check "READY=1" (format nil "STATUS=listening on ~A" address))
+           (is (= 0 (code address)))
+           (install "stranger")
+           (support:signal-program node sb-unix:sighup)
+           (funcall check "RELOADING=1")
+           (funcall check "READY=1")
+           (is (= 78 (code address)))   ; unavailable
+           (is (eql 0 (support:terminate-program node)))
+           (funcall check "STOPPING=1" "EXTEND_TIMEOUT_USEC=15000000"))
+         (uiop:native-namestring certificate) (uiop:native-namestring key))))))
+
 (test workflows-by-the-command-line
   "They are started, signalled, cancelled and shown; what is wrong ends with 1, or 2 where no node
 is asked."
