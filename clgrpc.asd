@@ -21,7 +21,8 @@
                   "clgrpc-tests/dns" "clgrpc-tests/hpack" "clgrpc-tests/http1"
                   "clgrpc-tests/exchange" "clgrpc-tests/http2" "clgrpc-tests/dialogue"
                   "clgrpc-tests/protobuf" "clgrpc-tests/status" "clgrpc-tests/method"
-                  "clgrpc-tests/rpc" "clgrpc-tests/calling" "clgrpc-tests/serving"
+                  "clgrpc-tests/rpc" "clgrpc-tests/encoding" "clgrpc-tests/credentials"
+                  "clgrpc-tests/attempt" "clgrpc-tests/calling" "clgrpc-tests/serving"
                   "clgrpc-tests/wire" "clgrpc-tests/config" "clgrpc-tests/server"
                   "clgrpc-tests/client" "clgrpc-tests/balance" "clgrpc-tests/inproc"
                   "clgrpc-tests/transports" "clgrpc-tests/trace" "clgrpc-tests/services"
@@ -166,30 +167,42 @@
                (:file "package") (:file "status") (:file "details") (:file "timeout")
                (:file "metadata")))
 
+(defsystem "clgrpc/encoding"
+  :description "Compressions, and codecs beside Protocol Buffers, which users register."
+  :depends-on ("clgrpc/os" "clgrpc/protobuf") :pathname "src/rpc/encoding/" :serial t
+  :components ((:file "package") (:file "encoding-registry") (:file "message-codec")))
+
 (defsystem "clgrpc/method"
   :description "Methods, services and the class of channels."
-  :depends-on ("clgrpc/status" "clgrpc/loop") :pathname "src/rpc/method/" :serial t
+  :depends-on ("clgrpc/status" "clgrpc/encoding" "clgrpc/loop") :pathname "src/rpc/method/" :serial t
   :components ((:static-file "../../../proto/grpc/health/v1/health.proto")
                (:static-file "../../../proto/xds/data/orca/v3/orca_load_report.proto")
                (:static-file "../../../proto/xds/service/orca/v3/orca.proto") (:file "package")
-               (:file "method") (:file "message-codec") (:file "health-proto") (:file "generic")))
+               (:file "method") (:file "coded-method") (:file "health-proto") (:file "generic")))
 
 (defsystem "clgrpc/rpc"
   :description "What a call is on any transport: the contract of transports, observers."
   :depends-on ("clgrpc/method") :pathname "src/rpc/" :serial t
   :components ((:file "package") (:file "interceptor") (:file "transport") (:file "part")
                (:file "observer") (:file "call") (:file "call-value")
-               (:file "call-intent") (:file "encoding-registry")
-               (:file "messaging") (:file "verdict") (:file "handler-error") (:file "reaction")
+               (:file "call-intent") (:file "messaging") (:file "verdict") (:file "handler-error") (:file "reaction")
                (:file "room") (:file "call-report") (:file "call-tracer")))
+
+(defsystem "clgrpc/credentials"
+  :description "Call credentials: metadata that identify the caller."
+  :depends-on ("clgrpc/method") :pathname "src/rpc/credentials/" :serial t
+  :components ((:file "package") (:file "call-credentials")))
+
+(defsystem "clgrpc/attempt"
+  :description "The attempts of a call: retries and hedging, and interceptors of attempts."
+  :depends-on ("clgrpc/rpc" "clgrpc/config") :pathname "src/rpc/attempt/" :serial t
+  :components ((:file "package") (:file "retry-policy") (:file "retry") (:file "attempt-view")))
 
 (defsystem "clgrpc/calling"
   :description "What channels of all transports share: stubs, futures, client loops."
-  :depends-on ("clgrpc/rpc" "clgrpc/config") :pathname "src/rpc/calling/" :serial t
-  :components ((:file "package") (:file "channel") (:file "call-credentials")
-               (:file "interception") (:file "stub") (:file "call-async") (:file "dropped")
-               (:file "client-loop") (:file "retry-policy") (:file "retry")
-               (:file "attempt-view")))
+  :depends-on ("clgrpc/rpc" "clgrpc/credentials") :pathname "src/rpc/calling/" :serial t
+  :components ((:file "package") (:file "channel") (:file "interception") (:file "stub")
+               (:file "call-async") (:file "dropped") (:file "client-loop")))
 
 (defsystem "clgrpc/topic"
   :description "Topics: what one sends, many streams of answers have."
@@ -224,7 +237,7 @@
 
 (defsystem "clgrpc/client"
   :description "Channels over the network, subchannels, stubs."
-  :depends-on ("clgrpc/wire" "clgrpc/calling" "clgrpc/config" "clgrpc/dns" "clgrpc/proxy"
+  :depends-on ("clgrpc/wire" "clgrpc/calling" "clgrpc/attempt" "clgrpc/dns" "clgrpc/proxy"
                "alexandria")
   :pathname "src/client/" :serial t
   :components ((:file "package") (:file "naming/resolver") (:file "naming/choice")

@@ -65,30 +65,33 @@
                   #:resource-exhausted #:failed-precondition #:aborted #:out-of-range
                   #:unimplemented #:internal #:unavailable #:data-loss #:unauthenticated)
   (:import-from #:clgrpc.method
-                  #:service #:channel #:current-call
+                  #:service #:channel #:channel-target #:current-call
                   #:rpc-method #:rpc-method-path #:rpc-method-name
                   #:rpc-method-service-name #:rpc-method-kind
-                  #:register-codec #:invoke #:generic-method #:pool-method #:pool-methods
+                  #:invoke #:generic-method #:pool-method #:pool-methods
                   #:generic-service #:make-generic-service #:generic-service-methods)
   (:import-from #:clgrpc.rpc
                   #:observer #:make-observer #:call #:send #:try-send #:close-send #:receive
                   #:do-messages #:with-call #:cancel #:cancelled-p #:call-status #:call-metadata
                   #:call-trailers #:call-peer #:call-stages #:failed-attempts #:call-security
-                  #:call-compression #:received-compressed-p #:register-compressor
-                  #:register-zstd #:send-metadata #:time-remaining
+                  #:call-compression #:received-compressed-p
+                  #:send-metadata #:time-remaining
                   #:call-deadline #:after
                   #:on-message #:on-half-close #:on-cancel #:on-writable #:reply #:finish #:on-end
                   #:filter-messages #:call-rpc-method #:call-value
                   #:*debug-on-error* #:return-status #:cancel-call #:retry-handler #:retry-call
                   #:rpc-error-stages #:rpc-error-attempts)
+  (:import-from #:clgrpc.encoding #:register-codec #:register-compressor #:register-zstd)
   (:import-from #:clgrpc.calling
-                  #:close-channel #:channel-target #:channel-state #:channel-addresses
+                  #:close-channel #:channel-state #:channel-addresses
                   #:ensure-connected #:reset-back-off
-                  #:wait-for-state-change #:on-state-change #:call-async
+                  #:wait-for-state-change #:on-state-change #:call-async)
+  (:import-from #:clgrpc.credentials
                   #:call-credentials #:get-request-metadata #:credentials-request
                   #:credentials-request-path #:credentials-request-authority
                   #:credentials-request-audience #:credentials-request-secure-p
-                  #:compose-credentials
+                  #:compose-credentials)
+  (:import-from #:clgrpc.attempt
                   #:attempt #:attempt-call #:attempt-number #:attempt-kind #:attempt-peer
                   #:attempt-request-metadata #:attempt-status #:attempt-message
                   #:attempt-metadata #:attempt-trailers #:on-attempt-end)

@@ -21,7 +21,7 @@
 (defparameter *inner-packages*
   '(#:clgrpc.os #:clgrpc.dns #:clgrpc.proxy #:clgrpc.token #:clgrpc.topic #:clgrpc.status
     #:clgrpc.method #:clgrpc.rpc
-    #:clgrpc.calling
+    #:clgrpc.encoding #:clgrpc.credentials #:clgrpc.attempt #:clgrpc.calling
     #:clgrpc.serving #:clgrpc.wire #:clgrpc.config #:clgrpc.client #:clgrpc.balance
     #:clgrpc.rest #:clgrpc.gateway #:clgrpc.exchange #:clgrpc.server #:clgrpc.web
     #:clgrpc.grpc-web #:clgrpc.connect #:clgrpc.grpc-json

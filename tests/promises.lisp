@@ -51,8 +51,8 @@
    "src/rpc/handler-error.lisp"
    "(and (typep error 'rpc-error) (not (of-another-call-p error call)))" "(typep error 'rpc-error)")
   ("If it has not, any call is safe to repeat"
-   "calling" "what-no-server-has-seen-is-made-again"
-   "src/rpc/calling/retry.lisp"
+   "attempt" "what-no-server-has-seen-is-made-again"
+   "src/rpc/attempt/retry.lisp"
    "(and (eq :server (attempt-failure-reach failure))
 "
    "(and t
@@ -66,7 +66,7 @@
         (:local")
   ("a GOAWAY that excludes it, the call is made again, once and within its deadline"
    "client" "who-refuses-again-means-it"
-   "src/rpc/calling/retry.lisp"
+   "src/rpc/attempt/retry.lisp"
    "(or (null first-ns)
 "
    "(or t
@@ -165,8 +165,8 @@
   ("over TLS its host is also the name that the server must prove"
    "client" "tls-proves-the-channels-authority"
    "src/client/network-channel.lisp"
-   "(setf (resolver-own-host resolver) (authority-host (rpc:check-authority own)))"
-   "(rpc:check-authority own)"))
+   "(setf (resolver-own-host resolver) (authority-host (check-authority own)))"
+   "(check-authority own)"))
 
 (define-promises "doc/tls.md"
   ("Suites of TLS 1.2 that HTTP/2 forbids are left out of
@@ -181,7 +181,7 @@ the list"
    "src/os/tls-session.lisp" "(:none 0)" "(:none +ssl-verify-peer+)")
   ("call credentials are not sent over such a channel, as over plaintext"
    "client" "credentials-are-refused-on-plaintext"
-   "src/rpc/calling/call-credentials.lisp"
+   "src/rpc/credentials/call-credentials.lisp"
    "(unless (or (null channel) (some #'identity (multiple-value-list (channel-secure-p channel))))"
    "(unless t"))
 
@@ -331,30 +331,30 @@ status 415"
    "balance" "channels-may-do-without-health-checks"
    "src/client/channel-structure.lisp" "(options-health-checking (core-options core))" "t")
   ("after a random part of a growing back-off"
-   "calling" "back-off-grows-up-to-its-maximum"
-   "src/rpc/calling/retry-policy.lisp" "(min wait maximum)" "wait")
+   "attempt" "back-off-grows-up-to-its-maximum"
+   "src/rpc/attempt/retry-policy.lisp" "(min wait maximum)" "wait")
   ("at the time that the server gives (`grpc-retry-pushback-ms`)"
-   "calling" "pushbacks-are-32-bit-numbers"
-   "src/rpc/calling/retry-policy.lisp" "(<= 0 number #x7FFFFFFF)" "(<= 0 number #x8FFFFFFF)")
+   "attempt" "pushbacks-are-32-bit-numbers"
+   "src/rpc/attempt/retry-policy.lisp" "(<= 0 number #x7FFFFFFF)" "(<= 0 number #x8FFFFFFF)")
   ("A call has at most `maxAttempts` attempts, and at most `:max-attempts` of the channel, 5"
-   "calling" "policies-say-how-often"
-   "src/rpc/calling/retry-policy.lisp"
+   "attempt" "policies-say-how-often"
+   "src/rpc/attempt/retry-policy.lisp"
    "(options-max-attempts options)" "most-positive-fixnum")
   ("while half or fewer are left no call is retried"
-   "calling" "throttles-keep-within-their-limits"
-   "src/rpc/calling/retry-policy.lisp" "(<= (* 2 tokens)" "(< (* 2 tokens)")
+   "attempt" "throttles-keep-within-their-limits"
+   "src/rpc/attempt/retry-policy.lisp" "(<= (* 2 tokens)" "(< (* 2 tokens)")
   ("a failed attempt takes one, a successful call adds `tokenRatio`"
-   "calling" "failures-take-tokens"
-   "src/rpc/calling/retry-policy.lisp" "(change-tokens throttle -1000)"
+   "attempt" "failures-take-tokens"
+   "src/rpc/attempt/retry-policy.lisp" "(change-tokens throttle -1000)"
    "(change-tokens throttle -500)")
   ("The first answer, response headers or a message, commits a call"
-   "calling" "the-answered-attempt-has-the-call"
-   "src/rpc/calling/retry.lisp" 
+   "attempt" "the-answered-attempt-has-the-call"
+   "src/rpc/attempt/retry.lisp" 
    "(remove attempt (shiftf (retries-running retries) (and attempt (list attempt))))"
    "(shiftf (retries-running retries) (and attempt (list attempt)))")
   ("`:retry nil` leaves only those"
    "transports" "retries-can-be-switched-off-over-tcp"
-   "src/rpc/calling/retry-policy.lisp"
+   "src/rpc/attempt/retry-policy.lisp"
    "(options-retry options)
 "
    "t
@@ -440,7 +440,7 @@ status 415"
    "((not (realp seconds))")
   ("all of several"
    "client" "credentials-of-channel-and-call"
-   "src/rpc/calling/call-credentials.lisp" "(apply #'append answers)" "(first answers)"))
+   "src/rpc/credentials/call-credentials.lisp" "(apply #'append answers)" "(first answers)"))
 
 (define-promises "doc/interceptors.md"
   ("not take the arguments described below is refused"
@@ -990,8 +990,8 @@ read between two of them"
 
 (define-promises "doc/guides/cookbook.md"
   ("Without one, calls are repeated only if no server has processed them"
-   "calling" "failures-that-count"
-   "src/rpc/calling/retry-policy.lisp" "(null 0)" "(null 65535)"))
+   "attempt" "failures-that-count"
+   "src/rpc/attempt/retry-policy.lisp" "(null 0)" "(null 65535)"))
 
 (define-promises "doc/guides/first-service.md"
   ("A failed test is an error there, so the command exits with another code than 0"

@@ -16,7 +16,7 @@
                     (#:services #:clgrpc.services) (#:metrics #:clgrpc.metrics)
                     (#:trace #:clgrpc.trace) (#:etcd #:clgrpc.etcd)
                     (#:authority #:clgrpc.authority) (#:balance #:clgrpc.balance)
-                    (#:calling #:clgrpc.calling)
+                    (#:calling #:clgrpc.calling) (#:client #:clgrpc.client)
                     (#:method #:clgrpc.method)
                     (#:pb #:clgrpc.workflow.v1) (#:methods #:clgrpc.workflow.v1.workflow))
   (:import-from #:sb-ext #:defglobal)

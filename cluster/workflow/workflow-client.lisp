@@ -12,7 +12,7 @@ connection may remain open although the node hangs.")
 
 (defun reach-nodes (channel)
   "Make CHANNEL, by which nodes are called, detect soon that one of them hangs."
-  (calling:limit-silence channel +silence-seconds+))
+  (client:limit-channel-silence channel +silence-seconds+))
 
 (defun ask-once (stub channel request timeout)
   "The answer of STUB to REQUEST, within TIMEOUT seconds. Signal a workflow error."

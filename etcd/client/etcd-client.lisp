@@ -38,7 +38,7 @@
 (defmethod print-object ((etcd etcd) stream)
   (print-unreadable-object (etcd stream :type t)
     (when (slot-boundp etcd 'channel)
-      (format stream "~A~@[ as ~A~]" (calling:channel-target (etcd-channel etcd))
+      (format stream "~A~@[ as ~A~]" (method:channel-target (etcd-channel etcd))
               (etcd-user etcd)))))
 
 (defun check-user (user password)

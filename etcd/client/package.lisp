@@ -7,7 +7,8 @@
 (defpackage #:clgrpc.etcd
   (:use #:cl #:clgrpc.base)
   (:import-from #:clgrpc.option #:define-keyword-function)
-  (:local-nicknames (#:loop #:clgrpc.loop) (#:status #:clgrpc.status) (#:rpc #:clgrpc.rpc)
+  (:local-nicknames (#:method #:clgrpc.method)
+                    (#:loop #:clgrpc.loop) (#:status #:clgrpc.status) (#:rpc #:clgrpc.rpc)
                     (#:calling #:clgrpc.calling) (#:client #:clgrpc.client)
                     (#:pb #:etcdserverpb) (#:kv #:etcdserverpb.kv)
                     (#:leases #:etcdserverpb.lease) (#:watches #:etcdserverpb.watch)

@@ -91,14 +91,14 @@ number; see stream-queue.lisp."
   ;; STATE has, or FAILED-ATTEMPTS
   (changed (sb-thread:make-waitqueue :name "clgrpc channel state") :read-only t)
   (credentials nil :type (or null loop:tls-credentials) :read-only t) ; for TLS, or nil
-  (call-credentials nil :read-only t)   ; see calling/call-credentials.lisp, or nil
+  (call-credentials nil :read-only t)   ; see credentials/call-credentials.lisp, or nil
   (plaintext-credentials nil :type boolean :read-only t) ; they go without TLS as well
   (sink nil :type (or null http2:sink) :read-only t) ; for events of links' streams
   (pool (http2:make-pool :keeps-users t) :type http2:pool :read-only t) ; of all links
   (authority nil :type hpack:field :read-only t) ; the field :authority of calls
   (user-agent nil :type (or null hpack:field) :read-only t) ; likewise, if not **USER-AGENT**
-  (encoding nil :type (or null rpc:encoding) :read-only t) ; of requests, by default
-  (codec nil :type (or null method:message-codec) :read-only t) ; of messages, or nil
+  (encoding nil :type (or null encoding:encoding) :read-only t) ; of requests, by default
+  (codec nil :type (or null encoding:message-codec) :read-only t) ; of messages, or nil
   (refused '() :type list)              ; the encodings that some server is known not to read, and
                                         ; no server to read; changed by one store
   (resolution (make-resolution nil) :type resolution :read-only t) ; how its target is resolved
@@ -355,7 +355,7 @@ SETTINGS arrive is used (gRFC A61)."
   (print-unreadable-object (subchannel stream :type t)
     (format stream "~A ~(~A~)" (server-text subchannel) (subchannel-state subchannel))))
 
-(defstruct (client-failure (:include calling:attempt-failure)
+(defstruct (client-failure (:include attempt:attempt-failure)
                            (:constructor make-client-failure
                                (status message &key how (reach :handler) pushback (trailers #())))
                            (:copier nil))
@@ -363,7 +363,7 @@ SETTINGS arrive is used (gRFC A61)."
   (how '() :type list :read-only t)     ; a plist, as END-CALL takes it
   (trailers #() :type simple-vector :read-only t)) ; metadata that came with it
 
-(defstruct (client-retries (:include calling:retries)
+(defstruct (client-retries (:include attempt:retries)
                            (:constructor make-client-retries (policy limit &optional running))
                            (:copier nil))
   "The state of a call that is tried more than once, or may be."
@@ -374,7 +374,7 @@ SETTINGS arrive is used (gRFC A61)."
 (defstruct (caller-identity (:constructor make-caller-identity (credentials metadata))
                             (:copier nil))
   "The caller's identity, which the attempts of a call send; see caller-identity.lisp."
-  (credentials nil :read-only t)        ; call credentials, see calling/call-credentials.lisp
+  (credentials nil :read-only t)        ; call credentials, see credentials/call-credentials.lisp
   (metadata '() :type list :read-only t) ; the other metadata of the attempts, an alist
   (asked nil :type boolean)             ; the metadata of the next attempt are known
   (awaited nil :type boolean)           ; CREDENTIALS have not answered yet, or have failed
@@ -410,7 +410,7 @@ again with it."
   (number 0 :type index)                ; how many attempts of CALL came before it
   (began-ns 0 :type nanoseconds)        ; when it did
   (cause nil :type (or null client-failure)) ; once it has failed, and CALL goes on without it
-  (view nil :type (or null calling:attempt))) ; for interceptors, if the channel has some
+  (view nil :type (or null attempt:attempt))) ; for interceptors, if the channel has some
 
 (declaim (sb-ext:freeze-type attempt))
 
@@ -428,6 +428,18 @@ again with it."
   (wait nil :type (or null wait-clock)) ; of the call's waits
   ;; its QUEUED-ATTEMPT while it waits for a stream (stream-queue.lisp)
   (queued-attempt nil))
+
+(rpc:define-own-part intent (client client-call)
+  "The settings that the user of a call has made."
+  (wait-for-ready :unset :type (member :unset t nil)) ; the call outlasts failures to connect
+  (authority nil :type (or null string))) ; the :authority of its requests, if not the channel's
+
+(declaim (sb-ext:freeze-type client-intent))
+
+(define-hot (own-authority :inline t) ((call client-call)) (or null string)
+  "The :authority that CALL's user has set for its requests, or nil."
+  (let ((intent (call-client-intent call)))
+    (and intent (client-intent-authority intent))))
 
 (rpc:define-own-part outlet (client client-call wire:wire-outlet)
   "The outgoing side of a call, with its outbox."

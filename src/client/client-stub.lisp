@@ -24,16 +24,17 @@
         (call (let ((now (if (or timeout deadline) (channel-now channel) 0)))
                 (make-call channel method (absolute-deadline timeout deadline now) async now)))
         (encoding (if compression-p
-                      (rpc:encoding-of-name (rpc:check-compression compression))
+                      (nth-value 1 (encoding:check-compression compression))
                       (core-encoding (channel-core channel)))))
     (when encoding (begin-compression call encoding))
     (when metadata (setf (rpc:outgoing-metadata call) (status:check-metadata metadata)))
     (when (or authority max-send-octets max-receive-octets values)
       (rpc:begin-intent call :authority authority :max-send-octets max-send-octets
                              :max-receive-octets max-receive-octets :values values))
+    (when authority (setf (client-intent-authority (ensure-client-intent call)) authority))
     (when call-credentials (begin-identity call channel call-credentials))
     (unless (eq :unset wait-for-ready)
-      (setf (rpc:wait-for-ready call) (and wait-for-ready t)))
+      (setf (client-intent-wait-for-ready (ensure-client-intent call)) (and wait-for-ready t)))
     (rpc:observe call-made (core-observer (client-call-core call)) call)
     (ecase (rpc-method-kind method)
       (:unary

@@ -76,7 +76,7 @@ ERROR, an RPC-ERROR or nil."
 (defun start-with-credentials (call subchannel request)
   "Start CALL once the channel's call credentials have given metadata for it."
   (let ((core (subchannel-core subchannel)))
-    (handler-case (calling:check-credentials (core-call-credentials core) core)
+    (handler-case (credentials:check-credentials (core-call-credentials core) core)
       (status:rpc-error (error) (end-refused call error))
       (:no-error (&rest values)
         (declare (ignore values))

@@ -112,18 +112,18 @@ CREDENTIALS cannot be used. From any thread."
                                         (rpc:check-interceptors
                                          (getf arguments :attempt-interceptors))
                                         '(attempt))
-                                       (rpc:observer-interceptors observers)))
+                                       (attempt:observer-interceptors observers)))
          (resolver (if own-resolver
                        (make-user-resolver own-resolver target)
                        (make-resolver target options proxy)))
          (balancing (and balance (config:default-policy-config balance)))
          (config (and service-config (config:parse-service-config service-config)))
-         (encoding (rpc:encoding-of-name (rpc:check-compression compression)))
+         (encoding (nth-value 1 (encoding:check-compression compression)))
          (interceptors (check-arities (rpc:check-interceptors interceptors)
                                       '(method request options next)))
          (call-credentials (and call-credentials
-                                (calling:check-credentials call-credentials)))
-         (codec (method:codec-of-name (getf arguments :codec)))
+                                (credentials:check-credentials call-credentials)))
+         (codec (encoding:codec-of-name (getf arguments :codec)))
          (own-authority (getf arguments :authority))
          (user-agent (and (getf arguments :user-agent)
                           (user-agent-field (check-user-agent (getf arguments :user-agent)))))
@@ -180,9 +180,9 @@ CREDENTIALS cannot be used. From any thread."
 user's :authority, whose host the servers must prove, or nil. Signal MISUSE as CHECK-AUTHORITY
 does."
   (when own
-    (setf (resolver-own-host resolver) (authority-host (rpc:check-authority own))))
+    (setf (resolver-own-host resolver) (authority-host (check-authority own))))
   (hpack:string-field ":authority"
-                      (rpc:check-authority
+                      (check-authority
                        (or own
                            (and credentials (loop:tls-credentials-server-name credentials))
                            (resolver-authority resolver)))))
@@ -258,13 +258,21 @@ that value, or NIL after TIMEOUT seconds."
                  (unless (eq :shutdown (core-state core)) (end-back-off core)))))
   channel)
 
-(defmethod calling:limit-silence ((channel wire-channel) seconds)
-  (let ((core (channel-core channel)) (limit-ns (seconds-ns seconds)))
-    (unless (let ((before (core-silence-ns core))) (and before (<= before limit-ns)))
-      (loop:post (core-loop core)
-                 (lambda ()
-                   (setf (core-silence-ns core) (min limit-ns (or (core-silence-ns core) limit-ns)))
-                   (limit-links-silence core)))))
+(defun limit-channel-silence (channel seconds)
+  "Bound the silence of CHANNEL's servers while calls are under way, even if :keepalive-seconds and
+:keepalive-timeout-seconds are longer. After a silence of SECONDS the server gets a PING; if it
+stays silent for as long again, its connection ends. The calls there end with :unavailable, and the
+next ones go to other servers. This is for services whose servers allow such PINGs, see
+MIN-PING-SECONDS. It has no effect on a channel whose server has complained of PINGs, nor on an
+object without a network. Return CHANNEL. From any thread."
+  (when (typep channel 'wire-channel)
+    (let ((core (channel-core channel)) (limit-ns (seconds-ns seconds)))
+      (unless (let ((before (core-silence-ns core))) (and before (<= before limit-ns)))
+        (loop:post (core-loop core)
+                   (lambda ()
+                     (setf (core-silence-ns core)
+                           (min limit-ns (or (core-silence-ns core) limit-ns)))
+                     (limit-links-silence core))))))
   channel)
 
 (defun not-connected-text (core seconds)

@@ -6,28 +6,31 @@
                     (#:hpack #:clgrpc.hpack) (#:http2 #:clgrpc.http2)
                     (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc)
                     (#:status #:clgrpc.status) (#:method #:clgrpc.method)
+                    (#:attempt #:clgrpc.attempt) (#:credentials #:clgrpc.credentials)
+                    (#:encoding #:clgrpc.encoding)
                     (#:calling #:clgrpc.calling) (#:wire #:clgrpc.wire)
                     (#:config #:clgrpc.config) (#:proxy #:clgrpc.proxy))
   (:import-from #:sb-ext #:compare-and-swap #:defglobal #:define-load-time-global)
   (:import-from #:clgrpc.status
                   #:rpc-error-message)
   (:import-from #:clgrpc.loop
-                  #:back-off #:make-back-off #:back-off-seconds #:back-off-timer #:next-back-off
+                  #:back-off #:make-back-off #:back-off-timer
                   #:start-back-off #:stop-back-off #:forget-failures)
   (:import-from #:clgrpc.method
-                  #:rpc-method #:rpc-method-kind #:rpc-method-path)
+                  #:channel-target #:rpc-method #:rpc-method-kind #:rpc-method-path)
   (:import-from #:clgrpc.rpc
                   #:call #:call-status #:call-rpc-method #:call-fields #:call-deadline
-                  #:end-call #:notify #:operate #:cancel)
+                  #:end-call #:notify #:operate)
+  (:import-from #:clgrpc.attempt
+                  #:count-success #:current-throttle #:find-retry-policy #:parse-pushback
+                  #:throttle #:throttled-p)
+  (:import-from #:clgrpc.credentials #:channel-secure-p #:credentials-metadata)
   (:import-from #:clgrpc.calling
-                  #:close-channel #:channel-target #:channel-state #:channel-addresses
-                  #:channel-secure-p #:ensure-connected #:reset-back-off
-                  #:wait-for-state-change
-                  #:interception #:credentials-metadata #:acquire-client-loop #:client-reserve
-                  #:release-client-loop #:drive-for #:absolute-deadline
-                  #:check-call-options #:end-elsewhere #:fail-or-retry #:find-retry-policy
-                  #:request-generator #:send-requests #:throttle #:when-dropped
-                  #:parse-pushback #:current-throttle #:count-success #:throttled-p)
+                  #:close-channel #:channel-state #:channel-addresses #:ensure-connected
+                  #:reset-back-off #:wait-for-state-change #:interception
+                  #:acquire-client-loop #:client-reserve #:release-client-loop #:drive-for
+                  #:absolute-deadline #:check-call-options #:end-elsewhere #:fail-or-retry
+                  #:request-generator #:send-requests #:when-dropped)
   (:import-from #:clgrpc.wire
                   #:link #:wire-call #:wire-call-loop
                 #:wire-call-options)
@@ -73,4 +76,4 @@
    ;; guarded-picker.lisp
    #:cancelled-by-server-p
    ;; network-channel.lisp
-   #:wire-channel #:make-channel #:with-channel))
+   #:wire-channel #:make-channel #:with-channel #:limit-channel-silence))

@@ -35,7 +35,7 @@ has ended the handler."
   (let ((server (call-pair-server call-pair))
         (source (shiftf (call-pair-source call-pair) nil)))
     (when source (calling:send-requests (call-pair-client call-pair) source :on-loop t))
-    (when (rpc:callbacks-p server) (operate schedule server))))
+    (rpc:schedule-callbacks server)))
 
 (defun answer (call-pair message)
   "Give the client of CALL-PAIR its reply."

@@ -64,8 +64,8 @@ notification is left by a non-local exit."
                     ;; true if there are any
                     (compare-and-swap (call-pair-completions call-pair) '() :done))
            (loop:run-completions client))
-      (unwind-protect (when (rpc:callbacks-p server) (operate schedule server))
-        (when (rpc:callbacks-p client) (operate schedule client)))))
+      (unwind-protect (rpc:schedule-callbacks server)
+        (rpc:schedule-callbacks client))))
   nil)
 
 (define-hot end-well ((call-pair call-pair)) null

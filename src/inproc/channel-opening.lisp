@@ -12,7 +12,7 @@
                          compression observer service-config attempt-interceptors
                     &allow-other-keys)
       arguments
-    (rpc:check-compression compression)
+    (encoding:check-compression compression)
     (unless (member messages '(:copy :share))
       (misuse ":messages is :copy or :share, not ~S." messages))
     (unless (typep on '(or null loop:event-loop)) (misuse ":on is an event loop, not ~S." on))

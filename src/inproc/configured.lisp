@@ -72,7 +72,7 @@ ON-CALLER is true."
   (metadata-entries
    (append (status:check-metadata metadata)
            (when call-credentials
-             (calling:credentials-metadata channel call-credentials method)))))
+             (credentials:credentials-metadata channel call-credentials method)))))
 
 (defun relay-route (callee method function)
   "A route of CALLEE, the callee of all relays, for a call of METHOD. It leads to FUNCTION, which
@@ -132,7 +132,7 @@ gets the handler's end."
                          compression values &allow-other-keys)
       options
     (declare (ignore wait-for-ready values))
-    (rpc:check-compression compression)
+    (encoding:check-compression compression)
     (unless (inproc-core-open (channel-inproc-core channel)) (misuse "~A is closed." channel))
     (let* ((inproc-core (channel-inproc-core channel))
            (now (inproc-core-now inproc-core))
@@ -205,7 +205,7 @@ allows."
 (defun plan-for (config inproc-core options arguments)
   "The plan of a channel of INPROC-CORE, which was made with ARGUMENTS, for CONFIG, a method's, or
 nil. OPTIONS determine whether calls are tried again."
-  (multiple-value-bind (policy limit) (calling:find-retry-policy config options)
+  (multiple-value-bind (policy limit) (attempt:find-retry-policy config options)
     (let ((limited (if config (plan-options inproc-core config arguments)
                        (inproc-core-options inproc-core))))
       (if (or policy (getf arguments :attempt-interceptors))
@@ -239,7 +239,7 @@ config or nil. OPTIONS determine whether and how often calls are tried again."
     (list :config config :options options :plans plans
           :outer-channel (make-outer-channel inproc-core)
           :attempt-interceptors (check-arities (rpc:check-interceptors interceptors) '(attempt))
-          :throttle (calling:current-throttle nil config))))
+          :throttle (attempt:current-throttle nil config))))
 
 (defmethod calling:close-channel :after ((channel configured-inproc-channel))
   (calling:close-channel (channel-outer-channel channel))

@@ -14,11 +14,11 @@
       (rpc:abort-as call condition)))
   nil)
 
-(define-hot callback-message ((call inproc-call) (reactions rpc:reactions)) t
+(define-hot callback-message ((call inproc-call) (reactions inproc-reactions)) t
   "The message of CALL to call its callback with, or nil. If only room for answers is missing, the
 thread that makes room schedules the callbacks again."
-  (and (rpc:reactions-on-message reactions)
-       (or (rpc:call-received call) (rpc:call-incoming call) (mail-for call))
+  (and (inproc-reactions-on-message reactions)
+       (or (rpc:messages-wait-p call) (mail-for call))
        (rpc:deliverable-p call)
        (or (rpc:client-p call)
            (room-left-p call)
@@ -32,7 +32,7 @@ is queued, because callbacks take messages from the queue."
         do (rpc:put-received call message t))
   nil)
 
-(define-hot run-next-callback ((call inproc-call) (reactions rpc:reactions)) boolean
+(define-hot run-next-callback ((call inproc-call) (reactions inproc-reactions)) boolean
   "Run the callback of CALL that is due and return true; return false if no callback is due."
   (let ((call-pair (call-call-pair call)))
     (when (and (call-pair-ready call-pair) (not (rpc:client-p call)))
@@ -42,12 +42,12 @@ is queued, because callbacks take messages from the queue."
          (message (progn (sb-thread:barrier (:read))
                          (callback-message call reactions))))
     (cond (message
-           (call-back call (the function (rpc:reactions-on-message reactions)) message)
+           (call-back call (the function (inproc-reactions-on-message reactions)) message)
            t)
           (t
            ;; RPC:DUE-CALLBACK looks only at the queue; without a callback for messages, the mail is
            ;; for the thread that receives
-           (when (and (rpc:reactions-on-message reactions) (mail-for call))
+           (when (and (inproc-reactions-on-message reactions) (mail-for call))
              (rpc:put-received call (shiftf (svref (mail call) +mail+) nil) nil))
            (let ((function (rpc:due-callback call reactions over)))
              (when function
@@ -57,22 +57,22 @@ is queued, because callbacks take messages from the queue."
 (define-hot run-due ((call inproc-call) &optional (message t nil)) null
   "Run the callbacks of CALL that are due, the one for MESSAGE first unless that is nil. This thread
 has set SCHEDULED. Interrupts are off; during callbacks they are on if the caller allows them."
-  (let ((reactions (the rpc:reactions (rpc:call-reactions call)))
+  (let ((reactions (the inproc-reactions (call-inproc-reactions call)))
         (done nil))
     (unwind-protect
          (loop
            (when message
-             (call-back call (the function (rpc:reactions-on-message reactions))
+             (call-back call (the function (inproc-reactions-on-message reactions))
                         (rpc:filtered call (shiftf message nil))))
            (loop while (run-next-callback call reactions))
-           (when (eq t (compare-and-swap (rpc:reactions-scheduled reactions) t nil))
+           (when (eq t (compare-and-swap (inproc-reactions-scheduled reactions) t nil))
              (setf done t)
              (return))
-           (setf (rpc:reactions-scheduled reactions) t)
+           (setf (inproc-reactions-scheduled reactions) t)
            ;; a thread that has seen :again before this store leaves its event to the next look
            (sb-thread:barrier (:memory)))
       (unless done
-        (setf (rpc:reactions-scheduled reactions) nil)
+        (setf (inproc-reactions-scheduled reactions) nil)
         (rpc:abort-as call :callback-left))))
   nil)
 
@@ -87,28 +87,29 @@ has set SCHEDULED. Interrupts are off; during callbacks they are on if the calle
 
 (define-hot schedule ((call inproc-call)) null
   "The operation SCHEDULE."
-  (let ((reactions (rpc:ensure-reactions call))
+  (let ((reactions (ensure-inproc-reactions call))
         (execution (inproc-core-execution (call-inproc-core call))))
     (when (rpc:client-p call) (begin-for-callbacks call reactions))
     (loop
-      (ecase (rpc:reactions-scheduled reactions)
+      (ecase (inproc-reactions-scheduled reactions)
         ((nil)
          (when (sb-sys:without-interrupts ; the thread that sets it runs them
-                 (when (null (compare-and-swap (rpc:reactions-scheduled reactions) nil t))
+                 (when (null (compare-and-swap (inproc-reactions-scheduled reactions) nil t))
                    (unless (and (loop-p execution) (post-run-due execution call))
                      (sb-sys:allow-with-interrupts (run-due call)))
                    t))
            (return)))
         ((t)
-         (when (eq t (compare-and-swap (rpc:reactions-scheduled reactions) t :again)) (return)))
+         (when (eq t (compare-and-swap (inproc-reactions-scheduled reactions) t :again)) (return)))
         (:again (return)))))
   nil)
 
-(define-hot begin-for-callbacks ((call inproc-call) (reactions rpc:reactions)) null
+(define-hot begin-for-callbacks ((call inproc-call) (reactions inproc-reactions)) null
   "Begin the handler of CALL, since its client has set a callback for the handler's messages."
   (let ((call-pair (call-call-pair call)))
     (when (and (eq :waiting (call-pair-phase call-pair))
-               (or (rpc:reactions-on-message reactions) (rpc:reactions-on-half-close reactions)
+               (or (inproc-reactions-on-message reactions)
+                   (inproc-reactions-on-half-close reactions)
                    (inproc-call-half-closed (call-pair-server call-pair))))
       (begin-soon call-pair)))
   nil)
@@ -116,18 +117,18 @@ has set SCHEDULED. Interrupts are off; during callbacks they are on if the calle
 (defun run-after (call seconds function)
   "The operation AFTER."
   (let ((inproc-core (call-inproc-core call))
-        (reactions (rpc:ensure-reactions call))
+        (reactions (ensure-inproc-reactions call))
         (timer nil))
     (labels ((run ()
                (unless (call-status call)
                  (call-back call function nil)))
              (ring (call)
-               (sb-ext:atomic-update (rpc:reactions-timers reactions)
+               (sb-ext:atomic-update (inproc-reactions-timers reactions)
                                      (lambda (timers) (remove timer timers)))
                (unless (call-status call)
                  (run-on-client-reserve inproc-core #'run))))
       (setf timer (make-timer #'ring call))
-      (sb-ext:atomic-push timer (rpc:reactions-timers reactions))
+      (sb-ext:atomic-push timer (inproc-reactions-timers reactions))
       (start-core-timer inproc-core timer
                         (status:deadline-in (seconds-ns seconds) (inproc-core-now inproc-core)))
       ;; it may have ended before anybody could see that it has a timer

@@ -17,14 +17,14 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
 (defclass intercepted-inproc-channel (calling:interception inproc-channel) ()
   (:documentation "An in-process channel whose calls go through interceptors."))
 
-(defmethod calling:channel-target ((channel inproc-channel))
+(defmethod method:channel-target ((channel inproc-channel))
   (inproc-core-target (channel-inproc-core channel)))
 
 (defmethod print-object ((channel inproc-channel) stream)
   (print-unreadable-object (channel stream :type t)
-    (format stream "~A ~(~A~)" (calling:channel-target channel) (calling:channel-state channel))))
+    (format stream "~A ~(~A~)" (method:channel-target channel) (calling:channel-state channel))))
 
-(defmethod calling:channel-secure-p ((channel inproc-channel))
+(defmethod credentials:channel-secure-p ((channel inproc-channel))
   t)
 
 ;;; Callees

@@ -10,7 +10,7 @@
     (when (call-fields client) (misuse "The headers of ~A were sent before." call))
     (setf (call-fields client) (metadata-entries metadata))
     (notify client)
-    (when (rpc:callbacks-p client) (operate schedule client))))
+    (rpc:schedule-callbacks client)))
 
 (defun server-reply (call message)
   "The operation REPLY."
@@ -84,7 +84,8 @@ verdict, for the client."
   :taken #'taken :observer #'inproc-observer :traffic #'traffic :elapsed-ns #'elapsed-ns
   :particulars #'inproc-particulars :now #'call-now
   :peer #'inproc-core-peer :stage #'call-pair-stage
-  :other-end #'other-end :metadata #'entries-metadata)
+  :other-end #'other-end :metadata #'entries-metadata
+  :new-reactions #'new-inproc-reactions)
 
 (rpc:define-transport-end **client-operations** (:client :like **shared-operations**)
   :send #'client-send :close-send #'client-close-send :receive #'client-receive

@@ -146,5 +146,13 @@ line."
 
 (declaim (sb-ext:freeze-type call-pair inproc-call))
 
+(rpc:define-own-part reactions (inproc inproc-call)
+  "The callbacks of a call within the image."
+  ;; see inproc-callback.lisp: true while they run, or are about to
+  (scheduled nil :type (member nil t :again))
+  (timers '() :type list))              ; those of AFTER; atomic
+
+(declaim (sb-ext:freeze-type inproc-reactions))
+
 (define-hot (call-inproc-core :inline t) ((call inproc-call)) inproc-core
   (inproc-call-inproc-core call))

@@ -12,7 +12,7 @@
   (declare (ignore wait-for-ready) (dynamic-extent options))
   (when (or options (not (typep method 'rpc-method)))
     (calling:check-call-options method options)
-    (rpc:check-compression compression))
+    (encoding:check-compression compression))
   (when (method:rpc-method-codec method)
     (misuse "~A, whose method has a codec, is not for calls within the image." method))
   (let* ((inproc-core (channel-inproc-core channel))
@@ -25,7 +25,8 @@
                      (metadata-entries
                       (append (status:check-metadata metadata)
                               (when call-credentials
-                                (calling:credentials-metadata channel call-credentials method))))
+                                (credentials:credentials-metadata channel call-credentials
+                                                                   method))))
                      (load-time-value (vector)))))
     (unless (inproc-core-open inproc-core) (misuse "~A is closed." channel))
     (if (and (eq :unary (rpc-method-kind method))

@@ -51,7 +51,7 @@ empty, notify the sender, if it waits for room."
               (setf (call-pair-server-waits call-pair) nil)
               (setf (call-pair-client-waits call-pair) nil))
           (notify sender)
-          (when (rpc:callbacks-p sender) (operate schedule sender))))))
+          (rpc:schedule-callbacks sender)))))
   nil)
 
 ;;; Putting in and taking out
@@ -61,19 +61,17 @@ empty, notify the sender, if it waits for room."
 so it is one message at most."
   (let ((mail (mail receiver)))
     (and mail
-         (null (rpc:call-incoming receiver))
-         (null (rpc:call-received receiver))
+         (not (rpc:messages-wait-p receiver))
          (null (compare-and-swap (svref mail +mail+) nil message))
          (progn
            (rpc:notify-sleeper receiver)
-           (when (rpc:callbacks-p receiver) (operate schedule receiver))
+           (rpc:schedule-callbacks receiver)
            t))))
 
 (define-hot next-message ((call inproc-call)) t
   "The oldest message for CALL, or nil if no message waits now."
-  (if (rpc:call-received call)
-      (rpc:pop-incoming call)
-      (let ((queued (rpc:call-incoming call)))
+  (or (rpc:pop-taken call)
+      (let ((queued (rpc:messages-wait-p call)))
         (sb-thread:barrier (:read))
         (let ((mail (mail-for call)))
           (cond (mail

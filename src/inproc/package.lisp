@@ -6,7 +6,8 @@
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf)
                     (#:rpc #:clgrpc.rpc) (#:method #:clgrpc.method) (#:calling #:clgrpc.calling)
                     (#:status #:clgrpc.status) (#:serving #:clgrpc.serving)
-                    (#:config #:clgrpc.config))
+                    (#:config #:clgrpc.config) (#:attempt #:clgrpc.attempt)
+                    (#:credentials #:clgrpc.credentials) (#:encoding #:clgrpc.encoding))
   (:import-from #:sb-ext
                   #:defglobal #:define-load-time-global #:compare-and-swap #:atomic-incf
                   #:atomic-decf)

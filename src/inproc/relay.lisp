@@ -1,5 +1,5 @@
 ;;;; Calls within the image under a service config or with interceptors of attempts: the attempts of
-;;;; a call, and the passing of messages between the call and its attempts. calling/retry.lisp (gRFC
+;;;; a call, and the passing of messages between the call and its attempts. attempt/retry.lisp (gRFC
 ;;;; A6) decides what follows an attempt, and calls **RETRY-OPERATIONS** to do it.
 ;;;;
 ;;;; A channel with either is of a class of its own, so other channels know nothing of all this. For
@@ -61,11 +61,11 @@
   (call nil :type call :read-only t)    ; the client's end
   (number 0 :type index :read-only t)   ; how many attempts came before it
   ;; for interceptors, if the channel has some for its method, while it runs
-  (view nil :type (or null calling:attempt))
+  (view nil :type (or null attempt:attempt))
   (sent nil :type cons)                 ; a cons of the relay's list: the next request is behind it
   (closed nil :type boolean))           ; it was told that there are no more requests
 
-(defstruct (relay (:include calling:retries) (:constructor %make-relay) (:copier nil))
+(defstruct (relay (:include attempt:retries) (:constructor %make-relay) (:copier nil))
   "An object that makes the attempts of a call, and passes messages on between the call and them.
 The attempts under way, RUNNING, are RELAYED-ATTEMPTs."
   (channel nil :type configured-inproc-channel :read-only t) ; that the call was made on
@@ -150,13 +150,13 @@ again."
 (defun wake-owner (call)
   "The operation SCHEDULE of the two ends that belong to a relay. Their callback for room wakes the
 relay, whatever the event was."
-  (let ((reactions (rpc:call-reactions call)))
-    (when (and reactions (rpc:reactions-on-writable reactions))
-      (funcall (rpc:reactions-on-writable reactions)))))
+  (let ((reactions (call-inproc-reactions call)))
+    (when (and reactions (inproc-reactions-on-writable reactions))
+      (funcall (inproc-reactions-on-writable reactions)))))
 
 (defun have-wake (relay call)
   "Arrange that every event of CALL, one of RELAY's ends, wakes RELAY."
-  (setf (rpc:reactions-on-writable (rpc:ensure-reactions call)) (lambda () (wake relay))))
+  (setf (inproc-reactions-on-writable (ensure-inproc-reactions call)) (lambda () (wake relay))))
 
 (rpc:define-transport-end **attempt-operations** (:client :like **client-operations**)
   :schedule #'wake-owner)
@@ -171,11 +171,11 @@ relay, whatever the event was."
   (rpc:interceptors-for (channel-attempt-interceptors channel) method))
 
 (defun view-attempt (relay number)
-  "As CALLING:VIEW-ATTEMPT, for the attempt of RELAY after NUMBER others."
+  "As ATTEMPT:VIEW-ATTEMPT, for the attempt of RELAY after NUMBER others."
   (let ((client (relay-client relay))
         (interceptors (channel-attempt-interceptors (relay-channel relay))))
     (if interceptors
-        (calling:view-attempt client number relay (rpc:call-peer client)
+        (attempt:view-attempt client number relay (rpc:call-peer client)
                               (rpc:operate metadata client (relay-fields relay))
                               interceptors)
         (values nil nil))))
@@ -184,7 +184,7 @@ relay, whatever the event was."
   "The metadata of the attempt of RELAY after NUMBER others. VIEW is its view for interceptors, or
 nil."
   (let ((fields (if view
-                    (metadata-entries (calling:attempt-request-metadata view))
+                    (metadata-entries (attempt:attempt-request-metadata view))
                     (relay-fields relay))))
     (if (zerop number)
         fields
@@ -195,7 +195,7 @@ nil."
   "The options of an attempt of the call whose client's end is CLIENT, which is reported to
 OBSERVER, or nil: the limits for messages of the call; if it is observed, the call as a value."
   (multiple-value-bind (send receive) (rpc:own-limits client)
-    (append (and observer (list :values (list 'rpc:attempt-of client)))
+    (append (and observer (list :values (list 'attempt:attempt-of client)))
             (and send (list :max-send-octets send))
             (and receive (list :max-receive-octets receive)))))
 
@@ -232,16 +232,16 @@ the attempt fail, the call has ended."
       (rpc:observe attempt-ended (inproc-observer (relay-client relay))
                    (relay-client relay) (rpc:call-peer call) (call-status call) 0
                    sent received (elapsed-ns call)))
-    (when view (calling:close-attempt view (call-status call) :call call))))
+    (when view (attempt:close-attempt view (call-status call) :call call))))
 
 ;;; What comes after one
 
 (defun failure-of (attempt)
   "The ATTEMPT-FAILURE of ATTEMPT, which has ended."
   (multiple-value-bind (status text) (rpc:final-status attempt)
-    (calling:make-attempt-failure
+    (attempt:make-attempt-failure
      status text
-     :pushback (calling:parse-pushback (cdr (assoc "grpc-retry-pushback-ms"
+     :pushback (attempt:parse-pushback (cdr (assoc "grpc-retry-pushback-ms"
                                                    (rpc:call-trailers attempt)
                                                    :test #'string=))))))
 
@@ -284,7 +284,7 @@ but not if the call could have only one attempt."
                                    :sent (status:rpc-error-sent-p error) how)
                             (list* (call-status attempt) :ended-by :local how)
                             t)))
-          (t (when throttle (calling:count-success throttle))
+          (t (when throttle (attempt:count-success throttle))
              (if (rpc:answers-once-p server)
                  (answer call-pair answer)
                  (end-well call-pair))))))
@@ -334,12 +334,12 @@ them. RELAY has kept all requests."
 
 (defun begin-next (relay)
   "Begin the next attempt of RELAY."
-  (let ((number (calling:take-number relay)))
+  (let ((number (attempt:take-number relay)))
     (multiple-value-bind (call-pair view)
         (begin-attempt relay number (plan-channel (relay-plan relay)))
       (let* ((call (call-pair-client call-pair))
              (attempt (make-relayed-attempt call number view (relay-kept relay))))
-        (calling:add-attempt relay attempt)
+        (attempt:add-attempt relay attempt)
         (have-wake relay call)
         (handler-case
             (cond ((rpc:takes-one-p call) (send-only-request call-pair (cadr (relay-kept relay))))
@@ -353,7 +353,7 @@ them. RELAY has kept all requests."
         (wake relay)))))
 
 (define-load-time-global **retry-operations**
-    (calling:make-retry-operations
+    (attempt:make-retry-operations
      :retries #'identity :throttle #'relay-throttle
      :now (lambda (relay) (call-now (relay-call relay)))
      ;; at worst two threads that draw at the same time get the same
@@ -370,7 +370,7 @@ them. RELAY has kept all requests."
 whose answer had begun."
   (let ((failure (failure-of (relay-attempt relay))))
     (record-failure relay number)
-    (calling:tell-failed-late **retry-operations** relay failure)))
+    (attempt:tell-failed-late **retry-operations** relay failure)))
 
 (defun begin-first (relay)
   "Begin the first attempt of RELAY."
@@ -378,14 +378,14 @@ whose answer had begun."
   (begin-next relay)
   (cond ((null (relay-running relay)))
         ((= 1 (plan-limit (relay-plan relay))) (commit relay (first (relay-running relay))))
-        (t (calling:tell-begun **retry-operations** relay))))
+        (t (attempt:tell-begun **retry-operations** relay))))
 
 (defun begin-due (relay)
   "Begin the next attempt of RELAY if its time has come."
   (when (and (car (relay-timer relay)) (may-begin-p relay))
     (setf (relay-timer relay) nil)
     (if (relay-begun relay)
-        (calling:tell-due **retry-operations** relay)
+        (attempt:tell-due **retry-operations** relay)
         (begin-first relay))))
 
 (defun drop-kept (relay)
@@ -399,7 +399,7 @@ whose answer had begun."
   (setf (relay-committed relay) attempt
         (relay-attempt relay) (relayed-attempt-call attempt)
         (relay-timer relay) nil)
-  (dolist (other (calling:commit relay attempt))
+  (dolist (other (attempt:commit relay attempt))
     (end-attempt relay other)))
 
 (defun abandon (relay)
@@ -407,7 +407,7 @@ whose answer had begun."
   (drop-kept relay)
   (setf (relay-timer relay) nil
         (relay-committed relay) nil)
-  (dolist (attempt (calling:commit relay nil))
+  (dolist (attempt (attempt:commit relay nil))
     (end-attempt relay attempt)))
 
 (defun answered-p (attempt)
@@ -416,13 +416,13 @@ whose answer had begun."
     (and (or (call-fields call) (eq :ok (call-status call))) t)))
 
 (defun leave-failed (relay attempt)
-  "Handle the failure of ATTEMPT, of RELAY, which is not committed, as calling/retry.lisp decides."
+  "Handle the failure of ATTEMPT, of RELAY, which is not committed, as attempt/retry.lisp decides."
   (let ((call (relayed-attempt-call attempt))
         (number (relayed-attempt-number attempt)))
     (setf (relay-attempt relay) call)
     (end-attempt relay attempt)
     (record-failure relay number)
-    (calling:tell-failed **retry-operations** relay attempt number (failure-of call))))
+    (attempt:tell-failed **retry-operations** relay attempt number (failure-of call))))
 
 (defun look-at-attempts (relay)
   "Commit RELAY to the first attempt whose answer has begun; if there is none, remove those that
@@ -507,7 +507,7 @@ until an attempt has been sent all requests before it."
   "End RELAY's call as ATTEMPT has ended: the call is committed to it, and all of its messages were
 passed on."
   (let ((call (relayed-attempt-call attempt)))
-    (calling:commit relay nil)
+    (attempt:commit relay nil)
     (end-attempt relay attempt)
     (unless (eq :ok (call-status call)) (fail-late relay (relayed-attempt-number attempt)))
     (end-relay relay (call-pair-reply (call-call-pair call)))))

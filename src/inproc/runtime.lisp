@@ -39,9 +39,9 @@ channel is closed."
 
 (define-hot forget-timers ((call inproc-call)) null
   "Stop the timers of AFTER of CALL, which has ended."
-  (let ((reactions (rpc:call-reactions call)))
+  (let ((reactions (call-inproc-reactions call)))
     (when reactions
-      (loop for timer = (sb-ext:atomic-pop (rpc:reactions-timers reactions))
+      (loop for timer = (sb-ext:atomic-pop (inproc-reactions-timers reactions))
             while timer do (stop-core-timer (call-inproc-core call) timer))))
   nil)
 

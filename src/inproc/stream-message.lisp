@@ -9,15 +9,14 @@
 (define-hot hand-over ((receiver inproc-call) message) boolean
   "Call RECEIVER's callback with MESSAGE and return true. Return false without a callback, while a
 callback runs, or if other messages wait before this one."
-  (let ((reactions (rpc:call-reactions receiver)))
+  (let ((reactions (call-inproc-reactions receiver)))
     (and reactions
-         (rpc:reactions-on-message reactions)
+         (inproc-reactions-on-message reactions)
          (eq :caller (inproc-core-execution (call-inproc-core receiver)))
-         (null (rpc:reactions-scheduled reactions))
+         (null (inproc-reactions-scheduled reactions))
          (sb-sys:without-interrupts     ; the thread that sets it runs them
-           (when (null (compare-and-swap (rpc:reactions-scheduled reactions) nil t))
-             (let ((message (and (null (rpc:call-incoming receiver))
-                                 (null (rpc:call-received receiver))
+           (when (null (compare-and-swap (inproc-reactions-scheduled reactions) nil t))
+             (let ((message (and (not (rpc:messages-wait-p receiver))
                                  (null (mail-for receiver))
                                  (null (call-pair-ready (call-call-pair receiver)))
                                  (null (call-status receiver))
@@ -37,14 +36,14 @@ callback runs, or if other messages wait before this one."
                              (rpc:may-send-p call nil)))))
          (unless (or (hand-over receiver message) (put-mail receiver message))
            (rpc:push-incoming receiver message size)
-           (when (rpc:callbacks-p receiver) (operate schedule receiver)))
+           (rpc:schedule-callbacks receiver))
          (when (call-pair-driver (call-call-pair call)) (wake-driver (call-call-pair call)))
          t)
         (wait-p nil)
         (t (rpc:watch-room call)
            (want-room call)
            ;; room may have been made before another thread could see that it is wanted
-           (when (and (plusp (sending-room call)) (rpc:callbacks-p call)) (operate schedule call))
+           (when (plusp (sending-room call)) (rpc:schedule-callbacks call))
            nil)))
 
 ;;; From the handler to the client
@@ -136,8 +135,8 @@ if too many octets are kept already."
     (tell-half-closed call-pair)
     (notify server)
     (when (eq :threads (inproc-core-execution (call-inproc-core call))) (begin-elsewhere call-pair))
-    (when (rpc:callbacks-p server) (operate schedule server))
-    (when (rpc:callbacks-p call) (operate schedule call))))
+    (rpc:schedule-callbacks server)
+    (rpc:schedule-callbacks call)))
 
 ;;; Receiving
 

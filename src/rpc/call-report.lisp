@@ -123,5 +123,5 @@ thread."
 thread."
   (and (rpc-error-call error) (call-stages (rpc-error-call error))))
 
-(defmethod end-reason ((call call))
-  (explain-call call))
+(defmethod rpc-error-reason ((error rpc-error))
+  (and (rpc-error-call error) (explain-call (rpc-error-call error))))

@@ -51,8 +51,3 @@ function. From any thread."
                 when entry return (cdr entry)
                 when (eq old (sb-ext:compare-and-swap (parts-values parts) old (cons new old)))
                   return (cdr new))))))
-
-(defun attempt-of (call)
-  "The call that CALL is an attempt of, within the image, or CALL itself. A transport gives an
-attempt that call as its value for the key ATTEMPT-OF."
-  (values (call-value call 'attempt-of call)))

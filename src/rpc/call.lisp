@@ -103,24 +103,21 @@ ENSURE-PREFIX-PART are as CALL-PART and ENSURE-PART; NEW-PREFIX-PART is the oper
 
 (define-part inlet (call) "The inlet of CALL, with its incoming messages")
 (define-part outlet (call) "The outlet of CALL, for its outgoing messages")
-(define-part reactions () "The reactions of CALL, its user's callbacks")
+(define-part reactions (call) "The reactions of CALL, its user's callbacks")
 (define-part ending () "The ending of CALL")
-(define-part intent () "The intent of CALL, its user's settings")
-
-(define-hot (call-incoming :inline t) ((call call)) (or null arrival)
-  "The arrivals that the receiving thread has not taken yet, newest first."
-  (let ((inlet (call-inlet call)))
-    (and inlet (inlet-incoming inlet))))
+(define-part intent (call) "The intent of CALL, its user's settings")
 
 (define-hot (queued-octets :inline t) ((call call)) index
-  "The octets that CALL is charged with for the arrivals in its queue."
+  "The octets that CALL is charged with for the messages in its queue."
   (let ((inlet (call-inlet call)))
     (if inlet (the index (inlet-queued-octets inlet)) 0)))
 
-(define-hot (call-received :inline t) ((call call)) (or null arrival)
-  "The arrivals that the receiving thread has taken and not returned yet, oldest first."
+(define-hot (messages-wait-p :inline t) ((call call)) boolean
+  "True if messages are in CALL's queue, taken by the receiving thread or not."
   (let ((inlet (call-inlet call)))
-    (and inlet (inlet-received inlet))))
+    (and inlet
+         (or (inlet-incoming inlet) (inlet-received inlet))
+         t)))
 
 ;;; Both ends of a call, on every transport
 
@@ -435,11 +432,15 @@ are not a message, signal an RPC-ERROR, which ends CALL as well. Only by the rec
               (t (leave-arrival call inlet arrival)
                  (through (inlet-filter inlet) (operate decode call item 0 0))))))))
 
+(define-hot (pop-taken :inline t) ((call call)) t
+  "As POP-INCOMING, but only of the messages that the receiving thread has taken out of the queue."
+  (let ((inlet (call-inlet call)))
+    (and inlet (inlet-received inlet) (pop-incoming call))))
+
 (defun receivable-p (call)
   "True if CALL has a waiting message, or its peer has ended its side."
-  (or (call-incoming call)
-      (call-half-closed call)
-      (and (call-received call) t)))
+  (or (messages-wait-p call)
+      (call-half-closed call)))
 
 ;;; The end of a call
 

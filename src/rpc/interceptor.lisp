@@ -3,7 +3,7 @@
 ;;;; thread. The first of a list is the outermost. FILTER-MESSAGES and ON-END (messaging.lisp) show
 ;;;; them the messages of streams, and the ends of calls that outlive their handler or stub.
 ;;;; CALL-VALUE (call-value.lisp) carries their results to handlers. Those of attempts are in
-;;;; calling/attempt-view.lisp.
+;;;; attempt/attempt-view.lisp.
 ;;;;
 ;;;; Interceptors for some methods only are a list in that list; its first element is the service or
 ;;;; method that they are for.

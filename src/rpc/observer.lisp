@@ -196,15 +196,6 @@ is the loop whose baton is held when the observer's functions are called, nil wi
     (reduce #'join-observers source
             :key (lambda (source) (apply #'observer-for source options)))))
 
-(defgeneric observer-interceptors (source)
-  (:documentation "The interceptors of attempts, a list of functions, that SOURCE, the :observer of
-a channel, needs.")
-  (:method (source)
-    (declare (ignore source))
-    '())
-  (:method ((source cons)) (mapcan (lambda (source) (copy-list (observer-interceptors source)))
-                                   source)))
-
 (defgeneric check-observer (source)
   (:documentation "Return SOURCE, or a list of its observers without duplicates, for OBSERVER-FOR.
 Signal MISUSE if SOURCE is not valid as :observer.")

@@ -1,8 +1,8 @@
 ;;;; The parts of a call that only some calls need, by subject. Each is made when it is first
 ;;;; needed: its incoming messages (INLET), its outgoing ones (OUTLET), the callbacks of its user
 ;;;; (REACTIONS), its end (ENDING), the settings of its user (INTENT). A transport may add slots to
-;;;; PARTS, INLET and OUTLET: it includes them in structures of its own, which the operations
-;;;; NEW-PARTS, NEW-INLET and NEW-OUTLET make.
+;;;; each but ENDING: it includes them in structures of its own, by DEFINE-OWN-PART, which the
+;;;; operations NEW-PARTS, NEW-INLET, NEW-OUTLET, NEW-REACTIONS and NEW-INTENT make.
 
 (in-package #:clgrpc.rpc)
 
@@ -66,18 +66,13 @@ messages is limited too.")
   (filter nil :type (or null function))) ; of interceptors: see FILTER-MESSAGES
 
 (defstruct (reactions (:copier nil))
-  "The callbacks of a call's user, which run on its loop."
+  "The callbacks of a call's user, which run on its loop. Each transport adds what it notes of their
+runs."
   (on-message nil :type (or null function)) ; see ON-MESSAGE
   (on-half-close nil :type (or null function)) ; see ON-HALF-CLOSE
   (on-cancel nil :type (or null function)) ; see ON-CANCEL
   (on-writable nil :type (or null function)) ; see ON-WRITABLE
-  (on-ended '() :type list)             ; functions; see ON-END
-  ;; true if the callbacks that are due will be run. T: soon; :RUNNING, :CHARGED, :RETURNED: one
-  ;; runs or has just run (server/execution.lisp); a ring: the call's place among those that wait
-  ;; for a thread
-  (scheduled nil :type (or symbol ring))
-  (timers '() :type list)               ; those of AFTER
-  (due '() :type list))                 ; the loop's: functions of AFTER whose time has come
+  (on-ended '() :type list))            ; functions; see ON-END
 
 (defconstant +most-failed-attempts+ 32
   "The most failed attempts of a call that are remembered.")
@@ -93,8 +88,6 @@ messages is limited too.")
 (defstruct (intent (:copier nil))
   "The settings that the user of a call has made."
   (metadata '() :type list)             ; to be sent with the headers, an alist
-  (wait-for-ready :unset :type (member :unset t nil)) ; the call outlasts failures to connect
-  (authority nil :type (or null string)) ; the :authority of its requests, if not the channel's
   (send-limit nil :type (or null index)) ; octets of its requests, if not the channel's limit
   (receive-limit nil :type (or null index))) ; octets of its responses, likewise
 
@@ -108,7 +101,7 @@ messages is limited too.")
   (intent nil :type (or null intent))   ; the settings of the user
   (values '() :type list))              ; an alist, see call-value.lisp
 
-(declaim (sb-ext:freeze-type reactions ending intent))
+(declaim (sb-ext:freeze-type ending))
 
 (defun new-parts (call)
   "The operation NEW-PARTS of a transport that adds no slots."
@@ -124,3 +117,13 @@ messages is limited too.")
   "The operation NEW-OUTLET of a transport that adds no slots."
   (declare (ignore call))
   (make-outlet))
+
+(defun new-reactions (call)
+  "The operation NEW-REACTIONS of a transport that adds no slots."
+  (declare (ignore call))
+  (make-reactions))
+
+(defun new-intent (call)
+  "The operation NEW-INTENT of a transport that adds no slots."
+  (declare (ignore call))
+  (make-intent))

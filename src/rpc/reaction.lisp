@@ -1,11 +1,17 @@
 ;;;; The choice of the callback of a call that is due. The transport decides when and where
-;;;; callbacks run.
+;;;; callbacks run: SCHEDULE-CALLBACKS asks it to, by the operation SCHEDULE.
 
 (in-package #:clgrpc.rpc)
 
 (define-hot (room-p :inline t) ((call call)) boolean
   "True while less than the send budget of CALL is unsent."
   (plusp (the fixnum (operate room call))))
+
+(define-hot (schedule-callbacks :inline t) ((call call)) null
+  "Let the callbacks of CALL that are due run soon, if its user has any. Call this, on CALL's loop,
+after the store that they wait for."
+  (when (callbacks-p call) (operate schedule call))
+  nil)
 
 (define-hot answers-leave-p ((call call)) boolean
   "False if CALL, a handler's, has more answers queued than its send budget, because its peer does
@@ -17,7 +23,7 @@ again when there is room."
 (define-hot message-due-p ((call call) (reactions reactions)) boolean
   "True if the callback for messages of CALL must be called with a message."
   (and (reactions-on-message reactions)
-       (or (call-received call) (call-incoming call))
+       (messages-wait-p call)
        (answers-leave-p call)
        (deliverable-p call)))
 
@@ -30,8 +36,6 @@ again when there is room."
   "The callback of CALL, other than that for messages, that must run next. Unless OVER is true it is
 not one that waits for the last message or for the end of CALL."
   (cond ((not over) (due-on-writable call reactions))
-        ((and (reactions-due reactions) (not (call-status call)))
-         (pop (reactions-due reactions)))
         ((and (reactions-on-half-close reactions) (all-received-p call))
          (shiftf (reactions-on-half-close reactions) nil))
         ((and (reactions-on-cancel reactions) (cancelled-p call))
@@ -50,8 +54,7 @@ not one that waits for the last message or for the end of CALL."
 
 (define-hot all-received-p ((call call)) boolean
   "True if the peer has ended its side in order and its last message has been received."
-  (and (null (call-incoming call))
-       (null (call-received call))
+  (and (not (messages-wait-p call))
        (if (client-p call)
            (eq :ok (call-status call))
            (and (call-half-closed call) (not (call-status call))))))

@@ -168,6 +168,10 @@ own.")
     "A new INLET, of the transport's own kind.")
   (new-outlet (call) (:default #'new-outlet)
     "A new OUTLET, of the transport's own kind.")
+  (new-reactions (call) (:default #'new-reactions)
+    "New REACTIONS, of the transport's own kind.")
+  (new-intent (call) (:default #'new-intent)
+    "A new INTENT, of the transport's own kind.")
   ;; how a thread waits
   (drive (call ready-p) (:default #'nothing)
     "Run the loop, if this thread may, until (READY-P CALL) is true or the call has ended. Return

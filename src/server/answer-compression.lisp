@@ -32,4 +32,4 @@ DEFAULT is the encoding for answers, if the client accepts it, or nil."
   "The operation CHANGE-ENCODING."
   (when (or (wire:sending-begun-p call) (call-status call))
     (misuse "It is too late to change the compression of ~A." call))
-  (setf (wire:outgoing-encoding call) (acceptable-encoding call (rpc:encoding-of-name name))))
+  (setf (wire:outgoing-encoding call) (acceptable-encoding call (encoding:encoding-of-name name))))

@@ -117,7 +117,7 @@ the deadline, log CALL's method and identifiers. CALL is about to end with STATU
   (unless (call-status call)
     (tell-of-forgotten call status)
     (server-finish call status text nil '())
-    (when (rpc:callbacks-p call) (operate schedule call))))
+    (rpc:schedule-callbacks call)))
 
 (defun post-metadata (call metadata others function)
   "The operation SEND-METADATA, for METADATA with OTHERS octets of other fields: unless CALL has

@@ -5,13 +5,17 @@
 
 (in-package #:clgrpc.server)
 
-(define-hot content-type-meaning ((field hpack:field)) (or symbol method:message-codec)
+(define-hot content-type-meaning ((field hpack:field))
+    (values (or symbol encoding:message-codec) boolean)
   "The kind of a request with the content type FIELD: :grpc in Protocol Buffers, a codec of gRPC's
-messages, or :plain. FIELD remembers it, unless a codec that is registered later may change it."
-  (or (hpack:field-memo field)
-      (multiple-value-bind (meaning passing) (find-meaning (hpack:field-value-string field))
-        (unless passing (setf (hpack:field-memo field) meaning))
-        meaning)))
+messages, or :plain. FIELD remembers it, unless a codec that is registered later may change it; then
+the second value is true."
+  (let ((memo (hpack:field-memo field)))
+    (if memo
+        (values memo nil)
+        (multiple-value-bind (meaning passing) (find-meaning (hpack:field-value-string field))
+          (unless passing (setf (hpack:field-memo field) meaning))
+          (values meaning (and passing t))))))
 
 (defun find-meaning (value)
   "The meaning of the content type VALUE, as CONTENT-TYPE-MEANING returns it. The second value is
@@ -26,7 +30,7 @@ true if VALUE names a codec that does not exist, but may."
           ((char/= #\+ (char type (length base))) :plain)
           ((string-equal "proto" (subseq type (1+ (length base)))) :grpc)
           (t (multiple-value-bind (codec passing)
-                 (method:find-codec (subseq type (1+ (length base))))
+                 (encoding:find-codec (subseq type (1+ (length base))))
                (values (or codec :plain) passing))))))
 
 (define-hot octets-are ((octets octets) (text simple-base-string)) boolean
@@ -52,7 +56,7 @@ Reject the request if the method's messages are raw or already have a codec."
            (setf (request-rejection request)
                  (list :unimplemented (format nil "~A has no messages in ~A"
                                               (method:rpc-method-path method)
-                                              (method:codec-name codec)))))
+                                              (encoding:codec-name codec)))))
           (t (setf (request-route request) (route-in-codec route codec))))))
 
 (define-hot read-request ((request request) (table route-table) (list hpack:field-list)) null
@@ -62,6 +66,7 @@ Reject the request if the method's messages are raw or already have a codec."
         (request-timeout request) nil
         (request-plain request) :content-type
         (request-codec request) nil
+        (request-passing request) nil
         (request-claim request) nil
         (request-incoming request) nil
         (request-accepted request) '()
@@ -72,7 +77,8 @@ Reject the request if the method's messages are raw or already have a codec."
         (cond ((= kind http2:+kind-path+)
                (setf (request-route request) (route-of table field)))
               ((= kind http2:+kind-content-type+)
-               (let ((meaning (content-type-meaning field)))
+               (multiple-value-bind (meaning passing) (content-type-meaning field)
+                 (when passing (setf (request-passing request) t))
                  (cond ((eq :grpc meaning) (setf (request-plain request) nil))
                        ((symbolp meaning) (setf (request-plain request) :content-type))
                        (t (setf (request-plain request) nil
@@ -151,8 +157,8 @@ block, LIST remembers the REQUEST."
             (setf (request-expects request) (expects-p list))
             (when (server-loop-claimers server-loop)
               (claim-from-list request (server-loop-claimers server-loop) list)))
-          ;; a compression of that name may be registered later
-          (unless (eq :unknown (request-incoming request))
+          ;; a compression or a codec of that name may be registered later
+          (unless (or (eq :unknown (request-incoming request)) (request-passing request))
             (setf (hpack:field-list-memo list) request))
           request))))
 

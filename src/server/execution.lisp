@@ -255,17 +255,13 @@ or -1. FUNCTION is called under the lock of the reserve."
 
 (defmethod loop:note-late ((call server-call))
   (ensure-share (server-call-link call))
-  (let ((reactions (rpc:call-reactions call)))
-    (case (and reactions (rpc:reactions-scheduled reactions))
-      ((:running :returned)             ; a callback says nothing about the method
-       (charge call 1 (lambda ()
-                        (when (eq :running (rpc:reactions-scheduled reactions))
-                          (setf (rpc:reactions-scheduled reactions) :charged)))))
-      (t (note-overstay (server-call-route call))
-         (charge call 1 (lambda ()
-                          (let ((deferred-start (ensure-deferred-start call)))
-                            (unless (deferred-start-late deferred-start)
-                              (setf (deferred-start-late deferred-start) :charged)))))))))
+  (cond ((wire:late-callback-p call)    ; it says nothing about the method
+         (charge call 1 (lambda () (wire:note-callback-charge call t))))
+        (t (note-overstay (server-call-route call))
+           (charge call 1 (lambda ()
+                            (let ((deferred-start (ensure-deferred-start call)))
+                              (unless (deferred-start-late deferred-start)
+                                (setf (deferred-start-late deferred-start) :charged))))))))
 
 (defun uncharge-handler (call)
   "Undo the charge for the handler of CALL: it has lost the loop, and has returned."
@@ -276,10 +272,8 @@ or -1. FUNCTION is called under the lock of the reserve."
 
 (defun server-callback-returned (call)
   "The operation CALLBACK-RETURNED."
-  (let ((reactions (rpc:call-reactions call)))
-    (charge call -1 (lambda ()
-                      (eq :charged (shiftf (rpc:reactions-scheduled reactions) :returned))))
-    (wire:wake-callbacks (server-call-link call))))
+  (charge call -1 (lambda () (wire:note-callback-charge call nil)))
+  (wire:wake-callbacks (server-call-link call)))
 
 ;;; On a reserve thread
 

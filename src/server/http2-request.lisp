@@ -8,9 +8,11 @@
   (fields #() :type simple-vector)      ; the metadata, as WIRE:LIST-CUSTOM-FIELDS has it
   (charge 0 :type index)                ; octets that the call is charged with for FIELDS
   (route nil :type (or null server-route)) ; where the path leads; NIL without a path
-  (codec nil :type (or null method:message-codec)) ; of the messages, if the content type names one
+  ;; of the messages, if the content type names one
+  (codec nil :type (or null encoding:message-codec))
+  (passing nil :type boolean)           ; it names one that does not exist, but may later
   (timeout nil :type (or null (unsigned-byte 62))) ; nanoseconds
-  (incoming nil :type (or symbol rpc:encoding)) ; as BEGIN-COMPRESSION has it
+  (incoming nil :type (or symbol encoding:encoding)) ; as BEGIN-COMPRESSION has it
   (accepted '() :type list)             ; the encodings that the client can read
   ;; the header that is not gRPC's, if the request is plain (plain.lisp)
   (plain nil :type (member nil :content-type :method))

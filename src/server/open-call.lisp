@@ -31,7 +31,7 @@
     (wire:note-end call)
     (multiple-value-bind (status text) (rpc:verdict :caller-gone)
       (end-call call status :message text :ended-by :transport :cause cause))
-    (when (rpc:callbacks-p call) (operate schedule call))))
+    (rpc:schedule-callbacks call)))
 
 (define-hot (retire-call :inline t) ((call server-call) (link server-link)) null
   "Count CALL of LINK no longer: it is over, and nothing more of it will be sent."

@@ -6,7 +6,7 @@
                     (#:exchange #:clgrpc.exchange)
                     (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status)
                     (#:method #:clgrpc.method) (#:wire #:clgrpc.wire)
-                    (#:os #:clgrpc.os))
+                    (#:os #:clgrpc.os) (#:encoding #:clgrpc.encoding))
   (:import-from #:sb-ext #:defglobal #:define-load-time-global)
   (:import-from #:clgrpc.status
                   #:rpc-error-status)

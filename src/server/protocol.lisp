@@ -44,7 +44,7 @@ requests that repeat it. Protocols include this structure."
   (fields #() :type simple-vector :read-only t) ; the metadata, HPACK's fields
   (http-method "POST" :type string :read-only t) ; of the request
   (timeout nil :type (or null (unsigned-byte 62)) :read-only t) ; nanoseconds
-  (incoming nil :type (or null rpc:encoding) :read-only t) ; of compressed messages
+  (incoming nil :type (or null encoding:encoding) :read-only t) ; of compressed messages
   (accepted '() :type list :read-only t) ; the encodings that the client can read
   (rejection '() :type list :read-only t)) ; why it cannot become a call: a status and a text
 

@@ -22,7 +22,7 @@
 (defglobal **grpc-message** (ascii-octets "grpc-message"))
 (defglobal **grpc-status-details** (ascii-octets "grpc-status-details-bin"))
 
-(define-hot (call-codec :inline t) ((call server-call)) (or null method:message-codec)
+(define-hot (call-codec :inline t) ((call server-call)) (or null encoding:message-codec)
   "The codec of CALL's messages, or nil."
   (let ((method (call-rpc-method call)))
     (and method (method:rpc-method-codec (the rpc-method method)))))
@@ -66,7 +66,7 @@ compression and grpc-status. Without registered compressions and a codec, these 
 (defun constant-octets (call)
   "The octets of a header list of CALL that are kept for the fields that all calls have."
   ;; gzip and deflate are always there
-  (if (or (call-codec call) (cddr (rpc:encodings)))
+  (if (or (call-codec call) (cddr (encoding:encodings)))
       (+ +constant-octets+ +registered-octets+)
       +constant-octets+))
 

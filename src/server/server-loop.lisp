@@ -14,7 +14,7 @@
   ;; the shared data of plain requests, if the server has handlers for them
   (http nil :type (or null exchange:http-loop))
   (claimers '() :type list)             ; of protocols beside gRPC, see protocol.lisp; as ROUTES
-  (encoding nil :type (or null rpc:encoding)) ; of answers, by default
+  (encoding nil :type (or null encoding:encoding)) ; of answers, by default
   ;; its connections, in no order
   (links (make-array 16 :adjustable t :fill-pointer 0 :initial-element nil) :type vector)
   (begun 0 :type (unsigned-byte 62))    ; how many calls have begun

@@ -169,7 +169,7 @@ an address. From any thread."
                                 :observer (rpc:check-observer observer)
                                 :credentials credentials
                                 :channel-trace (make-channel-trace (loop:world-now))
-                                :encoding (rpc:encoding-of-name (rpc:check-compression compression))
+                                :encoding (nth-value 1 (encoding:check-compression compression))
                                 :reserve (loop:make-reserve
                                           :threads (options-reserve-threads options)
                                           :queue (options-reserve-queue options)

@@ -131,7 +131,9 @@ repeated header is read once. Use only one function for each header."
   "True if the protocols other than gRPC accept ENCODING, or :unknown. They do not accept users'
 encodings: some messages are decompressed on the loop here, and a user's function must not hold it
 up."
-  (and (typep encoding 'rpc:encoding) (member (rpc:encoding-name encoding) '(:gzip :deflate)) t))
+  (and (typep encoding 'encoding:encoding)
+       (member (encoding:encoding-name encoding) '(:gzip :deflate))
+       t))
 
 (defun head-encoding (fields name)
   "The encoding of messages in the header NAME of FIELDS, nil for none. The second value is a

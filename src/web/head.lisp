@@ -25,7 +25,7 @@ their header ENCODING-HEADER, a string, names the compression."
      more
      (exchange:make-answer-head 200 headers)
      (loop for name in '(:gzip :deflate)
-           collect (cons (rpc:encoding-of-name name)
+           collect (cons (encoding:encoding-of-name name)
                          (exchange:make-answer-head
                           200 (acons encoding-header (string-downcase name) headers)))))))
 

@@ -10,12 +10,12 @@
 
 (defpackage #:clgrpc.web
   (:use #:cl #:clgrpc.base #:clgrpc.option)
-  (:local-nicknames (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack) (#:http2 #:clgrpc.http2)
+  (:local-nicknames (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack)
                     (#:exchange #:clgrpc.exchange) (#:protobuf #:clgrpc.protobuf)
                     (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status) (#:method #:clgrpc.method)
-                    (#:serving #:clgrpc.serving) (#:wire #:clgrpc.wire)
-                    (#:server #:clgrpc.server))
-  (:import-from #:sb-ext #:defglobal #:define-load-time-global)
+                    (#:encoding #:clgrpc.encoding) (#:serving #:clgrpc.serving)
+                    (#:wire #:clgrpc.wire) (#:server #:clgrpc.server))
+  (:import-from #:sb-ext #:define-load-time-global)
   (:import-from #:clgrpc.rpc #:operate #:call-status)
   (:export
    ;; codec.lisp

@@ -11,12 +11,12 @@
 
 (define-hot wire-schedule ((call wire-call)) null
   "The operation SCHEDULE."
-  (let ((reactions (ensure-reactions call)))
-    (when (or (null (reactions-scheduled reactions))
-              (and (waiting-p (reactions-scheduled reactions))
+  (let ((reactions (ensure-wire-reactions call)))
+    (when (or (null (wire-reactions-scheduled reactions))
+              (and (waiting-p (wire-reactions-scheduled reactions))
                    (call-status call)   ; so they wait no longer
-                   (progn (quit-ring (reactions-scheduled reactions)) t)))
-      (setf (reactions-scheduled reactions) t)
+                   (progn (quit-ring (wire-reactions-scheduled reactions)) t)))
+      (setf (wire-reactions-scheduled reactions) t)
       (loop:defer (wire-call-loop call) #'run-callbacks call))
     nil))
 
@@ -31,7 +31,9 @@ baton was lost; then nothing of the loop may be used."
                       (with-user-code (call)
                         (loop:with-user-interrupts () (funcall function)))))
                (declare (dynamic-extent #'run))
-               (setf (reactions-scheduled (the reactions (call-reactions call))) :running)
+               (setf (wire-reactions-scheduled
+                      (the wire-reactions (call-wire-reactions call)))
+                     :running)
                (loop:call-user (wire-call-loop call) #'run call))
            (setf abandoned nil)
            (cond ((eq baton :lost) (resume-callbacks call condition) nil)
@@ -47,14 +49,14 @@ loop any more: let the loop continue with CALL."
   (loop:post (wire-call-loop call)
              (lambda ()
                (when condition (abort-as call condition))
-               (setf (reactions-scheduled (call-reactions call)) nil)
+               (setf (wire-reactions-scheduled (call-wire-reactions call)) nil)
                (wire-schedule call))))
 
 (defconstant +messages-at-once+ 16
   "The most messages that a callback gets for one lending of the baton. They are few, so that the
 watchdog does not mistake many quick calls of the callback for one that takes too long.")
 
-(define-hot run-with-messages ((call wire-call) (reactions reactions)) boolean
+(define-hot run-with-messages ((call wire-call) (reactions wire-reactions)) boolean
   "Give messages of CALL to its callback, as long as this thread runs the loop. Return the value of
 RUN-CALLBACK."
   (let ((message nil))                  ; kept until its callback returns, if that is run once more
@@ -62,11 +64,31 @@ RUN-CALLBACK."
              (loop repeat +messages-at-once+
                    while (or message (message-due-p call reactions))
                    do (setf message (or message (pop-incoming call)))
-                      (funcall (the function (reactions-on-message reactions)) message)
+                      (funcall (the function (wire-reactions-on-message reactions)) message)
                       (setf message nil)
                    while (loop:in-event-loop-p (wire-call-loop call)))))
       (declare (dynamic-extent #'run))
       (run-callback call #'run))))
+
+;;; A server charges a connection with each thread in which a callback has lost the loop. The thread
+;;; that takes the loop over adds the charge, the thread that returns from the callback removes it,
+;;; in either order; both under the lock of the reserve.
+
+(defun late-callback-p (call)
+  "True if what has lost the loop of CALL is a callback of CALL, which runs or has just returned."
+  (let ((reactions (call-wire-reactions call)))
+    (and reactions
+         (member (wire-reactions-scheduled reactions) '(:running :returned))
+         t)))
+
+(defun note-callback-charge (call charged)
+  "Note that the callback of CALL that has lost the loop is CHARGED or, with nil, that it has
+returned. Return true if that changes the charge."
+  (let ((reactions (call-wire-reactions call)))
+    (if charged
+        (when (eq :running (wire-reactions-scheduled reactions))
+          (setf (wire-reactions-scheduled reactions) :charged))
+        (eq :charged (shiftf (wire-reactions-scheduled reactions) :returned)))))
 
 (defun callbacks-wait-p (call link)
   "True if the callbacks of CALL must wait, because others of LINK have lost the loop and LINK may
@@ -78,7 +100,7 @@ never wait."
     (let ((place (isolate-ring (make-waiting call))))
       (enter-ring place (or (link-waiting-calls link)
                             (setf (link-waiting-calls link) (make-ring))))
-      (setf (reactions-scheduled (call-reactions call)) place)
+      (setf (wire-reactions-scheduled (call-wire-reactions call)) place)
       (ask-for-thread link)
       t)))
 
@@ -114,15 +136,22 @@ thread."
     (cond ((null place))
           ((thread-free-p link)
            (quit-ring place)
-           (setf (reactions-scheduled (call-reactions (waiting-call place))) t)
+           (setf (wire-reactions-scheduled (call-wire-reactions (waiting-call place))) t)
            (loop:defer (link-loop link) #'run-callbacks (waiting-call place))
            (loop:defer (link-loop link) #'run-waiting-callbacks link))
           (t (ask-for-thread link)))))
 
+(define-hot (due-by-time :inline t) ((call wire-call) (reactions wire-reactions))
+    (or null function)
+  "The function of AFTER that must run next, as its time has come, or nil."
+  (and (wire-reactions-due reactions)
+       (not (call-status call))
+       (pop (wire-reactions-due reactions))))
+
 (define-hot run-callbacks ((call wire-call)) null
   "Run the callbacks of CALL that are due, one after the other. SCHEDULED is true until the last has
 returned, on any thread, so two callbacks of a call never run at once."
-  (let ((reactions (ensure-reactions call)) (link (wire-call-link call)))
+  (let ((reactions (ensure-wire-reactions call)) (link (wire-call-link call)))
     (loop
       (when (and link (plusp (link-late link)) (callbacks-wait-p call link))
         (return nil))
@@ -131,9 +160,10 @@ returned, on any thread, so two callbacks of a call never run at once."
         (return nil))
       (unless (if (message-due-p call reactions)
                   (run-with-messages call reactions)
-                  (let ((function (due-callback call reactions t)))
+                  (let ((function (or (due-by-time call reactions)
+                                      (due-callback call reactions t))))
                     (unless function
-                      (setf (reactions-scheduled reactions) nil)
+                      (setf (wire-reactions-scheduled reactions) nil)
                       (return nil))
                     (run-callback call function)))
         (return nil)))))

@@ -1,7 +1,7 @@
 ;;;; Compression of messages (gRPC's document "Compression"): the names of encodings in
 ;;;; grpc-encoding and grpc-accept-encoding, and the compression of octets. The registry of
-;;;; encodings is in rpc/encoding-registry.lisp; encoding.lisp decides which messages of a call are
-;;;; compressed.
+;;;; encodings is in encoding/encoding-registry.lisp; encoding.lisp decides which messages of a call
+;;;; are compressed.
 ;;;;
 ;;;; libz is opened when the first channel is made, so that the encodings to offer to servers are
 ;;;; known, or when a server first needs it. Without libz the only encoding is `identity`, unless
@@ -19,7 +19,7 @@
         (sb-ext:atomic-push (cons encoding field) **encoding-fields**)
         field)))
 
-;; a list from RPC:ENCODINGS, and the header that names the usable ones
+;; a list from ENCODING:ENCODINGS, and the header that names the usable ones
 (declaim (type cons **accept**))
 (defglobal **accept** (cons nil nil))
 

@@ -18,8 +18,7 @@ processed."
 
 (define-hot seal-inlet ((call wire-call) (inlet wire-inlet)) null
   "See SEAL-BATCH; INLET is CALL's."
-  (when (and (wire-inlet-batch inlet) (queue-batch call inlet) (callbacks-p call))
-    (wire-schedule call))
+  (when (and (wire-inlet-batch inlet) (queue-batch call inlet)) (schedule-callbacks call))
   nil)
 
 (define-hot (seal-batch :inline t) ((call wire-call)) null
@@ -387,7 +386,7 @@ receiving thread decodes."
   (let ((size (- end start)))
     (cond ((not (to-keep-p call size)) (batch-message call octets start end))
           (t (queue-incoming call (keep-octets call octets start end) size)
-             (when (callbacks-p call) (wire-schedule call))))
+             (schedule-callbacks call)))
     (incf (wire-inlet-arrived (the wire-inlet (call-wire-inlet call))))
     nil))
 
@@ -396,5 +395,5 @@ receiving thread decodes."
   (seal-batch call)
   (setf (wire-call-half-closed call) t)
   (notify call)
-  (when (callbacks-p call) (wire-schedule call))
+  (schedule-callbacks call)
   nil)

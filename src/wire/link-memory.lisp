@@ -27,20 +27,10 @@
 
 (in-package #:clgrpc.wire)
 
-(defconstant +most-held-octets+ (* 128 1024 1024)
-  "The upper bound of the default limit for all links together, whatever the size of the heap: a
-collection that copies as much stops all threads for about an eighth of a second.")
 (defconstant +little-held-octets+ 65536
   "The octets up to which a link may always hold more.")
 (defconstant +least-unsent-octets+ 65536
   "The octets of unsent output that a link may always have.")
-
-(define-hot total-held-limit ((options options)) index
-  "The octets that all links of a server or channel with OPTIONS may hold together."
-  (let ((limit (options-max-total-held-octets options)))
-    (if (zerop limit)
-        (min +most-held-octets+ (ash (sb-ext:dynamic-space-size) -2))
-        limit)))
 
 (define-hot (all-account :inline t) ((account account)) account
   "The account of all links of the server or channel that ACCOUNT, a link's, belongs to."

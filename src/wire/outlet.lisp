@@ -266,8 +266,7 @@ nil."
   (watch-room call)
   (sb-thread:barrier (:memory))
   ;; the loop may have made room just before it could see WRITABLE-WANTED
-  (when (and (room-p call) (callbacks-p call))
-    (wire-post call (lambda () (wire-schedule call))))
+  (when (room-p call) (wire-post call (lambda () (schedule-callbacks call))))
   nil)
 
 (define-hot send-on-loop ((call wire-call) message) boolean
@@ -295,9 +294,9 @@ with it until then."
                   (send-encoded call encoded)
                   (when (and (wire-call-stream call) (not (call-status call)) (room-p call))
                     (notify call)
-                    (when (callbacks-p call) (wire-schedule call))))))
+                    (schedule-callbacks call)))))
 
 (defun tell-writable (call)
   "Notify CALL's user that the queue of its stream has fallen below half its budget."
   (notify call)
-  (when (callbacks-p call) (wire-schedule call)))
+  (schedule-callbacks call))

@@ -7,6 +7,7 @@
   :send #'wire-send :after #'wire-after :post #'wire-post :schedule #'wire-schedule
   :room #'wire-room :decode #'wire-decode :taken #'wire-taken
   :new-parts #'new-wire-parts :new-inlet #'new-wire-inlet :new-outlet #'new-wire-outlet
+  :new-reactions #'new-wire-reactions
   :metadata #'wire-metadata :compression #'wire-compression
   :received-compressed #'wire-received-compressed :told-size #'wire-told-size
   :receive-limit #'receive-limit

@@ -24,7 +24,16 @@
   (compression nil :type (or null compression)) ; of the messages both ways
   (replay nil :type (or null replay)))  ; the kept ones of the messages sent
 
-(declaim (sb-ext:freeze-type wire-inlet))
+(define-own-part reactions (wire call)
+  "The callbacks of a call on a stream of HTTP/2."
+  ;; true if the callbacks that are due will be run. T: soon; :RUNNING, :CHARGED, :RETURNED: one
+  ;; runs or has just run, see NOTE-CALLBACK-CHARGE; a ring: the call's place among those that wait
+  ;; for a thread
+  (scheduled nil :type (or symbol ring))
+  (timers '() :type list)               ; those of AFTER
+  (due '() :type list))                 ; the loop's: functions of AFTER whose time has come
+
+(declaim (sb-ext:freeze-type wire-inlet wire-reactions))
 
 (define-hot (keeps-sent-p :inline t) ((call call)) boolean
   "True if CALL keeps the messages that it sends for further attempts: then each is encoded first."

@@ -539,7 +539,7 @@ themselves."
                                                 "")
                              (sim:seed-failed (failure) (princ-to-string failure)))))))
              (is (search text story) "~A: ~A" name (subseq story 0 (min 300 (length story)))))))
-    (found-p 'clgrpc.calling::policy-limit (constantly 20) "attempts reached handlers")
+    (found-p 'clgrpc.attempt::policy-limit (constantly 20) "attempts reached handlers")
     (found-p 'clgrpc.client::committed-call
              (lambda (original stream)
                (or (clgrpc.client::stream-call stream) (funcall original stream)))

@@ -619,6 +619,27 @@ wrong value."
         when (slot-exists-p options slot)
           collect (cons row (slot-value options slot))))
 
+(defconstant +most-held-octets+ (* 128 1024 1024)
+  "The upper bound of the default limit for all links together, whatever the size of the heap: a
+collection that copies as much stops all threads for about an eighth of a second.")
+
+(define-hot (total-held-limit :inline t) ((options options)) index
+  "The octets that all links of a server or channel with OPTIONS may hold together."
+  (let ((limit (options-max-total-held-octets options)))
+    (if (zerop limit)
+        (min +most-held-octets+ (ash (sb-ext:dynamic-space-size) -2))
+        limit)))
+
+(defun check-authority (authority)
+  "Return AUTHORITY if it can be the :authority of calls. Signal MISUSE if it has invalid characters
+(RFC 3986)."
+  (unless (and (stringp authority)
+               (plusp (length authority))
+               (every (lambda (character) (char< #\Space character #\Rubout)) authority))
+    (misuse "~S cannot be the :authority of calls, which is ASCII without spaces; for a name in ~
+             another alphabet give its ASCII form, xn--…" authority))
+  authority)
+
 (defmethod print-object ((options options) stream)
   (print-unreadable-object (options stream :type t)
     (loop for (row . value) in (option-values options)

@@ -13,7 +13,7 @@
    #:option-table #:option-default #:find-option-row #:takes-option-p
    #:option-row-name #:option-row-scope #:option-row-only
    #:option-row-default #:option-row-minimum #:option-row-maximum #:option-row-unit
-   #:option-row-reason #:check-option
+   #:option-row-reason #:check-option #:check-authority #:total-held-limit
    ;; keyword-function.lisp
    #:define-keyword-function
    ;; arity.lisp

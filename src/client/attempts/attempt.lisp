@@ -1,5 +1,5 @@
 ;;;; The attempts of a call: the first and those that follow it or run in parallel. An attempt
-;;;; begins on a stream, is answered or fails, and ends. The machine of calling/retry.lisp decides
+;;;; begins on a stream, is answered or fails, and ends. The machine of attempt/retry.lisp decides
 ;;;; the next step, and performs it by **RETRY-OPERATIONS**.
 ;;;;
 ;;;; 1. SUBMIT finds a stream, or makes the call wait for one (core.lisp). The attempt that it
@@ -43,7 +43,7 @@ many attempts it allows; or nil."
   (and (null (call-retries call))
        (null (core-methods (client-call-core call)))))
 
-;;; Performing decisions, see calling/retry.lisp
+;;; Performing decisions, see attempt/retry.lisp
 
 (defun resend-after (call)
   "Begin another attempt of CALL as soon as the stream of the failed one is closed."
@@ -76,7 +76,7 @@ many attempts it allows; or nil."
   (unless (client-retries-timer (call-retries call)) (begin-due call)))
 
 (define-load-time-global **retry-operations**
-    (calling:make-retry-operations
+    (attempt:make-retry-operations
      :retries #'ensure-retries :throttle #'throttle-of
      :now (lambda (call) (core-now (client-call-core call)))
      :chance (lambda (call) (loop:event-loop-random (wire-call-loop call)))
@@ -89,9 +89,9 @@ many attempts it allows; or nil."
   (cancel-retry call)
   (unless (call-status call)
     (guarding-call (call)
-      (calling:tell-due **retry-operations** call))))
+      (attempt:tell-due **retry-operations** call))))
 
-;;; The view of an attempt for its interceptors (calling/attempt-view.lisp)
+;;; The view of an attempt for its interceptors (attempt/attempt-view.lisp)
 
 (defun interceptor-failure (call error)
   "The failure of an attempt of CALL, in which an interceptor has signalled ERROR."
@@ -111,7 +111,7 @@ fail, or if its headers cannot be sent."
     (multiple-value-bind (view error)
         (if (internal-call-p call)
             (values nil nil)
-            (calling:view-attempt call number (call-retries call) (client-link-peer link)
+            (attempt:view-attempt call number (call-retries call) (client-link-peer link)
                                   (rpc:outgoing-metadata call)
                                   (core-attempt-interceptors (client-call-core call))))
       (setf (attempt-view attempt) view)
@@ -123,7 +123,7 @@ fail, or if its headers cannot be sent."
   "The metadata that ATTEMPT sends, an alist."
   (let ((view (attempt-view attempt)))
     (if view
-        (calling:attempt-request-metadata view)
+        (attempt:attempt-request-metadata view)
         (rpc:outgoing-metadata (attempt-call attempt)))))
 
 (defun end-view (attempt call own status)
@@ -132,11 +132,11 @@ ATTEMPT."
   (let ((view (shiftf (attempt-view attempt) nil))
         (cause (attempt-cause attempt)))
     (cond ((null view))
-          (own (calling:close-attempt view (or status :cancelled) :call call))
-          (cause (calling:close-attempt view status
+          (own (attempt:close-attempt view (or status :cancelled) :call call))
+          (cause (attempt:close-attempt view status
                                         :message (client-failure-message cause)
                                         :trailer-fields (client-failure-trailers cause)))
-          (t (calling:close-attempt view status)))))
+          (t (attempt:close-attempt view status)))))
 
 ;;; An attempt begins
 
@@ -165,9 +165,9 @@ was stopped by the full stream of the previous attempt."
         (retries (call-retries call)))
     (setf (attempt-call attempt) call)
     (cond (retries
-           (setf (attempt-number attempt) (calling:take-number retries)
+           (setf (attempt-number attempt) (attempt:take-number retries)
                  (attempt-began-ns attempt) (core-now (client-call-core call)))
-           (calling:add-attempt retries attempt))
+           (attempt:add-attempt retries attempt))
           (t (setf (attempt-number attempt) 0
                    (attempt-began-ns attempt) (client-call-born-ns call))))
     attempt))
@@ -220,7 +220,7 @@ CALL has a stream, on which nothing was sent, and the channel's service config h
       (unless (client-call-request call)
         (begin-replay call (options-replay-octets (wire-call-options call))))
       (when (typep policy 'config:hedging-policy)
-        (calling:tell-begun **retry-operations** call)))))
+        (attempt:tell-begun **retry-operations** call)))))
 
 (define-hot submit ((call client-call) request) t
   "Begin an attempt of CALL, with its only REQUEST unless that is nil, when its credentials have
@@ -275,7 +275,7 @@ LINK, or had no stream if that is nil."
 had no stream. NUMBER others came before it. CALL does not use ATTEMPT any more."
   (guarding-call (call)
     (record-failure call number link failure)
-    (calling:tell-failed **retry-operations** call attempt number failure
+    (attempt:tell-failed **retry-operations** call attempt number failure
                          (and link (client-link-draining link) (client-link-born-ns link)))))
 
 (defun fail-attempt (attempt failure)
@@ -305,7 +305,7 @@ without it."
                            (client-retries-since-ns retries)
                            (client-call-born-ns call))))
         (tell-lost-attempt call (client-failure-status failure) began-ns)
-        (follow-failure call nil (calling:take-number (ensure-retries call)) nil failure))))
+        (follow-failure call nil (attempt:take-number (ensure-retries call)) nil failure))))
 
 ;;; An attempt is answered
 
@@ -325,7 +325,7 @@ without it."
       (change-over call stream))
     (cancel-retry call)
     (leave-places call)
-    (mapc #'reset-attempt (calling:commit (call-retries call) attempt))))
+    (mapc #'reset-attempt (attempt:commit (call-retries call) attempt))))
 
 (define-hot committed-call ((stream http2:stream)) (or null client-call)
   "The call for which an answer begins on STREAM; the attempt on STREAM is its only one from now on.

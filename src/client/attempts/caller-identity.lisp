@@ -1,6 +1,6 @@
-;;;; The caller's identity: the call credentials of a call (calling/call-credentials.lisp) are asked
-;;;; before each of its attempts, including the first, retries, hedges and transparent retries, so
-;;;; that an expired token is not sent again.
+;;;; The caller's identity: the call credentials of a call (credentials/call-credentials.lisp) are
+;;;; asked before each of its attempts, including the first, retries, hedges and transparent
+;;;; retries, so that an expired token is not sent again.
 ;;;;
 ;;;;   credentials that never wait     SUBMIT asks them on the loop. Mostly they answer at once, and
 ;;;;                                   the attempt begins in the same turn; otherwise it begins when
@@ -18,7 +18,7 @@
 (defun ask-of (call credentials deliver)
   "Ask CREDENTIALS for CALL: see ASK-CREDENTIALS. Functions that may wait run on the reserve."
   (let ((core (client-call-core call)))
-    (calling:ask-credentials credentials core (call-rpc-method call)
+    (credentials:ask-credentials credentials core (call-rpc-method call)
                              (hpack:field-value-string (authority-field call))
                              (lambda (function)
                                (let ((reserve (client-reserve (core-loop core))))
@@ -36,7 +36,7 @@
   "Give the attempts of CALL, a new call on CHANNEL, the metadata of CREDENTIALS. Signal
 :unauthenticated if these must not be sent on CHANNEL, or the error of a function among CREDENTIALS.
 In the caller's thread."
-  (let ((waiting (nth-value 1 (calling:check-credentials credentials channel)))
+  (let ((waiting (nth-value 1 (credentials:check-credentials credentials channel)))
         (identity (make-caller-identity credentials (rpc:outgoing-metadata call))))
     (when waiting
       (take-identity call identity

@@ -25,7 +25,7 @@
   "The operation REPEATS."
   (let ((retries (call-retries call)))
     (if retries
-        (calling:count-repeats retries (core-now (client-call-core call)))
+        (attempt:count-repeats retries (core-now (client-call-core call)))
         (values 0 0 0 0))))
 
 (defun waited-p (call)
@@ -87,7 +87,7 @@ queued."
 (defun end-attempts (call)
   "Reset the attempts of CALL, which has RETRIES and has ended."
   (cancel-retry call)
-  (mapc #'reset-attempt (calling:commit (call-retries call) nil)))
+  (mapc #'reset-attempt (attempt:commit (call-retries call) nil)))
 
 ;;; The end of a call
 
@@ -147,7 +147,7 @@ the deadline is replaced by :deadline-exceeded, with the error as its cause."
     (when (call-retries call) (end-attempts call))
     (when (call-replay call) (drop-replay call))
     (when (client-call-stream call) (reset-attempt (http2:stream-user (client-call-stream call))))
-    (when (rpc:callbacks-p call) (operate schedule call))))
+    (rpc:schedule-callbacks call)))
 
 (defun end-client-call-as (call name &rest how)
   "As END-CLIENT-CALL, with the status and the text of the verdict NAME."

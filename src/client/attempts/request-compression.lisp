@@ -27,7 +27,7 @@ that."
           (and known
                (remove-if (lambda (encoding)
                             (some (lambda (accepted) (member encoding accepted)) known))
-                          (remove-if-not #'rpc:encoding-open-p (rpc:encodings)))))))
+                          (remove-if-not #'encoding:encoding-open-p (encoding:encodings)))))))
 
 (defun note-accepted-encodings (link list)
   "Remember the encodings that LINK's server accepts, if the header LIST has them."

@@ -20,7 +20,7 @@
 
 (define-hot (authority-field :inline t) ((call client-call)) hpack:field
   "The field :authority of the requests of CALL."
-  (let ((own (rpc:own-authority call)))
+  (let ((own (own-authority call)))
     (if own
         (hpack:string-field ":authority" own)
         (core-authority (client-call-core call)))))
@@ -120,7 +120,7 @@ server accepts; else nil. NUMBER attempts came before it."
 (defun false-authority (call link)
   "The failure of an attempt of CALL on LINK if CALL has an :authority of its own, and the verified
 certificate of LINK's server is not for it; else nil."
-  (let* ((authority (rpc:own-authority call))
+  (let* ((authority (own-authority call))
          (credentials (core-credentials (client-call-core call))))
     (unless (or (null authority)
                 (null credentials)
@@ -142,11 +142,11 @@ certificate of LINK's server is not for it; else nil."
   "The failure of an attempt of CALL on LINK with METADATA, if its headers cannot be sent; else nil.
 NUMBER attempts came before it."
   (or (identity-failure call)
-      (and (rpc:own-authority call) (false-authority call link))
+      (and (own-authority call) (false-authority call link))
       (and (or (< (http2:connection-peer-max-header-list (client-link-http2 link))
                   +constant-octets+)
                metadata
-               (rpc:own-authority call))
+               (own-authority call))
            (large-headers call link number metadata))))
 
 (defun metadata-fields (metadata)

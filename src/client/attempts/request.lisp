@@ -113,7 +113,7 @@ others."
   (let ((retries (call-retries call)))
     (when retries
       (mapc #'reset-attempt
-            (calling:commit retries (http2:stream-user (client-call-stream call)))))))
+            (attempt:commit retries (http2:stream-user (client-call-stream call)))))))
 
 (defun write-on-attempts (call encoded last)
   "Send ENCODED, of ENCODE-MESSAGE, on all streams of CALL, and keep it if CALL's messages are

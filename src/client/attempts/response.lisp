@@ -134,7 +134,7 @@ has only the status :ok."
 (defun fail-late (call failure)
   "End CALL, whose answer had begun, with FAILURE."
   (unless (plain-p call)
-    (calling:tell-failed-late **retry-operations** call failure))
+    (attempt:tell-failed-late **retry-operations** call failure))
   (end-with-failure call failure))
 
 (defun read-trailers (call list)

@@ -34,7 +34,8 @@
 
 (defun client-call-wait-for-ready (call)
   "True if CALL waits for ready: as its user has set, or else the config."
-  (let ((said (rpc:wait-for-ready call)))
+  (let* ((intent (call-client-intent call))
+         (said (if intent (client-intent-wait-for-ready intent) :unset)))
     (if (eq :unset said)
         (let ((config (method-config-of call)))
           (and config (eq t (config:method-config-wait-for-ready config))))

@@ -2,11 +2,11 @@
 
 (in-package #:clgrpc.token)
 
-(defclass fixed-credentials (calling:call-credentials)
+(defclass fixed-credentials (credentials:call-credentials)
   ((metadata :initarg :metadata :reader fixed-credentials-metadata)) ; an alist
   (:documentation "Metadata that are always the same."))
 
-(defmethod calling:get-request-metadata ((credentials fixed-credentials) request)
+(defmethod credentials:get-request-metadata ((credentials fixed-credentials) request)
   (declare (ignore request))
   (fixed-credentials-metadata credentials))
 

@@ -5,7 +5,8 @@
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:http1 #:clgrpc.http1)
                     (#:option #:clgrpc.option)
-                    (#:calling #:clgrpc.calling) (#:status #:clgrpc.status)
+                    (#:calling #:clgrpc.calling) (#:credentials #:clgrpc.credentials)
+                    (#:status #:clgrpc.status)
                     (#:client #:clgrpc.client))
   (:export
    ;; http-request.lisp, for the command

@@ -37,7 +37,7 @@ time.")
 (defmethod print-object ((kept kept-token) stream)
   (print-unreadable-object (kept stream :type t))) ; it is secret
 
-(defclass token-credentials (calling:call-credentials)
+(defclass token-credentials (credentials:call-credentials)
   ((lock :initform (sb-thread:make-mutex :name "clgrpc token") :reader token-lock) ; of the others
    (kept :initform nil :accessor token-kept) ; a KEPT-TOKEN, or nil
    (waiting :initform '() :accessor token-waiting) ; futures that the fetch will settle
@@ -160,7 +160,7 @@ The second value is true if the caller must begin a fetch."
                     (t (first (push (loop:make-future) (token-waiting credentials)))))
               begins))))
 
-(defmethod calling:get-request-metadata ((credentials token-credentials) request)
+(defmethod credentials:get-request-metadata ((credentials token-credentials) request)
   (declare (ignore request))
   (multiple-value-bind (found begins)
       (sb-sys:without-interrupts        ; the thread that sets FETCHING begins the fetch

@@ -50,7 +50,7 @@ KEY-ID, a string, is the member `kid` of its header if it is not nil."
 (defconstant +remembered-audiences+ 64
   "The most services for which a self-signed token is kept; one more replaces all of them.")
 
-(defclass self-signed-credentials (calling:call-credentials)
+(defclass self-signed-credentials (credentials:call-credentials)
   ((key :initarg :key :reader signer-key) ; PEM
    (what :initarg :what :reader signer-what) ; the name of KEY in errors
    (password :initarg :password :reader signer-password) ; of KEY, or nil
@@ -128,9 +128,9 @@ Signal MISUSE for a wrong argument, TLS-ERROR if KEY cannot be used. From any th
                               (signer-key-id signer))
                 (floor seconds))))
 
-(defmethod calling:get-request-metadata ((signer self-signed-credentials) request)
+(defmethod credentials:get-request-metadata ((signer self-signed-credentials) request)
   (let* ((audience (if (eq :service (signer-audience signer))
-                       (calling:credentials-request-audience request)
+                       (credentials:credentials-request-audience request)
                        (signer-audience signer)))
          (kept (sb-thread:with-mutex ((signer-lock signer))
                  (gethash audience (signer-kept signer)))))

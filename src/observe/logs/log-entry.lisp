@@ -90,7 +90,7 @@ true if some are omitted."
 (defun expand (dense)
   "The whole entry DENSE as octets."
   (multiple-value-bind (outcome octets count)
-      (rpc:expand-beginning (dense-encoding dense) (dense-octets dense) 0
+      (encoding:expand-beginning (dense-encoding dense) (dense-octets dense) 0
                             (length (dense-octets dense)) (dense-limit dense))
     (multiple-value-bind (message truncated)
         (if (and octets

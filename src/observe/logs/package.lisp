@@ -4,6 +4,7 @@
 (defpackage #:clgrpc.logs
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:rpc #:clgrpc.rpc)
+                    (#:encoding #:clgrpc.encoding)
                     (#:status #:clgrpc.status) (#:method #:clgrpc.method)
                     (#:protobuf #:clgrpc.protobuf) (#:binlog #:grpc.binarylog.v1))
   (:import-from #:clgrpc.rpc #:call-rpc-method #:call-status #:operate)

@@ -41,7 +41,7 @@ not begun."
              (and (not (rpc:client-p call))
                   (let ((other (operate other-end call)))
                     (and other
-                     (call-record (rpc:attempt-of other)))))))))
+                     (call-record (attempt:attempt-of other)))))))))
 
 (defun current-context ()
   "As CURRENT-TRACE, but the context may be bare."

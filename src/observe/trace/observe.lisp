@@ -108,26 +108,26 @@ beginning."
 
 (defun trace-attempt (attempt)
   "The interceptor of attempts on the wire."
-  (let* ((call (calling:attempt-call attempt))
+  (let* ((call (attempt:attempt-call attempt))
          (record (call-record call)))
     (when (record-p record)
       (let ((id (record-id record)))
         (when (record-span record)
           (let* ((first (zerop (record-attempts record)))
-                 (span (begin-attempt-span record call attempt (calling:attempt-number attempt)
-                                           (eq :transparent (calling:attempt-kind attempt))))
+                 (span (begin-attempt-span record call attempt (attempt:attempt-number attempt)
+                                           (eq :transparent (attempt:attempt-kind attempt))))
                  (entry (first (record-tries record))))
             (when first (note-delays record call span))
             (setf id (context-id (span-context span)))
-            (calling:on-attempt-end
+            (attempt:on-attempt-end
              attempt
              (lambda ()
-               (end-attempt-span record entry (calling:attempt-status attempt)
-                                 (calling:attempt-message attempt))))))
-        (calling:put-attempt-metadata
+               (end-attempt-span record entry (attempt:attempt-status attempt)
+                                 (attempt:attempt-message attempt))))))
+        (attempt:put-attempt-metadata
          attempt
          (inject (tracing-propagators (record-tracing record))
-                 (calling:attempt-request-metadata attempt)
+                 (attempt:attempt-request-metadata attempt)
                  (record-high record) (record-low record) id
                  (and (record-span record) t) (record-state record)
                  (record-baggage record)))))))
@@ -155,7 +155,7 @@ beginning."
   "The context that CALL, a server's within the image, has from its client; or nil."
   (let* ((other (operate other-end call))
          (record (and other
-                      (call-record (rpc:attempt-of other)))))
+                      (call-record (attempt:attempt-of other)))))
     (cond ((not (record-p record)) record)
           ((record-tries record) (span-context (cdr (first (record-tries record)))))
           (t (record-context record)))))
@@ -275,7 +275,7 @@ PLAIN is the value of TOLD-SIZE for it."
       (:client (client-observer source queue))
       (:server (server-observer source queue)))))
 
-(defmethod rpc:observer-interceptors ((source tracing))
+(defmethod attempt:observer-interceptors ((source tracing))
   (list #'trace-attempt))
 
 ;;; Making it

@@ -5,7 +5,7 @@
   (:use #:cl #:clgrpc.base #:clgrpc.option)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack) (#:rpc #:clgrpc.rpc)
                     (#:status #:clgrpc.status) (#:method #:clgrpc.method)
-                    (#:calling #:clgrpc.calling)
+                    (#:attempt #:clgrpc.attempt)
                     (#:client #:clgrpc.client))
   (:import-from #:sb-ext #:defglobal)
   (:import-from #:clgrpc.rpc

@@ -2,9 +2,6 @@
 ;;;; any thread.
 (in-package #:clgrpc.calling)
 
-(defgeneric channel-target (channel)
-  (:documentation "The target that CHANNEL was made for, a string. From any thread."))
-
 (defgeneric channel-state (channel)
   (:documentation "The connectivity of CHANNEL: :idle, :connecting, :ready, :transient-failure or
 :shutdown. From any thread."))
@@ -72,19 +69,3 @@ once. From any thread but a loop's."))
   (:documentation "End the back-off of CHANNEL: resolve its target and connect to its servers at
 once, and begin later back-offs with the shortest wait. Use it when the network works again. Return
 CHANNEL. From any thread."))
-
-(defgeneric limit-silence (channel seconds)
-  (:documentation "Bound the silence of CHANNEL's servers while calls are under way, even if
-:keepalive-seconds and :keepalive-timeout-seconds are longer. After a silence of SECONDS the server
-gets a PING; if it stays silent for as long again, its connection ends. The calls there end with
-:unavailable, and the next ones go to other servers. This is for services whose servers allow such
-PINGs, see MIN-PING-SECONDS. It has no effect on a channel whose server has complained of PINGs.
-Return CHANNEL. From any thread.")
-  (:method ((channel t) seconds) (declare (ignore seconds)) channel))
-
-;;; Security of channels
-
-(defgeneric channel-secure-p (channel)
-  (:documentation "True if CHANNEL is secure: third parties cannot read the data it sends. The
-second value is true if it sends call credentials even though it is not secure.")
-  (:method ((channel channel)) nil))

@@ -55,6 +55,9 @@ nil before the first such call.")
   (:documentation "The class of objects on which stubs are called. The client's and the in-process
 channels are its subclasses. From any thread."))
 
+(defgeneric channel-target (channel)
+  (:documentation "The target that CHANNEL was made for, a string. From any thread."))
+
 (defgeneric invoke (channel method request &key timeout deadline metadata &allow-other-keys)
   (:documentation "Make a call of METHOD, an RPC-METHOD, on CHANNEL, as its stub does. REQUEST and
 the values depend on the kind of METHOD. TIMEOUT is in seconds, METADATA an alist; these, the other

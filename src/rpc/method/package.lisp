@@ -2,17 +2,17 @@
 
 (defpackage #:clgrpc.method
   (:use #:cl #:clgrpc.base)
-  (:local-nicknames (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf))
-  (:import-from #:sb-ext #:defglobal #:compare-and-swap)
+  (:local-nicknames (#:protobuf #:clgrpc.protobuf))
+  (:import-from #:sb-ext #:defglobal)
   (:import-from #:clgrpc.status
                 #:deadline #:fail)
+  (:import-from #:clgrpc.encoding #:codec-of-name #:type-in-codec)
   (:export
    #:*call* #:binding #:binding-function #:call #:channel #:current-call
    #:direct-channel #:generic-method #:generic-service
    #:generic-service-methods #:invoke #:make-binding #:make-generic-service #:method-binding
    #:pool-method #:pool-methods
-   #:message-codec #:codec-field #:codec-name #:find-codec #:method-in-codec #:codec-of-name
-   #:register-codec
+   #:channel-target #:method-in-codec
    #:make-rpc-method #:rpc-method #:rpc-method-codec #:rpc-method-function-name
    #:rpc-method-descriptor
    #:rpc-method-kind #:rpc-method-name

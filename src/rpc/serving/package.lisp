@@ -2,7 +2,7 @@
 
 (defpackage #:clgrpc.serving
   (:use #:cl #:clgrpc.base #:clgrpc.option)
-  (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf))
+  (:local-nicknames (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf))
   (:import-from #:clgrpc.rpc
                 #:**call-ids** #:+long-octets+ #:call #:call-path #:call-rpc-method
                 #:interceptors-for #:observer #:outgoing-type

@@ -7,9 +7,9 @@
   (:export
    #:aborted #:already-exists #:cancelled #:check-metadata #:code-status #:control-status
    #:data-loss #:deadline #:deadline-exceeded #:deadline-in #:details-octets
-   #:encode-timeout #:end-reason #:fail #:failed-precondition #:failure-p #:internal
+   #:encode-timeout #:fail #:failed-precondition #:failure-p #:internal
    #:invalid-argument #:make-rpc-error #:not-found #:out-of-range
-   #:parse-timeout #:permission-denied #:refusal-error #:resource-exhausted #:rpc-error
+   #:parse-timeout #:permission-denied #:resource-exhausted #:rpc-error
    #:rpc-error-call #:rpc-error-cause #:rpc-error-detail #:rpc-error-details
    #:rpc-error-details-octets #:rpc-error-ended-by #:rpc-error-message #:rpc-error-peer
    #:rpc-error-reason #:rpc-error-sent-p #:rpc-error-status #:rpc-error-trailers

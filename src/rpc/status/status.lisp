@@ -63,14 +63,10 @@ library's servers send.")
               (and (not (eq ended-by :peer)) ended-by) (visible cause) sent
               (rpc-error-reason condition)))))
 
-(defgeneric end-reason (call)
-  (:documentation "The course of CALL as one line of text, or nil if it is not known."))
-
-(defun rpc-error-reason (error)
-  "Return one line of text about the call of ERROR, an RPC-ERROR: its duration, the step it waited
-for, the failures of that step so far, and the times of its stages. Nil if ERROR has no call.
-ERROR's report ends with this line. From any thread."
-  (and (rpc-error-call error) (end-reason (rpc-error-call error))))
+(defgeneric rpc-error-reason (error)
+  (:documentation "Return one line of text about the call of ERROR, an RPC-ERROR: its duration, the
+step it waited for, the failures of that step so far, and the times of its stages. Nil if ERROR has
+no call. ERROR's report ends with this line. From any thread."))
 
 (defstruct (status-row (:copier nil))
   "A row of the status table."
@@ -151,17 +147,6 @@ like the server's (gRFC A54). Signal MISUSE if STATUS is not a status."
 Signal MISUSE if STATUS is not a status. From any thread."
   (apply #'make-condition (or (status-row-condition (status-row status)) 'rpc-error)
          :status status initargs))
-
-(defun refusal-error (cause status text)
-  "The RPC-ERROR of a call that is not sent because CAUSE was signalled by a component between its
-user and its server, which TEXT describes. Its status is that of CAUSE, after CONTROL-STATUS, or
-STATUS if CAUSE is not an RPC-ERROR."
-  (multiple-value-bind (status said)
-      (if (typep cause 'rpc-error)
-          (control-status (rpc-error-status cause) (rpc-error-message cause))
-          (values status (bounded-text cause)))
-    (make-rpc-error status :message (format nil "~A: ~A" text said) :ended-by :local :sent nil
-                           :cause cause)))
 
 (deftype unnamed-code ()
   "The numbers of statuses that have no keyword."

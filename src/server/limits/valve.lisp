@@ -70,7 +70,7 @@ them."
 held at least LEAST octets. On a loop of SERVER's."
   (let* ((admission (server-admission server))
          (server-loop (first (server-loops server)))
-         (total (wire:total-held-limit (server-options server)))
+         (total (total-held-limit (server-options server)))
          (dismissed (sb-thread:with-mutex ((admission-lock admission))
                       (let ((more (max (- (account-sum (server-account server)) total
                                           (admission-leaving-octets admission))
@@ -91,7 +91,7 @@ thread."
 
 (defun bound-account (server)
   "Call GIVE-WAY whenever all connections of SERVER together hold too much."
-  (let ((total (wire:total-held-limit (server-options server)))
+  (let ((total (total-held-limit (server-options server)))
         (account (server-account server)))
     (setf (account-most account) (+ total (ash total -3))
           (account-on-excess account) (lambda () (ask-to-give-way server -1)))))

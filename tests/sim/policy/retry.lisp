@@ -141,7 +141,7 @@
   (let* ((channel (open-channel (address 1) (retry-config 3 0.05 0.2)))
          (other (start-call channel :call "y")))
     (server-tests:with-log (:call-failed)
-      (sb-int:encapsulate 'clgrpc.calling::retry-delay-ns 'fail
+      (sb-int:encapsulate 'clgrpc.attempt::retry-delay-ns 'fail
                           (lambda (function &rest arguments)
                             (declare (ignore function arguments))
                             (error "There is no such delay.")))
@@ -149,6 +149,6 @@
            (let ((result (make-call channel :call "x" :timeout nil)))
              (ended result :internal)
              (is (search "There is no such delay." (result-message result))))
-        (sb-int:unencapsulate 'clgrpc.calling::retry-delay-ns 'fail)))
+        (sb-int:unencapsulate 'clgrpc.attempt::retry-delay-ns 'fail)))
     (ok (result-of other))
     (is (= 1 (length (lines 1))))))

@@ -66,14 +66,14 @@
                         (run-loop-of core)
                         (null (client::back-off-timer back-off)))))
       (is (= 2 (puppet-asked puppet)))
-      (let ((first (client::back-off-seconds back-off)))
+      (let ((first (loop:back-off-seconds back-off)))
         (tell-backends puppet)
-        (is (< first (client::back-off-seconds back-off)))
+        (is (< first (loop:back-off-seconds back-off)))
         (is-true (client::back-off-timer back-off)))
       (tell-backends puppet "127.0.0.1:1")
       (is (eq :connecting (client:core-state core)))
       (is (null (client::back-off-timer back-off)))
-      (is (zerop (client::back-off-seconds back-off))))))
+      (is (zerop (loop:back-off-seconds back-off))))))
 
 (test servers-that-are-known-are-not-kept-waiting-for
   "A resolver that has just failed is not asked before its back-off ends, so that no answer comes

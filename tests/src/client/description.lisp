@@ -90,8 +90,8 @@
     (flet ((tokens () (getf (client::describe-core core) :retry-tokens)))
       (is (null (tokens)))
       (setf (client::core-throttle core)
-            (calling:current-throttle nil (client::core-config core)))
-      (calling::count-failure (client::core-throttle core) nil :unavailable :never)
+            (attempt:current-throttle nil (client::core-config core)))
+      (attempt::count-failure (client::core-throttle core) nil :unavailable :never)
       (is (= 3 (tokens))))))
 
 (test a-policy-that-follows-is-told

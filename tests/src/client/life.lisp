@@ -35,7 +35,7 @@
                                    (await-signal release))
         (grpc:with-channel (channel address)
           (grpc:ensure-connected channel)
-          (calling:limit-silence channel 0.05)
+          (client:limit-channel-silence channel 0.05)
           (let ((error (caught (ask channel (note 1)))))
             (is (typep error 'grpc:unavailable))
             (is (search "keepalive" (grpc:rpc-error-message error)))))

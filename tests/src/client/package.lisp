@@ -2,7 +2,8 @@
 
 (defpackage #:clgrpc.tests.client
   (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form #:clgrpc.tests.server)
-  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:calling #:clgrpc.calling)
+  (:local-nicknames (#:attempt #:clgrpc.attempt) (#:encoding #:clgrpc.encoding)
+                    (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:calling #:clgrpc.calling)
                     (#:status #:clgrpc.status) (#:method #:clgrpc.method) (#:wire #:clgrpc.wire)
                     (#:client #:clgrpc.client) (#:server #:clgrpc.server)
                     (#:config #:clgrpc.config) (#:proxy #:clgrpc.proxy)

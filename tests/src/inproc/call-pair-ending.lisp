@@ -43,7 +43,8 @@ to do later is forgotten."
                 (unwind-protect (throw 'out 5)
                   (setf unwound t)
                   (grpc:after call +patience+ #'list)
-                  (setf timers (rpc:reactions-timers (rpc:call-reactions call))))))
+                  (setf timers (inproc::inproc-reactions-timers
+                            (inproc::call-inproc-reactions call))))))
       (is (= 5 (catch 'out (ask channel (note 1)))))
       (is (eq t unwound))
       (is (eq t on-cancel))

@@ -189,8 +189,8 @@ error of the callback."
                  (grpc:send call (note 2))
                  (is (eql 7 (number-of (grpc:receive call))))
                  (is-true (wait-until (lambda ()
-                                        (null (rpc:reactions-scheduled
-                                               (rpc:call-reactions served))))))
+                                        (null (inproc::inproc-reactions-scheduled
+                                               (inproc::call-inproc-reactions served))))))
                  call)))
         (let ((call (begun)))
           (is (eq :time-over (outcome-in 0.1 (lambda () (grpc:send call (note 1))))))

@@ -12,7 +12,7 @@
       (is (eq inlet (rpc::call-inlet call)))
       (is (eq inlet (rpc::ensure-inlet call)))
       (is (null (rpc::call-outlet call)) "and only what was asked for is made")
-      (is (null (rpc:call-reactions call)))
+      (is (null (rpc::call-reactions call)))
       (is (null (rpc::call-ending call)))
       (is (null (rpc::call-intent call))))))
 

@@ -5,13 +5,17 @@
 
 (defun due (call)
   "What the callback of CALL that is due returns, or nil."
-  (let ((function (rpc:due-callback call (rpc:ensure-reactions call) t)))
+  (let ((function (rpc:due-callback call (rpc::ensure-reactions call) t)))
     (and function (funcall function))))
+
+(defun room-callback (call)
+  "The callback of CALL's user for room to send."
+  (rpc::reactions-on-writable (rpc::call-reactions call)))
 
 (test ends-are-told-once
   (let ((call (new-call :room (constantly 1) :schedule (constantly nil)))
         (reactions nil))
-    (setf reactions (rpc:ensure-reactions call)
+    (setf reactions (rpc::ensure-reactions call)
           (rpc::reactions-on-cancel reactions) (constantly :cancelled)
           (rpc::reactions-on-ended reactions) (list (constantly :ended)))
     (is (null (due call)))
@@ -23,8 +27,8 @@
 (test room-is-told-of-when-wanted
   (let* ((room 0)
          (call (new-call :room (lambda (call) (declare (ignore call)) room)))
-         (reactions (rpc:ensure-reactions call)))
-    (setf (rpc:reactions-on-writable reactions) (constantly :writable))
+         (reactions (rpc::ensure-reactions call)))
+    (setf (rpc::reactions-on-writable reactions) (constantly :writable))
     (is (null (due call)) "there is no room")
     (setf room 1)
     (is (eq :writable (due call)))

@@ -19,7 +19,7 @@
 
 (defun sources-but (name)
   "The texts of the files that calls may end in, but for the one called NAME."
-  (loop for folder in '("rpc" "calling" "wire" "client" "server" "inproc")
+  (loop for folder in '("rpc" "attempt" "calling" "wire" "client" "server" "inproc")
         append (loop for path in (support:system-sources (format nil "clgrpc/~A" folder))
                      unless (string= name (pathname-name path))
                        collect (uiop:read-file-string path :external-format :utf-8))))

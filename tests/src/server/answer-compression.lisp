@@ -233,10 +233,10 @@ its call ends with a status, mostly :internal, and the server goes on."
 
 (defun call-with-compressor (name compress decompress function)
   "Call FUNCTION while there is the compression NAME with these functions, besides our own."
-  (let ((before rpc::**encodings**))
+  (let ((before encoding::**encodings**))
     (unwind-protect (progn (grpc:register-compressor name :compress compress :decompress decompress)
                            (funcall function))
-      (setf rpc::**encodings** before))))
+      (setf encoding::**encodings** before))))
 
 (defun turned (octets &optional level)
   "OCTETS, each exclusive-or 255: a compression for tests, which gains nothing."

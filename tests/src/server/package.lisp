@@ -4,7 +4,8 @@
 
 (defpackage #:clgrpc.tests.server
   (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form)
-  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:method #:clgrpc.method)
+  (:local-nicknames (#:encoding #:clgrpc.encoding)
+                    (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:method #:clgrpc.method)
                     (#:status #:clgrpc.status) (#:serving #:clgrpc.serving) (#:wire #:clgrpc.wire)
                     (#:server #:clgrpc.server) (#:exchange #:clgrpc.exchange)
                     (#:client #:clgrpc.client) (#:loop #:clgrpc.loop) (#:http2 #:clgrpc.http2)

@@ -387,8 +387,8 @@ then does not renew it. A message that is whole does, so that a stream may take 
 
 (defun gzipped (octets)
   "OCTETS as a message, compressed, with its prefix."
-  (let ((parcel (clgrpc.wire::compress-octets (clgrpc.rpc:encoding-of-name
-                                               (clgrpc.rpc:check-compression :gzip))
+  (let ((parcel (clgrpc.wire::compress-octets (clgrpc.encoding:encoding-of-name
+                                               (clgrpc.encoding:check-compression :gzip))
                                               9
                                               (concatenate 'octets (make-octets 5) octets)
                                               (+ 5 (length octets)))))

@@ -7,17 +7,17 @@
   (mapcar #'princ-to-string encodings))
 
 (test encodings-for-users
-  (is (null (rpc:encoding-of-name nil)))
-  (is (null (rpc:encoding-of-name :identity)))
-  (is (search "gzip" (princ-to-string (rpc:encoding-of-name :gzip))))
-  (dolist (name '(:zstd "gzip" t 1)) (signals misuse (rpc:check-compression name))))
+  (is (null (encoding:encoding-of-name nil)))
+  (is (null (encoding:encoding-of-name :identity)))
+  (is (search "gzip" (princ-to-string (encoding:encoding-of-name :gzip))))
+  (dolist (name '(:zstd "gzip" t 1)) (signals misuse (encoding:check-compression name))))
 
 (test encodings-in-headers
   (flet ((parse (text) (wire:parse-encoding (ascii-octets text)))
          (accepted (text)
            (wire:accepted-encodings (hpack:string-field "grpc-accept-encoding" text))))
-    (is (eq (rpc:encoding-of-name :gzip) (parse "gzip")))
-    (is (eq (rpc:encoding-of-name :deflate) (parse "deflate")))
+    (is (eq (encoding:encoding-of-name :gzip) (parse "gzip")))
+    (is (eq (encoding:encoding-of-name :deflate) (parse "deflate")))
     (is (null (parse "identity")))
     (is (eq :unknown (wire:parse-encoding (octets-of 103 255 0))))
     (is (search "\"gÿ\\x00\"" (nth-value 1 (wire:parse-encoding (octets-of 103 255 0)))))
@@ -25,21 +25,21 @@
     (dolist (text '("" "GZIP" "gzip,deflate" "snappy")) (is (eq :unknown (parse text))))
     (loop for (text . names) in '(("") ("identity") ("gzip" :gzip) ("snappy, gzip ,br" :gzip)
                                   ("identity,deflate,gzip" :deflate :gzip) (",,,"))
-          do (is (equal (mapcar #'rpc:encoding-of-name names) (accepted text)) "~S" text))))
+          do (is (equal (mapcar #'encoding:encoding-of-name names) (accepted text)) "~S" text))))
 
 (test what-a-field-accepts-follows-the-registered-encodings
   "The same header, which is remembered, names an encoding as soon as that is registered."
-  (let ((before (rpc:encodings))
+  (let ((before (encoding:encodings))
         (field (hpack:string-field "grpc-accept-encoding" "of-tests,gzip")))
     (flet ((accepted () (length (wire:accepted-encodings field))))
       (unwind-protect
            (progn
              (is (= 1 (accepted)))
-             (rpc:register-compressor :of-tests
+             (encoding:register-compressor :of-tests
                                       :compress (lambda (octets level)
                                                   (declare (ignore level))
                                                   octets)
                                       :decompress (lambda (octets write) (funcall write octets)))
              (is (= 2 (accepted))))
-        (setf rpc::**encodings** before))
+        (setf encoding::**encodings** before))
       (is (= 1 (accepted))))))

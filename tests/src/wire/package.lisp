@@ -1,6 +1,7 @@
 (defpackage #:clgrpc.tests.wire
   (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form)
-  (:local-nicknames (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status) (#:method #:clgrpc.method)
+  (:local-nicknames (#:encoding #:clgrpc.encoding)
+                    (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status) (#:method #:clgrpc.method)
                     (#:wire #:clgrpc.wire) (#:hpack #:clgrpc.hpack)
                     (#:http2 #:clgrpc.http2) (#:loop #:clgrpc.loop)
                     (#:memory #:clgrpc.tests.world) (#:dialogue #:clgrpc.tests.dialogue)))

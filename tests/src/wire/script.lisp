@@ -30,7 +30,7 @@
     (rpc:end-call call status :message text :ended-by ended-by)
     (when (wire::wire-call-stream call)
       (http2:reset-stream (wire::wire-call-stream call) http2:+cancel+))
-    (when (rpc:callbacks-p call) (rpc:operate schedule call))))
+    (rpc:schedule-callbacks call)))
 
 (defun write-post-head (call)
   "The operation WRITE-HEAD."
@@ -140,7 +140,7 @@ and KEYWORDS of OPEN-LINK."
 
 (defun received (call)
   "The sizes of all letters of CALL that wait to be received."
-  (loop while (or (rpc:call-incoming call) (rpc:call-received call))
+  (loop while (rpc:messages-wait-p call)
         collect (length (letters:letter-text (rpc:receive call)))))
 
 (defun windows (frames)

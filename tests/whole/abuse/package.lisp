@@ -5,7 +5,8 @@
 
 (defpackage #:clgrpc.tests.abuse
   (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form)
-  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status)
+  (:local-nicknames (#:encoding #:clgrpc.encoding)
+                    (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status)
                     (#:wire #:clgrpc.wire)
                     (#:server #:clgrpc.server)
                     (#:loop #:clgrpc.loop) (#:os #:clgrpc.os)

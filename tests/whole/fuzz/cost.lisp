@@ -476,7 +476,7 @@ of kind and octets, is."
 
 (defun compressed-message (octets)
   "OCTETS as a message in gzip, with its prefix."
-  (let ((parcel (wire::compress-octets (rpc:encoding-of-name (rpc:check-compression :gzip)) 9
+  (let ((parcel (wire::compress-octets (nth-value 1 (encoding:check-compression :gzip)) 9
                                        (join-octets (list (make-octets 5) octets))
                                        (+ 5 (length octets)))))
     (subseq-octets (wire:encoded-octets parcel) 0 (wire:encoded-length parcel))))

@@ -3,7 +3,8 @@
 
 (defpackage #:clgrpc.tests.fuzz
   (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form)
-  (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:hpack #:clgrpc.hpack)
+  (:local-nicknames (#:encoding #:clgrpc.encoding)
+                    (#:protobuf #:clgrpc.protobuf) (#:hpack #:clgrpc.hpack)
                     (#:http1 #:clgrpc.http1)
                     (#:http2 #:clgrpc.http2) (#:loop #:clgrpc.loop) (#:dns #:clgrpc.dns)
                     (#:dns-tests #:clgrpc.tests.dns) (#:rpc #:clgrpc.rpc)

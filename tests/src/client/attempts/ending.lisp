@@ -70,7 +70,7 @@ machine was too slow for that."
                  (lambda ()
                    (let ((retries (client::make-client-retries nil 3))) ; hedged without policy
                      (setf (client::client-parts-retries (client::ensure-client-parts call)) retries
-                           (clgrpc.calling::retries-awaited retries) :hedge)
+                           (client::client-retries-awaited retries) :hedge)
                      (client::await-attempt call 1))))
       (is (typep (caught (grpc:receive call)) 'grpc:internal)))))
 

@@ -1,4 +1,4 @@
-;;;; See src/rpc/calling/retry.lisp and src/client/attempts/attempt.lisp: a call is tried again
+;;;; See src/rpc/attempt/retry.lisp and src/client/attempts/attempt.lisp: a call is tried again
 ;;;; while it runs, and one attempt has it.
 
 (in-package #:clgrpc.tests.client)

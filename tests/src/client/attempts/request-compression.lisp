@@ -217,7 +217,7 @@ call ends, and the channel goes on."
 
 (test compression-by-zstd
   "Both ways, short and long, and by servers and channels that have a smaller limit."
-  (let ((before rpc::**encodings**))
+  (let ((before encoding::**encodings**))
     (unwind-protect
          (progn
            (is (eq :zstd (grpc:register-zstd)))
@@ -235,4 +235,4 @@ call ends, and the channel goes on."
              (is (typep (caught (ask channel (note 5 :body 1000))) 'grpc:resource-exhausted))
              (is (equal '(1 t 1000)
                         (multiple-value-call #'told (ask channel (note 1 :body 1000)))))))
-      (setf rpc::**encodings** before))))
+      (setf encoding::**encodings** before))))

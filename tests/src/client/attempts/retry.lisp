@@ -1,4 +1,4 @@
-;;;; See src/rpc/calling/retry.lisp and src/client/attempts/attempt.lisp: calls that a server has
+;;;; See src/rpc/attempt/retry.lisp and src/client/attempts/attempt.lisp: calls that a server has
 ;;;; not seen are made again, once; others as the service config says.
 
 (in-package #:clgrpc.tests.client)

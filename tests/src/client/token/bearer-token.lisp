@@ -8,7 +8,7 @@
   (let ((credentials (grpc:bearer-token token)))
     (if (functionp credentials)
         (funcall credentials "/s.S/M")
-        (calling:get-request-metadata credentials nil))))
+        (credentials:get-request-metadata credentials nil))))
 
 (test a-token-is-a-string-or-a-function
   (is (equal '(("authorization" . "Bearer secret")) (sent-token "secret")))

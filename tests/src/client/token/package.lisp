@@ -3,7 +3,8 @@
 
 (defpackage #:clgrpc.tests.token
   (:use #:cl #:clgrpc.base #:clgrpc.tests.form #:clgrpc.tests.server)
-  (:local-nicknames (#:grpc #:clgrpc) (#:token #:clgrpc.token) (#:calling #:clgrpc.calling)
+  (:local-nicknames (#:credentials #:clgrpc.credentials)
+                    (#:grpc #:clgrpc) (#:token #:clgrpc.token) (#:calling #:clgrpc.calling)
                     (#:os #:clgrpc.os) (#:support #:clgrpc.tests.support))
   (:import-from #:clgrpc.tests.server #:double))
 

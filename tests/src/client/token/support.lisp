@@ -3,7 +3,8 @@
 (in-package #:clgrpc.tests.token)
 (in-suite :clgrpc.token)
 
-(defparameter *request* (calling::make-credentials-request "/shop.Shop/Buy" "shop.example:443" t)
+(defparameter *request*
+  (credentials::make-credentials-request "/shop.Shop/Buy" "shop.example:443" t)
   "What credentials are asked for.")
 
 (defun ask-token (credentials &key (request *request*) (timeout 10))

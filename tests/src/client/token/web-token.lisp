@@ -91,7 +91,7 @@ PUBLIC."
            (credentials (grpc:self-signed-token :key key :issuer "me" :seconds 60))
            (token (ask-token credentials)))
       (flet ((for (service)
-               (calling::make-credentials-request (format nil "/~A/M" service) "h" t)))
+               (credentials::make-credentials-request (format nil "/~A/M" service) "h" t)))
         (is (equal token (ask-token credentials)))
         (is (not (equal token (ask-token credentials :request (for "a")))))
         (dotimes (i 200) (ask-token credentials :request (for (format nil "s~D" i))))

@@ -1,22 +1,13 @@
-;;;; Functions around calls, and call credentials, on channels that carry nothing.
+;;;; Functions around calls, on channels that carry nothing.
 
 (in-package #:clgrpc.tests.rpc)
 (in-suite :clgrpc.calling)
-
-(defclass secure-channel (test-channel) ())
-
-(defmethod calling:channel-secure-p ((channel secure-channel)) t)
 
 (defclass intercepted-test-channel (calling:interception secure-channel) ())
 
 (defmethod method:invoke ((channel test-channel) method request &rest options)
   "What the transport of CHANNEL gets."
   (list method request options))
-
-(defparameter *test-method*
-  (method:make-rpc-method :name "M" :service-name "s.S" :path "/s.S/M" :kind :unary
-                       :request-type (protobuf:intern-message-type "google.rpc.Status")
-                       :response-type (protobuf:intern-message-type "google.rpc.Status")))
 
 (test interceptors-are-functions
   (is (equal '(car) (rpc:check-interceptors '(car))))
@@ -46,18 +37,5 @@
       (is (equal `(,*test-method* 2 :call-credentials (:timeout 3 :metadata (("a" . "b"))))
                  (list method request name options)))
       (is (equal '(("called" . "/s.S/M"))
-                 (calling:credentials-metadata (make-instance 'secure-channel) credentials
+                 (credentials:credentials-metadata (make-instance 'secure-channel) credentials
                                                *test-method*))))))
-
-(test credentials-are-for-secure-channels
-  (let ((token (constantly '(("authorization" . "Bearer new")))))
-    (is (equal '(("authorization" . "Bearer new"))
-               (calling:credentials-metadata (make-instance 'secure-channel) token *test-method*)))
-    (handler-case (progn (calling:credentials-metadata (make-instance 'test-channel) token
-                                                   *test-method*)
-                         (fail "No error"))
-      (status:unauthenticated (error)
-        (is (search "test:1" (status:rpc-error-message error)))
-        (is (not (status:rpc-error-sent-p error)))))
-    (signals misuse (calling:credentials-metadata (make-instance 'secure-channel) "token"
-                                              *test-method*))))

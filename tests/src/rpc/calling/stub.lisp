@@ -64,7 +64,7 @@ is room, and :closed and :left; and a function that returns that."
                                                      (declare (ignore message))
                                                      (<= 0 (decf room))))
       (calling:send-requests call (calling:request-generator '(1 2 3)) :on-loop t)
-      (let ((pump (rpc:reactions-on-writable (rpc:call-reactions call))))
+      (let ((pump (room-callback call)))
         (funcall pump)
         (is (equal '(2 1) (funcall sent)))
         (setf room 1)

@@ -5,7 +5,7 @@
 
 (defun register-text-codec (name)
   "Register a codec whose messages are strings, of no type."
-  (method:register-codec name :serialize (lambda (text type)
+  (encoding:register-codec name :serialize (lambda (text type)
                                            (declare (ignore type))
                                            (string-octets text))
                               :deserialize (lambda (octets type)
@@ -14,24 +14,24 @@
 
 (test codecs-have-names
   (is (equal "words" (register-text-codec "words")))
-  (let ((codec (method:find-codec "words")))
-    (is (eq codec (method:find-codec "WORDS")))
+  (let ((codec (encoding:find-codec "words")))
+    (is (eq codec (encoding:find-codec "WORDS")))
     (register-text-codec "words")
-    (is (eq codec (method:find-codec "words")) "registered again, it is the same"))
+    (is (eq codec (encoding:find-codec "words")) "registered again, it is the same"))
   (dolist (name '("proto" "" "Words" "a b" "a,b" "a;b" "ä" :words nil
                   "abcdefghijklmnopqrstuvwxyz1234567"))
     (signals misuse (register-text-codec name)))
-  (signals misuse (method:register-codec "half" :serialize #'list))
-  (is (null (method:find-codec "half")))
-  (is (null (method:codec-of-name nil)))
-  (is (null (method:codec-of-name "proto")))
-  (signals misuse (method:codec-of-name "half"))
+  (signals misuse (encoding:register-codec "half" :serialize #'list))
+  (is (null (encoding:find-codec "half")))
+  (is (null (encoding:codec-of-name nil)))
+  (is (null (encoding:codec-of-name "proto")))
+  (signals misuse (encoding:codec-of-name "half"))
   (signals misuse (method:generic-method "a.B/C" :codec "half")))
 
 (test methods-in-a-codec
   "One for each codec, the same each time; the method itself stays."
   (register-text-codec "words")
-  (let* ((codec (method:find-codec "words"))
+  (let* ((codec (encoding:find-codec "words"))
          (method (method:generic-method "a.B/C"))
          (coded (method:method-in-codec method codec)))
     (is (null (method:rpc-method-codec method)))
@@ -52,7 +52,7 @@
 (test codecs-that-fail
   "Whatever a deserializer does, it comes to a protobuf-error; what is not octets is not sent."
   (flet ((type-of-codec (serialize deserialize)
-           (method:register-codec "failing" :serialize serialize :deserialize deserialize)
+           (encoding:register-codec "failing" :serialize serialize :deserialize deserialize)
            (method:rpc-method-request-type (method:generic-method "a.B/C" :codec "failing"))))
     (loop for (function text)
             in (list (list (lambda (octets type) (declare (ignore type)) (aref octets 100)) "says")

@@ -3,7 +3,7 @@
 ;;;; the tokens of a throttle, which threads may share. The course of a call under a policy is in
 ;;;; retry.lisp.
 
-(in-package #:clgrpc.calling)
+(in-package #:clgrpc.attempt)
 
 (deftype policy ()
   "The policy for further attempts in a method config."

@@ -1,15 +1,15 @@
 ;;;; The machine that decides on retries and hedging, event by event. Attempts are keywords here.
 
 (in-package #:clgrpc.tests.rpc)
-(in-suite :clgrpc.calling)
+(in-suite :clgrpc.attempt)
 
 (defun failure (&optional (status :unavailable) &rest how)
-  (apply #'calling:make-attempt-failure status "" how))
+  (apply #'attempt:make-attempt-failure status "" how))
 
 (defun retries-of (policy &rest running)
   "The RETRIES of a call under POLICY, or nil, that has the attempts RUNNING."
-  (calling::make-retries policy
-                        (if policy (calling::policy-limit policy (make-channel-options)) 1)
+  (attempt::make-retries policy
+                        (if policy (attempt::policy-limit policy (make-channel-options)) 1)
                         running))
 
 (defun fails (retries failure &rest rest &key (attempt :a) (number 0) (now 0) (keep t)
@@ -17,19 +17,19 @@
   "What RETRIES decide, a list, as ATTEMPT fails with FAILURE."
   (setf rest (alexandria:remove-from-plist rest :attempt :number :now :keep))
   (multiple-value-list
-   (apply #'calling::attempt-failed retries attempt number failure now
+   (apply #'attempt::attempt-failed retries attempt number failure now
           (constantly (sb-ext:seed-random-state 1))
           :keep (constantly keep) rest)))
 
 (defun comes-due (retries &rest rest &key (now 0) &allow-other-keys)
   "What RETRIES decide, a list, as the time that they have awaited comes."
-  (multiple-value-list (apply #'calling::attempt-due retries now
+  (multiple-value-list (apply #'attempt::attempt-due retries now
                               (alexandria:remove-from-plist rest :now))))
 
 (defun begins (retries attempt)
   "The number of ATTEMPT of RETRIES, which begins."
-  (prog1 (calling:take-number retries)
-    (calling:add-attempt retries attempt)))
+  (prog1 (attempt:take-number retries)
+    (attempt:add-attempt retries attempt)))
 
 (defun awaits-p (low high decision)
   "True if DECISION is to await the time that comes after LOW to HIGH nanoseconds."
@@ -50,12 +50,12 @@
                      (list (failure :unavailable :reach :dropped))
                      (list (failure) :keep nil)
                      (list (failure) :throttle (let ((throttle (throttle-with 2 1)))
-                                                 (calling::change-tokens throttle -1000)
+                                                 (attempt::change-tokens throttle -1000)
                                                  throttle)))
           do (is (equal (list :fail failure) (apply #'decision failure rest)) "~S ~S" failure rest))
     ;; what is kept is asked of nobody else
     (let ((asked nil))
-      (calling::attempt-failed (retries-of (retrying) :a) :a 0 (failure :internal) 0 #'list
+      (attempt::attempt-failed (retries-of (retrying) :a) :a 0 (failure :internal) 0 #'list
                               :keep (lambda () (setf asked t)))
       (is (null asked)))))
 
@@ -67,12 +67,12 @@
           do (is (awaits-p low (max low (* low 3/2))
                            (fails retries (failure :unavailable :pushback pushback)
                                   :number (1- number))))
-             (is (eq :retry (calling::retries-awaited retries)))
+             (is (eq :retry (attempt::retries-awaited retries)))
              (is (equal '(:begin nil) (comes-due retries)))
              (is (equal '(nil nil) (comes-due retries)) "once only")
              (is (= number (begins retries :a))))
     (is (eq :fail (first (fails retries (failure) :number 3))))
-    (is (= 4 (calling::retries-issued retries)))))
+    (is (= 4 (attempt::retries-issued retries)))))
 
 (test what-a-hedging-policy-decides
   (flet ((decision (others failure &rest rest)
@@ -96,7 +96,7 @@
   "Each has the next awaited but the last."
   (let ((retries (retries-of (hedging :attempts 3) :a)))
     (is (equal '(:await 500000000)
-               (multiple-value-list (calling::first-begun retries t))))
+               (multiple-value-list (attempt::first-begun retries t))))
     (is (equal '(:begin 500000000) (comes-due retries)))
     (is (= 1 (begins retries :b)))
     (is (equal '(:begin nil) (comes-due retries)))
@@ -107,33 +107,33 @@
     (is (eq :fail (first (fails retries (failure) :attempt :c :number 2))))))
 
 (test hedges-that-may-not-begin
-  (is (null (calling::first-begun (retries-of (hedging) :a) nil)))
-  (is (null (calling::first-begun (calling::make-retries (hedging) 1 (list :a)) t)))
-  (is (null (calling::first-begun (retries-of (retrying) :a) t)))
+  (is (null (attempt::first-begun (retries-of (hedging) :a) nil)))
+  (is (null (attempt::first-begun (attempt::make-retries (hedging) 1 (list :a)) t)))
+  (is (null (attempt::first-begun (retries-of (retrying) :a) t)))
   (let ((retries (retries-of (hedging) :a)))
-    (calling::first-begun retries t)
+    (attempt::first-begun retries t)
     (is (equal '(nil nil) (comes-due retries :sendable nil)))
-    (is (= 1 (calling::retries-issued retries)))))
+    (is (= 1 (attempt::retries-issued retries)))))
 
 (test a-throttle-stops-hedges
   (let ((throttle (throttle-with 2 1)) (retries (retries-of (hedging) :a)) (last (failure)))
-    (calling::change-tokens throttle -1000)
-    (calling::first-begun retries t)
+    (attempt::change-tokens throttle -1000)
+    (attempt::first-begun retries t)
     (is (equal '(nil nil) (comes-due retries :throttle throttle)))
-    (is-true (calling::retries-over retries))
+    (is-true (attempt::retries-over retries))
     (is (equal (list :fail last) (fails retries last))))
   ;; the time comes when the last attempt has failed
   (let ((throttle (throttle-with 2 1)) (retries (retries-of (hedging) :a))
         (last (failure :unavailable :pushback 9)))
     (is (equal '(:await 9) (fails retries last)))
-    (calling::change-tokens throttle -1000)
+    (attempt::change-tokens throttle -1000)
     (is (equal (list :fail last) (comes-due retries :throttle throttle)))))
 
 (test failures-take-tokens
   (flet ((tokens-after (policy failure &rest rest)
            (let ((throttle (throttle-with 10 1)))
              (apply #'fails (retries-of policy :a) failure :throttle throttle rest)
-             (nth-value 1 (calling:throttled-p throttle)))))
+             (nth-value 1 (attempt:throttled-p throttle)))))
     (is (= 9 (tokens-after (retrying) (failure))))
     (is (= 9 (tokens-after (hedging) (failure))))
     (is (= 10 (tokens-after (retrying) (failure :internal))))
@@ -146,11 +146,11 @@ which has said GOAWAY."
   (dolist (policy (list nil (retrying) (hedging)))
     (let ((retries (retries-of policy :a)) (unseen (failure :unavailable :reach :server)))
       (is (equal '(:resend nil) (fails retries unseen :now 100)))
-      (is (= 1 (calling::retries-issued retries)))
+      (is (= 1 (attempt::retries-issued retries)))
       (is (= 0 (begins retries :b)))
       (is (equal '(:resend nil) (fails retries unseen :attempt :b :now 200 :going-ns 50)))
       (is (= 0 (begins retries :c)))
-      (is (= 2 (calling::retries-resent retries)))
+      (is (= 2 (attempt::retries-resent retries)))
       (is (not (eq :resend (first (fails retries unseen :attempt :c :now 300 :going-ns 150)))))))
   (let ((unseen (failure :unavailable :reach :server)) (perhaps (failure :unavailable)))
     (is (equal (list :fail unseen) (fails (retries-of nil :a) unseen :sendable nil)))
@@ -158,21 +158,21 @@ which has said GOAWAY."
 
 (test the-answered-attempt-has-the-call
   (let ((retries (retries-of (hedging) :a)))
-    (calling::first-begun retries t)
+    (attempt::first-begun retries t)
     (comes-due retries)
     (begins retries :b)
-    (is (equal '(:a) (calling:commit retries :b)))
-    (is (equal '(:b) (calling::retries-running retries)))
-    (is (null (calling::retries-awaited retries)))
+    (is (equal '(:a) (attempt:commit retries :b)))
+    (is (equal '(:b) (attempt::retries-running retries)))
+    (is (null (attempt::retries-awaited retries)))
     (is (equal '(nil nil) (comes-due retries)))
-    (is (equal '(:b) (calling:commit retries nil)))))
+    (is (equal '(:b) (attempt:commit retries nil)))))
 
 (test time-without-an-attempt-is-counted
   (let ((retries (retries-of (retrying) :a)))
     (fails retries (failure) :now 1000)
-    (is (= 1000 (calling::retries-since-ns retries)))
-    (is (= 300 (calling::idle-until retries 1300)))
+    (is (= 1000 (attempt::retries-since-ns retries)))
+    (is (= 300 (attempt::idle-until retries 1300)))
     (comes-due retries :now 1500)
     (begins retries :b)
-    (is (= 1500 (calling::retries-since-ns retries)))
-    (is (= 500 (calling::idle-until retries 9000)))))
+    (is (= 1500 (attempt::retries-since-ns retries)))
+    (is (= 500 (attempt::idle-until retries 9000)))))

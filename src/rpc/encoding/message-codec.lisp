@@ -1,10 +1,9 @@
 ;;;; Codecs: encodings of messages other than Protocol Buffers. The name of a codec is the content
 ;;;; subtype of gRPC over HTTP/2: application/grpc+NAME. A codec belongs to a method, by
 ;;;; GENERIC-METHOD, or to a channel; a server uses the codec that a request names. Each of these
-;;;; makes a METHOD-IN-CODEC, which equals the method except for its message types: they are coded
-;;;; types (protobuf/types/raw-message.lisp).
+;;;; makes a METHOD-IN-CODEC (method/coded-method.lisp).
 
-(in-package #:clgrpc.method)
+(in-package #:clgrpc.encoding)
 
 (defstruct (message-codec (:conc-name codec-) (:copier nil))
   "An encoding of messages as octets."
@@ -69,7 +68,6 @@ thread."
                   (codec-deserialize codec) deserialize)
             (setf (gethash name **codecs**)
                   (make-message-codec :name name :serialize serialize :deserialize deserialize)))))
-    (tell-service-watchers)             ; servers may remember that there is no such codec
     name))
 
 (defun find-codec (name)
@@ -94,19 +92,3 @@ name."
      (format nil "~A in ~A" (protobuf:message-type-name type) (codec-name codec))
      (lambda (message) (funcall (codec-serialize codec) message designator))
      (lambda (octets) (funcall (codec-deserialize codec) octets designator)))))
-
-(defun method-in-codec (method codec)
-  "METHOD with its messages in CODEC; METHOD itself if they already are, or if CODEC is nil. Each
-call returns the same object, unless threads call it at once."
-  (cond ((or (null codec) (eq codec (rpc-method-codec method))) method)
-        ((cdr (assoc codec (rpc-method-coded method))))
-        (t (let ((coded (copy-structure method)))
-             (setf (rpc-method-codec coded) codec
-                   (rpc-method-coded coded) '()
-                   (rpc-method-route coded) nil
-                   (rpc-method-request-type coded)
-                   (type-in-codec (rpc-method-request-type method) codec)
-                   (rpc-method-response-type coded)
-                   (type-in-codec (rpc-method-response-type method) codec))
-             (push (cons codec coded) (rpc-method-coded method))
-             coded))))

@@ -3,7 +3,7 @@
 ;;;; is registered again stays the same object; only its functions change. So objects that refer to
 ;;;; an encoding, such as header fields, stay valid.
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.encoding)
 
 (defstruct (encoding (:copier nil))
   "A way to compress messages."

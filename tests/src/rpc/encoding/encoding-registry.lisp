@@ -1,13 +1,13 @@
 ;;;; Compressions that users register: their names, and the bound that their functions are held to.
 
 (in-package #:clgrpc.tests.rpc)
-(in-suite :clgrpc.rpc)
+(in-suite :clgrpc.encoding)
 
 (defun call-with-encodings (function)
   "Call FUNCTION, which may register compressions; afterwards there are those of before."
-  (let ((before rpc::**encodings**))
+  (let ((before encoding::**encodings**))
     (unwind-protect (funcall function)
-      (setf rpc::**encodings** before))))
+      (setf encoding::**encodings** before))))
 
 (defmacro with-encodings (&body body)
   `(call-with-encodings (lambda () ,@body)))
@@ -34,12 +34,12 @@
                                       :initial-element (aref octets (1+ at))))))
 
 (defun register-pairs (&key (name :pairs) (compress #'pairs) (decompress #'unpair))
-  (rpc:register-compressor name :compress compress :decompress decompress))
+  (encoding:register-compressor name :compress compress :decompress decompress))
 
 (defun expanded (name octets limit)
   "What OCTETS, compressed by NAME, are, or how that fails."
   (multiple-value-bind (outcome result length)
-      (rpc:expand-octets (rpc::encoding-of-name name) octets 0 (length octets) limit)
+      (encoding:expand-octets (encoding::encoding-of-name name) octets 0 (length octets) limit)
     (if (eq :ok outcome)
         (prog1 (subseq-octets result 0 length) (give-octets-back result))
         (progn (assert (null result)) outcome))))
@@ -47,26 +47,26 @@
 (test compressors-have-names
   (with-encodings
     (is (eq :pairs (register-pairs)))
-    (is (equal '("gzip" "deflate" "pairs") (mapcar #'rpc:encoding-text (rpc:encodings))))
-    (is (eq :pairs (rpc:check-compression :pairs)))
-    (let ((encoding (rpc::encoding-of-name :pairs)))
+    (is (equal '("gzip" "deflate" "pairs") (mapcar #'encoding:encoding-text (encoding:encodings))))
+    (is (eq :pairs (encoding:check-compression :pairs)))
+    (let ((encoding (encoding::encoding-of-name :pairs)))
       (register-pairs :compress (lambda (octets level) (declare (ignore level)) octets))
-      (is (eq encoding (rpc::encoding-of-name :pairs)))
+      (is (eq encoding (encoding::encoding-of-name :pairs)))
       (is (equalp (octets-of 0 7 7 7)
-                  (subseq (rpc:compressed-octets encoding 1 (octets-of 7 7 7) 0 3 1) 0 4))))
+                  (subseq (encoding:compressed-octets encoding 1 (octets-of 7 7 7) 0 3 1) 0 4))))
     (dolist (name '(:gzip :identity :deflate "pairs" pairs nil :|a,b| :|| :|a b| :ümlaut
                     :abcdefghijklmnopqrstuvwxyz))
       (signals misuse (register-pairs :name name)))
-    (signals misuse (rpc:register-compressor :half :compress #'pairs))
-    (signals misuse (rpc:check-compression :half)))
-  (signals misuse (rpc:check-compression :pairs)))
+    (signals misuse (encoding:register-compressor :half :compress #'pairs))
+    (signals misuse (encoding:check-compression :half)))
+  (signals misuse (encoding:check-compression :pairs)))
 
 (test compressors-are-few
   (with-encodings
     (signals misuse
       (loop for i from 1 to 20
             do (register-pairs :name (intern (format nil "PAIRS-~D" i) '#:keyword))))
-    (is (= rpc::+most-encodings+ (length (rpc:encodings))))))
+    (is (= encoding::+most-encodings+ (length (encoding:encodings))))))
 
 (test compressors-are-bounded
   "What a user's function writes is cut at the limit, to the octet, however it comes; the function
@@ -81,7 +81,7 @@ is left then."
         (is (eq :too-long (expanded :pairs dense 0)))
         (is (equalp (octets-of) (expanded :pairs (octets-of) 0)))
         (multiple-value-bind (outcome result length)
-            (rpc:expand-beginning :pairs dense 0 (length dense) 60)
+            (encoding:expand-beginning :pairs dense 0 (length dense) 60)
           (is (eq :too-long outcome))
           (is (equalp (subseq octets 0 60) (subseq result 0 length))))))
     ;; without an end, and in one piece
@@ -123,11 +123,11 @@ is left then."
 
 (test zstd-is-registered
   (with-encodings
-    (is (eq :zstd (rpc:register-zstd)))
-    (is (eq :zstd (rpc:register-zstd)))
-    (is (= 3 (length (rpc:encodings))))
-    (let ((encoding (rpc::encoding-of-name :zstd)) (octets (make-octets 100000)))
-      (multiple-value-bind (dense end) (rpc:compressed-octets encoding 1 octets 0 100000 5)
+    (is (eq :zstd (encoding:register-zstd)))
+    (is (eq :zstd (encoding:register-zstd)))
+    (is (= 3 (length (encoding:encodings))))
+    (let ((encoding (encoding::encoding-of-name :zstd)) (octets (make-octets 100000)))
+      (multiple-value-bind (dense end) (encoding:compressed-octets encoding 1 octets 0 100000 5)
         (is (< end 1000))
         (is (equalp octets (expanded :zstd (subseq-octets dense 5 end) 100000)))
         (is (eq :too-long (expanded :zstd (subseq-octets dense 5 end) 99999)))))))

@@ -13,7 +13,7 @@
 ;;;; Every failure becomes one RPC-ERROR, never a condition that leaves the loop. Credentials go
 ;;;; only over secure channels, unless the channel's user allows more.
 
-(in-package #:clgrpc.calling)
+(in-package #:clgrpc.credentials)
 
 (defclass call-credentials ()
   ()
@@ -65,6 +65,11 @@ with that, and the method's retry policy applies. A status that only application
 
 ;;; Kinds
 
+(defgeneric channel-secure-p (channel)
+  (:documentation "True if CHANNEL is secure: third parties cannot read the data it sends. The
+second value is true if it sends call credentials even though it is not secure.")
+  (:method ((channel channel)) nil))
+
 (defclass composite-credentials (call-credentials)
   ((parts :initarg :parts :reader composite-credentials-parts)) ; in their order
   (:documentation "Several call credentials of one call."))
@@ -106,6 +111,17 @@ any thread."
     (t t)))
 
 ;;; Asking
+
+(defun refusal-error (cause status text)
+  "The RPC-ERROR of a call that is not sent because CAUSE was signalled by a component between its
+user and its server, which TEXT describes. Its status is that of CAUSE, after CONTROL-STATUS, or
+STATUS if CAUSE is not an RPC-ERROR."
+  (multiple-value-bind (status said)
+      (if (typep cause 'rpc-error)
+          (control-status (rpc-error-status cause) (rpc-error-message cause))
+          (values status (bounded-text cause)))
+    (make-rpc-error status :message (format nil "~A: ~A" text said) :ended-by :local :sent nil
+                           :cause cause)))
 
 (defun credentials-failure (cause)
   "The RPC-ERROR of an attempt whose call credentials have signalled CAUSE."

@@ -8,7 +8,7 @@
 ;;;; single place where its attempts begin, and CLOSE-ATTEMPT at the single place where they end. A
 ;;;; channel without such interceptors makes no ATTEMPT.
 
-(in-package #:clgrpc.calling)
+(in-package #:clgrpc.attempt)
 
 (defstruct (attempt (:constructor make-attempt (call number kind peer headers)) (:copier nil))
   "One try of a client's call, for the interceptors of attempts."
@@ -81,7 +81,23 @@ Only for interceptors, before ATTEMPT is sent to its server."
   (push function (attempt-functions attempt))
   attempt)
 
+;;; Attempts within the image are calls of their own
+
+(defun attempt-of (call)
+  "The call that CALL is an attempt of, within the image, or CALL itself. A transport gives an
+attempt that call as its value for the key ATTEMPT-OF."
+  (values (call-value call 'attempt-of call)))
+
 ;;; The beginning and end of attempts
+
+(defgeneric observer-interceptors (source)
+  (:documentation "The interceptors of attempts, a list of functions, that SOURCE, the :observer of
+a channel, needs.")
+  (:method (source)
+    (declare (ignore source))
+    '())
+  (:method ((source cons)) (mapcan (lambda (source) (copy-list (observer-interceptors source)))
+                                   source)))
 
 (defmacro guarding-attempt ((attempt) &body body)
   "Evaluate BODY, which calls functions of users, with ATTEMPT's call as the current call. An error

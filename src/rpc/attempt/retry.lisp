@@ -53,7 +53,7 @@
 ;;;; A throttle loses a token by each failure after which the policy makes another attempt, and by
 ;;;; each "never again".
 
-(in-package #:clgrpc.calling)
+(in-package #:clgrpc.attempt)
 
 (defstruct (attempt-failure (:constructor make-attempt-failure
                                 (status message &key (reach :handler) pushback))

@@ -1,0 +1,21 @@
+;;;; Methods whose messages are in a codec (encoding/message-codec.lisp). Each equals the method
+;;;; that it is made from except for its message types, which are coded types
+;;;; (protobuf/types/raw-message.lisp).
+
+(in-package #:clgrpc.method)
+
+(defun method-in-codec (method codec)
+  "METHOD with its messages in CODEC; METHOD itself if they already are, or if CODEC is nil. Each
+call returns the same object, unless threads call it at once."
+  (cond ((or (null codec) (eq codec (rpc-method-codec method))) method)
+        ((cdr (assoc codec (rpc-method-coded method))))
+        (t (let ((coded (copy-structure method)))
+             (setf (rpc-method-codec coded) codec
+                   (rpc-method-coded coded) '()
+                   (rpc-method-route coded) nil
+                   (rpc-method-request-type coded)
+                   (type-in-codec (rpc-method-request-type method) codec)
+                   (rpc-method-response-type coded)
+                   (type-in-codec (rpc-method-response-type method) codec))
+             (push (cons codec coded) (rpc-method-coded method))
+             coded))))

@@ -1,0 +1,35 @@
+;;;; Call credentials on channels that carry nothing: they are for secure ones.
+
+(in-package #:clgrpc.tests.rpc)
+(in-suite :clgrpc.credentials)
+
+(defclass test-channel (method:channel) ())
+
+(defmethod method:channel-target ((channel test-channel)) "test:1")
+
+(defclass secure-channel (test-channel) ())
+
+(defmethod credentials:channel-secure-p ((channel secure-channel)) t)
+
+(defparameter *test-method*
+  (method:make-rpc-method :name "M" :service-name "s.S" :path "/s.S/M" :kind :unary
+                       :request-type (protobuf:intern-message-type "google.rpc.Status")
+                       :response-type (protobuf:intern-message-type "google.rpc.Status")))
+
+(test channels-are-not-secure-unless-they-say-so
+  (let ((channel (make-instance 'test-channel)))
+    (is (not (credentials:channel-secure-p channel)))))
+
+(test credentials-are-for-secure-channels
+  (let ((token (constantly '(("authorization" . "Bearer new")))))
+    (is (equal '(("authorization" . "Bearer new"))
+               (credentials:credentials-metadata (make-instance 'secure-channel) token
+                                                 *test-method*)))
+    (handler-case (progn (credentials:credentials-metadata (make-instance 'test-channel) token
+                                                   *test-method*)
+                         (fail "No error"))
+      (status:unauthenticated (error)
+        (is (search "test:1" (status:rpc-error-message error)))
+        (is (not (status:rpc-error-sent-p error)))))
+    (signals misuse (credentials:credentials-metadata (make-instance 'secure-channel) "token"
+                                              *test-method*))))
