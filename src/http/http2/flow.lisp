@@ -59,11 +59,10 @@ is done for the rest, so later calls do nothing. Signal MISUSE if COUNT is more 
   "Let the connection's window, but not the stream's, grow by everything that ON-DATA has delivered
 on STREAM: the owner still keeps it, but other streams need not wait for that. The stream's window
 grows with a later CONSUME-DATA."
-  (unless (stream-flag-p stream +finished+)
-    (let ((count (- (stream-unconsumed stream) (stream-credited stream))))
-      (when (plusp count)
-        (setf (stream-credited stream) (stream-unconsumed stream))
-        (return-to-connection (stream-connection stream) count))))
+  (let ((count (- (stream-unconsumed stream) (stream-credited stream)))) ; 0 once STREAM has ended
+    (when (plusp count)
+      (setf (stream-credited stream) (stream-unconsumed stream))
+      (return-to-connection (stream-connection stream) count)))
   nil)
 
 (define-hot (window-update-due-p :inline t) ((connection connection)) boolean
