@@ -92,6 +92,14 @@
       (unref (delay (lambda () (push :uncounted steps)) :time 1000)))
     (is (equal '(:counted) steps))))
 
+(test a-handle-that-does-not-count-is-told-so-twice
+  "It counted once, so another that counts is not taken for it."
+  (let ((steps '()))
+    (with-program ()
+      (delay (lambda () (push :counted steps)) :time 0.01)
+      (unref (unref (tcp-server "127.0.0.1" 0 #'list))))
+    (is (equal '(:counted) steps))))
+
 (test posts-from-other-threads
   (let ((steps '()) (program nil))
     (with-program ()

@@ -30,6 +30,15 @@
         (is-true (leave channel "a" generation))
         (is-false (leave channel "a" generation))))))
 
+(test callers-join-while-there-is-room
+  "A service admits no more members than its :max-members."
+  (with-store (store)
+    (with-service (channel :max-members 2)
+      (join channel "a")
+      (join channel "b")
+      (signals grpc:resource-exhausted (join channel "c"))
+      (finishes (join channel "b")))))
+
 (test watchers-are-told
   "Watch tells the members, then each change once; from a revision on what came since, from this
 node or another."

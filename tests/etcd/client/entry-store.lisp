@@ -113,6 +113,19 @@
       (is (= 3 (length (etcd:fetch-entries *etcd* :prefix "" :stale t :page 1))))
       (is (equal '(t nil nil) (reverse stale))))))
 
+(test counts-may-be-stale
+  "They are asked for without the entries, and with :stale of whatever member answers."
+  (with-stand-in (store other)
+    (etcd:put other "a" "1")
+    (let ((asked '()))
+      (with-hook (store name request next)
+        (push (list (pb:range-request-serializable request) (pb:range-request-count-only request))
+              asked)
+        (next))
+      (is (= 1 (etcd:count-entries *etcd* :prefix "" :stale t)))
+      (is (= 1 (etcd:count-entries *etcd* :prefix "")))
+      (is (equal '((t t) (nil t)) (reverse asked))))))
+
 (defun fail-first (store name count text)
   "Have STORE refuse what it is asked for by the RPC NAME COUNT times, with TEXT. Return a function
 that returns how often it was asked."

@@ -137,6 +137,21 @@ CHAT as well."
   (push shepherd *shepherds*)
   (grpc:push-addresses shepherd (uiop:split-string (grpc:resolver-name shepherd) :separator ",")))
 
+(test updates-blame-no-server
+  "A connection that is left for another address soon after it was made does not count among those
+that its server has ended: the next one is made at once."
+  (with-named-servers (addresses servers 2)
+    (grpc:with-channel (channel (format nil "shepherd:~A" (first addresses))
+                                :backoff-initial-seconds 100)
+      (ask channel (note 1))
+      (let ((shepherd (first *shepherds*)))
+        (loop repeat 3
+              do (dolist (address (reverse addresses))
+                   (is-true (grpc:push-addresses shepherd (list address)))
+                   ;; no call is made on it
+                   (is-true (wait-until (lambda () (equal (list address) (peers-of channel)))
+                                        :seconds 10))))))))
+
 (test updates-drop-no-call
   "Calls on servers that stay, and on those that are gone, go on; new ones find the new servers."
   (dolist (policy '(:pick-first :round-robin))

@@ -33,3 +33,19 @@
         (is (equal '(:stage :queue) (grpc:call-stages call)))
         (is (= 1 (number-of (grpc:receive call))))
         (is (equal '(:answer) stages))))))
+
+(test each-end-counts-its-own-octets
+  "What one end has sent the other has received; observers of both are told."
+  (let ((told '()))
+    (flet ((observer (role)
+             (grpc:make-observer
+              :call-ended (lambda (call)
+                            (multiple-value-bind (sent received) (rpc:operate traffic call)
+                              (push (list role sent received) told))))))
+      (with-inproc (channel :options (list :observer (observer :server))
+                            :channel-options (list :observer (observer :client)))
+          (:watch #'count-up)
+        (is (equal '(0 1 2) (numbers (watch channel (note 3)))))
+        (is-true (wait-until (lambda () (= 2 (length told)))))
+        (is (equal '(2 4) (rest (assoc :client told))))
+        (is (equal '(4 2) (rest (assoc :server told))))))))

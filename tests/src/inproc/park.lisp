@@ -44,6 +44,22 @@
                   (loop repeat 100
                         count (/= i (number-of (ask channel (note i))))))))))
 
+(test handlers-that-keep-their-calls-run-on-their-loop
+  "Also once one is known not to wait, its client does not begin it on its own thread."
+  (call-with-loop
+   nil
+   (lambda (event-loop)
+     (let ((elsewhere 0))
+       (with-inproc (channel :channel-options (list :on event-loop))
+           (:chat (lambda (stream call)
+                    (unless (loop:in-event-loop-p event-loop) (incf elsewhere))
+                    (echo-reactively stream call)))
+         (dotimes (i 3)
+           (grpc:with-call (call (chat channel :open))
+             (grpc:send call (note i))
+             (is (= i (number-of (grpc:receive call))))))
+         (is (= 0 elsewhere)))))))
+
 (test drivers-that-lose-their-loop
   "A caller whose handler overstays on the loop that it drives is overtaken; calls go on."
   (call-with-loop

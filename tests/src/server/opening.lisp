@@ -40,7 +40,9 @@ SETTINGS, and a GOAWAY with the reason."
                       (say-text socket text)
                       (let ((heard (hear-octets socket 100000)))
                         (is (= 4 (aref heard 3)) "~S is not answered with SETTINGS" text)
-                        (is-true (search (ascii-octets reason) heard) "~S" text))))
+                        (let ((at (search (ascii-octets reason) heard)))
+                          (is-true at "~S" text)
+                          (is (= http2:+protocol-error+ (u32be heard (- at 4))) "~S" text)))))
         (is (eq t (grpc:stop-server server :drain 5)))))))
 
 (test servers-that-stop-before-anything-was-said

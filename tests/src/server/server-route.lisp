@@ -25,6 +25,20 @@
       (is (eq :inline (execution "/lab.Bench/Ask")))
       (is (eq :auto (execution "/lab.Bench/Chat"))))))
 
+(test quick-calls-count-from-the-last-slow-one
+  "A method that has overstayed runs on the loop again after so many quick calls in a row; those
+before it overstayed are none of them."
+  (let* ((table (serving:make-routes :us (list (make-probe)) (server::route-maker :auto)))
+         (route (gethash "/lab.Bench/Ask" (serving:route-table-routes table))))
+    (flet ((are-quick (count) (dotimes (i count) (server::note-duration route 1000))))
+      (are-quick (- server::+quick-calls+ 1))
+      (server::note-overstay route)
+      (server::late-handler-ended route)
+      (are-quick (- server::+quick-calls+ 1))
+      (is-true (server::route-blocks route))
+      (are-quick 1)
+      (is (null (server::route-blocks route))))))
+
 (test remembered-routes
   "A path field remembers its route for one server and one epoch only."
   (let* ((service (make-probe))

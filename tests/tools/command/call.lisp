@@ -231,6 +231,24 @@
       (is (= 1 code))
       (is-true (harmless-p error-output 1) "~S" error-output))))
 
+(defclass guarded-reflection (grpc.reflection.v1:server-reflection) ())
+
+(defmethod grpc.reflection.v1.server-reflection:server-reflection-info
+    ((service guarded-reflection) requests &key call)
+  (unless (equal '("x-key" . "k") (assoc "x-key" (grpc:call-metadata call) :test #'string=))
+    (grpc:fail :unauthenticated "no key"))
+  (grpc:do-messages (request requests)
+    (grpc:send call (grpc.reflection.v1:make-server-reflection-response
+                     :list-services-response
+                     (grpc.reflection.v1:make-list-service-response
+                      :service (list (grpc.reflection.v1:make-service-response :name "a.B")))))))
+
+(test questions-of-reflection-have-the-headers
+  "A server may want a token for its reflection as for its other methods."
+  (with-reflected (address :reflection (list (make-instance 'guarded-reflection)))
+    (prints-p (lines "a.B") "list" address "-H" "x-key: k")
+    (fails-p 1 "no key" "list" address)))
+
 (test what-a-status-says-does-not-reach-the-terminal
   (with-reflected (address :services (make-instance 'testee:interop-service))
     (multiple-value-bind (code output error-output)

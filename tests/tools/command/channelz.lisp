@@ -3,11 +3,11 @@
 (in-package #:clgrpc.tests.tools)
 (in-suite :clgrpc.tools)
 
-(defun call-with-channelz-server (function)
-  "Call FUNCTION with the address of a server of the greeter and of channelz, which has greeted
-once, and the channel that it was called on."
+(defun call-with-channelz-server (function &optional (service 'grpc:channelz-service))
+  "Call FUNCTION with the address of a server of the greeter and of channelz, by the class SERVICE,
+which has greeted once, and the channel that it was called on."
   (let ((server (grpc:start-server (list (make-instance 'clgrpc.examples:greeter)
-                                         (make-instance 'grpc:channelz-service)))))
+                                         (make-instance service)))))
     (unwind-protect
          (grpc:with-channel (channel (grpc:server-address server))
            (helloworld.greeter:say-hello channel (helloworld:make-hello-request :name "Ada")
@@ -47,6 +47,24 @@ once, and the channel that it was called on."
              (is (search "1 started" (show "socket" socket)))))
          (is (id-in-line (show "sockets" server) address))
          (is (eql 0 (search "{" (show "server" server "--json")))))))))
+
+(defclass forgetful-channelz (grpc:channelz-service) ())
+
+(defmethod grpc.channelz.v1.channelz:get-subchannel ((service forgetful-channelz) request &key)
+  (declare (ignore request))
+  (grpc:fail :not-found "it was closed"))
+
+(test subchannels-that-have-gone-are-left-out
+  "A channel is shown though one of its subchannels was closed before it is asked for."
+  (call-with-channelz-server
+   (lambda (address channel)
+     (declare (ignore channel))
+     (let ((id (id-in-line (nth-value 1 (run-line "channelz" address "channels")) address)))
+       (multiple-value-bind (code output) (run-line "channelz" address "channel" id)
+         (is (= 0 code) "~A" output)
+         (is-true (search "subchannels:" output))
+         (is-true (search (format nil "ADDRESSES~2%") output) "~A" output))))
+   'forgetful-channelz))
 
 (test channelz-says-what-is-wrong
   (call-with-channelz-server

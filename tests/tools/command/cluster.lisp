@@ -328,6 +328,29 @@ may drain and two seconds."
                (is (eql 2 (first (ends "--store-user" "root" "--store-password-file" file)))))
           (uiop:delete-file-if-exists file))))))
 
+(defclass evil-cluster (clgrpc.cluster.v1:cluster) ())
+
+(defmethod clgrpc.cluster.v1.cluster:watch ((service evil-cluster) request &key call)
+  (declare (ignore request))
+  (grpc:send call (clgrpc.cluster.v1:make-watch-response
+                   :revision 1
+                   :changes (list (clgrpc.cluster.v1:make-change
+                                   :kind :change-kind-joined
+                                   :member (clgrpc.cluster.v1:make-member
+                                            :name *evil* :address *evil*
+                                            :labels (list (cons *evil* *evil*))))))))
+
+(test what-a-node-tells-does-not-reach-the-terminal
+  "A change that is watched is one line without control characters, whatever its member is called."
+  (let ((server (grpc:start-server (make-instance 'evil-cluster) :listen "127.0.0.1:0")))
+    (unwind-protect
+         (multiple-value-bind (code output)
+             (run-line "cluster" "watch" (grpc:server-address server)
+                       "--revision" "1" "--count" "1")
+           (is (= 0 code))
+           (is-true (harmless-p output 1) "~S" output))
+      (grpc:stop-server server :drain 0))))
+
 (test what-cluster-commands-refuse
   (flet ((refused-p (&rest arguments) (= 2 (apply #'run-line arguments))))
     (is-true (refused-p "cluster-node" "--name" "a"))

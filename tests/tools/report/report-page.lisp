@@ -49,6 +49,24 @@
                                      (report::interval-end interval)))))
       (is (equal '(10 10 20 10) (mapcar #'report::interval-count intervals))))))
 
+(defun line-height (text class)
+  "The y at which the first line of CLASS in TEXT, a page from some chart on, begins; 0 is the top."
+  (let* ((path (search (format nil "class=\"line ~A\"" class) text))
+         (x (search "d=\"M" text :start2 path)))
+    (parse-integer text :start (1+ (position #\Space text :start x)) :junk-allowed t)))
+
+(test a-legend-names-the-lines-of-octets
+  "Of a run that receives nothing the line that the legend calls received is the lower one."
+  (let ((run (sample-run :seconds 5)))
+    (map nil (lambda (row) (setf (load:second-row-received-octets row) 0)) (load:run-seconds run))
+    (let* ((text (report-text :html run))
+           (chart (subseq text (search "Octets a second over time" text))))
+      (flet ((height-of (name)
+               (let* ((end (search (format nil "\"></i>~A<" name) chart))
+                      (start (+ (length "key ") (search "key " chart :end2 end :from-end t))))
+                 (line-height chart (subseq chart start end)))))
+        (is (< (height-of "sent") (height-of "received")))))))
+
 (test a-browser-shows-the-report
   (let ((seen (clgrpc.tests.page:look-with-browser
                (report-text :html (sample-run :name "The greeter, after" :seconds 60 :rate 2000)

@@ -86,6 +86,20 @@
         (come-to :ready first)
         (is (eq first (pick core call)) "and come back")))))
 
+(test empty-keys-are-none
+  "gRFC A76: else all calls whose key is empty would come to the same server."
+  (with-core (core)
+    (update core *ring* 1 2 3)
+    (dolist (number '(1 2 3)) (client:connect (member-to core number)))
+    (bring core :ready 1 2 3)
+    (flet ((picked (&rest key)
+             (let ((call (apply #'call-with-key core key)))
+               (length (remove-duplicates (loop repeat 100 collect (pick core call)))))))
+      (is (= 1 (picked "alpha")))
+      (is (= 1 (picked "" "beta")))
+      (is (= 3 (picked "")))
+      (is (= 3 (picked "" ""))))))
+
 (test states-of-rings
   "gRFC A61: two that have failed are a failure, one is not; then others are tried without calls."
   (with-core (core)

@@ -41,6 +41,14 @@
     (is (equal '(("a.test" 1 :udp) ("a.test" 16 :udp) ("a.test" 28 :udp) ("a.test" 1 :udp))
                (name-server-asked server)))))
 
+(test answered-questions-keep-no-socket
+  "The socket of a question is closed when its answer has come, not when the loop ends."
+  (with-server-and-loop (server loop)
+    (set-records server "a.test" +a+ "1.2.3.4")
+    (let ((before (os:open-descriptor-count)))
+      (loop repeat 3 do (is (eq :found (ask-and-wait loop (list server) "a.test" +a+))))
+      (is (= before (os:open-descriptor-count))))))
+
 (test truncated-answers-are-asked-for-over-tcp
   (with-server-and-loop (server loop)
     (set-records server "a.test" +a+ "1.2.3.4")

@@ -140,5 +140,11 @@
     (check 'clgrpc.loop::wait-as-waiter '(when (clgrpc.loop::waited-for-p clgrpc.loop::driving)
                                           (clgrpc.loop::request-runner-if-free loop))
            *leaving-candidate* *asking-waiter*)
+    ;; one that has left is woken in place of who waits
+    (check 'clgrpc.loop::wait-as-waiter
+           '(when clgrpc.loop::candidate
+             (compare-and-swap (clgrpc.loop::driving-candidate clgrpc.loop::driving)
+              clgrpc.loop::candidate nil))
+           *leaving-candidate* *asking-waiter*)
     (check 'clgrpc.loop::step-back '(not (inbox-empty-p (clgrpc.loop::event-loop-inbox loop)))
            *poster* *reserve-thread*)))

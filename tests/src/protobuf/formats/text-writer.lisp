@@ -30,6 +30,15 @@
   (is (text= "[clgrpc.test.extension.count]: 300 [clgrpc.test.extension.names]: 'a'"
              (base "count" 300 "names" '("a")))))
 
+(test delimited-fields-in-text
+  "One is called as its type only if both are declared in the same message, as a group is."
+  (define "scopes.proto" "edition = \"2023\"; package clgrpc.test.scratch;
+option features.message_encoding = DELIMITED;
+message Aa { message Inner { int32 x = 1; } Inner inner = 1; Bb.Outer outer = 2; }
+message Bb { message Outer { int32 x = 1; } }")
+  (is (text= "Inner { x: 1 } outer { x: 2 }"
+             (parse-text-message "clgrpc.test.scratch.Aa" "inner { x: 1 } outer { x: 2 }"))))
+
 (test any-in-text
   (is (text= "any { [type.googleapis.com/clgrpc.test.Inner] { a: 3 } }"
              (holder :any (any (clgrpc.test:make-inner :a 3)))))

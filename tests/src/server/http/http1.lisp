@@ -400,3 +400,24 @@ other, and one that has said nothing has neither."
       (with-raw-client (peer (grpc:server-address server))
         (is-true (wait-until (lambda () (equal '((t nil)) (parts)))))
         (is (= 415 (http-status-of (ask-plainly peer "/b"))))))))
+
+(test slow-readers-keep-their-connection
+  "A peer may take its answer as slowly as it likes if it takes some of it now and then; one that
+takes nothing for :http1-send-timeout-seconds loses its connection."
+  (with-server-loop (server-loop :options '(:http1-send-timeout-seconds 10)) (:ask #'double)
+    (answer-http server-loop (lambda (&rest request)
+                               (declare (ignore request))
+                               (values 200 '() (make-string 100000 :initial-element #\a))))
+    (connects server-loop)
+    (let ((end memory:*end*))
+      (setf (memory:end-portion end) 1000)
+      (memory:say memory:*world* end (http1-head "GET"))
+      (dotimes (i 5)
+        (memory:passes 8)
+        (setf (memory:end-news end) loop:+writable+)
+        (memory:run-turns memory:*world*)
+        (is (not (memory:end-closed end))))
+      (memory:passes 9)
+      (is (not (memory:end-closed end)))
+      (memory:passes 2)
+      (is-true (memory:end-closed end)))))

@@ -108,6 +108,8 @@ status, for each version of HTTP, at a server of the library with OPTIONS."
     (is (search " 415" (ask "/v1/books/b" "-X" "PUT" "-d" "{}" "-H" "content-type: text/xml")))
     (is (search " 415" (ask "/v1/books/b" "-X" "PUT" "-d" "{}" "-H"
                             "content-type: application/json; charset=latin1")))
+    (is (search " 415" (ask "/v1/books/b" "-X" "PUT" "-d" "{}" "-H"
+                            "content-type: application/json; Charset=Latin1")))
     (is (search " 415" (ask "/v1/books/b" "-X" "PUT" "-d" "{}" "@json" "-H"
                             "content-encoding: br")))
     (is (search " 400" (ask "/v1/books/b" "-X" "PUT" "-d" "{}" "@json" "-H"

@@ -1,0 +1,25 @@
+;;;; Due keys, as a node reads them from its store.
+
+(in-package #:clgrpc.tests.workflow)
+(in-suite :clgrpc.workflow)
+
+(test pages-of-due-keys-go-on-behind-what-is-no-item
+  "A key of another form among them, which another program has put there, hides nothing of what is
+due: a page that has it is full, too."
+  (with-memory-node (node)
+    (let* ((time (+ (workflow::node-now node) 86400000)) ; else the node's own jobs would do it
+           (count (+ 1 workflow::+due-page+)))
+      (flet ((put (&rest parts)
+               (etcd:put (workflow::node-etcd node)
+                         (apply #'workflow::node-key node "index/due" (workflow::shard-text 0)
+                                (workflow::time-text time) parts)
+                         "")))
+        (put "a" "b" "c")
+        (dotimes (i count) (put (format nil "w~D" i)))
+        (is (= count (loop with from = nil
+                           for (items nil last)
+                             = (multiple-value-list
+                                (workflow::due-page node 0 from (1+ time)))
+                           sum (length items)
+                           while last
+                           do (setf from (format nil "~A~C" last (code-char 0))))))))))
