@@ -10,6 +10,10 @@
 (defun free-p (loop)
   (= 0 (clgrpc.loop::baton-state (clgrpc.loop::event-loop-baton loop))))
 
+(defun runner (loop)
+  "The thread that runs LOOP, or nil."
+  (clgrpc.loop::event-loop-thread loop))
+
 (defun call-with-gate (function)
   "Call FUNCTION with a handler of ASK that answers a note above 0 only once the second argument, a
 signal, has been given for it, and says by the third that it has begun."
@@ -31,8 +35,7 @@ of CHANNEL; return it."
           do (wait-until (lambda () (ask channel (note 0)) (free-p loop)))
              (let ((thread (sb-thread:make-thread function)))
                (await-signal begun)
-               (when (wait-until (lambda () (eq thread (clgrpc.loop::event-loop-thread loop)))
-                                 :seconds 0.5)
+               (when (wait-until (lambda () (eq thread (runner loop))) :seconds 0.5)
                  (return thread))
                ;; a reserve thread was first, which may be
                (signal-it release)
@@ -146,6 +149,24 @@ others had calls, leaves it to the caller again."
       (is (= 20 left))
       (grpc:close-send chat)
       (is (null (grpc:receive chat))))))
+
+(test who-is-left-the-loop-runs-it
+  "A caller that sleeps while a reserve thread runs the loop is woken when that leaves the loop to
+it, and runs the loop, though its answer has not come: nobody else would."
+  (call-with-gate
+   (lambda (handler release begun)
+     (with-probe (channel :options '(:execution :blocking)) (:ask handler)
+       (let* ((loop (client-loop channel))
+              (caller (start-driver channel (lambda () (number-of (ask channel (note 1))))
+                                    release begun)))
+         ;; a second call has a reserve thread take the loop
+         (is (= 0 (number-of (ask channel (note 0)))))
+         (is-true (wait-until (lambda ()
+                                ;; in this turn somebody seems to be woken
+                                (loop:post loop (lambda () (loop:call-last loop #'identity nil)))
+                                (eq caller (runner loop)))))
+         (signal-it release)
+         (is (eql 1 (sb-thread:join-thread caller :timeout +patience+ :default :hangs))))))))
 
 (test nested-calls-do-not-drive
   "A handler's own calls are driven by a reserve thread, at once."
