@@ -101,6 +101,30 @@ says."
    :payload-config (simple-payload 10 20)
    :histogram-params (testing:make-histogram-params :resolution 0.01d0 :max-possible 60d9)))
 
+(test a-worker-waits-for-its-servers
+  "Calls that begin before their server can be reached wait for it; they are no failures."
+  (with-worker (channel)
+    (let ((port 0))
+      (flet ((call-with-server (function)
+               (grpc:with-call (call (worker-methods:run-server channel :open :timeout 60))
+                 (setf port (testing:server-status-port (set-up-server call :port port)))
+                 (funcall function)
+                 (grpc:close-send call)
+                 (is (null (grpc:receive call))))))
+        (call-with-server (constantly nil)) ; its port is free afterwards
+        (grpc:with-call (client (worker-methods:run-client channel :open :timeout 60))
+          (is-true (set-up-client client port :rpc-type :unary :client-channels 1
+                                  :outstanding-rpcs-per-channel 1))
+          (is (= 0 (latency-count (mark-client client))))
+          (call-with-server
+           (lambda ()
+             (let ((stats (await-latencies client 10)))
+               (is-true stats)
+               (is (equal '(0) (map 'list #'testing:request-result-count-status-code
+                                    (testing:client-stats-request-results stats)))))
+             (grpc:close-send client)
+             (is (null (grpc:receive client))))))))))
+
 (test a-worker-talks-in-streams
   (call-driven (lambda (client server)
                  (declare (ignore server))
