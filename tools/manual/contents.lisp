@@ -41,8 +41,10 @@
 (defparameter *subjects*
   (list
    (make-subject "messages" "Protocol Buffers" '("CLGRPC.PROTOBUF") '("protobuf.md"))
-   (make-subject "services" "Services and methods" '("CLGRPC.METHOD") '("calls.md" "codecs.md"))
-   (make-subject "calls" "Calls" '("CLGRPC.RPC" "CLGRPC.CALLING" "CLGRPC.INPROC" "CLGRPC.TOPIC")
+   (make-subject "services" "Services and methods" '("CLGRPC.METHOD" "CLGRPC.ENCODING")
+                 '("calls.md" "codecs.md"))
+   (make-subject "calls" "Calls" '("CLGRPC.RPC" "CLGRPC.CALLING" "CLGRPC.ATTEMPT" "CLGRPC.INPROC"
+                                 "CLGRPC.TOPIC")
                  '("calls.md" "deadlines.md" "interceptors.md" "topics.md" "in-process.md"))
    (make-subject "errors" "Statuses and errors" '("CLGRPC.STATUS") '("errors.md"))
    (make-subject "servers" "Servers"
@@ -51,7 +53,7 @@
                  '("servers.md" "web.md" "limits.md"))
    (make-subject "channels" "Channels, resolvers and balancers" '("CLGRPC.CLIENT" "CLGRPC.CONFIG")
                  '("fleets.md" "addresses.md"))
-   (make-subject "security" "TLS and tokens" '("CLGRPC.OS" "CLGRPC.TOKEN")
+   (make-subject "security" "TLS and tokens" '("CLGRPC.OS" "CLGRPC.CREDENTIALS" "CLGRPC.TOKEN")
                  '("tls.md" "call-credentials.md"))
    (make-subject "http" "Plain HTTP and REST" '("CLGRPC.EXCHANGE" "CLGRPC.REST")
                  '("http.md" "web.md"))
