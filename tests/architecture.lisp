@@ -389,11 +389,10 @@ the tests of no other; few refer to another."
       (is (null found) "Below the loop, time is an argument:~{ ~A~}" found))))
 
 (test time-and-chance-come-from-the-loop
-  (dolist (folder (intersection '("status" "method" "rpc" "calling" "serving" "wire"
-                                  "client" "server" "inproc" "services" "balance" "config"
-                                  "dns" "proxy" "etcd" "discovery" "memory" "raft" "workflow"
-                                  "cluster"
-                                  "otlp")
+  (dolist (folder (intersection '("status" "method" "encoding" "rpc" "credentials" "attempt"
+                                  "calling" "serving" "wire" "client" "server" "inproc" "services"
+                                  "balance" "config" "dns" "proxy" "etcd" "discovery" "memory"
+                                  "raft" "workflow" "cluster" "otlp")
                                 (folders) :test #'string=))
     (let ((found (offending-tokens
                   folder
