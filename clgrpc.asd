@@ -174,7 +174,8 @@
 
 (defsystem "clgrpc/method"
   :description "Methods, services and the class of channels."
-  :depends-on ("clgrpc/status" "clgrpc/encoding" "clgrpc/loop") :pathname "src/rpc/method/" :serial t
+  :depends-on ("clgrpc/status" "clgrpc/encoding" "clgrpc/loop")
+  :pathname "src/rpc/method/" :serial t
   :components ((:static-file "../../../proto/grpc/health/v1/health.proto")
                (:static-file "../../../proto/xds/data/orca/v3/orca_load_report.proto")
                (:static-file "../../../proto/xds/service/orca/v3/orca.proto") (:file "package")
@@ -185,8 +186,9 @@
   :depends-on ("clgrpc/method") :pathname "src/rpc/" :serial t
   :components ((:file "package") (:file "interceptor") (:file "transport") (:file "part")
                (:file "observer") (:file "call") (:file "call-value")
-               (:file "call-intent") (:file "messaging") (:file "verdict") (:file "handler-error") (:file "reaction")
-               (:file "room") (:file "call-report") (:file "call-tracer")))
+               (:file "call-intent") (:file "messaging") (:file "verdict")
+               (:file "handler-error") (:file "reaction") (:file "room")
+               (:file "call-report") (:file "call-tracer")))
 
 (defsystem "clgrpc/credentials"
   :description "Call credentials: metadata that identify the caller."
@@ -332,7 +334,8 @@
 
 (defsystem "clgrpc/inproc"
   :description "Calls within the image: from a channel to a server without octets between."
-  :depends-on ("clgrpc/calling" "clgrpc/serving" "alexandria") :pathname "src/inproc/" :serial t
+  :depends-on ("clgrpc/calling" "clgrpc/attempt" "clgrpc/serving" "alexandria")
+  :pathname "src/inproc/" :serial t
   :components ((:file "package") (:file "call-tally") (:file "inproc-structure") (:file "context")
                (:file "inproc-route") (:file "call-pair") (:file "message-copy") (:file "runtime")
                (:file "call-pair-ending") (:file "begin") (:file "waiting") (:file "message-queue")

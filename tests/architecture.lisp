@@ -289,6 +289,26 @@ async for clgrpc-async."
               "The system ~A depends on ~A, which the design does not allow"
               (asdf:component-name system) needed))))))
 
+(test systems-name-what-they-stand-on
+  "Each system can be loaded alone: the packages that its own names are of systems that it names, or
+that these name."
+  (dolist (folder (folders))
+    (let ((systems '()))
+      (labels ((visit (system)
+                 (let ((name (asdf:component-name system)))
+                   (when (and (uiop:string-prefix-p "clgrpc" name)
+                              (not (member name systems :test #'string=)))
+                     (push name systems)
+                     (dolist (needed (asdf:system-depends-on system))
+                       (visit (asdf:find-system needed)))))))
+        (visit (folder-system folder)))
+      (dolist (package (declared-packages folder))
+        (let ((used (our-folder package)))
+          (when (and used (member used (folders) :test #'string=))
+            (is (member used systems :key #'system-folder :test #'string=)
+                "The system ~A does not depend on that of ~A"
+                (asdf:component-name (folder-system folder)) package)))))))
+
 (defun offending-tokens (folder predicate)
   "A list of `file: token` for each token of the sources of FOLDER that satisfies PREDICATE, a
 function of the token and its package, nicknames resolved, and is not excused."

@@ -125,7 +125,8 @@ number; see stream-queue.lisp."
   (clock (make-wait-clock) :type wait-clock :read-only t) ; of the waits of its calls
   (keepalive-ns nil :type (or null nanoseconds)) ; of new links, once a server has complained of
                                         ; PINGs
-  (silence-ns nil :type (or null nanoseconds)) ; after which links send a PING, see LIMIT-SILENCE
+  ;; after which links send a PING, see LIMIT-CHANNEL-SILENCE
+  (silence-ns nil :type (or null nanoseconds))
   (last-error nil :type (or null string)) ; why the last attempt to connect failed
   (failed-attempts 0 :type (unsigned-byte 62)) ; to resolve its target, or to connect to a server
   (throttle nil :type (or null throttle)) ; of retries, once needed

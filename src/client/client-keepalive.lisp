@@ -1,6 +1,7 @@
 ;;;; Keepalive of a channel's links: the silence after which they send a PING, and the wait for its
 ;;;; answer (gRFC A8). The options give both; a server's complaint makes the first longer,
-;;;; LIMIT-SILENCE makes them shorter. The PINGs themselves are wire's (link-keepalive.lisp).
+;;;; LIMIT-CHANNEL-SILENCE makes them shorter. The PINGs themselves are of wire
+;;;; (link-keepalive.lisp).
 
 (in-package #:clgrpc.client)
 

@@ -282,8 +282,8 @@ to the file at SAID."
 (defun end-load (process)
   "End PROCESS, a load, and the processes that it has started."
   (flet ((kill (signal)
-           (when (sb-ext:process-alive-p process)
-             (sb-ext:process-kill process signal :process-group))))
+           ;; the others may run though PROCESS has ended
+           (sb-ext:process-kill process signal :process-group)))
     (kill sb-unix:sigterm)
     (loop repeat 200
           while (sb-ext:process-alive-p process)

@@ -31,7 +31,8 @@
                     (:copier nil))
   "See MAKE-RESERVE."
   (world *world* :type world :read-only t) ; that has its threads
-  (limit 0 :type index :read-only t)    ; of its threads; more are started only with :EXCEED
+  ;; of its threads; more are started only with :EXCEED, and for RUNNERS
+  (limit 0 :type index :read-only t)
   (max-queue 0 :type index :read-only t) ; functions that may wait
   (idle-seconds 0 :type real :read-only t) ; an idle thread ends after so long
   (lock (sb-thread:make-mutex :name "clgrpc reserve") :read-only t) ; for all that follows
@@ -175,10 +176,11 @@ to undo the charge. From any thread."
 may have by CHANGE: by 1 if one of them runs a loop that its own thread has left, by -1 if that loop
 has stopped. From any thread."
   (declare (type function function))
-  (when (sb-thread:with-mutex ((reserve-lock reserve))
-          (when (funcall function)
-            (incf (reserve-runners reserve) change)))
-    (start-waiting reserve)))
+  (sb-sys:without-interrupts            ; what FUNCTION notes is counted
+    (when (sb-thread:with-mutex ((reserve-lock reserve))
+            (when (funcall function)
+              (incf (reserve-runners reserve) change)))
+      (start-waiting reserve))))
 
 (defun leave-reserve (reserve share &key function)
   "Drop the functions that wait in SHARE, which has no parts; or FUNCTION alone, if it is given and
@@ -255,17 +257,20 @@ idle. Return true if functions still wait."
 
 (defun start-waiting (reserve)
   "Start threads for waiting functions that may run now, after the end of another function."
-  (loop while (multiple-value-bind (place function share)
-                  (sb-thread:with-mutex ((reserve-lock reserve))
-                    (and (not **exiting**)
-                         (thread-to-be-had-p reserve)
-                         (multiple-value-bind (function share)
-                             (dequeue-function (reserve-root reserve) (free-threads reserve))
-                           (and function
-                                (values (assign reserve function share) function share)))))
-                (if (eq place :start)
-                    (eq t (start-worker reserve function share :waits))
-                    place))))
+  (flet ((start-next ()
+           (multiple-value-bind (place function share)
+               (sb-thread:with-mutex ((reserve-lock reserve))
+                 (and (not **exiting**)
+                      (thread-to-be-had-p reserve)
+                      (multiple-value-bind (function share)
+                          (dequeue-function (reserve-root reserve) (free-threads reserve))
+                        (and function
+                             (values (assign reserve function share) function share)))))
+             (if (eq place :start)
+                 (eq t (start-worker reserve function share :waits))
+                 place))))
+    ;; a function that has left the queue gets its thread
+    (loop while (sb-sys:without-interrupts (start-next)))))
 
 (defun await-function (reserve worker)
   "Wait until WORKER, which is idle, gets a function; if none arrives in time, remove WORKER from

@@ -156,6 +156,22 @@ accessors, so they are compiled with less optimization, in half the time."
 
 ;;; The constructor
 
+(defun refuse-second-field (constructor keywords)
+  "Signal MISUSE, since CONSTRUCTOR got two of KEYWORDS, the fields of a oneof."
+  (misuse "~(~S~) takes one of ~{:~(~A~)~^, ~}, the fields of a oneof, not several." constructor
+          keywords))
+
+(defun construct-form (slot constructor)
+  "As WRITE-FORM, in CONSTRUCTOR, which takes one field of a oneof; no message is like none given."
+  (if (eq :oneof (slot-presence slot))
+      (let ((oneof (slot-oneof slot)))
+        `(when ,(if (eq :message (slot-kind slot)) 'value t)
+           (unless (zerop (,(oneof-slot-case oneof) message))
+             (refuse-second-field ',constructor
+                                  ',(mapcar #'slot-keyword (oneof-slot-slots oneof))))
+           ,(write-form slot)))
+      (write-form slot)))
+
 (defun constructor-form (plan)
   "The public constructor: a keyword per field."
   (let* ((symbol (plan-symbol plan))
@@ -179,7 +195,7 @@ accessors, so they are compiled with less optimization, in half the time."
            ,@(loop for slot in (plan-slots plan)
                    for (name nil given) in parameters
                    collect `(when ,given
-                              (let ((value ,name)) ,(write-form slot))))
+                              (let ((value ,name)) ,(construct-form slot constructor))))
            message)))))
 
 ;;; A keyword that is not a field of the message is refused with the fields that there are: by the

@@ -64,6 +64,7 @@ library's servers send.")
               (rpc-error-reason condition)))))
 
 (defgeneric rpc-error-reason (error)
+  (:method ((error t)) nil)
   (:documentation "Return one line of text about the call of ERROR, an RPC-ERROR: its duration, the
 step it waited for, the failures of that step so far, and the times of its stages. Nil if ERROR has
 no call. ERROR's report ends with this line. From any thread."))

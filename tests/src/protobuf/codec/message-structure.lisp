@@ -157,6 +157,18 @@ keyword twice, or after :ALLOW-OTHER-KEYS, is taken as by any function."
     (setf (clgrpc.test:all-p17 message) nil)
     (is (null (clgrpc.test:all-pick-case message)))))
 
+(test a-constructor-takes-one-field-of-a-oneof
+  "Of several none may be lost without a word. No message is like none given."
+  (let ((inner (clgrpc.test:make-inner)))
+    (flet ((text-of (&rest arguments)
+             (handler-case (progn (apply #'clgrpc.test:make-all arguments) nil)
+               (misuse (error) (princ-to-string error)))))
+      (is (search "make-all takes one of :p1, :p3, :p6," (text-of :p13 nil :p16 :blue)))
+      (is (search "the fields of a oneof, not several." (text-of :p17 inner :p16 :blue)))
+      (is (null (text-of :p16 :blue :f17 inner)))
+      (is (eq :p16 (clgrpc.test:all-pick-case (clgrpc.test:make-all :p17 nil :p16 :blue))))
+      (is (eq :p17 (clgrpc.test:all-pick-case (clgrpc.test:make-all :p17 inner)))))))
+
 (test an-interrupted-setter-leaves-no-value-to-another-field
   "Of a oneof: the field that is present has a value of its own, wherever an interrupt has ended the
 thread that sets one."
