@@ -58,7 +58,7 @@ func (n *node) Join(_ context.Context, request *cluster.JoinRequest) (
 	*cluster.JoinResponse, error) {
 	member := &cluster.Member{Name: request.Name, Generation: 2, Address: request.Address,
 		Instance: request.Instance, LeaseSeconds: request.LeaseSeconds,
-		State: cluster.MemberState_MEMBER_STATE_ACTIVE}
+		State: cluster.MemberState_MEMBER_STATE_SERVING}
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
 	n.members[member.Name] = member
