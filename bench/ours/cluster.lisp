@@ -66,7 +66,7 @@
                  :address (cluster:join-request-address request)
                  :instance (cluster:join-request-instance request)
                  :lease-seconds (cluster:join-request-lease-seconds request)
-                 :state :member-state-active)))
+                 :state :member-state-serving)))
     (with-node (service)
       (setf (gethash (cluster:member-name member) (node-members service)) member)
       (cluster:make-join-response :member member :revision (incf (node-revision service))))))
