@@ -103,27 +103,13 @@ runs."
 
 (declaim (sb-ext:freeze-type ending))
 
-(defun new-parts (call)
-  "The operation NEW-PARTS of a transport that adds no slots."
-  (declare (ignore call))
-  (make-parts))
-
-(defun new-inlet (call)
-  "The operation NEW-INLET of a transport that adds no slots."
-  (declare (ignore call))
-  (make-inlet))
-
-(defun new-outlet (call)
-  "The operation NEW-OUTLET of a transport that adds no slots."
-  (declare (ignore call))
-  (make-outlet))
-
-(defun new-reactions (call)
-  "The operation NEW-REACTIONS of a transport that adds no slots."
-  (declare (ignore call))
-  (make-reactions))
-
-(defun new-intent (call)
-  "The operation NEW-INTENT of a transport that adds no slots."
-  (declare (ignore call))
-  (make-intent))
+(macrolet ((define-makers (&rest parts)
+             (flet ((name (control part) (intern (format nil control part))))
+               `(progn
+                  ,@(loop for part in parts
+                          collect `(defun ,(name "NEW-~A" part) (call)
+                                     ,(format nil "The operation NEW-~A of a transport that ~
+                                                   adds no slots." part)
+                                     (declare (ignore call))
+                                     (,(name "MAKE-~A" part))))))))
+  (define-makers parts inlet outlet reactions intent))

@@ -169,10 +169,7 @@
 (test tls-renewed-under-way
   (uiop:with-temporary-file (:pathname certificate)
     (uiop:with-temporary-file (:pathname key)
-      (flet ((install (name)
-               (loop for from in (certificates name)
-                     for to in (list certificate key)
-                     do (uiop:copy-file from to)))
+      (flet ((install (name) (support:install-certificate name certificate key))
              (subject (call)
                (grpc:certificate-subject
                 (grpc:security-peer-certificate (grpc:call-security call)))))
@@ -224,10 +221,7 @@
   "A server shows each client the certificate for the name it asks for, and renews each by itself."
   (uiop:with-temporary-file (:pathname certificate)
     (uiop:with-temporary-file (:pathname key)
-      (flet ((install (name)
-               (loop for from in (certificates name)
-                     for to in (list certificate key)
-                     do (uiop:copy-file from to))))
+      (flet ((install (name) (support:install-certificate name certificate key)))
         (install "elsewhere")
         (let ((other (grpc:tls-credentials :certificate certificate :key key :check-seconds 0)))
           (with-tls-probe (channel :server server

@@ -62,9 +62,7 @@ lines of what that hears next."
   "Certificates and the program's own function, whose error stops nothing."
   (uiop:with-temporary-file (:pathname certificate)
     (uiop:with-temporary-file (:pathname key)
-      (flet ((install (name)
-               (uiop:copy-file (support:certificate-file (format nil "~A.pem" name)) certificate)
-               (uiop:copy-file (support:certificate-file (format nil "~A.key" name)) key))
+      (flet ((install (name) (support:install-certificate name certificate key))
              (serial (address)
                (grpc:with-channel (channel address
                                            :credentials (grpc:tls-credentials

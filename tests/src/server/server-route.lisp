@@ -26,8 +26,8 @@
       (is (eq :auto (execution "/lab.Bench/Chat"))))))
 
 (test quick-calls-count-from-the-last-slow-one
-  "A method that has overstayed runs on the loop again after so many quick calls in a row; those
-before it overstayed are none of them."
+  "A method that has overstayed runs on the loop again after so many quick calls in a row, and
+quick calls before it overstayed do not count."
   (let* ((table (serving:make-routes :us (list (make-probe)) (server::route-maker :auto)))
          (route (gethash "/lab.Bench/Ask" (serving:route-table-routes table))))
     (flet ((are-quick (count) (dotimes (i count) (server::note-duration route 1000))))

@@ -13,7 +13,8 @@
 
 (defpackage #:clgrpc.tests.support
   (:use #:cl)
-  (:export #:root-file #:system-sources #:certificate-file #:clgrpc-program #:testee-program
+  (:export #:root-file #:system-sources #:certificate-file #:install-certificate
+           #:clgrpc-program #:testee-program
            #:program-path
            #:need-program #:go-absence #:need-peer #:need-web-clients #:look-with-browser
            #:skip-test

@@ -113,6 +113,11 @@ Signal an error if it does not build."
               (error "The certificates could not be made."))
           name))
 
+(defun install-certificate (name certificate key)
+  "Copy the certificate NAME of scripts/certificates and its key to the files CERTIFICATE and KEY."
+  (uiop:copy-file (certificate-file (format nil "~A.pem" name)) certificate)
+  (uiop:copy-file (certificate-file (format nil "~A.key" name)) key))
+
 ;;; A running program
 
 (defstruct (program (:copier nil))

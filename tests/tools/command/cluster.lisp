@@ -104,9 +104,7 @@ its address, and a function that checks that the next notice has the lines that 
 may take as long as its drain and ten seconds."
   (uiop:with-temporary-file (:pathname certificate)
     (uiop:with-temporary-file (:pathname key)
-      (flet ((install (name)
-               (uiop:copy-file (support:certificate-file (format nil "~A.pem" name)) certificate)
-               (uiop:copy-file (support:certificate-file (format nil "~A.key" name)) key))
+      (flet ((install (name) (support:install-certificate name certificate key))
              (code (address)
                (run-line "call" address "grpc.health.v1.Health/Check" "--tls-ca"
                          (support:certificate-file "ca.pem"))))

@@ -115,9 +115,7 @@ clients and servers; what is wrong with the file is said of it."
 (defun call-with-certificate-copy (function)
   (uiop:with-temporary-file (:pathname certificate)
     (uiop:with-temporary-file (:pathname key)
-      (flet ((install (name)
-               (loop for (kind file) in `(("pem" ,certificate) ("key" ,key))
-                     do (uiop:copy-file (certificate-file (format nil "~A.~A" name kind)) file))))
+      (flet ((install (name) (support:install-certificate name certificate key)))
         (install "server")
         (funcall function certificate key #'install)))))
 

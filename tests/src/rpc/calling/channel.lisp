@@ -1,4 +1,4 @@
-;;;; Channels of any kind: what is none is not closed.
+;;;; Channels of any kind: CLOSE-CHANNEL refuses other objects.
 
 (in-package #:clgrpc.tests.rpc)
 (in-suite :clgrpc.calling)
