@@ -324,9 +324,12 @@ loop that START has started, and when that has stopped."
            (progn
              (call-with-lost-loop
               (lambda (event-loop let-return)
-                (is (equal '(t :queued :queued) (loop repeat 3 collect (block-a-thread)))
-                    "the code that has lost the loop counts as one that runs")
+                (loop repeat 3 do (block-a-thread))
                 (is-true (await begun))
+                ;; on a busy machine one reserve thread may take the loop from another meanwhile
+                (settle event-loop)
+                (is (= 1 (share-running share))
+                    "the code that has lost the loop counts as one that runs")
                 (funcall let-return)
                 (is-true (await begun) "its place is free for what waits")
                 (settle event-loop)
