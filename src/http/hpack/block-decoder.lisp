@@ -16,10 +16,11 @@
   (ceiling 0 :type index)                  ; the highest limit that a size update may set
   (list-octets 0 :type index)           ; the most that the fields of a block may take
   (list-fields 0 :type index)           ; the most fields that a block may have
-  (kept-octets 0 :type index)           ; the memory of LITERALS and BLOCKS, about
   (common nil :type (or null simple-vector)) ; cache shared with other decoders
   (literals nil :type (or null simple-vector)) ; cache of literals, made when needed
-  (blocks nil :type (or null simple-vector))) ; cache of whole blocks, likewise
+  (literal-octets 0 :type index)        ; the memory of LITERALS, about
+  (blocks nil :type (or null simple-vector)) ; cache of whole blocks, likewise
+  (block-octets 0 :type index))         ; the memory of BLOCKS, about, without the table's fields
 (declaim (freeze-type decoder))
 
 (defun make-decoder (&key (table-octets +initial-table-octets+) (list-octets 16384)
@@ -48,31 +49,42 @@ it is acknowledged. A larger table is reduced at once; a smaller one grows only 
 update."
   (check-type octets index)
   (setf (decoder-ceiling decoder) octets)
-  (when (< octets (table-limit decoder)) (resize-table decoder octets))
+  (when (< octets (table-limit decoder))
+    (resize-table decoder octets)
+    (forget-blocks decoder))
   octets)
 
 (defun forget-repeats (decoder)
   "Drop the caches of DECODER, which make repeated octets cheap; it fills them again."
   (setf (decoder-literals decoder) nil
+        (decoder-literal-octets decoder) 0
         (decoder-blocks decoder) nil
-        (decoder-kept-octets decoder) 0))
+        (decoder-block-octets decoder) 0))
+
+(define-hot forget-blocks ((decoder decoder)) null
+  "Drop the blocks that DECODER has cached, since its table changes: none of them means the same
+afterwards, and they may have fields that the table drops."
+  (when (plusp (decoder-block-octets decoder))
+    (fill (the simple-vector (decoder-blocks decoder)) nil)
+    (setf (decoder-block-octets decoder) 0))
+  nil)
 
 (defconstant +literal-octets+ 512
   "The memory of a literal in a cache: its octets, and its field with strings.")
 (defconstant +repeat-octets+ 384
   "The memory of a block in a cache and of the upper layers' memo for it, without its fields.")
 
-(define-hot note-remembered ((decoder decoder) (octets index)) null
-  "Count OCTETS more in the caches of DECODER. A replaced entry is not subtracted; the count stops
-at full caches."
-  (setf (decoder-kept-octets decoder)
-        (min (+ octets (decoder-kept-octets decoder))
-             (* +cache-sets+ (+ +literal-octets+ +repeat-octets+ (* 16 +cache-octets+)))))
+(define-hot note-literal ((decoder decoder)) null
+  "Count one more literal in the cache of DECODER. A replaced one is not subtracted; the count stops
+at a full cache."
+  (setf (decoder-literal-octets decoder)
+        (min (+ +literal-octets+ (decoder-literal-octets decoder))
+             (* +cache-sets+ +literal-octets+)))
   nil)
 
 (define-hot (decoder-memory :inline t) ((decoder decoder)) index
   "About how many octets of memory DECODER keeps."
-  (+ (table-memory decoder) (decoder-kept-octets decoder)))
+  (+ (table-memory decoder) (decoder-literal-octets decoder) (decoder-block-octets decoder)))
 
 ;;; Integers (section 5.1) and strings (section 5.2)
 
@@ -168,7 +180,7 @@ position after it."
                 (multiple-value-bind (cache twice) (note-miss cache hash)
                   (when twice
                     (store-raw cache hash octets at after field)
-                    (note-remembered decoder +literal-octets+))
+                    (note-literal decoder))
                   (setf (decoder-literals decoder) cache))
                 (values field after)))))))
 
@@ -199,6 +211,7 @@ it."
     (cond ((logtest #x40 octet)
            (multiple-value-bind (field after) (read-indexed-literal decoder octets at end)
              (insert-entry decoder field)
+             (forget-blocks decoder)
              (values field after)))
           ((logtest #x20 octet)
            (bad-block at "a table size update after the first field"))
@@ -218,6 +231,7 @@ it."
                (bad-block at "a table size update to ~D, over the limit of ~D" limit
                           (decoder-ceiling decoder)))
              (resize-table decoder limit)
+             (forget-blocks decoder)
              (setf at after)))
   at)
 
@@ -247,20 +261,36 @@ it."
                  (setf at after))))
     (trim-field-list list old-count)))
 
-(define-hot (meant-now-p :inline t) ((repeat repeat) (decoder decoder)) boolean
-  "True if the dynamic table has the entries and the limit it had when REPEAT was made. (A literal
-too large for one limit enters the table under another.)"
-  (and (= (repeat-inserted repeat) (table-inserted decoder))
-       (= (repeat-count repeat) (table-count decoder))
-       (= (repeat-limit repeat) (table-limit decoder))))
+(define-hot own-fields-octets ((decoder decoder) (list field-list)) index
+  "The memory of those fields of LIST that neither DECODER's table nor the static one has."
+  (let ((ring (decoder-ring decoder)) (octets 0))
+    (declare (type index octets))
+    (do-fields (field list octets)
+      (unless (or (find field ring :test #'eq)
+                  (find field (the simple-vector **static-fields**) :test #'eq))
+        (incf octets (+ +field-memory+ (* 4 (field-size field))))))))
 
-(define-hot repeat-of ((list field-list) (decoder decoder)) (or null repeat)
-  "A REPEAT of the fields of LIST, or NIL if one of the fields is sensitive."
+(define-hot repeat-of ((list field-list) (decoder decoder) (octets index)) (or null repeat)
+  "A REPEAT of the fields of LIST, whose block has so many OCTETS; nil if one of the fields is
+sensitive."
   (do-fields (field list)
     (when (field-sensitive-p field) (return-from repeat-of nil)))
   (make-repeat (subseq (field-list-fields list) 0 (field-list-count list))
-               (field-list-octets list) (table-inserted decoder) (table-count decoder)
-               (table-limit decoder)))
+               (field-list-octets list)
+               ;; the layers above have a vector of the fields as well
+               (+ +repeat-octets+ octets (* 16 (field-list-count list))
+                  (own-fields-octets decoder list))))
+
+(define-hot store-block ((decoder decoder) (cache simple-vector) (hash hash) (octets octets)
+                         (start index) (end index) (repeat repeat))
+    null
+  "Store REPEAT in CACHE, the cache of DECODER's blocks, for the octets START to END, whose hash is
+HASH."
+  (let ((old (svref cache (1+ (cache-set cache hash)))))
+    (when old (decf (decoder-block-octets decoder) (repeat-memory (the repeat old)))))
+  (store-raw cache hash octets start end repeat)
+  (incf (decoder-block-octets decoder) (repeat-memory repeat))
+  nil)
 
 (define-hot decode-new-block ((decoder decoder) (octets octets) (start index) (end index)
                               (list field-list) (hash hash))
@@ -277,11 +307,9 @@ table is not cached, since it never means the same twice."
         (multiple-value-bind (cache twice) (note-miss cache hash)
           (setf (decoder-blocks decoder) cache)
           (when twice
-            (let ((repeat (repeat-of list decoder)))
+            (let ((repeat (repeat-of list decoder (- end start))))
               (when repeat
-                (store-raw cache hash octets start end repeat)
-                ;; the layers above have a vector of them as well
-                (note-remembered decoder (+ +repeat-octets+ (* 16 (field-list-count list))))
+                (store-block decoder cache hash octets start end repeat)
                 (setf (field-list-repeat list) repeat))))))))
   nil)
 
@@ -293,10 +321,10 @@ Signal HPACK-ERROR for anything RFC 7541 forbids; DECODER must not be used again
 grows over the decoder's limit is not an error: see FIELD-LIST-OVERFLOW-P."
   (assert (<= start end (length octets)))
   (if (< 0 (- end start) +cache-octets+)
-      (let* ((hash (%hash-octets octets start end (table-inserted decoder)))
+      (let* ((hash (%hash-octets octets start end 0))
              (cache (decoder-blocks decoder))
              (known (and cache (find-raw cache hash octets start end))))
-        (if (and known (meant-now-p (the repeat known) decoder))
-            (fill-field-list list known)
+        (if known
+            (fill-field-list list (the repeat known))
             (decode-new-block decoder octets start end list hash)))
       (decode-fields decoder octets start end list)))

@@ -7,14 +7,12 @@
 
 (in-package #:clgrpc.hpack)
 
-(defstruct (repeat (:constructor make-repeat (fields octets inserted count limit)) (:copier nil))
+(defstruct (repeat (:constructor make-repeat (fields octets memory)) (:copier nil))
   "A header block that a peer has sent before, octet for octet. It stands for the same fields, and
-changes nothing, while the dynamic table is in the state noted here."
+changes nothing, as long as the dynamic table does not change."
   (fields #() :type simple-vector :read-only t) ; the fields of the block
   (octets 0 :type index :read-only t)   ; the sum of their sizes
-  (inserted 0 :type index :read-only t) ; TABLE-INSERTED at that time
-  (count 0 :type index :read-only t)    ; TABLE-COUNT at that time
-  (limit 0 :type index :read-only t)    ; TABLE-LIMIT at that time
+  (memory 0 :type index)                ; the octets of memory that it takes, about
   (memo nil))                           ; the result of the layers above for the block
 (declaim (freeze-type repeat))
 

@@ -30,6 +30,35 @@ their fields."
       (is (<= octets (+ 4096 (* 5/4 charged))) "~A: ~D octets, ~D charged: ~S" what octets charged
           (subseq found 0 (min 6 (length found)))))))
 
+(defun raw-request (id &rest parts)
+  "The frame of a request on stream ID whose header block is PARTS, vectors of octets."
+  (let ((block (apply #'concatenate 'octets parts)))
+    (concatenate 'octets (list 0 (ash (length block) -8) (logand 255 (length block)) 1 5 0 0
+                               (ash id -8) (logand 255 id))
+                 block)))
+
+(defun repeat-dropped-fields ()
+  "Repeat blocks whose path the table drops soon after."
+  (let ((type (concatenate 'octets '(#x0f #x10 16) (ascii-octets "application/grpc"))) (id 1))
+    (flet ((request (&rest parts)
+             (memory:say memory:*world* memory:*end*
+                         (apply #'raw-request id '(#x83 #x86) (append parts (list type))))
+             (incf id 2)))
+      (dotimes (i 16)
+        ;; 3,983 octets, which are an entry of the table
+        (request '(#x44 #x7f #x90 #x1e) (list 47 (+ 97 i))
+                 (make-array 3981 :element-type 'octet :initial-element #xE9))
+        (loop repeat 3 do (request '(#xbe)))))))
+
+(defun repeat-literals ()
+  "Repeat blocks with many fields that no table keeps."
+  (loop for i below 16
+        do (loop for id from (+ 1 (* 6 i)) by 2 repeat 3
+                 do (memory:say memory:*world* memory:*end*
+                                (raw-request id '(#x83 #x86 #x04 2 47) (list (+ 97 i))
+                                             (loop for j from 33 repeat 45
+                                                   append (list #x0f #x04 1 j)))))))
+
 (test all-that-a-connection-keeps-is-charged
   "Whatever its peer has stuffed it with."
   (flet ((stuffed (what function &rest options)
@@ -89,7 +118,9 @@ their fields."
     (stuffed "tables, after a call" (lambda ()
                                       (asks 1 "Ask" 1)
                                       (begins-to-ask 3 :fields (fat-fields 60))
-                                      (memory:hears '(:rst-stream 3 :cancel))))))
+                                      (memory:hears '(:rst-stream 3 :cancel))))
+    (stuffed "blocks whose fields the table has dropped" #'repeat-dropped-fields)
+    (stuffed "blocks with fields of their own" #'repeat-literals)))
 
 (defun http1-head (method &key (headers 0) (body 0))
   "The octets of the head of a request over HTTP/1.1 with so many HEADERS and a BODY of so many

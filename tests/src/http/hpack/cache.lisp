@@ -106,6 +106,36 @@ only if a name of the dynamic table has no part in it."
     (is (not (kept-p "828282" :list-octets 100)))
     (is (not (kept-p "824001610162")))))
 
+(test blocks-are-dropped-when-the-table-changes
+  "A new entry, a size update and a lower limit of ours each drop all of them, with the fields that
+only they would still have."
+  (flet ((dropped-p (function)
+           (let ((decoder (make-decoder)))
+             (decode decoder (hex "4001610162"))
+             (dotimes (i 3) (decode decoder (hex "be")) (decode decoder (hex "bebe")))
+             (let ((memory (hpack::decoder-memory decoder)))
+               (is (some #'hpack::repeat-p (hpack::decoder-blocks decoder)))
+               (funcall function decoder)
+               (and (notany #'identity (hpack::decoder-blocks decoder))
+                    (zerop (hpack::decoder-block-octets decoder))
+                    (< (hpack::decoder-memory decoder) memory))))))
+    (is-true (dropped-p (lambda (decoder) (decode decoder (hex "4001630164")))))
+    (is-true (dropped-p (lambda (decoder) (decode decoder (hex "2082")))))
+    (is-true (dropped-p (lambda (decoder) (set-decoder-limit decoder 40))))))
+
+(test the-memory-of-blocks-is-that-of-those-there
+  "However often blocks take the places of others."
+  (let ((decoder (make-decoder)))
+    (dotimes (i 200)
+      (let ((values (loop repeat (mod i 7) collect (+ 65 (mod i 50)))))
+        (loop repeat 3
+              do (decode decoder (hex (format nil "82000161~2,'0X~{~2,'0X~}" (length values)
+                                              values))))))
+    (is (= (hpack::decoder-block-octets decoder)
+           (loop for part across (hpack::decoder-blocks decoder)
+                 when (hpack::repeat-p part) sum (hpack::repeat-memory part))))
+    (is (plusp (hpack::decoder-block-octets decoder)))))
+
 (test a-literal-that-did-not-fit-may-fit-later
   (let ((decoder (make-decoder)))
     (decoded "3f0182" :decoder decoder)                         ; limit 32: nothing fits
