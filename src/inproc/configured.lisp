@@ -102,7 +102,7 @@ gets the handler's end."
                                                 deadline options))
     (setf (inproc-call-half-closed (call-pair-server call-pair)) t)
     (begin-here call-pair)
-    (await-relay relay)
+    (await-relay relay (call-pair-client call-pair))
     (finish-blocking call-pair channel method request options)))
 
 (defun invoke-at-once (relay method deadline request wait channel options)

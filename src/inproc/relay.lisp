@@ -548,11 +548,11 @@ passed on."
     (release-replay (shiftf (relay-replay relay) nil)))
   (begin-after relay 0))
 
-(defun await-relay (relay)
-  "Wait, on the thread of RELAY's caller, until its call has ended, and make its attempts."
+(defun await-relay (relay client)
+  "Wait, on the thread of RELAY's caller, until the call whose client's end is CLIENT has ended, and
+make its attempts. RELAY has not begun if the call ended before that, by its deadline."
   (flet ((due-p (client)
            (or (call-status client) (and (car (relay-timer relay)) t))))
-    (loop with client = (relay-client relay)
-          until (call-status client)
+    (loop until (call-status client)
           do (rpc:wait-for-call client #'due-p)
              (unless (call-status client) (wake relay)))))

@@ -93,14 +93,16 @@ code has ended with. Return ERROR."
   (when (typep (rpc-error-cause error) 'storage-condition) (os:protect-stack-end))
   error)
 
-(defmacro with-user-code ((call &key (pass-timeout 'loop:pass-timeout)) &body body)
+(defmacro with-user-code ((call &key (pass-timeout 'loop:pass-timeout crossing)) &body body)
   "Run BODY, user code of CALL, with CALL as the current call and the baton lent. Return nil, or the
 RPC-ERROR that ends the call because of an error in BODY. BODY is run again if the restart
 RETRY-HANDLER is chosen in the debugger. A timeout of SB-EXT:WITH-TIMEOUT that BODY does not handle
 may be for the code around this, such as a user's that waits for CALL: so PASS-TIMEOUT, the name of
-a function or a lambda form, is called with it. If that returns, the timeout is an error in BODY."
+a function or a lambda form, is called with it. If that returns, the timeout is an error in BODY.
+A lambda form crosses to other condition handlers than those around this, so it is also called with
+a timeout that code within BODY passes on."
   (let ((function (gensym "BODY")) (error (gensym "ERROR")) (block (gensym "BLOCK"))
-        (outcome (gensym "OUTCOME")))
+        (outcome (gensym "OUTCOME")) (guarded (gensym "GUARDED")))
     `(flet ((,function () ,@body))
        (declare (dynamic-extent #',function))
        (loop
@@ -110,9 +112,12 @@ a function or a lambda form, is called with it. If that returns, the timeout is 
                      (handler-bind
                          ((serious-condition
                             (lambda (,error)
-                              (when (loop:guarded-p ,error)
-                                (when (typep ,error 'sb-ext:timeout) (,pass-timeout ,error))
-                                (return-from ,block (error-condition ,call ,error))))))
+                              (let ((,guarded (loop:guarded-p ,error)))
+                                (when (and (typep ,error 'sb-ext:timeout)
+                                           ,(if crossing t guarded))
+                                  (,pass-timeout ,error))
+                                (when ,guarded
+                                  (return-from ,block (error-condition ,call ,error)))))))
                        (,function)
                        nil)))))
            (unless (eq :retry ,outcome)

@@ -162,6 +162,21 @@ as on a wire; unless it is of the handler, which handles it or leaves it to nobo
       (is (eq :internal (handler-case (asked 3)
                           (grpc:rpc-error (error) (grpc:rpc-error-status error))))))))
 
+(test a-time-limit-passes-handlers-of-handlers
+  "Handlers that call each other run on one thread, as does that of an attempt within the relay of
+its call; the time limit is that of the first caller, or of a handler between them."
+  (with-inproc (inner)
+      (:ask (lambda (note call) (declare (ignore note call)) (loop (sleep 0.01))))
+    (with-inproc (outer :channel-options *retrying*)
+        (:ask (lambda (note call)
+                (declare (ignore call))
+                (if (= 1 (number-of note))
+                    (ask inner note)
+                    (progn (is (eq :time-over (outcome-in 0.1 (lambda () (ask inner note)))))
+                           note))))
+      (is (eq :time-over (outcome-in 0.1 (lambda () (ask outer (note 1))))))
+      (is (eql 2 (outcome-in 30 (lambda () (number-of (ask outer (note 2))))))))))
+
 (test a-time-limit-passes-callbacks
   "A handler's callback runs on the thread of the client that sends, who gets the timeout when the
 time is over; the call, whose callback was left in the middle, ends. One that nobody handles is an

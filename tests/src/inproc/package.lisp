@@ -38,3 +38,11 @@
   (and error (grpc:rpc-error-status error)))
 
 (defun this-thread-p (thread) (eq sb-thread:*current-thread* thread))
+
+(defparameter *retrying*
+  '(:service-config
+    (:method-config ((:name (())
+                      :retry-policy (:max-attempts 3 :initial-backoff 0.01 :max-backoff 0.02
+                                     :backoff-multiplier 2
+                                     :retryable-status-codes (:unavailable))))))
+  "Keywords of a channel that tries all its calls again.")

@@ -4,14 +4,6 @@
 (in-package #:clgrpc.tests.inproc)
 (in-suite :clgrpc.inproc)
 
-(defparameter *retrying*
-  '(:service-config
-    (:method-config ((:name (())
-                      :retry-policy (:max-attempts 3 :initial-backoff 0.01 :max-backoff 0.02
-                                     :backoff-multiplier 2
-                                     :retryable-status-codes (:unavailable))))))
-  "Keywords of a channel that tries all its calls again.")
-
 (test handlers-see-which-attempt-it-is
   "All on the thread of a caller that waits, with the metadata of the call and its deadline."
   (let ((seen '()) (caller sb-thread:*current-thread*))
@@ -116,6 +108,18 @@
         (is-false same)
         (is (= 1 (number-of (grpc:receive call))))
         (is (null (grpc:receive call)))))))
+
+(test deadlines-that-have-passed-begin-no-attempt
+  "Calls whose callers wait end by them before there is a relay."
+  (with-inproc (channel :channel-options *retrying*)
+      (:ask #'double :collect #'add-up)
+    (flet ((check (function)
+             (is (eq :deadline-exceeded (status-of-error (caught (funcall function)))))))
+      (check (lambda () (ask channel (note 1) :timeout 0)))
+      (check (lambda () (ask channel (note 1) :timeout 1/1000000000)))
+      (check (lambda () (collect channel (list (note 1)) :timeout 0)))
+      (check (lambda () (grpc:await (grpc:call-async #'lab.bench:ask channel (note 1)
+                                                     :timeout 0)))))))
 
 (test bad-service-configs-are-refused
   (with-inproc (channel :server server) ()
