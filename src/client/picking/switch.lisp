@@ -102,7 +102,8 @@ existing balancers keep theirs. Evaluate it at top level."
 
 (defmethod exit-idle ((balancer switch))
   (let ((child (newest-child balancer)))
-    (call-guarded balancer child (lambda () (exit-idle child)))))
+    ;; nil if it was closed: a state that a policy publishes may be the end of that policy
+    (when child (call-guarded balancer child (lambda () (exit-idle child))))))
 
 (defmethod close-balancer ((balancer switch))
   (dolist (child (list (shiftf (switch-child balancer) nil) (shiftf (switch-next balancer) nil)))

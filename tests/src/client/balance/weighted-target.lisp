@@ -60,6 +60,25 @@
       (is (eq :ready (state core)))
       (is (eq one (pick core))))))
 
+(test targets-whose-policy-ends-as-they-become-idle-are-left
+  "What it publishes makes another policy take over, which is to connect instead."
+  (with-log ()
+    (with-core (core)
+      (update core "[{\"weighted_target_experimental\":{\"targets\":{\"a\":{\"weight\":1,
+                     \"childPolicy\":[{\"ring_hash_experimental\":
+                                        {\"requestHashHeader\":\"x-key\"}}]}}}}]"
+              (backend 1 :path '("a")))
+      (let ((one (member-to core 1)))
+        (client:connect one)
+        (come-to :ready one)
+        (is (eq :ready (state core)))
+        (update core "[{\"round_robin\":{}}]" 2)
+        (is (eq :ready (state core)) "while the new one connects")
+        (come-to :idle one)
+        (settle core)
+        (is (eq :connecting (state core)))
+        (is (equal (list (member-to core 2)) (live core)))))))
+
 (test targets-that-connect-for-calls
   "A ring that is idle picks, and connects."
   (with-core (core)
