@@ -33,7 +33,7 @@
 
 (defmethod print-object ((entry entry) stream)
   (print-unreadable-object (entry stream :type t)
-    (write-printable (entry-key entry) stream :quoted t :limit 80)
+    (write-key (entry-key-octets entry) stream)
     (format stream " ~D octets, revision ~D" (length (entry-value entry)) (entry-changed entry))))
 
 (defun entry-of (message)

@@ -20,6 +20,12 @@
     (when (zerop (length octets)) (misuse "A key has at least one octet."))
     octets))
 
+(defun write-key (key stream)
+  "Write KEY, octets, to STREAM for people; a key that is not UTF-8 with a character for each octet."
+  (write-printable (handler-case (octets-string key)
+                     (invalid-utf8 () (map 'string #'code-char key)))
+                   stream :quoted t :limit 80))
+
 (defun prefix-end (prefix)
   "The first key after all that begin with PREFIX, octets."
   (let ((last (position 255 prefix :test #'/= :from-end t)))

@@ -84,7 +84,7 @@ got all earlier changes. Another watch that begins there misses nothing.")
 
 (defmethod print-object ((watch watch) stream)
   (print-unreadable-object (watch stream :type t)
-    (write-printable (octets-string (watch-start watch)) stream :quoted t :limit 80)
+    (write-key (watch-start watch) stream)
     (format stream "~:[…~;~], ~(~A~), next revision ~D" (zerop (length (watch-end watch)))
             (watch-state watch) (watch-next-revision watch))))
 

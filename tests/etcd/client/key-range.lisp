@@ -21,3 +21,17 @@
   (is (equalp (octets-of 195 164) (clgrpc.etcd::key-octets "ä")))
   (signals misuse (clgrpc.etcd::key-octets ""))
   (signals misuse (clgrpc.etcd::key-octets :a)))
+
+(test keys-that-are-no-text-are-printed
+  "Entries and watches of a log or a debugger may have keys of other programs."
+  (let ((engine (let ((base:*log-function* nil)) (memory:make-engine)))
+        (key (octets-of 255 1)))
+    (unwind-protect
+         (let ((etcd (memory:connect engine)))
+           (etcd:put etcd key "1")
+           (is (search "octets" (princ-to-string (etcd:fetch etcd key))))
+           (let ((watch (etcd:watch etcd (constantly nil) :key key)))
+             (is (search "open" (princ-to-string watch)))
+             (etcd:cancel-watch watch))
+           (etcd:close-etcd etcd))
+      (memory:close-engine engine))))
