@@ -6,15 +6,13 @@
 (defun parameters-weight (parameters)
   "The weight that q has among PARAMETERS, texts, a rational; 0 if it cannot be read, 1 without q."
   (loop for parameter in parameters
-        for text = (string-trim " " parameter)
-        when (and (< 2 (length text)) (string-equal "q=" text :end2 2))
-          return (let ((digits (remove #\. (subseq text 2))))
-                   (if (and (plusp (length digits)) (every #'digit-char-p digits)
-                            (< (length digits) 6))
-                       (/ (parse-integer digits)
-                          (if (find #\. text)
-                              (expt 10 (- (length text) 1 (position #\. text)))
-                              1))
+        for text = (string-trim '(#\Space #\Tab) parameter)
+        when (alexandria:starts-with-subseq "q=" text :test #'char-equal)
+          return (let ((digits (remove #\. text :start 2 :count 1)))
+                   (if (and (< 2 (length digits) 8) (every #'digit-char-p (subseq digits 2)))
+                       (min 1 (/ (parse-integer digits :start 2)
+                                 (expt 10 (- (length text) 1
+                                             (or (position #\. text) (1- (length text)))))))
                        0))
         finally (return 1)))
 

@@ -26,6 +26,27 @@
   (is (equal "HTTP/1.1 200 OK|transfer-encoding: chunked||"
              (lines (written #'write-response-head 200 '() :chunked)))))
 
+(test reasons-are-those-of-the-registry
+  "Each status that a server may send has its phrase (RFC 9110 section 15), any other has none."
+  (loop with known = '((100 . "Continue") (200 . "OK") (201 . "Created") (202 . "Accepted")
+                       (204 . "No Content") (206 . "Partial Content") (301 . "Moved Permanently")
+                       (302 . "Found") (303 . "See Other") (304 . "Not Modified")
+                       (307 . "Temporary Redirect") (308 . "Permanent Redirect")
+                       (400 . "Bad Request") (401 . "Unauthorized") (403 . "Forbidden")
+                       (404 . "Not Found") (405 . "Method Not Allowed") (406 . "Not Acceptable")
+                       (408 . "Request Timeout") (409 . "Conflict") (410 . "Gone")
+                       (412 . "Precondition Failed") (413 . "Content Too Large")
+                       (414 . "URI Too Long") (415 . "Unsupported Media Type")
+                       (417 . "Expectation Failed") (422 . "Unprocessable Content")
+                       (429 . "Too Many Requests") (431 . "Request Header Fields Too Large")
+                       (500 . "Internal Server Error") (501 . "Not Implemented")
+                       (502 . "Bad Gateway") (503 . "Service Unavailable")
+                       (504 . "Gateway Timeout") (505 . "HTTP Version Not Supported"))
+        for status from 100 to 599
+        do (is (equal (format nil "HTTP/1.1 ~D ~@[~A~]|content-length: 0||" status
+                              (cdr (assoc status known)))
+                      (lines (written #'write-response-head status '() 0))))))
+
 (test chunks-are-written
   (loop for (length text) in '((1 "1") (15 "f") (16 "10") (255 "ff") (256 "100") (4095 "fff"))
         for line = (lines (written #'write-chunk (make-octets length) 0 length))

@@ -19,6 +19,32 @@
                (":other" "x" ,h2::+kind-malformed+) ("" "x" ,h2::+kind-malformed+))
         do (is (= kind (kind name value)) "~A: ~A" name value)))
 
+(test octets-of-names-and-values
+  "Each octet, at the beginning, within and at the end of a name and of a value (8.2.1)."
+  (flet ((sound-p (name value)
+           (/= h2::+kind-malformed+
+               (h2:field-kind-of (hpack:make-field (coerce name 'octets)
+                                                   (coerce value 'octets))))))
+    (dotimes (octet 256)
+      (let ((token (and (< 32 octet 127) (/= 58 octet) (not (<= 65 octet 90))))
+            (visible (not (member octet '(0 9 10 13 32)))))
+        (is (eq token (sound-p (list octet 120) '(120))) "~D begins a name" octet)
+        (is (eq token (sound-p (list 120 octet 120) '(120))) "~D is in a name" octet)
+        (is (eq token (sound-p (list 120 octet) '(120))) "~D ends a name" octet)
+        (is (eq visible (sound-p '(120) (list octet 120))) "~D begins a value" octet)
+        (is (eq (not (member octet '(0 10 13))) (sound-p '(120) (list 120 octet 120)))
+            "~D is in a value" octet)
+        (is (eq visible (sound-p '(120) (list 120 octet))) "~D ends a value" octet)))))
+
+(test statuses-of-responses
+  "Three digits from 100 to 999, but not 101 (8.6)."
+  (dotimes (status 1100)
+    (is (eq (and (<= 100 status 999) (/= 101 status))
+            (/= h2::+kind-malformed+ (kind ":status" (princ-to-string status))))
+        "~D" status))
+  (dolist (text '("" "20" "2000" "20a" "a00" "2/0" "2:0" "20/" "20:" "/00" ":00" "+20"))
+    (is (= h2::+kind-malformed+ (kind ":status" text)) "~A" text)))
+
 (test kinds-are-remembered
   "The kind is found once and stands in the field."
   (let ((field (hpack:string-field "te" "trailers")))
