@@ -55,6 +55,24 @@
     (elapse core 2)
     (is (even-p core) "of one a weight is not known")))
 
+(test stale-weights-are-counted
+  "Those of ready servers whose last report is as old as a weight may be; one that has never sent a
+report is not among them."
+  (with-core (core)
+    (update core "[{\"weighted_round_robin\":{\"weightExpirationPeriod\":\"60s\"}}]" 1 2 3)
+    (make-room core (live core))
+    (bring core :ready 1 2 3)
+    (flet ((stale () (balance::stale-count (policy-of core) (client::core-now core))))
+      (note-loads core 0.1d0)
+      (elapse core 1)
+      (note-loads core 0.1d0 0.3d0)
+      (elapse core 59.75)
+      (is (= 0 (stale)))
+      (elapse core 0.25)
+      (is (= 2 (stale)))
+      (note-loads core 0.1d0)
+      (is (= 1 (stale))))))
+
 (test weights-that-a-resolver-says
   "They count while fewer than two servers have reported a load, also when they change."
   (with-core (core)

@@ -85,6 +85,28 @@
   (is (null (config:string-field '(("s" . :null)) "s" "")))
   (signals config:service-config-error (config:string-field '(("s" . 1)) "s" "")))
 
+(test what-is-wrong-is-shown
+  "As JSON has it, and a key that is probably a misspelling."
+  (flet ((complaint (object)
+           (handler-case (config:string-field object "s" "")
+             (config:service-config-error (condition) (princ-to-string condition)))))
+    (loop for (value text) in '((1 "not 1") (:true "not true") (#(1) "not a list")
+                                ((("a" . 1)) "not an object") (nil "not an object"))
+          do (is (search (format nil "~A." text) (complaint (list (cons "s" value)))) "~S" value)))
+  (loop for (key misspelt) in '(("max_attempt" t) ("maxAtempts" t) ("max_attempts" nil)
+                                ("timeout" nil) ("maxAttemptsmaxAttemptsmax" nil))
+        for text = (handler-case (config:integer-field (list (cons key :null)) "maxAttempts" ""
+                                                       :required t)
+                     (config:service-config-error (condition) (princ-to-string condition)))
+        do (is (eq misspelt (and (search (format nil "is ~S a misspelling" key) text) t)) "~A" text))
+  (flet ((ranges (value &rest range)
+           (handler-case (apply #'config:number-field (list (cons "n" value)) "n" "" range)
+             (config:service-config-error (condition) (princ-to-string condition)))))
+    (is (search "a number from 0.5 to 2, not 3" (ranges 3 :minimum 1/2 :maximum 2)))
+    (is (search "a number of more than 0, not 0" (ranges 0 :above 0)))
+    (is (eq 1/2 (ranges 1/2 :minimum 1/2 :above 1/4 :maximum 1/2)))
+    (is (search "not \"1\"" (ranges "1" :text nil)))))
+
 (test lists-and-objects
   (is (equal '(1 2) (config:list-field '(("l" . #(1 2))) "l" "")))
   (is (equal '(() t) (multiple-value-list (config:list-field '(("l" . #())) "l" ""))))

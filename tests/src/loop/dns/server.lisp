@@ -13,6 +13,7 @@
   (records (make-hash-table :test #'equal)) ; from (name . type) to a list of record data
   (codes (make-hash-table :test #'equal)) ; from a name to its code
   (manner nil)                          ; of answers, see ANSWERS
+  (old nil)                             ; :repeat or :leave-out what was asked: it knows no OPT
   (questions '())                       ; (name type carrier), newest first
   (stopping nil))
 
@@ -29,6 +30,11 @@
   "What is asked for NAME is answered with CODE, or, if that is nil, with its records."
   (sb-thread:with-mutex ((name-server-lock server))
     (setf (gethash name (name-server-codes server)) code)))
+
+(defun set-old (server old)
+  "SERVER understands no message with a record OPT (RFC 6891), and says so with the question that it
+was asked, if OLD is :repeat, or without, if it is :leave-out."
+  (setf (name-server-old server) old))
 
 (defun set-manner (server manner)
   "Answer in MANNER, a function of a question's name, its type and how it came; see ANSWERS."
@@ -97,6 +103,11 @@
     (let ((answer (right-answer server message question name type))
           (manner (and (name-server-manner server)
                        (funcall (name-server-manner server) name type carrier))))
+      (when (and (name-server-old server) (plusp (u16be message 10)))
+        (setf answer (answer-octets (if (eq :repeat (name-server-old server))
+                                        (question-octets name type)
+                                        (octets-of))
+                                    '() :id (u16be message 0) :code 1)))
       (etypecase manner
         (null (list answer))
         ((eql :drop) '())

@@ -271,6 +271,30 @@
         (file-position in (1- end))
         (signals protobuf-error (read-delimited 'clgrpc.test:all in))))))
 
+(test delimited-octets-in-streams
+  "A message longer than the room that is made at first; the length of one cut off, or without end."
+  (let* ((message (all :f14 (make-string 200000 :initial-element #\x)))
+         (octets (make-octets (+ 3 (serialized-size message)))))
+    (is (= (length octets) (write-delimited message octets)))
+    (flet ((read-from (octets)
+             (uiop:with-temporary-file (:stream out :pathname path :element-type '(unsigned-byte 8))
+               (write-sequence octets out)
+               (finish-output out)
+               (with-open-file (in path :element-type '(unsigned-byte 8))
+                 (read-delimited 'clgrpc.test:all in)))))
+      (is (message= message (read-from octets)))
+      (is (null (read-from (octets-of))))
+      (dolist (bad (list (subseq octets 0 100000) (subseq octets 0 2) (octets-of #x80)
+                         (make-array 11 :element-type 'octet :initial-element #x80)))
+        (signals protobuf-error (read-from bad))))
+    (signals misuse (read-delimited 'clgrpc.test:all octets :start 5 :end 4))
+    (signals misuse (read-delimited 'clgrpc.test:all octets :end (1+ (length octets))))))
+
+(test octets-before-the-start-are-zero
+  (let ((octets (serialize (all :f3 1) :start 3)))
+    (is (= 5 (length octets)))
+    (is (every #'zerop (subseq octets 0 3)))))
+
 (test the-memory-of-messages-is-limited
   "Two octets make a message of a kilobyte: what 4 MB of them may take is bounded."
   (let ((octets (make-octets 1000000)))

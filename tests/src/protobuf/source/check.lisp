@@ -44,6 +44,39 @@
 message M { extensions 1 to 5 [declaration = { number: 2 full_name: '.a.b' type: '' }]; }
 extend M { optional int32 x = 2; }")))
 
+(test declarations-of-extensions-that-are-refused
+  "What a range declares is complete, has names of its own, and is meant to be verified."
+  (flet ((refusal (options)
+           (handler-case
+               (progn (define (format nil "declared_~36R.proto" (random (expt 36 8)))
+                        (format nil "syntax = 'proto2'; package clgrpc.test.declared;
+message M { extensions 1 to 5 [~{~A~^, ~}]; }" options))
+                      "")
+             (proto-syntax-error (condition) (princ-to-string condition)))))
+    (loop for (text . options)
+            in '(("UNVERIFIED" "verification = UNVERIFIED"
+                  "declaration = { number: 2 full_name: '.a.b' type: 'int32' }")
+                 ("no number 6" "declaration = { number: 6 full_name: '.a.b' type: 'int32' }")
+                 ("needs full_name and type" "declaration = { number: 2 full_name: '.a.b' }")
+                 ("needs full_name and type" "declaration = { number: 2 type: 'int32' }")
+                 ("needs full_name and type" "declaration = { number: 2 }")
+                 ("number 2 is declared twice" "declaration = { number: 2 reserved: true }"
+                  "declaration = { number: 2 full_name: '.a.b' type: 'int32' }")
+                 (".a.b is declared twice"
+                  "declaration = { number: 2 full_name: '.a.b' type: 'int32' }"
+                  "declaration = { number: 3 full_name: '.a.b' type: 'int32' }")
+                 ("leading dot" "declaration = { number: 2 full_name: 'a.b' type: 'int32' }")
+                 ("leading dot" "declaration = { number: 2 full_name: '.' type: 'int32' }")
+                 ("leading dot" "declaration = { number: 2 full_name: '.a.' type: 'int32' }")
+                 ("leading dot" "declaration = { number: 2 full_name: '.a..b' type: 'int32' }")
+                 ("leading dot" "declaration = { number: 2 full_name: '.a-b' type: 'int32' }")
+                 ("leading dot" "declaration = { number: 2 full_name: '.a.b' type: 'c.d' }")
+                 ("" "declaration = { number: 1 full_name: '.a.b' type: '.c.d' }"
+                  "declaration = { number: 5 reserved: true }"))
+          for problem = (refusal options)
+          do (is (if (string= "" text) (string= "" problem) (search text problem))
+                 "~A: ~A" options problem))))
+
 (test a-circle-of-imports-is-refused
   (with-directory (directory)
     (write-proto directory "a" (format nil "syntax = 'proto3';~%~%import 'b.proto';"))
