@@ -16,6 +16,15 @@
       (is (search "204" text))
       (is (search "access-control-allow-origin: https://a.example" text))
       (is (search "access-control-allow-headers: content-type,x-user" text)))
+    (loop for (names . status) in `(("A-z_09. ,b" . "204") ("a;b" . "403") ("a/b" . "403")
+                                    ("a:b" . "403") ("a@b" . "403") ("a[b" . "403")
+                                    ("a`b" . "403") ("a{b" . "403")
+                                    (,(make-string 1024 :initial-element #\a) . "204")
+                                    (,(make-string 1025 :initial-element #\a) . "403"))
+          do (is (search status
+                         (preflight-of server "https://a.example" "-H"
+                                       (format nil "access-control-request-headers: ~A" names)))
+                 "~A" names))
     (dolist (origin '("https://a.example.evil" "https://A.example" "http://a.example" "null"))
       (let ((text (preflight-of server origin)))
         (is (search "403" text))

@@ -17,7 +17,8 @@
                (chosen "{\"loadBalancingConfig\":[{\"odd\":{\"a\":[1]}},{\"plain\":{\"noSuch\":1}},
                         {\"mine_alone\":{\"share\":1}}]}")))
     (is (equal '(:plain nil) (chosen "{\"load_balancing_config\":[{\"plain_experimental\":{}}]}")))
-    (is (equal '(:plain nil) (chosen "{\"loadBalancingConfig\":[{\"odd\":null},{\"plain\":null}]}")))
+    (is (equal '(:plain nil)
+               (chosen "{\"loadBalancingConfig\":[{\"odd\":null},{\"plain\":null}]}")))
     (is (equal '(:mine 7) (chosen "{\"loadBalancingConfig\":[{\"mine_alone\":{\"share\":7}}]}")))
     (is (null (chosen "{}")))
     (is (null (chosen "{\"loadBalancingConfig\":null}")))))

@@ -98,7 +98,8 @@
         for text = (handler-case (config:integer-field (list (cons key :null)) "maxAttempts" ""
                                                        :required t)
                      (config:service-config-error (condition) (princ-to-string condition)))
-        do (is (eq misspelt (and (search (format nil "is ~S a misspelling" key) text) t)) "~A" text))
+        do (is (eq misspelt (and (search (format nil "is ~S a misspelling" key) text) t))
+               "~A" text))
   (flet ((ranges (value &rest range)
            (handler-case (apply #'config:number-field (list (cons "n" value)) "n" "" range)
              (config:service-config-error (condition) (princ-to-string condition)))))

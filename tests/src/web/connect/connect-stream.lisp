@@ -33,6 +33,19 @@
         (is (search "{\"number\":\"7\"}" text))
         (is (uiop:string-suffix-p text "{}"))))))
 
+(test trailers-are-at-the-end-of-a-stream
+  "Each name once, with all of its values; octets are in Base64 without padding."
+  (with-web-probe (server)
+      (:watch (lambda (request call)
+                (count-up request call)
+                (setf (grpc:call-trailers call)
+                      (list '("x-a" . "1") '("x-b" . "2") '("x-a" . "3")
+                            (cons "x-c-bin" (coerce '(1 2 3 4) 'octets))))))
+    (dolist (version *versions*)
+      (is (uiop:string-suffix-p
+           (stream-json server "/lab.Bench/Watch" (enveloped 0 "{\"number\":1}") version)
+           "{\"metadata\":{\"x-a\":[\"1\",\"3\"],\"x-b\":[\"2\"],\"x-c-bin\":[\"AQIDBA\"]}}")))))
+
 (test streams-in-both-directions-need-http2
   "Over HTTP/1.1 they are refused with 505, over HTTP/2 they work."
   (with-web-probe (server)
