@@ -22,6 +22,13 @@ it."
   (let ((address (grpc:server-address server)))
     (subseq address (1+ (position #\: address :from-end t)))))
 
+(test changes-arrive-as-they-were-sent
+  (dolist (kind '(:joined :updated :left :lost))
+    (let ((change (cluster::message-change
+                   (cluster::change-message (cluster::make-change kind (member-of "a"))))))
+      (is (eq kind (change-kind change)))
+      (is (string= "a" (member-name (change-member change)))))))
+
 (test followers-are-patient-with-quiet-clusters
   "However long nothing has happened before a node goes, the next is asked."
   (with-memory ()

@@ -5,7 +5,7 @@
 
 (defun enable-users (&key (root "secret"))
   "Give *ETCD* a root with that password, and ada (password \"countess\"), whose role permits all of
-a/ and to read b; from then on it wants to know who asks."
+a/, to read b and to write w; from then on it wants to know who asks."
   (etcd:add-user *etcd* "root" root)
   (etcd:add-role *etcd* "root")
   (etcd:grant-role *etcd* "root" "root")
@@ -13,6 +13,7 @@ a/ and to read b; from then on it wants to know who asks."
   (etcd:add-role *etcd* "writer")
   (etcd:grant-permission *etcd* "writer" :read-write :prefix "a/")
   (etcd:grant-permission *etcd* "writer" :read :key "b")
+  (etcd:grant-permission *etcd* "writer" :write :key "w")
   (etcd:grant-role *etcd* "ada" "writer")
   (etcd:enable-authentication *etcd*))
 
@@ -26,7 +27,8 @@ a/ and to read b; from then on it wants to know who asks."
       (is (equal '("root" "writer") (sort (etcd:list-roles root) #'string<)))
       (is (equal '("writer") (etcd:user-roles root "ada")))
       (is (equalp (list (list :access :read-write :from (octets-of 97 47) :to (octets-of 97 48))
-                        (list :access :read :from (octets-of 98) :to nil))
+                        (list :access :read :from (octets-of 98) :to nil)
+                        (list :access :write :from (octets-of 119) :to nil))
                   (etcd:role-permissions root "writer")))
       (etcd:put root "b" "1")
       (let ((ada (etcd:as-user root "ada" "countess")))

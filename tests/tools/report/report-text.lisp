@@ -42,7 +42,12 @@
                  "[under way at the end]  132 calls, the oldest for 5.90 s"
                  "in bursts of 5: latencies have up to 4 times of service in them"
                  "[2]  rpc error: code = Internal desc = a?b")
-    (is (null (search "Latency distribution" (report-text :summary run))))))
+    (is (null (search "Latency distribution" (report-text :summary run))))
+    (loop for (ended text) in '((:terminated "ended by SIGTERM before all calls")
+                                (:deadline "the time was over before all calls"))
+          do (check-parts (report-text :summary (load:make-run :count 2 :duration-ns 1000000000
+                                                               :ended-early ended))
+                          text))))
 
 (test rounds-are-told
   (check-parts (report-text :summary (rounds-of 180000 '(1 2)))

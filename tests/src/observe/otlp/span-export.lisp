@@ -56,6 +56,14 @@
       (is (eq :status-code-error (spans:status-code (spans:span-status inner))))
       (is (search "it broke" (spans:status-message (spans:span-status inner)))))))
 
+(test each-kind-of-span-is-told
+  (let ((tracing (grpc:make-tracing :sampler :always-on)))
+    (loop for (kind sent) in '((:internal :span-kind-internal) (:server :span-kind-server)
+                               (:client :span-kind-client) (:producer :span-kind-producer)
+                               (:consumer :span-kind-consumer))
+          do (grpc:with-span ("x" :tracing tracing :kind kind))
+             (is (eq sent (spans:span-kind (first (sent-spans tracing))))))))
+
 (test a-root-has-no-parent
   (let ((tracing (grpc:make-tracing :sampler :always-on)))
     (grpc:with-span ("root" :tracing tracing :parent nil))

@@ -45,6 +45,27 @@
                    (apply #'post server "/lab.Bench/Ask" "application/json" "{}"
                           version *status*))))))
 
+(test each-status-has-its-code
+  "Those of Connect's table, with their status of HTTP."
+  (let ((table '((:cancelled "canceled" 499) (:unknown "unknown" 500)
+                 (:invalid-argument "invalid_argument" 400)
+                 (:deadline-exceeded "deadline_exceeded" 504) (:not-found "not_found" 404)
+                 (:already-exists "already_exists" 409) (:permission-denied "permission_denied" 403)
+                 (:resource-exhausted "resource_exhausted" 429)
+                 (:failed-precondition "failed_precondition" 400) (:aborted "aborted" 409)
+                 (:out-of-range "out_of_range" 400) (:unimplemented "unimplemented" 501)
+                 (:internal "internal" 500) (:unavailable "unavailable" 503)
+                 (:data-loss "data_loss" 500) (:unauthenticated "unauthenticated" 401))))
+    (with-web-probe (server)
+        (:ask (lambda (request call)
+                (declare (ignore call))
+                (grpc:fail (first (nth (number-of request) table)) "")))
+      (loop for (nil code http-status) in table
+            for number from 0
+            do (is (string= (format nil "{\"code\":~S} ~D" code http-status)
+                            (apply #'post server "/lab.Bench/Ask" "application/json"
+                                   (format nil "{\"number\":~D}" number) *status*)))))))
+
 (test trailers-that-are-too-many-for-a-head
   "Trailers are headers, and so have their limit: a call that has more ends with an error."
   (with-web-probe (server :max-header-list-octets 8192)
