@@ -31,9 +31,9 @@
         collect (if (char= #\Space (char line 0)) line (subseq line (1+ space)))))
 
 (test lines-of-text
-  (is (equal '("INFO started port=80 ratio=0.5 name=x words=\"two words\"")
+  (is (equal '("INFO started port=80 ratio=0.5 name=x words=\"two words\" text=\"\"")
              (text-lines '(:info :started :port 80 :ratio 0.5d0 :name "x" :words "two words"
-                           :none nil))))
+                           :none nil :text ""))))
   (is (equal '("TRACE http frame-sent flags=\"(end-stream 0.5 (1 . 2))\"")
              (text-lines '(:trace :frame-sent :tracer :http :flags (:end-stream 0.5d0 (1 . 2))))))
   (is (equal '("ERROR failed where=here" "    0: (F)" "    1: (G)")

@@ -8,7 +8,12 @@
     (is (equal "" (wrong source)) "~A" source))
   (is (equal "" (wrong (format nil "{\"a\":\"~A\"}" (make-string 1048576 :initial-element #\x))))
       "too long")
-  (is (equal "" (wrong (format nil "{\"a\":~V,,,'[A~V,,,']A}" 60 "[" 60 "]"))) "too deep")
+  (loop for (depth path) in '((50 nil) (51 ""))
+        for lists = (1- depth)
+        do (is (equal path (wrong (format nil "{\"a\":~V,,,'[A~V,,,']A}" lists "" lists "")))
+               "~D deep" depth))
+  (loop for (length path) in `((,(expt 2 20) nil) (,(1+ (expt 2 20)) ""))
+        do (is (equal path (wrong (format nil "{}~VA" (- length 2) ""))) "~D long" length))
   (is (null (wrong "{}")))
   (is (null (wrong "{\"methodConfig\":[],\"odd\":{\"a\":[1,null]},\"methodConfigs\":3}"))))
 

@@ -15,6 +15,20 @@
     (is (= h2::+idle+ (h2::absent-state connection 100003)))
     (is (= h2::+idle+ (h2::absent-state connection 2)))))
 
+(test a-stream-reset-before-its-headers-leaves-no-gap
+  "The peer has never heard of it, so the next one has its identifier, and nothing is sent."
+  (let* ((end (connect-end :client)) (connection (end-connection end)))
+    (take-output end)
+    (let ((stream (h2:open-stream connection)))
+      (is (= 1 (h2:stream-id stream)))
+      (h2:reset-stream stream h2:+cancel+)
+      (is (= 0 (length (take-output end))))
+      (is (= h2::+idle+ (h2::absent-state connection 1))))
+    (let ((stream (h2:open-stream connection)))
+      (is (= 1 (h2:stream-id stream)))
+      (send-headers stream *request-fields* t)
+      (is (= 3 (h2:stream-id (h2:open-stream connection)))))))
+
 (test resets-are-known-in-any-order
   (with-random (resets-are-known-in-any-order)
     (let ((connection (end-connection (connect-end :server))) (known '()))
