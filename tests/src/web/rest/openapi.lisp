@@ -92,6 +92,59 @@ schemas in it; they do find what is wrong with another."
                (at schemas "clgrpc.tests.library.Book" "properties" "authors" "description")))
     (is (equalp #("UNBOUND" "PAPER" "CLOTH") (at schemas "clgrpc.tests.library.Binding" "enum")))))
 
+(protobuf:define-proto "clgrpc_schemas.proto"
+  :source "syntax = 'proto3'; package clgrpc.tests.schemas;
+import 'google/protobuf/any.proto'; import 'google/protobuf/duration.proto';
+import 'google/protobuf/field_mask.proto'; import 'google/protobuf/struct.proto';
+import 'google/protobuf/timestamp.proto'; import 'google/protobuf/wrappers.proto';
+message Types {
+  int32 a1 = 1; sint32 a2 = 2; sfixed32 a3 = 3; uint32 b1 = 4; fixed32 b2 = 5;
+  int64 c1 = 6; sint64 c2 = 7; sfixed64 c3 = 8; uint64 d1 = 9; fixed64 d2 = 10;
+  float e1 = 11; double f1 = 12; bool g1 = 13; string h1 = 14; bytes i1 = 15;
+  google.protobuf.NullValue j1 = 16;
+  google.protobuf.Timestamp k1 = 17; google.protobuf.Duration l1 = 18;
+  google.protobuf.FieldMask m1 = 19; google.protobuf.DoubleValue n1 = 20;
+  google.protobuf.FloatValue o1 = 21; google.protobuf.Int64Value p1 = 22;
+  google.protobuf.UInt64Value q1 = 23; google.protobuf.Int32Value r1 = 24;
+  google.protobuf.UInt32Value s1 = 25; google.protobuf.BoolValue t1 = 26;
+  google.protobuf.StringValue u1 = 27; google.protobuf.BytesValue v1 = 28;
+  google.protobuf.Struct w1 = 29; google.protobuf.Value x1 = 30;
+  google.protobuf.ListValue y1 = 31; google.protobuf.Any z1 = 32;
+}")
+
+(test each-type-has-its-schema
+  "As the JSON mapping of Protocol Buffers has it: 64 bits are text, and wrappers may be null."
+  (flet ((schema (letter)
+           (case letter
+             (#\a "{'type':'integer','format':'int32'}")
+             (#\b "{'type':'integer','format':'uint32','minimum':0}")
+             (#\c "{'type':'string','format':'int64'}") (#\d "{'type':'string','format':'uint64'}")
+             (#\e "{'type':'number','format':'float'}") (#\f "{'type':'number','format':'double'}")
+             (#\g "{'type':'boolean'}") (#\h "{'type':'string'}")
+             (#\i "{'type':'string','contentEncoding':'base64'}") (#\j "{'type':'null'}")
+             (#\k "{'type':'string','format':'date-time'}")
+             (#\l "{'type':'string','pattern':'^-?[0-9]+(\\\\.[0-9]{1,9})?s$'}")
+             (#\m "{'type':'string'}") (#\n "{'type':['number','null'],'format':'double'}")
+             (#\o "{'type':['number','null'],'format':'float'}")
+             (#\p "{'type':['string','null'],'format':'int64'}")
+             (#\q "{'type':['string','null'],'format':'uint64'}")
+             (#\r "{'type':['integer','null'],'format':'int32'}")
+             (#\s "{'type':['integer','null'],'format':'uint32'}")
+             (#\t "{'type':['boolean','null']}") (#\u "{'type':['string','null']}")
+             (#\v "{'type':['string','null'],'contentEncoding':'base64'}")
+             (#\w "{'type':'object','additionalProperties':true}")
+             (#\x "{'description':'Any value of JSON.'}")
+             (#\y "{'type':'array','items':{'description':'Any value.'}}")
+             (#\z "{'type':'object','properties':{'@type':{'type':'string'}},
+                    'additionalProperties':true}"))))
+    (loop for field in (protobuf:message-descriptor-fields
+                        (protobuf:find-descriptor "clgrpc.tests.schemas.Types"))
+          for name = (protobuf:descriptor-name field)
+          do (is (equalp (parse-json (substitute #\" #\' (schema (char name 0))))
+                         (parse-json (write-json (rest::value-schema (rest::make-document)
+                                                                     field))))
+                 "~A" name))))
+
 (test parameters-are-what-the-query-may-have
   "Not what the path or the body has; a message that holds itself ends."
   (let ((names (loop for parameter across (at (document) "paths" "/v1/books/{name}" "get" "parameters")
