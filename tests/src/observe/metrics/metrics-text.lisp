@@ -17,9 +17,9 @@
 (test numbers-are-written-exactly
   (flet ((text (number) (with-output-to-string (stream) (metrics::write-number number stream))))
     (is (equal '("0" "5" "-2" "0.5" "1e-05" "0.0003" "1.5" "1234.25" "100"
-                 "1.048576e+06" "1.5e-07" "-0.25")
+                 "1.048576e+06" "1.5e-07" "-0.25" "0" "0")
                (mapcar #'text '(0 5 -2 1/2 1/100000 3/10000 1.5d0 1234.25d0 100.0d0 1048576.0d0
-                               1.5d-7 -0.25))))))
+                               1.5d-7 -0.25 0d0 -0d0))))))
 
 (test names-are-those-of-opentelemetry-s-exporter
   (flet ((name (name kind unit)
@@ -31,7 +31,15 @@
                                                      "{attempt}")))
     (is (string= "grpc_server_call_sent_total_compressed_message_size_bytes"
                  (name "grpc.server.call.sent_total_compressed_message_size" :histogram "By")))
-    (is (string= "_9_a_b" (name "9.a-b" :gauge "")))))
+    (is (string= "_9_a_b" (name "9.a-b" :gauge "")))
+    (is (string= "caf__1" (name "café/1" :counter "")))
+    ;; the word of the unit, unless the name ends with it; one of counts, 1, is a ratio
+    (is (string= "load_seconds" (name "load_seconds" :gauge "s")))
+    (is (string= "preload_seconds" (name "preload" :gauge "s")))
+    (is (string= "seconds_seconds" (name "seconds" :gauge "s")))
+    (is (string= "load_ratio" (name "load" :gauge "1")))
+    (is (string= "load" (name "load" :counter "1")))
+    (is (string= "load" (name "load" :histogram "1")))))
 
 (test the-text-says-what-was-counted
   (let* ((metrics (grpc:make-metrics))
