@@ -39,17 +39,23 @@
            1150))))
 
 (test the-parent-decides
-  (let ((form '(:parent-based :always-on)))
-    (is-true (samples-p form nil 5))
-    (is-true (samples-p form (place 5) 5))
-    (is-false (samples-p form (place 5 :sampled nil) 5))
-    (is-false (samples-p form (place 5 :sampled nil :remote nil) 5)))
-  (let ((form '(:parent-based :always-off :remote-parent-not-sampled :always-on
-                :local-parent-sampled :always-off)))
-    (is-false (samples-p form nil 5))
-    (is-true (samples-p form (place 5 :sampled nil) 5))
-    (is-true (samples-p form (place 5) 5))
-    (is-false (samples-p form (place 5 :remote nil) 5))))
+  "One of five samplers, by whether there is a parent, where it is and whether it is recorded."
+  (let ((parents (list (list nil) (list :remote-parent-sampled (place 5))
+                       (list :remote-parent-not-sampled (place 5 :sampled nil))
+                       (list :local-parent-sampled (place 5 :remote nil))
+                       (list :local-parent-not-sampled (place 5 :sampled nil :remote nil)))))
+    (flet ((decisions (&rest form)
+             (loop for (nil parent) in parents collect (samples-p form parent 5))))
+      (is (equal '(t t nil t nil) (decisions :parent-based :always-on)))
+      (is (equal '(nil t nil t nil) (decisions :parent-based :always-off)))
+      (loop for (one) in parents
+            for others = (loop for (name) in (rest parents) append (list name :always-off))
+            for form = (if one
+                           (list* :parent-based :always-off one :always-on others)
+                           (list* :parent-based :always-on others))
+            do (is (equal (loop for (name) in parents collect (eq name one))
+                          (apply #'decisions form))
+                   "~S" form)))))
 
 (test a-sampler-of-ones-own
   (is-true (samples-p (lambda (parent id) (and (null parent) (= 5 (aref id 15)))) nil 5))
