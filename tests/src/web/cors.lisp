@@ -36,6 +36,12 @@
     (is (null (search "allow-origin" (post server "/lab.Bench/Ask" "application/json" "{}" "-i"
                                            "-H" "origin: https://b.example"))))))
 
+(test wrong-origins-are-misuse
+  (dolist (origins '("https://a.example" :all ("a.example") ("https://a.example/") (5)
+                     ("https://a.example" "b.example")))
+    (signals grpc:misuse (grpc:start-server '() :listen "127.0.0.1:0" :origins origins)
+      "~S" origins)))
+
 (test any-origin-has-no-credentials
   (with-web-probe (server :origins :any) (:ask #'double)
     (let ((text (preflight-of server "https://b.example")))

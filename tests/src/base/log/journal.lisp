@@ -121,6 +121,23 @@
         (is (equalp #("end-stream" "end-headers") (member-of "flags")))
         (is (char= #\Z (char (member-of "time") 26)))))))
 
+(test lines-of-json-have-a-length
+  "A text is cut, a backtrace later than others; a number that JSON does not have is text."
+  (flet ((member-of (name &rest event)
+           (destructuring-bind (line)
+               (logged (lambda (stream) (log-writer :stream stream :format :json))
+                       (list* :error :failed event))
+             (cdr (assoc name (parse-json line) :test #'string=))))
+         (long (length) (make-string length :initial-element #\x)))
+    (is (= clgrpc.base::+visible-characters+
+           (length (member-of "a" :a (long clgrpc.base::+visible-characters+)))))
+    (is (string= (format nil "~A…" (long clgrpc.base::+visible-characters+))
+                 (member-of "a" :a (long (1+ clgrpc.base::+visible-characters+)))))
+    (is (= 3000 (length (member-of "backtrace" :backtrace (long 3000)))))
+    (is (stringp (member-of "a" :a sb-ext:double-float-positive-infinity)))
+    (is (equalp #(1 2 3) (member-of "a" :a '(1 2 3))))
+    (is (equalp #("a" 1 2) (member-of "a" :a '(:a 1 2))))))
+
 (test times-are-utc
   (is (string= "1970-01-01T00:00:00.000000Z" (clgrpc.base::iso-time 0)))
   (is (string= "2026-11-21T15:04:05.123456Z" (clgrpc.base::iso-time 1795273445123456789))))
