@@ -117,6 +117,28 @@
              (says (list :goaway 0 code))
              (sees (list :close code)))))
 
+(test settings-at-their-bounds
+  "The least and the largest values; a client may allow a push, which never comes."
+  (loop for (role setting) in '((:server (:enable-push 0)) (:server (:enable-push 1))
+                                (:client (:enable-push 0))
+                                (:server (:max-frame-size 16384))
+                                (:server (:max-frame-size 16777215))
+                                (:server (:initial-window-size #x7FFFFFFF))
+                                (:server (:initial-window-size 0)))
+        do (let ((*dialogue* (begin-dialogue role '())))
+             (shake-hands)
+             (hears (list :settings setting))
+             (says '(:settings-ack))
+             (sees '(:settings)))))
+
+(define-dialogue resets-are-counted (:server)
+  "Those of the peer."
+  (hears '(:headers 1 :get :end-stream) '(:headers 3 :get :end-stream) '(:rst-stream 1 :cancel)
+         '(:rst-stream 3 :cancel))
+  (sees '(:headers 1 "/" t) '(:headers 3 "/" t) '(:reset 1 :cancel :peer) '(:closed 1)
+        '(:reset 3 :cancel :peer) '(:closed 3))
+  (is (= 2 (h2::counters-resets-received (h2:connection-counters (connection))))))
+
 ;;; PING
 
 (define-dialogue pings (:server)

@@ -37,6 +37,8 @@
           ("0484ffffffff" . "EOS")
           ("8220" . "a size update after the first field")
           ("823fe11f" . "a larger one after the first field")
+          ("822001610162" . "one where a literal could be")
+          ("823f000162" . "one where a literal could be with the name of an index")
           ("3fe21f" . "a size update over the limit")
           ("3fffffffffff07" . "a size update far over it")
           ("3f" . "a size update cut short"))

@@ -25,6 +25,26 @@
     (is (= start (length octets)))
     (clgrpc.tests.dialogue:dialogue-events *dialogue*)))
 
+(test what-a-peer-speaks-that-is-not-http2
+  "The error names HTTP/1.1 and TLS; of anything else it says what was expected."
+  (flet ((complaint (role octets)
+           (let ((end (connect-end role)))
+             (give end octets)
+             (h2::connection-error-text (end-connection end)))))
+    (flet ((names-p (name octets)
+             (equal (format nil "the peer speaks ~A, not HTTP/2" name) (complaint :client octets))))
+      (dolist (text '("HTTP/1.1 400 Bad Request" "HTTP/1.0 200 OK" "GET / HTTP/1.1" "POST /a HTTP"
+                      "HEAD / HTTP/1.1" "PUT /abcdefgh" "OPTIONS * HTTP/1.1"))
+        (is (names-p "HTTP/1.1" (ascii-octets text)) "~A" text))
+      (loop for (type version tls) in '((22 3 t) (21 3 t) (20 3 nil) (23 3 nil) (22 2 nil))
+            do (is (eq tls (names-p "TLS" (coerce (list type version 1 0 5 1 0 0 1 0) 'octets)))
+                   "~D ~D" type version)))
+    (is (equal "the first frame is not SETTINGS"
+               (complaint :client (frames-octets (make-peer) '((:ping 1))))))
+    (is (equal "not an HTTP/2 client preface" (complaint :server (ascii-octets "PRI * HTTP/1"))))
+    (is (equal "the peer speaks HTTP/1.1, not HTTP/2"
+               (complaint :server (ascii-octets "GET / HTTP/1.1"))))))
+
 (test cuts-make-no-difference
   "A session means the same wherever its octets are cut."
   (with-random (cuts-make-no-difference)

@@ -35,6 +35,16 @@
   "True if DECISION is to await the time that comes after LOW to HIGH nanoseconds."
   (and (eq :await (first decision)) (<= low (second decision) high)))
 
+(test repeats-are-counted-by-their-kind
+  "Attempts after the first are retries or hedges; those that no server has seen count apart."
+  (flet ((repeats (policy)
+           (let ((retries (retries-of policy)))
+             (setf (attempt::retries-issued retries) 3
+                   (attempt::retries-resent retries) 2)
+             (multiple-value-list (attempt:count-repeats retries 9)))))
+    (is (equal '(2 0 2 0) (repeats (retrying))))
+    (is (equal '(0 2 2 0) (repeats (hedging))))))
+
 (test what-a-retry-policy-decides
   (flet ((decision (failure &rest rest)
            (apply #'fails (retries-of (retrying) :a) failure rest)))

@@ -78,6 +78,9 @@ is room, and :closed and :left; and a function that returns that."
     (is (equal `(,*test-method* 1 (:timeout 2))
                (handler-bind ((status:unavailable (lambda (error)
                                                  (declare (ignore error))
+                                                 (is (string= "Make the call again."
+                                                              (princ-to-string
+                                                               (find-restart 'rpc:retry-call))))
                                                  (rpc:retry-call))))
                  (calling:fail-or-retry call channel *test-method* 1 '(:timeout 2)))))))
 

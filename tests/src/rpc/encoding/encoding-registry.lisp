@@ -57,6 +57,9 @@
     (dolist (name '(:gzip :identity :deflate "pairs" pairs nil :|a,b| :|| :|a b| :ümlaut
                     :abcdefghijklmnopqrstuvwxyz))
       (signals misuse (register-pairs :name name)))
+    (dolist (name '(:a :|abcdefghijklmnopqrst.-_9|)) ; of one and of 24 characters
+      (is (eq name (register-pairs :name name))))
+    (signals misuse (register-pairs :name :|abcdefghijklmnopqrst.-_90|))
     (signals misuse (encoding:register-compressor :half :compress #'pairs))
     (signals misuse (encoding:check-compression :half)))
   (signals misuse (encoding:check-compression :pairs)))

@@ -1,0 +1,13 @@
+;;;; The texts in which a call is described.
+
+(in-package #:clgrpc.tests.rpc)
+(in-suite :clgrpc.rpc)
+
+(test stages-are-told-if-they-were-long
+  "From half a millisecond on, without the sum of all and the time that is left."
+  (flet ((text (&rest plist)
+           (with-output-to-string (stream) (rpc::write-spans stream plist))))
+    (is (string= "" (text)))
+    (is (string= "pick 0.001 s, name look 1.500 s"
+                 (text :pick 0.0005d0 :send 0.00049d0 :stage :wait :name-look 1.5d0
+                       :total 3d0 :remaining 2d0 :receive nil)))))
