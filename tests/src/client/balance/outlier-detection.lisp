@@ -51,6 +51,19 @@
       (update core (outliers "") 1 2 3)
       (is (= 0 (ejected core))))))
 
+(test a-percentage-is-to-be-exceeded
+  "At the threshold a server stays; at the volume of requests it is judged."
+  (loop for (good bad ejected) in '((5 5 0) (4 6 1) (499 501 1) (0 4 0) (0 5 1))
+        do (with-core (core)
+             (update core (outliers *failure-percentage*) 1 2 3)
+             (bring core :ready 1 2 3)
+             (end-calls (member-to core 1) :ok 10)
+             (end-calls (member-to core 2) :ok 10)
+             (end-calls (member-to core 3) :ok good)
+             (end-calls (member-to core 3) :unavailable bad)
+             (elapse core 1)
+             (is (= ejected (ejected core)) "~D of ~D" bad (+ good bad)))))
+
 (test ejection-has-limits
   (with-core (core)
     (update core (outliers "\"maxEjectionPercent\":10,\"failurePercentageEjection\":

@@ -73,7 +73,27 @@ b" 2) (": b" 1) ("a: *b" 1) ("a: !!str b" 1)
              (rule-error (condition)
                (is (search (format nil "in line ~D " line) (princ-to-string condition))
                    "~S: ~A" text condition))))
-  (signals rule-error (parse-yaml (make-string 1048577 :initial-element #\a))))
+  (loop for (length taken) in '((1048576 t) (1048577 nil))
+        do (is (eq taken (handler-case (and (parse-yaml (make-string length :initial-element #\a)) t)
+                           (rule-error () nil)))
+               "~D" length))
+  (flet ((nested (levels)
+           (format nil "~{~A~%~}~VAa: b~%"
+                   (loop for level below (1- levels) collect (format nil "~VAa:" level ""))
+                   (1- levels) "")))
+    (is (consp (parse-yaml (nested 32))))
+    (signals rule-error (parse-yaml (nested 33)))))
+
+(test scalars-without-quotes
+  "Words of JSON in three spellings, and numbers of at most 18 digits; the rest is text."
+  (loop for (value . texts) in '((:null "null" "~" "Null" "NULL") (:true "true" "True" "TRUE")
+                                 (:false "false" "False" "FALSE") (0 "0" "00") (12 "12")
+                                 (999999999999999999 "999999999999999999"))
+        do (dolist (text texts)
+             (is (eql value (parse-yaml text)) "~A" text)
+             (is (equal (list (cons "a" value)) (parse-yaml (format nil "a: ~A" text))) "~A" text)))
+  (dolist (text '("nULL" "tRUE" "yes" "-1" "1.5" "1e3" "0x1" "9999999999999999999"))
+    (is (equal text (parse-yaml text)) "~A" text)))
 
 (test wrong-configs-are-refused
   (dolist (text '("http: x" "http:
