@@ -74,8 +74,9 @@ b" 2) (": b" 1) ("a: *b" 1) ("a: !!str b" 1)
                (is (search (format nil "in line ~D " line) (princ-to-string condition))
                    "~S: ~A" text condition))))
   (loop for (length taken) in '((1048576 t) (1048577 nil))
-        do (is (eq taken (handler-case (and (parse-yaml (make-string length :initial-element #\a)) t)
-                           (rule-error () nil)))
+        do (is (eq taken
+                   (handler-case (and (parse-yaml (make-string length :initial-element #\a)) t)
+                     (rule-error () nil)))
                "~D" length))
   (flet ((nested (levels)
            (format nil "~{~A~%~}~VAa: b~%"
