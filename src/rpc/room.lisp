@@ -1,5 +1,5 @@
-;;;; Room for long messages. Before a thread encodes a long message it gets a promise for the octets
-;;;; of the heap (base/memory/heap.lisp). Without a promise it waits, at most for the option
+;;;; Room for long messages. Before a thread encodes or decodes a long message it gets a promise for
+;;;; octets of the heap (base/memory/heap.lisp). Without a promise it waits, at most for the option
 ;;;; room-wait-seconds; then the call ends with :resource-exhausted.
 ;;;;
 ;;;; One of the threads that wait has the turn, **ROOM-TURN**. It checks for room again and again,
@@ -20,21 +20,25 @@
 
 (defglobal **room-turn** (sb-thread:make-mutex :name "clgrpc room"))
 
-(defun promise-p (call octets)
-  (promise-octets octets :reserve-fifths (if (operate crowded call) 2 1)))
+(defun promise-p (call octets received)
+  (if received
+      (promise-octets octets :copied t)
+      (promise-octets octets :reserve-fifths (if (operate crowded call) 2 1))))
 
-(defun ensure-promise (call octets options)
-  "Return once OCTETS of the heap are promised for a message of CALL. Signal an RPC-ERROR if CALL
-ends before that, or if there is no room within the room-wait-seconds of OPTIONS. This thread may
-sleep: call it in user code."
-  (unless (promise-p call octets)
-    (unless (and (loop:prepare-to-wait) (await-promise call octets options))
-      (refuse-room call octets))))
+(defun ensure-promise (call octets options received)
+  "Return once OCTETS of the heap are promised for a message of CALL; RECEIVED is as for
+CALL-WITH-ROOM. Signal an RPC-ERROR if CALL ends before that, or if there is no room within the
+room-wait-seconds of OPTIONS. This thread may sleep: call it in user code."
+  (unless (promise-p call octets received)
+    (unless (and (loop:prepare-to-wait) (await-promise call octets options received))
+      (refuse-room call octets received))))
 
-(defun refuse-room (call octets)
-  (error (verdict-error :no-room (list octets) :call call)))
+(defun refuse-room (call octets received)
+  (error (if received
+             (verdict-error :no-room-in-heap (list received) :call call)
+             (verdict-error :no-room (list octets) :call call))))
 
-(defun await-promise (call octets options)
+(defun await-promise (call octets options received)
   "Wait until OCTETS are promised for CALL and return true; false if CALL ends or time runs out."
   (let ((end (+ (operate now call) (seconds-ns (options-room-wait-seconds options))))
         (turn nil))
@@ -43,22 +47,22 @@ sleep: call it in user code."
            (loop
              (cond ((late-p) (return nil))
                    (turn
-                    (when (promise-p call octets) (return t))
+                    (when (promise-p call octets received) (return t))
                     (collect-for-room)
-                    (when (promise-p call octets) (return t))
+                    (when (promise-p call octets received) (return t))
                     (sb-sys:with-interrupts (loop:world-sleep (ns-seconds +room-look-ns+))))
                    (t (setf turn (sb-thread:grab-mutex **room-turn** :timeout 0.1)))))
         (when turn (sb-thread:release-mutex **room-turn**))))))
 
-(defun call-with-room (call octets options function &key (long octets))
+(defun call-with-room (call octets options function &key (long octets) received)
   "Wait for room, at most as long as OPTIONS allow; then call FUNCTION, which uses OCTETS of the
 heap to make a message of CALL. LONG, octets or nil, is its length as a hint for later calls of the
-method."
+method. RECEIVED is nil, or the length of the received message that FUNCTION decodes."
   (declare (type function function))
   (when long (operate note-long-message call long))
   (let ((promised nil))
     (with-undoing (nil (when promised (settle-octets octets)))
       (sb-sys:without-interrupts        ; but where it waits
-        (sb-sys:allow-with-interrupts (ensure-promise call octets options))
+        (sb-sys:allow-with-interrupts (ensure-promise call octets options received))
         (setf promised t))
       (funcall function))))

@@ -292,11 +292,43 @@ signal CALL's RPC-ERROR."
         (if (failure-p message) (end-undecodable call message) message))
       (decode-item call item start end)))
 
+;;; Room in the heap. A few octets may become a message of many small objects, and hundreds of
+;;; threads may decode such messages at once. So the room for a long one is promised first.
+
+(defconstant +inside-times+ 512
+  "How many times the octets of a message the messages inside it may take: each has two octets at
+least, and few types of messages have more than a hundred fields.")
+
+(defconstant +value-times+ 24
+  "How many times its octets the other values of a message may take.")
+
+(defun decoding-room (call size)
+  "The most octets of the heap that a message of CALL of SIZE may take when it is decoded, about;
+never more than a quarter of the heap, since most long messages take little more than their octets."
+  (min (ash (heap-size) -2)
+       (+ (min (options-max-decoded-octets (wire-call-options call)) (* +inside-times+ size))
+          (* +value-times+ size))))
+
+(defun call-in-room (call size decode)
+  "The values of DECODE, which decodes a message of CALL of SIZE, called with room for that. If
+there is no room, signal an RPC-ERROR, which ends CALL as well."
+  (handler-bind ((error (lambda (error)
+                          (when (failure-p error)
+                            (wire-post call (lambda () (abort-as call error)))))))
+    (call-with-room call (decoding-room call size) (wire-call-options call) decode
+                    :long nil :received size)))
+
 (define-hot decode-taken ((call wire-call) (octets octets) (end index) (decode function)) t
   "The message of CALL in OCTETS up to END. The store gets OCTETS back unless the message keeps
 them."
   (multiple-value-bind (message kept)
-      (funcall decode call octets 0 end (<= +own-octets+ (length octets)))
+      (flet ((decode ()
+               (funcall decode call octets 0 end (<= +own-octets+ (length octets)))))
+        (declare (dynamic-extent #'decode))
+        (if (or (<= end +parcel-octets+)
+                (protobuf:raw-type-p (incoming-type call))) ; it remains octets
+            (decode)
+            (call-in-room call end #'decode)))
     (when (failure-p message) (end-undecodable call message))
     (unless kept (give-octets-back octets))
     message))

@@ -11,7 +11,8 @@
 ;;;; memory is allocated or is not needed any more. A promise is given if a fifth of the heap stays
 ;;;; free beyond all promises. That is enough for objects consed until the next collection, for the
 ;;;; collection itself, and for memory without a promise, such as messages that user code makes.
-;;;; Short messages need no promise.
+;;;; Short messages need no promise. A promise for small objects, such as those of a message that is
+;;;; decoded, needs the room for copies of them instead.
 ;;;;
 ;;;; Invariant: promised octets are never counted as free: they are not allocated yet, or are
 ;;;; counted twice.
@@ -188,16 +189,30 @@ allocated now, garbage included, counts as living; with a negative value the col
 (declaim (type cons **promised**))
 (defglobal **promised** (list 0))       ; octets; atomic
 
-(define-hot promise-octets ((octets heap-octets) &key (reserve-fifths (integer 1 4) 1)) boolean
+(define-hot objects-fit-p ((octets heap-octets) (before heap-octets)) boolean
+  "True if the collector has the room that it needs to copy OCTETS of small objects, and BEFORE
+octets that are promised already, and a quarter of the heap besides, with which the valve of servers
+stays open. A promise is for the most that may be needed, so one thread alone may have it without
+room for copies."
+  (<= (+ (if (zerop before) octets (* 2 (+ before octets)))
+         (ash (heap-size) -2))
+      (the fixnum (heap-spare))))
+
+(define-hot promise-octets ((octets heap-octets)
+                            &key (reserve-fifths (integer 1 4) 1) (copied boolean nil))
+    boolean
   "Promise OCTETS of the heap to the caller, if RESERVE-FIFTHS of the heap stay free beyond all
-promises; else return false. The caller calls SETTLE-OCTETS once the memory is allocated, or will
-not be. From any thread."
+promises; else return false. With COPIED the memory is for small objects, which the collector
+copies. The caller calls SETTLE-OCTETS once the memory is allocated, or will not be. From any
+thread."
   (let* ((before (atomic-incf (car **promised**) octets))
          (reserve (* reserve-fifths (floor (heap-size) 5)))
          (wanted (+ before octets reserve)))
     (declare (type heap-octets before reserve wanted))
-    (cond ((and (<= (+ wanted (heap-used)) (heap-size))
-                (hole-p wanted))
+    (cond ((if copied
+               (objects-fit-p octets before)
+               (and (<= (+ wanted (heap-used)) (heap-size))
+                    (hole-p wanted)))
            t)
           (t (atomic-decf (car **promised**) octets)
              nil))))
@@ -248,7 +263,8 @@ holds none of our locks."
                                           due (+ start +ns-per-second+))))
       (when (make-room-for-copies 2) (sb-ext:gc :gen 2))
       (when (and (not (and (<= (* 5 (heap-used)) (* 3 (heap-size)))
-                           (hole-p (floor (* 2 (heap-size)) 5))))
+                           (hole-p (floor (* 2 (heap-size)) 5))
+                           (<= (heap-size) (* 3 (heap-spare)))))
                  (< (the heap-octets (car **claimed**))
                     (page-statistics-spare (recent-page-statistics))))
         (mapc #'funcall **reclaimers**)

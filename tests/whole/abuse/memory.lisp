@@ -87,6 +87,43 @@ refused, and the server lives."
     ;; what the attackers held is the collector's now
     (is-true (wait-until (lambda () (answered-p address 1000000))))))
 
+;;; Messages that take much more memory once they are decoded
+
+(defun send-all-but-last (attacker message)
+  "Begin a StreamingOutputCall with MESSAGE, and send all of that but the last octet. Return the
+stream's identifier."
+  (let ((id (new-id attacker)) (last (1- (length message))))
+    (throw-frames attacker (list :headers id
+                                 (request-fields "/grpc.testing.TestService/StreamingOutputCall")))
+    (loop for start from 0 below last by 16000
+          do (throw-frames attacker
+                           (list :data id (subseq message start (min last (+ start 16000))))))
+    id))
+
+(defun swelling-message (count)
+  "A StreamingOutputCallRequest with COUNT empty messages, framed."
+  (framed (coerce (loop repeat count collect 18 collect 0) 'octets)))
+
+(test messages-that-swell
+  "A hundred that come at once, each of which takes forty times its octets when it is decoded, and
+is held by a handler whose answers nobody takes: each is taken or refused, the server lives, and
+others are served all the while."
+  (with-small-server (address 512)
+    (let* ((message (swelling-message 200000))
+           (attackers (loop repeat 100 collect (greet (connect address)))))
+      (unwind-protect
+           (let ((ids (mapcar (lambda (attacker) (send-all-but-last attacker message)) attackers)))
+             (loop for attacker in attackers
+                   for id in ids
+                   do (throw-frames attacker (list :data id (subseq message (1- (length message)))
+                                                   :end-stream)))
+             (with-attacker (decent address)
+               (dotimes (i 50)
+                 (is (eq :ok (verdict decent (demand decent "/grpc.testing.TestService/EmptyCall"
+                                                     (framed (octets-of)))))))))
+        (dolist (attacker attackers) (close-socket (attacker-socket attacker)))))
+    (is-true (wait-until (lambda () (answered-p address 1000000))))))
+
 (defun answer-within-process ()
   "Have 60 threads get five answers of 4 MB each from a handler in this process; print how many were
 given, refused, and ended otherwise."

@@ -80,6 +80,23 @@ does so, and when the vectors are gone there is room again."
                   (not (promise-octets octets :reserve-fifths 2)))
            (promise-octets (floor fifth 2))))))
 
+(test promises-for-objects-leave-room-for-copies
+  "One thread alone may have most of what is free; several may have half of it together, since what
+they make is copied."
+  (holds-in-a-fresh-heap
+    (sb-ext:gc :full t)
+    (let* ((quarter (ash (heap-size) -2))
+           (free (- (heap-spare) quarter))
+           (some (floor free 8)))
+      (and (not (promise-octets (+ free some) :copied t))
+           (promise-octets (- free some) :copied t)
+           (not (promise-octets some :copied t))
+           (progn (settle-octets (- free some))
+                  (promise-octets some :copied t))
+           (promise-octets some :copied t)
+           (not (promise-octets (* 3 some) :copied t))
+           (promise-octets some :copied t)))))
+
 (test collecting-for-room
   "What is garbage counts until it is collected; then what could not be promised can."
   (holds-in-a-fresh-heap
