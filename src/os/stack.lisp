@@ -11,7 +11,8 @@
 
 (defun guard-page-octets ()
   "The size of a guard page in octets, or nil if this SBCL does not give it."
-  (let ((address (sb-sys:find-foreign-symbol-address "os_vm_page_size")))
+  (let ((address (sb-sys:without-interrupts ; the C library's lock is released
+                   (sb-sys:find-foreign-symbol-address "os_vm_page_size"))))
     (and address (sb-sys:sap-ref-64 (int-sap address) 0))))
 
 (defun return-guard-address (page)

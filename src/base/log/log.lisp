@@ -124,9 +124,13 @@ signal, but for a timeout of an SB-EXT:WITH-TIMEOUT around this. From any thread
   "The frames of this thread, the innermost first, a line for each."
   (values
    (with-log-guard ()
-     (let ((*print-length* 10) (*print-level* 4))
+     (let ((*print-length* 10) (*print-level* 4)
+           ;; a thread that a timeout unwound as it asks the C library for the name of a function
+           ;; would keep a lock there, and each later backtrace wait for ever
+           (frames (sb-sys:without-interrupts
+                     (sb-debug:list-backtrace :count +backtrace-frames+))))
        (with-output-to-string (stream)
-         (loop for frame in (sb-debug:list-backtrace :count +backtrace-frames+)
+         (loop for frame in frames
                for number from 0
                do (format stream "~D: " number)
                   (write-frame frame stream)

@@ -166,6 +166,19 @@ is the function's error."
       (is (string= "broken" (princ-to-string condition)))
       (is (search "LOG-CONDITIONS-WITH-BACKTRACE" backtrace)))))
 
+(test timeouts-wait-until-frames-are-known
+  "The C library finds the name of a foreign function under a lock. A thread that is unwound there
+keeps it: each later backtrace waits for ever, as does the end of each thread of a reserve."
+  (let ((interrupted '()) (*log-function* (constantly nil)))
+    (sb-int:encapsulate 'sb-debug:list-backtrace 'asks
+                        (lambda (function &rest arguments)
+                          (push sb-sys:*interrupts-enabled* interrupted)
+                          (apply function arguments)))
+    (unwind-protect
+         (log-condition :error :asked (make-condition 'simple-error :format-control "broken"))
+      (sb-int:unencapsulate 'sb-debug:list-backtrace 'asks))
+    (is (equal '(nil) interrupted))))
+
 (test backtraces-are-few-in-a-second
   "An error with each call costs an event each, but not a backtrace."
   (let* ((logged 0) (with 0) (seconds (- (monotonic-ns)))
