@@ -12,6 +12,34 @@
     (calling:release-client-loop timers :timers)
     (is (not (loop:run-or-post one (constantly t))))))
 
+(test channels-of-a-key-share-a-pool-while-there-is-one
+  "The first channel's is that of all with its key; after the last channel another one is made."
+  (let ((pools '()) (loops '()))
+    (flet ((begin (key)
+             (multiple-value-bind (event-loop pool)
+                 (calling:acquire-client-loop (make-channel-options) key
+                                              (lambda (key) (first (push (copy-list key) pools))))
+               (push (cons event-loop key) loops)
+               pool))
+           (end ()
+             (destructuring-bind (event-loop . key) (pop loops)
+               (calling:release-client-loop event-loop key))))
+      (let ((first (begin '("a"))))
+        (is (equal '("a") first))
+        (is (eq first (begin (list "a"))))
+        (is (not (eq first (begin '("b")))))
+        (is (null (begin nil)))
+        (end)
+        (end)
+        (end)
+        (is (eq first (begin '("a"))) "one is left")
+        (is (= 2 (length pools)))
+        (end)
+        (end)
+        (is (not (eq first (begin '("a")))))
+        (is (= 3 (length pools)))
+        (end)))))
+
 (test who-runs-a-handler-does-not-drive
   (let ((method:*call* (new-call)))
     (is (not (calling:drive-for nil (new-call) (constantly t))))))
