@@ -17,19 +17,18 @@
   (let ((pools '()) (loops '()))
     (flet ((begin (key)
              (multiple-value-bind (event-loop pool)
-                 (calling:acquire-client-loop (make-channel-options) key
+                 (calling:acquire-client-loop (make-channel-options :max-client-loops 1) key
                                               (lambda (key) (first (push (copy-list key) pools))))
                (push (cons event-loop key) loops)
                pool))
            (end ()
              (destructuring-bind (event-loop . key) (pop loops)
                (calling:release-client-loop event-loop key))))
+      (is (null (begin nil)) "it shares with none, and keeps the loop")
       (let ((first (begin '("a"))))
         (is (equal '("a") first))
         (is (eq first (begin (list "a"))))
         (is (not (eq first (begin '("b")))))
-        (is (null (begin nil)))
-        (end)
         (end)
         (end)
         (is (eq first (begin '("a"))) "one is left")
@@ -38,6 +37,7 @@
         (end)
         (is (not (eq first (begin '("a")))))
         (is (= 3 (length pools)))
+        (end)
         (end)))))
 
 (test who-runs-a-handler-does-not-drive
