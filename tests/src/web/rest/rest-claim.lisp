@@ -125,6 +125,11 @@ status, for each version of HTTP, at a server of the library with OPTIONS."
       (is (string= "[] 200" (in "application/json" "")))
       (is (string= "{}|{\"count\":\"1\"}| 200" (in "application/x-ndjson" "copies=2")))
       (is (string= "data: {}||data: {\"count\":\"1\"}|| 200" (in "text/event-stream" "copies=2")))
+      (loop for (accept cached) in '(("text/event-stream" nil) ("application/x-ndjson" t)
+                                     ("application/json" t))
+            for answer = (ask "/v1/files/a:watch" "-i" "-H" (format nil "accept: ~A" accept))
+            do (is (search (format nil "|content-type: ~A" accept) answer))
+               (is (eq cached (null (search "|cache-control: no-cache|" answer))) "~A" accept))
       (is (string= "[{},{\"error\":{\"code\":10,\"message\":\"enough\"}}] 200"
                    (in "*/*" "copies=1&full=true")))
       (is (string= "{\"code\":10,\"message\":\"enough\"} 409" (in "*/*" "full=true"))))))
