@@ -102,7 +102,7 @@ a function or a lambda form, is called with it. If that returns, the timeout is 
 A lambda form crosses to other condition handlers than those around this, so it is also called with
 a timeout that code within BODY passes on."
   (let ((function (gensym "BODY")) (error (gensym "ERROR")) (block (gensym "BLOCK"))
-        (outcome (gensym "OUTCOME")) (guarded (gensym "GUARDED")))
+        (outcome (gensym "OUTCOME")))
     `(flet ((,function () ,@body))
        (declare (dynamic-extent #',function))
        (loop
@@ -112,12 +112,11 @@ a timeout that code within BODY passes on."
                      (handler-bind
                          ((serious-condition
                             (lambda (,error)
-                              (let ((,guarded (loop:guarded-p ,error)))
-                                (when (and (typep ,error 'sb-ext:timeout)
-                                           ,(if crossing t guarded))
-                                  (,pass-timeout ,error))
-                                (when ,guarded
-                                  (return-from ,block (error-condition ,call ,error)))))))
+                              (when (and (typep ,error 'sb-ext:timeout)
+                                         ,(if crossing t `(loop:guarded-p ,error)))
+                                (,pass-timeout ,error))
+                              (when (loop:guarded-p ,error)
+                                (return-from ,block (error-condition ,call ,error))))))
                        (,function)
                        nil)))))
            (unless (eq :retry ,outcome)
