@@ -21,9 +21,9 @@
     octets))
 
 (defun write-key (key stream)
-  "Write KEY, octets, to STREAM for people; a key that is not UTF-8 with a character for each octet."
+  "Write KEY, octets, to STREAM for people. One that is not UTF-8 has a character for each octet."
   (write-printable (handler-case (octets-string key)
-                     (invalid-utf8 () (map 'string #'code-char key)))
+                     (clgrpc-error () (map 'string #'code-char key)))
                    stream :quoted t :limit 80))
 
 (defun prefix-end (prefix)

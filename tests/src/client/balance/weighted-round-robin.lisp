@@ -6,6 +6,9 @@
 (defun report (&rest fields)
   (apply #'orca:make-orca-load-report fields))
 
+(defun time-of (core)
+  (client::core-now core))
+
 (defun note-loads (core &rest loads)
   "Have the servers 1, 2 … report LOADS, each a utilization at 100 calls per second."
   (loop for load in loads
@@ -15,7 +18,7 @@
                                  (report :cpu-utilization load :rps-fractional 100d0)
                                  (balance::weighting
                                   (client:subchannel-balancer subchannel))
-                                 (client::core-now core))))
+                                 (time-of core))))
 
 (defun even-p (core)
   (let ((tally (tally core 1000)))
@@ -62,7 +65,7 @@ report is not among them."
     (update core "[{\"weighted_round_robin\":{\"weightExpirationPeriod\":\"60s\"}}]" 1 2 3)
     (make-room core (live core))
     (bring core :ready 1 2 3)
-    (flet ((stale () (balance::stale-count (policy-of core) (client::core-now core))))
+    (flet ((stale () (balance::stale-count (policy-of core) (time-of core))))
       (note-loads core 0.1d0)
       (elapse core 1)
       (note-loads core 0.1d0 0.3d0)
