@@ -62,13 +62,6 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (block-octets 0 :type index)          ; of the header block that is being collected
   (streams-opened 0 :type event-count)  ; by either side
   (streams-failed 0 :type event-count)  ; of those opened: ended before the server had said all
-  (streams-refused 0 :type event-count) ; of the peer, above our limit
-  (resets-received 0 :type event-count) ; RST_STREAM frames of the peer
-  (resets-sent 0 :type event-count)     ; RST_STREAM frames of ours
-  (pings-received 0 :type event-count)  ; PING frames, answers to ours among them
-  (settings-received 0 :type event-count) ; SETTINGS frames, acknowledgements not counted
-  (empty-frames 0 :type event-count)    ; DATA frames without content that ended nothing
-  (malformed-messages 0 :type event-count) ; requests, responses, trailers that broke section 8
   (resets-due 0 :type time-ns)          ; when the whole burst of resets is allowed again
   (idle-due 0 :type time-ns)            ; the same for frames that carry nothing
   (calls-served 0 :type event-count)    ; calls of NOTE-CALL-SERVED, which each earn a reset
@@ -316,11 +309,4 @@ advice (6.5.2).")
    (counters-block-octets "Octets of the header block that is being collected.")
    (counters-streams-opened "Streams that were opened, by either side.")
    (counters-streams-failed
-    "How many of the opened streams were reset or lost before the server had ended its side.")
-   (counters-streams-refused "Streams of the peer above our limit.")
-   (counters-resets-received "RST_STREAM frames received.")
-   (counters-resets-sent "RST_STREAM frames sent.")
-   (counters-pings-received "PING frames received, including answers to ours.")
-   (counters-settings-received "SETTINGS frames received, acknowledgements not counted.")
-   (counters-empty-frames "DATA frames received that had no content and ended nothing.")
-   (counters-malformed-messages "Requests, responses and trailers that broke section 8.")))
+    "How many of the opened streams were reset or lost before the server had ended its side.")))

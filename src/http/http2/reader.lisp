@@ -104,9 +104,7 @@ connection."
       (return-to-stream stream (- length count)))
     (if (or (plusp count) end-stream-p)
         (deliver (on-data connection stream) octets start end end-stream-p)
-        (progn
-          (incf (counters-empty-frames (connection-counters connection)))
-          (charge-idle-frame connection)))
+        (charge-idle-frame connection))
     nil))
 
 (define-hot receive-data ((connection connection) (octets octets) (start index) (end index)
@@ -145,13 +143,11 @@ connection."
            (reset-absent connection id +protocol-error+ "a stream that depends on itself"))
           ((<= (options-max-concurrent-streams (connection-options connection))
                (connection-stream-count connection))
-           (incf (counters-streams-refused (connection-counters connection)))
            (reset-absent connection id +refused-stream+ "too many streams at once"))
           ((hpack:field-list-overflow-p list)
            (reset-absent connection id +enhance-your-calm+ "header list too large"))
           ((or (= content-length +malformed-message+)
                (and end-stream-p (plusp content-length)))
-           (incf (counters-malformed-messages (connection-counters connection)))
            (reset-absent connection id +protocol-error+ "malformed request"))
           (t
            (let ((stream (take-stream connection id)))
@@ -162,7 +158,6 @@ connection."
     nil))
 
 (define-hot fail-message ((stream stream) (text simple-string)) null
-  (incf (counters-malformed-messages (connection-counters (stream-connection stream))))
   (fail-stream stream +protocol-error+ text))
 
 (define-hot receive-response ((connection connection) (stream stream) (state state)
@@ -352,7 +347,6 @@ there is one, ends for a reason of its own."
     null
   (let* ((stream (find-stream connection id))
          (step (frame-step connection stream id +receive-reset+)))
-    (incf (counters-resets-received (connection-counters connection)))
     (cond ((not (and stream (= +accept+ (step-action step))))
            (charge-update connection)
            (reject-frame connection stream id step))
@@ -392,7 +386,6 @@ there is one, ends for a reason of its own."
 (define-hot receive-ping ((connection connection) (octets octets) (start index) (flags flags)) null
   (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; 64 bits, sometimes an object
   (let ((payload (ping-payload octets start)))
-    (incf (counters-pings-received (connection-counters connection)))
     (cond ((logtest flags +flag-ack+)
            (charge-idle-frame connection)
            (unless (connection-closed-p connection)

@@ -88,7 +88,6 @@ Return the new one's place after that."
   (unless (connection-closed-p connection)
     (charge-reset connection))
   (unless (connection-closed-p connection)
-    (incf (counters-resets-sent (connection-counters connection)))
     (emit-frame (connection rst-stream 0 id) code))
   nil)
 
@@ -125,7 +124,6 @@ section 6.4."
            (remember-reset connection id)
            (note-early-end stream)
            (setf (stream-state stream) +reset+)
-           (incf (counters-resets-sent (connection-counters connection)))
            (emit-frame (connection rst-stream 0 id) error-code)
            (finish-stream stream)))
     nil))

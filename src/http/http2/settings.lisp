@@ -110,7 +110,6 @@ sizes only the highest and the last are applied, however many there are."
 
 (defun receive-settings (connection octets start end)
   "The peer's SETTINGS with parameters from START to END: apply, acknowledge, notify the owner."
-  (incf (counters-settings-received (connection-counters connection)))
   (when (= +awaiting-settings+ (connection-phase connection))
     (setf (connection-phase connection) +running+
           (connection-preface-deadline connection) 0
