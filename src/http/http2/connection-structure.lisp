@@ -145,6 +145,9 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (ring-head nil :type (or null stream)) ; the ring of writers (data-queue.lisp): the next one
   (ring-tail nil :type (or null stream)) ; and the last one
   (open-mark -1 :type fixnum)           ; where in the output an unended header block begins, or -1
+  (data-stream nil :type (or null stream)) ; whose DATA the output ended with when it was written
+  (data-mark 0 :type index)             ; where in the output that frame begins
+  (data-end 0 :type index)              ; and where it ends
   ;; Receiving
   (stream-window 0 :type window)        ; the full window of a stream
   (connection-window 0 :type window)    ; the full window of the connection

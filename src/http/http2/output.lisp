@@ -13,7 +13,8 @@
     (declare (type buffer buffer))
     (incf (connection-sent-octets connection)
           (max 0 (- (connection-given-octets connection) (buffer-fill buffer))))
-    (setf (connection-output connection) buffer)))
+    (setf (connection-data-stream connection) nil ; a part of its frame may have been sent
+          (connection-output connection) buffer)))
 
 (define-hot (give-output-back :inline t) ((connection connection)) null
   "Give the buffer that ON-OUTPUT has lent to CONNECTION back to the owner, who sends its contents.

@@ -132,23 +132,43 @@ output is below its cap. Then call BEGIN-DATA, else SEND-DATA."
          (null (connection-ring-head connection))
          (< (output-fill connection) +output-cap+))))
 
+(define-hot (joins-last-p :inline t) ((stream stream) (buffer buffer) (count index)) boolean
+  "True if the output, BUFFER, ends with a DATA frame of STREAM that may have COUNT octets more."
+  (let ((connection (stream-connection stream)))
+    (and (eq stream (connection-data-stream connection))
+         (= (connection-data-end connection) (buffer-fill buffer))
+         (<= (- (+ (connection-data-end connection) count)
+                (connection-data-mark connection) +frame-header-octets+)
+             (largest-data connection)))))
+
 (define-hot (begin-data :inline t) ((stream stream) (count index)) (values octets index)
   "After RESERVE-DATA was true for COUNT: return octets and the position in them where exactly
 COUNT octets are to be written. Then call END-DATA, with nothing done to the connection in between."
   (let* ((buffer (output-buffer (stream-connection stream)))
          (octets (ensure-buffer-room buffer (+ count +frame-header-octets+))))
-    (values octets (+ (buffer-end buffer) +frame-header-octets+))))
+    (values octets (if (joins-last-p stream buffer count)
+                       (buffer-end buffer)
+                       (+ (buffer-end buffer) +frame-header-octets+)))))
 
 (define-hot end-data ((stream stream) (count index) (end-stream-p boolean)) null
-  "End the DATA frame of COUNT octets that BEGIN-DATA began on STREAM; with END-STREAM-P it is the
-last."
+  "End the COUNT octets of DATA that BEGIN-DATA began on STREAM; with END-STREAM-P they are the
+last. They are a frame, or belong to the frame before them: messages that are sent together share
+one, which costs the peer less than a frame for each."
   (let* ((connection (stream-connection stream))
          (buffer (the buffer (connection-output connection)))
          (step (find-step (stream-state stream)
-                          (if end-stream-p +send-data-end+ +send-data+))))
-    (write-frame-header (buffer-octets buffer) (buffer-end buffer) count +frame-data+
+                          (if end-stream-p +send-data-end+ +send-data+)))
+         (joins (joins-last-p stream buffer count))
+         (mark (if joins (connection-data-mark connection) (buffer-fill buffer)))
+         (end (+ count (buffer-fill buffer) (if joins 0 +frame-header-octets+))))
+    (declare (type index mark end))
+    (write-frame-header (buffer-octets buffer) (+ (buffer-start buffer) mark)
+                        (- end mark +frame-header-octets+) +frame-data+
                         (if end-stream-p +flag-end-stream+ 0) (stream-id stream))
-    (incf (buffer-end buffer) (+ count +frame-header-octets+))
+    (setf (buffer-end buffer) (+ (buffer-start buffer) end)
+          (connection-data-stream connection) (if end-stream-p nil stream)
+          (connection-data-mark connection) mark
+          (connection-data-end connection) end)
     (decf (stream-send-window stream) count)
     (decf (connection-send-window connection) count)
     (when (plusp count) (note-data connection))
