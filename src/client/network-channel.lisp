@@ -93,8 +93,9 @@ CREDENTIALS cannot be used. From any thread."
                      (loop:find-scheme target))))
     (if (and scheme (loop:scheme-open scheme))
         (funcall (loop:scheme-open scheme) target arguments)
-        (make-wire-channel target arguments credentials compression interceptors call-credentials
-                           plaintext-credentials balance service-config proxy))))
+        (sb-sys:without-interrupts      ; the loop that it acquires is given back with the channel
+          (make-wire-channel target arguments credentials compression interceptors call-credentials
+                             plaintext-credentials balance service-config proxy)))))
 
 (defun make-wire-channel (target arguments credentials compression interceptors call-credentials
                           plaintext-credentials balance service-config proxy)

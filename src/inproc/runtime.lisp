@@ -7,23 +7,25 @@
   "The client loop of INPROC-CORE, which is acquired if it has no loop yet; nil if INPROC-CORE's
 channel is closed."
   (or (inproc-core-loop inproc-core)
-      (sb-thread:with-mutex ((inproc-core-lock inproc-core))
-        (or (inproc-core-loop inproc-core)
-            (and (inproc-core-open inproc-core)
-                 (let ((event-loop (calling:acquire-client-loop :timers))
-                       (target (inproc-core-target inproc-core)))
-                   ;; channels and calls refer to the inproc core: without any it is dropped
-                   (calling:when-dropped
-                    inproc-core target
-                    (lambda () (calling:release-client-loop event-loop :timers) t))
-                   (setf (inproc-core-loop inproc-core) event-loop)))))))
+      (sb-sys:without-interrupts        ; a loop that is acquired is kept
+        (sb-thread:with-mutex ((inproc-core-lock inproc-core))
+          (or (inproc-core-loop inproc-core)
+              (and (inproc-core-open inproc-core)
+                   (let ((event-loop (calling:acquire-client-loop :timers))
+                         (target (inproc-core-target inproc-core)))
+                     ;; channels and calls refer to the inproc core: without any it is dropped
+                     (calling:when-dropped
+                      inproc-core target
+                      (lambda () (calling:release-client-loop event-loop :timers) t))
+                     (setf (inproc-core-loop inproc-core) event-loop))))))))
 
 (defun release-inproc-core (inproc-core)
   "Release the client loop of INPROC-CORE, which needs no timers and threads any more."
-  (sb-ext:cancel-finalization inproc-core)
-  (let ((event-loop (sb-thread:with-mutex ((inproc-core-lock inproc-core))
-                      (shiftf (inproc-core-loop inproc-core) nil))))
-    (when event-loop (calling:release-client-loop event-loop :timers))))
+  (sb-sys:without-interrupts            ; who takes the loop releases it
+    (let ((event-loop (sb-thread:with-mutex ((inproc-core-lock inproc-core))
+                        (sb-ext:cancel-finalization inproc-core) ; also that of an ENSURE-LOOP
+                        (shiftf (inproc-core-loop inproc-core) nil))))
+      (when event-loop (calling:release-client-loop event-loop :timers)))))
 
 (defun start-core-timer (inproc-core timer due-ns)
   "Let TIMER of INPROC-CORE run at DUE-NS. From any thread."

@@ -165,6 +165,20 @@ that."
                       (loop:resolve-future done)))
     done))
 
+(defun await-exchange (exchange loop url credentials timeout)
+  "Begin EXCHANGE with the server of URL on LOOP, and return its result. See HTTP-REQUEST."
+  (handler-case
+      (progn
+        (loop:post loop (lambda ()
+                          (connect-exchange exchange loop url credentials timeout)))
+        (loop:await (exchange-future exchange) :timeout timeout))
+    (loop:await-timeout ()
+      (status:fail :unavailable (format nil "no answer from ~A within ~A s"
+                                        (url-text url) timeout)))
+    (status:rpc-error (error)
+      (status:fail :unavailable (format nil "~A: ~A" (url-text url)
+                                        (status:rpc-error-message error))))))
+
 (defun http-request (http-method url &key headers body credentials (timeout 5)
                                        (most-octets +most-answer-octets+))
   "Send a request for URL, a value of PARSE-URL, wait for the answer, and return its status and its
@@ -179,19 +193,11 @@ MOST-OCTETS  the most octets that the answer's body may have
 Signal :unavailable if no answer comes in time, or it cannot be read. From any thread but a loop's."
   (let* ((credentials (and (url-secure url) (or credentials (loop:tls-credentials :alpn nil))))
          (exchange (make-exchange :http-method http-method :most-octets most-octets
-                                  :request (request-octets http-method url headers body)))
-         (loop (calling:acquire-client-loop (option:make-channel-options))))
-    (unwind-protect
-         (handler-case
-             (progn
-               (loop:post loop (lambda ()
-                                 (connect-exchange exchange loop url credentials timeout)))
-               (loop:await (exchange-future exchange) :timeout timeout))
-           (loop:await-timeout ()
-             (status:fail :unavailable (format nil "no answer from ~A within ~A s"
-                                               (url-text url) timeout)))
-           (status:rpc-error (error)
-             (status:fail :unavailable (format nil "~A: ~A" (url-text url)
-                                               (status:rpc-error-message error)))))
-      (ignore-errors (loop:await (give-up exchange loop) :timeout 5))
-      (calling:release-client-loop loop))))
+                                  :request (request-octets http-method url headers body))))
+    (sb-sys:without-interrupts          ; a loop that is acquired is released
+      (let ((loop (calling:acquire-client-loop (option:make-channel-options))))
+        (unwind-protect
+             (sb-sys:with-local-interrupts
+               (await-exchange exchange loop url credentials timeout))
+          (ignore-errors (loop:await (give-up exchange loop) :timeout 5))
+          (calling:release-client-loop loop))))))

@@ -27,6 +27,25 @@
   "How many channels have a loop."
   (reduce #'+ (calling::client-loops) :key #'calling::client-loop-channels))
 
+(test timeouts-leave-no-half-of-a-channel
+  "A channel that has acquired a loop is made, so that the collector finds it and the loop ends."
+  (let ((users (loop-users)) (made '()))
+    (sb-int:encapsulate 'calling:acquire-client-loop 'waits
+                        (lambda (function &rest arguments)
+                          (multiple-value-prog1 (apply function arguments) (sleep 0.05))))
+    (sb-int:encapsulate 'calling:when-dropped 'note-channel
+                        (lambda (function channel &rest arguments)
+                          (push channel made)
+                          (apply function channel arguments)))
+    (unwind-protect
+         (signals sb-ext:timeout
+           (sb-ext:with-timeout 0.02 (grpc:make-channel "127.0.0.1:80")))
+      (sb-int:unencapsulate 'calling:acquire-client-loop 'waits)
+      (sb-int:unencapsulate 'calling:when-dropped 'note-channel))
+    (is (= 1 (length made)))
+    (mapc #'grpc:close-channel made)
+    (is (= users (loop-users)))))
+
 (test wrong-names-are-misuse
   ;; they become the :authority of calls; the threads of channels are not left to nobody
   (let ((before (loop-users)))

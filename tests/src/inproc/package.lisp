@@ -5,7 +5,7 @@
   (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.tests.form #:clgrpc.tests.server)
   (:local-nicknames (#:grpc #:clgrpc) (#:inproc #:clgrpc.inproc) (#:rpc #:clgrpc.rpc)
                     (#:serving #:clgrpc.serving) (#:method #:clgrpc.method)
-                    (#:loop #:clgrpc.loop))
+                    (#:loop #:clgrpc.loop) (#:calling #:clgrpc.calling))
   (:import-from #:clgrpc.tests.server
                 #:call-with-threads
                 #:double #:count-up #:add-up #:echo #:double-later #:count-up-reactively

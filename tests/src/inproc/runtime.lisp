@@ -36,3 +36,51 @@
         (sb-int:unencapsulate 'inproc::start-core-timer 'ended-before))
       (is (= 1 (length timers)))
       (is (wait-until (lambda () (notany #'timer-pending-p timers)))))))
+
+(test timeouts-leave-no-loop-behind
+  "A channel that acquires a loop keeps it, even if a timeout ends the call that needs it; one that
+is closed releases it, even if a timeout ends the closing."
+  (let ((before (length (calling::client-loops))))
+    (flet ((slowly (function &rest arguments)
+             (sleep 0.05)
+             (multiple-value-prog1 (apply function arguments) (sleep 0.05))))
+      (with-inproc (channel) (:ask (lambda (note call)
+                                     (grpc:after call 3600 (constantly nil))
+                                     note))
+        (loop for (name function)
+                in (list (list 'calling:acquire-client-loop (lambda () (ask channel (note 1))))
+                         (list 'calling:release-client-loop
+                               (lambda () (grpc:close-channel channel))))
+              do (sb-int:encapsulate name 'slowly #'slowly)
+                 (unwind-protect (signals sb-ext:timeout
+                                   (sb-ext:with-timeout 0.07 (funcall function)))
+                   (sb-int:unencapsulate name 'slowly))
+                 (is (= (+ before (if (eq name 'calling:acquire-client-loop) 1 0))
+                        (length (calling::client-loops)))))))
+    (is (= before (length (calling::client-loops))))))
+
+(test what-is-closed-as-it-acquires-a-loop-releases-it-once
+  "A second release, when the collector finds the channel, would stop the loop of other channels."
+  (let ((events '()) (closer nil))
+    (with-inproc (channel) (:ask (lambda (note call)
+                                   (declare (ignore call))
+                                   note))
+      (sb-int:encapsulate 'calling:when-dropped 'closes
+                          (lambda (function &rest arguments)
+                            (setf closer (sb-thread:make-thread
+                                          (lambda () (grpc:close-channel channel))))
+                            (wait-until (lambda () (eq :shutdown (grpc:channel-state channel))))
+                            (sleep 0.1)
+                            (push :registered events)
+                            (apply function arguments)))
+      (sb-int:encapsulate 'sb-ext:cancel-finalization 'notes
+                          (lambda (function object)
+                            (when (typep object 'inproc::inproc-core) (push :cancelled events))
+                            (funcall function object)))
+      (unwind-protect
+           (progn (caught (grpc:await (grpc:call-async #'lab.bench:ask channel (note 1)
+                                                       :timeout 1000)))
+                  (sb-thread:join-thread closer))
+        (sb-int:unencapsulate 'calling:when-dropped 'closes)
+        (sb-int:unencapsulate 'sb-ext:cancel-finalization 'notes)))
+    (is (equal '(:cancelled :registered) events))))
