@@ -100,7 +100,8 @@ RETRY-HANDLER is chosen in the debugger. A timeout of SB-EXT:WITH-TIMEOUT that B
 may be for the code around this, such as a user's that waits for CALL: so PASS-TIMEOUT, the name of
 a function or a lambda form, is called with it. If that returns, the timeout is an error in BODY.
 A lambda form crosses to other condition handlers than those around this, so it is also called with
-a timeout that code within BODY passes on."
+a timeout that code within BODY passes on. The time may also be over while an error is written to
+the log."
   (let ((function (gensym "BODY")) (error (gensym "ERROR")) (block (gensym "BLOCK"))
         (outcome (gensym "OUTCOME")))
     `(flet ((,function () ,@body))
@@ -116,7 +117,9 @@ a timeout that code within BODY passes on."
                                          ,(if crossing t `(loop:guarded-p ,error)))
                                 (,pass-timeout ,error))
                               (when (loop:guarded-p ,error)
-                                (return-from ,block (error-condition ,call ,error))))))
+                                (return-from ,block
+                                  (handler-bind ((sb-ext:timeout #',pass-timeout))
+                                    (error-condition ,call ,error)))))))
                        (,function)
                        nil)))))
            (unless (eq :retry ,outcome)

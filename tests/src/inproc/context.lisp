@@ -162,6 +162,22 @@ as on a wire; unless it is of the handler, which handles it or leaves it to nobo
       (is (eq :internal (handler-case (asked 3)
                           (grpc:rpc-error (error) (grpc:rpc-error-status error))))))))
 
+(test a-time-limit-ends-the-report-of-an-error
+  "There the condition handlers are those of neither end: the timeout was lost, or the debugger
+entered."
+  (with-inproc (channel) (:ask (lambda (note call)
+                                 (declare (ignore note call))
+                                 (error "broken")))
+    (let ((*log-function* (lambda (&rest event)
+                            (declare (ignore event))
+                            (sleep 1)))
+          (sb-ext:*invoke-debugger-hook* (lambda (condition hook)
+                                           (declare (ignore condition hook))
+                                           (throw 'entered :the-debugger))))
+      (is (eq :timeout (catch 'entered
+                         (handler-case (sb-ext:with-timeout 0.1 (ask channel (note 1)))
+                           (sb-ext:timeout () :timeout))))))))
+
 (test a-time-limit-passes-handlers-of-handlers
   "Handlers that call each other run on one thread, as does that of an attempt within the relay of
 its call; the time limit is that of the first caller, or of a handler between them."
