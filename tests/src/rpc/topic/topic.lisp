@@ -146,6 +146,7 @@ ARGUMENTS, from the number in the request, if that is not negative. EVENTS as in
         (flood topic 400 :first 100)
         (let ((dropped (getf (grpc:topic-statistics topic) :dropped)) (numbers '()))
           (is (< 300 dropped 500))
+          (is (= 5 (getf (grpc:topic-statistics topic) :waiting)))
           (grpc:close-topic topic)
           (grpc:do-messages (note call) (push (number-of note) numbers))
           (is (= 500 (+ dropped (length numbers))))
