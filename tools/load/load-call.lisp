@@ -205,12 +205,15 @@ end our side of the stream."
       (let* ((sent (load-call-next-frame load-call))
              (frames (load-call-frames load-call))
              (over (or (<= total sent) (zerop (length frames)) (load-call-overdue-p load-call))))
-        (cond ((not (http2:stream-sendable-p stream)) (return))
-              (over (return (http2:send-data stream (make-octets 0) 0 0 t)))
+        (cond ((or (load-call-half-closed load-call) (not (http2:stream-sendable-p stream)))
+               (return))
+              (over (setf (load-call-half-closed load-call) t)
+                    (return (http2:send-data stream (make-octets 0) 0 0 t)))
               ((<= +queued-enough+ (http2:stream-queued-octets stream)) (return)))
         (when (and (plusp sent) (plan-fresh-messages plan)) (expand-frames generator load-call))
+        (setf (load-call-half-closed load-call) (= total (1+ sent))
+              (load-call-next-frame load-call) (1+ sent))
         (send-frame stream (svref frames (mod sent (length frames))) (= total (1+ sent)))
-        (setf (load-call-next-frame load-call) (1+ sent))
         (when (= total (1+ sent)) (return))
         (when (plusp interval-ns)
           (return (wake-load-call load-call (+ (generator-now generator) interval-ns))))))))
@@ -220,7 +223,7 @@ end our side of the stream."
   (let ((load-call (http2:stream-user stream)))
     (when (and load-call
                (zerop (plan-interval-ns (generator-plan (load-call-generator load-call))))
-               (http2:stream-sendable-p stream))
+               (not (load-call-half-closed load-call)))
       (send-stream load-call))))
 
 (define-hot send-requests ((load-call load-call) (plan plan)) null
@@ -228,6 +231,8 @@ end our side of the stream."
   (let ((frames (load-call-frames load-call)))
     (cond ((sends-stream-p (load-call-request load-call)) (send-stream load-call))
           (t
+           (setf (load-call-half-closed load-call) t
+                 (load-call-next-frame load-call) 1)
            (send-frame (the http2:stream (load-call-stream load-call))
                        (svref frames (if (= 1 (length frames))
                                          0
@@ -236,7 +241,6 @@ end our side of the stream."
                                                      (length (plan-turns plan)))
                                               (length frames))))
                        t)
-           (setf (load-call-next-frame load-call) 1)
            (when (plusp (plan-call-duration-ns plan))
              (wake-load-call load-call (logand most-positive-fixnum
                                                (+ (load-call-begun-ns load-call)
@@ -264,6 +268,7 @@ begin there."
             (load-call-begun-ns load-call)
             (max (generator-now generator) (load-call-intended-ns load-call))
             (load-call-next-frame load-call) 0
+            (load-call-half-closed load-call) nil
             (load-call-prefix load-call) 0
             (load-call-left load-call) 0
             (load-call-responses load-call) 0

@@ -25,6 +25,7 @@
   (retried nil :type boolean)           ; it was made again, since the peer had not processed it
   (frames #() :type frames)             ; its requests
   (next-frame 0 :type quantity) ; how many requests it has sent
+  (half-closed nil :type boolean) ; our side has ended, though octets of it may wait for windows
   (prefix 0 :type (integer 0 5))        ; octets seen of the prefix of a response under way
   (left 0 :type (unsigned-byte 32))     ; octets of this response that have not come yet
   (responses 0 :type quantity) ; whole ones

@@ -80,6 +80,21 @@
         (is (eq :closed (load:run-loop-kind run)))
         (is (null (load:run-intended-rps run)))))))
 
+(test requests-larger-than-the-windows
+  "The end of a call's requests is sent once, however often there is room for more: of the only
+request, which asks for the health of what nobody knows, and of the last of a stream."
+  (with-server (address (list (make-instance 'examples:route-guide)
+                              (make-instance 'grpc:health-service)))
+    (flet ((statuses (method control)
+             (statuses-of
+              (load:perform-run
+               (plan-for address :method method :total 20 :workers 4
+                                 :data (format nil control
+                                               (make-string 300000 :initial-element #\a)))))))
+      (is (equal '("NotFound" 20) (statuses 'grpc.health.v1.health:check "{\"service\":\"~A\"}")))
+      (is (equal '("OK" 20) (statuses 'routeguide.route-guide:route-chat
+                                      "[{\"message\":\"~A\"},{\"message\":\"b\"}]"))))))
+
 (test open-loop
   "Calls begin at the rate, and for the time, that is asked for."
   (with-server (address (make-instance 'examples:route-guide))
