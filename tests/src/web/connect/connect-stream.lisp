@@ -39,7 +39,7 @@
       (:watch (lambda (request call)
                 (count-up request call)
                 (setf (grpc:call-trailers call)
-                      (list '("x-a" . "1") '("x-b" . "2") '("x-a" . "3")
+                      (list '("x-a" . "1") '("x-b" . "2") (cons (copy-seq "x-a") "3")
                             (cons "x-c-bin" (coerce '(1 2 3 4) 'octets))))))
     (dolist (version *versions*)
       (is (uiop:string-suffix-p
