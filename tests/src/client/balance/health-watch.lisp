@@ -55,37 +55,6 @@
              (is (wait-until (lambda () (= 2 (length (who 10))))))))
       (dolist (server servers) (is-true (grpc:stop-server server :drain 5))))))
 
-(test health-checks-have-the-credentials-of-their-channel
-  "They are sent; where the credentials fail a server is not known to serve, until they do not."
-  (let* ((seen '()) (failures 1)
-         (server (grpc:start-server
-                  (list (make-probe :ask (lambda (note call) (declare (ignore call)) note))
-                        (make-instance 'grpc:health-service))
-                  :listen "127.0.0.1:0"
-                  :interceptors (list (list "grpc.health.v1.Health"
-                                            (lambda (call request next)
-                                              (push (cdr (assoc "x-path" (grpc:call-metadata call)
-                                                                :test #'string=))
-                                                    seen)
-                                              (funcall next request)))))))
-    (unwind-protect
-         (grpc:with-channel (channel (grpc:server-address server)
-                                     :plaintext-credentials t
-                                     :call-credentials
-                                     (lambda (path)
-                                       (when (and (search "grpc.health" path)
-                                                  (<= 0 (decf failures)))
-                                         (grpc:fail :unavailable "no token"))
-                                       (list (cons "x-path" path)))
-                                     :service-config
-                                     "{\"loadBalancingConfig\":[{\"round_robin\":{}}],
-                                       \"healthCheckConfig\":{\"serviceName\":\"\"}}")
-           (is (typep (nth-value 1 (ignore-errors (ask channel (note 1) :timeout 10)))
-                      'grpc:unavailable))
-           (is (= 1 (number-of (ask channel (note 1) :timeout 20 :wait-for-ready t))))
-           (is (equal '("/grpc.health.v1.Health/Watch") seen)))
-      (is-true (grpc:stop-server server :drain 5)))))
-
 (test channels-may-do-without-health-checks
   "gRFC A17: the user may disable what a service config asks for."
   (flet ((service (&rest options)
