@@ -22,7 +22,11 @@
     (("--tls" "--ssl" "--cacert" "-cacert") "--tls-ca"
      "--tls-ca FILE, or --tls-ca system, makes it TLS")
     (("--header" "--metadata" "--rpc-header") "-H" "it is -H 'NAME: VALUE'")
-    (("--port" "--host" "--address" "-p") "--listen" "--listen HOST:PORT is the address"))
+    (("--port" "--host" "--address" "-p") "--listen" "--listen HOST:PORT is the address")
+    (("--cert" "--certificate") "--tls-cert" "it is --tls-cert FILE")
+    (("--key") "--tls-key" "it is --tls-key FILE")
+    (("--max-calls" "--max-connections" "--max-concurrent-streams" "--drain-seconds") "--limits"
+     "--limits NAME=VALUE sets an option of the server"))
   "Hints for options of other programs. A row is a list of such options, the option that a command
 needs for the hint, and the hint.")
 
@@ -98,7 +102,11 @@ USAGE-ERROR for a wrong argument."
                 collect (if (takes-all-p parameter)
                             (loop while tokens collect (parse-value parameter (pop tokens)))
                             (parse-value parameter (pop tokens))))
-          (when tokens (refuse "there is one argument too many: ~S" (first tokens)))))
+          (when tokens
+            (refuse "there is one argument too many: ~S~:[~; (requests in JSON are given by -d)~]"
+                    (first tokens)
+                    (and (uiop:string-prefix-p "{" (first tokens))
+                         (member "-d" (option-names command) :test #'string=))))))
 
 (defun takes-all-p (parameter)
   "True if PARAMETER, the last, takes all remaining arguments; then its value is a list."
