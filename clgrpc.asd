@@ -42,6 +42,7 @@
                (:file "clock") (:file "number") (:file "memory/heap") (:file "memory/raw")
                (:file "copy-kernel") (:file "octets") (:file "memory/octet-store")
                (:file "memory/collector") (:file "condition") (:file "suggestion")
+               (:file "keyword-function") (:file "arity")
                (:file "hash-seed") (:file "text/split") (:file "text/utf8-kernel")
                (:file "text/utf8") (:file "text/base64") (:file "text/percent-encoding")
                (:file "text/url") (:file "timer") (:file "ring") (:file "memory/account")
@@ -52,7 +53,7 @@
 (defsystem "clgrpc/option"
   :description "The options of servers, channels and tracing."
   :depends-on ("clgrpc/base") :pathname "src/base/option/" :serial t
-  :components ((:file "package") (:file "keyword-function") (:file "arity") (:file "option")))
+  :components ((:file "package") (:file "option")))
 
 (defsystem "clgrpc/os"
   :description "The only code that touches the kernel: sockets, epoll, eventfd, signals."
@@ -186,7 +187,7 @@
   :depends-on ("clgrpc/method") :pathname "src/rpc/" :serial t
   :components ((:file "package") (:file "interceptor") (:file "transport") (:file "part")
                (:file "observer") (:file "call") (:file "call-value")
-               (:file "call-intent") (:file "messaging") (:file "verdict")
+               (:file "call-intent") (:file "verdict") (:file "messaging")
                (:file "handler-error") (:file "reaction") (:file "room")
                (:file "call-report") (:file "call-tracer")))
 

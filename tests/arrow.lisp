@@ -14,9 +14,9 @@
 (in-suite :clgrpc.architecture)
 
 (defparameter *export-limits*
-  '(("rpc" 106) ("calling" 21) ("wire" 70) ("serving" 21) ("status" 43) ("method" 39)
+  '(("rpc" 106) ("calling" 21) ("wire" 70) ("serving" 21) ("status" 43) ("method" 41)
     ("attempt" 34) ("encoding" 19) ("credentials" 12)
-    ("server" 53) ("http2" 86) ("base" 248))
+    ("server" 53) ("http2" 86) ("base" 252))
   "How many symbols the package of a folder may export. The goal for the first six together is 300.
 LATE-VALUE saves a traced server the records of calls that it does not record. Wire has six for
 calls that come over HTTP by another protocol than gRPC's: they take and make the same octets.
@@ -74,7 +74,7 @@ data."
                         (append (lambda-list-forms (second binding)) (cddr binding)))))
            ((lambda) (append (lambda-list-forms (first rest)) (rest rest)))
            ((multiple-value-bind destructuring-bind with-slots with-accessors) (rest rest))
-           ((defun defmacro defgeneric clgrpc.option:define-keyword-function)
+           ((defun defmacro defgeneric clgrpc.base:define-keyword-function)
             (append (lambda-list-forms (second rest)) (cddr rest)))
            ((clgrpc.base:define-hot clgrpc.base:define-leaf)
             (append (lambda-list-forms (second rest)) (cdddr rest)))
@@ -284,7 +284,7 @@ returns them, define to the names of the files that do."
     ("serving" "option" 2) ("status" "option" 1) ("trace" "option" 10) ("web" "option" 7)
     ("wire" "option" 22)
     ("os" "base" 20)
-    ("loop" "base" 71) ("loop" "os" 136)
+    ("loop" "base" 72) ("loop" "os" 136)
     ("async" "base" 29) ("async" "os" 11) ("async" "loop" 76)
     ("dns" "base" 25) ("dns" "os" 4) ("dns" "loop" 21)
     ("hpack" "base" 22)
@@ -310,7 +310,7 @@ returns them, define to the names of the files that do."
     ("inproc" "attempt" 20) ("trace" "attempt" 11)
     ("workflow" "client" 2) ("etcd" "method" 2)
     ("status" "base" 10) ("status" "protobuf" 12)
-    ("method" "base" 4) ("method" "protobuf" 26) ("method" "status" 4)
+    ("method" "base" 5) ("method" "protobuf" 26) ("method" "status" 4)
     ("rpc" "base" 26) ("rpc" "os" 6) ("rpc" "loop" 11) ("rpc" "protobuf" 9) ("rpc" "status" 16)
     ("rpc" "method" 10)
     ("trace" "base" 28) ("trace" "loop" 11) ("trace" "hpack" 7) ("trace" "rpc" 17)
@@ -333,7 +333,7 @@ returns them, define to the names of the files that do."
     ("balance" "base" 28) ("balance" "loop" 10) ("balance" "hpack" 4) ("balance" "protobuf" 5)
     ("balance" "method" 3) ("balance" "rpc" 4) ("balance" "config" 19)
     ("balance" "client" 60)
-    ("server" "base" 64) ("server" "os" 9) ("server" "loop" 64) ("server" "hpack" 20)
+    ("server" "base" 65) ("server" "os" 9) ("server" "loop" 64) ("server" "hpack" 20)
     ("server" "exchange" 50)
     ("server" "http2" 37) ("server" "protobuf" 5) ("server" "status" 9) ("server" "method" 18)
     ("server" "rpc" 34) ("server" "serving" 21) ("server" "wire" 51)
@@ -354,7 +354,7 @@ returns them, define to the names of the files that do."
     ("metrics" "base" 15) ("metrics" "http1" 3) ("metrics" "os" 10) ("metrics" "loop" 10)
     ("metrics" "rpc" 8)
     ("metrics" "method" 5) ("metrics" "status" 3)
-    ("etcd" "base" 30) ("etcd" "option" 1) ("etcd" "loop" 25) ("etcd" "protobuf" 3)
+    ("etcd" "base" 31) ("etcd" "loop" 25) ("etcd" "protobuf" 3)
     ("etcd" "status" 8) ("etcd" "rpc" 9) ("etcd" "calling" 5) ("etcd" "client" 18)
     ("etcd" "metrics" 7)
     ("discovery" "base" 19) ("discovery" "os" 3) ("discovery" "loop" 25) ("discovery" "config" 3)

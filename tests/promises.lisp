@@ -445,7 +445,7 @@ status 415"
 (define-promises "doc/interceptors.md"
   ("not take the arguments described below is refused"
    "base" "interceptors-take-their-arguments"
-   "src/base/option/arity.lisp" "(check-arity function arguments \"An interceptor\")"
+   "src/base/arity.lisp" "(check-arity function arguments \"An interceptor\")"
    "(list function arguments)")
   ("Servers and channels take a list of them; the first is the outermost"
    "calling" "the-first-interceptor-is-the-outermost"

@@ -28,7 +28,8 @@ LOCK-GUARD. From any thread."
 machine's clock. From any thread."
   (waiter-held-p leadership))
 
-(defun campaign (etcd name value &key lease (seconds +waiter-seconds+) on-loss timeout)
+(define-keyword-function campaign
+    (etcd name value &key lease (seconds +waiter-seconds+) on-loss timeout)
   "Become a candidate for the leadership of NAME, a string, and return it when this client leads.
 VALUE, a string or octets, is the leader's value, see LEADER. The leadership is bound to LEASE or,
 if that is nil, to a lease of its own, which ends SECONDS after the last renewal. If LEASE is a
@@ -43,7 +44,7 @@ ETCD-ERROR; then this client is not a candidate any more. From any thread; end i
         (proclaim-value leadership value :timeout (loop:seconds-until end)))
       (await-head leadership end))))
 
-(defun proclaim-value (leadership value &key timeout)
+(define-keyword-function proclaim-value (leadership value &key timeout)
   "Publish VALUE, a string or octets, in place of the leader's value. Signal OWNERSHIP-LOST if this
 client does not lead any more, or another ETCD-ERROR. From any thread."
   (unless (transact (leadership-etcd leadership)
@@ -56,13 +57,13 @@ client does not lead any more, or another ETCD-ERROR. From any thread."
       (error condition)))
   nil)
 
-(defun resign (leadership &key timeout)
+(define-keyword-function resign (leadership &key timeout)
   "Give LEADERSHIP up; the next candidate leads. A lost leadership is not an error. Signal an
 ETCD-ERROR if etcd does not answer; then the leadership ends with its lease, which is not renewed
 any more if it belongs to the leadership. From any thread."
   (leave-queue leadership timeout))
 
-(defun leader (etcd name &key timeout)
+(define-keyword-function leader (etcd name &key timeout)
   "Return the entry of the leader of NAME, a string, whose value the leader has published; nil if
 there is no leader. Signal an ETCD-ERROR. From any thread."
   (values (first (fetch-entries etcd :prefix (format nil "~A/" name) :order :created :limit 1
@@ -99,7 +100,7 @@ such a value, too."
        (list (entry-key-octets entry) (entry-created entry) (entry-changed entry)
              (entry-value entry))))
 
-(defun observe (etcd name function &key on-end timeout)
+(define-keyword-function observe (etcd name function &key on-end timeout)
   "Call FUNCTION with the entry of the leader of NAME, a string, or with nil if there is no leader:
 now, and in order whenever another client leads, none leads, or the leader publishes another value.
 Return a mirror, which CANCEL-MIRROR ends; threads, ON-END and TIMEOUT are as for MIRROR. Signal an

@@ -33,7 +33,7 @@
                            :max-mod-revision (or max-changed 0)
                            :keys-only (and keys-only t) :count-only (and count-only t))))
 
-(defun fetch (etcd key &key revision stale timeout)
+(define-keyword-function fetch (etcd key &key revision stale timeout)
   "Return two values: the entry of KEY, a string or octets, at REVISION, by default the newest, or
 nil if there is none; and the present revision of the store. With STALE one member answers without
 asking the others, perhaps with older data. Signal an ETCD-ERROR: COMPACTED, FUTURE-REVISION or
@@ -44,9 +44,10 @@ another. From any thread."
     (values (first (entries-of (pb:range-response-kvs response)))
             (header-revision (pb:range-response-header response)))))
 
-(defun map-entries (function etcd &rest options
-                    &key prefix from to revision stale keys-only limit order min-created max-created
-                      min-changed max-changed (page 1000) timeout)
+(define-keyword-function map-entries
+    (function etcd &rest options
+     &key prefix from to revision stale keys-only limit order min-created max-created
+       min-changed max-changed (page 1000) timeout)
   "Call FUNCTION with each entry of a range: of the keys that begin with PREFIX, or of those from
 FROM on, before TO. They are read at REVISION, by default the newest at the start; return that
 revision. LIMIT is the most entries that FUNCTION gets. ORDER is the sort key: :key, the default,
@@ -84,14 +85,14 @@ COMPACTED if the revision is compacted meanwhile. From any thread."
             (return revision))
           (setf start (next-key (mvccpb:key-value-key (elt entries (1- (length entries)))))))))))
 
-(defun fetch-entries (etcd &rest arguments &key &allow-other-keys)
+(define-keyword-function fetch-entries (etcd &rest arguments &key &allow-other-keys)
   "Return two values: a list of the entries of a range, and the revision at which they were read.
 The arguments are those of MAP-ENTRIES. From any thread."
   (let* ((entries '())
          (revision (apply #'map-entries (lambda (entry) (push entry entries)) etcd arguments)))
     (values (nreverse entries) revision)))
 
-(defun count-entries (etcd &key prefix from to revision stale timeout)
+(define-keyword-function count-entries (etcd &key prefix from to revision stale timeout)
   "Return how many entries a range has, see MAP-ENTRIES. From any thread."
   (multiple-value-bind (start end) (range-of prefix from to)
     (pb:range-response-count
@@ -111,7 +112,7 @@ The arguments are those of MAP-ENTRIES. From any thread."
                        :lease (lease-number lease) :ignore-lease (and keep-lease t)
                        :ignore-value (and keep-value t) :prev-kv (and previous t)))
 
-(defun put (etcd key value &key lease keep-lease keep-value previous timeout)
+(define-keyword-function put (etcd key value &key lease keep-lease keep-value previous timeout)
   "Put VALUE at KEY, strings or octets. Return the revision that this makes; with PREVIOUS also, as
 second value, the former entry, or nil. The entry ends with LEASE, a lease or its number; with
 KEEP-LEASE it stays under its present lease. With KEEP-VALUE it keeps its present value, and VALUE
@@ -124,7 +125,7 @@ or value to keep; or another; see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
     (values (header-revision (pb:put-response-header response))
             (entry-of (pb:put-response-prev-kv response)))))
 
-(defun remove-entry (etcd key &key timeout)
+(define-keyword-function remove-entry (etcd key &key timeout)
   "Remove the entry of KEY. Return two values: the removed entry, or nil if there was none; and the
 revision of the store. Signal an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
   (let ((response (ask etcd #'kv:delete-range
@@ -133,7 +134,7 @@ revision of the store. Signal an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From
     (values (first (entries-of (pb:delete-range-response-prev-kvs response)))
             (header-revision (pb:delete-range-response-header response)))))
 
-(defun remove-entries (etcd &key prefix from to timeout)
+(define-keyword-function remove-entries (etcd &key prefix from to timeout)
   "Remove the entries of a range, see MAP-ENTRIES. Return two values: how many were removed, and the
 revision of the store. Signal an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
   (multiple-value-bind (start end) (range-of prefix from to)
@@ -143,7 +144,7 @@ revision of the store. Signal an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From
       (values (pb:delete-range-response-deleted response)
               (header-revision (pb:delete-range-response-header response))))))
 
-(defun compact (etcd revision &key physical timeout)
+(define-keyword-function compact (etcd revision &key physical timeout)
   "Make ETCD forget the revisions before REVISION. Later reads of them, and watches from there,
 signal COMPACTED. With PHYSICAL this returns only when they are removed from the file, too, so that
 their space can be used again. Signal an ETCD-ERROR. From any thread."

@@ -206,7 +206,7 @@ LEADER a member without a leader refuses it."
                                               (append *require-leader* metadata)
                                               metadata))))))))
 
-(defun reach (etcd &key timeout)
+(define-keyword-function reach (etcd &key timeout)
   "Have a member of ETCD connected within TIMEOUT seconds, or those of ETCD. Signal UNAVAILABLE,
 with the reason, as soon as a first attempt to connect has failed, although further attempts follow.
 From any thread."

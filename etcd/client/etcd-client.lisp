@@ -41,6 +41,15 @@
       (format stream "~A~@[ as ~A~]" (method:channel-target (etcd-channel etcd))
               (etcd-user etcd)))))
 
+(macrolet ((define-refusals (&rest readers)
+             `(progn
+                ,@(loop for reader in readers
+                        collect `(defmethod no-applicable-method ((function (eql #',reader))
+                                                                  &rest arguments)
+                                   (misuse "~S is not a client of etcd, such as the value of ~
+                                            MAKE-ETCD." (first arguments)))))))
+  (define-refusals etcd-channel etcd-timeout))
+
 (defun check-user (user password)
   "Signal MISUSE unless USER and PASSWORD identify a user, or both are nil."
   (unless (and (typep user '(or null (and string (not (string 0)))))
@@ -49,12 +58,13 @@
     (misuse "USER and PASSWORD must be given together: a name, and a string or a function that ~
              returns one.")))
 
-(define-keyword-function make-etcd
+(define-keyword-function
+    (make-etcd
+     :hint "a port is a part of each endpoint, \"HOST:PORT\", and several endpoints are a list")
     (endpoints &rest options &key user password channel metrics observer (timeout 5)
                                (keepalive-seconds 10) (backoff-initial-seconds 1/4)
                                (backoff-maximum-seconds 2) (max-receive-octets 268435456)
      &allow-other-keys)
-    "a port is a part of each endpoint, \"HOST:PORT\", and several endpoints are a list"
   "Return a client of etcd's members at ENDPOINTS, a string \"HOST:PORT\" or a list of such strings;
 names and numeric addresses may be mixed. Calls go to all members that can be reached, by turns.
 TIMEOUT is the default of the seconds that a call may take. USER, a string, and PASSWORD, a string

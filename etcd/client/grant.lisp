@@ -43,7 +43,7 @@ thirds of its time certainly remain. Signal an ETCD-ERROR if it may have ended."
       (etcd-error (error)
         (unless (lease-alive-p lease) (error error))))))
 
-(defun grant-lease (etcd seconds &key (keep-alive t) id on-loss timeout)
+(define-keyword-function grant-lease (etcd seconds &key (keep-alive t) id on-loss timeout)
   "Return a new lease of at least SECONDS, an integer; etcd's own minimum is 2 by default. ID is its
 number, by default a random one. With KEEP-ALIVE, the default, it is renewed until it is revoked or
 ETCD is closed. If that fails for so long that it may have ended, or if etcd reports that it has,
@@ -67,7 +67,7 @@ runs out."
       (begin-keeping lease)
       (setf kept t))))
 
-(defun adopt-lease (etcd id &key (keep-alive t) on-loss timeout)
+(define-keyword-function adopt-lease (etcd id &key (keep-alive t) on-loss timeout)
   "Return the lease with the number ID that was granted before, for instance to this program before
 it was restarted. KEEP-ALIVE and ON-LOSS are as for GRANT-LEASE. Signal LEASE-NOT-FOUND if it has
 ended, or another ETCD-ERROR. From any thread."
@@ -91,7 +91,7 @@ its time. This makes no request. From any thread."
   (check-type number (signed-byte 64))
   (%make-lease etcd number 0 0))
 
-(defun revoke-lease (lease &key timeout)
+(define-keyword-function revoke-lease (lease &key timeout)
   "End LEASE, and with it all entries that were put with it. It is not renewed any more even if this
 signals an ETCD-ERROR; a lease that has ended is no error. From any thread."
   (stop-keeping lease)
@@ -100,21 +100,21 @@ signals an ETCD-ERROR; a lease that has ended is no error. From any thread."
     (lease-not-found ()))
   nil)
 
-(defun lease-seconds-left (lease &key timeout)
+(define-keyword-function lease-seconds-left (lease &key timeout)
   "Ask etcd how many seconds LEASE has left; nil if it has ended. Signal an ETCD-ERROR. From any
 thread."
   (let ((seconds (pb:lease-time-to-live-response-ttl
                   (time-to-live (lease-etcd lease) (lease-id lease) nil timeout))))
     (if (minusp seconds) nil seconds)))
 
-(defun lease-keys (lease &key timeout)
+(define-keyword-function lease-keys (lease &key timeout)
   "Ask etcd for the keys of the entries that end with LEASE: a list of octets, empty if it has
 ended. Signal an ETCD-ERROR. From any thread."
   (coerce (pb:lease-time-to-live-response-keys
            (time-to-live (lease-etcd lease) (lease-id lease) t timeout))
           'list))
 
-(defun list-leases (etcd &key timeout)
+(define-keyword-function list-leases (etcd &key timeout)
   "Return the numbers of all leases. Signal an ETCD-ERROR. From any thread."
   (map 'list #'pb:lease-status-id
        (pb:lease-leases-response-leases

@@ -135,7 +135,7 @@ Return a list with the remaining seconds of each, nil for one that has ended. Si
           do (when (plusp seconds) (extend-lease lease asked seconds))
           collect (and (plusp seconds) seconds))))
 
-(defun renew-lease (lease &key timeout)
+(define-keyword-function renew-lease (lease &key timeout)
   "Renew LEASE, and return the seconds that it lasts from now on. Signal LEASE-NOT-FOUND if it has
 ended, or another ETCD-ERROR. From any thread."
   (or (first (renew-together (lease-etcd lease) (list lease) timeout))
@@ -143,7 +143,7 @@ ended, or another ETCD-ERROR. From any thread."
 
 (defconstant +most-renewed-together+ 200 "Leases that are renewed at once.")
 
-(defun renew-leases (leases &key timeout)
+(define-keyword-function renew-leases (leases &key timeout)
   "Renew LEASES, a list, all of one client, together, which costs etcd less than to renew them one
 by one. Return a list with the remaining seconds of each, nil for one that has ended. Signal an
 ETCD-ERROR, after TIMEOUT seconds or, if that is nil, the timeout of the client; some may be renewed

@@ -33,7 +33,8 @@ REQUEST-LOCK."
   (let ((end (loop:notice-end (or timeout (etcd-timeout etcd)))))
     (values (make-waiter #'%make-lock etcd name lease seconds on-loss end) end)))
 
-(defun request-lock (etcd name &key lease (seconds +waiter-seconds+) on-loss timeout)
+(define-keyword-function request-lock
+    (etcd name &key lease (seconds +waiter-seconds+) on-loss timeout)
   "Request the lock NAME, a string, and return it at once; AWAIT-LOCK waits for it, RELEASE-LOCK
 releases it. It is bound to LEASE or, if that is nil, to a lease of its own, which ends SECONDS
 after the last renewal. If LEASE holds the lock already, or waits for it, return the same lock. If
@@ -44,7 +45,7 @@ if the request takes more than TIMEOUT seconds, by default those of ETCD. From a
       (enter-queue lock "" end-ns))
     lock))
 
-(defun await-lock (lock &key timeout)
+(define-keyword-function await-lock (lock &key timeout)
   "Wait until this client holds LOCK, which REQUEST-LOCK has returned, and return it. Signal
 NOT-OBTAINED if it does not within TIMEOUT seconds, by default those of its client, or if
 RELEASE-LOCK is called meanwhile; OWNERSHIP-LOST if its lease has ended; or another ETCD-ERROR. In
@@ -56,7 +57,8 @@ any of these cases its owner still waits, until RELEASE-LOCK. From any thread."
   (enter-queue lock "" end-ns)
   (await-lock lock :timeout (loop:seconds-until end-ns)))
 
-(defun acquire-lock (etcd name &key lease (seconds +waiter-seconds+) on-loss timeout)
+(define-keyword-function acquire-lock
+    (etcd name &key lease (seconds +waiter-seconds+) on-loss timeout)
   "Return the lock NAME, a string, when this client holds it. Signal NOT-OBTAINED if others hold it
 for TIMEOUT seconds, by default those of ETCD, OWNERSHIP-LOST if its lease ends meanwhile, or
 another ETCD-ERROR; then the request is cancelled. The other arguments are those of REQUEST-LOCK.
@@ -65,7 +67,7 @@ From any thread; end it with RELEASE-LOCK, or use WITH-LOCK."
     (with-waiter-kept (lock)
       (obtain-lock lock end-ns))))
 
-(defun release-lock (lock &key timeout)
+(define-keyword-function release-lock (lock &key timeout)
   "Give LOCK up, or stop waiting for it: AWAIT-LOCK then signals NOT-OBTAINED. A lock that is lost,
 or was released, is not an error. Signal an ETCD-ERROR if etcd does not answer; then the lock ends
 with its lease, which is not renewed any more if it belongs to the lock. From any thread."

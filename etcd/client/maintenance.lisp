@@ -3,7 +3,7 @@
 
 (in-package #:clgrpc.etcd)
 
-(defun member-status (etcd &key endpoint timeout)
+(define-keyword-function member-status (etcd &key endpoint timeout)
   "Return the state of the member at ENDPOINT, \"HOST:PORT\", or of any member if that is nil. It is
 a plist:
  :MEMBER, its number;
@@ -35,7 +35,7 @@ Signal an ETCD-ERROR if it does not answer. From any thread."
             :learner (pb:status-response-is-learner response)
             :errors (coerce (pb:status-response-errors response) 'list)))))
 
-(defun defragment (etcd &key endpoint timeout)
+(define-keyword-function defragment (etcd &key endpoint timeout)
   "Defragment the member at ENDPOINT, or any member: it returns the free space in its file to the
 file system. It answers no other request meanwhile, so defragment one member after the other. Signal
 an ETCD-ERROR. From any thread."
@@ -43,7 +43,7 @@ an ETCD-ERROR. From any thread."
     (ask etcd #'maintenance:defragment (pb:make-defragment-request) timeout :leader nil)
     nil))
 
-(defun hash-entries (etcd &key revision endpoint timeout)
+(define-keyword-function hash-entries (etcd &key revision endpoint timeout)
   "Return a hash of the entries up to REVISION, by default the newest, of the member at ENDPOINT, or
 any member: members with the same entries have the same hash. As second and third value return that
 revision and that of the last compaction, which must be equal, too. Signal an ETCD-ERROR. From any
@@ -64,14 +64,14 @@ thread."
                      :alarm (pb:alarm-member-alarm alarm)))
        (pb:alarm-response-alarms response)))
 
-(defun list-alarms (etcd &key timeout)
+(define-keyword-function list-alarms (etcd &key timeout)
   "Return the present alarms: a list of plists of :MEMBER, the number of a member, and :ALARM. That
 is :nospace if its quota is used up, so that etcd accepts nothing more, or :corrupt if its entries
 differ from those of the other members. Signal an ETCD-ERROR. From any thread."
   (alarms-of (ask etcd #'maintenance:alarm (pb:make-alarm-request :action :get :alarm :none)
                   timeout :twice t :leader nil)))
 
-(defun disarm (etcd &key member alarm timeout)
+(define-keyword-function disarm (etcd &key member alarm timeout)
   "End the alarms of the kind ALARM, or of all kinds, of the member with the number MEMBER, or of
 all members. Return a list of the ended alarms, as LIST-ALARMS does. Make room before: COMPACT, then
 DEFRAGMENT each member. Signal an ETCD-ERROR. From any thread."
@@ -100,7 +100,7 @@ DEFRAGMENT each member. Signal an ETCD-ERROR. From any thread."
         (url-endpoint (first (getf leader :clients)))
         (error 'unavailable :text "no member leads"))))
 
-(defun move-leader (etcd member &key endpoint timeout)
+(define-keyword-function move-leader (etcd member &key endpoint timeout)
   "Have the member with the number MEMBER lead. Only the leader can do that: it is asked at ENDPOINT
 or, by default, at the client address that it announces. Signal NOT-READY if the member at ENDPOINT
 does not lead, or MEMBER cannot, or another ETCD-ERROR. From any thread."
@@ -125,7 +125,7 @@ does not lead, or MEMBER cannot, or another ETCD-ERROR. From any thread."
     (unless (eql 0 left)
       (error 'unavailable :text "the snapshot has ended before it was whole"))))
 
-(defun save-snapshot (etcd path &key endpoint (timeout 600))
+(define-keyword-function save-snapshot (etcd path &key endpoint (timeout 600))
   "Write all that the member at ENDPOINT, or any member, stores to the file PATH, and return its
 size in octets. An existing file is replaced only by a complete one. etcdctl snapshot restore makes
 a member from the file; its last 32 octets are the SHA-256 of the others. Signal an ETCD-ERROR if it

@@ -13,7 +13,7 @@
         :clients (coerce (pb:member-client-ur-ls member) 'list)
         :learner (pb:member-is-learner member)))
 
-(defun list-members (etcd &key timeout)
+(define-keyword-function list-members (etcd &key timeout)
   "Return the members of ETCD's cluster, a list of plists with :NAME, a string, empty before the
 member has started, :ID, :PEERS and :CLIENTS, lists of URLs, and :LEARNER, true if it has no vote.
 Signal an ETCD-ERROR. From any thread."
@@ -29,7 +29,7 @@ Signal an ETCD-ERROR. From any thread."
       (misuse "A member needs URLs for its peers, such as \"http://10.0.0.1:2380\"."))
     urls))
 
-(defun add-member (etcd peers &key learner timeout)
+(define-keyword-function add-member (etcd peers &key learner timeout)
   "Add a member to ETCD's cluster. Its peers reach it at PEERS, a URL or a list of URLs; with
 LEARNER it has no vote. Return its plist, see LIST-MEMBERS, and as second value that of all members.
 Start it afterwards, with --initial-cluster-state existing. Signal ALREADY-EXISTS if a member has
@@ -41,7 +41,7 @@ such a URL, NOT-READY if too few members have started, or another ETCD-ERROR. Fr
     (values (member-plist (pb:member-add-response-member response))
             (map 'list #'member-plist (pb:member-add-response-members response)))))
 
-(defun remove-member (etcd id &key timeout)
+(define-keyword-function remove-member (etcd id &key timeout)
   "Remove the member with the number ID from ETCD's cluster, for good. Return the plists of the
 remaining members, see LIST-MEMBERS. Signal NOT-FOUND if there is no such member, NOT-READY if the
 others would be too few to decide, or another ETCD-ERROR. From any thread."
@@ -49,7 +49,7 @@ others would be too few to decide, or another ETCD-ERROR. From any thread."
        (pb:member-remove-response-members
         (ask etcd #'cluster:member-remove (pb:make-member-remove-request :id id) timeout))))
 
-(defun update-member (etcd id peers &key timeout)
+(define-keyword-function update-member (etcd id peers &key timeout)
   "Set the URLs at which the peers of the member with the number ID reach it to PEERS, a URL or a
 list of URLs. Return the plists of all members, see LIST-MEMBERS. Signal NOT-FOUND or another
 ETCD-ERROR. From any thread."
@@ -58,7 +58,7 @@ ETCD-ERROR. From any thread."
         (ask etcd #'cluster:member-update
              (pb:make-member-update-request :id id :peer-ur-ls (url-list peers)) timeout))))
 
-(defun promote-member (etcd id &key timeout)
+(define-keyword-function promote-member (etcd id &key timeout)
   "Give the learner with the number ID a vote. Return the plists of all members, see LIST-MEMBERS.
 Signal NOT-FOUND, NOT-READY if it is not a learner or its log is too far behind, or another
 ETCD-ERROR. From any thread."

@@ -135,7 +135,7 @@ that again, or nil."
               (t (meet-mirror-failure mirror failure)))
       (error (condition) (meet-mirror-failure mirror condition)))))
 
-(defun mirror (etcd function &key key prefix from to most on-end on-error timeout)
+(define-keyword-function mirror (etcd function &key key prefix from to most on-end on-error timeout)
   "Mirror a range (see MAP-ENTRIES), or KEY alone. Call FUNCTION first with :entries, a list of all
 its entries, at most MOST, and their revision; then, for each revision that changes some of them,
 with :changes, a list of these changes, and the revision. If the next changes are compacted, because

@@ -6,7 +6,6 @@
 
 (defpackage #:clgrpc.etcd
   (:use #:cl #:clgrpc.base)
-  (:import-from #:clgrpc.option #:define-keyword-function)
   (:local-nicknames (#:method #:clgrpc.method)
                     (#:loop #:clgrpc.loop) (#:status #:clgrpc.status) (#:rpc #:clgrpc.rpc)
                     (#:calling #:clgrpc.calling) (#:client #:clgrpc.client)

@@ -40,7 +40,7 @@ TLS if SECURE is true. The list may be empty."
                        (loop:end-job job)))
     (loop:wake-job job)))
 
-(defun synchronize-endpoints (etcd &key every timeout)
+(define-keyword-function synchronize-endpoints (etcd &key every timeout)
   "Replace the endpoints of ETCD by the client addresses that its members announce, of all members
 that have started and have a vote. With EVERY, in seconds, repeat this until CLOSE-ETCD. Return the
 endpoints, a list. If the list is empty, because these members use no TLS and the client does, or

@@ -121,7 +121,7 @@ the values of its operations."
                   operations))
          forms))
 
-(defun transact (etcd &key when then else timeout)
+(define-keyword-function transact (etcd &key when then else timeout)
   "Do THEN if all comparisons of WHEN are true, else ELSE, atomically: no client sees only a part of
 it. Return three values: true if the comparisons were true; a list of the values of the operations;
 and the revision of the store. WHEN is a list of comparisons of the entries of keys: (:absent KEY),

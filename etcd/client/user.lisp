@@ -5,20 +5,20 @@
 
 (in-package #:clgrpc.etcd)
 
-(defun enable-authentication (etcd &key timeout)
+(define-keyword-function enable-authentication (etcd &key timeout)
   "Turn authentication on: from now on etcd serves only users, with the rights of their roles. There
 must be a user root with the role root. Signal NOT-READY if not, or another ETCD-ERROR. A client
 without user can do nothing then. From any thread."
   (ask etcd #'auth:auth-enable (pb:make-auth-enable-request) timeout)
   nil)
 
-(defun disable-authentication (etcd &key timeout)
+(define-keyword-function disable-authentication (etcd &key timeout)
   "Turn authentication off: etcd takes requests of all clients. Only root may do this. Signal an
 ETCD-ERROR. From any thread."
   (ask etcd #'auth:auth-disable (pb:make-auth-disable-request) timeout)
   nil)
 
-(defun authentication-enabled-p (etcd &key timeout)
+(define-keyword-function authentication-enabled-p (etcd &key timeout)
   "True if authentication is on: etcd serves authenticated users only. etcd before 3.5 does not
 report it: then signal an ETCD-ERROR, as for any other failure. From any thread."
   (pb:auth-status-response-enabled
@@ -26,7 +26,7 @@ report it: then signal an ETCD-ERROR, as for any other failure. From any thread.
 
 ;;; Users
 
-(defun add-user (etcd name password &key timeout)
+(define-keyword-function add-user (etcd name password &key timeout)
   "Add a user called NAME with PASSWORD, strings; if PASSWORD is nil, the user can authenticate only
 by a certificate. Signal ALREADY-EXISTS or another ETCD-ERROR. From any thread."
   (ask etcd #'auth:user-add
@@ -36,12 +36,12 @@ by a certificate. Signal ALREADY-EXISTS or another ETCD-ERROR. From any thread."
        timeout)
   nil)
 
-(defun remove-user (etcd name &key timeout)
+(define-keyword-function remove-user (etcd name &key timeout)
   "Remove the user NAME. Signal NOT-FOUND or another ETCD-ERROR. From any thread."
   (ask etcd #'auth:user-delete (pb:make-auth-user-delete-request :name name) timeout)
   nil)
 
-(defun change-password (etcd name password &key timeout)
+(define-keyword-function change-password (etcd name password &key timeout)
   "Change the password of the user NAME to PASSWORD. The user's tokens become invalid. Signal
 NOT-FOUND or another ETCD-ERROR. From any thread."
   (ask etcd #'auth:user-change-password
@@ -49,26 +49,26 @@ NOT-FOUND or another ETCD-ERROR. From any thread."
        timeout)
   nil)
 
-(defun list-users (etcd &key timeout)
+(define-keyword-function list-users (etcd &key timeout)
   "Return the names of all users, a list of strings. Signal an ETCD-ERROR. From any thread."
   (coerce (pb:auth-user-list-response-users
            (ask etcd #'auth:user-list (pb:make-auth-user-list-request) timeout :twice t))
           'list))
 
-(defun user-roles (etcd name &key timeout)
+(define-keyword-function user-roles (etcd name &key timeout)
   "Return the names of the roles of the user NAME, a list of strings. Signal NOT-FOUND or another
 ETCD-ERROR. From any thread."
   (coerce (pb:auth-user-get-response-roles
            (ask etcd #'auth:user-get (pb:make-auth-user-get-request :name name) timeout :twice t))
           'list))
 
-(defun grant-role (etcd user role &key timeout)
+(define-keyword-function grant-role (etcd user role &key timeout)
   "Give USER the ROLE, names of these. Signal NOT-FOUND or another ETCD-ERROR. From any thread."
   (ask etcd #'auth:user-grant-role
        (pb:make-auth-user-grant-role-request :user user :role role) timeout)
   nil)
 
-(defun revoke-role (etcd user role &key timeout)
+(define-keyword-function revoke-role (etcd user role &key timeout)
   "Take the ROLE from USER, names of these. Signal NOT-FOUND if there is no such user, NOT-READY if
 the user does not have the role, or another ETCD-ERROR. From any thread."
   (ask etcd #'auth:user-revoke-role
@@ -77,19 +77,19 @@ the user does not have the role, or another ETCD-ERROR. From any thread."
 
 ;;; Roles
 
-(defun add-role (etcd name &key timeout)
+(define-keyword-function add-role (etcd name &key timeout)
   "Add a role called NAME, a string, that permits nothing. Signal ALREADY-EXISTS or another
 ETCD-ERROR. From any thread."
   (ask etcd #'auth:role-add (pb:make-auth-role-add-request :name name) timeout)
   nil)
 
-(defun remove-role (etcd name &key timeout)
+(define-keyword-function remove-role (etcd name &key timeout)
   "Remove the role NAME, from all users as well. Signal NOT-FOUND or another ETCD-ERROR. From any
 thread."
   (ask etcd #'auth:role-delete (pb:make-auth-role-delete-request :role name) timeout)
   nil)
 
-(defun list-roles (etcd &key timeout)
+(define-keyword-function list-roles (etcd &key timeout)
   "Return the names of all roles, a list of strings. Signal an ETCD-ERROR. From any thread."
   (coerce (pb:auth-role-list-response-roles
            (ask etcd #'auth:role-list (pb:make-auth-role-list-request) timeout :twice t))
@@ -106,7 +106,7 @@ thread."
         :to (let ((end (authpb:permission-range-end permission)))
               (if (zerop (length end)) nil end))))
 
-(defun role-permissions (etcd name &key timeout)
+(define-keyword-function role-permissions (etcd name &key timeout)
   "Return the permissions of the role NAME, a list of plists. :ACCESS is :read, :write, :read-write
 or, for an access that this client does not know, :unknown. :FROM is a key. :TO is the end of the
 range that begins there, a single zero octet for the end of all keys, or nil for that key alone.
@@ -121,7 +121,7 @@ Keys are octets. Signal NOT-FOUND or another ETCD-ERROR. From any thread."
         (key (values (key-octets key) (make-octets 0)))
         (t (range-of prefix from to))))
 
-(defun grant-permission (etcd role access &key key prefix from to timeout)
+(define-keyword-function grant-permission (etcd role access &key key prefix from to timeout)
   "Let ROLE, a name, permit ACCESS, :read, :write or :read-write, to KEY, or to a range of keys as
 MAP-ENTRIES accepts it. Signal NOT-FOUND or another ETCD-ERROR. From any thread."
   (multiple-value-bind (start end) (key-or-range key prefix from to)
@@ -137,7 +137,7 @@ MAP-ENTRIES accepts it. Signal NOT-FOUND or another ETCD-ERROR. From any thread.
          timeout))
   nil)
 
-(defun revoke-permission (etcd role &key key prefix from to timeout)
+(define-keyword-function revoke-permission (etcd role &key key prefix from to timeout)
   "Remove from ROLE, a name, the permission for KEY, or for a range of keys; it must have been
 granted for exactly that key or range. Signal NOT-FOUND if there is no such role, NOT-READY if it
 has no such permission, or another ETCD-ERROR. From any thread."

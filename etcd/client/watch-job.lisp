@@ -210,8 +210,9 @@ meanwhile, by WITH-TIMEOUT for example, no program has WATCH, and it ends."
                             (:puts '(:nodelete))
                             (:removals '(:noput))))))
 
-(defun watch (etcd function &rest options
-              &key key prefix from to revision after mark only previous on-end timeout)
+(define-keyword-function watch
+    (etcd function &rest options
+     &key key prefix from to revision after mark only previous on-end timeout)
   "Watch KEY, or a range of keys (see MAP-ENTRIES). For each revision in order call FUNCTION once
 with a list of its changes and the revision, even if connections break and members fail meanwhile.
 The changes are those from now on; from REVISION on; or AFTER a past revision of the store. MARK is
@@ -254,7 +255,7 @@ function, that call is the last."
         (and (watch-open-p watch) (watch-call watch)))
       (error 'unavailable :text "the watch is not open")))
 
-(defun await-progress (watch &key (revision 0) timeout)
+(define-keyword-function await-progress (watch &key (revision 0) timeout)
   "Wait until the user of WATCH has got all changes up to REVISION, and return the revision reached,
 REVISION or a later one. (With etcd before 3.4.25, or 3.5.8, changes made just before may still
 follow.) The request is repeated if the stream breaks meanwhile, or if there is no answer: a slow

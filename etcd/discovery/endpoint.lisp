@@ -66,7 +66,7 @@ PARSE-JSON returns it; if Metadata is not an object, its value has the name \"\"
   "The members of OBJECT, an alist, that have no slots of an endpoint's."
   (remove-if (lambda (name) (member name *own-members* :test #'string-equal)) object :key #'car))
 
-(defun endpoint-text (address labels &key (state :serving) metadata)
+(define-keyword-function endpoint-text (address labels &key (state :serving) metadata)
   "Return the text that describes a server in the store: its ADDRESS, its STATE, :serving or
 :draining, and METADATA, an alist from names to JSON. The labels weight, zone and hashKey in LABELS,
 an alist of strings, become the fields for balancers; one with an invalid value is omitted. From any

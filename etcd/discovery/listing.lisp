@@ -2,7 +2,7 @@
 
 (in-package #:clgrpc.discovery)
 
-(defun list-endpoints (name &key (etcd (default-etcd)) timeout)
+(define-keyword-function list-endpoints (name &key (etcd (default-etcd)) timeout)
   "Return the endpoints that are registered as NAME in ETCD, including draining ones, a list in the
 order of their keys. Signal an ETCD-ERROR, and MISUSE without an etcd. From any thread."
   (let ((endpoint-table (make-endpoint-table (check-name name))))
@@ -10,7 +10,7 @@ order of their keys. Signal an ETCD-ERROR, and MISUSE without an etcd. From any 
                       :prefix (name-prefix name) :timeout timeout)
     (all-endpoints endpoint-table)))
 
-(defun put-service-config (name service-config &key (etcd (default-etcd)) timeout)
+(define-keyword-function put-service-config (name service-config &key (etcd (default-etcd)) timeout)
   "Make the channels to etcd:///NAME use SERVICE-CONFIG, a text in JSON, in place of their own; with
 nil they use their own. Signal SERVICE-CONFIG-ERROR if it is wrong, an ETCD-ERROR, or MISUSE without
 an etcd. From any thread."

@@ -250,8 +250,9 @@ one by which clients cannot reach the server. From any thread."
                 address)))
     address))
 
-(defun register (server name &key (etcd (default-etcd)) address id weight zone hash-key metadata
-                               (lease-seconds 10) (notice-seconds 1))
+(define-keyword-function register
+    (server name &key (etcd (default-etcd)) address id weight zone hash-key metadata
+                   (lease-seconds 10) (notice-seconds 1))
   "Register SERVER, a value of START-SERVER, so that channels find it as etcd:///NAME, and return
 the REGISTRATION. It is an entry in ETCD with the key NAME/ID, under a lease of LEASE-SECONDS, 1 to
 86400; ID is by default the address. The entry has ADDRESS, by default SERVER's first one; its
@@ -309,7 +310,7 @@ registration. Signal MISUSE for a wrong argument. From any thread."
               (length octets)))
     endpoint))
 
-(defun await-registration (registration &key (timeout 5))
+(define-keyword-function await-registration (registration &key (timeout 5))
   "Wait until the store has REGISTRATION's value, TIMEOUT seconds at most. Return true if it has.
 From any thread."
   (await registration (loop:notice-end timeout)
@@ -331,7 +332,8 @@ From any thread."
   (loop:wake-job (registration-job registration))
   nil)
 
-(defun change-registration (registration &rest changes &key weight zone hash-key metadata)
+(define-keyword-function change-registration
+    (registration &rest changes &key weight zone hash-key metadata)
   "Change the WEIGHT, ZONE, HASH-KEY or METADATA of REGISTRATION, in the form of REGISTER; those not
 given remain. Clients get the change as soon as etcd has it. Signal MISUSE for a wrong argument.
 From any thread."

@@ -18,7 +18,7 @@ It is a PROGRAM-ERROR, as for wrong arguments anywhere in Common Lisp."))
 
 (defun misuse (control &rest arguments)
   "Signal MISUSE with the text that CONTROL and ARGUMENTS format. From any thread."
-  (error 'misuse :text (format nil "~?" control arguments)))
+  (error 'misuse :text (let ((*print-pretty* nil)) (format nil "~?" control arguments))))
 
 (define-condition function-failed (error)
   ((cause :initarg :cause :reader function-failed-cause)) ; the condition that it signalled

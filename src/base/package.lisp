@@ -77,6 +77,8 @@
    #:remove-from-fifo #:clear-fifo
    ;; suggestion.lisp
    #:suggested-name
+   ;; keyword-function.lisp, arity.lisp
+   #:define-keyword-function #:accepted-keywords #:check-arity #:check-arities
    ;; log/printable.lisp
    #:printable-text #:write-printable #:unsafe-char-p #:bounded-text #:with-bounded-text
    ;; log/channel-trace.lisp

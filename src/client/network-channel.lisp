@@ -30,13 +30,14 @@
 (defmethod channel-target ((channel core))
   (core-name channel))
 
-(define-keyword-function make-channel
+(define-keyword-function
+    (make-channel
+     :hint "a port is a part of the target, \"HOST:PORT\"")
     (target &rest arguments &key credentials compression interceptors call-credentials
                               plaintext-credentials observer balance service-config
                               attempt-interceptors (proxy :environment) authority user-agent codec
                               resolvers
      &allow-other-keys)
-    "a port is a part of the target, \"HOST:PORT\""
   "Return a channel to TARGET, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\" or any other form in
 doc/addresses.md. It does not connect yet. End it with CLOSE-CHANNEL, or use WITH-CHANNEL.
 CREDENTIALS            a value of TLS-CREDENTIALS, for TLS; nil, the default, is plaintext

@@ -118,7 +118,7 @@ be sent, and the backend server might wait for them for ever, so FORWARDED is ca
               (send-answer call forwarded #'rpc:receive)))
       (status:rpc-error (error) (finish-as call (or failure error))))))
 
-(defun make-gateway-service (channel &key methods)
+(define-keyword-function make-gateway-service (channel &key methods)
   "Return a service, for START-SERVER, that forwards each call to CHANNEL, and the answer to its
 client: messages as octets, metadata, the remaining time, cancellation, status, details and
 trailers. METHODS are its known methods, from POOL-METHODS with :RAW: they can be called by all

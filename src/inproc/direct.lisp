@@ -9,7 +9,7 @@
   "Return a channel to SERVICE, a service object without a server, as SERVER-CHANNEL does for a
 server. ARGUMENTS are as for that. End the channel with CLOSE-CHANNEL. Signal MISUSE if SERVICE is
 not a service. From any thread."
-  (unless (typep service 'method:service) (misuse "~S is not a service." service))
+  (method:check-service service)
   (let ((callee (make-callee :services (list service) :options (make-server-options)
                              :name "inproc:")))
     (renew-table callee)

@@ -14,22 +14,12 @@
 
 (defun server-reply (call message)
   "The operation REPLY."
-  (answer (call-call-pair call) message))
+  (answer (call-call-pair call) message)
+  t)
 
 (defun server-finish (call status message details trailers)
   "The operation FINISH."
-  (let* ((call-pair (call-call-pair call))
-         (flaw (and (eq :ok status) (rpc:flaw (call-pair-client call-pair) 0 nil))))
-    (if flaw
-        (end-without-answer call-pair flaw trailers)
-        (end-as call-pair status message details trailers))))
-
-(defun end-without-answer (call-pair flaw trailers)
-  "End the call of CALL-PAIR, whose handler has ended it with :ok although its answer has FLAW, a
-verdict, for the client."
-  (unless (call-pair-claim call-pair) (rpc:add-trailers (call-pair-server call-pair) trailers))
-  (multiple-value-bind (status text) (rpc:verdict flaw)
-    (end-call-pair call-pair (list status :message text) '(:ok :ended-by :local) t)))
+  (end-as (call-call-pair call) status message details trailers))
 
 (defun called-server (call)
   "The operation SERVER."

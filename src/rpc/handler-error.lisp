@@ -84,8 +84,11 @@ another call ended with it, or a channel could not make a call."
         (t (log-condition :error :handler-error error
                           :method (and (call-rpc-method call)
                                        (rpc-method-path (call-rpc-method call))))
-           (verdict-error (if (heap-condition-p error) :no-memory :handler-error) '()
-                          :cause error))))
+           (cond ((heap-condition-p error) (verdict-error :no-memory '() :cause error))
+                 ;; nobody else reads the text of a client's own code
+                 ((client-p call)
+                  (verdict-error :callback-error (list (bounded-text error)) :cause error))
+                 (t (verdict-error :handler-error '() :cause error))))))
 
 (defun restore-stack-guard (error)
   "Restore the guard page of the stack if a full stack or heap caused ERROR, the RPC-ERROR that user

@@ -47,12 +47,26 @@ for a handler's call. From any thread."
   (operate close-send call)
   nil)
 
+(defun refuse-receiver (call)
+  (misuse "The messages of ~A go to the function of ON-MESSAGE; RECEIVE and DO-MESSAGES get none."
+          call))
+
+(declaim (inline check-receiver))
+(defun check-receiver (call)
+  "Signal MISUSE if CALL's messages go to the function of ON-MESSAGE. The code of CALL itself may
+receive: its callbacks do not run at once."
+  (let ((reactions (call-reactions call)))
+    (when (and reactions (reactions-on-message reactions) (not (eq call *call*)))
+      (refuse-receiver call))))
+
 (defun receive (call)
   "Return the next message of CALL, or nil after the last one. Wait until a message arrives. On a
 client, signal the call's RPC-ERROR once it has ended with a status other than :ok; in a handler,
 signal it once the call was cancelled or its deadline passed. Only one thread at a time may receive
-on a call. Never call it on a loop's thread with nothing to receive."
+on a call. Signal MISUSE after ON-MESSAGE, except in the handler and the callbacks of CALL. Never
+call it on a loop's thread with nothing to receive."
   (check-call call)
+  (check-receiver call)
   (operate receive call))
 
 (define-hot (deliverable-p :inline t) ((call call)) boolean
@@ -107,7 +121,9 @@ WHOLE is true, leave it only if FUNCTION exits non-locally."
 (defun call-with-messages (open function)
   "Call FUNCTION with each message of the call that OPEN returns. A non-local exit cancels a
 client's call."
-  (flet ((receive-all (call) (operate each call function)))
+  (flet ((receive-all (call)
+           (check-receiver call)
+           (operate each call function)))
     (declare (dynamic-extent #'receive-all))
     (call-with-opened open #'receive-all t)))
 
@@ -173,6 +189,7 @@ wait for the peer's headers; nil if the call ended without them. From any thread
 if headers or a message were sent already, or if METADATA has a key or value that cannot be sent.
 From any thread."
   (check-call call)
+  (refuse-if-answered call "headers")
   (operate send-metadata call (check-metadata metadata))
   nil)
 
@@ -193,17 +210,21 @@ function."
     (misuse "~A takes a call and a function, not ~S~@[: #'~S is its function~]." (symbol-name name)
             function (and function (symbolp function) (fboundp function) function))))
 
-(defmacro define-callback (name slot documentation &optional late)
+(defmacro define-callback (name slot documentation &key late at-once)
   "Define the function NAME (call function). The function stores FUNCTION in SLOT of the call's
-REACTIONS and schedules the callbacks that are due already. LATE is a form for a CALL whose loop has
-stopped."
+REACTIONS, on the loop unless AT-ONCE is true, and schedules the callbacks that are due already.
+LATE is a form for a CALL whose loop has stopped."
   `(defun ,name (call function)
      ,(format nil "~A Runs on the call's loop, so it must not wait. Return CALL. From any thread."
               documentation)
      (check-callback ',name call function)
+     ,@(when at-once
+         `((sb-thread:barrier (:write))
+           (setf (,slot (ensure-reactions call)) function)))
      (unless (operate post call
                       (lambda ()
-                        (setf (,slot (ensure-reactions call)) function)
+                        ,@(unless at-once
+                            `((setf (,slot (ensure-reactions call)) function)))
                         (operate schedule call)))
        ,late)
      call))
@@ -211,13 +232,15 @@ stopped."
 (define-callback on-message reactions-on-message
   "Call FUNCTION with each message of CALL that arrives, first with those that are waiting already.
 In a handler messages wait while more than the send budget (options-send-budget-octets) of its
-answers is queued.")
+answers is queued. From then on RECEIVE signals MISUSE, except in the handler and the callbacks."
+  :at-once t)
 
 (define-callback on-half-close reactions-on-half-close
   "Call FUNCTION without arguments after the peer's last message has been received.")
 
 (define-callback on-cancel reactions-on-cancel
   "Call FUNCTION without arguments if CALL ends with another status than :ok."
+  :late
   (when (cancelled-p call) (funcall function)))
 
 (define-callback on-writable reactions-on-writable
@@ -275,19 +298,27 @@ arguments. From any thread."
 
 (defun reply (call message)
   "End CALL, a unary or client-streaming handler's, with MESSAGE as its answer. For handlers that
-have returned their call. Signal MISUSE if MESSAGE is of a wrong type. From any thread."
+have returned their call. Signal MISUSE if MESSAGE is of a wrong type, or CALL has been answered
+already. If CALL has ended in another way, such as by its client or its deadline, do nothing. From
+any thread."
   (check-call call)
-  (operate reply call (outgoing call message))
+  (when (or (eq :ok (call-status call))
+            (not (operate reply call (outgoing call message))))
+    (misuse "~A has its answer. REPLY is called once, by a handler that returns its call; SEND ~
+             sends each message of a stream." call))
   nil)
 
 (defun finish (call &key (status :ok) (message "") details trailers)
   "End CALL, a handler's, with STATUS, a keyword; MESSAGE is its text, DETAILS a list of
 messages or octets for grpc-status-details-bin, TRAILERS an alist added to (call-trailers CALL). For
-handlers that have returned their call. Signal MISUSE for invalid arguments. From any thread."
+handlers that have returned their call. If CALL has ended already, do nothing. Signal MISUSE for
+invalid arguments, and for :ok if CALL needs an answer. From any thread."
   (check-call call)
   (status-code status)
   (check-metadata trailers)
   (unless (stringp message) (misuse "The message of a status is a string, not ~S." message))
+  (when (and (eq :ok status) (null (call-status call)) (call-rpc-method call) (answers-once-p call))
+    (misuse "~A has one answer, which REPLY sends; FINISH ends it only with an error." call))
   (operate finish call status message (details-octets details status message) trailers)
   nil)
 

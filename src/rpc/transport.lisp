@@ -117,7 +117,8 @@ it if WAIT-P is true, else return false.")
     "The status of the call, nil while it runs. The operation may itself find that the call has
 ended.")
   (reply (call message) (:end :server)
-    "Send MESSAGE, the only answer, and end the call with :ok.")
+    "Send MESSAGE, the only answer, and end the call with :ok. Return false if another such answer
+is on its way.")
   (finish (call status message details trailers) (:end :server)
     "End the call with STATUS, its text MESSAGE, DETAILS (octets or nil) and the alist TRAILERS.")
   (after (call seconds function) ()

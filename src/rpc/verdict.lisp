@@ -61,6 +61,7 @@
   (:no-thread-in-time :resource-exhausted "no thread was free in time (reserve-wait-seconds)")
   ;; user code
   (:handler-error :internal "error in handler")
+  (:callback-error :internal "error in a callback or generator of this call: ~A")
   (:no-memory :resource-exhausted "no memory left for this call")
   (:interceptor-error :internal "error in an interceptor of attempts")
   (:callback-left :internal "callback left by a non-local exit"))

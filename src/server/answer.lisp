@@ -36,10 +36,12 @@ false: then POST-REPLY must be called with the baton lent. On the loop."
 
 (defun server-reply (call message)
   "The operation REPLY: send MESSAGE and the status :ok. From user code in any thread."
-  (unless (loop:with-baton ((wire-call-loop call))
-              (and (zerop (wire:posted-octets call)) (reply-now call message))
-            nil)
-    (post-reply call message)))
+  (when (or (note-reply call) (call-status call))
+    (unless (loop:with-baton ((wire-call-loop call))
+                (and (zerop (wire:posted-octets call)) (reply-now call message))
+              nil)
+      (post-reply call message))
+    t))
 
 (defun post-reply (call message)
   "Encode MESSAGE on this thread, and post it to the loop, which sends it and the status :ok."
@@ -106,7 +108,8 @@ thread. FINISH sends this, its second argument, and the status :ok, on the loop.
   "If the handler of CALL has returned the call, in order to answer later, and has not answered by
 the deadline, log CALL's method and identifiers. CALL is about to end with STATUS."
   (let ((deferred-start (server-call-deferred-start call)))
-    (when (and (eq :deadline-exceeded status) deferred-start (deferred-start-later deferred-start))
+    (when (and (eq :deadline-exceeded status) deferred-start
+               (eq t (deferred-start-later deferred-start)))
       (apply #'log-event :info :call-unanswered
              :method (method:rpc-method-path (call-rpc-method call))
              (funcall rpc:**call-ids** call)))))

@@ -317,14 +317,10 @@ debugger. Return the RPC-ERROR that ends CALL."
          (funcall rpc:**call-ids** call))
   (rpc:verdict-error :handler-error '()))
 
-(defun note-later (call)
-  "Note that CALL's handler has returned CALL and will answer later. From any thread."
-  (when (answers-once-p call) (setf (deferred-start-later (ensure-deferred-start call)) t)))
-
 (define-hot conclude ((call server-call) value) null
   "Send the answer or end of CALL. VALUE is the value that its handler has returned, or the
 RPC-ERROR that ended the handler. On the loop."
-  (cond ((eq value call) (note-later call))
+  (cond ((eq value call) (when (answers-once-p call) (note-later call)))
         ((or (status:failure-p value) (not (answers-once-p call)))
          (if (zerop (wire:posted-octets call))
              (end-with call value)
@@ -368,7 +364,7 @@ from the threads for which this one has waited, were sent."
 
 (defun conclude-elsewhere (call value)
   "As CONCLUDE, on a thread that does not run the loop."
-  (cond ((eq value call) (note-later call))
+  (cond ((eq value call) (when (answers-once-p call) (note-later call)))
         ((or (status:failure-p value) (not (answers-once-p call))) (post-end call value))
         (t (post-reply call value))))
 

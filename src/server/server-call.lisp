@@ -15,7 +15,8 @@ or that is not gRPC's."
   (place nil :type (or null ring))      ; among the calls of its loop that wait for room
   (undecoded nil :type (or null wire:parcel)) ; its request, if that is long
   (long nil :type boolean)              ; UNDECODED may be long once it is decompressed
-  (later nil :type boolean)             ; the handler has returned the call, to answer later
+  ;; T: the handler has returned the call, to answer later; :ANSWERED: REPLY was called. Atomic
+  (later nil :type (member nil t :answered))
   (http-request nil :type (or null exchange:http-request)) ; whose handler it runs
   (claim nil)                           ; by which a protocol beside gRPC has it, or nil
   (notes nil)                           ; the data of that protocol for this call
@@ -39,6 +40,18 @@ or that is not gRPC's."
   (or (server-call-deferred-start call)
       (let ((new (make-deferred-start)))
         (or (sb-ext:compare-and-swap (server-call-deferred-start call) nil new) new))))
+
+(defun note-later (call)
+  "Note that CALL's handler has returned CALL and will answer later. From any thread."
+  (sb-ext:compare-and-swap (deferred-start-later (ensure-deferred-start call)) nil t))
+
+(defun note-reply (call)
+  "Note that REPLY was called with CALL. Return false if it was called before. From any thread."
+  (loop with deferred-start = (ensure-deferred-start call)
+        for old = (deferred-start-later deferred-start)
+        until (eq :answered old)
+          thereis (eq old (sb-ext:compare-and-swap (deferred-start-later deferred-start) old
+                                                   :answered))))
 
 (define-hot (server-call-undecoded :inline t) ((call server-call))
     (or null wire:parcel)

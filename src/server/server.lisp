@@ -100,11 +100,12 @@ duplicates. From any thread."
 
 ;;; Starting
 
-(define-keyword-function start-server
+(define-keyword-function
+    (start-server
+     :hint "an address is the value of :LISTEN, and several services are a list")
     (services &rest arguments &key (listen "127.0.0.1:0") (loops 1) (execution :auto) credentials
                                 compression interceptors http fallback observer protocols origins
      &allow-other-keys)
-    "an address is the value of :LISTEN, and several services are a list"
   "Start serving SERVICES, a service object or a list of them, and return the server.
 LISTEN        an address, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\", \"inproc:NAME\" or any
               other form in doc/addresses.md, or a list of these; port 0, the default, picks a free
@@ -197,6 +198,7 @@ an address. From any thread."
         (unless started (stop-server server :drain 0))))
     (log-event :info :server-started :addresses (server-addresses server)
                                      :services (server-service-names server))
+    (tell-of-idle-services services)
     (tell-services #'note-server-started server)
     server))
 
@@ -220,12 +222,19 @@ an address. From any thread."
 
 (defun check-services (services)
   "Return SERVICES, a list; signal MISUSE if an element is not a service."
-  (dolist (service services services)
-    (unless (typep service 'method:service)
-      (misuse "~S is not a service: ~A." service
-              (if (and (consp service) (typep (first service) 'method:service))
-                  "put its elements into the list of services, by LIST* or APPEND"
-                  "give instances of subclasses of the classes that define-proto makes")))))
+  (mapc #'method:check-service services))
+
+(defun tell-of-idle-services (services)
+  "Log which of SERVICES have no handlers, probably because these are methods of functions of the
+same names in another package."
+  (dolist (service services)
+    (when (method:service-idle-p service)
+      (log-event :warning :service-without-handlers
+                 :service (method:rpc-method-service-name (first (method:service-methods service)))
+                 :class (class-name (class-of service))
+                 :reason (format nil "its class has no method of ~S, nor of its other functions"
+                                 (method:rpc-method-function-name
+                                  (first (method:service-methods service))))))))
 
 (defun check-origins (origins)
   "Return ORIGINS if it is valid for START-SERVER; else signal MISUSE."
@@ -392,8 +401,9 @@ Return the functions to be called after it has stopped, and the state that it ha
   (dolist (function functions)
     (loop:guarding (:server-stop-error :server server) (funcall function))))
 
-(defun stop-server (server
-                    &key (drain (options-drain-seconds (server-options (checked-server server)))))
+(define-keyword-function stop-server
+    (server
+     &key (drain (options-drain-seconds (server-options (checked-server server)))))
   "Stop SERVER: close its listeners, send GOAWAY to the peers, give running calls DRAIN seconds to
 end, end the rest with :unavailable, close every connection and thread. Return true if all calls
 ended by themselves. Always returns, shortly after DRAIN at the latest, unless a function that

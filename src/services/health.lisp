@@ -329,7 +329,7 @@ sent last is the latest. Call this without the lock."
                (:unknown **health-unknown**)
                ((nil) **no-such-service**))))))
 
-(defun health-handler (service &key (path "/healthz") (quiet t))
+(define-keyword-function health-handler (service &key (path "/healthz") (quiet t))
   "Return a handler for START-SERVER's :http that reports the status in SERVICE, a health service,
 over HTTP/1.1 and HTTP/2 at PATH, a string. The status is that of the whole server, or of the
 service that the query's parameter \"service\" names. The answer is 200 while it is :serving, 503

@@ -64,7 +64,7 @@ compressed if GZIP: an HTTP status, headers and octets."
                        (setf (aref answers place) (make-metrics-answer metrics accept gzip))
                        (aref answers place))))))
 
-(defun metrics-handler (metrics &key (path "/metrics") (quiet t))
+(define-keyword-function metrics-handler (metrics &key (path "/metrics") (quiet t))
   "Return a handler for START-SERVER's :http that answers over HTTP/1.1 and HTTP/2, at PATH, a
 string, with the figures of METRICS, of MAKE-METRICS: in OpenMetrics, with exemplars, or in
 Prometheus's own format, as the request's accept header asks, and in gzip if accept-encoding does.

@@ -164,7 +164,7 @@ waiters after them."
                                                       :timeout +journal-idle-seconds+)))
           (when (leave-journal-p journal) (return)))))))
 
-(defun flush-log (&key (timeout 5))
+(define-keyword-function flush-log (&key (timeout 5))
   "Wait, at most TIMEOUT seconds, until the functions of LOG-WRITER and LOG-IN-BACKGROUND and the
 binary logs have written all events logged before. Return true if they have; nil after TIMEOUT, or
 if a waiting event could not be written. From any thread but an event loop's."
@@ -196,7 +196,7 @@ to be saved."
 
 (pushnew 'end-journals sb-ext:*save-hooks*)
 
-(defun log-in-background (function &key (limit +journal-entries+))
+(define-keyword-function log-in-background (function &key (limit +journal-entries+))
   "Return a function for *LOG-FUNCTION* that calls FUNCTION with the same arguments on a thread of
 its own, so FUNCTION may be slow. At most LIMIT events wait for it, with at most 16 MB of texts;
 further events are dropped, and the event :EVENTS-DROPPED gives FUNCTION their number. Errors in
@@ -386,8 +386,9 @@ indented."
 (defparameter *log-levels* '(:debug :info :warning :error :none)
   "The levels that a writer can begin with; events of tracers are written with any of them.")
 
-(defun log-writer (&key (stream (make-synonym-stream '*error-output*)) (format :text)
-                     (level :warning) (limit +journal-entries+))
+(define-keyword-function log-writer
+    (&key (stream (make-synonym-stream '*error-output*)) (format :text)
+       (level :warning) (limit +journal-entries+))
   "Return a function for *LOG-FUNCTION* that writes each event of LEVEL (:debug, :info, :warning or
 :error; :none for no others) or above, and all events of tracers, as a line to STREAM: with the
 FORMAT :text for people, with :json an object for programs. A thread of its own writes, so that

@@ -128,8 +128,9 @@ it accepts.")
 (defparameter *other-keywords*
   '("listen" "loops" "execution" "credentials" "compression" "interceptors" "http" "fallback"
     "observer" "balance" "service-config" "call-credentials" "attempt-interceptors"
-    "plaintext-credentials" "proxy" "authority" "user-agent" "resolvers")
-  "Names of keywords of START-SERVER and MAKE-CHANNEL that are not options.")
+    "plaintext-credentials" "proxy" "authority" "user-agent" "resolvers" "codec" "protocols"
+    "origins" "sampler" "propagators" "on-batch" "semantic-conventions")
+  "Names of keywords of START-SERVER, MAKE-CHANNEL and MAKE-TRACING that are not options.")
 
 (defparameter *keyword-hints*
   '((:port "it is a part of the address, \"HOST:PORT\"") (:host :port) (:address :port)

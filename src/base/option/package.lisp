@@ -14,10 +14,6 @@
    #:option-row-name #:option-row-scope #:option-row-only
    #:option-row-default #:option-row-minimum #:option-row-maximum #:option-row-unit
    #:option-row-reason #:check-option #:check-authority #:total-held-limit
-   ;; keyword-function.lisp
-   #:define-keyword-function
-   ;; arity.lisp
-   #:check-arity #:check-arities
    ;; the values of options
    #:options-max-concurrent-streams #:options-max-header-list-octets #:options-header-table-octets
    #:options-max-frame-octets #:options-max-receive-octets #:options-max-send-octets

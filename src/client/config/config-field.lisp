@@ -1,8 +1,9 @@
 ;;;; Fields of the objects in a service config, read as Protocol Buffers' JSON mapping specifies: by
 ;;;; their name in lowerCamelCase or in snake_case, null as absent, integers as numbers or strings,
-;;;; durations as strings ("1.5s"). Unknown fields are ignored; in a plist, which a programmer has
-;;;; written, they are errors. Each reader takes the OBJECT, the NAME of the field in
-;;;; lowerCamelCase, and the PATH of the object, for errors.
+;;;; durations as strings ("1.5s"). Unknown fields are ignored, with a warning in the log if one is
+;;;; probably a known one misspelt; in a plist, which a programmer has written, they are errors.
+;;;; Each reader takes the OBJECT, the NAME of the field in lowerCamelCase, and the PATH of the
+;;;; object, for errors.
 ;;;;
 ;;;; A config is also read from Lisp data. There an object is a plist whose keywords are the names
 ;;;; (:max-attempts is maxAttempts), or an alist as PARSE-JSON returns; a list is a list or a
@@ -73,31 +74,39 @@
   (or (eq :null value)
       (and *lisp-source* (null value))))
 
-(defvar *fields-read* '()
-  "While a config that is Lisp data is read, for each plist in it a list of the plist, its path and
-the names of the fields that were read.")
+(defvar *fields-read* (make-hash-table :test 'eq)
+  "While a config is read, a table from each object in it to a list of its path and the names of the
+fields that were read.")
 
 (defun note-field (object name path)
   "Note that the field NAME of OBJECT, at PATH, is read."
-  (when (plist-p object)
-    (let ((row (find object *fields-read* :key #'first :test #'eq)))
-      (if row
-          (pushnew name (cddr row) :test #'string=)
-          (push (list object path name) *fields-read*)))))
+  (when object
+    (let ((row (or (gethash object *fields-read*)
+                   (setf (gethash object *fields-read*) (list path)))))
+      (pushnew name (rest row) :test #'string=))))
 
 (defun check-names ()
-  "Signal SERVICE-CONFIG-ERROR if a plist that was read has a field that no reader has read."
-  (loop for (object path . names) in *fields-read*
+  "Signal SERVICE-CONFIG-ERROR if a plist that was read has a field that no reader has read. In
+another object such a field is ignored; if it is probably misspelt, the log says so."
+  (loop for object being the hash-keys of *fields-read* using (hash-value (path . names))
         for keywords = (loop for name in names
                              collect (substitute #\- #\_ (snake-case name)))
-        do (loop for (key) on object by #'cddr
-                 for given = (substitute #\- #\_ (key-name key))
-                 unless (or (member (key-name key) names :test #'string=)
-                            (member given keywords :test #'string=))
-                   do (config-error path "has no field ~(~S~)~@[ (is it :~A?)~]; its fields are ~
-                                          ~{:~A~^, ~}"
-                                    key (suggested-name given keywords)
-                                    (sort keywords #'string<)))))
+        do (loop for (key) in (object-members object)
+                 for given = (substitute #\- #\_ (snake-case (key-name key)))
+                 for likely = (if (or (member (key-name key) names :test #'string=)
+                                      (member given keywords :test #'string=))
+                                  :known
+                                  (suggested-name given keywords))
+                 do (cond ((eq :known likely))
+                          ((plist-p object)
+                           (config-error path "has no field ~(~S~)~@[ (is it :~A?)~]; its fields ~
+                                               are ~{:~A~^, ~}"
+                                         key likely (sort (copy-list keywords) #'string<)))
+                          (likely
+                           (log-event :warning :service-config-field-ignored
+                                      :path (member-path path (bounded-text key :limit 60))
+                                      :likely-name (nth (position likely keywords :test #'string=)
+                                                        names)))))))
 
 (defun find-field (object name path)
   "Two values: that of the field NAME of OBJECT, which may be null, and true if OBJECT has it.

@@ -149,6 +149,9 @@ METHOD-CONFIGs."
   (let ((methods (make-hash-table :test #'equal)))
     (flet ((enter (item path)
              (let ((config (parse-method-config item path)))
+               (unless (list-field item "name" path)
+                 (log-event :warning :method-config-without-name
+                            :path path :reason "it applies to no method"))
                (map-numbered (lambda (name path)
                                (let ((key (parse-name name path)))
                                  (when (gethash key methods)

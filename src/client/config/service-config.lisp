@@ -101,15 +101,15 @@ are alike."
   "Return the SERVICE-CONFIG in SOURCE: a JSON text of gRPC's service_config.proto, or the same as a
 plist, such as (:method-config ((:name ((:service \"a.B\")) :timeout 1.5))). Signal
 SERVICE-CONFIG-ERROR, a MISUSE, with the path of the error. Unknown fields are ignored in JSON,
-which may be written for other versions, and are errors in a plist. From any thread."
+which may be written for other versions, though the log tells of names that are probably misspelt;
+they are errors in a plist. From any thread."
   (unless (typep source '(or string list))
     (misuse "A service config is a JSON text or a plist, not ~S~:[~;; UIOP:READ-FILE-STRING reads ~
              a file~]." source (pathnamep source)))
-  (if (stringp source)
-      (parse-config (parse-text source) source)
-      (let ((*lisp-source* t) (*fields-read* '()))
-        (prog1 (parse-config source source)
-          (check-names)))))
+  (let ((*lisp-source* (not (stringp source)))
+        (*fields-read* (make-hash-table :test 'eq)))
+    (prog1 (parse-config (if (stringp source) (parse-text source) source) source)
+      (check-names))))
 
 (defun find-method-config (config path)
   "The METHOD-CONFIG in CONFIG for the method whose path is PATH, \"/S/M\": its own, that of its

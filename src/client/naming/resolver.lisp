@@ -273,7 +273,7 @@ it is a failure to resolve."
         (config:service-config-error (error) error))
       :none))
 
-(defun push-addresses (resolver addresses &key service-config)
+(define-keyword-function push-addresses (resolver addresses &key service-config)
   "Make ADDRESSES those of RESOLVER's channel until the next push. An element is a text such as
 \"10.0.0.1:50051\", \"[::1]:50051\" or \"unix:/run/a.sock\", never a name; or a list of such a text
 and a plist of attributes of the server. A list of several texts in place of the text means one

@@ -144,8 +144,9 @@ EXCHANGED-TOKEN."))
                                                                         (encoded secret)))
                                                  :padding t))))))
 
-(defun client-token (url &key client-id client-secret scope audience in-body credentials
-                           (timeout 10))
+(define-keyword-function client-token
+    (url &key client-id client-secret scope audience in-body credentials
+           (timeout 10))
   "Return call credentials, for :call-credentials of a channel or stub, that send a token from the
 authorization server's token endpoint at URL, http:// or https:// (OAuth 2.0, client credentials,
 RFC 6749 section 4.4). The token is requested when it is first needed, and again 90 seconds before
@@ -198,9 +199,10 @@ of a function."
         (t (misuse "~S is not a type of a token; give one of~{ ~(~S~)~^,~}, or a URI." type
                    (mapcar #'car *token-types*)))))
 
-(defun exchanged-token (url &key subject-token (subject-type :jwt) actor-token (actor-type :jwt)
-                              requested-type resource audience scope client-id client-secret
-                              credentials (timeout 10))
+(define-keyword-function exchanged-token
+    (url &key subject-token (subject-type :jwt) actor-token (actor-type :jwt)
+           requested-type resource audience scope client-id client-secret
+           credentials (timeout 10))
   "Return call credentials, for :call-credentials of a channel or stub, that send a token from a
 security token service. The service at URL, http:// or https://, issues it in exchange for another
 token (RFC 8693). It is requested when it is first needed, and again 90 seconds before it expires,

@@ -16,7 +16,7 @@ again.")
   (print-unreadable-object (credentials stream :type t)
     (format stream "~A" (token-file-path credentials))))
 
-(defun token-file (path &key seconds)
+(define-keyword-function token-file (path &key seconds)
   "Return call credentials, for :call-credentials of a channel or stub, that send the token in the
 file PATH, a pathname or its text, as `authorization: Bearer TOKEN` (gRFC A97). The file has the
 token alone, perhaps with blanks and ends of lines around it, 65,535 octets at most. It is read when

@@ -82,8 +82,9 @@ SELF-SIGNED-TOKEN."))
                   (os:tls-error "The key ~A cannot be read: ~A." key error)))
               (princ-to-string key))))
 
-(defun self-signed-token (&key key password key-id issuer (subject issuer) (audience :service)
-                            claims (seconds 3600))
+(define-keyword-function self-signed-token
+    (&key key password key-id issuer (subject issuer) (audience :service)
+       claims (seconds 3600))
   "Return call credentials, for :call-credentials of a channel or stub, that send a JSON Web Token
 (RFC 7519) which this client signs itself, as `authorization: Bearer TOKEN`. A token is made when it
 is first needed, once for each audience, and again before it expires.

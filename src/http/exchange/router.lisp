@@ -20,7 +20,7 @@
   (print-unreadable-object (handler stream :type t)
     (format stream "~{~A~^, ~} ~A" (http-handler-methods handler) (http-handler-path handler))))
 
-(defun http-handler (path function &key (methods '("GET" "HEAD")) execution quiet)
+(define-keyword-function http-handler (path function &key (methods '("GET" "HEAD")) execution quiet)
   "Return a handler for START-SERVER's :http, which answers requests over HTTP/1.1 and HTTP/2.
 Signal MISUSE for a wrong argument. From any thread.
 

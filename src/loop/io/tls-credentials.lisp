@@ -135,13 +135,14 @@ the system's (gRPC's document \"environment variables\")."
 
 ;;; Making
 
-(defun tls-credentials (&key certificate key password (roots :system)
-                          spiffe-bundle
-                          (client-certificates (if (and (eq roots :system) (null spiffe-bundle))
-                                                   :none
-                                                   :require))
-                          (verify t) server-name others peer-check revoked key-log
-                          (check-seconds 10) (alpn t))
+(define-keyword-function tls-credentials
+    (&key certificate key password (roots :system)
+       spiffe-bundle
+       (client-certificates (if (and (eq roots :system) (null spiffe-bundle))
+                                :none
+                                :require))
+       (verify t) server-name others peer-check revoked key-log
+       (check-seconds 10) (alpn t))
   "Return TLS credentials for MAKE-CHANNEL or START-SERVER. The same object may serve both and any
 number of channels and servers, which then share its sessions.
 
@@ -202,7 +203,11 @@ a channel or server is made, which signals TLS-ERROR if they cannot be used. Fro
     (check key '(or null string pathname) :key)
     (check password '(or null string) :password)
     (check roots '(or string pathname (eql :system)) :roots)
-    (check client-certificates '(member :none :request :require) :client-certificates)
+    (unless (member client-certificates '(:none :request :require))
+      (misuse ":CLIENT-CERTIFICATES of TLS credentials is :none, :request or :require, not ~S."
+              client-certificates))
+    (unless (typep verify 'boolean)
+      (misuse ":VERIFY of TLS credentials is T or NIL, not ~S." verify))
     (check server-name '(or null (satisfies server-name-p)) :server-name)
     (check check-seconds '(or null (real 0 1000000)) :check-seconds)
     (check peer-check '(or null function) :peer-check)
@@ -216,7 +221,7 @@ a channel or server is made, which signals TLS-ERROR if they cannot be used. Fro
   (when (and key (not certificate)) (misuse "TLS credentials with a key need its certificate."))
   (%make-tls-credentials :certificate certificate :key (or key certificate) :password password
                          :roots roots :client-certificates client-certificates
-                         :verify (and verify t) :server-name server-name
+                         :verify verify :server-name server-name
                          :others others :peer-check peer-check :revoked revoked :key-log key-log
                          :spiffe-bundle spiffe-bundle
                          :check-seconds check-seconds :alpn (and alpn t)))

@@ -24,7 +24,7 @@
 (defconstant +chances+ (expt 2 32)
   "The number of possible draws; a threshold is the number of those that win.")
 
-(defun make-access-log (&key (ratio 1) (failures t) function exemplar)
+(define-keyword-function make-access-log (&key (ratio 1) (failures t) function exemplar)
   "Return an access log, for :observer of START-SERVER, MAKE-CHANNEL or SERVER-CHANNEL: when a call
 ends, the event :CALL of the level :info goes to FUNCTION, called as *LOG-FUNCTION* is, or if that
 is nil to the log of the process. RATIO, a real from 0 to 1, is the share of calls that are logged,

@@ -76,8 +76,9 @@ them. On its journal's thread."
           (serious-condition (condition) (note 1 condition))))
       (when file (multiple-value-call #'note (write-gathered file))))))
 
-(defun make-binary-log (&key (filter (or (sb-ext:posix-getenv "GRPC_BINARY_LOG_FILTER") ""))
-                          file (max-octets 100000000) (kept-files 4) function (limit 10000))
+(define-keyword-function make-binary-log
+    (&key (filter (or (sb-ext:posix-getenv "GRPC_BINARY_LOG_FILTER") ""))
+       file (max-octets 100000000) (kept-files 4) function (limit 10000))
   "Return a binary log (gRFC A16), for :observer of START-SERVER, MAKE-CHANNEL or SERVER-CHANNEL: it
 logs headers, messages and trailers of each call that FILTER selects. FILTER is a string in the form
 of the variable GRPC_BINARY_LOG_FILTER, its default, such as \"*\" or

@@ -183,7 +183,7 @@ process."
     (dolist (family families) (write-family family open stream))
     (when open (format stream "# EOF~%"))))
 
-(defun metrics-text (metrics &key accept)
+(define-keyword-function metrics-text (metrics &key accept)
   "Return the counts of METRICS for Prometheus: octets, and their content type. ACCEPT is that
 header of the request, a string or nil; if it asks for OpenMetrics, that is the format, with
 exemplars, else Prometheus's own. From any thread."

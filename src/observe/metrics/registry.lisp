@@ -53,7 +53,8 @@ From any thread.")
                                   (or (alphanumericp char) (find char "._-/"))))
               text)))
 
-(defun make-metrics (&key enable disable optional-labels methods targets exemplar resource)
+(define-keyword-function make-metrics
+    (&key enable disable optional-labels methods targets exemplar resource)
   "Return a metrics object, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL, also in
 a list with others. It has the instruments in the table of doc/monitoring.md, for all servers and
 channels that have it, together: the calls, attempts and octets of gRFC A66, and those of the

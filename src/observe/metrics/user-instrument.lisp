@@ -79,7 +79,8 @@ is not read as 0.10000000149011612."
       (push custom (metrics-customs metrics)))
     custom))
 
-(defun make-counter (metrics name &key (unit "") (text "") attributes (max-series 2000))
+(define-keyword-function make-counter
+    (metrics name &key (unit "") (text "") attributes (max-series 2000))
   "Return a counter of METRICS for a value that only grows: see ADD. NAME has OpenTelemetry's form,
 \"shop.orders\"; UNIT that of UCUM, \"s\", \"By\" or \"{order}\"; TEXT explains it; ATTRIBUTES are
 the names of its attributes. It has at most MAX-SERIES lists of their values; further lists count
@@ -88,13 +89,15 @@ METRICS has such an instrument. From any thread."
   (add-custom metrics name :counter :unit unit :text text :attributes attributes
                                     :max-series max-series))
 
-(defun make-up-down-counter (metrics name &key (unit "") (text "") attributes (max-series 2000))
+(define-keyword-function make-up-down-counter
+    (metrics name &key (unit "") (text "") attributes (max-series 2000))
   "Return a counter of METRICS for a value that grows and shrinks, such as a queue. Arguments and
 errors as for MAKE-COUNTER. From any thread."
   (add-custom metrics name :up-down-counter :unit unit :text text :attributes attributes
                                             :max-series max-series))
 
-(defun make-gauge (metrics name &key (unit "") (text "") attributes function (max-series 2000))
+(define-keyword-function make-gauge
+    (metrics name &key (unit "") (text "") attributes function (max-series 2000))
   "Return a gauge of METRICS, which has the number that was recorded last: see RECORD. If FUNCTION,
 a function without arguments, is given, it is called whenever METRICS are read: it returns a real or
 nil; with ATTRIBUTES it returns a list with a list for each series, a real followed by the values of
@@ -103,8 +106,9 @@ the attributes. Arguments and errors as for MAKE-COUNTER. From any thread."
                                   :function (check-function function ":function")
                                   :max-series max-series))
 
-(defun make-histogram (metrics name &key (unit "") (text "") attributes
-                                      (bounds (scale-values **latency**)) (max-series 2000))
+(define-keyword-function make-histogram
+    (metrics name &key (unit "") (text "") attributes
+                    (bounds (scale-values **latency**)) (max-series 2000))
   "Return a histogram of METRICS: see RECORD. BOUNDS, ascending reals, are those of its buckets,
 each of which has the values up to its bound; by default those of gRPC's latencies, for seconds.
 Arguments and errors as for MAKE-COUNTER. From any thread."

@@ -185,9 +185,10 @@ the reason."
     (not (or (says-p "OTEL_SDK_DISABLED" "true")
              (says-p (format nil "OTEL_~A_EXPORTER" signal) "none")))))
 
-(defun make-otlp-exporter (target &rest options
-                           &key metrics tracing interval span-interval batch-spans timeout headers
-                                compression credentials resource)
+(define-keyword-function make-otlp-exporter
+    (target &rest options
+     &key metrics tracing interval span-interval batch-spans timeout headers
+          compression credentials resource)
   "Return an exporter, which sends METRICS, a value of MAKE-METRICS, and the spans of TRACING, a
 value of MAKE-TRACING, to an OpenTelemetry collector at TARGET, by OTLP over gRPC, until
 STOP-EXPORTER. TARGET is a channel's target, or a URL with http or https. With nil the environment
@@ -226,7 +227,7 @@ MISUSE for a wrong argument, TLS-ERROR if CREDENTIALS cannot be used. From any t
       (start-pipeline pipeline))
     exporter))
 
-(defun flush-exporter (exporter &key (timeout 10))
+(define-keyword-function flush-exporter (exporter &key (timeout 10))
   "Make EXPORTER, of MAKE-OTLP-EXPORTER, send all present data; wait until the collector has them,
 TIMEOUT seconds (a real) at most. Return true if it has them. Not on an event loop's thread."
   (check-type timeout (real 0))
@@ -235,7 +236,7 @@ TIMEOUT seconds (a real) at most. Return true if it has them. Not on an event lo
     (every (lambda (pipeline number) (await-flush pipeline number end-ns))
            (exporter-pipelines exporter) numbers)))
 
-(defun stop-exporter (exporter &key (timeout 10))
+(define-keyword-function stop-exporter (exporter &key (timeout 10))
   "End EXPORTER, of MAKE-OTLP-EXPORTER, once it has sent all waiting data, after at most TIMEOUT
 seconds (a real); unsent data is dropped and counted. Return true if it could send all. A stopped
 exporter stays stopped. Not on an event loop's thread."

@@ -280,10 +280,11 @@ PLAIN is the value of TOLD-SIZE for it."
 
 ;;; Making it
 
-(defun make-tracing (&rest options &key (sampler '(:parent-based :always-on))
-                                     (propagators '(:tracecontext)) on-batch
-                                     semantic-conventions
-                     &allow-other-keys)
+(define-keyword-function make-tracing
+    (&rest options &key (sampler '(:parent-based :always-on))
+                     (propagators '(:tracecontext)) on-batch
+                     semantic-conventions
+     &allow-other-keys)
   "Return tracing, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL, alone or in a
 list of observers. Their calls get spans as in gRFC A72, which wait for an exporter, and carry trace
 contexts. SAMPLER determines which traces are recorded: :always-on, :always-off, (:trace-id-ratio

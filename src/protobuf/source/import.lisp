@@ -197,7 +197,7 @@ to look in last."
                           last)
                   :test #'equal :from-end t))))
 
-(defun read-proto-files (path &key import-paths (directory (source-directory)))
+(define-keyword-function read-proto-files (path &key import-paths (directory (source-directory)))
   "Return the file descriptors of the .proto file PATH and of its imports, for MAKE-TYPE-POOL:
 imports first and without those that the image has. Nothing is interned, registered or compiled.
 PATH and its imports are looked for as by DEFINE-PROTO; relative paths are relative to DIRECTORY.

@@ -23,7 +23,11 @@ accept."
     (loop for name in options by #'cddr
           unless (or (member name known)
                      (eq name :async))  ; of CALL-ASYNC
-            do (misuse "A stub takes no ~S, but~{ ~(~S~)~^,~}." name known)))
+            do (misuse "A stub takes no ~S~@[ (is it :~A?)~], but~{ ~(~S~)~^,~}." name
+                       (and (symbolp name)
+                            (suggested-name (string-downcase name)
+                                            (mapcar #'string-downcase known)))
+                       known)))
   nil)
 
 (defconstant +least-deadline-ns+ (* 10 +ns-per-second+)
@@ -59,8 +63,18 @@ RETRY-CALL is chosen, make another call with them and return its values."
 
 ;;; Streams of requests
 
+(defun check-requests (requests)
+  "Signal MISUSE if REQUESTS, a sequence, has the element nil, which would end the stream."
+  (let ((at (if (and (listp requests) (null (list-length requests))) ; it is circular
+                nil
+                (position nil requests))))
+    (when at
+      (misuse "A stream of requests is a sequence of messages; its element ~D is nil." at))))
+
 (defun request-generator (request)
-  "A function that returns the messages of REQUEST one by one, then nil."
+  "A function that returns the messages of REQUEST one by one, then nil. Signal MISUSE if REQUEST
+gives no messages."
+  (when (typep request 'sequence) (check-requests request))
   (typecase request
     (function request)
     (list (lambda () (pop request)))

@@ -78,16 +78,16 @@ second value is true if it sends call credentials even though it is not secure."
   "Return two values: CREDENTIALS, and whether they include functions that may wait. Signal MISUSE
 if they are not call credentials, and :unauthenticated if they must not be sent on CHANNEL, a
 channel or core or nil."
+  (unless (typep credentials '(or call-credentials function (and symbol (not null))))
+    (misuse "Call credentials are a value of BEARER-TOKEN, for example, an instance of a ~
+             subclass of CALL-CREDENTIALS, or a function of a method's path, not ~S."
+            credentials))
   (unless (or (null channel) (some #'identity (multiple-value-list (channel-secure-p channel))))
     (error (make-rpc-error
             :unauthenticated :ended-by :local :sent nil
             :message (format nil "call credentials are not sent to ~A without TLS; ~
                                   :plaintext-credentials t of its channel allows that"
                              (channel-target channel)))))
-  (unless (typep credentials '(or call-credentials function (and symbol (not null))))
-    (misuse "Call credentials are a value of BEARER-TOKEN, for example, an instance of a ~
-             subclass of CALL-CREDENTIALS, or a function of a method's path, not ~S."
-            credentials))
   (values credentials (waiting-credentials-p credentials)))
 
 (defun compose-credentials (&rest credentials)

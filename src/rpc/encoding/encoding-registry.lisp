@@ -179,7 +179,7 @@ the encoding. From any thread."
                                               (append old (list new))))
              (return new))))))
 
-(defun register-compressor (name &key compress decompress)
+(define-keyword-function register-compressor (name &key compress decompress)
   "Register the compression NAME, a keyword: from now on :COMPRESSION of channels, servers and stubs
 accepts it, headers offer it to peers, and messages that peers have compressed by it are read. In
 headers its name is in lower case: \"snappy\" for :snappy. Return NAME.

@@ -44,7 +44,7 @@
   (when (string= "proto" name) (misuse "The codec \"proto\" is the library's own."))
   (coerce name 'simple-string))
 
-(defun register-codec (name &key serialize deserialize)
+(define-keyword-function register-codec (name &key serialize deserialize)
   "Register the codec NAME, a content subtype in small letters such as \"json\": from now on
 GENERIC-METHOD and :CODEC of channels accept it, and servers serve requests with the content type
 application/grpc+NAME. Its messages are encoded by the codec instead of Protocol Buffers. Return

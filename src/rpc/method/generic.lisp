@@ -10,7 +10,7 @@ MISUSE if it is unknown."
       (or (protobuf:find-message-type type) (misuse "There is no message type ~S." type))
       protobuf:**raw-type**))
 
-(defun generic-method (name &key (kind :unary) request-type response-type codec)
+(define-keyword-function generic-method (name &key (kind :unary) request-type response-type codec)
   "Return the method NAME, such as \"helloworld.Greeter/SayHello\", to INVOKE on a channel without
 generated code. KIND is the kind of the method: :unary, :client-streaming, :server-streaming or
 :bidi. REQUEST-TYPE and RESPONSE-TYPE are message types, their full names or symbols; without them
@@ -32,7 +32,7 @@ CODEC is unknown. From any thread."
                         :response-type (type-or-raw response-type))
        (codec-of-name codec)))))
 
-(defun pool-method (pool name &key raw)
+(define-keyword-function pool-method (pool name &key raw)
   "Return the method NAME, such as \"helloworld.Greeter/SayHello\", whose service is in POOL, a type
 pool, to INVOKE on a channel or to serve by a generic service; nil if POOL has no such method. Its
 messages have the types of POOL. With RAW messages are raw, see RAW-MESSAGE, and can be converted to
@@ -68,7 +68,7 @@ JSON. Signal MISUSE if POOL lacks a type. From any thread."
        :request-type (find-type (protobuf:method-descriptor-input descriptor))
        :response-type (find-type (protobuf:method-descriptor-output descriptor))))))
 
-(defun pool-methods (pool &key raw)
+(define-keyword-function pool-methods (pool &key raw)
   "Return all methods of the services in POOL, a type pool, as POOL-METHOD does. From any thread."
   (loop for file in (protobuf:type-pool-files pool)
         append (loop for service in (protobuf:file-descriptor-services file)
@@ -88,12 +88,13 @@ JSON. Signal MISUSE if POOL lacks a type. From any thread."
   generic-service-methods "The methods of SERVICE, a generic one, a list. SETFable: servers renew
 their routes at once; calls under way continue. From any thread.")
 
-(defun make-generic-service (handler &key methods (unknown (null methods)))
+(define-keyword-function make-generic-service (handler &key methods (unknown (null methods)))
   "Return a service, for START-SERVER, whose handler is the function HANDLER. HANDLER is called with
 the RPC-METHOD, the request and the call, and behaves as a handler of a method of its kind. METHODS
 is a list of methods, of GENERIC-METHOD or POOL-METHOD. With UNKNOWN it also accepts calls of
 methods that no service of the server has. These are served as if both sides streamed, with raw
 messages, see RAW-MESSAGE, but not on in-process channels. From any thread."
+  (check-arity handler '(method request call) "The handler of a generic service")
   (make-instance 'generic-service :handler handler :methods methods :unknown unknown))
 
 (defun (setf generic-service-methods) (methods service)
@@ -110,6 +111,21 @@ messages, see RAW-MESSAGE, but not on in-process channels. From any thread."
                   :function (lambda (service request call)
                               (declare (ignore service))
                               (funcall handler method request call)))))
+
+(defun check-service (thing)
+  "Return THING. Signal MISUSE unless it is a service object that has methods or may get some."
+  (cond ((not (typep thing 'service))
+         (misuse "~S is not a service: ~A." thing
+                 (if (and (consp thing) (typep (first thing) 'service))
+                     "put its elements into the list of services, by LIST* or APPEND"
+                     "give instances of subclasses of the classes that define-proto makes")))
+        ((not (or (typep thing 'generic-service)
+                  (service-methods thing)
+                  (find-if #'defined-service-p
+                           (sb-mop:class-precedence-list (class-of thing)))))
+         (misuse "~S has no methods: its class is a subclass of SERVICE, but of no class that ~
+                  define-proto makes for a service of a .proto file." thing))
+        (t thing)))
 
 (defgeneric unknown-method (service path)
   (:documentation "Return the RPC-METHOD by which SERVICE accepts calls of PATH, which no service

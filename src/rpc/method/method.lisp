@@ -67,6 +67,10 @@ options and the errors are those of stubs, see doc/calls.md. From any thread."))
   (misuse "INVOKE takes a channel, such as the value of MAKE-CHANNEL, not ~S."
           (first arguments)))
 
+(defun defined-service-p (class)
+  "True if CLASS was made by DEFINE-SERVICE."
+  (not (eq 'none (get (class-name class) 'rpc-methods 'none))))
+
 (defgeneric service-methods (service)
   (:documentation "The list of the RPC-METHODs of SERVICE, a service object.")
   (:method (service)
@@ -118,6 +122,16 @@ loader and CLOS hold during definitions. They call this code with that lock held
 could be taken in the wrong order."
   `(sb-c::with-world-lock () ,@body))
 
+(defun refuse-argument-count (function count)
+  "Signal MISUSE since FUNCTION, a stub, was called with COUNT arguments, 0 or 1."
+  (let ((method (method-function-rpc-method function)))
+    (misuse "~S is called with a channel and ~:[its requests, a sequence, a function or :open~;its ~
+             request, a ~:*~A~], and then keywords and values; here with ~[nothing~;one argument~]."
+            (rpc-method-function-name method)
+            (and (member (rpc-method-kind method) '(:unary :server-streaming))
+                 (protobuf:message-type-name (rpc-method-request-type method)))
+            count)))
+
 (defun check-options (function options)
   "Signal MISUSE unless OPTIONS, with which FUNCTION, a stub, was called after its request, are
 alternating keywords and values."
@@ -135,8 +149,9 @@ alternating keywords and values."
 (defmethod sb-mop:compute-discriminating-function ((function method-function))
   (let ((dispatch (call-next-method)))
     (declare (type function dispatch))
-    (lambda (target request &rest options)
+    (lambda (&optional (target nil target-p) (request nil request-p) &rest options)
       (declare (dynamic-extent options))
+      (unless request-p (refuse-argument-count function (if target-p 1 0)))
       (when options (check-options function options))
       (apply dispatch
              (if (and (null *call*) (typep target 'service)
@@ -182,6 +197,17 @@ call). Later changes of FUNCTION's methods do not affect it."
     (dolist (binding (method-function-bindings function))
       (setf (binding-function binding) (effective-function function (binding-class binding))))))
 
+(defun service-idle-p (service)
+  "True if SERVICE has methods, all of them with generated code, but no handler for any."
+  (let ((methods (service-methods service)))
+    (flet ((handled-p (method)
+             (let* ((name (rpc-method-function-name method))
+                    (function (and name (fdefinition name))))
+               (or (not (typep function 'method-function))
+                   (set-difference (applicable-methods function (class-of service))
+                                   (method-function-stubs function))))))
+      (and methods (notany #'handled-p methods)))))
+
 (defun follow-class (function class)
   "Make CLOS call UPDATE-DEPENDENT for FUNCTION when CLASS, or a class that it inherits from, is
 redefined."
@@ -210,6 +236,32 @@ one of its methods.")
   (:method (service method)
     (ensure-binding (fdefinition (rpc-method-function-name method)) (class-of service))))
 
+(defun check-handler-keywords (function method)
+  "Signal MISUSE if METHOD, a new method of FUNCTION for services, has a keyword that handlers do
+not get, so that its variable would always be nil."
+  (let ((class (first (sb-mop:method-specializers method)))
+        (wrong (remove :call (accepted-keywords (sb-mop:method-lambda-list method)))))
+    (when (and wrong (typep class 'class) (subtypep class 'service))
+      (misuse "A handler of ~S gets no keyword argument but :CALL, its call, so~{ ~S~^,~} would ~
+               always be nil. CALL-METADATA, CALL-DEADLINE, CALL-VALUE and others return what a ~
+               call has." (rpc-method-function-name (method-function-rpc-method function)) wrong))))
+
+(defun refuse-lambda-list (function lambda-list)
+  "Signal MISUSE since a method of FUNCTION has LAMBDA-LIST, which no handler has."
+  (misuse "A handler of ~S has two required parameters and &key, (service request &key) or ~
+           (service request &key call), not ~(~S~)."
+          (rpc-method-function-name (method-function-rpc-method function)) lambda-list))
+
+(defmethod find-method :around ((function method-function) qualifiers specializers &optional errorp)
+  (declare (ignore qualifiers errorp))
+  ;; DEFMETHOD looks for the old method first, and CLOS's own error names no remedy
+  (unless (= 2 (length specializers))
+    (refuse-lambda-list function (loop for specializer in specializers
+                                       collect (if (typep specializer 'class)
+                                                   (class-name specializer)
+                                                   specializer))))
+  (call-next-method))
+
 (defun check-specializers (function method)
   "Signal MISUSE if METHOD, a new method of FUNCTION, can never be a handler: no request is an
 instance of the class of its second argument."
@@ -227,10 +279,10 @@ instance of the class of its second argument."
               (rpc-method-function-name rpc-method) streams request (class-name class)))))
 
 (defmethod add-method :around ((function method-function) method)
-  (unless (intersection '(&key &rest) (sb-mop:method-lambda-list method))
-    (misuse "A handler of ~S has &key at the end of its lambda list, (service request &key), not ~
-             ~(~S~)." (rpc-method-function-name (method-function-rpc-method function))
-            (sb-mop:method-lambda-list method)))
+  (let ((lambda-list (sb-mop:method-lambda-list method)))
+    (unless (and (intersection '(&key &rest) lambda-list) (not (member '&optional lambda-list)))
+      (refuse-lambda-list function lambda-list)))
+  (check-handler-keywords function method)
   (check-specializers function method)
   ;; replacing a method removes it first: no binding may be made in between
   (with-bindings-lock ()

@@ -31,9 +31,10 @@ ERROR."
   (with-user-code (call)
     (if (or (typep error 'rpc-error) (typep error 'storage-condition))
         (error error)
-        (error "The handler of ~A has returned ~S, which cannot be sent: ~:[~A~;it should return a ~
-                ~*~S.~]"
-               (call-path call) message (null message) error
+        (error "The handler of ~A has returned ~S, which cannot be sent: ~:[it should return a ~
+                ~*~S.~;~A~]"
+               (call-path call) message
+               (protobuf:message-of-type-p message (outgoing-type call)) error
                (protobuf:message-type-symbol (outgoing-type call))))))
 
 (defun sendable-end (call condition)

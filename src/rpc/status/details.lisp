@@ -80,7 +80,7 @@ GOOGLE.RPC:RETRY-INFO, or nil. From any thread."
 
 ;;; Failing with details
 
-(defun fail (status message &key details trailers)
+(define-keyword-function fail (status message &key details trailers)
   "End the running handler's call with STATUS and MESSAGE, a string for developers or nil. STATUS is
 a keyword other than :ok, or a number above 16, which most clients report as :unknown. DETAILS is a
 list of messages with more data, such as those of the package GOOGLE.RPC, or octets for

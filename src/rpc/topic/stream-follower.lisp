@@ -26,8 +26,9 @@ Return the last position; POSITION if no message was received."
              (funcall note position))
         finally (return position)))
 
-(defun follow-stream (begin function &key position position-of lost (patience-seconds 60)
-                                       (retry *passing-statuses*))
+(define-keyword-function follow-stream
+    (begin function &key position position-of lost (patience-seconds 60)
+                      (retry *passing-statuses*))
   "Call FUNCTION, in this thread, with each message of a stream, and request the stream again from
 the last position when it breaks. FUNCTION gets each message once and in order, if the server
 honours positions. Return the last position once the stream has ended with :ok.

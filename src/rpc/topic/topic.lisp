@@ -98,7 +98,7 @@ first. From any thread.")
     (format stream "~A, ~D wait" (subscription-call subscription)
             (subscription-count subscription))))
 
-(defun make-topic (&key (slow :end) (queue 100) (past 0))
+(define-keyword-function make-topic (&key (slow :end) (queue 100) (past 0))
   "Return a topic: BROADCAST sends messages to it, and all calls that SUBSCRIBE receive them.
 SLOW   the rule for a call that is too slow, once QUEUE messages wait for it: :end, the default,
        ends it with :resource-exhausted; :drop-oldest and :drop-newest drop messages. A call that
@@ -392,7 +392,7 @@ thread."
                             (lambda (subscriptions) (remove subscription subscriptions)))
       t)))
 
-(defun close-topic (topic &key (status :ok) (message ""))
+(define-keyword-function close-topic (topic &key (status :ok) (message ""))
   "End all calls that subscribe to TOPIC with STATUS, a keyword, and its text MESSAGE, each after
 the messages broadcast before. Calls that subscribe later end so at once. Return true unless TOPIC
 was closed already. Signal MISUSE if STATUS is not a status or MESSAGE not a string. From any

@@ -13,7 +13,7 @@
     (signals misuse (etcd:make-etcd '("a:1" "b:x")))
     (signals misuse (etcd:make-etcd '("a:1" "unknown:///b")))
     (is (search "a port is a part of each endpoint"
-                (handler-case (etcd:make-etcd "localhost" 2379)
+                (handler-case (apply #'etcd:make-etcd "localhost" (copy-list '(2379)))
                   (misuse (error) (princ-to-string error)))))))
 
 (test names-and-addresses-are-mixed

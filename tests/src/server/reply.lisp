@@ -132,7 +132,8 @@
         (is (eql http2:+no-error+ (exchange-reset exchange)))))))
 
 (test finish-from-anywhere
-  "The reactive end of a call, with everything it can say, twice to no effect."
+  "The reactive end of a call, with everything it can say; a second one has no effect, and a second
+reply is misuse."
   (with-probe (channel)
       (:watch (lambda (note call)
                 (setf (grpc:call-trailers call) '(("x-a" . "1")))
@@ -146,8 +147,8 @@
                 call)
        :ask (lambda (note call)
               (grpc:reply call note)
-              (grpc:reply call (note 5))
-              call))
+              (handler-case (grpc:reply call (note 5))
+                (grpc:misuse () call))))
     (let* ((call (watch channel (note 3)))
            (first (grpc:receive call))
            (error (caught (grpc:receive call))))

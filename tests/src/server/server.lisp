@@ -59,6 +59,22 @@
     (is (grpc:server-running-p server))
     (grpc:stop-server server)))
 
+(test services-without-handlers-are-told
+  "The log has the service, its class, and a function that handlers are methods of, once for each
+start; nothing is logged of a service with a handler."
+  (with-log ()
+    (grpc:stop-server (grpc:start-server (make-instance 'lab:bench)))
+    (let ((events (events-of :service-without-handlers)))
+      (is (= 1 (length events)))
+      (destructuring-bind (&key service class reason) (first events)
+        (is (equal "lab.Bench" service))
+        (is (eq 'lab:bench class))
+        (is (search "LAB.BENCH:" reason)))))
+  (with-log ()
+    (grpc:stop-server (start-probe '()))
+    (grpc:stop-server (grpc:start-server (grpc:make-generic-service #'list)))
+    (is (null (events-of :service-without-handlers)))))
+
 (test refused-when-starting
   "Wrong arguments are misuse, an address that is taken a socket error; nothing is left behind."
   (let ((descriptors (open-descriptors)) (threads (our-threads)))
@@ -72,7 +88,8 @@
     (signals grpc:misuse (grpc:start-server (list (make-probe) (make-probe))))
     (signals grpc:misuse (start-probe '() :listen "nonsense"))
     (is (search "an address is the value of :LISTEN"
-                (handler-case (grpc:start-server (make-probe) "127.0.0.1:0")
+                (handler-case (apply #'grpc:start-server (make-probe)
+                                     (copy-list '("127.0.0.1:0")))
                   (grpc:misuse (error) (princ-to-string error)))))
     (signals grpc:misuse (start-probe '() :listen '()))
     (let ((server (start-probe '())))

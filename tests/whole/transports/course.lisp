@@ -220,6 +220,96 @@ call that has ended stays as it is."
       (signals grpc:misuse (grpc:send-metadata call '()))
       (is (equal '(0 1 2) (numbers call))))))
 
+(defun replied-text (call note)
+  "REPLY on CALL with NOTE: the text of its MISUSE, or nil if there was none."
+  (handler-case (grpc:reply call note)
+    (grpc:misuse (error) (princ-to-string error))))
+
+(define-case calls-are-answered-once ()
+  "A second reply is misuse where it is made, from callbacks and from other threads, and after the
+handler's own value. A reply to a call that its client or an error has ended does nothing. FINISH
+does not stand for an answer."
+  (let ((texts '()) (threads '()))
+    (flet ((in-thread (function)
+             (push (sb-thread:make-thread function) threads))
+           (reply-twice (call note)
+             (let ((first (replied-text call note)) (second (replied-text call (note 9))))
+               (grpc:finish call :status :internal)
+               (setf texts (list first second)))))
+      (with-transport (channel)
+          (:ask (lambda (note call)
+                  (case (number-of note)
+                    (1 (grpc:after call 0.001 (lambda () (reply-twice call note))) call)
+                    (2 (in-thread (lambda () (reply-twice call note))) call)
+                    (3 (grpc:finish call :status :not-found)
+                       (reply-twice call note)
+                       call)
+                    (4 (in-thread
+                        (lambda ()
+                          (wait-until (lambda () (grpc:call-status call)))
+                          (reply-twice call note)))
+                       note)
+                    (5 (grpc:on-cancel call (lambda () (reply-twice call note)))
+                       call)
+                    (6 (let ((refusals 0))
+                         (handler-case (grpc:finish call) (grpc:misuse () (incf refusals)))
+                         (reply-twice call note)
+                         (handler-case (grpc:send-metadata call '())
+                           (grpc:misuse () (incf refusals)))
+                         (unless (= 2 refusals) (setf texts '())))
+                       call))))
+        (flet ((texts-of (number &rest options)
+                 (setf texts '())
+                 (let ((outcome (or (status-of-error (caught (apply #'ask channel (note number)
+                                                                    options)))
+                                    :ok)))
+                   (wait-until (lambda () texts))
+                   (list* outcome
+                          (mapcar (lambda (text) (and text (search "has its answer" text) t))
+                                  texts)))))
+          (is (equal '(:ok nil t) (texts-of 1)))
+          (is (equal '(:ok nil t) (texts-of 2)))
+          (is (equal '(:not-found nil nil) (texts-of 3)))
+          (is (equal '(:ok t t) (texts-of 4)))
+          (is (equal '(:ok nil t) (texts-of 6)))
+          (is (equal '(:deadline-exceeded nil nil) (texts-of 5 :timeout 0.05)))))
+      (mapc #'sb-thread:join-thread threads))))
+
+(define-case messages-have-one-receiver ()
+  "After ON-MESSAGE, RECEIVE and DO-MESSAGES are misuse; before it a thread may receive the first
+messages, and a callback may receive the next one."
+  (let ((got '()))
+    (with-transport (channel)
+        (:chat (lambda (stream call)
+                 (grpc:on-message stream (lambda (note)
+                                           (grpc:send call note)
+                                           (grpc:send call (grpc:receive stream))))
+                 (grpc:on-half-close stream (lambda () (grpc:finish call)))
+                 call))
+      (grpc:with-call (call (chat channel (mapcar #'note '(1 2 3 4))))
+        (push (number-of (grpc:receive call)) got)
+        (grpc:on-message call (lambda (note) (push (number-of note) got)))
+        (signals grpc:misuse (grpc:receive call))
+        (signals grpc:misuse (grpc:do-messages (note call) note))
+        (is (wait-until (lambda () (grpc:call-status call))))
+        (is (wait-until (lambda () (equal '(4 3 2 1) got))))))))
+
+(define-case requests-are-messages ()
+  "An element nil of a sequence of requests would end the stream, so it is misuse before the call
+begins."
+  (with-transport (channel) (:chat #'echo :collect #'add-up)
+    (loop for requests in (list (list (note 1) nil (note 2)) (vector (note 1) nil))
+          do (signals grpc:misuse (chat channel requests))
+             (signals grpc:misuse (collect channel requests)))
+    (is (= 3 (number-of (collect channel (list (note 1) (note 2))))))))
+
+(define-case errors-of-generators-are-told (:except (:in-process :in-process-share
+                                                     :in-process-threads :in-process-loop))
+  "A client's call that its own code ends by an error has the error's text."
+  (with-transport (channel :events (:handler-error)) (:chat #'echo)
+    (let ((error (caught (numbers (chat channel (lambda () (error "no such file")))))))
+      (is (search "no such file" (princ-to-string error)) "~A" error))))
+
 (define-case ping-pong ()
   (with-transport (channel) (:chat #'echo)
     (let ((call (chat channel :open)))

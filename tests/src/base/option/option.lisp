@@ -71,6 +71,7 @@
   (is (search "There is no keyword or option :BAKLOG (is it :backlog?)"
               (refusal #'make-server-options :baklog 1)))
   (is (search "(is it :service-config?)" (refusal #'make-channel-options :service-confg 1)))
+  (is (search "(is it :sampler?)" (refusal #'make-tracing-options :samplr 1)))
   (is (search ":TLS (:credentials makes it TLS" (refusal #'make-channel-options :tls t)))
   (is (search "\"HOST:PORT\"" (refusal #'make-server-options :port 80)))
   ;; the likeliest name by its letters would be :keepalive-timeout-seconds

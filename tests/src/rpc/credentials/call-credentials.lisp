@@ -31,5 +31,7 @@
       (status:unauthenticated (error)
         (is (search "test:1" (status:rpc-error-message error)))
         (is (not (status:rpc-error-sent-p error)))))
-    (signals misuse (credentials:credentials-metadata (make-instance 'secure-channel) "token"
-                                              *test-method*))))
+    ;; also where not even a token would be sent
+    (dolist (class '(secure-channel test-channel))
+      (signals misuse (credentials:credentials-metadata (make-instance class) "token"
+                                                        *test-method*)))))

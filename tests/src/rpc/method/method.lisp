@@ -83,21 +83,64 @@ service Teller { rpc Tell(Word) returns (Word);~%  rpc TellAll(Word) returns (st
         (is (search (format nil ":~(~A~)" keyword) described) "~A is not in ~A" keyword
             described)))))
 
-(test handlers-have-keywords
-  "A method without them is refused with the lambda list that is wanted."
-  (handler-case (progn (evaluate '(defmethod words.speaker:echo ((service (eql 'nobody)) request)
-                                   request))
-                       (fail "it was defined"))
-    (misuse (error)
-      (is (search "WORDS.SPEAKER:ECHO has &key" (princ-to-string error)))
-      (is (search "(service request &key)" (princ-to-string error))))))
+(defun refusal (function &rest arguments)
+  "The text of the MISUSE that FUNCTION signals, or an empty one."
+  (handler-case (progn (apply function arguments) "")
+    (misuse (error) (princ-to-string error))))
+
+(test handlers-have-the-lambda-list-of-handlers
+  "A method with another one is refused with the one that is wanted: without keywords, with optional
+parameters, or with another number of required ones."
+  (dolist (lambda-list '(((service words:speaker) request)
+                         ((service words:speaker) request &optional call)
+                         ((service words:speaker) &key)
+                         ((service words:speaker) request call &key)))
+    (let ((refusal (refusal #'evaluate `(defmethod words.speaker:echo ,lambda-list service))))
+      (is (search "WORDS.SPEAKER:ECHO has two required parameters and &key" refusal))
+      (is (search "(service request &key call), not (" refusal)))))
+
+(test handlers-get-no-keyword-but-call
+  "A keyword that handlers never get is refused with its name where the handler is defined; so is
+one with a default or another variable. Methods for other targets may have any."
+  (dolist (parameter '(context (context 1) ((:context it))))
+    (is (search "gets no keyword argument but :CALL, its call, so :CONTEXT would always be nil"
+                (refusal #'evaluate
+                         `(defmethod words.speaker:echo ((service words:speaker) request
+                                                         &key call ,parameter)
+                            request)))))
+  (remove-method #'words.speaker:echo
+                 (evaluate '(defmethod words.speaker:echo ((target (eql 'nobody)) request
+                                                           &key timeout)
+                             request))))
+
+(test stubs-take-a-target-and-a-request
+  "The text names the stub, its request and the number of arguments."
+  (is (equal (format nil "WORDS.SPEAKER:ECHO is called with a channel and its request, a ~
+                          words.Word, and then keywords and values; here with one argument.")
+             (refusal #'apply #'words.speaker:echo (list (words:make-word)))))
+  (is (search (format nil "a channel and its requests, a sequence, a function or :open, and then ~
+                           keywords and values; here with nothing.")
+              (refusal #'apply #'words.speaker:join '()))))
+
+(test services-have-methods
+  "An object that can never serve a call is refused, a service class without an RPC method is not."
+  (is (search "has no methods: its class is a subclass of SERVICE"
+              (refusal #'method:check-service (make-instance 'method:service))))
+  (is (search "is not a service: give instances" (refusal #'method:check-service 'words:speaker)))
+  (is (search "by LIST* or APPEND"
+              (refusal #'method:check-service (list (make-instance 'words:speaker)))))
+  (eval '(protobuf:define-proto "mute.proto" :source "syntax = 'proto3'; package mute;
+service Mute {}"))
+  (dolist (class (list 'words:speaker (find-symbol "MUTE" "MUTE")))
+    (is (typep (method:check-service (make-instance class)) class)))
+  (is-true (method:check-service (method:make-generic-service #'list)))
+  (is (search "The handler of a generic service is called with three arguments, (method request"
+              (refusal #'method:make-generic-service (lambda (request call) (list request call))))))
 
 (test handlers-are-for-requests
   "A method whose second argument is of a class that no request is of would never be called, so it
 is refused: arguments in the wrong order, and another message."
-  (flet ((refusal (form)
-           (handler-case (progn (evaluate form) (fail "~S was defined" form) "")
-             (misuse (error) (princ-to-string error)))))
+  (flet ((refusal (form) (refusal #'evaluate form)))
     (dolist (method '(words.speaker:echo words.speaker:join))
       (is (search (format nil "The second argument of a handler of ~S is the " method)
                   (refusal `(defmethod ,method (request (service words:speaker) &key) request))))

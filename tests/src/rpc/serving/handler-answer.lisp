@@ -38,6 +38,7 @@
                                          (make-condition 'simple-error
                                                          :format-control "no message")))))
       (is (eq :internal (status:rpc-error-status (bad 5))))
-      (is (search "has returned 5, which cannot be sent: no message" (first logged)))
+      (is (search "has returned 5, which cannot be sent: it should return a WORDS:WORD"
+                  (first logged)))
       (is (eq :internal (status:rpc-error-status (bad nil))))
       (is (search "should return a WORDS:WORD" (first logged))))))

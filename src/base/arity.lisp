@@ -1,7 +1,7 @@
 ;;;; Functions that users give: whether they can be called as they will be. A function with too few
 ;;;; parameters is rejected where it is given, rather than at the first call.
 
-(in-package #:clgrpc.option)
+(in-package #:clgrpc.base)
 
 (defun known-lambda-list (function)
   "The lambda list of FUNCTION, a function or a symbol; :unknown if it is not recorded, or if the

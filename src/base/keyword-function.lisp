@@ -1,0 +1,68 @@
+;;;; Functions that report a wrong keyword. SBCL itself answers (make-channel "localhost" 50051)
+;;;; with "odd number of &KEY arguments", and an unknown keyword without the function's name. These
+;;;; functions report which argument of which function is wrong, and which keywords it takes. The
+;;;; check lists the arguments, so functions that run once for each call or message do without it.
+
+(in-package #:clgrpc.base)
+
+(defun check-keywords (function arguments required hint known)
+  "Signal MISUSE unless ARGUMENTS of FUNCTION, a symbol, those after its REQUIRED first ones, are
+keywords and values by turns, and the keywords are KNOWN, a list, or :any. HINT, a text or nil,
+explains where a value given in place of a keyword belongs."
+  (loop for (name . values) on arguments by #'cddr
+        do (cond ((not (keywordp name))
+                  (misuse "~A takes keywords and their values~[~; after its first argument~:;~:* ~
+                           after its first ~R arguments~], not ~S~@[: ~A~]."
+                          (symbol-name function) required name hint))
+                 ((null values)
+                  (misuse "The keyword ~S of ~A has no value." name (symbol-name function)))
+                 ((not (or (eq :any known) (member name known)))
+                  (let ((names (mapcar #'string-downcase known)))
+                    (misuse "~A has no keyword ~S~@[ (is it :~A?)~]; it takes~{ :~A~^,~}."
+                            (symbol-name function) name
+                            (suggested-name (string-downcase name) names) names))))))
+
+(defun note-keywords (function required known)
+  "Let the compiler check calls of FUNCTION, a symbol, as if its lambda list had REQUIRED
+parameters, and &key with KNOWN, a list of keywords, or :any."
+  (setf (sb-int:info :function :type function)
+        (sb-kernel:specifier-type
+         `(function (,@(make-list required :initial-element t) &key
+                     ,@(if (eq :any known)
+                           '(&allow-other-keys)
+                           (loop for keyword in known collect (list keyword t))))
+                    ,(third (sb-kernel:%simple-fun-type (fdefinition function)))))))
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defun accepted-keywords (lambda-list)
+    "The keywords that LAMBDA-LIST names."
+    (loop for parameter in (rest (member '&key lambda-list))
+          for name = (if (consp parameter) (first parameter) parameter)
+          until (member parameter lambda-list-keywords)
+          collect (if (consp name) (first name) (intern (string name) '#:keyword))))
+
+  (defun split-at-keywords (lambda-list)
+    "Two values: the required parameters of LAMBDA-LIST, and its keywords, or :any."
+    (assert (member '&key lambda-list))
+    (assert (not (member '&optional lambda-list)))
+    (values (ldiff lambda-list (or (member '&rest lambda-list) (member '&key lambda-list)))
+            (if (member '&allow-other-keys lambda-list)
+                :any
+                (accepted-keywords lambda-list)))))
+
+(defmacro define-keyword-function (name lambda-list documentation &body body)
+  "Define the function NAME with LAMBDA-LIST, which has &key, and may have &rest before that. NAME
+is a symbol, or (symbol :hint text). Before BODY the arguments are checked by CHECK-KEYWORDS, with
+the hint. With &allow-other-keys BODY checks which keywords are known. For `describe', for editors
+and for the compiler's warnings the function has this LAMBDA-LIST."
+  (destructuring-bind (name &key hint) (if (consp name) name (list name))
+    (multiple-value-bind (required known) (split-at-keywords lambda-list)
+      (let ((arguments (gensym "ARGUMENTS")))
+        `(progn
+           (defun ,name (,@required &rest ,arguments)
+             ,documentation
+             (check-keywords ',name ,arguments ,(length required) ,hint ',known)
+             (flet ((,name ,lambda-list ,@body))
+               (apply #',name ,@required ,arguments)))
+           (setf (sb-kernel:%fun-lambda-list #',name) ',lambda-list)
+           (note-keywords ',name ,(length required) ',known))))))
