@@ -28,6 +28,13 @@
   ("A method without a handler is answered with `:unimplemented`"
    "transports" "unknown-methods-over-tcp"
    "src/rpc/verdict.lisp" "(:unknown-method :unimplemented" "(:unknown-method :internal")
+  ("A second `reply` is a `misuse`, since its message would be lost"
+   "transports" "calls-are-answered-once-over-tcp"
+   "src/rpc/messaging.lisp" "(when (or (eq :ok (call-status call))" "(when (or nil")
+  ("any other, and another keyword, is a `misuse` where the handler is defined"
+   "method" "handlers-get-no-keyword-but-call"
+   "src/rpc/method/method.lisp" "(remove :call (accepted-keywords"
+   "(intersection '(:nothing) (accepted-keywords")
   ("A call that a handler makes inherits the remaining time of the handled call"
    "transports" "nested-calls-have-the-time-that-is-left-over-tcp"
    "src/rpc/calling/stub.lisp" "(if *call* (call-deadline *call*) 0)" "0")
