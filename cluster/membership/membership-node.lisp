@@ -374,9 +374,9 @@ START-SERVER. From any thread; end it with STOP-NODE."
          (progn
            (setf node (make-node
                        name store (make-service store :cluster cluster
-                                                      :max-members max-members
-                                                      :lease-seconds lease-seconds
-                                                      :allow allow)
+                                                :max-members max-members
+                                                :lease-seconds lease-seconds
+                                                :allow allow)
                        :own-store own-store :labels labels :lease-seconds lease-seconds
                        :services services :if-taken if-taken :rejoin rejoin :on-loss on-loss
                        :on-join on-join :meters (meters-of metrics)))
@@ -387,7 +387,7 @@ START-SERVER. From any thread; end it with STOP-NODE."
              (follow-store informer))
            (serve-node node address services
                        (list* :listen listen :observer (append (alexandria:ensure-list observer)
-                                                          (alexandria:ensure-list metrics))
+                                                               (alexandria:ensure-list metrics))
                               (alexandria:remove-from-plist
                                arguments :store :cluster :listen :address :labels :lease-seconds
                                :if-taken :rejoin :max-members :allow :services

@@ -209,4 +209,4 @@ From any thread."
     (multiple-value-bind (entry existing) (fetch-entry store cluster name)
       (or (not (eq :alive (decide-life existing generation)))
           (etcd:transact store :when (list (unchanged (member-key cluster name) entry))
-                               :then `((:remove ,(member-key cluster name))))))))
+                         :then `((:remove ,(member-key cluster name))))))))

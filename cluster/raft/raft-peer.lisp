@@ -117,14 +117,14 @@ with CLOSE-PEER."
                        target)))
       (begin-to-connect channel)
       (make-instance 'peer :name name :group group :sender sender :channel channel
-                           :own-channel own :timeout timeout :window window
-                           :batch-entries batch-entries
-                           :batch-octets batch-octets :max-entries max-entries
-                           :max-octets max-octets
-                           :meter (make-meter
-                                   name
-                                   (metrics:ensure-instruments metrics 'instruments
-                                                               #'new-instruments))))))
+                     :own-channel own :timeout timeout :window window
+                     :batch-entries batch-entries
+                     :batch-octets batch-octets :max-entries max-entries
+                     :max-octets max-octets
+                     :meter (make-meter
+                             name
+                             (metrics:ensure-instruments metrics 'instruments
+                                                         #'new-instruments))))))
 
 (defun peer-statistics (peer)
   "Return the statistics of PEER, a plist:

@@ -69,12 +69,12 @@ SNAPSHOT-RECEIVER, the previous one or nil, or from the part that the state mach
          (offset (v1:snapshot-chunk-offset chunk)))
     (cond ((/= offset (snapshot-receiver-offset snapshot-receiver))
            (refuse :failed-precondition "a chunk begins at ~D, not at ~D" offset
-                        (snapshot-receiver-offset snapshot-receiver)))
+                   (snapshot-receiver-offset snapshot-receiver)))
           ((zerop (length data))
            (refuse :invalid-argument "a chunk has no data"))
           ((> (+ offset (length data)) (v1:snapshot-header-octets header))
            (refuse :invalid-argument "the chunks have more than the ~D octets of the header"
-                        (v1:snapshot-header-octets header)))
+                   (v1:snapshot-header-octets header)))
           ((/= (v1:snapshot-chunk-crc32c chunk) (crc32c data))
            (refuse :data-loss "the chunk at ~D does not match its check sum" offset)))))
 

@@ -88,7 +88,7 @@ AFTER and below BEFORE."
         (workflow-error
          (multiple-value-bind (status refusal) (refusal-status condition)
            (rpc:finish call :status status :message (bounded-text condition)
-                            :details (list refusal)))))
+                       :details (list refusal)))))
     (status:rpc-error ())))
 
 (defun watch-end-condition (condition one)
@@ -287,9 +287,9 @@ ends."
               "~A has had ~D changes, not ~D: it is another workflow, or an older state of it" id
                known after))
     (fetch-history node id :after after
-                           :function (lambda (change)
-                                       (rpc:send call change)
-                                       (setf last change)))
+                   :function (lambda (change)
+                               (rpc:send call change)
+                               (setf last change)))
     (flet ((over-p (change) (not (eq :running (pb:change-status change)))))
       (cond ((and last (over-p last)) (end-subscription subscription nil))
             ((let ((state (entry-state (fetch-state node id))))

@@ -288,7 +288,7 @@ so that another attempt is useless."
                  (setf (pb:report-request-then request) '()
                        (pb:report-request-failure request)
                        (pb:make-failure :text (short-text (bounded-text condition
-                                                                       :limit +longest-text+))
+                                                                        :limit +longest-text+))
                                         :permanent t)))
                 ((or (closed-p worker)
                      (not (or (passing-p condition)

@@ -233,7 +233,7 @@ status alone is not enough: an overloaded node or proxy uses the same one."
   (log-event :error :workflow-watch-error :condition (bounded-text condition))
   (finish-watcher watcher (make-condition 'workflow-error
                                           :text (format nil "~A: ~A" what
-                                                                (bounded-text condition)))))
+                                                        (bounded-text condition)))))
 
 (defun attend-watcher (watcher)
   "Run the job of WATCHER once. Return the seconds until it makes another call, or nil."

@@ -67,7 +67,7 @@ any more if it belongs to the leadership. From any thread."
   "Return the entry of the leader of NAME, a string, whose value the leader has published; nil if
 there is no leader. Signal an ETCD-ERROR. From any thread."
   (values (first (fetch-entries etcd :prefix (format nil "~A/" name) :order :created :limit 1
-                                     :timeout timeout))))
+                                :timeout timeout))))
 
 ;;; Observing
 

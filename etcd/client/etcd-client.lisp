@@ -107,10 +107,10 @@ before that ends its leases and watches. From any thread."
   (check-user user password)
   (unless user (misuse "A user has a name."))
   (let ((client (make-instance 'etcd :channel (etcd-channel etcd) :timeout (etcd-timeout etcd)
-                                     :resolver (etcd-resolver etcd) :meter (etcd-meter etcd)
-                                     :user user :password password :parent etcd
-                                     :options (list* :user user :password password
-                                                     (etcd-options etcd)))))
+                               :resolver (etcd-resolver etcd) :meter (etcd-meter etcd)
+                               :user user :password password :parent etcd
+                               :options (list* :user user :password password
+                                               (etcd-options etcd)))))
     (add-ending etcd client)
     client))
 

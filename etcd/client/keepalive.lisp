@@ -130,9 +130,9 @@ be at work when it returns."
           do (cond ((plusp seconds) (note-renewed lease time seconds))
                    (t (forget-lease keepalive lease)
                       (lose-lease lease
-                               (make-condition 'lease-not-found
-                                               :text (format nil "the lease ~(~X~) has ended"
-                                                             number))))))))
+                                  (make-condition 'lease-not-found
+                                                  :text (format nil "the lease ~(~X~) has ended"
+                                                                number))))))))
 
 (defun note-renewed (lease asked-ns seconds)
   "Note that LEASE was renewed for SECONDS, by a request that was sent at ASKED-NS."

@@ -60,7 +60,7 @@ CLGRPC.LOOP:*WORLD*. It is not durable, and logs that. From any thread; end it w
   (check-type max-leases (integer 1))
   (check-type max-watches (integer 1))
   (log-event :warning :memory-engine :durable nil
-                      :text "The contents of this store are lost when the process ends.")
+             :text "The contents of this store are lost when the process ends.")
   (make-instance 'engine
                  :store (make-store (make-limits :octets max-octets :revisions max-revisions
                                                  :leases max-leases))

@@ -115,4 +115,4 @@
 calls may take TIMEOUT seconds unless they have a timeout of their own. From any thread; end it with
 CLOSE-ETCD."
   (etcd:make-etcd nil :timeout timeout
-                      :channel (inproc:service-channel engine :max-receive-octets 268435456)))
+                  :channel (inproc:service-channel engine :max-receive-octets 268435456)))

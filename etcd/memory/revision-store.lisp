@@ -60,7 +60,7 @@
 (defun make-store (limits)
   (%make-store :limits limits
                :records (make-array 64 :adjustable t :fill-pointer 1
-                                       :initial-element (make-record nil #()))))
+                                    :initial-element (make-record nil #()))))
 
 (defmethod print-object ((store store) stream)
   (print-unreadable-object (store stream :type t)

@@ -30,7 +30,7 @@
     (when metadata (setf (rpc:outgoing-metadata call) (status:check-metadata metadata)))
     (when (or authority max-send-octets max-receive-octets values)
       (rpc:begin-intent call :authority authority :max-send-octets max-send-octets
-                             :max-receive-octets max-receive-octets :values values))
+                        :max-receive-octets max-receive-octets :values values))
     (when authority (setf (client-intent-authority (ensure-client-intent call)) authority))
     (when call-credentials (begin-identity call channel call-credentials))
     (unless (eq :unset wait-for-ready)

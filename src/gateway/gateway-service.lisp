@@ -42,8 +42,8 @@ last address is the client's: servers trust that one, however many the client ha
 (defun finish-as (call error)
   "End CALL with the status of ERROR, that of the forwarded call."
   (rpc:finish call :status (status:rpc-error-status error) :message (status:rpc-error-message error)
-                   :details (status:rpc-error-details-octets error)
-                   :trailers (status:sendable-metadata (status:rpc-error-trailers error))))
+              :details (status:rpc-error-details-octets error)
+              :trailers (status:sendable-metadata (status:rpc-error-trailers error))))
 
 (defmacro with-outcome ((call) &body body)
   "Evaluate BODY; if the forwarded call fails, CALL fails in the same way."

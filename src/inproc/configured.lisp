@@ -80,10 +80,10 @@ gets the handler's end."
   (make-inproc-route
    :server callee :epoch 1 :method method
    :binding (method:make-binding :class (find-class t)
-                                  :function (lambda (service request call)
-                                              (declare (ignore service request))
-                                              (funcall (the function function) call)
-                                              call))))
+                                 :function (lambda (service request call)
+                                             (declare (ignore service request))
+                                             (funcall (the function function) call)
+                                             call))))
 
 (defun relayed-call-pair (relay outer-channel method deadline options)
   "A call pair for RELAY: of a call of METHOD on OUTER-CHANNEL with OPTIONS of its stub."

@@ -18,15 +18,15 @@
   (let* ((inproc-core (channel-inproc-core channel))
          (deadline (if (or options *call*)
                        (calling:absolute-deadline timeout deadline
-                                                 (if (or timeout deadline)
-                                                     (inproc-core-now inproc-core) 0))
+                                                  (if (or timeout deadline)
+                                                      (inproc-core-now inproc-core) 0))
                        0))
          (fields (if (or metadata call-credentials)
                      (metadata-entries
                       (append (status:check-metadata metadata)
                               (when call-credentials
                                 (credentials:credentials-metadata channel call-credentials
-                                                                   method))))
+                                                                  method))))
                      (load-time-value (vector)))))
     (unless (inproc-core-open inproc-core) (misuse "~A is closed." channel))
     (if (and (eq :unary (rpc-method-kind method))

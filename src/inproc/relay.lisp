@@ -481,9 +481,9 @@ relay."
 (defun kept-p (relay request)
   "Charge REQUEST, which is kept for further attempts of RELAY, and return true, if there is room."
   (keep-message (relay-replay relay) request
-                    (+ rpc:+arrival-octets+
-                       (protobuf:measure (rpc:incoming-type (relay-call relay)) request))
-                    (options-total-replay-octets (channel-retry-options (relay-channel relay)))))
+                (+ rpc:+arrival-octets+
+                   (protobuf:measure (rpc:incoming-type (relay-call relay)) request))
+                (options-total-replay-octets (channel-retry-options (relay-channel relay)))))
 
 (defun add-request (relay request)
   "Add REQUEST to the requests of RELAY's attempts. If there is no room to keep it, commit the call

@@ -37,7 +37,7 @@ ADDRESSES are nil."
   (if (null addresses)
       (funcall function nil)
       (let ((server (server:start-server '() :listen addresses :http handlers
-                                             :credentials credentials)))
+                                         :credentials credentials)))
         (unwind-protect (funcall function (funcall url server))
           (server:stop-server server :drain 0)))))
 

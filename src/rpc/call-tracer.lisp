@@ -18,17 +18,17 @@ log events about that call.")
 (defun trace-call-ended (call)
   (let ((outcome (call-outcome call)))
     (apply #'log-event :trace :call-ended :tracer :call
-               :role (call-role call) :method (call-path call) :peer (call-peer call)
-               :status (call-status call) :message (and outcome (outcome-message outcome))
-               :ended-by (and outcome (outcome-ended-by outcome))
-               :cause (and outcome (outcome-cause outcome)) :stages (call-stages call)
-               (funcall **call-ids** call))))
+           :role (call-role call) :method (call-path call) :peer (call-peer call)
+           :status (call-status call) :message (and outcome (outcome-message outcome))
+           :ended-by (and outcome (outcome-ended-by outcome))
+           :cause (and outcome (outcome-cause outcome)) :stages (call-stages call)
+           (funcall **call-ids** call))))
 
 (defun trace-attempt-begun (call peer stream)
   (when stream
     (apply #'log-event :trace :call-on-stream :tracer :call
-               :role :client :method (call-path call) :peer peer :stream stream
-               (funcall **call-ids** call))))
+           :role :client :method (call-path call) :peer peer :stream stream
+           (funcall **call-ids** call))))
 
 (setf **tracing-observer**
       (make-observer :call-begun #'trace-call-begun :call-ended #'trace-call-ended

@@ -140,7 +140,7 @@ handler, and the memory of the messages inside it."
                 (lambda ()
                   (multiple-value-bind (message finder) (as-sent call message)
                     (wire:encode-octets call (protobuf:message-json message :as :octets
-                                                                            :finder finder)
+                                                                    :finder finder)
                                         compress)))))
 
 (define-load-time-global **proto**

@@ -370,8 +370,8 @@ them."
   "Signal an RPC-ERROR for OUTCOME of decompressing a message of CALL, and end CALL with it."
   (multiple-value-bind (status text) (failed-inflation call outcome limit)
     (end-undecodable call (make-rpc-error status :message text :call call
-                                                 :peer (call-peer call)
-                                                 :ended-by :local))))
+                                          :peer (call-peer call)
+                                          :ended-by :local))))
 
 (defun call-on-budget (call budget came function)
   "Call FUNCTION, which decompresses and decodes a message of CALL of which CAME octets were

@@ -137,8 +137,8 @@ the worker."
     (unwind-protect
          (funcall function service
                   (and worker-name (workflow:start-worker service :name worker-name
-                                                                 :kinds '("echo" "sleep" "fail")
-                                                                 :session-seconds seconds)))
+                                                          :kinds '("echo" "sleep" "fail")
+                                                          :session-seconds seconds)))
       (workflow:close-workflow-service service))))
 
 (defun note-loss (condition ending)

@@ -164,8 +164,8 @@ contents of DATA-FILE; else no request if METHOD takes a stream, and an empty on
       (unless (typep weight '(integer 1 1000))
         (refuse "the weight of ~A is an integer from 1 to 1000" method))
       (make-weighted-method :method (split-method method) :weight weight
-                        :data (let ((data (assoc "data" json :test #'string=)))
-                                (and data (write-json (cdr data))))))))
+                            :data (let ((data (assoc "data" json :test #'string=)))
+                                    (and data (write-json (cdr data))))))))
 
 (defun parse-mix (string)
   "The rows of --mix in STRING, an array in JSON or the name of a file that contains one."

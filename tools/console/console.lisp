@@ -77,9 +77,9 @@ thread."
   (when (and remote (null token))
     (misuse "A console that other machines may use needs a token."))
   (let ((console (make-instance 'console :metrics (or metrics (metrics:make-metrics))
-                                         :token (check-token token)
-                                         :path (check-path path) :remote (and remote t)
-                                         :exemplar exemplar)))
+                                :token (check-token token)
+                                :path (check-path path) :remote (and remote t)
+                                :exemplar exemplar)))
     (listen-to-log (console-tail console))
     console))
 

@@ -134,7 +134,7 @@ read, except the character after a number or word. The value is not validated he
 
 (defun print-response (caller message)
   (format t "~A~%" (protobuf:message-json message :indent 2 :defaults (caller-defaults caller)
-                                                  :finder (pool-finder (caller-pool caller))))
+                                          :finder (pool-finder (caller-pool caller))))
   (finish-output))
 
 (defun feed-requests (caller call)

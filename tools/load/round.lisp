@@ -27,9 +27,9 @@ function of a list of rows."
 
 (defun merge-share-rows (rows)
   (make-share-row :name (share-row-name (first rows))
-                    :count (reduce #'+ rows :key #'share-row-count)
-                    :errors (reduce #'+ rows :key #'share-row-errors)
-                    :latency (merge-histograms (mapcar #'share-row-latency rows))))
+                  :count (reduce #'+ rows :key #'share-row-count)
+                  :errors (reduce #'+ rows :key #'share-row-errors)
+                  :latency (merge-histograms (mapcar #'share-row-latency rows))))
 
 (defun join-seconds (runs)
   "The SECOND-ROWs of RUNS one after the other, and the number of seconds of each."

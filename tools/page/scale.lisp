@@ -80,5 +80,5 @@ to 0.99, and so on, up to the share with NINES nines. Values are shares from 0 t
                       (/ (- (log (float (- 1 (rational share)) 1d0) 10)) span)
                       1d0))
                 (cons 1/2
-                            (loop for count from 1 to nines collect (- 1 (expt 1/10 count))))
+                      (loop for count from 1 to nines collect (- 1 (expt 1/10 count))))
                 #'tail-text)))

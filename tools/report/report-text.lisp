@@ -61,7 +61,7 @@ the same time, a single one remains."
                          collect (list (mark-text mark)
                                        (format nil "[~D]" count)
                                        (format nil "|~A" (make-string (round (* 40 count) most)
-                                                                  :initial-element #\∎))))
+                                                                      :initial-element #\∎))))
                    :left '(0 1 2))))
 
 (defun write-percentiles (latency stream)

@@ -171,8 +171,8 @@ it, cancel CALL and put the RPC-ERROR into the car of REFUSAL."
   "A method for which no code was made."
   (let ((empty (protobuf:find-message-type "grpc.testing.Empty")))
     (method:make-rpc-method :name "Nothing" :service-name "grpc.testing.TestService"
-                             :path "/grpc.testing.TestService/Nothing" :kind :unary
-                             :request-type empty :response-type empty)))
+                            :path "/grpc.testing.TestService/Nothing" :kind :unary
+                            :request-type empty :response-type empty)))
 
 (defun begin-policy-runner-call (channel op options refusal)
   "Begin the RPC that OP asks for on CHANNEL with OPTIONS of its stub; return the call. REFUSAL as

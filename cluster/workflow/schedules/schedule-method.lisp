@@ -47,7 +47,7 @@
                                             (loop for key in (list* (schedule-key root id)
                                                                     (scheduled-key root id)
                                                                     (schedule-errands root
-                                                                                          state))
+                                                                                      state))
                                                   collect (list :remove key))))
                          t)
                 (schedule-not-found () nil)))))

@@ -95,7 +95,7 @@ lock is held."
 if they are."
   (let ((revision (nth-value 1 (etcd:fetch (node-etcd node) (node-key node "date")))))
     (handler-case (etcd:await-progress watch :revision revision
-                                             :timeout +longest-progress-seconds+)
+                                       :timeout +longest-progress-seconds+)
       (etcd:unavailable () nil))))
 
 (defun follow-ended (node)

@@ -100,7 +100,7 @@ many attempts it allows; or nil."
                          :how (list :details (status:rpc-error-details-octets error)
                                     :ended-by :local :sent (and (rpc:failed-attempts call) t))
                          :pushback (parse-pushback (cdr (assoc "grpc-retry-pushback-ms" trailers
-                                                                :test #'string=)))
+                                                               :test #'string=)))
                          :trailers (metadata-fields trailers))))
 
 (defun intercept (attempt link)

@@ -19,12 +19,12 @@
   "Ask CREDENTIALS for CALL: see ASK-CREDENTIALS. Functions that may wait run on the reserve."
   (let ((core (client-call-core call)))
     (credentials:ask-credentials credentials core (call-rpc-method call)
-                             (hpack:field-value-string (authority-field call))
-                             (lambda (function)
-                               (let ((reserve (client-reserve (core-loop core))))
-                                 (and reserve
-                                      (loop:run-on-reserve reserve function :if-busy :insist))))
-                             deliver)))
+                                 (hpack:field-value-string (authority-field call))
+                                 (lambda (function)
+                                   (let ((reserve (client-reserve (core-loop core))))
+                                     (and reserve
+                                          (loop:run-on-reserve reserve function :if-busy :insist))))
+                                 deliver)))
 
 (defun take-identity (call identity metadata)
   "Store METADATA, the last answer of CALL's credentials."

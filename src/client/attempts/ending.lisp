@@ -52,7 +52,7 @@
   "End CALL if ERROR, of the channel's own code, is not nil."
   (when error
     (end-client-call call :internal (format nil "the channel has failed: ~A"
-                                             (bounded-text error))
+                                            (bounded-text error))
                      :ended-by :local :cause error))
   nil)
 

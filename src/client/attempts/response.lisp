@@ -55,7 +55,7 @@ response."
     (when call
       (rpc:observe headers-received (core-observer (client-call-core call)) call)
       (fail-stream stream (make-client-failure status text :how '(:ended-by :peer)
-                                                    :pushback (list-pushback list))))))
+                                               :pushback (list-pushback list))))))
 
 (defun take-only-trailers (stream list)
   "End the attempt on STREAM, on which only the trailers LIST were received."
@@ -199,8 +199,8 @@ arguments of the sink's on-reset."
         (refused (= error-code http2:+refused-stream+)))
     (flet ((failure (status message ended-by cause &key (sent t) (reach :handler))
              (make-client-failure status message :reach reach
-                                          :how (list :ended-by ended-by :cause cause
-                                                     :sent sent))))
+                                  :how (list :ended-by ended-by :cause cause
+                                             :sent sent))))
       (ecase source
         (:peer (failure (error-code-status error-code) "the server has reset the stream"
                         :transport cause

@@ -45,14 +45,14 @@ or nil."
   (let ((choices (least-request-choices leaf-policy))
         (random-state (balancer-random leaf-policy)))
     (new-picker (lambda (call)
-                   (let ((best (least-busy ready choices random-state call)))
-                     (if (and best (room-p best call))
-                         best
-                         (flet ((room-p (other) (room-p other call))
-                                (breaker-passed-p (other) (breaker-passed-p other call)))
-                           (let ((start (random (length ready) random-state)))
-                             (or (find-from start #'room-p ready)
-                                 best
-                                 (find-from start #'breaker-passed-p ready)
-                                 (svref ready start)))))))
-                 (format nil "the least busy of ~D, ~D ready" choices (length ready)))))
+                  (let ((best (least-busy ready choices random-state call)))
+                    (if (and best (room-p best call))
+                        best
+                        (flet ((room-p (other) (room-p other call))
+                               (breaker-passed-p (other) (breaker-passed-p other call)))
+                          (let ((start (random (length ready) random-state)))
+                            (or (find-from start #'room-p ready)
+                                best
+                                (find-from start #'breaker-passed-p ready)
+                                (svref ready start)))))))
+                (format nil "the least busy of ~D, ~D ready" choices (length ready)))))

@@ -166,14 +166,14 @@ LEAF-POLICY's config."
   (look-again leaf-policy)
   (let ((turns (picker-function (turns-picker ready (first-turn leaf-policy ready)))))
     (new-picker (lambda (call)
-                   (let ((stride (weighted-stride leaf-policy)))
-                     (if (and stride (= (length ready) (length (stride-weights stride))))
-                         (loop repeat (length ready)
-                               for subchannel = (svref ready (next-entry stride))
-                               when (room-p subchannel call) return subchannel
-                               finally (return (funcall turns call)))
-                         (funcall turns call))))
-                 (format nil "by weight, ~D ready" (length ready)))))
+                  (let ((stride (weighted-stride leaf-policy)))
+                    (if (and stride (= (length ready) (length (stride-weights stride))))
+                        (loop repeat (length ready)
+                              for subchannel = (svref ready (next-entry stride))
+                              when (room-p subchannel call) return subchannel
+                              finally (return (funcall turns call)))
+                        (funcall turns call))))
+                (format nil "by weight, ~D ready" (length ready)))))
 
 (defmethod subchannel-changed :before ((leaf-policy weighted-round-robin) subchannel)
   (when (and (subchannel-note subchannel) (eq :ready (subchannel-state subchannel)))

@@ -57,11 +57,11 @@
                        'simple-vector))
          (total (svref sums (1- (length sums)))))
     (new-picker (lambda (call)
-                   (let ((number (random total random-state)))
-                     (pick-by (svref pickers (position-if (lambda (sum) (< number sum)) sums))
-                              call)))
-                 (format nil "by weight, of ~D" (length pickers))
-                 :choosy t)))
+                  (let ((number (random total random-state)))
+                    (pick-by (svref pickers (position-if (lambda (sum) (< number sum)) sums))
+                             call)))
+                (format nil "by weight, of ~D" (length pickers))
+                :choosy t)))
 
 (defun pick-by (picker call)
   "The pick of PICKER, of a child, for CALL."

@@ -302,7 +302,7 @@ later. Return false if the channel does not use RESOLVER any more. From any thre
   (let ((name (loop:address-name text)))
     (when (string= "" name) (misuse "~S names no server: give SCHEME:NAME." text))
     (make-instance class :target text :name name :authority name
-                         :host (subseq name 0 (position #\: name)))))
+                   :host (subseq name 0 (position #\: name)))))
 
 (defmacro define-resolver (name scheme (&rest slots) &body class-options)
   "Define the class NAME of resolvers with SLOTS and CLASS-OPTIONS as in DEFCLASS. MAKE-CHANNEL

@@ -92,7 +92,7 @@ answer."
 (defun socks-password (proxy)
   "The octets that send PROXY's user and password (RFC 1929)."
   (listed-octets (append '(1) (text-with-length (proxy-user proxy))
-                          (text-with-length (proxy-password proxy)))))
+                         (text-with-length (proxy-password proxy)))))
 
 (defun socks-reply-length (octets start end)
   "The length of the reply in OCTETS from START to END, or nil while it is not known."

@@ -104,12 +104,12 @@ none is given; if DEFAULT is nil, a port must be given."
   "The target of HOST, which may be numeric, and PORT."
   (when (string= host "") (no-target text "it has no host"))
   (make-target :text text :authority authority :host host :port port
-                 :addresses (values (os:resolve-host host port :lookup nil))))
+               :addresses (values (os:resolve-host host port :lookup nil))))
 
 (defun parse-bare-target (text smallest-port default-port)
   (multiple-value-bind (host port) (split-port text text smallest-port default-port)
     (make-name-target text text (if (and (string= host "") (zerop smallest-port)) "0.0.0.0" host)
-                        port)))
+                      port)))
 
 (defun parse-name-target (text path smallest-port)
   (let ((name (decoded-string text (string-left-trim "/" path))))
@@ -125,11 +125,11 @@ none is given; if DEFAULT is nil, a port must be given."
                (let ((address (os:make-address host port)))
                  (unless (and address (= family (os:address-family address)))
                    (no-target text "~S is not an ~:[IPv6~;IPv4~] address" host
-                                (= family os:+af-inet+)))
+                              (= family os:+af-inet+)))
                  (values address host port)))))
       (multiple-value-bind (address host port) (address (first parts))
         (make-target :text text :authority (os:address-text address) :host host :port port
-                       :addresses (mapcar #'address parts))))))
+                     :addresses (mapcar #'address parts))))))
 
 (defun parse-ipv4-target (text path smallest-port)
   (parse-numeric-target text path smallest-port os:+af-inet+))
@@ -139,8 +139,8 @@ none is given; if DEFAULT is nil, a port must be given."
 
 (defun make-unix-target (text name &key abstract)
   (make-target :text text :authority "localhost" :host "localhost"
-                 :addresses (list (or (os:make-unix-address name :abstract abstract)
-                                      (no-target text "the name of a unix socket has 1 to 107 ~
+               :addresses (list (or (os:make-unix-address name :abstract abstract)
+                                    (no-target text "the name of a unix socket has 1 to 107 ~
                                                          octets; in a path none of them is ~
                                                          NUL")))))
 

@@ -41,10 +41,10 @@ client, so serve it where only operators reach it. It does not slow calls down."
   "The data of a channel, a subchannel or a server, made by MAKE from CHANNEL-TRACE, the counts of
 its calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
   (apply make :trace (trace-message channel-trace loop)
-              :calls-started begun :calls-succeeded succeeded :calls-failed failed
-              (append (when (plusp last-ns)
-                        (list :last-call-started-timestamp (stamp last-ns loop)))
-                      more)))
+         :calls-started begun :calls-succeeded succeeded :calls-failed failed
+         (append (when (plusp last-ns)
+                   (list :last-call-started-timestamp (stamp last-ns loop)))
+                 more)))
 
 (defun state-message (state)
   (v1:make-channel-connectivity-state :state state))

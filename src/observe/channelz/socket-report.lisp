@@ -176,7 +176,7 @@ known yet, has no streams. On its loop."
            :keep-alives-sent keepalives
            (append (when http2 (stream-data link http2))
                    (stamps link :last-message-sent-timestamp sent-ns
-                                :last-message-received-timestamp received-ns)))))
+                           :last-message-received-timestamp received-ns)))))
 
 (defun link-message (link summary)
   "The Socket message that describes LINK, without the kernel's options if SUMMARY is true. On its

@@ -91,7 +91,7 @@ true if some are omitted."
   "The whole entry DENSE as octets."
   (multiple-value-bind (outcome octets count)
       (encoding:expand-beginning (dense-encoding dense) (dense-octets dense) 0
-                            (length (dense-octets dense)) (dense-limit dense))
+                                 (length (dense-octets dense)) (dense-limit dense))
     (multiple-value-bind (message truncated)
         (if (and octets
                  (or (member outcome '(:ok :too-long))

@@ -97,7 +97,7 @@
   "A fresh index of the first COUNT of KEYS, with room for as many again."
   (let* ((size (ash 4 (integer-length count)))
          (index (make-key-index (make-array size :element-type '(unsigned-byte 32)
-                                                 :initial-element 0)
+                                            :initial-element 0)
                                 (hash-seed))))
     (dotimes (i count index)
       (enter-key index (svref keys i) i))))

@@ -176,7 +176,7 @@ DESTINATION."
               (length octets)))
     (put-varint size)
     (setf at (nth-value 1 (serialize message :into octets :start at :partial partial
-                                             :deterministic deterministic)))
+                                     :deterministic deterministic)))
     (when stream-p (write-sequence octets destination))
     at))
 

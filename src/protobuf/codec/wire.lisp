@@ -283,7 +283,7 @@ past it."
       (handler-case (decode-wide-utf8 octets start stop)
         (invalid-utf8 (condition)
           (fail-read (+ start (the index (invalid-utf8-position condition)))
-                    "a string is not UTF-8")))))
+                     "a string is not UTF-8")))))
 
 (define-hot read-string ((octets octets) (at index) (end index)) (values simple-string index)
   "Read a length and as many octets of UTF-8."

@@ -289,10 +289,10 @@ belongs to an Any and has @type as well."
   (let ((slot (numbered-slot message 1)))
     (set-slot message slot
               (to-stored slot (mapcar (lambda (path)
-                                      (or (snake-path path)
-                                          (json-wrong input "~S is not a path of a FieldMask"
-                                                      path)))
-                                    (split-text (read-json-text input) #\,))))))
+                                        (or (snake-path path)
+                                            (json-wrong input "~S is not a path of a FieldMask"
+                                                        path)))
+                                      (split-text (read-json-text input) #\,))))))
 
 (defun read-json-any-value (input message)
   "Read MESSAGE, a google.protobuf.Value."
@@ -379,7 +379,7 @@ reads all of it, and return the value of FUNCTION."
    input
    (lambda ()
      (let ((reader (make-json-reader source :max-length max-octets
-                                            :max-depth (* 3 (1+ (input-max-depth input))))))
+                                     :max-depth (* 3 (1+ (input-max-depth input))))))
        (setf (json-input-reader input) reader
              (input-octets input) (json-reader-octets reader))
        (prog1 (funcall function)

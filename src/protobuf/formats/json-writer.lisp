@@ -249,7 +249,7 @@ with such a form, but other fields."
     (append-json-string (output-buffer output)
                         (or (funcall function seconds nanos)
                             (fail-writing output "~D seconds and ~D nanoseconds are not a ~A"
-                                         seconds nanos name)))))
+                                          seconds nanos name)))))
 
 (defun append-mask (output message)
   (append-json-string
@@ -258,7 +258,7 @@ with such a form, but other fields."
            (map 'list (lambda (path)
                         (or (camel-path path)
                             (fail-writing output "the path ~S of a FieldMask has no form in JSON"
-                                         path)))
+                                          path)))
                 (number-held message 1)))))
 
 (defun append-any-value (output message)

@@ -219,7 +219,7 @@ name of a type after the last slash."
 (defun percents-right-p (name end)
   "True if two hexadecimal digits follow each percent sign of NAME up to END."
   (loop for percent = (position #\% name :end end) then (position #\% name :start (1+ percent)
-                                                                           :end end)
+                                                                  :end end)
         while percent
         always (and (< (+ percent 2) end)
                     (digit-char-p (char name (+ percent 1)) 16)

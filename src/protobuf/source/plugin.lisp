@@ -37,7 +37,7 @@ image has. The second value is all linked files."
                                request)))
       (cond ((string= word "imports") (setf imports t))
             (t (misuse "protoc-gen-clgrpc has no parameter \"~A\"; the only one is: imports"
-                        word))))
+                       word))))
     (multiple-value-bind (wanted all) (requested-files request imports)
       (make-response
        :file (loop for (path . text) in (generated-files all wanted)

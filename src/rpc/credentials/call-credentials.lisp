@@ -121,7 +121,7 @@ STATUS if CAUSE is not an RPC-ERROR."
           (control-status (rpc-error-status cause) (rpc-error-message cause))
           (values status (bounded-text cause)))
     (make-rpc-error status :message (format nil "~A: ~A" text said) :ended-by :local :sent nil
-                           :cause cause)))
+                    :cause cause)))
 
 (defun credentials-failure (cause)
   "The RPC-ERROR of an attempt whose call credentials have signalled CAUSE."

@@ -174,7 +174,7 @@ the encoding. From any thread."
              (return known))
             ((<= +most-encodings+ (length old))
              (misuse "~D compressions are registered already, the most that can be."
-                      +most-encodings+))
+                     +most-encodings+))
             ((eq old (sb-ext:compare-and-swap (symbol-value '**encodings**) old
                                               (append old (list new))))
              (return new))))))

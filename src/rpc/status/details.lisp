@@ -92,11 +92,11 @@ other arguments. From the handler's thread."
     (misuse "The message of a status is a string, not ~S." message))
   (unless (or (typep details 'octets)
               (and (listp details) (every (lambda (detail) (typep detail 'protobuf:message))
-                                           details)))
+                                          details)))
     (misuse "The details of a status are a list of messages, not ~S." details))
   (multiple-value-bind (status details)
       (if (typep status 'unnamed-code)
           (values :unknown (coded-details status message details))
           (values status details))
     (error (make-rpc-error status :message message :details details :trailers trailers
-                                  :ended-by :local))))
+                           :ended-by :local))))

@@ -96,7 +96,7 @@ a function of the seconds that it may wait. Signal CALL's RPC-ERROR if CALL ends
       (case (call-status call)
         ((nil))
         (:ok (error (status:make-rpc-error :cancelled :call call :ended-by :local
-                                               :message "the call has ended")))
+                                           :message "the call has ended")))
         (t (error (rpc:call-condition call))))
       (when (funcall try +turn-look-seconds+) (return)))))
 
