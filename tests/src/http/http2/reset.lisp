@@ -29,15 +29,6 @@
       (send-headers stream *request-fields* t)
       (is (= 3 (h2:stream-id (h2:open-stream connection)))))))
 
-(test resets-of-the-peer-are-counted
-  (let ((end (connect-end :server)))
-    (give end (concatenate 'octets *preface*
-                           (frames-octets (make-peer)
-                                          '((:settings) (:headers 1 :get :end-stream)
-                                            (:headers 3 :get :end-stream) (:rst-stream 1 :cancel)
-                                            (:rst-stream 3 :cancel)))))
-    (is (= 2 (h2::counters-resets-received (h2:connection-counters (end-connection end)))))))
-
 (test resets-are-known-in-any-order
   (with-random (resets-are-known-in-any-order)
     (let ((connection (end-connection (connect-end :server))) (known '()))
