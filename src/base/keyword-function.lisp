@@ -7,8 +7,9 @@
 
 (defun check-keywords (function arguments required hint known)
   "Signal MISUSE unless ARGUMENTS of FUNCTION, a symbol, those after its REQUIRED first ones, are
-keywords and values by turns, and the keywords are KNOWN, a list, or :any. HINT, a text or nil,
-explains where a value given in place of a keyword belongs."
+keywords and values by turns, and the keywords are KNOWN, a list, or :any; with :ALLOW-OTHER-KEYS
+any may be given, as to other functions. HINT, a text or nil, explains where a value given in place
+of a keyword belongs."
   (loop for (name . values) on arguments by #'cddr
         do (cond ((not (keywordp name))
                   (misuse "~A takes keywords and their values~[~; after its first argument~:;~:* ~
@@ -16,7 +17,8 @@ explains where a value given in place of a keyword belongs."
                           (symbol-name function) required name hint))
                  ((null values)
                   (misuse "The keyword ~S of ~A has no value." name (symbol-name function)))
-                 ((not (or (eq :any known) (member name known)))
+                 ((not (or (eq :any known) (member name known) (eq :allow-other-keys name)
+                           (getf arguments :allow-other-keys)))
                   (let ((names (mapcar #'string-downcase known)))
                     (misuse "~A has no keyword ~S~@[ (is it :~A?)~]; it takes~{ :~A~^,~}."
                             (symbol-name function) name

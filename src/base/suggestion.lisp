@@ -20,6 +20,8 @@
 (defun suggested-name (name names)
   "The one of NAMES, strings, that was probably meant by NAME, or nil: the only one that begins with
 NAME, or the one nearest to it."
+  (when (notany (lambda (known) (<= (length name) (* 2 (length known)))) names)
+    (return-from suggested-name nil))   ; a peer may have sent a name of a megabyte
   (let ((begun (remove-if-not (lambda (known) (uiop:string-prefix-p name known)) names)))
     (if (and begun (null (rest begun)) (< 3 (length name)))
         (first begun)

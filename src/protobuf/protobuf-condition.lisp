@@ -58,6 +58,9 @@ field's full name; EXPECTED-TYPE and DATUM are those of TYPE-ERROR."))
 message type, if known; POSITION is the index of the octet at which reading stopped; TEXT describes
 the error."))
 
+(define-condition memory-limit-exceeded (protobuf-error) ()
+  (:documentation "The messages inside a serialized message take more memory than they may."))
+
 (document-functions
   protobuf-error-type "The full name of the requested message type, or nil."
   protobuf-error-position "The index of the octet where reading stopped, or nil."

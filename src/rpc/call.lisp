@@ -525,8 +525,10 @@ has been answered. From any thread."
           (t (ending-trailers ending)))))
 
 (defun refuse-if-answered (call part)
-  "Signal MISUSE if CALL has been answered, so that PART of it cannot be changed any more."
-  (when (eq :ok (call-status call))
+  "Signal MISUSE if CALL has been answered, so that PART of it cannot be changed any more. But for
+code of CALL itself, such as an interceptor after its handler, another thread may answer at any
+moment; then the change has no effect."
+  (when (and (eq :ok (call-status call)) (not (eq call *call*)))
     (misuse "~A has ended, and its ~A were sent." call part)))
 
 (defun (setf call-trailers) (metadata call)

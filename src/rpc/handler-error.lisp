@@ -85,7 +85,7 @@ another call ended with it, or a channel could not make a call."
                           :method (and (call-rpc-method call)
                                        (rpc-method-path (call-rpc-method call))))
            (cond ((heap-condition-p error) (verdict-error :no-memory '() :cause error))
-                 ;; nobody else reads the text of a client's own code
+                 ;; the text of an error in a client's own code is for that client only
                  ((client-p call)
                   (verdict-error :callback-error (list (bounded-text error)) :cause error))
                  (t (verdict-error :handler-error '() :cause error))))))

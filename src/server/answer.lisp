@@ -37,11 +37,15 @@ false: then POST-REPLY must be called with the baton lent. On the loop."
 (defun server-reply (call message)
   "The operation REPLY: send MESSAGE and the status :ok. From user code in any thread."
   (when (or (note-reply call) (call-status call))
-    (unless (loop:with-baton ((wire-call-loop call))
-                (and (zerop (wire:posted-octets call)) (reply-now call message))
-              nil)
-      (post-reply call message))
-    t))
+    (let ((passed nil))
+      (unwind-protect
+           (progn
+             (unless (loop:with-baton ((wire-call-loop call))
+                         (and (zerop (wire:posted-octets call)) (reply-now call message))
+                       nil)
+               (post-reply call message))
+             (setf passed t))
+        (unless passed (note-later call t))))))
 
 (defun post-reply (call message)
   "Encode MESSAGE on this thread, and post it to the loop, which sends it and the status :ok."

@@ -41,9 +41,11 @@ or that is not gRPC's."
       (let ((new (make-deferred-start)))
         (or (sb-ext:compare-and-swap (server-call-deferred-start call) nil new) new))))
 
-(defun note-later (call)
-  "Note that CALL's handler has returned CALL and will answer later. From any thread."
-  (sb-ext:compare-and-swap (deferred-start-later (ensure-deferred-start call)) nil t))
+(defun note-later (call &optional again)
+  "Note that CALL's handler has returned CALL and will answer later; with AGAIN that a REPLY has been
+unwound, by a timeout for example. From any thread."
+  (sb-ext:compare-and-swap (deferred-start-later (ensure-deferred-start call))
+                           (if again :answered nil) t))
 
 (defun note-reply (call)
   "Note that REPLY was called with CALL. Return false if it was called before. From any thread."

@@ -198,7 +198,7 @@ an address. From any thread."
         (unless started (stop-server server :drain 0))))
     (log-event :info :server-started :addresses (server-addresses server)
                                      :services (server-service-names server))
-    (tell-of-idle-services services)
+    (warn-of-idle-services services)
     (tell-services #'note-server-started server)
     server))
 
@@ -224,7 +224,7 @@ an address. From any thread."
   "Return SERVICES, a list; signal MISUSE if an element is not a service."
   (mapc #'method:check-service services))
 
-(defun tell-of-idle-services (services)
+(defun warn-of-idle-services (services)
   "Log which of SERVICES have no handlers, probably because these are methods of functions of the
 same names in another package."
   (dolist (service services)

@@ -272,7 +272,7 @@ long.")
   (error condition))
 
 (define-hot decode-item ((call wire-call) item (start index) (end index)
-                         &optional (decode function #'decode-message)
+                         &optional (decode function #'decode-long-message)
                          (times (integer 1 8) +free-times+))
     t
   "The operation DECODE, if DECODE decodes messages of CALL. A compressed message that becomes more
@@ -293,7 +293,13 @@ signal CALL's RPC-ERROR."
       (decode-item call item start end)))
 
 ;;; Room in the heap. A few octets may become a message of many small objects, and hundreds of
-;;; threads may decode such messages at once. So the room for a long one is promised first.
+;;; threads may decode such messages at once. So a message of more than +PARCEL-OCTETS+ is decoded
+;;; with room promised for its objects. Few messages of gRPC need the most that they may: so each is
+;;; read first with little memory for the messages inside it, and read again if they take more.
+
+(defconstant +usual-octets+ (expt 2 20)
+  "The memory that the messages inside a message usually take at most, beyond eight times its
+length.")
 
 (defconstant +inside-times+ 512
   "How many times the octets of a message the messages inside it may take: each has two octets at
@@ -309,14 +315,40 @@ never more than a quarter of the heap, since most long messages take little more
        (+ (min (options-max-decoded-octets (wire-call-options call)) (* +inside-times+ size))
           (* +value-times+ size))))
 
-(defun call-in-room (call size decode)
-  "The values of DECODE, which decodes a message of CALL of SIZE, called with room for that. If
-there is no room, signal an RPC-ERROR, which ends CALL as well."
+(defun call-in-room (call room size decode)
+  "The values of DECODE, which decodes a message of CALL of SIZE, called with octets of the heap,
+ROOM, promised for that. If there is no room, signal an RPC-ERROR, which ends CALL as well."
   (handler-bind ((error (lambda (error)
                           (when (failure-p error)
                             (wire-post call (lambda () (abort-as call error)))))))
-    (call-with-room call (decoding-room call size) (wire-call-options call) decode
-                    :long nil :received size)))
+    (call-with-room call room (wire-call-options call) decode :long nil :received size)))
+
+(defun decode-in-room (call size decode)
+  "As CALL-IN-ROOM, with the most room that a message of SIZE may need."
+  (call-in-room call (decoding-room call size) size decode))
+
+(defun decode-long-message (call octets start end consume)
+  "As DECODE-MESSAGE; a long message is decoded in room for its objects."
+  (let* ((options (wire-call-options call))
+         (type (incoming-type call))
+         (size (- end start))
+         (usual (+ (* 8 size) +usual-octets+)))
+    (declare (type index size))
+    (flet ((decode () (decode-message call octets start end consume)))
+      (when (or (<= size +parcel-octets+) (protobuf:coded-type-p type))
+        (return-from decode-long-message (decode)))
+      (when (< usual (decoding-room call size))
+        (block usual
+          (flet ((decode-usual ()
+                   (return-from decode-long-message
+                     (handler-case
+                         (protobuf:parse-received
+                          type octets start end (options-max-message-depth options)
+                          +usual-octets+ consume :beyond (lambda () (return-from usual)))
+                       (protobuf:protobuf-error (error)
+                         (values (unparsable-condition call error start) nil 0))))))
+            (call-in-room call usual size #'decode-usual))))
+      (decode-in-room call size #'decode))))
 
 (define-hot decode-taken ((call wire-call) (octets octets) (end index) (decode function)) t
   "The message of CALL in OCTETS up to END. The store gets OCTETS back unless the message keeps
@@ -326,9 +358,10 @@ them."
                (funcall decode call octets 0 end (<= +own-octets+ (length octets)))))
         (declare (dynamic-extent #'decode))
         (if (or (<= end +parcel-octets+)
+                (eq decode #'decode-long-message) ; it asks for room itself
                 (protobuf:raw-type-p (incoming-type call))) ; it remains octets
             (decode)
-            (call-in-room call end #'decode)))
+            (decode-in-room call end #'decode)))
     (when (failure-p message) (end-undecodable call message))
     (unless kept (give-octets-back octets))
     message))

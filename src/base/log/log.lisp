@@ -125,8 +125,9 @@ signal, but for a timeout of an SB-EXT:WITH-TIMEOUT around this. From any thread
   (values
    (with-log-guard ()
      (let ((*print-length* 10) (*print-level* 4)
-           ;; a thread that a timeout unwound as it asks the C library for the name of a function
-           ;; would keep a lock there, and each later backtrace wait for ever
+           ;; The C library, which knows the names of C functions, has a lock. A timeout that
+           ;; unwound this thread there would leave it locked; then each later backtrace would
+           ;; wait for ever.
            (frames (sb-sys:without-interrupts
                      (sb-debug:list-backtrace :count +backtrace-frames+))))
        (with-output-to-string (stream)

@@ -12,7 +12,7 @@
 ;;;; free beyond all promises. That is enough for objects consed until the next collection, for the
 ;;;; collection itself, and for memory without a promise, such as messages that user code makes.
 ;;;; Short messages need no promise. A promise for small objects, such as those of a message that is
-;;;; decoded, needs the room for copies of them instead.
+;;;; decoded, is given if there is room for them and for the collector's copies of them.
 ;;;;
 ;;;; Invariant: promised octets are never counted as free: they are not allocated yet, or are
 ;;;; counted twice.
@@ -193,9 +193,10 @@ allocated now, garbage included, counts as living; with a negative value the col
   "True if the collector has the room that it needs to copy OCTETS of small objects, and BEFORE
 octets that are promised already, and a quarter of the heap besides, with which the valve of servers
 stays open. A promise is for the most that may be needed, so one thread alone may have it without
-room for copies."
-  (<= (+ (if (zerop before) octets (* 2 (+ before octets)))
-         (ash (heap-size) -2))
+room for copies, and needs an eighth of the heap besides."
+  (<= (if (zerop before)
+          (+ octets (ash (heap-size) -3))
+          (+ (* 2 (+ before octets)) (ash (heap-size) -2)))
       (the fixnum (heap-spare))))
 
 (define-hot promise-octets ((octets heap-octets)

@@ -101,8 +101,8 @@ are alike."
   "Return the SERVICE-CONFIG in SOURCE: a JSON text of gRPC's service_config.proto, or the same as a
 plist, such as (:method-config ((:name ((:service \"a.B\")) :timeout 1.5))). Signal
 SERVICE-CONFIG-ERROR, a MISUSE, with the path of the error. Unknown fields are ignored in JSON,
-which may be written for other versions, though the log tells of names that are probably misspelt;
-they are errors in a plist. From any thread."
+which may be written for other versions; the log has a warning for each that is probably misspelt.
+They are errors in a plist. From any thread."
   (unless (typep source '(or string list))
     (misuse "A service config is a JSON text or a plist, not ~S~:[~;; UIOP:READ-FILE-STRING reads ~
              a file~]." source (pathnamep source)))

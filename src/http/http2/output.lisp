@@ -13,8 +13,7 @@
     (declare (type buffer buffer))
     (incf (connection-sent-octets connection)
           (max 0 (- (connection-given-octets connection) (buffer-fill buffer))))
-    (setf (connection-data-stream connection) nil ; a part of its frame may have been sent
-          (connection-output connection) buffer)))
+    (setf (connection-output connection) buffer)))
 
 (define-hot (give-output-back :inline t) ((connection connection)) null
   "Give the buffer that ON-OUTPUT has lent to CONNECTION back to the owner, who sends its contents.
@@ -22,6 +21,7 @@ Called when the owner has filled it up by WRITE-QUEUED, and before it sends anyt
   (let ((output (connection-output connection)))
     (when output
       (setf (connection-given-octets connection) (buffer-fill output)
+            (connection-data-stream connection) nil ; a part of its frame may be sent alone
             (connection-output connection) nil)))
   nil)
 

@@ -86,11 +86,18 @@ and MISUSE if there is no room in INTO. From any thread."
 
 (define-hot parse-received
     ((type message-type) (octets octets) (start index) (end index) (depth index)
-     (decoded-octets index) (consume boolean) &key (partial t nil))
+     (decoded-octets index) (consume boolean)
+     &key (partial t nil) (beyond (or null function) nil))
     (values message boolean fixnum)
   "As PARSE-OCTETS, of octets that were received. With CONSUME, OCTETS belong to the message
 afterwards if the second value is true. The third value is the memory that the messages inside it
-take, in octets."
+take, in octets. BEYOND, if not nil, is called without arguments if they take more than they may; it
+exits non-locally."
+  (when beyond
+    (return-from parse-received
+      (handler-case (parse-received type octets start end depth decoded-octets consume
+                                    :partial partial)
+        (memory-limit-exceeded () (funcall (the function beyond))))))
   (check-slice octets start end)
   (let* ((kept nil)
          (inside 0)

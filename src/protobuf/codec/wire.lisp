@@ -29,7 +29,9 @@
 (defun fail-recursion (position)
   (fail-read position "messages nest deeper than :max-message-depth allows"))
 (defun fail-allowance (position)
-  (fail-read position "its messages take more memory than :max-decoded-octets allows"))
+  (error 'memory-limit-exceeded
+         :position position
+         :text "its messages take more memory than :max-decoded-octets allows"))
 
 ;;; Leaves
 

@@ -85,9 +85,8 @@ does so, and when the vectors are gone there is room again."
 they make is copied."
   (holds-in-a-fresh-heap
     (sb-ext:gc :full t)
-    (let* ((quarter (ash (heap-size) -2))
-           (free (- (heap-spare) quarter))
-           (some (floor free 8)))
+    (let* ((free (- (heap-spare) (ash (heap-size) -3))) ; for one alone
+           (some (floor (- (heap-spare) (ash (heap-size) -2)) 8)))
       (and (not (promise-octets (+ free some) :copied t))
            (promise-octets (- free some) :copied t)
            (not (promise-octets some :copied t))

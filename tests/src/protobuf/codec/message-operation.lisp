@@ -306,6 +306,13 @@
       (signals protobuf-error
         (parse-message 'clgrpc.test:all octets :end 999999 :max-decoded-octets 1000000))
       (is (< (- (sb-ext:get-bytes-consed) before) 24000000)))
+    (flet ((read-within (limit count)
+             (block reading
+               (protobuf:parse-received (find-message-type "clgrpc.test.All") octets 0 (* 3 count)
+                                        100 limit nil
+                                        :beyond (lambda () (return-from reading :beyond))))))
+      (is (eq :beyond (read-within 1000000 333333)))
+      (is (= 10 (length (clgrpc.test:all-r17 (read-within 1000000 10))))))
     (signals protobuf-error
       (parse-message 'clgrpc.test:all (unhex "8a0100") :max-message-depth 0))
     (finishes (parse-message 'clgrpc.test:all (unhex "8a0100") :max-message-depth 1))))
