@@ -517,7 +517,7 @@ thread."
 (defun call-trailers (call)
   "On a client the trailing metadata of CALL, an alist, nil before CALL has ended. In a handler the
 trailers that CALL will send, SETFable; signal MISUSE for metadata that cannot be sent, or if CALL
-has been answered. From any thread."
+has been answered and this is not code of CALL. From any thread."
   (let ((ending (call-ending call)))
     (cond ((null ending) '())
           ((plusp (length (ending-trailer-fields ending)))
@@ -525,14 +525,13 @@ has been answered. From any thread."
           (t (ending-trailers ending)))))
 
 (defun refuse-if-answered (call part)
-  "Signal MISUSE if CALL has been answered, so that PART of it cannot be changed any more. But for
-code of CALL itself, such as an interceptor after its handler, another thread may answer at any
-moment; then the change has no effect."
-  (when (and (eq :ok (call-status call)) (not (eq call *call*)))
+  "Signal MISUSE if CALL has been answered, so that PART of it cannot be changed any more."
+  (when (eq :ok (call-status call))
     (misuse "~A has ended, and its ~A were sent." call part)))
 
 (defun (setf call-trailers) (metadata call)
-  (refuse-if-answered call "trailers")
+  ;; while an interceptor runs, another thread may answer at any moment
+  (unless (eq call *call*) (refuse-if-answered call "trailers"))
   (setf (ending-trailers (ensure-ending call)) (check-metadata metadata)))
 
 (defun call-condition (call)
