@@ -42,7 +42,7 @@ or that is not gRPC's."
         (or (sb-ext:compare-and-swap (server-call-deferred-start call) nil new) new))))
 
 (defun note-later (call &optional again)
-  "Note that CALL's handler has returned CALL and will answer later; with AGAIN that a REPLY has been
+  "Note that CALL's handler has returned CALL and will answer later; with AGAIN that a REPLY was
 unwound, by a timeout for example. From any thread."
   (sb-ext:compare-and-swap (deferred-start-later (ensure-deferred-start call))
                            (if again :answered nil) t))
