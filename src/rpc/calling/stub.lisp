@@ -65,11 +65,12 @@ RETRY-CALL is chosen, make another call with them and return its values."
 
 (defun check-requests (requests)
   "Signal MISUSE if REQUESTS, a sequence, has the element nil, which would end the stream."
-  (let ((at (if (and (listp requests) (null (list-length requests))) ; it is circular
-                nil
-                (position nil requests))))
-    (when at
-      (misuse "A stream of requests is a sequence of messages; its element ~D is nil." at))))
+  (when (if (listp requests)
+            (and (list-length requests) ; else it is circular
+                 (member nil requests :test #'eq)) ; quicker than POSITION
+            (position nil requests))
+    (misuse "A stream of requests is a sequence of messages; its element ~D is nil."
+            (position nil requests))))
 
 (defun request-generator (request)
   "A function that returns the messages of REQUEST one by one, then nil. Signal MISUSE if REQUEST
