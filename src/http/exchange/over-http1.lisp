@@ -503,13 +503,15 @@ more."
          (setf (state-waits state) t)
          (loop:stop-reading (state-socket state))
          (return (values at t))))
-      (when (state-paused state)
+      (when (and (state-paused state) (< at end))
         (loop:stop-reading (state-socket state))
-        (return (values at (< at end))))
+        (return (values at t)))
+      ;; the end of a body needs no octet after the last one: it is taken in a pause as well
       (multiple-value-bind (next event) (http1:parse (state-parser state) octets at end)
         (setf at next)
         (unless event
           (note-begun-head state)
+          (when (state-paused state) (loop:stop-reading (state-socket state)))
           (return (values at nil)))
         (take-event state event octets)
         (when (and (or (eq :end event) (zerop (mod (incf events) +events-per-look+)))

@@ -91,6 +91,12 @@ when the peer takes it."
                      (post server "/lab.Bench/Watch" "application/connect+json" file version
                            "-o" "/dev/null" "-w" " %{size_download}")))))))
 
+(defun paused-p (server)
+  "True if the connection of SERVER, over HTTP/1.1, reads no more of a body for now."
+  (let ((http1 (and (server-links server)
+                    (server::server-link-http1 (first (server-links server))))))
+    (and http1 (clgrpc.exchange::state-paused http1))))
+
 (test a-stream-that-nobody-reads-waits
   "Over HTTP/1.1 the server reads no more of it than a window has until its handler reads; then all
 of it comes."
@@ -107,14 +113,31 @@ of it comes."
                       (note count))))
       (let ((client (sb-thread:make-thread
                      (lambda () (stream-json server "/lab.Bench/Collect" body "--http1.1")))))
-        (is-true (wait-until (lambda ()
-                               (let ((http1 (and (server-links server)
-                                                 (server::server-link-http1
-                                                  (first (server-links server))))))
-                                 (and http1 (clgrpc.exchange::state-paused http1))))))
+        (is-true (wait-until (lambda () (paused-p server))))
         (is (< 65535 (held-octets server) 400000))
         (signal-it go)
         (is (search (format nil "{\"number\":\"~D\"}" count)
+                    (sb-thread:join-thread client :timeout +patience+ :default "")))))))
+
+(test a-stream-that-ends-as-reading-stops
+  "Over HTTP/1.1 the last message of a stream fills the window: the stream's end comes as well."
+  (let* ((go (make-signal))
+         (letter (enveloped 0 (format nil "{\"text\":\"~A\"}"
+                                      (make-string 30000 :initial-element #\x)))))
+    (with-web-probe (server :stream-window-octets 65535)
+        (:collect (lambda (stream call)
+                    (declare (ignore call))
+                    (await-signal go)
+                    (let ((count 0))
+                      (grpc:do-messages (message stream) message (incf count))
+                      (note count))))
+      (let ((client (sb-thread:make-thread
+                     (lambda () (stream-json server "/lab.Bench/Collect"
+                                             (concatenate 'octets letter letter letter)
+                                             "--http1.1")))))
+        (is-true (wait-until (lambda () (paused-p server))))
+        (signal-it go)
+        (is (search "{\"number\":\"3\"}"
                     (sb-thread:join-thread client :timeout +patience+ :default "")))))))
 
 (test a-client-that-leaves-cancels-its-call
