@@ -11,8 +11,9 @@
 ;;;;   within +SPIN-NS+, the peer does not sleep between two messages, and the loop continues to
 ;;;;   spin;
 ;;;;   - a loop that a caller drives does so more rarely, through so many in a row that its peer,
-;;;;     which may be such a loop as well, has a trial meanwhile and finds the caller awake. Trials
-;;;;     that fail grow rare (PAUSE). A loop stops spinning after some waits longer than +SPIN-NS+,
+;;;;     which may be such a loop as well, has a trial meanwhile and finds the caller awake. A peer
+;;;;     in the same process begins its trial at once (**CALLERS-TRIALS**). Trials that fail grow
+;;;;     rare (PAUSE). A loop stops spinning after some waits longer than +SPIN-NS+,
 ;;;;     or at once when events of other sources arrive. With fewer than two processors the peer
 ;;;;     cannot run meanwhile, or spinning uses up a quota; so no loop spins there, and none does in
 ;;;;     a simulated world.
@@ -27,6 +28,11 @@
 (defconstant +trial-ns+ 50000
   "The time that a caller spins in a trial, and a loop whose last spin failed: its peer may have to
 be woken first.")
+(defconstant +answer-ns+ 100000
+  "The time that a loop spins because a caller of its process has begun a trial: the caller may sleep
+in the first wait of that.")
+(defconstant +answers+ 4
+  "The number of waits through which it does so, unless one of them is longer.")
 (defconstant +longest-look-ns+ 5000
   "A look that takes longer was interrupted by another thread.")
 (defconstant +trials+ 192
@@ -54,6 +60,7 @@ possible.")
   (pause 16 :type (integer 16 8192))   ; waits between this trial and the next
   (left 16 :type (integer 0 8192))     ; of these, those that are still to come
   (wins 0 :type (integer 0 256))        ; waits that spinning has paid for since the last trial
+  (answered 0 :type fixnum)             ; trials of callers after which this loop had its own
   (sent 0 :type (unsigned-byte 62))     ; octets that the loop had sent when it last waited
   (spun-ns 0 :type (unsigned-byte 62))) ; how long it has spun, in all
 
@@ -62,6 +69,9 @@ possible.")
 (defmethod print-object ((spin-state spin-state) stream)
   (print-unreadable-object (spin-state stream :type t)
     (format stream "~:[sleeps~;spins~]" (plusp (spin-state-credit spin-state)))))
+
+(declaim (type fixnum **callers-trials**))
+(sb-ext:define-load-time-global **callers-trials** 0) ; begun on all loops of the process; atomic
 
 (defun make-spin-state-if-useful ()
   "A spin state, or nil for a loop that never spins."
@@ -97,20 +107,29 @@ is 0."
   (setf (spin-state-token spin-state) token)
   nil)
 
-(define-hot spin-time-ns ((spin-state spin-state) (driven boolean)) (integer 0 50000)
+(define-hot spin-time-ns ((spin-state spin-state) (driven boolean)) (integer 0 100000)
   "The time for which the wait that begins now may spin; DRIVEN is true if a caller drives the
 loop."
   (cond ((= +credit+ (spin-state-credit spin-state)) +spin-ns+)
         ;; one pause has both ends sleep; to be there again takes the time that the other one wakes
         ((plusp (spin-state-credit spin-state)) +trial-ns+)
         ((< (spin-state-streak spin-state) +steady+) 0)
+        ((and (not driven) (/= **callers-trials** (spin-state-answered spin-state)))
+         (setf (spin-state-answered spin-state) **callers-trials**
+               (spin-state-trials spin-state) +answers+)
+         +answer-ns+)
+        ((and (not driven) (< 1 (spin-state-trials spin-state))) +answer-ns+)
         ((plusp (spin-state-left spin-state))
          (decf (spin-state-left spin-state))
          0)
+        ((not driven)
+         (setf (spin-state-trials spin-state) 1)
+         +spin-ns+)
         (t
          (when (zerop (spin-state-trials spin-state))
-           (setf (spin-state-trials spin-state) (if driven +trials+ 1)))
-         (if driven +trial-ns+ +spin-ns+))))
+           (setf (spin-state-trials spin-state) +trials+)
+           (sb-ext:atomic-incf **callers-trials**))
+         +trial-ns+)))
 
 (define-hot note-spin
             ((spin-state spin-state) (driven boolean) (waited-ns (or null (integer 0 100000))))

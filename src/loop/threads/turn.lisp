@@ -138,7 +138,7 @@ number. After a wait this thread may have lost the baton."
     (when (< 0 postponed (event-loop-ready-count loop))
       (put-newcomers-first loop postponed))))
 
-(define-hot look-for-events ((loop event-loop) (spin-ns (integer 0 50000)))
+(define-hot look-for-events ((loop event-loop) (spin-ns (integer 0 100000)))
     (values (integer 0 256) (or null (integer 0 100000)) nanoseconds)
   "Look for events of LOOP for SPIN-NS without sleeping. Return three values: how many there are;
 after how many nanoseconds they, or a post, have arrived, nil if nothing has; and how long this

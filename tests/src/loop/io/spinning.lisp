@@ -7,7 +7,7 @@
 ;;; The model: two ends that answer each other. Times are nanoseconds.
 
 (defconstant +model-work-ns+ 6000 "What an end takes from a message to its answer.")
-(defconstant +model-wake-ns+ 20000 "What an end that sleeps takes to wake.")
+(defparameter *model-wake-ns* 20000 "What an end that sleeps takes to wake.")
 
 (defstruct model-end
   (spin-state (clgrpc.loop::make-spin-state))
@@ -32,7 +32,7 @@
       (clgrpc.loop::note-spin (model-end-spin-state end) (model-end-driven end)
                               (and awake waited)))
     (clgrpc.loop::note-source (model-end-spin-state end) (model-end-token end))
-    (if awake at (+ at +model-wake-ns+))))
+    (if awake at (+ at *model-wake-ns*))))
 
 (defun play (caller server count &key (now 0) (pause-ns (constantly 0)) (work-ns +model-work-ns+))
   "Have CALLER make COUNT calls of SERVER from NOW on; before the number I it does something else
@@ -40,7 +40,7 @@ for (PAUSE-NS I). Either may be nil, an end that always sleeps. Return the time 
 the last 100 calls took on average."
   (let ((last '()))
     (flet ((wait (end now) (when end (begin-to-wait end now)))
-           (see (end at) (if end (see-event end at) (+ at +model-wake-ns+))))
+           (see (end at) (if end (see-event end at) (+ at *model-wake-ns*))))
       (wait server now)
       (dotimes (i count)
         (incf now (funcall pause-ns i))
@@ -58,7 +58,7 @@ the last 100 calls took on average."
 
 (test two-ends-that-spin-find-each-other
   (let ((caller (make-model-end :driven t)) (server (make-model-end)))
-    (is (= (* 2 (+ +model-work-ns+ +model-wake-ns+)) (average-of caller server 8)) "at first")
+    (is (= (* 2 (+ +model-work-ns+ *model-wake-ns*)) (average-of caller server 8)) "at first")
     (is (= (* 2 +model-work-ns+) (average-of caller server 500)) "soon")
     (is (> (* 2.2 +model-work-ns+)
            (average-of caller server 1000 :pause-ns (lambda (i) (if (= 50 (mod i 100)) 100000 0))))
@@ -74,6 +74,14 @@ the last 100 calls took on average."
   (let ((server (make-model-end)) (caller (make-model-end :driven t)))
     (play nil server 10000)
     (is (= (* 2 +model-work-ns+) (average-of caller server 20000)))))
+
+(test ends-of-one-process-that-wake-slowly-find-each-other
+  "The trial of a caller makes the loops of its process try as well, also if they have not for long."
+  (let ((server (make-model-end)) (caller (make-model-end :driven t)) (*model-wake-ns* 60000))
+    (play nil server 10000)
+    (is (= (* 2 +model-work-ns+) (average-of caller server 300)))
+    (play nil server 10000)
+    (is (= (* 2 +model-work-ns+) (average-of (make-model-end :driven t) server 300)))))
 
 (test trials-that-fail-are-rare
   "What an end spins in vain is little where its peer sleeps, or takes long to answer."
