@@ -69,8 +69,8 @@ is its number of octets; PLAIN, if it is compressed, the number before that, oth
       (let ((compression (compression-of call)))
         (when compression (setf (compression-told compression) plain)))
       (when stream
-        (setf (http2:stream-tally-out stream)
-              (ldb (byte 62 0) (+ (http2:stream-tally-out stream) size))))
+        (setf (http2:stream-octets-out stream)
+              (ldb (byte 62 0) (+ (http2:stream-octets-out stream) size))))
       (observe message-sent observer call size)))
   nil)
 
@@ -80,8 +80,8 @@ is its number of octets; PLAIN, if it is compressed, the number before that, oth
     (when observer
       (let ((stream (wire-call-stream call)))
         (when stream
-          (setf (http2:stream-tally-in stream)
-                (ldb (byte 62 0) (+ (http2:stream-tally-in stream) size)))))
+          (setf (http2:stream-octets-in stream)
+                (ldb (byte 62 0) (+ (http2:stream-octets-in stream) size)))))
       (observe message-received observer call size)))
   nil)
 
@@ -90,7 +90,7 @@ is its number of octets; PLAIN, if it is compressed, the number before that, oth
   "The operation TRAFFIC."
   (let ((stream (wire-call-stream call)))
     (if stream
-        (values (http2:stream-tally-out stream) (http2:stream-tally-in stream)
+        (values (http2:stream-octets-out stream) (http2:stream-octets-in stream)
                 (wire-call-born-ns call))
         (values 0 0 (wire-call-born-ns call)))))
 

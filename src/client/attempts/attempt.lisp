@@ -349,7 +349,7 @@ went on with ATTEMPT."
          (link (stream-link stream)))
     (rpc:observe attempt-ended (client-observer call)
                  call (client-link-peer link) status (http2:stream-id stream)
-                 (http2:stream-tally-out stream) (http2:stream-tally-in stream)
+                 (http2:stream-octets-out stream) (http2:stream-octets-in stream)
                  (since call (attempt-began-ns attempt)))
     (when (attempt-view attempt) (end-view attempt call own status))
     (let* ((subchannel (the subchannel (attempt-subchannel attempt)))

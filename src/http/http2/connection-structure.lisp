@@ -207,8 +207,8 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   (queued-octets 0 :type index)         ; the number of queued octets
   (trailers-function nil :type (or null function)) ; writes the trailers after the queue
   (charge 0 :type index)                ; the owner's: octets that it has charged to an account
-  (tally-out 0 :type (unsigned-byte 62)) ; the owner's, if it counts: octets of messages sent
-  (tally-in 0 :type (unsigned-byte 62))) ; likewise, of messages received
+  (octets-out 0 :type (unsigned-byte 62)) ; the owner's, if it counts: octets of messages sent
+  (octets-in 0 :type (unsigned-byte 62))) ; likewise, of messages received
 
 (declaim (sb-ext:freeze-type sink counters pool segment stream connection))
 
@@ -282,9 +282,9 @@ With KEEPS-USERS a stream that is used again keeps its STREAM-USER; otherwise th
    (stream-connection "The connection that a stream belongs to.")
    (stream-charge "The octets that the owner of a stream has charged to an account for it, 0 at
 first. SETFable.")
-   (stream-tally-in "The octets of messages received on a stream, if its owner counts them.
+   (stream-octets-in "The octets of messages received on a stream, if its owner counts them.
 SETFable.")
-  (stream-tally-out "The octets of messages sent on a stream, if its owner counts. SETFable.")
+  (stream-octets-out "The octets of messages sent on a stream, if its owner counts. SETFable.")
   (stream-user "An object that the owner associates with a stream; NIL at first; see MAKE-POOL.
 SETFable.")
    (stream-queued-octets "The octets that wait on a stream for windows or a turn.")

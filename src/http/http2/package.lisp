@@ -20,8 +20,8 @@
    #:pool #:make-pool
    #:counters #:counters-queued-octets
    #:counters-streams-opened #:counters-streams-failed
-   #:stream #:stream-id #:stream-connection #:stream-user #:stream-tally-in
-   #:stream-tally-out #:stream-charge #:stream-queued-octets
+   #:stream #:stream-id #:stream-connection #:stream-user #:stream-octets-in
+   #:stream-octets-out #:stream-charge #:stream-queued-octets
    #:send-continue #:stream-sendable-p #:stream-receivable-p #:stream-open-p
    #:connection #:connection-role #:connection-user
    #:connection-counters #:connection-stream-count

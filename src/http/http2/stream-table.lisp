@@ -117,8 +117,8 @@ finished connection are not put there, since they would keep it from the collect
       (setf (stream-flags stream) 0
             (stream-unreturned stream) 0
             (stream-charge stream) 0
-            (stream-tally-out stream) 0
-            (stream-tally-in stream) 0
+            (stream-octets-out stream) 0
+            (stream-octets-in stream) 0
             (stream-content-left stream) +no-content-length+
             (stream-next stream) (pool-streams pool)
             (pool-streams pool) stream)
