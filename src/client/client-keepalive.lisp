@@ -20,7 +20,7 @@ default of servers themselves (gRFC A8).")
                                        (options-min-keepalive-seconds (core-options core))))))
               (if limit (min ns limit) ns))))))
 
-(defun patience-ns (core)
+(defun keepalive-timeout-ns (core)
   "How long, in nanoseconds, a server may stay silent after a PING of new links of CORE's channel."
   (let ((ns (seconds-ns (options-keepalive-timeout-seconds (core-options core)))))
     (if (core-silence-ns core)
@@ -47,7 +47,8 @@ server of LINK has complained of too many PINGs (gRFC A8)."
 (defun limit-link-silence (link limit-ns)
   "Let LINK send a PING after a silence of at most LIMIT-NS, and end if its server then stays silent
 for as long."
-  (setf (client-link-patience-ns link) (min limit-ns (client-link-patience-ns link)))
+  (setf (client-link-keepalive-timeout-ns link)
+        (min limit-ns (client-link-keepalive-timeout-ns link)))
   (when (or (zerop (client-link-keepalive-ns link)) (< limit-ns (client-link-keepalive-ns link)))
     (setf (client-link-keepalive-ns link) limit-ns)
     (wire:check-link link)))

@@ -82,7 +82,7 @@ when a peer's SETTINGS come."
                               :account (core-account core)
                               :observer (core-observer core)
                               :keepalive-ns (keepalive-ns core)
-                              :patience-ns (patience-ns core))
+                              :keepalive-timeout-ns (keepalive-timeout-ns core))
               (connect-round-links connect-round))
       (clgrpc-error (error)
         (loop:close-byte-channel byte-channel)

@@ -11,7 +11,7 @@
 
 (in-package #:clgrpc.inproc)
 
-(defconstant +patience-ns+ (* 20 1000 1000)
+(defconstant +longest-wait-ns+ (* 20 1000 1000)
   "The time, in nanoseconds, after which a call that waits begins elsewhere; it may take twice as
 long.")
 
@@ -44,7 +44,7 @@ wait for it."
 
 (defun ring-later (timer inproc-core)
   (start-core-timer inproc-core timer
-                    (status:deadline-in +patience-ns+ (inproc-core-now inproc-core))))
+                    (status:deadline-in +longest-wait-ns+ (inproc-core-now inproc-core))))
 
 (defun empty-place (places place)
   "Empty the index PLACE of PLACES; return the call pairs that were in it."

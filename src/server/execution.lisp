@@ -52,19 +52,19 @@ queue."
          (rpc:abort-as call (if (eq reason :share) :too-many-handlers :queue-full)))
         (:queued
          (let ((timer (make-timer #'refuse-waiting ticket)))
-           (end-patience call)
-           (setf (deferred-start-patience (server-call-deferred-start call)) timer)
+           (stop-wait-timer call)
+           (setf (deferred-start-timer (server-call-deferred-start call)) timer)
            (loop:start-timer loop timer
                              (+ (loop:event-loop-now loop)
                                 (seconds-ns (options-reserve-wait-seconds
                                              (wire:wire-call-options call)))))))))))
 
-(defun end-patience (call)
+(defun stop-wait-timer (call)
   "Cancel the timer of CALL's wait for a reserve thread, if there is one. On the loop."
   (let ((deferred-start (server-call-deferred-start call)))
     (when deferred-start
       (loop:stop-timer (wire-call-loop call)
-                       (shiftf (deferred-start-patience deferred-start) nil)))))
+                       (shiftf (deferred-start-timer deferred-start) nil)))))
 
 (defun use-ticket (ticket)
   "Take the call out of TICKET and return it; nil if the ticket is empty. From any thread."
@@ -92,7 +92,7 @@ queue."
 (defun forget-unstarted (call)
   "If CALL, which has ended, is in the queue where it waits for its handler to begin, remove it, so
 that its request can be collected. On the loop."
-  (when (server-call-deferred-start call) (end-patience call))
+  (when (server-call-deferred-start call) (stop-wait-timer call))
   (when (and (due-p call) (zerop (server-call-began-ns call)))
     (let ((deferred-start (server-call-deferred-start call)))
       (cond ((and deferred-start (deferred-start-ticket deferred-start))

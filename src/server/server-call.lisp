@@ -11,7 +11,7 @@ or that is not gRPC's."
   ;; for a reserve thread: a list of the call, or NIL once the ticket is used, and of the function
   ;; that waits; NIL without a ticket
   (ticket '() :type list)
-  (patience nil :type (or null timer))  ; rings when it has waited for such a thread for too long
+  (timer nil :type (or null timer))     ; rings when it has waited for such a thread for too long
   (place nil :type (or null ring))      ; among the calls of its loop that wait for room
   (undecoded nil :type (or null wire:parcel)) ; its request, if that is long
   (long nil :type boolean)              ; UNDECODED may be long once it is decompressed

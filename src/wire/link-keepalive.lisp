@@ -64,7 +64,7 @@
 
 (defun keep-alive (link now)
   (let* ((interval (link-keepalive-ns link))
-         (patience (link-patience-ns link))
+         (timeout (link-keepalive-timeout-ns link))
          (heard (http2:connection-last-receive-ns (link-http2 link)))
          (pinged (link-pinged-ns link)))
     (cond ((zerop interval) nil)
@@ -76,10 +76,10 @@
                                :silent-seconds (ns-seconds (- now heard)))
                   (incf (link-keepalives link))
                   (http2:send-ping (link-http2 link) +keepalive-ping+)
-                  (+ now (min interval patience)))
+                  (+ now (min interval timeout)))
                  (t (setf (link-dormant link) t)
                     (+ now interval))))
-          ((< now (+ pinged patience)) (min (+ pinged patience) (+ now interval)))
+          ((< now (+ pinged timeout)) (min (+ pinged timeout) (+ now interval)))
           (t (close-link link (format nil "keepalive: no sign of the peer for ~,3F s"
                                       (ns-seconds (- now heard)))
                          :how :lost)))))

@@ -46,7 +46,7 @@ protocol. All run on its loop. A server includes this structure."
   (born-ns 0 :type (unsigned-byte 62))  ; when it began
   (age-ns 0 :type (unsigned-byte 62))   ; how old it may get, 0 for no limit
   (keepalive-ns 0 :type (unsigned-byte 62)) ; after such a silence we send a PING; 0 is never
-  (patience-ns 0 :type (unsigned-byte 62)) ; how long the peer may be silent after that
+  (keepalive-timeout-ns 0 :type (unsigned-byte 62)) ; how long the peer may be silent after that
   (dormant nil :type boolean)           ; a PING is due when a call begins
   (pinged-ns 0 :type (unsigned-byte 62)) ; when the last PING was sent
   (taken-ns 0 :type (unsigned-byte 62)) ; when the incomplete frame at hand began to arrive

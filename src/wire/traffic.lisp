@@ -168,19 +168,19 @@ links."
 (defun open-link (owner loop byte-channel role sink options pool
                   &key account observer dialect handler (make #'make-link)
                     (keepalive-ns (seconds-ns (options-keepalive-seconds options)))
-                    (patience-ns (seconds-ns (options-keepalive-timeout-seconds options))))
+                    (keepalive-timeout-ns (seconds-ns (options-keepalive-timeout-seconds options))))
   "Make a link over BYTE-CHANNEL, which is connected, on LOOP, begin HTTP/2 in ROLE, and return the
 link. It shares http2's POOL with its owner's other links. Its account is part of ACCOUNT, and its
 events are reported to OBSERVER. After a silence of KEEPALIVE-NS, unless that is 0, it sends the
-peer a PING; if no answer arrives within PATIENCE-NS, it gives the peer up. MAKE is called with
-LOOP, OPTIONS and OWNER and returns the link. If the protocol of the link is not known yet, it has
-DIALECT and the loop's HANDLER until SPEAK-HTTP2 is called."
+peer a PING; if no answer arrives within KEEPALIVE-TIMEOUT-NS, it gives the peer up. MAKE is called
+with LOOP, OPTIONS and OWNER and returns the link. If the protocol of the link is not known yet, it
+has DIALECT and the loop's HANDLER until SPEAK-HTTP2 is called."
   (let ((link (funcall make loop options owner)))
     (setf (link-observer link) observer
           (link-peer link) (loop:byte-channel-peer byte-channel)
           (link-account link) (make-account account)
           (link-keepalive-ns link) keepalive-ns
-          (link-patience-ns link) patience-ns
+          (link-keepalive-timeout-ns link) keepalive-timeout-ns
           (link-dialect link) dialect
           (link-socket link) (loop:make-connection
                               loop byte-channel (or handler **link-handler**)

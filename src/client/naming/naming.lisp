@@ -17,7 +17,7 @@
 
 (defconstant +config-grace-ns+ +ns-per-second+
   "How long addresses wait for the service config, in nanoseconds.")
-(defconstant +patience-ns+ +ns-per-second+
+(defconstant +look-up-wait-ns+ +ns-per-second+
   "How long a channel that has had addresses waits for new ones, in nanoseconds.")
 
 (defclass name-resolver (resolver)
@@ -64,7 +64,7 @@ clients; see choice.lisp."))
 
 (defmethod begin-resolving ((resolver name-resolver))
   (setf (resolver-told resolver) nil)
-  (cond ((resolver-asking resolver) (limit-patience resolver)) ; since before the channel was idle
+  (cond ((resolver-asking resolver) (limit-wait resolver)) ; since before the channel was idle
         ((due-p resolver) (begin-lookup resolver))
         (t (deliver-known resolver)     ; the last answer is new enough
            (resolve-again resolver))))
@@ -90,12 +90,12 @@ function."
 
 ;;; A look-up
 
-(defun limit-patience (resolver)
+(defun limit-wait (resolver)
   "Bound the wait of RESOLVER's channel for the present look-up: if it has had addresses it gets
-those after +PATIENCE-NS+."
+those after +LOOK-UP-WAIT-NS+."
   (set-resolver-timer resolver
                       (when (resolver-addresses resolver) #'deliver-known)
-                      (+ (resolver-now resolver) +patience-ns+)))
+                      (+ (resolver-now resolver) +look-up-wait-ns+)))
 
 (defun begin-lookup (resolver)
   "Look up RESOLVER's name and its service config at once."
@@ -119,7 +119,7 @@ those after +PATIENCE-NS+."
                (setf query nil)
                (answered)))
       (setf (resolver-asking resolver) t)
-      (limit-patience resolver)
+      (limit-wait resolver)
       (ask-for-addresses resolver #'take-addresses)
       (if (resolver-config-name resolver)
           (setf query (ask-for-config resolver #'take-config))

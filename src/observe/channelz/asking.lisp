@@ -5,7 +5,7 @@
 
 (in-package #:clgrpc.channelz)
 
-(defconstant +patience-seconds+ 2
+(defconstant +answer-seconds+ 2
   "How long a loop is waited for: a working loop answers within a millisecond.")
 
 (defun ask (loop function)
@@ -14,8 +14,8 @@ does not answer."
   (flet ((complain (reason)
            (when (eq :late reason)
              (status:fail :unavailable (format nil "~A has not answered within ~D s"
-                                               (loop:event-loop-name loop) +patience-seconds+)))))
-    (loop:call-and-wait loop function +patience-seconds+ #'complain)))
+                                               (loop:event-loop-name loop) +answer-seconds+)))))
+    (loop:call-and-wait loop function +answer-seconds+ #'complain)))
 
 (defun first-found (function owners)
   "The first value of FUNCTION, called with each of OWNERS, that is not nil. An owner whose loop
