@@ -233,10 +233,10 @@ resolver that has just failed is asked later anyhow."
 (defstruct (client-link (:include link) (:constructor make-client-link (loop options owner))
                         (:copier nil))
   "One HTTP/2 connection of a connection set."
-  (greeted nil :type boolean)           ; the peer's SETTINGS have come, it is in use
-  (farewell nil :type (or null string)) ; the name of the error code of the peer's first GOAWAY
+  (settings-received nil :type boolean) ; the peer's SETTINGS have come, it is in use
+  (goaway-code nil :type (or null string)) ; the name of the error code of the peer's first GOAWAY
   (accepted :unknown :type (or list (eql :unknown))) ; the encodings that the peer reads
-  (side-streams 0 :type index)          ; the number of streams of internal calls so far
+  (internal-streams 0 :type index)      ; the number of streams of internal calls so far
   (authorities '() :type list))         ; of calls: texts for which its peer has a certificate
 
 (declaim (sb-ext:freeze-type client-link))

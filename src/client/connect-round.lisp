@@ -140,7 +140,7 @@ this server from the resolver, or the host of the target."
   (dolist (connect-round (connection-set-connect-rounds connection-set))
           (end-connect-round connect-round text)))
 
-(defun greeted (connection-set link)
+(defun handle-settings (connection-set link)
   "Handle SETTINGS of LINK's peer. With the first ones, if LINK is a candidate, CONNECTION-SET is
 connected and knows the peer's limit of streams."
   (let ((connect-round (connect-round-of connection-set link)))
@@ -149,7 +149,7 @@ connected and knows the peer's limit of streams."
       (end-connect-round connect-round "another address was faster")
       (setf (connection-set-links connection-set)
             (append (connection-set-links connection-set) (list link))
-            (client-link-greeted link) t)
+            (client-link-settings-received link) t)
       (rpc:observe subchannel-connected (core-observer (connection-set-core connection-set))
                    (client-link-peer link))
       (note-failure connection-set nil)

@@ -49,7 +49,7 @@ thread."
   "Start CALL with REQUEST on a link of SUBCHANNEL; return nil if no stream is free now."
   (multiple-value-bind (stream link) (free-stream subchannel)
     (when stream
-      (incf (client-link-side-streams link))
+      (incf (client-link-internal-streams link))
       (decf (subchannel-picks subchannel))
       (push call (subchannel-internal-calls subchannel))
       (rpc:observe call-begun (client-observer call) call)

@@ -235,7 +235,7 @@ loop."
 (defun link-streams (link)
   "How many streams LINK has had, other than those of internal calls."
   (- (http2:counters-streams-opened (http2:connection-counters (client-link-http2 link)))
-     (client-link-side-streams link)))
+     (client-link-internal-streams link)))
 
 (defun useful-p (connection-set link)
   "True if LINK, which has worked, had a user's call that its peer has seen, according to its
@@ -292,7 +292,7 @@ did not listen."
 that was seen."
   (let ((text (or (client-link-failure link) "")))
     (flet ((mentions (word) (search word text :test #'char-equal)))
-      (cond ((client-link-farewell link) (format nil "GOAWAY ~A" (client-link-farewell link)))
+      (cond ((client-link-goaway-code link) (format nil "GOAWAY ~A" (client-link-goaway-code link)))
             ((or (client-link-draining link)
                  (eq :shutdown (connection-set-link-state connection-set)))
              "subchannel shutdown")
@@ -314,7 +314,7 @@ that was seen."
                                  :info "the connection with ~A, socket ~D, has ended: ~A"
                                  (client-link-peer link) (client-link-number link)
                                  (client-link-failure link)))
-    (when (client-link-greeted link)
+    (when (client-link-settings-received link)
       (rpc:observe subchannel-disconnected (core-observer (connection-set-core connection-set))
                    (client-link-peer link) (disconnect-error connection-set link)))
     (setf (connection-set-leaving connection-set)

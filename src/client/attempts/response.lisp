@@ -237,8 +237,8 @@ arguments of the sink's on-reset."
   (declare (ignore last-stream-id))
   (let* ((link (http2:connection-user http2)))
     (setf (client-link-draining link) t)
-    (unless (client-link-farewell link)
-      (setf (client-link-farewell link) (http2:error-code-name error-code)))
+    (unless (client-link-goaway-code link)
+      (setf (client-link-goaway-code link) (http2:error-code-name error-code)))
     ;; the first GOAWAY with a reason: after a graceful one another may come
     (when (and (/= error-code http2:+no-error+) (null (client-link-goaway link)))
       (setf (client-link-goaway link)
@@ -255,7 +255,7 @@ arguments of the sink's on-reset."
   "The sink's on-settings: the peer's limit of streams may have grown."
   (let ((link (http2:connection-user http2)))
     (when link
-      (greeted (client-link-owner link) link)
+      (handle-settings (client-link-owner link) link)
       (serve-owners (client-link-owner link)))))
 
 (defun client-writable (stream)
