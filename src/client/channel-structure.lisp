@@ -261,7 +261,7 @@ connection-set.lisp."
   (link-state :idle :type connectivity) ; of its connections
   (connect-rounds '() :type list)       ; to connect: those under way
   (links '() :type list)                ; in use, oldest first
-  (leaving '() :type list)              ; links that get no more calls and still have some
+  (draining '() :type list)             ; links that get no more calls and still have some
   (proven nil :type boolean)            ; the last connection has worked
   (useless 0 :type (integer 0 2))       ; connections in a row that were useless, 2 for more
   (back-off (make-back-off) :type back-off :read-only t) ; between attempts to connect

@@ -166,7 +166,7 @@ connected and knows the peer's limit of streams."
           (change-state connection-set :ready))
       (keep-links connection-set))))
 
-(defun greeting-failed (connect-round link text)
+(defun preface-failed (connect-round link text)
   "Handle the end of LINK, a candidate of CONNECT-ROUND, because of TEXT before its peer's SETTINGS
 came."
   (let ((core (connection-set-core (connect-round-connection-set connect-round))))

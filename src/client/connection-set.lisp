@@ -27,7 +27,7 @@
 
 (defun all-links (connection-set)
   "The links of CONNECTION-SET, with those that get no more calls. On its loop."
-  (append (connection-set-links connection-set) (connection-set-leaving connection-set)))
+  (append (connection-set-links connection-set) (connection-set-draining connection-set)))
 
 ;;; Sharing between channels
 

@@ -154,7 +154,7 @@ that outlast a failure wait for another picker."
                  (t (move-place queued-attempt picked)
                     (when (subchannel-p picked)
                       (ask-for-some-link core (queued-attempt-call queued-attempt) picked)
-                      (leave-full-links (subchannel-connection-set picked)))
+                      (drain-full-links (subchannel-connection-set picked)))
                     (unless (failure-p picked) (return))))))
 
 (defun start-those-of (core subchannel)
@@ -168,7 +168,7 @@ stream is free."
                             (pick-again core (queued-attempt-call queued-attempt) subchannel)))
                  (t (ask-for-some-link core (queued-attempt-call queued-attempt) subchannel)
                     (return))))
-  (leave-full-links (subchannel-connection-set subchannel)))
+  (drain-full-links (subchannel-connection-set subchannel)))
 
 (defun serve-waiting (core subchannel)
   "Serve the calls that wait in CORE, because a stream of SUBCHANNEL may be free; ask for
@@ -204,7 +204,7 @@ of CORE wait in line, until one finds no stream."
             do (when (queued-p queued-attempt) (place-by-itself core queued-attempt)))
       (start-first core))
   (dolist (subchannel (core-subchannels core))
-    (leave-full-links (subchannel-connection-set subchannel))))
+    (drain-full-links (subchannel-connection-set subchannel))))
 
 ;;; States
 

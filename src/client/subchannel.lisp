@@ -95,7 +95,7 @@ many as it always keeps."
     (dolist (link (reverse (nthcdr kept (connection-set-links connection-set))))
       (when (quiet-p link since-ns)
         (setf (client-link-draining link) t)
-        (leave-link connection-set link "no calls for a while")))))
+        (drain-link connection-set link "no calls for a while")))))
 
 (defun addresses-beyond (addresses others)
   "The ADDRESSES that are not among OTHERS."
@@ -165,7 +165,7 @@ one of them it stays until that connection ends. Else SUBCHANNEL moves to anothe
     (unless (find-address (connection-set-addresses connection-set) (client-link-peer link))
       (setf (client-link-draining link) t
             (connection-set-useless connection-set) 0) ; the server is not to blame
-      (leave-link connection-set link "its address is the server's no more")))
+      (drain-link connection-set link "its address is the server's no more")))
   (mapc #'connect (connection-set-owners connection-set)))
 
 ;;; Streams
@@ -201,22 +201,22 @@ loop."
      (count-if (lambda (call) (and (client-call-stream call) (null (call-status call))))
                (subchannel-internal-calls subchannel))))
 
-(defun leave-full-links (connection-set)
-  "Leave the links of CONNECTION-SET that have used up their streams' identifiers."
+(defun drain-full-links (connection-set)
+  "Drain the links of CONNECTION-SET that have used up their streams' identifiers."
   (dolist (link (connection-set-links connection-set))
-    (when (client-link-draining link) (leave-link connection-set link))))
+    (when (client-link-draining link) (drain-link connection-set link))))
 
 ;;; Links that go
 
-(defun leave-link (connection-set link &optional (text "the server is going away"))
+(defun drain-link (connection-set link &optional (text "the server is going away"))
   "Begin no more calls on LINK, which its peer or we are about to close because of TEXT."
   (trace-event :subchannel :connection-left :target (core-name (connection-set-core connection-set))
                                             :peer (client-link-peer link) :reason text)
   (let ((connect-round (connect-round-of connection-set link)))
-    (cond (connect-round (greeting-failed connect-round link text))
+    (cond (connect-round (preface-failed connect-round link text))
           ((member link (connection-set-links connection-set))
            (forget-link connection-set link)
-           (push link (connection-set-leaving connection-set))
+           (push link (connection-set-draining connection-set))
            (dolist (owner (connection-set-owners connection-set))
              (dolist (call (subchannel-internal-calls owner))
                (when (eq link (client-call-link call))
@@ -283,8 +283,8 @@ did not listen."
   (setf (client-link-draining link) t
         (connection-set-useless connection-set) 0) ; the server is not to blame
   (ecase event
-    (:idle (leave-link connection-set link "no calls for a while"))
-    (:age (leave-link connection-set link "the connection is old"))
+    (:idle (drain-link connection-set link "no calls for a while"))
+    (:age (drain-link connection-set link "the connection is old"))
     (:grace (abandon-link link :unavailable "the connection is too old"))))
 
 (defun disconnect-error (connection-set link)
@@ -317,10 +317,10 @@ that was seen."
     (when (client-link-settings-received link)
       (rpc:observe subchannel-disconnected (core-observer (connection-set-core connection-set))
                    (client-link-peer link) (disconnect-error connection-set link)))
-    (setf (connection-set-leaving connection-set)
-          (delete link (connection-set-leaving connection-set)))
+    (setf (connection-set-draining connection-set)
+          (delete link (connection-set-draining connection-set)))
     (forget-link connection-set link)
-    (cond (connect-round (greeting-failed connect-round link (client-link-failure link)))
+    (cond (connect-round (preface-failed connect-round link (client-link-failure link)))
           ((and used (linkless-p connection-set))
            (go-on-without connection-set link (client-link-failure link)))
           (used
@@ -374,11 +374,11 @@ now."
   (end-connect-rounds connection-set text)
   (stop-back-off (connection-set-back-off connection-set) (connection-set-loop connection-set)))
 
-(defun leave-links (connection-set text)
+(defun drain-links (connection-set text)
   "Leave the links of CONNECTION-SET, because of TEXT."
   (dolist (link (connection-set-links connection-set))
     (setf (client-link-draining link) t)
-    (leave-link connection-set link text)))
+    (drain-link connection-set link text)))
 
 (defun leave-connection-set (subchannel text)
   "Let SUBCHANNEL leave its connection set, because of TEXT; its calls there continue."
@@ -391,7 +391,7 @@ now."
       (unless (connection-set-owners connection-set)
         (forget-connection-set connection-set)
         (end-connection-set connection-set text)
-        (leave-links connection-set text)))))
+        (drain-links connection-set text)))))
 
 (defun stop-connecting (subchannel text)
   "Change the state of SUBCHANNEL to :shutdown, because of TEXT, without a call of its balancer."

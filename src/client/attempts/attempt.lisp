@@ -207,7 +207,7 @@ it."
            (write-replay call stream)
            (cond ((call-status call))   ; there was no memory for it
                  (own (write-outbox call))
-                 ((wire:marked-p call :closed) (end-side stream))))
+                 ((wire:marked-p call :closed) (half-close-stream stream))))
           (own (write-request call))
           (t (write-again call stream (encoded-request call) t))))
   nil)

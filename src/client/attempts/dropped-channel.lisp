@@ -17,7 +17,7 @@
                  (dolist (subchannel (core-subchannels core))
                    (let ((connection-set (subchannel-connection-set subchannel)))
                      (unless (connection-set-pool connection-set) ; others may use it
-                       (leave-links connection-set "the channel was dropped"))))
+                       (drain-links connection-set "the channel was dropped"))))
                  (end-if-unused core)))))
 
 (defun end-if-unused (core)

@@ -147,15 +147,15 @@ octets of the longest message in CALL's outbox, 0 if that is empty."
 
 ;;; The end of our side
 
-(defun end-side (stream)
+(defun half-close-stream (stream)
   "End our side of STREAM by an empty DATA frame (RFC 9113 section 8.1)."
   (http2:send-data stream (load-time-value (make-octets 0)) 0 0 t))
 
 (defun write-half-close (call)
   "End our side of CALL, on all of its streams."
   (rpc:observe half-closed (core-observer (client-call-core call)) call)
-  (end-side (client-call-stream call))
-  (dolist (attempt (other-attempts call)) (end-side (attempt-stream attempt))))
+  (half-close-stream (client-call-stream call))
+  (dolist (attempt (other-attempts call)) (half-close-stream (attempt-stream attempt))))
 
 (defun write-outbox (call)
   "Send the messages in CALL's outbox, and the half-close if that waits too."

@@ -229,7 +229,7 @@ arguments of the sink's on-reset."
         (decf (client-link-calls link))
         (when (zerop (decf (subchannel-open-calls subchannel))) (look-after-last subchannel))
         (if (client-link-draining link)
-            (leave-link (client-link-owner link) link)
+            (drain-link (client-link-owner link) link)
             (serve-owners (client-link-owner link)))))))
 
 (defun client-goaway (http2 last-stream-id error-code debug)
@@ -249,7 +249,7 @@ arguments of the sink's on-reset."
       (when (and (= error-code http2:+enhance-your-calm+)
                  (equalp debug (load-time-value (ascii-octets "too_many_pings"))))
         (ping-less (client-link-owner link) link)))
-    (leave-link (client-link-owner link) link)))
+    (drain-link (client-link-owner link) link)))
 
 (defun client-settings (http2)
   "The sink's on-settings: the peer's limit of streams may have grown."

@@ -146,7 +146,7 @@ that share connections and have OPTIONS besides."
             (grpc:close-send call)
             (is (null (grpc:receive call))))
           (is (wait-until (lambda ()
-                            (null (client::connection-set-leaving
+                            (null (client::connection-set-draining
                                    (connection-set-of-channel first)))))))))))
 
 (test back-off-is-seen-by-all
@@ -415,7 +415,7 @@ over."
       (speak call 3)
       (grpc:close-send call)
       (is (null (grpc:receive call)))
-      (is-true (wait-until (lambda () (null (client::connection-set-leaving connection-set))))))))
+      (is-true (wait-until (lambda () (null (client::connection-set-draining connection-set))))))))
 
 (test calls-of-a-former-connection-set-end-with-their-channel
   (with-told-sharers (first second one other)

@@ -296,7 +296,7 @@ well."
       (loop:post (client:core-loop (client:subchannel-core subchannel))
                  (lambda ()
                    (setf (wire::link-draining (first links)) t)
-                   (client::leave-link (connection-set-of subchannel) (first links))
+                   (client::drain-link (connection-set-of subchannel) (first links))
                    (signal-it left)))
       (is-true (await-signal left))
       (is (equal (rest links) (client::connection-set-links (connection-set-of subchannel))))
