@@ -17,7 +17,7 @@
   (prepare nil :type function :read-only t)
   ;; (server http-method target fields): return the PLAIN-ANSWER to a request of the protocol that
   ;; has no route and no handler; nil for a request of another protocol
-  (stray nil :type (or null function) :read-only t))
+  (unrouted nil :type (or null function) :read-only t))
 
 (defstruct (manner (:copier nil))
   "The functions of a protocol for its calls, in addition to their operations. All functions but
@@ -103,12 +103,12 @@ is not known."
 requests that have no route and no handler."
   (append (loop for protocol in protocols
                 collect (funcall (protocol-prepare protocol) server table))
-          (let ((strays (remove nil (mapcar #'protocol-stray protocols))))
-            (and strays
+          (let ((functions (remove nil (mapcar #'protocol-unrouted protocols))))
+            (and functions
                  (list (lambda (http-method target fields)
                          (and (not (exchange:answers-p (server-router server) target))
-                              (loop for stray in strays
-                                    thereis (funcall (the function stray) server http-method
+                              (loop for function in functions
+                                    thereis (funcall (the function function) server http-method
                                                      target fields)))))))))
 
 (defun claim-request (claimers http-method target fields)

@@ -196,8 +196,8 @@
            (and query
                 (equal "v1" (get-query-version (read-get-query (subseq target (1+ query))))))))))
 
-(defun stray-answer (server http-method target fields)
-  "The STRAY of the protocol: a method that is not here."
+(defun unrouted-answer (server http-method target fields)
+  "The UNROUTED of the protocol: a method that is not here."
   (let ((origins (server:server-origins server))
         (asked (web:header-value fields "access-control-request-method")))
     (cond ((and (string= "OPTIONS" http-method) (member asked '("GET" "POST") :test #'equal))
@@ -213,4 +213,4 @@
 
 (server:register-protocol
  (server:make-protocol :name :connect :prepare (web:preparer (content-types) #'claim-of)
-                       :stray #'stray-answer))
+                       :unrouted #'unrouted-answer))

@@ -223,8 +223,8 @@ Fetch standard, \"CORS-safelisted request-header\")."
     (lambda (http-method target fields)
       (claim-of router heads origins limit http-method target fields))))
 
-(defun stray-answer (server http-method target fields)
-  "The STRAY of the protocol: a request that nothing else handles counts as one of REST."
+(defun unrouted-answer (server http-method target fields)
+  "The UNROUTED of the protocol: a request that nothing else handles counts as one of REST."
   (declare (ignore target))
   (let ((origins (server:server-origins server))
         (asked (web:header-value fields "access-control-request-method")))
@@ -234,4 +234,4 @@ Fetch standard, \"CORS-safelisted request-header\")."
                       (append (web:origin-headers origins fields) (web:vary-headers origins))))))
 
 (server:register-protocol (server:make-protocol :name :rest :prepare #'prepare
-                                                :stray #'stray-answer))
+                                                :unrouted #'unrouted-answer))
