@@ -56,7 +56,7 @@ slots, gathering.lisp."
   (world *world* :type world :read-only t) ; the one that the loop was made in
   (clock nil :type function :read-only t) ; returns the time in nanoseconds
   (poller nil :type poller)             ; finds the ready descriptors
-  (strays '() :type list)               ; threads overtaken while they waited with POLLER
+  (overtaken-waiters '() :type list)    ; threads overtaken while they waited with POLLER
   (random nil :type random-state :read-only t) ; for random choices on the loop
   (reserve nil :type (or null reserve) :read-only t) ; runs the loop when its own thread cannot
   (driving nil :type (or null driving) :read-only t) ; nil if the loop has a thread of its own

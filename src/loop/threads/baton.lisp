@@ -259,18 +259,19 @@ WITH-USER-INTERRUPTS. Return the value of BODY, or NIL."
 ;;; A thread that is overtaken while it waits for events may be in the middle of the wait, and
 ;;; would take events from the thread that runs the loop now, and be left there when the loop stops.
 ;;; So the loop gets another poller; the thread is woken, and closes the one that it has. The thread
-;;; is a stray until it has left its poller. If it has left before the loop gets another, the loop
-;;; keeps the one that there is.
+;;; is an overtaken waiter until it has left its poller. If it has left before the loop gets
+;;; another, the loop keeps the one that there is.
 
-(defmacro with-strays ((loop) &body body)
-  "Evaluate BODY, which reads and changes the strays of LOOP and its poller, while no other thread
+(defmacro with-overtaken-waiters ((loop) &body body)
+  "Evaluate BODY, which changes the OVERTAKEN-WAITERS of LOOP and its poller, while no other thread
 does."
   `(sb-thread:with-mutex ((event-loop-lock ,loop)) ,@body))
 
-(defun forget-stray (loop thread)
-  "Remove THREAD from the strays of LOOP; return true if it was a stray. The lock is held."
-  (when (member thread (event-loop-strays loop))
-    (setf (event-loop-strays loop) (remove thread (event-loop-strays loop) :count 1))
+(defun forget-overtaken-waiter (loop thread)
+  "Remove THREAD from the OVERTAKEN-WAITERS of LOOP; return true if it was one. The lock is held."
+  (when (member thread (event-loop-overtaken-waiters loop))
+    (setf (event-loop-overtaken-waiters loop)
+          (remove thread (event-loop-overtaken-waiters loop) :count 1))
     t))
 
 (defun replace-poller (loop)
@@ -288,23 +289,23 @@ for another poller the threads share it. The lock is held."
 (defun overtake-sleeper (loop baton)
   "As OVERTAKE, of a thread that waits for events."
   (let ((sleeper (event-loop-thread loop)))
-    (with-strays (loop) (push sleeper (event-loop-strays loop)))
+    (with-overtaken-waiters (loop) (push sleeper (event-loop-overtaken-waiters loop)))
     (cond ((overtake loop baton)
-           (with-strays (loop)
-             (when (member sleeper (event-loop-strays loop)) (replace-poller loop)))
+           (with-overtaken-waiters (loop)
+             (when (member sleeper (event-loop-overtaken-waiters loop)) (replace-poller loop)))
            t)
-          (t (with-strays (loop) (forget-stray loop sleeper))
+          (t (with-overtaken-waiters (loop) (forget-overtaken-waiter loop sleeper))
              nil))))
 
 (defun leave-poller (loop poller)
   "This thread was overtaken while it waited with POLLER for events of LOOP, and does not wait any
 more. Return true if POLLER is still that of LOOP; else close it when no other thread is about to
 wake LOOP by it."
-  (multiple-value-bind (stray shared)
-      (with-strays (loop)
-        (values (forget-stray loop sb-thread:*current-thread*)
+  (multiple-value-bind (overtaken shared)
+      (with-overtaken-waiters (loop)
+        (values (forget-overtaken-waiter loop sb-thread:*current-thread*)
                 (eq poller (event-loop-poller loop))))
-    (when (and stray (not shared))
+    (when (and overtaken (not shared))
       (close-poller loop poller (no-waker-left-p (event-loop-inbox loop))))
     shared))
 

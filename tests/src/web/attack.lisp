@@ -273,8 +273,8 @@ listed origin depend on it, good ones, errors and those to requests that nothing
         (is (search "||{\"code\":5,\"message\":\"there is nothing here\"}" text) "~S" text))
       (is (search "grpc-status: 12" (post "/none.None/None" "application/grpc-web"))))))
 
-(test handlers-of-http-come-before-strays
-  "A path that has a handler of HTTP, and with a fallback each, is nobody's stray."
+(test handlers-of-http-come-before-protocols
+  "A path that has a handler of HTTP, and with a fallback each, is not answered by a protocol."
   (with-all-protocols (server :http (list (grpc:http-handler "/a/" (lambda (request)
                                                                      (declare (ignore request))
                                                                      (values 200 '() "mine")))))
