@@ -30,7 +30,7 @@
    #:server-address #:server-addresses #:server-credentials #:server-running-p
    #:server-service-names #:server-statistics #:start-server #:stop-server #:wire-server
    ;; for channelz
-   #:server-channel-trace #:server-loop-links #:server-loop-loop #:server-loop-tally
+   #:server-channel-trace #:server-loop-links #:server-loop-loop #:server-loop-call-counts
    #:server-loops #:server-sockets #:**servers**
    ;; protocol.lisp, and what protocols beside gRPC need
    #:call-claim #:call-http-request #:call-notes #:call-protocol #:claim #:claim-incoming

@@ -25,7 +25,7 @@
   (max-open 0 :type fixnum)             ; how many may be
   (request (make-request) :type request) ; for headers that no peer repeats
   ;; the places of calls that wait for room, see reply-room.lisp
-  (roomless (make-ring) :type ring)
+  (room-waiters (make-ring) :type ring)
   (probe nil :type (or null wire-call)) ; the one of these calls that has begun without room
   (room-timer nil :type (or null timer)) ; when to look for room again
   (pool (http2:make-pool) :type http2:pool)) ; shared by the connections
@@ -37,7 +37,7 @@
     (format stream "~D links, ~D calls" (server-loop-link-count server-loop)
             (server-loop-calls server-loop))))
 
-(defun server-loop-tally (server-loop)
+(defun server-loop-call-counts (server-loop)
   "Return four values: how many calls of SERVER-LOOP have begun, succeeded and failed, and when the
 last began, 0 if none has. On its loop."
   (values (server-loop-begun server-loop)

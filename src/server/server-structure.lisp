@@ -28,8 +28,9 @@
    ;; its number and its events
    (channel-trace :initarg :channel-trace :reader server-channel-trace)
    (sockets :initform '() :accessor server-sockets) ; an alist from number to listener
-   (farewells :initform '() :accessor server-farewells) ; functions of CALL-BEFORE-STOP; the lock's
-   ;; of the routes, the state and the farewells
+   ;; of CALL-BEFORE-STOP; the lock's
+   (stop-functions :initform '() :accessor server-stop-functions)
+   ;; of the routes, the state and STOP-FUNCTIONS
    (routes-lock :initform (sb-thread:make-mutex :name "clgrpc server routes")
                 :reader server-routes-lock)
    (watcher :initform nil :accessor server-watcher) ; ends what WATCH-SERVICES began

@@ -380,17 +380,17 @@ FUNCTION takes no argument. From any thread."
   (sb-thread:with-mutex ((server-routes-lock (checked-server server)))
     (unless (member (server-state server) '(:starting :serving))
       (misuse "~A does not run." server))
-    (push function (server-farewells server)))
+    (push function (server-stop-functions server)))
   nil)
 
-(defun say-farewells (server drain)
+(defun run-stop-functions (server drain)
   "Call the functions of CALL-BEFORE-STOP for SERVER, including those that are added meanwhile.
 Return the functions to be called after it has stopped, and the state that it had before it drains."
   (let ((after '()))
     (loop
       (let* ((function
                (sb-thread:with-mutex ((server-routes-lock server))
-                 (or (pop (server-farewells server))
+                 (or (pop (server-stop-functions server))
                      (return (values after (shiftf (server-state server) :draining))))))
              (value (loop:guarding (:server-stop-error :server server)
                       (funcall function drain))))
@@ -431,7 +431,7 @@ waited for SERVER's end."
 
 (defun stop-and-wait (server drain)
   "Stop SERVER, see STOP-SERVER, on a thread that runs none of SERVER's calls."
-  (multiple-value-bind (after before) (say-farewells server drain)
+  (multiple-value-bind (after before) (run-stop-functions server drain)
     (unwind-protect (end-server server drain before)
       (call-after-stop server after))))
 

@@ -110,7 +110,7 @@ its calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
                                   (or (ask (server:server-loop-loop server-loop)
                                            (lambda ()
                                              (multiple-value-list
-                                              (server:server-loop-tally server-loop))))
+                                              (server:server-loop-call-counts server-loop))))
                                       '(0 0 0 0)))))
          (number (channel-trace-number (server:server-channel-trace server))))
     (flet ((total (place combine)

@@ -162,8 +162,8 @@ versions, and no call is counted for it; so it is if an observer must be told of
       (with-raw-client (peer (grpc:server-address server))
         (is (string= "two" (body-text (ask-plainly peer "/a?two"))))
         (is (= 204 (http-status-of (ask-plainly peer "/nothing")))))
-      (is (zerop (nth-value 0
-                            (server:server-loop-tally (first (server:server-loops server)))))))))
+      (is (zerop (nth-value
+                  0 (server:server-loop-call-counts (first (server:server-loops server)))))))))
 
 (test prompt-answers-have-the-date
   "Each answer has one date, that of the handler if it gives one."
