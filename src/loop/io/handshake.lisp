@@ -13,7 +13,7 @@
 (defconstant +change-cipher-spec-record+ 20)
 (defconstant +handshake-record+ 22)
 
-(defstruct (announced (:copier nil))
+(defstruct (record-scan (:copier nil))
   "The position of the next octet in the records of a client's handshake."
   (header 0 :type (unsigned-byte 40))   ; octets of a record's header
   (header-count 0 :type (mod 6))        ; how many of its five have come
@@ -23,45 +23,45 @@
   (message-left 0 :type (unsigned-byte 24)) ; octets left of the message
   (encrypted nil :type boolean))        ; nothing more can be read
 
-(declaim (sb-ext:freeze-type announced))
+(declaim (sb-ext:freeze-type record-scan))
 
-(defun record-kind (announced)
-  (ldb (byte 8 32) (announced-header announced)))
+(defun record-kind (record-scan)
+  (ldb (byte 8 32) (record-scan-header record-scan)))
 
-(defun take-record-octet (announced octet version)
+(defun take-record-octet (record-scan octet version)
   "Examine OCTET, one of a record's header."
-  (setf (announced-header announced)
-        (logior (ash (ldb (byte 32 0) (announced-header announced)) 8) octet))
-  (when (= 5 (incf (announced-header-count announced)))
-    (setf (announced-header-count announced) 0
-          (announced-record-left announced) (ldb (byte 16 0) (announced-header announced)))
-    (when (and (= +change-cipher-spec-record+ (record-kind announced))
+  (setf (record-scan-header record-scan)
+        (logior (ash (ldb (byte 32 0) (record-scan-header record-scan)) 8) octet))
+  (when (= 5 (incf (record-scan-header-count record-scan)))
+    (setf (record-scan-header-count record-scan) 0
+          (record-scan-record-left record-scan) (ldb (byte 16 0) (record-scan-header record-scan)))
+    (when (and (= +change-cipher-spec-record+ (record-kind record-scan))
                (string= "TLSv1.2" (funcall version)))
-      (setf (announced-encrypted announced) t))))
+      (setf (record-scan-encrypted record-scan) t))))
 
-(defun take-message-octet (announced octet)
+(defun take-message-octet (record-scan octet)
   "Examine OCTET, one of a message or of its header."
-  (if (plusp (announced-message-left announced))
-      (decf (announced-message-left announced))
+  (if (plusp (record-scan-message-left record-scan))
+      (decf (record-scan-message-left record-scan))
       (progn
-        (setf (announced-length announced)
-              (logior (ash (ldb (byte 24 0) (announced-length announced)) 8) octet))
-        (when (= 4 (incf (announced-length-count announced)))
-          (setf (announced-length-count announced) 0
-                (announced-message-left announced)
-                (ldb (byte 24 0) (announced-length announced)))))))
+        (setf (record-scan-length record-scan)
+              (logior (ash (ldb (byte 24 0) (record-scan-length record-scan)) 8) octet))
+        (when (= 4 (incf (record-scan-length-count record-scan)))
+          (setf (record-scan-length-count record-scan) 0
+                (record-scan-message-left record-scan)
+                (ldb (byte 24 0) (record-scan-length record-scan)))))))
 
-(defun short-messages-p (announced octets end most version)
+(defun short-messages-p (record-scan octets end most version)
   "True unless OCTETS, the next of a client's up to END, begin a message of more than MOST octets.
 VERSION is a function that returns the version of TLS that was agreed on, as text."
   (declare (type octets octets) (type index end most) (type function version))
   (loop for i below end
-        until (announced-encrypted announced)
+        until (record-scan-encrypted record-scan)
         do (let ((octet (aref octets i)))
-             (if (zerop (announced-record-left announced))
-                 (take-record-octet announced octet version)
+             (if (zerop (record-scan-record-left record-scan))
+                 (take-record-octet record-scan octet version)
                  (progn
-                   (decf (announced-record-left announced))
-                   (when (= +handshake-record+ (record-kind announced))
-                     (take-message-octet announced octet)))))
-        always (<= (announced-message-left announced) most)))
+                   (decf (record-scan-record-left record-scan))
+                   (when (= +handshake-record+ (record-kind record-scan))
+                     (take-message-octet record-scan octet)))))
+        always (<= (record-scan-message-left record-scan) most)))

@@ -83,7 +83,7 @@ verified, unless the credentials have :verify nil.")
   (server nil :type (or null string) :read-only t) ; as a client calls it, with its port
   (server-name nil :type (or null string)) ; by which the client calls the server
   (hello :awaited :type (member :awaited :taken :refused)) ; the ClientHello of a server's peer
-  (announced nil :type (or null announced)) ; of a server's peer that shakes hands: its messages
+  (record-scan nil :type (or null record-scan)) ; of a server's peer that shakes hands: its messages
   (resumable-until nil :type (or null (integer 0))) ; UNTIL of the ticket that was offered
   (loop nil :type event-loop :read-only t) ; that it is on
   (area nil :type os:tls-area :read-only t) ; the loop's
@@ -283,7 +283,7 @@ read. The certificate may be an attacker's."
 (defun short-hello-p (tls count)
   "True unless a message that the peer of TLS begins with COUNT octets in the area is too long."
   (or (eq :client (tls-role tls))
-      (short-messages-p (or (tls-announced tls) (setf (tls-announced tls) (make-announced)))
+      (short-messages-p (or (tls-record-scan tls) (setf (tls-record-scan tls) (make-record-scan)))
                         (os:tls-area-octets (tls-area tls)) count +max-message-octets+
                         (lambda () (os:session-version (tls-ssl tls))))))
 
@@ -296,7 +296,7 @@ is lent."
       (fail-tls byte-channel tls "TLS: a message of the handshake is too long"))
   (cond ((not (eq :handshaking (tls-state tls)))
          (setf (tls-idle tls) 0
-               (tls-announced tls) nil))
+               (tls-record-scan tls) nil))
         ((< +max-shaking-octets+ (tls-idle tls))
          (fail-tls byte-channel tls "TLS: the peer sends too much before the handshake is over"))))
 

@@ -17,10 +17,10 @@
 
 (defun short-p (octets &key (version "unknown") (step (length octets)))
   "True if OCTETS, a list that comes in parts of STEP octets, begins no message of more than 1,000."
-  (loop with announced = (clgrpc.loop::make-announced)
+  (loop with record-scan = (clgrpc.loop::make-record-scan)
         while octets
         always (let ((part (coerce (loop repeat step while octets collect (pop octets)) 'octets)))
-                 (clgrpc.loop::short-messages-p announced part (length part) 1000
+                 (clgrpc.loop::short-messages-p record-scan part (length part) 1000
                                                 (constantly version)))))
 
 (test lengths-that-clients-announce
