@@ -21,7 +21,7 @@
 
 (defstruct (manner (:copier nil))
   "The functions of a protocol for its calls, in addition to their operations. All functions but
-POST-REPLY run on the loop."
+POST-REPLY run on the loop. Protocols include this structure."
   (name nil :type keyword :read-only t) ; of the protocol, for observers
   ;; (call octets start end last): more of the request's body, valid only during the call; LAST if
   ;; the body is whole with it
@@ -48,7 +48,7 @@ requests that repeat it. Protocols include this structure."
   (accepted '() :type list :read-only t) ; the encodings that the client can read
   (rejection '() :type list :read-only t)) ; why it cannot become a call: a status and a text
 
-(declaim (sb-ext:freeze-type protocol manner))
+(declaim (sb-ext:freeze-type protocol))
 
 (defmethod print-object ((protocol protocol) stream)
   (print-unreadable-object (protocol stream :type t)

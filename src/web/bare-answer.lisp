@@ -1,4 +1,4 @@
-;;;; Bare answers, of styles whose only answer is the body of the response: an error is JSON, with
+;;;; Bare answers, of manners whose only answer is the body of the response: an error is JSON, with
 ;;;; the status of HTTP, and trailers are headers.
 
 (in-package #:clgrpc.web)

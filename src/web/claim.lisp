@@ -1,32 +1,18 @@
-;;;; The data in the head of a request for a protocol that claims it, and a STYLE, the functions in
-;;;; which protocols differ when they write. A claim is made once for a head that a peer repeats.
+;;;; The data in the head of a request for a protocol that claims it, and the functions in which
+;;;; protocols differ. A claim is made once for a head that a peer repeats.
 
 (in-package #:clgrpc.web)
 
-(defstruct (style (:copier nil))
-  "The functions of one protocol for one form of its requests. All functions run on the
-loop."
-  (name nil :type keyword :read-only t) ; of the protocol
-  ;; (call octets start end last), as of a manner: RECEIVE-BARE, RECEIVE-ENVELOPED or its own
-  (receive nil :type function :read-only t)
-  ;; (call): the body is whole
-  (whole nil :type function :read-only t)
-  (begun nil :type (or null function) :read-only t) ; as of a manner: AWAIT-HEAD, its own, or nil
-  ;; (call encoded): write a message of a streamed answer, whose head is written
-  (part nil :type function :read-only t)
-  ;; (call): the call has ended: write what is left of its answer. PENDING has the only answer
-  (finish nil :type function :read-only t)
-  (manner nil :type (or null server:manner))) ; made of it
+(defstruct (web-manner (:include server:manner) (:copier nil))
+  "The functions of one protocol for one form of its requests; MAKE-MANNER makes it."
+  ;; (call encoded): write a message of a streamed answer, whose head is written. On the loop
+  (part nil :type function :read-only t))
 
-(declaim (sb-ext:freeze-type style))
+(declaim (sb-ext:freeze-type web-manner))
 
-(defmethod print-object ((style style) stream)
-  (print-unreadable-object (style stream :type t)
-    (format stream "~(~A~)" (style-name style))))
-
-(defstruct (web-claim (:include server:claim) (:copier nil))
+(defstruct (web-claim (:include server:claim (manner nil :type web-manner :read-only t))
+                      (:copier nil))
   "The data of the head of a request."
-  (style nil :type style :read-only t)  ; of its form
   (codec nil :type codec :read-only t)  ; of its messages, and of the answer's
   (heads nil :type heads :read-only t)  ; how its answer begins
   ;; the headers for pages of the request's origin, an alist; nil without an origin that may call

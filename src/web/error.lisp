@@ -1,4 +1,4 @@
-;;;; How a call has ended, for styles; codes by name, and errors as the JSON that Connect has.
+;;;; How a call has ended; codes by name, and errors as the JSON that Connect has.
 
 (in-package #:clgrpc.web)
 

@@ -1,5 +1,5 @@
 ;;;; What this room does for handlers' calls: their end of the contract of rpc/transport.lisp, where
-;;;; it is not the server's own, and the manner of a style.
+;;;; it is not the server's own, and their manners.
 
 (in-package #:clgrpc.web)
 
@@ -47,14 +47,14 @@
       **web-stream-operations**
       **web-request-operations**))
 
-(defun make-grpc-claim (style form route target fields origins)
+(defun make-grpc-claim (manner form route target fields origins)
   "The claim of a POST to TARGET with FIELDS, which are as in gRPC, of the content type FORM, for
 ROUTE, or nil. ORIGINS are those of START-SERVER."
   (let ((metadata (metadata-fields fields)))
     (multiple-value-bind (incoming unreadable) (head-encoding fields "grpc-encoding")
       (multiple-value-bind (timeout late) (grpc-timeout fields)
         (make-web-claim
-         :manner (style-manner style) :style style :codec (form-codec form)
+         :manner manner :codec (form-codec form)
          :heads (form-heads form) :text (eq :text (form-kind form))
          :operations (operations-for (and route (server:route-method route)))
          :route route :fields metadata :timeout timeout :incoming incoming
@@ -64,12 +64,8 @@ ROUTE, or nil. ORIGINS are those of START-SERVER."
                              (multiple-value-list (rpc:verdict :unknown-method target)))
                         unreadable late (metadata-rejection metadata)))))))
 
-(defun complete-style (style)
-  "Give STYLE its manner; return it."
-  (setf (style-manner style)
-        (server:make-manner :name (style-name style)
-                            :receive (style-receive style) :whole (style-whole style)
-                            :begun (style-begun style)
-                            :reply #'web-reply :post-reply #'web-post-reply
-                            :finish (style-finish style) :writable #'web-writable))
-  style)
+(defun make-manner (&rest functions)
+  "Make a WEB-MANNER of FUNCTIONS: its name and those functions that protocols do not share, a
+plist."
+  (apply #'make-web-manner :reply #'web-reply :post-reply #'web-post-reply
+                           :writable #'web-writable functions))

@@ -6,7 +6,7 @@
 ;;;; The files in their order: codec (messages as Protocol Buffers or JSON); head (how answers
 ;;;; begin); claim (the data in the head of a request); cors (pages of other origins); content-type;
 ;;;; answer-head; receiving; sending; operation (the transport's end); error (codes, and errors as
-;;;; JSON); bare-answer (of styles without envelopes).
+;;;; JSON); bare-answer (of manners without envelopes).
 
 (defpackage #:clgrpc.web
   (:use #:cl #:clgrpc.base #:clgrpc.option)
@@ -23,7 +23,7 @@
    #:decoded-type #:as-sent #:reading-limits #:receive-as-text #:send-as-text
    ;; claim.lisp
    #:web-claim #:make-web-claim #:web-claim-codec #:web-claim-heads
-   #:web-claim-cors #:call-web-claim #:style #:make-style #:style-manner
+   #:web-claim-cors #:call-web-claim
    #:header #:header-value #:parse-header #:metadata-fields #:metadata-rejection
    #:head-encoding #:head-accepted #:find-web-route #:http2-refusal #:find-method-descriptor
    #:media-type #:+media-type-characters+
@@ -41,7 +41,7 @@
    #:finish-enveloped #:mark-headers
    ;; operation.lisp
    #:**web-request-operations** #:**web-stream-operations** #:operations-for #:make-grpc-claim
-   #:complete-style
+   #:make-manner
    ;; error.lisp
    #:error-json #:call-end #:call-end-in-head #:json-octets
    ;; bare-answer.lisp

@@ -72,7 +72,7 @@
 (define-hot receive-bare ((call server:server-call) (octets octets) (start index) (end index)
                           (last boolean))
     null
-  "The RECEIVE of styles whose requests have one message that is the body."
+  "The RECEIVE of manners whose requests have one message that is the body."
   (if (and last (zerop (notes-fill (call-web-notes call))))
       (if (<= (- end start) (the index (rpc:operate receive-limit call)))
           (deliver-body call octets start end)
@@ -81,7 +81,7 @@
   nil)
 
 (defun body-whole (call)
-  "The WHOLE of these styles."
+  "The WHOLE of these manners."
   (let ((notes (call-web-notes call)))
     (unless (notes-taken notes)
       (deliver-body call (notes-body notes) 0 (notes-fill notes)))))
@@ -91,7 +91,7 @@
 (define-hot receive-enveloped ((call server:server-call) (octets octets) (start index) (end index)
                                (last boolean))
     null
-  "The RECEIVE of styles whose messages are in envelopes."
+  "The RECEIVE of manners whose messages are in envelopes."
   (declare (ignore last))
   (wire:receive-messages call octets start end))
 

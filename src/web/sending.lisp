@@ -1,5 +1,5 @@
 ;;;; Answers on their way to the peer: the operations SEND and REPLY. Messages are encoded as gRPC's
-;;;; are, after an envelope of five octets, by the codec of the request; a style may write the
+;;;; are, after an envelope of five octets, by the codec of the request; a manner may write the
 ;;;; envelope or omit it. The only answer of a call waits, encoded, until the call ends, so that the
 ;;;; head can give its length and the call's status.
 
@@ -85,7 +85,7 @@
   (unless (call-status call)
     (wire:ensure-headers call)
     (note-part call encoded)
-    (funcall (style-part (web-claim-style (call-web-claim call))) call encoded)))
+    (funcall (web-manner-part (web-claim-manner (call-web-claim call))) call encoded)))
 
 (defun web-send-message (call message compress)
   "Send MESSAGE from user code."
@@ -100,7 +100,7 @@
   "The operation SEND."
   (wire:send-in-room call wait-p (lambda () (web-send-message call message compress))))
 
-;;; What styles write
+;;; What manners write
 
 (define-hot write-encoded ((call server:server-call) encoded (start index) (last boolean)) null
   "Write ENCODED from START on, with its envelope if START is 0."
@@ -125,7 +125,7 @@
         (t encoded)))
 
 (defun write-enveloped (call encoded)
-  "The PART of styles whose messages are in envelopes."
+  "The PART of manners whose messages are in envelopes."
   (write-encoded call (in-text call encoded) 0 nil))
 
 (defun envelope (flag octets)

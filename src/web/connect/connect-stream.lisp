@@ -22,11 +22,10 @@
       ,@(and trailers `(("metadata" . ,(trailers-json trailers)))))))
 
 (defun finish-stream (call)
-  "The FINISH of this style."
+  "The FINISH of streams."
   (web:finish-enveloped call (web:envelope +end-of-stream+ (web:json-octets (end-json call)))))
 
 (define-load-time-global **stream**
-    (web:complete-style
-     (web:make-style :name :connect :receive #'web:receive-enveloped :whole #'identity
+    (web:make-manner :name :connect :receive #'web:receive-enveloped :whole #'identity
                      :begun #'web:await-head
-                     :part #'web:write-enveloped :finish #'finish-stream)))
+                     :part #'web:write-enveloped :finish #'finish-stream))

@@ -9,13 +9,12 @@
                         (web:json-octets (web:error-json status text details)) headers))
 
 (defun finish-unary (call)
-  "The FINISH of these styles."
+  "The FINISH of unary calls."
   (web:finish-bare call #'web:write-bare-answer #'write-error))
 
 (define-load-time-global **unary**
-    (web:complete-style
-     (web:make-style :name :connect :receive #'web:receive-bare :whole #'web:body-whole
-                     :part #'web:write-enveloped :finish #'finish-unary)))
+    (web:make-manner :name :connect :receive #'web:receive-bare :whole #'web:body-whole
+                     :part #'web:write-enveloped :finish #'finish-unary))
 
 ;;; GET, for methods that say NO_SIDE_EFFECTS: the message is in the query
 
@@ -63,7 +62,7 @@
                  (give-octets-back octets))))))
 
 (defun deliver-query (call)
-  "The WHOLE of the style of GETs."
+  "The WHOLE of GETs."
   (let* ((claim (web:call-web-claim call))
          (length (length (get-claim-message claim)))
          (encoding (server:claim-incoming claim)))
@@ -78,6 +77,5 @@
               (t (wire:deliver-alone call nil message 0 (length message))))))))
 
 (define-load-time-global **get**
-    (web:complete-style
-     (web:make-style :name :connect :receive #'ignore-body :whole #'deliver-query
-                     :part #'web:write-enveloped :finish #'finish-unary)))
+    (web:make-manner :name :connect :receive #'ignore-body :whole #'deliver-query
+                     :part #'web:write-enveloped :finish #'finish-unary))

@@ -1,4 +1,4 @@
-;;;; How calls by REST go over HTTP, as a style of clgrpc.web. A body is one message, and the values
+;;;; How calls by REST go over HTTP, as manners of clgrpc.web. A body is one message, and the values
 ;;;; in the path and the query are added when it is decoded; or it has the messages of a stream,
 ;;;; which must be complete. An answer is one body with a length, or a stream in the form that the
 ;;;; client accepts.
@@ -140,7 +140,7 @@ Signal REQUEST-ERROR if they are wrong."
                        (web:answer-headers call headers) length))
 
 (defun write-part (call encoded)
-  "The PART of the style."
+  "The PART of calls by REST."
   (let ((claim (call-rest-claim call)))
     (cond ((route-raw-answer (rest-claim-rule claim))
            (multiple-value-bind (type start) (raw-type encoded)
@@ -170,7 +170,7 @@ Signal REQUEST-ERROR if they are wrong."
        (protobuf:method-descriptor-server-streaming-p (route-method route))))
 
 (defun await-head (call)
-  "The BEGUN of the styles."
+  "The BEGUN of calls by REST."
   (unless (raw-stream-p (rest-claim-rule (call-rest-claim call))) (web:await-head call)))
 
 (defun operations-of (route)
@@ -234,19 +234,17 @@ too long, as received or after decompression."
                                t))))))
 
 (defun finish-call (call)
-  "The FINISH of the style."
+  "The FINISH of calls by REST."
   (if (rpc:answers-once-p call)
       (web:finish-bare call #'write-answer #'write-status)
       (finish-stream call)))
 
 (sb-ext:define-load-time-global **single**
-    (web:complete-style
-     (web:make-style :name :rest :receive #'web:receive-bare :whole #'web:body-whole
+    (web:make-manner :name :rest :receive #'web:receive-bare :whole #'web:body-whole
                      :begun #'await-head
-                     :part #'write-part :finish #'finish-call)))
+                     :part #'write-part :finish #'finish-call))
 
 (sb-ext:define-load-time-global **several**
-    (web:complete-style
-     (web:make-style :name :rest :receive #'collect-part :whole #'deliver-parts
+    (web:make-manner :name :rest :receive #'collect-part :whole #'deliver-parts
                      :begun #'await-head
-                     :part #'write-part :finish #'finish-call)))
+                     :part #'write-part :finish #'finish-call))

@@ -181,10 +181,9 @@ Fetch standard, \"CORS-safelisted request-header\")."
     (check-body-type route fields content-type)
     (let* ((metadata (web:metadata-fields fields))
            (incoming (body-encoding route fields))
-           (timeout (timeout-of fields))
-           (style (if (streamed-p route) **several** **single**)))
+           (timeout (timeout-of fields)))
       (make-rest-claim
-       :manner (web:style-manner style) :style style :codec **codec**
+       :manner (if (streamed-p route) **several** **single**) :codec **codec**
        :heads (cdr (assoc form heads)) :operations (operations-of route)
        :route (route-payload route) :fields metadata :http-method http-method :timeout timeout
        :incoming incoming
