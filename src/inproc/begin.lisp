@@ -28,7 +28,7 @@ has ended the handler."
 
 (defun keep (call-pair)
   "Note that the handler of CALL-PAIR has returned its call, and answers later."
-  (open-mail call-pair)
+  (open-mailboxes call-pair)
   (let ((route (call-pair-route call-pair)))
     (setf (route-kept route) (method:binding-function (route-binding route))))
   (register call-pair)
@@ -101,7 +101,7 @@ channel."
   (sb-sys:without-interrupts            ; the thread that takes the phase makes the call begin
     (when (eq :waiting (compare-and-swap (call-pair-phase call-pair) :waiting :elsewhere))
       (take-held call-pair)
-      (open-mail call-pair)
+      (open-mailboxes call-pair)
       (let* ((call (call-pair-server call-pair))
              (inproc-core (call-inproc-core call))
              (execution (inproc-core-execution inproc-core)))

@@ -176,24 +176,24 @@ counted."
   (rpc:observe message-sent (inproc-observer call) call size)
   (rpc:observe message-received (inproc-observer (other-end call)) (other-end call) size))
 
-(define-hot (mail :inline t) ((call inproc-call)) (or null mailbox)
+(define-hot (mailbox :inline t) ((call inproc-call)) (or null mailbox)
   "The mailbox of CALL, or nil as long as only one thread uses its call pair."
   (let ((call-pair (inproc-call-call-pair call)))
-    (and call-pair (if (rpc:client-p call) (call-pair-client-mail call-pair)
-                       (call-pair-server-mail call-pair)))))
+    (and call-pair (if (rpc:client-p call) (call-pair-client-mailbox call-pair)
+                       (call-pair-server-mailbox call-pair)))))
 
-(define-hot (mail-for :inline t) ((call inproc-call)) t
+(define-hot (mailbox-message :inline t) ((call inproc-call)) t
   "The message in the mailbox of CALL, or nil."
-  (let ((mail (mail call)))
-    (and mail (svref mail +mail+))))
+  (let ((mailbox (mailbox call)))
+    (and mailbox (svref mailbox +mailbox-index+))))
 
-(define-hot open-mail ((call-pair call-pair)) null
+(define-hot open-mailboxes ((call-pair call-pair)) null
   "Make the mailboxes of CALL-PAIR: two threads may use its ends from now on. From any thread."
-  (flet ((mailbox () (make-array 24 :initial-element nil)))
-    (unless (call-pair-client-mail call-pair)
-      (compare-and-swap (call-pair-client-mail call-pair) nil (mailbox)))
-    (unless (call-pair-server-mail call-pair)
-      (compare-and-swap (call-pair-server-mail call-pair) nil (mailbox))))
+  (flet ((make () (make-array 24 :initial-element nil)))
+    (unless (call-pair-client-mailbox call-pair)
+      (compare-and-swap (call-pair-client-mailbox call-pair) nil (make)))
+    (unless (call-pair-server-mailbox call-pair)
+      (compare-and-swap (call-pair-server-mailbox call-pair) nil (make))))
   nil)
 
 ;;; What is known of a call

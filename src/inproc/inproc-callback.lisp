@@ -18,7 +18,7 @@
   "The message of CALL to call its callback with, or nil. If only room for answers is missing, the
 thread that makes room schedules the callbacks again."
   (and (inproc-reactions-on-message reactions)
-       (or (rpc:messages-wait-p call) (mail-for call))
+       (or (rpc:messages-wait-p call) (mailbox-message call))
        (rpc:deliverable-p call)
        (or (rpc:client-p call)
            (room-left-p call)
@@ -45,10 +45,10 @@ is queued, because callbacks take messages from the queue."
            (call-back call (the function (inproc-reactions-on-message reactions)) message)
            t)
           (t
-           ;; RPC:DUE-CALLBACK looks only at the queue; without a callback for messages, the mail is
-           ;; for the thread that receives
-           (when (and (inproc-reactions-on-message reactions) (mail-for call))
-             (rpc:put-received call (shiftf (svref (mail call) +mail+) nil) nil))
+           ;; RPC:DUE-CALLBACK looks only at the queue; without a callback for messages, that of
+           ;; the mailbox is for the thread that receives
+           (when (and (inproc-reactions-on-message reactions) (mailbox-message call))
+             (rpc:put-received call (shiftf (svref (mailbox call) +mailbox-index+) nil) nil))
            (let ((function (rpc:due-callback call reactions over)))
              (when function
                (call-back call function nil)

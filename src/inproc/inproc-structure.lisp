@@ -98,7 +98,7 @@ which that function runs."
 line."
   '(simple-vector 24))
 
-(defconstant +mail+ 12 "The index of that word.")
+(defconstant +mailbox-index+ 12 "The index of that word.")
 
 (defconstant +cache-line-octets+ 64)
 
@@ -126,8 +126,8 @@ line."
   (reply nil)                           ; the answer of a method that answers once
   (unattended nil :type boolean)        ; the client is its own future
   (completions '() :type loop:completions) ; of that
-  (client-mail nil :type (or null mailbox)) ; for the client: see message-queue.lisp
-  (server-mail nil :type (or null mailbox)) ; for the handler
+  (client-mailbox nil :type (or null mailbox)) ; for the client: see message-queue.lisp
+  (server-mailbox nil :type (or null mailbox)) ; for the handler
   (client-waits nil :type boolean)      ; the client, which sends, wants to know of room
   (server-waits nil :type boolean)      ; the handler does
   (registered nil :type boolean)        ; with CALLEE

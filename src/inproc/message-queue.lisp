@@ -1,10 +1,10 @@
 ;;;; The queue between the two ends of a call, bounded by the sender's budget.
 ;;;;
 ;;;; Between two threads, the queue is mostly empty when a message comes. Then the message goes into
-;;;; MAIL, one word that the receiver polls as it spins. The sender uses MAIL only while MAIL and
-;;;; INCOMING are both empty. So the message in MAIL is older than those in INCOMING, and newer than
-;;;; those that the receiver has taken from INCOMING (RECEIVED). A receiver that finds something in
-;;;; INCOMING looks into MAIL before it takes it.
+;;;; the MAILBOX, one word that the receiver polls as it spins. The sender uses it only while it and
+;;;; INCOMING are both empty. So its message is older than those in INCOMING, and newer than those
+;;;; that the receiver has taken from INCOMING (RECEIVED). A receiver that finds something in
+;;;; INCOMING looks into its mailbox before it takes it.
 
 (in-package #:clgrpc.inproc)
 
@@ -56,13 +56,13 @@ empty, notify the sender, if it waits for room."
 
 ;;; Putting in and taking out
 
-(define-hot put-mail ((receiver inproc-call) message) boolean
-  "Put MESSAGE into RECEIVER's mail and return true, if no other message waits. Mail is not charged,
-so it is one message at most."
-  (let ((mail (mail receiver)))
-    (and mail
+(define-hot put-into-mailbox ((receiver inproc-call) message) boolean
+  "Put MESSAGE into RECEIVER's mailbox and return true, if no other message waits. It is not charged
+there, so the mailbox has one message at most."
+  (let ((mailbox (mailbox receiver)))
+    (and mailbox
          (not (rpc:messages-wait-p receiver))
-         (null (compare-and-swap (svref mail +mail+) nil message))
+         (null (compare-and-swap (svref mailbox +mailbox-index+) nil message))
          (progn
            (rpc:notify-sleeper receiver)
            (rpc:schedule-callbacks receiver)
@@ -73,15 +73,15 @@ so it is one message at most."
   (or (rpc:pop-taken call)
       (let ((queued (rpc:messages-wait-p call)))
         (sb-thread:barrier (:read))
-        (let ((mail (mail-for call)))
-          (cond (mail
+        (let ((message (mailbox-message call)))
+          (cond (message
                  ;; the message is in another processor's cache, and so are the objects that were
                  ;; made with it
-                 (prefetch-behind mail +cache-line-octets+)
-                 (setf (svref (mail call) +mail+) nil)
-                 (rpc:filtered call mail))
+                 (prefetch-behind message +cache-line-octets+)
+                 (setf (svref (mailbox call) +mailbox-index+) nil)
+                 (rpc:filtered call message))
                 (queued (rpc:pop-incoming call)))))))
 
 (define-hot receive-next ((call inproc-call)) t
-  "The next message of CALL, which may be mail: see RPC:RECEIVE-BY."
-  (rpc:receive-by call #'next-message #'mail-for))
+  "The next message of CALL, which may be in its mailbox: see RPC:RECEIVE-BY."
+  (rpc:receive-by call #'next-message #'mailbox-message))

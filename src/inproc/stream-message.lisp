@@ -17,7 +17,7 @@ callback runs, or if other messages wait before this one."
          (sb-sys:without-interrupts     ; the thread that sets it runs them
            (when (null (compare-and-swap (inproc-reactions-scheduled reactions) nil t))
              (let ((message (and (not (rpc:messages-wait-p receiver))
-                                 (null (mail-for receiver))
+                                 (null (mailbox-message receiver))
                                  (null (call-pair-ready (call-call-pair receiver)))
                                  (null (call-status receiver))
                                  (or (rpc:client-p receiver) (room-left-p receiver))
@@ -34,7 +34,7 @@ callback runs, or if other messages wait before this one."
                       (progn (want-room call)
                              (rpc:wait-for-call call #'rpc:room-p)
                              (rpc:may-send-p call nil)))))
-         (unless (or (hand-over receiver message) (put-mail receiver message))
+         (unless (or (hand-over receiver message) (put-into-mailbox receiver message))
            (rpc:push-incoming receiver message size)
            (rpc:schedule-callbacks receiver))
          (when (call-pair-driver (call-call-pair call)) (wake-driver (call-call-pair call)))
@@ -198,7 +198,7 @@ last."
       (setf (call-pair-consumer call-pair) (this-context function))
       (when (eq :caller execution)
         ;; the messages that the body sends go there
-        (unless (rpc:takes-one-p call) (open-mail call-pair))
+        (unless (rpc:takes-one-p call) (open-mailboxes call-pair))
         (begin-here call-pair)
         (setf (call-pair-consumer call-pair) nil)))
     ;; the queued messages, and the end

@@ -19,7 +19,7 @@
 
 (test room-for-what-nobody-has-taken
   "A sender that does not wait is refused once its budget is used up, and told when half of that is
-free; what was accepted comes in order, the mail among it."
+free; what was accepted comes in order, that of the mailbox among it."
   (let ((accepted 0) (told 0) (done (make-signal)))
     (with-inproc (channel :options '(:send-budget-octets 65536))
         (:watch (lambda (note call)
