@@ -49,18 +49,6 @@ MONOTONIC-NS stands still meanwhile."
   "The processor time of this thread, in nanoseconds."
   (read-clock +clock-thread+))
 
-(defun process-time-ns (pid)
-  "The processor time of all threads of the process PID, with those that have ended, in nanoseconds
-(clock_getcpuclockid); 0 if there is no such process. From any thread."
-  (sb-alien:with-alien ((timespec (array (sb-alien:signed 64) 2)))
-    (if (zerop (sb-alien:alien-funcall
-                (sb-alien:extern-alien "clock_gettime"
-                                       (function sb-alien:int sb-alien:int
-                                                 (* (array (sb-alien:signed 64) 2))))
-                (logior (ash (lognot pid) 3) 2) (sb-alien:addr timespec)))
-        (+ (* (sb-alien:deref timespec 0) +ns-per-second+) (sb-alien:deref timespec 1))
-        0)))
-
 (define-hot real-time-ns () nanoseconds
   "The time since 1970-01-01 00:00 UTC in nanoseconds. It jumps when the clock is set. From any
 thread."

@@ -32,13 +32,3 @@ which makes this faster than memmove where addresses are not aligned, as is usua
   (inst vmovdqu (memory 0 to limit) some)
   (inst vmovdqu (memory 32 to limit) others)
   (inst vzeroupper))
-
-(define-kernel %copy-512 ((from :sap) (to :sap) (count :count)) ()
-    (:integers (mask) :vectors-512 (octets) :masks (some))
-    "Copy COUNT octets, 64 at most, from FROM to TO, and fill TO with zeros up to 64 octets."
-  (inst mov mask -1)
-  (instx :bzhi mask mask count)
-  (instx :kmovq some mask)
-  (inst512 :vpxorq octets octets octets)
-  (inst512 :vmovdqu8 (masked some octets) (memory 0 from))
-  (inst512 :vmovdqu64-to (memory 0 to) octets))

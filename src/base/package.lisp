@@ -3,12 +3,12 @@
 
 (defpackage #:clgrpc.base
   (:use #:cl)
-  (:import-from #:clgrpc.kernel #:define-kernel #:inst #:memory #:repeat-constant #:inst512
-                #:instx #:masked #:+kernels-p+ #:avx2-p)
+  (:import-from #:clgrpc.kernel
+                #:define-kernel #:inst #:memory #:repeat-constant #:+kernels-p+ #:avx2-p)
   (:import-from #:sb-ext #:defglobal #:compare-and-swap #:atomic-incf #:atomic-decf)
   (:export
    ;; policy.lisp
-   #:define-hot #:define-leaf #:define-flags #:leaves #:document-functions
+   #:define-hot #:define-leaf #:leaves #:document-functions
    ;; interrupt.lisp
    #:uninterrupted #:with-undoing
    ;; version.lisp
@@ -22,8 +22,7 @@
    ;; octet-store.lisp
    #:borrow-octets #:give-octets-back
    ;; collector.lisp
-   #:tune-collector #:memory-to-give-p #:give-memory-back
-   #:full-collection-due-p #:collect-everything #:make-quiet-period #:give-back-if-quiet
+   #:tune-collector #:due-collection #:make-quiet-period #:give-back-if-quiet
    ;; condition.lisp
    #:clgrpc-error #:misuse #:misuse-text #:function-failed #:function-failed-cause
    #:with-function-failed
@@ -43,8 +42,6 @@
    #:promise-octets #:settle-octets #:collect-for-room #:known-heap-p
    ;; raw.lisp
    #:make-raw-vector
-   ;; copy-kernel.lisp
-   #:%copy-512
    ;; utf8.lisp
    #:invalid-utf8 #:invalid-utf8-position #:utf8-length #:encode-utf8 #:decode-utf8
    #:string-octets #:octets-string #:ascii-octets #:octets-ascii #:ascii-string
@@ -54,7 +51,7 @@
    #:encode-base64 #:decode-base64 #:base64-p #:invalid-base64 #:invalid-base64-position
    ;; clock.lisp
    #:clock #:nanoseconds #:monotonic-ns #:suspended-ns #:thread-time-ns
-   #:process-time-ns #:real-time-ns
+   #:real-time-ns
    #:+ns-per-second+ #:seconds-ns #:ns-seconds #:time-after
    ;; number.lisp
    #:finite-p #:clamp
@@ -80,7 +77,7 @@
    ;; keyword-function.lisp, arity.lisp
    #:define-keyword-function #:accepted-keywords #:check-arity #:check-arities
    ;; log/printable.lisp
-   #:printable-text #:write-printable #:unsafe-char-p #:bounded-text #:with-bounded-text
+   #:printable-text #:quoted-octets #:write-printable #:unsafe-char-p #:bounded-text #:with-bounded-text
    ;; log/channel-trace.lisp
    #:new-number #:channel-trace #:make-channel-trace #:channel-trace-number #:channel-trace-born-ns
    #:channel-trace-count #:note-channel-event #:channel-events

@@ -69,24 +69,6 @@ Otherwise as DEFINE-HOT."
     (expand-definition name lambda-list result body '((speed 1) (safety 0) (debug 0))
                        `((note-leaf ',symbol)))))
 
-(defmacro define-flags (structure slot &body names)
-  "Define accessors STRUCTURE-NAME, SETFable, of booleans for NAMES: bits of SLOT, a slot of
-STRUCTURE of a type (unsigned-byte N) with N of their number or more. This is for structures with
-many instances: each boolean slot would take a word. Only one thread at a time may set any of them."
-  (flet ((accessor (name) (intern (format nil "~A-~A" structure name))))
-    `(progn
-       ,@(loop for name in names
-               for bit from 0
-               for place = `(,(accessor slot) object)
-               collect `(declaim (inline ,(accessor name) (setf ,(accessor name))))
-               collect `(defun ,(accessor name) (object)
-                          (logtest ,(ash 1 bit) ,place))
-               collect `(defun (setf ,(accessor name)) (value object)
-                          (setf ,place (if value
-                                           (logior ,place ,(ash 1 bit))
-                                           (logandc2 ,place ,(ash 1 bit))))
-                          value)))))
-
 (defmacro document-functions (&rest names-and-texts)
   "Set the documentation of functions made by DEFSTRUCT or DEFINE-CONDITION: names and texts by
 turns."

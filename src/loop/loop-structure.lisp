@@ -311,6 +311,24 @@ combination of +READABLE+ and so on, or 0. For pollers that are level-triggered.
 (defmethod print-object ((handler handler) stream)
   (print-unreadable-object (handler stream :type t :identity t)))
 
+(defmacro define-flags (structure slot &body names)
+  "Define accessors STRUCTURE-NAME, SETFable, of booleans for NAMES: bits of SLOT, a slot of
+STRUCTURE of a type (unsigned-byte N) with N of their number or more. This is for structures with
+many instances: each boolean slot would take a word. Only one thread at a time may set any of them."
+  (flet ((accessor (name) (intern (format nil "~A-~A" structure name))))
+    `(progn
+       ,@(loop for name in names
+               for bit from 0
+               for place = `(,(accessor slot) object)
+               collect `(declaim (inline ,(accessor name) (setf ,(accessor name))))
+               collect `(defun ,(accessor name) (object)
+                          (logtest ,(ash 1 bit) ,place))
+               collect `(defun (setf ,(accessor name)) (value object)
+                          (setf ,place (if value
+                                           (logior ,place ,(ash 1 bit))
+                                           (logandc2 ,place ,(ash 1 bit))))
+                          value)))))
+
 (defstruct (connection (:include source)
                        (:constructor %make-connection
                            (&key loop byte-channel handler user account max-unsent))
@@ -322,7 +340,7 @@ combination of +READABLE+ and so on, or 0. For pollers that are level-triggered.
   ;; how far its end has come
   (state :open :type (member :open :closing :lingering :aborting :closed))
   (reason nil)                          ; the reason for aborting it
-  (flags 0 :type (unsigned-byte 11))    ; see DEFINE-FLAGS below
+  (flags 0 :type (unsigned-byte 11))    ; see DEFINE-FLAGS
   (leftover nil :type (or null buffer)) ; input that the handler has not consumed
   (buffer nil :type (or null buffer))   ; output that has not been sent
   (max-unsent 0 :type index)            ; with more octets than these unsent it is not read

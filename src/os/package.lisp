@@ -55,7 +55,7 @@
    ;; processor.lisp
    #:processor-count #:processor-limit
    ;; process.lisp
-   #:processor-ticks #:read-process #:process-cpu-seconds
+   #:processor-ticks #:read-process #:process-cpu-seconds #:process-time-ns
    #:process-start-seconds #:process-virtual-octets
    #:process-resident-octets #:process-threads
    ;; signal.lisp

@@ -1,6 +1,7 @@
 ;;;; The kernel's data of this process: its time on processors, its memory, its threads, the time
 ;;;; when it began. All of them come from one read of /proc/self/stat, except for the start time of
-;;;; the machine, from which that file counts. Also the time of all processors.
+;;;; the machine, from which that file counts. Also the time of all processors, and that of any
+;;;; process on them.
 
 (in-package #:clgrpc.os)
 
@@ -75,3 +76,15 @@ nil if the kernel does not give them."
                       :virtual-octets (field 23)
                       :resident-octets (times (field 24) page)
                       :threads (field 20))))))
+
+(defun process-time-ns (pid)
+  "The processor time of all threads of the process PID, with those that have ended, in nanoseconds
+(clock_getcpuclockid); 0 if there is no such process. From any thread."
+  (sb-alien:with-alien ((timespec (array (sb-alien:signed 64) 2)))
+    (if (zerop (sb-alien:alien-funcall
+                (sb-alien:extern-alien "clock_gettime"
+                                       (function sb-alien:int sb-alien:int
+                                                 (* (array (sb-alien:signed 64) 2))))
+                (logior (ash (lognot pid) 3) 2) (sb-alien:addr timespec)))
+        (+ (* (sb-alien:deref timespec 0) +ns-per-second+) (sb-alien:deref timespec 1))
+        0)))

@@ -228,7 +228,7 @@ an address. From any thread."
   "Log which of SERVICES have no handlers, probably because these are methods of functions of the
 same names in another package."
   (dolist (service services)
-    (when (method:service-idle-p service)
+    (when (nth-value 1 (method:check-service service))
       (log-event :warning :service-without-handlers
                  :service (method:rpc-method-service-name (first (method:service-methods service)))
                  :class (class-name (class-of service))

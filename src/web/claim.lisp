@@ -134,7 +134,7 @@ rejection if we cannot read that."
         (values nil (list :unimplemented
                           (format nil "~A ~A is not supported; supported are gzip, deflate and ~
                                        identity"
-                                  name (wire:quoted-octets (hpack:field-value field)))))
+                                  name (quoted-octets (hpack:field-value field)))))
         encoding)))
 
 (defun head-accepted (fields name incoming)

@@ -93,14 +93,6 @@ another encoding is registered."
           (setf (hpack:field-memo field) (cons encodings accepted))
           accepted))))
 
-(defconstant +quoted-octets+ 32 "The most octets of a peer's data that are put into a text.")
-
-(defun quoted-octets (octets)
-  "The beginning of OCTETS, which a peer has sent, as ISO 8859-1, for a text to print or to send."
-  (printable-text (map 'string #'code-char
-                       (subseq octets 0 (min (1+ +quoted-octets+) (length octets))))
-                  :limit +quoted-octets+ :quoted t))
-
 (defun unknown-encoding-text (value)
   "The text of the error for VALUE, octets of a grpc-encoding that is :unknown."
   (format nil "grpc-encoding ~A is not supported; supported are ~{~A, ~}identity"

@@ -29,7 +29,7 @@
    #:list-fields #:list-stages #:mark-call #:marked-p #:measure-link #:metadata-octets
    #:note-callback-charge #:note-end #:note-sent #:open-link #:outgoing-encoding #:parcel
    #:+parcel-octets+ #:parcel-taken #:parse-encoding #:post-in-turn #:posted-octets
-   #:+prefix-octets+ #:pressed-p #:quoted-octets #:receive-data #:receive-messages #:release-call
+   #:+prefix-octets+ #:pressed-p #:receive-data #:receive-messages #:release-call
    #:reset-marks #:send-in-room #:send-limit #:sending-begun-p #:sound-metadata-p #:speak-http2
    #:start-deadline #:take-single #:tell-writable #:wake-callbacks #:wire-call
    #:wire-call-loop #:wire-call-options #:wire-call-partial #:**wire-operations** #:wire-outlet

@@ -162,7 +162,7 @@ they were preempted. Threads that ended in between are missing, so these are low
 (defun take-reading (subject)
   (let ((pid (subject-pid subject))
         (counters (ask subject "counters")))
-    (make-reading :cpu-ns (process-time-ns pid) :ns (monotonic-ns)
+    (make-reading :cpu-ns (os:process-time-ns pid) :ns (monotonic-ns)
                   :switches (thread-switches pid) :counters counters)))
 
 (defun counted (name before after)

@@ -81,6 +81,14 @@ backslash before those in it."
       (with-output-to-string (stream)
         (write-printable text stream :limit limit :quoted quoted))))
 
+(defconstant +quoted-octets+ 32 "The most octets of a peer's data that are put into a text.")
+
+(defun quoted-octets (octets)
+  "The beginning of OCTETS, which a peer has sent, as ISO 8859-1, for a text to print or to send."
+  (printable-text (map 'string #'code-char
+                       (subseq octets 0 (min (1+ +quoted-octets+) (length octets))))
+                  :limit +quoted-octets+ :quoted t))
+
 ;;; Printing within bounds
 
 (defclass bounded-stream (sb-gray:fundamental-character-output-stream)

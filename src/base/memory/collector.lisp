@@ -229,6 +229,12 @@ it may not be if QUICK, twice as large. There must be room for the copies."
   (setf **live** (heap-used))
   (return-free-pages))
 
+(defun due-collection ()
+  "The function by which an idle process returns memory, GIVE-MEMORY-BACK if that would return
+pages, COLLECT-EVERYTHING if a full collection is worth the time; or nil."
+  (cond ((memory-to-give-p) #'give-memory-back)
+        ((full-collection-due-p) #'collect-everything)))
+
 ;;; Quiet periods
 
 (defconstant +quiet-ns+ (* 5 +ns-per-second+)

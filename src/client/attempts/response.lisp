@@ -93,7 +93,7 @@ response."
                                                     (hpack:field-value-string content-type))))
            (list :unknown (format nil "content-type ~:[missing~;~:*~A~] instead of application/grpc"
                                   (and content-type
-                                       (wire:quoted-octets (hpack:field-value content-type))))))
+                                       (quoted-octets (hpack:field-value content-type))))))
           ((encoding-problem list)))))
 
 (define-hot client-data ((stream http2:stream) (octets octets) (start index) (end index)
@@ -243,9 +243,9 @@ arguments of the sink's on-reset."
     (when (and (/= error-code http2:+no-error+) (null (client-link-goaway link)))
       (setf (client-link-goaway link)
             (format nil "GOAWAY ~A~:[ ~A~;~]" (http2:error-code-name error-code)
-                    (zerop (length debug)) (wire:quoted-octets debug)))
+                    (zerop (length debug)) (quoted-octets debug)))
       (log-event :warning :goaway :link link :code (http2:error-code-name error-code)
-                                  :debug (wire:quoted-octets debug))
+                                  :debug (quoted-octets debug))
       (when (and (= error-code http2:+enhance-your-calm+)
                  (equalp debug (load-time-value (ascii-octets "too_many_pings"))))
         (ping-less (client-link-owner link) link)))

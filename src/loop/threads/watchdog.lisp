@@ -137,8 +137,7 @@ on a busy machine, a woken thread may have no processor yet.")
   (setf **watchdog-asleep** t)
   (await-notice **watchdog-bell** **watchdog-lock** (+ (monotonic-ns) +shortest-tick-ns+))
   (when (and **watchdog-asleep** (not (look-at-loops nil)))
-    (call-when-idle #'memory-to-give-p #'give-memory-back)
-    (call-when-idle #'full-collection-due-p #'collect-everything)
+    (loop repeat 2 do (collect-when-idle)) ; young objects, then perhaps all
     (loop while (asleep-p)
           do (sb-thread:condition-wait **watchdog-bell** **watchdog-lock**)))
   (when (eq **watchdog** sb-thread:*current-thread*) ; else it is another's
@@ -148,10 +147,11 @@ on a busy machine, a woken thread may have no processor yet.")
   "The number of turns of all loops. The lock is held."
   (reduce #'+ **watched** :key (lambda (watched) (event-loop-turns (watched-loop watched)))))
 
-(defun call-when-idle (due-p function)
-  "If DUE-P is true, sleep until a baton changes, or no loop has made a turn for +IDLE-NS+; in the
-latter case call FUNCTION. The lock is held, but not while FUNCTION runs."
-  (loop while (and (asleep-p) (funcall due-p))
+(defun collect-when-idle ()
+  "If there is a DUE-COLLECTION, sleep until a baton changes, or no loop has made a turn for
++IDLE-NS+; in the latter case call it. The lock is held, but not while it runs."
+  (loop for function = (and (asleep-p) (due-collection))
+        while function
         do (let ((turns (total-turns))
                  (end (+ (monotonic-ns) +idle-ns+)))
              (loop while (and (asleep-p)

@@ -113,7 +113,8 @@ messages, see RAW-MESSAGE, but not on in-process channels. From any thread."
                               (funcall handler method request call)))))
 
 (defun check-service (thing)
-  "Return THING. Signal MISUSE unless it is a service object that has methods or may get some."
+  "Return THING and, as second value, SERVICE-IDLE-P. Signal MISUSE unless it is a service object
+that has methods or may get some."
   (cond ((not (typep thing 'service))
          (misuse "~S is not a service: ~A." thing
                  (if (and (consp thing) (typep (first thing) 'service))
@@ -125,7 +126,7 @@ messages, see RAW-MESSAGE, but not on in-process channels. From any thread."
                            (sb-mop:class-precedence-list (class-of thing)))))
          (misuse "~S has no methods: its class is a subclass of SERVICE, but of no class that ~
                   define-proto makes for a service of a .proto file." thing))
-        (t thing)))
+        (t (values thing (service-idle-p thing)))))
 
 (defgeneric unknown-method (service path)
   (:documentation "Return the RPC-METHOD by which SERVICE accepts calls of PATH, which no service

@@ -18,6 +18,6 @@
    #:rpc-method-kind #:rpc-method-name
    #:rpc-method-number #:rpc-method-path #:rpc-method-path-field #:rpc-method-quiet
    #:rpc-method-request-type #:rpc-method-response-type #:rpc-method-route
-   #:rpc-method-service-name #:service #:service-idle-p #:stub-method
+   #:rpc-method-service-name #:service #:stub-method
    #:unknown-method
    #:service-methods #:service-target #:watch-services))

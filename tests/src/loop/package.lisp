@@ -5,7 +5,7 @@
 (defpackage #:clgrpc.tests.loop
   (:use #:cl #:clgrpc.base #:clgrpc.option #:clgrpc.loop #:clgrpc.tests.form)
   (:shadow #:await)
-  (:import-from #:clgrpc.loop #:take #:overtake #:lend #:resume #:hand-over #:retire
+  (:import-from #:clgrpc.loop #:define-flags #:take #:overtake #:lend #:resume #:hand-over #:retire
                 #:connection-output-pending-p
                 #:make-inbox #:push-inbox #:drain-inbox #:inbox-empty-p #:doze-inbox #:rouse-inbox
                 #:inbox-asleep-p #:confirm-wake #:close-inbox #:no-waker-left-p #:become-waker)
