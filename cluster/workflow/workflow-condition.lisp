@@ -70,11 +70,11 @@ space.")
 the right, or is unknown."))
 
 (defun refuse (code control &rest arguments)
-  "Signal the condition of CODE, with a text."
+  "Signal the workflow error of CODE, with a text."
   (error (second (refusal-row code)) :text (apply #'format nil control arguments)))
 
 (defun refuse-size (code limit most actual control &rest arguments)
-  "Signal the condition of CODE: the limit LIMIT, a keyword, is MOST, and the actual number is
+  "Signal the workflow error of CODE: the limit LIMIT, a keyword, is MOST, and the actual number is
 ACTUAL."
   (error (second (refusal-row code)) :text (apply #'format nil control arguments)
                                      :limit (string-downcase limit) :most most :actual actual))

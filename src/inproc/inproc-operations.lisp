@@ -4,7 +4,7 @@
 
 ;;; What handlers do
 
-(defun server-send-metadata (call metadata)
+(defun inproc-send-metadata (call metadata)
   "The operation SEND-METADATA of a handler."
   (let ((client (call-pair-client (call-call-pair call))))
     (when (call-fields client) (misuse "The headers of ~A were sent before." call))
@@ -12,33 +12,33 @@
     (notify client)
     (rpc:schedule-callbacks client)))
 
-(defun server-reply (call message)
+(defun inproc-reply (call message)
   "The operation REPLY."
   (answer (call-call-pair call) message)
   t)
 
-(defun server-finish (call status message details trailers)
+(defun inproc-finish (call status message details trailers)
   "The operation FINISH."
   (end-as (call-call-pair call) status message details trailers))
 
-(defun called-server (call)
+(defun inproc-server (call)
   "The operation SERVER."
   (let ((callee (inproc-core-callee (call-inproc-core call))))
     (and callee (callee-server callee))))
 
-(defun server-abort (call status text ended-by)
+(defun inproc-abort-by-server (call status text ended-by)
   "The operation ABORT of a handler."
   (declare (ignore ended-by))
   (end-by-server (call-call-pair call) status text))
 
 ;;; What clients do
 
-(defun client-abort (call status text ended-by)
+(defun inproc-abort-by-client (call status text ended-by)
   "The operation ABORT of a client."
   (declare (ignore ended-by))
   (unless (call-status call) (end-by-client (call-call-pair call) status text)))
 
-(defun await-answer (call)
+(defun inproc-await-metadata (call)
   "The operation AWAIT-METADATA of a client."
   (let ((call-pair (call-call-pair call)))
     (when (eq :waiting (call-pair-phase call-pair)) (begin-soon call-pair))
@@ -78,12 +78,12 @@
   :new-reactions #'new-inproc-reactions)
 
 (rpc:define-transport-end **client-operations** (:client :like **shared-operations**)
-  :send #'client-send :close-send #'client-close-send :receive #'client-receive
-  :each #'client-each :await-metadata #'await-answer :abort #'client-abort
-  :drive #'client-drive :park #'client-park
+  :send #'inproc-client-send :close-send #'inproc-close-send :receive #'inproc-client-receive
+  :each #'inproc-each :await-metadata #'inproc-await-metadata :abort #'inproc-abort-by-client
+  :drive #'inproc-drive :park #'inproc-client-park
   :future-p #'future-p :reply-of-future #'reply-of-future :reserve-of-future #'reserve-of-future)
 
 (rpc:define-transport-end **server-operations** (:server :like **shared-operations**)
-  :send #'server-send :send-metadata #'server-send-metadata :receive #'server-receive
-  :reply #'server-reply :finish #'server-finish :abort #'server-abort
-  :drive #'no-drive :park #'inproc-park :server #'called-server)
+  :send #'inproc-server-send :send-metadata #'inproc-send-metadata :receive #'inproc-server-receive
+  :reply #'inproc-reply :finish #'inproc-finish :abort #'inproc-abort-by-server
+  :drive #'no-drive :park #'inproc-park :server #'inproc-server)

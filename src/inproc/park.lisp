@@ -42,7 +42,7 @@
     (register call-pair)
     (rpc:park call ready-p)))
 
-(defun client-park (call ready-p)
+(defun inproc-client-park (call ready-p)
   "The operation PARK of a client. If the handler runs on a loop, another thread must run that
 loop."
   (let ((execution (inproc-core-execution (call-inproc-core call))))
@@ -50,7 +50,7 @@ loop."
         (loop:call-served execution (lambda () (inproc-park call ready-p)) nil)
         (inproc-park call ready-p))))
 
-(defun client-drive (call ready-p)
+(defun inproc-drive (call ready-p)
   "The operation DRIVE of a client. A handler that has not begun begins in the first turn."
   (declare (type function ready-p))
   (let ((event-loop (inproc-core-execution (call-inproc-core call)))

@@ -75,7 +75,7 @@ unwind the handler that sends."
        (consumer-function (the consumer consumer))
        (not (consumer-inside consumer))))
 
-(define-hot server-send ((call inproc-call) message wait-p compress) boolean
+(define-hot inproc-server-send ((call inproc-call) message wait-p compress) boolean
   "The operation SEND of a handler."
   (declare (ignore compress))
   (let* ((call-pair (call-call-pair call))
@@ -107,7 +107,7 @@ if too many octets are kept already."
               (setf (call-pair-held-octets call-pair) octets)
               (return t))))))))
 
-(define-hot client-send ((call inproc-call) message wait-p compress) boolean
+(define-hot inproc-client-send ((call inproc-call) message wait-p compress) boolean
   "The operation SEND of a client."
   (declare (ignore compress))
   (let* ((call-pair (call-call-pair call))
@@ -127,7 +127,7 @@ if too many octets are kept already."
                  (begin-elsewhere call-pair)
                  (queue-message call server message size wait-p)))))))
 
-(defun client-close-send (call)
+(defun inproc-close-send (call)
   "The operation CLOSE-SEND of a client."
   (let* ((call-pair (call-call-pair call))
          (server (call-pair-server call-pair)))
@@ -161,7 +161,7 @@ last."
       (tell-half-closed call-pair))
     message))
 
-(define-hot server-receive ((call inproc-call)) t
+(define-hot inproc-server-receive ((call inproc-call)) t
   "The operation RECEIVE of a handler."
   (let ((call-pair (inproc-call-call-pair call)))
     (look call)
@@ -178,7 +178,7 @@ last."
                  (rpc:filtered call message)
                  (receive-next call)))))))
 
-(define-hot client-receive ((call inproc-call)) t
+(define-hot inproc-client-receive ((call inproc-call)) t
   "The operation RECEIVE of a client."
   (let ((call-pair (call-call-pair call)))
     (when (eq :waiting (call-pair-phase call-pair)) (begin-for-receiver call-pair))
@@ -189,7 +189,7 @@ last."
                for that body." call))
     (receive-next call)))
 
-(define-hot client-each ((call inproc-call) (function function)) t
+(define-hot inproc-each ((call inproc-call) (function function)) t
   "The operation EACH of a client: if the handler has not begun, run it here."
   (let ((call-pair (call-call-pair call))
         (execution (inproc-core-execution (call-inproc-core call))))

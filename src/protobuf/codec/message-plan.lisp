@@ -132,11 +132,11 @@ included. ENTRIES are the MAP-ENTRIES around."
 
 (defun message-fingerprint (message)
   (with-standard-io-syntax
-    (hash-text (prin1-to-string
-                (list* +representation+ (descriptor-full-name message)
-                       (loop with entries = (map-entries message)
-                             for field in (message-descriptor-fields message)
-                             collect (field-facts field entries)))))))
+    (text-fingerprint (prin1-to-string
+                       (list* +representation+ (descriptor-full-name message)
+                              (loop with entries = (map-entries message)
+                                    for field in (message-descriptor-fields message)
+                                    collect (field-facts field entries)))))))
 
 ;;; Slots
 

@@ -416,7 +416,8 @@ PROTOBUF-ERROR and PROTO-SYNTAX-ERROR."
 (defun name-fresh (files)
   "Assign symbols and fingerprints to FILES, the new ones of LINK-SET."
   (dolist (file files)
-    (setf (file-descriptor-fingerprint file) (hash-text (c-escaped (file-descriptor-octets file)))))
+    (setf (file-descriptor-fingerprint file)
+          (text-fingerprint (c-escaped (file-descriptor-octets file)))))
   (assign-symbols files))
 
 (defun set-files (octets)

@@ -386,7 +386,7 @@ the compiled file that contains it. Return FILE."
   "Reverse the lists in PLACES, which were pushed, into the order of the source."
   `(setf ,@(loop for place in places append `(,place (reverse ,place)))))
 
-(defun hash-text (text)
+(defun text-fingerprint (text)
   "The 64-bit FNV-1a hash of TEXT in hexadecimal."
   (let ((hash #xCBF29CE484222325))
     (loop for char across text

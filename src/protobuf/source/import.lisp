@@ -142,7 +142,7 @@ version, or not PROVIDED-P. Return the fresh file descriptors with their symbols
                  (let ((known (find-file-descriptor name)))
                    (cond ((and known (or (null text)
                                          (and (provided-p known)
-                                              (string= (hash-text text)
+                                              (string= (text-fingerprint text)
                                                        (file-descriptor-fingerprint known)))))
                           (setf (gethash name files) known))
                          (text
@@ -155,7 +155,7 @@ version, or not PROVIDED-P. Return the fresh file descriptors with their symbols
              (link (name)
                (destructuring-bind (&optional file . text) (gethash name parsed)
                  (when file
-                   (setf (file-descriptor-fingerprint file) (hash-text text))
+                   (setf (file-descriptor-fingerprint file) (text-fingerprint text))
                    (link-file file (lambda (name) ; registered files are not read
                                      (or (gethash name files) (find-file-descriptor name)))
                               places symbol-table)

@@ -14,7 +14,7 @@
                       (incf embedded)
                       (is (string= (built-in-source name) kind) "~A" name))
                      (t (incf defined)
-                        (is (string= (protobuf::hash-text (built-in-source name))
+                        (is (string= (protobuf::text-fingerprint (built-in-source name))
                                      (protobuf::file-descriptor-fingerprint
                                       (find-file-descriptor name)))
                             "~A" name))))

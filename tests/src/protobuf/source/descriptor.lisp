@@ -67,4 +67,4 @@ message Kept { } extend Old { optional int32 x = 5; }")))
 (test texts-are-hashed-as-fnv-says
   (loop for (text hash) in '(("" "CBF29CE484222325") ("a" "AF63DC4C8601EC8C")
                              ("foobar" "85944171F73967E8"))
-        do (is (equal hash (protobuf::hash-text text)))))
+        do (is (equal hash (protobuf::text-fingerprint text)))))
