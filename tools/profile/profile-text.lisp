@@ -21,6 +21,15 @@ threads and functions are whatever the process has made them, so control charact
 (defun milliseconds (ns)
   (if ns (format nil "~,1F" (/ ns 1d6)) "-"))
 
+(defun event-cells (&rest names)
+  "A function from a row of events to its cells for the members NAMES: texts, counts and times."
+  (lambda (row)
+    (loop for name in names
+          for value = (member-of row name)
+          collect (cond ((member name '("name" "lock") :test #'string=) (or value ""))
+                        ((member name '("ns" "longestNs") :test #'string=) (milliseconds value))
+                        (t (figure value))))))
+
 (defun figure (number)
   (cond ((null number) "-")
         ((integerp number) (format nil "~:D" number))
@@ -90,12 +99,7 @@ threads and functions are whatever the process has made them, so control charact
 
 (defun write-events (stream events)
   (write-rows stream '("system call" "count" "per call" "failed" "ms" "longest ms")
-              (map 'list (lambda (row)
-                           (list (member-of row "name") (figure (member-of row "count"))
-                                 (figure (member-of row "perCall"))
-                                 (figure (member-of row "failed"))
-                                 (milliseconds (member-of row "ns"))
-                                 (milliseconds (member-of row "longestNs"))))
+              (map 'list (event-cells "name" "count" "perCall" "failed" "ns" "longestNs")
                    (member-of events "systemCalls")))
   (when (member-of events "slept")
     (format stream "  Switches of thread: ~:D slept, ~:D were preempted~@[, ~A a call~].~2%"
@@ -104,19 +108,11 @@ threads and functions are whatever the process has made them, so control charact
                  (figure (member-of events "switchesPerCall")))))
   (when (plusp (length (member-of events "sleeps")))
     (write-rows stream '("sleeps, off the processor" "count" "per call" "ms" "longest ms")
-                (mapcar (lambda (row)
-                          (list (member-of row "name") (figure (member-of row "count"))
-                                (figure (member-of row "perCall"))
-                                (milliseconds (member-of row "ns"))
-                                (milliseconds (member-of row "longestNs"))))
+                (mapcar (event-cells "name" "count" "perCall" "ns" "longestNs")
                         (first-rows (member-of events "sleeps") 15))))
   (when (plusp (length (member-of events "futexes")))
     (write-rows stream '("waits on a lock or condition" "on which" "count" "ms" "longest ms")
-                (map 'list (lambda (row)
-                             (list (member-of row "name") (or (member-of row "lock") "")
-                                   (figure (member-of row "count"))
-                                   (milliseconds (member-of row "ns"))
-                                   (milliseconds (member-of row "longestNs"))))
+                (map 'list (event-cells "name" "lock" "count" "ns" "longestNs")
                      (member-of events "futexes")))))
 
 (defun write-counters (stream counters)

@@ -145,19 +145,13 @@ replaces a missing member and null, which Go writes for empty values."
 
 ;;; ghz's
 
-(defparameter *status-names*
-  #("OK" "Canceled" "Unknown" "InvalidArgument" "DeadlineExceeded" "NotFound" "AlreadyExists"
-    "PermissionDenied" "ResourceExhausted" "FailedPrecondition" "Aborted" "OutOfRange"
-    "Unimplemented" "Internal" "Unavailable" "DataLoss" "Unauthenticated")
-  "The names of the statuses in grpc-go, by their codes.")
-
 (defun read-ghz-statuses (json by-status)
   "The STATUS-ROWs of JSON, a report of ghz's, with the histograms of the table BY-STATUS."
   (loop for (name . count) in (member-of json "statusCodeDistribution" 'list '())
         unless (typep count '(unsigned-byte 62))
           do (reject-run "the count of a status is not an integer")
         collect (load:make-status-row :name name :count count
-                                      :code (or (position name *status-names* :test #'string=) 2)
+                                      :code (or (position name load:*status-names* :test #'string=) 2)
                                       :latency (or (gethash name by-status)
                                                    (load:make-histogram)))))
 

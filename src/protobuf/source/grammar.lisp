@@ -129,15 +129,17 @@ OWNER is the descriptor of the surrounding message, or nil for an extension at t
 
 ;;; Maps
 
+(defun camel-case (name up)
+  "NAME without its underscores, the letters after them in upper case, and the first one if UP."
+  (with-output-to-string (out)
+    (loop for char across name
+          do (cond ((char= char #\_) (setf up t))
+                   (t (write-char (if (and up (letter-p char)) (char-upcase char) char) out)
+                      (setf up nil))))))
+
 (defun map-entry-name (name)
   "The name protoc gives the entry type of a map field: some_map → SomeMapEntry."
-  (with-output-to-string (out)
-    (let ((up t))
-      (loop for char across name
-            do (cond ((char= char #\_) (setf up t))
-                     (t (write-char (if (and up (letter-p char)) (char-upcase char) char) out)
-                        (setf up nil)))))
-    (write-string "Entry" out)))
+  (concatenate 'string (camel-case name t) "Entry"))
 
 (defun parse-map-type (field)
   "Consume <K, V> after \"map\"; return the fields of the entry."

@@ -336,12 +336,7 @@ RANGES; each range that overlaps with another one is in a pair."
 
 (defun json-name (name)
   "The name a field has in JSON: foo_bar → fooBar."
-  (with-output-to-string (out)
-    (let ((up nil))
-      (loop for char across name
-            do (cond ((char= char #\_) (setf up t))
-                     (t (write-char (if (and up (letter-p char)) (char-upcase char) char) out)
-                        (setf up nil)))))))
+  (camel-case name nil))
 
 (defun state-field-facts (field)
   (let ((type (and (field-descriptor-type-name field) (field-message field))))
