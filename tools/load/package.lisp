@@ -21,7 +21,8 @@
    #:run-lateness #:run-octets-sent #:run-octets-received #:run-messages-sent
    #:run-messages-received #:run-connections
    #:run-connects #:run-cpu-ns #:run-limited #:run-ended-early #:run-samples #:run-rounds
-   #:status-row #:make-status-row #:*status-names* #:status-row-name #:status-row-code #:status-row-count
+   #:status-row #:make-status-row #:status-row-name #:status-row-code #:status-row-count
+   #:*status-names*
    #:status-row-latency #:status-row-messages
    #:share-row #:make-share-row #:share-row-name #:share-row-count
    #:share-row-errors #:share-row-latency
