@@ -121,7 +121,8 @@
   :depends-on ("clgrpc/rpc" "clgrpc/http1") :pathname "src/observe/metrics/" :serial t
   :components ((:file "package") (:file "bucket") (:file "instrument-table") (:file "shard")
                (:file "registry") (:file "count") (:file "family") (:file "user-instrument")
-               (:file "collect") (:file "accept") (:file "metrics-text")))
+               (:file "collect") (:file "instrument-rows") (:file "accept")
+               (:file "metrics-text")))
 
 (defsystem "clgrpc/protobuf"
   :description "Protocol Buffers: .proto source to native code."

@@ -1,16 +1,9 @@
-;;;; Reading: all shards are added up, and the process is asked. Each instrument of the table names
-;;;; its source, a reader of METRICS that returns points. Readers take no lock, since they need many
-;;;; milliseconds for many methods, and a loop that counts something new would wait: the lists and
-;;;; vectors that they read only get further elements, which are complete.
+;;;; Reading: all shards are added up, and the process is asked. The readers of the table of
+;;;; instruments take no lock, since they need many milliseconds for many methods, and a loop that
+;;;; counts something new would wait: the lists and vectors that they read only get further
+;;;; elements, which are complete.
 
 (in-package #:clgrpc.metrics)
-
-(defglobal **readers** (make-hash-table :test 'eq)) ; by source
-
-(defmacro define-reader (source (metrics) &body body)
-  "Define the reader SOURCE of the table of instruments: BODY returns points of METRICS."
-  `(setf (gethash ',source **readers**)
-         (lambda (,metrics) (declare (ignorable ,metrics)) ,@body)))
 
 ;;; Contents of cells
 
@@ -142,52 +135,17 @@ true."
         collect (make-point :attributes (point-attributes point)
                             :value (- (point-value point) (if other (point-value other) 0)))))
 
-(define-reader attempts-started (metrics) (method-record-points metrics :client +started+))
-(define-reader attempt-durations (metrics)
-  (series-points metrics :client #'method-record-attempts +duration+ **latency** t))
-(define-reader attempt-sent (metrics)
-  (series-points metrics :client #'method-record-attempts +sent+ **size**))
-(define-reader attempt-received (metrics)
-  (series-points metrics :client #'method-record-attempts +received+ **size**))
-(define-reader client-durations (metrics)
-  (series-points metrics :client #'method-record-calls +duration+ **latency** t))
-(define-reader calls-started (metrics) (method-record-points metrics :server +started+))
-(define-reader server-durations (metrics)
-  (series-points metrics :server #'method-record-calls +duration+ **latency** t))
-(define-reader server-sent (metrics)
-  (series-points metrics :server #'method-record-calls +sent+ **size**))
-(define-reader server-received (metrics)
-  (series-points metrics :server #'method-record-calls +received+ **size**))
-(define-reader retries (metrics) (method-record-points metrics :client +retries+ **retries**))
-(define-reader transparent-retries (metrics)
-  (method-record-points metrics :client +transparent-retries+ **transparent-retries**))
-(define-reader hedges (metrics) (method-record-points metrics :client +hedges+ **retries**))
-(define-reader retry-delays (metrics)
-               (method-record-points metrics :client +retry-delay+ **latency**))
-(define-reader disconnections (metrics)
+(defun disconnection-points (metrics)
   (if (member "grpc.disconnect_error" (metrics-optional-labels metrics) :test #'string=)
       (label-points metrics :client :disconnection "grpc.disconnect_error")
       (target-record-points metrics :client +disconnected+)))
-(define-reader all-disconnections (metrics) (target-record-points metrics :client +disconnected+))
-(define-reader connections-succeeded (metrics) (target-record-points metrics :client +connected+))
-(define-reader connections-failed (metrics) (target-record-points metrics :client +failed+))
-(define-reader open-subchannels (metrics)
-  (less (target-record-points metrics :client +connected+)
-        (target-record-points metrics :client +disconnected+)))
-(define-reader weight-fallbacks (metrics) (target-record-points metrics :client +fallbacks+))
-(define-reader weights-unusable (metrics) (target-record-points metrics :client +unusable+))
-(define-reader weights-stale (metrics) (target-record-points metrics :client +stale+))
-(define-reader weights (metrics) (target-record-points metrics :client +weights+ **weights**))
-(define-reader server-connections (metrics)
-  (less (target-record-points metrics :server +accepted+)
-        (target-record-points metrics :server +left+)))
-(define-reader connections-accepted (metrics) (target-record-points metrics :server +accepted+))
+
 (defparameter *refusing-options*
   '("heap" "max-calls" "max-connections" "max-held-octets" "reserve-wait-seconds")
   "The options whose refusals are reported from the start, at 0. In a series that appears with the
 first refusals Prometheus would see no increase.")
 
-(define-reader refusals (metrics)
+(defun refusal-points (metrics)
   (let ((points (label-points metrics :server :refusal "clgrpc.option")))
     (append points
             (and (target-records metrics :server)
@@ -207,16 +165,7 @@ first refusals Prometheus would see no increase.")
                         collect (list (list (cons "clgrpc.loop" (loop:event-loop-name loop)))
                                       (/ (getf (loop:event-loop-statistics loop) key) unit)))))
 
-(define-reader loop-turns (metrics) (loop-points metrics :turns))
-(define-reader loop-connections (metrics) (loop-points metrics :connections))
-(define-reader loop-waiting (metrics) (loop-points metrics :waited-ns +ns-per-second+))
-(define-reader loop-spinning (metrics) (loop-points metrics :spun-ns +ns-per-second+))
-(define-reader batons-lent (metrics) (loop-points metrics :lent))
-(define-reader batons-lost (metrics) (loop-points metrics :lost))
-(define-reader octets-received (metrics) (loop-points metrics :octets-received))
-(define-reader octets-sent (metrics) (loop-points metrics :octets-sent))
-
-(define-reader reserve-threads (metrics)
+(defun reserve-thread-points (metrics)
   (let ((reserves (remove-duplicates (mapcar #'loop:event-loop-statistics (live-loops metrics))
                                      :key (lambda (statistics) (getf statistics :reserve)))))
     (flet ((point (state key)
@@ -227,7 +176,7 @@ first refusals Prometheus would see no increase.")
 
 ;;; Logs
 
-(define-reader lost-log-entries (metrics)
+(defun lost-entry-points ()
   (loop for log in '(:events :binary)
         collect (make-point :attributes (list (cons "clgrpc.log" (string-downcase log)))
                             :value (lost-entries log))))
@@ -248,26 +197,11 @@ first refusals Prometheus would see no increase.")
 (defun process ()
   (or *process* (setf *process* (os:read-process))))
 
-(define-reader collections (metrics) (one-point (foreign-integer "n_gcs")))
-(define-reader collection-time (metrics)
-  (one-point (/ sb-ext:*gc-run-time* internal-time-units-per-second)))
-(define-reader heap-used (metrics) (one-point (heap-used)))
-(define-reader heap-limit (metrics) (one-point (sb-ext:dynamic-space-size)))
-(define-reader heap-allocated (metrics) (one-point (sb-ext:get-bytes-consed)))
-(define-reader build-info (metrics)
+(defun build-points ()
   (list (make-point :value 1
                     :attributes (list (cons "version" **version**)
                                       (cons "lisp" (format nil "~A ~A" (lisp-implementation-type)
                                                            (lisp-implementation-version)))))))
-(define-reader cpu-time (metrics) (one-point (os:process-cpu-seconds (process))))
-(define-reader start-time (metrics) (one-point (os:process-start-seconds (process))))
-(define-reader virtual-memory (metrics) (one-point (os:process-virtual-octets (process))))
-(define-reader resident-memory (metrics) (one-point (os:process-resident-octets (process))))
-(define-reader threads (metrics) (one-point (os:process-threads (process))))
-(define-reader open-descriptors (metrics)
-  (one-point (os:open-descriptor-count)))
-(define-reader descriptor-limit (metrics) (one-point (os:descriptor-limit)))
-
 ;;; All of it
 
 (defun read-instrument (metrics instrument)
@@ -275,8 +209,7 @@ first refusals Prometheus would see no increase.")
   (make-family :name (instrument-name instrument) :kind (instrument-kind instrument)
                :unit (instrument-unit instrument) :text (instrument-text instrument)
                :alias (instrument-alias instrument)
-               :points (funcall (the function (gethash (instrument-source instrument) **readers**))
-                                metrics)))
+               :points (funcall (instrument-reader instrument) metrics)))
 
 (defun collect (metrics &key (names t))
   "The counts of METRICS so far: a list of FAMILYs in the order of the table of instruments,

@@ -240,6 +240,11 @@ true also retries and hedges."
 (defmethod rpc:check-observer ((source metrics))
   source)
 
+(defparameter *repeats*
+  '("grpc.client.call.retries" "grpc.client.call.transparent_retries" "grpc.client.call.hedges"
+    "grpc.client.call.retry_delay")
+  "The instruments for which the attempts of calls after the first are counted.")
+
 (defmethod rpc:observer-for ((source metrics) &key role target loop)
   (flet ((target-record (shard) (ensure-target-record shard role target nil)))
     (let ((where (if loop
@@ -251,8 +256,7 @@ true also retries and hedges."
           (apply #'server-observer :exemplar exemplar where)
           (apply #'client-observer :exemplar exemplar
                                    :repeats (some (lambda (instrument)
-                                                    (member (instrument-source instrument)
-                                                            '(retries transparent-retries hedges
-                                                              retry-delays)))
+                                                    (member (instrument-name instrument)
+                                                            *repeats* :test #'string=))
                                                   (metrics-instruments source))
                                    where)))))
