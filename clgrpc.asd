@@ -331,7 +331,7 @@
   :depends-on ("clgrpc/web") :pathname "src/web/rest/" :serial t
   :components ((:file "package") (:file "rest-error") (:file "percent") (:file "path-template")
                (:file "yaml") (:file "config") (:file "rule") (:file "route-tree") (:file "query")
-               (:file "body") (:file "rest-answer") (:file "openapi") (:file "carrying")
+               (:file "body") (:file "rest-answer") (:file "openapi") (:file "rest-manner")
                (:file "rest-claim") (:file "document")))
 
 (defsystem "clgrpc/inproc"

@@ -16,15 +16,16 @@
                    (make-native-frame (subseq label (length *foreign-prefix*)) "clgrpc"))
                   (t (make-lisp-frame label))))))
 
-(defun sum-stacks (stream)
-  "The SUMS of the stacks in STREAM. Threads are known by their names."
+(defun sum-stacks (stream &optional (part #'identity))
+  "The SUMS of the stacks in STREAM, of PART of each. Threads are known by their names."
   (let ((sums (make-sums)) (frames (make-hash-table :test 'equal)))
     (loop for line = (read-line stream nil)
           while line
           do (destructuring-bind (count thread &rest labels)
                  (uiop:split-string line :separator '(#\Tab))
                (add-sample sums thread
-                           (mapcar (lambda (label) (label-frame label frames)) labels)
+                           (funcall part (mapcar (lambda (label) (label-frame label frames))
+                                                 labels))
                            (parse-integer count))))
     sums))
 
@@ -45,13 +46,4 @@ function that is not a part of SBCL's allocator."
 
 (defun sum-allocation (stream)
   "SUMS of the stacks of allocations in STREAM, each without the frames of SBCL's runtime."
-  (let ((sums (make-sums)) (frames (make-hash-table :test 'equal)))
-    (loop for line = (read-line stream nil)
-          while line
-          do (destructuring-bind (count thread &rest labels)
-                 (uiop:split-string line :separator '(#\Tab))
-               (let* ((stack (mapcar (lambda (label) (label-frame label frames)) labels))
-                      (allocator (allocator stack)))
-                 (add-sample sums thread (if allocator (member allocator stack) stack)
-                             (parse-integer count)))))
-    sums))
+  (sum-stacks stream (lambda (stack) (or (member (allocator stack) stack) stack))))
