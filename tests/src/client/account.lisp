@@ -184,10 +184,7 @@ unless the system keeps a handler's thread from running. So at least eight of te
 (test no-stream-is-free
   (let ((go-on (make-signal)) (running (make-signal)))
     (with-probe (channel :options '(:max-concurrent-streams 1))
-        (:ask (lambda (note call)
-                (signal-it running)
-                (await-signal go-on)
-                (double note call)))
+        (:ask (double-when running go-on))
       (grpc:ensure-connected channel)
       (let ((first (grpc:call-async #'lab.bench:ask channel (note 1))))
         (is (await-signal running))

@@ -10,7 +10,8 @@
                     (#:loop #:clgrpc.loop) (#:http2 #:clgrpc.http2) (#:hpack #:clgrpc.hpack)
                     (#:os #:clgrpc.os) (#:dns #:clgrpc.dns) (#:dns-tests #:clgrpc.tests.dns)
                     (#:support #:clgrpc.tests.support))
-  (:import-from #:clgrpc.tests.server #:double #:count-up #:add-up #:echo #:connect-socket)
+  (:import-from #:clgrpc.tests.server
+                #:double #:double-when #:count-up #:add-up #:echo #:connect-socket)
   ;; for other tests
   (:export #:free-address #:open-breaker-of #:puppet-asked #:refusing #:with-core))
 

@@ -205,10 +205,7 @@ that, however handlers run."
   "Beyond max-concurrent-streams requests are refused; our client waits instead."
   (let ((go-on (make-signal)) (running (make-signal)))
     (with-probe (channel :server server :options '(:max-concurrent-streams 2 :execution :blocking))
-        (:ask (lambda (note call)
-                (signal-it running)
-                (await-signal go-on)
-                (double note call)))
+        (:ask (double-when running go-on))
       (let ((futures (loop for i below 6
                            collect (grpc:call-async #'lab.bench:ask channel (note i) :timeout 20))))
         (is (await-signal running :count 2))
@@ -233,10 +230,7 @@ that, however handlers run."
   "When all threads are busy and the queue is full, calls are refused at once."
   (let ((go-on (make-signal)) (running (make-signal)))
     (with-probe (channel :options '(:reserve-threads 1 :reserve-queue 1 :execution :blocking))
-        (:ask (lambda (note call)
-                (signal-it running)
-                (await-signal go-on)
-                (double note call)))
+        (:ask (double-when running go-on))
       (let ((first (grpc:call-async #'lab.bench:ask channel (note 1) :timeout 20)))
         (is (await-signal running))
         (let ((second (grpc:call-async #'lab.bench:ask channel (note 2) :timeout 20)))
@@ -251,10 +245,7 @@ that, however handlers run."
     (with-probe (channel :server server
                          :options '(:reserve-threads 1 :execution :blocking
                                     :reserve-wait-seconds 3600))
-        (:ask (lambda (note call)
-                (signal-it running)
-                (await-signal go-on)
-                (double note call)))
+        (:ask (double-when running go-on))
       (flet ((timers ()
                (reduce #'+ (server:server-loops server)
                        :key (lambda (server-loop)
@@ -277,10 +268,7 @@ that, however handlers run."
   "A call that is cancelled while it waits for a thread leaves its place in the queue to another."
   (let ((go-on (make-signal)) (running (make-signal)))
     (with-probe (channel :options '(:reserve-threads 1 :reserve-queue 1 :execution :blocking))
-        (:ask (lambda (note call)
-                (signal-it running)
-                (await-signal go-on)
-                (double note call)))
+        (:ask (double-when running go-on))
       (flet ((ask-later (number)
                (grpc:call-async #'lab.bench:ask channel (note number) :timeout 20)))
         (let ((first (ask-later 1)))

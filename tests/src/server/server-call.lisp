@@ -10,6 +10,13 @@
   (declare (ignore call))
   (note (* 2 (number-of note)) :text (lab:note-text note)))
 
+(defun double-when (running go-on)
+  "A handler like DOUBLE that signals RUNNING, and then waits for GO-ON."
+  (lambda (note call)
+    (signal-it running)
+    (await-signal go-on)
+    (double note call)))
+
 (defun count-up (note call)
   (loop for i below (number-of note) do (grpc:send call (note i)))
   nil)

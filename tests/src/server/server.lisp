@@ -118,10 +118,7 @@ start; nothing is logged of a service with a handler."
   "Running calls finish; the server then stops at once, long before the time is up."
   (let ((running (make-signal)) (go-on (make-signal)) (stopped nil))
     (with-probe (channel :server server)
-        (:ask (lambda (note call)
-                (signal-it running)
-                (await-signal go-on)
-                (double note call))
+        (:ask (double-when running go-on)
          :chat (lambda (stream call) (signal-it running) (echo stream call)))
       (let ((future (grpc:call-async #'lab.bench:ask channel (note 4) :timeout 20))
             (chat (chat channel :open)))
@@ -222,10 +219,7 @@ start; nothing is logged of a service with a handler."
   "The stop returns all the same, and the handler's thread ends when the handler does."
   (let ((running (make-signal)) (go-on (make-signal)) (threads (our-threads)))
     (with-probe (channel :server server)
-        (:ask (lambda (note call)
-                (signal-it running)
-                (await-signal go-on)
-                (double note call)))
+        (:ask (double-when running go-on))
       (let ((future (grpc:call-async #'lab.bench:ask channel (note 1) :timeout 20)))
         (is (await-signal running))
         (is (< (elapsed-seconds (is (not (grpc:stop-server server :drain 0)))) 5))

@@ -514,10 +514,7 @@ begins."
   "STOP-SERVER returns when it has ended, not when the time is up."
   (let ((running (make-signal)) (go-on (make-signal)))
     (with-transport (channel :server server)
-        (:ask (lambda (note call)
-                (signal-it running)
-                (await-signal go-on)
-                (double note call))
+        (:ask (double-when running go-on)
          :chat #'echo)
       (flet ((ended (thread) (sb-thread:join-thread thread :timeout 60 :default :late)))
         (let ((caller (sb-thread:make-thread (lambda () (number-of (ask channel (note 2)))))))

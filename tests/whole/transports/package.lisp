@@ -5,8 +5,8 @@
   (:local-nicknames (#:grpc #:clgrpc) (#:support #:clgrpc.tests.support)
                     (#:loop #:clgrpc.loop))
   (:import-from #:clgrpc.tests.server
-                #:double #:count-up #:add-up #:echo #:double-later #:count-up-reactively
-                #:add-up-reactively #:echo-reactively #:check-four-kinds))
+                #:double #:double-when #:count-up #:add-up #:echo #:double-later
+                #:count-up-reactively #:add-up-reactively #:echo-reactively #:check-four-kinds))
 
 (in-package #:clgrpc.tests.transports)
 
