@@ -30,18 +30,15 @@
 (test timeouts-leave-no-half-of-a-channel
   "A channel that has acquired a loop is made, so that the collector finds it and the loop ends."
   (let ((users (loop-users)) (made '()))
-    (sb-int:encapsulate 'calling:acquire-client-loop 'waits
-                        (lambda (function &rest arguments)
-                          (multiple-value-prog1 (apply function arguments) (sleep 0.05))))
-    (sb-int:encapsulate 'calling:when-dropped 'note-channel
-                        (lambda (function channel &rest arguments)
-                          (push channel made)
-                          (apply function channel arguments)))
-    (unwind-protect
-         (signals sb-ext:timeout
-           (sb-ext:with-timeout 0.02 (grpc:make-channel "127.0.0.1:80")))
-      (sb-int:unencapsulate 'calling:acquire-client-loop 'waits)
-      (sb-int:unencapsulate 'calling:when-dropped 'note-channel))
+    (with-replaced (('calling:acquire-client-loop
+                     (lambda (function &rest arguments)
+                       (multiple-value-prog1 (apply function arguments) (sleep 0.05))))
+                    ('calling:when-dropped
+                     (lambda (function channel &rest arguments)
+                       (push channel made)
+                       (apply function channel arguments))))
+      (signals sb-ext:timeout
+        (sb-ext:with-timeout 0.02 (grpc:make-channel "127.0.0.1:80"))))
     (is (= 1 (length made)))
     (mapc #'grpc:close-channel made)
     (is (= users (loop-users)))))

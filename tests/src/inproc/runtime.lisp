@@ -19,21 +19,18 @@
     (with-inproc (channel) (:ask (lambda (note call)
                                    (declare (ignore call))
                                    note))
-      (sb-int:encapsulate 'inproc::register 'note-client
-                          (lambda (function call-pair)
-                            (setf client (inproc::call-pair-client call-pair))
-                            (funcall function call-pair)))
-      (sb-int:encapsulate 'inproc::start-core-timer 'ended-before
-                          (lambda (function inproc-core timer due-ns)
-                            (push timer timers)
-                            (grpc:cancel client)
-                            (funcall function inproc-core timer due-ns)))
-      (unwind-protect
-           (is (eq :cancelled (status-of-error
-                               (caught (grpc:await (grpc:call-async #'lab.bench:ask channel (note 1)
-                                                                    :timeout 1000))))))
-        (sb-int:unencapsulate 'inproc::register 'note-client)
-        (sb-int:unencapsulate 'inproc::start-core-timer 'ended-before))
+      (with-replaced (('inproc::register
+                       (lambda (function call-pair)
+                         (setf client (inproc::call-pair-client call-pair))
+                         (funcall function call-pair)))
+                      ('inproc::start-core-timer
+                       (lambda (function inproc-core timer due-ns)
+                         (push timer timers)
+                         (grpc:cancel client)
+                         (funcall function inproc-core timer due-ns))))
+        (is (eq :cancelled (status-of-error
+                            (caught (grpc:await (grpc:call-async #'lab.bench:ask channel (note 1)
+                                                                 :timeout 1000)))))))
       (is (= 1 (length timers)))
       (is (wait-until (lambda () (notany #'timer-pending-p timers)))))))
 
@@ -65,22 +62,19 @@ is closed releases it, even if a timeout ends the closing."
     (with-inproc (channel) (:ask (lambda (note call)
                                    (declare (ignore call))
                                    note))
-      (sb-int:encapsulate 'calling:when-dropped 'closes
-                          (lambda (function &rest arguments)
-                            (setf closer (sb-thread:make-thread
-                                          (lambda () (grpc:close-channel channel))))
-                            (wait-until (lambda () (eq :shutdown (grpc:channel-state channel))))
-                            (sleep 0.1)
-                            (push :registered events)
-                            (apply function arguments)))
-      (sb-int:encapsulate 'sb-ext:cancel-finalization 'notes
-                          (lambda (function object)
-                            (when (typep object 'inproc::inproc-core) (push :cancelled events))
-                            (funcall function object)))
-      (unwind-protect
-           (progn (caught (grpc:await (grpc:call-async #'lab.bench:ask channel (note 1)
-                                                       :timeout 1000)))
-                  (sb-thread:join-thread closer))
-        (sb-int:unencapsulate 'calling:when-dropped 'closes)
-        (sb-int:unencapsulate 'sb-ext:cancel-finalization 'notes)))
+      (with-replaced (('calling:when-dropped
+                       (lambda (function &rest arguments)
+                         (setf closer (sb-thread:make-thread
+                                       (lambda () (grpc:close-channel channel))))
+                         (wait-until (lambda () (eq :shutdown (grpc:channel-state channel))))
+                         (sleep 0.1)
+                         (push :registered events)
+                         (apply function arguments)))
+                      ('sb-ext:cancel-finalization
+                       (lambda (function object)
+                         (when (typep object 'inproc::inproc-core) (push :cancelled events))
+                         (funcall function object))))
+        (caught (grpc:await (grpc:call-async #'lab.bench:ask channel (note 1)
+                                             :timeout 1000)))
+        (sb-thread:join-thread closer)))
     (is (equal '(:cancelled :registered) events))))

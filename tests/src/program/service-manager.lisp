@@ -146,44 +146,40 @@ signal, one for which they then wait."
   "Neither one that was wanted before nor by a later signal, and a service manager that knows of the
 end does not hear that the program is ready."
   (let ((lines '()))
-    (sb-int:encapsulate 'program::tell-manager 'hear
-                        (lambda (function &rest more)
-                          (declare (ignore function))
-                          (push (first more) lines)))
-    (unwind-protect
-         (call-with-reloader
-          (lambda (ending reloader begun go-on)
-            (program::want-reload reloader)
-            (is-true (passed-p begun))
-            (program::want-reload reloader)
-            (on-its-loop ending #'program::begin-end ending)
-            (sb-thread:signal-semaphore go-on 2)
-            (dolist (thread (reload-threads)) (sb-thread:join-thread thread :timeout 60))
-            (is (equal '("RELOADING=1") (on-its-loop ending (lambda () lines))))
-            (program::want-reload reloader)
-            (dolist (thread (reload-threads)) (sb-thread:join-thread thread :timeout 60))
-            (is (zerop (sb-thread:semaphore-count begun)))
-            (is (equal '("RELOADING=1") (on-its-loop ending (lambda () lines))))))
-      (sb-int:unencapsulate 'program::tell-manager 'hear))))
+    (with-replaced (('program::tell-manager
+                     (lambda (function &rest more)
+                       (declare (ignore function))
+                       (push (first more) lines))))
+      (call-with-reloader
+       (lambda (ending reloader begun go-on)
+         (program::want-reload reloader)
+         (is-true (passed-p begun))
+         (program::want-reload reloader)
+         (on-its-loop ending #'program::begin-end ending)
+         (sb-thread:signal-semaphore go-on 2)
+         (dolist (thread (reload-threads)) (sb-thread:join-thread thread :timeout 60))
+         (is (equal '("RELOADING=1") (on-its-loop ending (lambda () lines))))
+         (program::want-reload reloader)
+         (dolist (thread (reload-threads)) (sb-thread:join-thread thread :timeout 60))
+         (is (zerop (sb-thread:semaphore-count begun)))
+         (is (equal '("RELOADING=1") (on-its-loop ending (lambda () lines)))))))))
 
 (test a-reload-that-cannot-begin-is-no-last-one
   "Where a thread for it cannot be made, the next signal reloads."
   (let ((left 1))
-    (sb-int:encapsulate 'program::start-reload 'fails-once
-                        (lambda (function reloader)
-                          (if (minusp (decf left))
-                              (funcall function reloader)
-                              (error "There is no room for a thread."))))
-    (unwind-protect
-         (call-with-reloader
-          (lambda (ending reloader begun go-on)
-            (declare (ignore ending))
-            (signals error (program::want-reload reloader))
-            (sb-thread:signal-semaphore go-on)
-            (program::want-reload reloader)
-            (is-true (passed-p begun))
-            (dolist (thread (reload-threads)) (sb-thread:join-thread thread :timeout 60))))
-      (sb-int:unencapsulate 'program::start-reload 'fails-once))))
+    (with-replaced (('program::start-reload
+                     (lambda (function reloader)
+                       (if (minusp (decf left))
+                           (funcall function reloader)
+                           (error "There is no room for a thread.")))))
+      (call-with-reloader
+       (lambda (ending reloader begun go-on)
+         (declare (ignore ending))
+         (signals error (program::want-reload reloader))
+         (sb-thread:signal-semaphore go-on)
+         (program::want-reload reloader)
+         (is-true (passed-p begun))
+         (dolist (thread (reload-threads)) (sb-thread:join-thread thread :timeout 60)))))))
 
 (test sighup-without-anything-to-reload
   "Ends the process, as a terminal that is closed wants. What has started the tests may ignore the

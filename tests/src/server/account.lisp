@@ -125,17 +125,10 @@ time to collect all garbage."
   (let* ((used (floor (* live (heap-size))))
          (spare (- (heap-size) (* 2 used)))
          (next clgrpc.base::**next-search**))
-    (sb-int:encapsulate 'heap-used 'seems (lambda (function)
-                                            (declare (ignore function))
-                                            used))
-    (sb-int:encapsulate 'heap-spare 'seems (lambda (function)
-                                             (declare (ignore function))
-                                             spare))
-    (setf clgrpc.base::**next-search** (+ (monotonic-ns) (seconds-ns 1000)))
-    (unwind-protect (funcall function)
-      (setf clgrpc.base::**next-search** next)
-      (sb-int:unencapsulate 'heap-used 'seems)
-      (sb-int:unencapsulate 'heap-spare 'seems))))
+    (with-replaced (('heap-used (constantly used)) ('heap-spare (constantly spare)))
+      (setf clgrpc.base::**next-search** (+ (monotonic-ns) (seconds-ns 1000)))
+      (unwind-protect (funcall function)
+        (setf clgrpc.base::**next-search** next)))))
 
 (test no-calls-begin-while-the-heap-is-full
   "Each call that comes then has a look, so the next one begins once the heap is not full."

@@ -307,18 +307,16 @@ status is the right one, and at the end each watcher is told that and ends."
     (grpc:with-call (watch (watch-health channel ""))
       (is (eq :serving (next-status watch)))
       (let ((watcher (services::make-watcher :call (call-of-watcher service) :name "")) (calls 0))
-        (sb-int:encapsulate 'services::tell-status 'ended
-                            (lambda (function watcher)
-                              (when (= 1 (incf calls))
-                                (services::tell-watcher watcher) ; as the other does
-                                (throw 'ended :ended))
-                              (funcall function watcher)))
-        (unwind-protect
-             (progn (is (eq :ended (catch 'ended (services::tell-watcher watcher))))
-                    (is (= 2 calls))
-                    (services::tell-watcher watcher)
-                    (is (= 3 calls)))
-          (sb-int:unencapsulate 'services::tell-status 'ended))))))
+        (with-replaced (('services::tell-status
+                         (lambda (function watcher)
+                           (when (= 1 (incf calls))
+                             (services::tell-watcher watcher) ; as the other does
+                             (throw 'ended :ended))
+                           (funcall function watcher))))
+          (is (eq :ended (catch 'ended (services::tell-watcher watcher))))
+          (is (= 2 calls))
+          (services::tell-watcher watcher)
+          (is (= 3 calls)))))))
 
 (defun probe-health (service path)
   "The status and the text with which a handler of SERVICE answers a GET of PATH."

@@ -4,7 +4,7 @@
 (defpackage #:clgrpc.tests.form
   (:use #:cl #:fiveam)
   (:shadow #:test)
-  (:export #:test)
+  (:export #:test #:with-replaced)
   (:documentation "FiveAM, with a TEST whose body is compiled with its file."))
 
 (do-external-symbols (symbol '#:fiveam)

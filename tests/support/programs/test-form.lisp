@@ -1,4 +1,4 @@
-;;;; The form that defines a test.
+;;;; The form that defines a test, and one that replaces functions meanwhile.
 
 (in-package #:clgrpc.tests.form)
 
@@ -16,3 +16,19 @@ its file, `TEST NAME`, which FiveAM calls."
          (defun ,function () ,@body)
          (let ((sb-ext:*evaluator-mode* :interpret)) ; FiveAM evaluates a call of the function
            (def-test ,name (,@options) ,@sentence (,function)))))))
+
+(defun call-with-replaced (rows function)
+  "Call FUNCTION as WITH-REPLACED says; ROWS are lists of a name and a stand-in."
+  (let ((tag (gensym "STAND-IN")))
+    (unwind-protect (loop for (name stand-in) in rows
+                          do (sb-int:encapsulate name tag stand-in)
+                          finally (return (funcall function)))
+      (loop for (name) in rows
+            do (sb-int:unencapsulate name tag)))))
+
+(defmacro with-replaced ((&rest rows) &body body)
+  "Evaluate BODY while each NAME of ROWS, (NAME STAND-IN), which is the name of a function, means
+STAND-IN. That is called with the function itself and its arguments."
+  `(call-with-replaced (list ,@(loop for (name stand-in) in rows
+                                     collect `(list ,name ,stand-in)))
+                       (lambda () ,@body)))

@@ -231,15 +231,13 @@ nothing else to send, which would have it look."
   (with-probe (channel :server server :options '(:max-connections-per-peer 5)
                        :events (:accept-function-error))
       (:ask #'answer)
-    (sb-int:encapsulate 'wire:open-link 'fails
-                        (lambda (original owner loop byte-channel &rest more)
-                          (declare (ignore original owner loop more))
-                          (loop:close-byte-channel byte-channel)
-                          (error "no")))
-    (unwind-protect
-         (with-connected (attackers 6 (grpc:server-address server))
-           (is (every #'turned-away-p attackers)))
-      (sb-int:unencapsulate 'wire:open-link 'fails))
+    (with-replaced (('wire:open-link
+                     (lambda (original owner loop byte-channel &rest more)
+                       (declare (ignore original owner loop more))
+                       (loop:close-byte-channel byte-channel)
+                       (error "no"))))
+      (with-connected (attackers 6 (grpc:server-address server))
+        (is (every #'turned-away-p attackers))))
     (is-true (wait-until (lambda ()
                            (zerop (hash-table-count (server::admission-peers
                                                      (server::server-admission server)))))))

@@ -485,13 +485,12 @@ of kind and octets, is."
   "Call FUNCTION with a function that returns how many nanoseconds peers were charged with since it
 was called last."
   (let ((charged 0))
-    (sb-int:encapsulate 'server::charge-time 'cost
-                        (lambda (function budget ns percent)
-                          (declare (ignore function budget percent))
-                          (incf charged ns)
-                          nil))
-    (unwind-protect (funcall function (lambda () (shiftf charged 0)))
-      (sb-int:unencapsulate 'server::charge-time 'cost))))
+    (with-replaced (('server::charge-time
+                     (lambda (function budget ns percent)
+                       (declare (ignore function budget percent))
+                       (incf charged ns)
+                       nil)))
+      (funcall function (lambda () (shiftf charged 0))))))
 
 (defun measure-compressed (octets &optional (host "watched") (ask #'make-compressed-ask))
   "As MEASURE-ASK of the calls that ASK makes of OCTETS in gzip, without what is charged."

@@ -206,13 +206,12 @@
   "As by a time-out, when they have said that the journal's thread runs."
   (let* ((ours sb-thread:*current-thread*) (count 0)
          (log (log-in-background (lambda (&rest event) (declare (ignore event)) (incf count)))))
-    (sb-int:encapsulate 'clgrpc.base::start-journal 'leave
-                        (lambda (function &rest arguments)
-                          (when (eq ours sb-thread:*current-thread*)
-                            (sb-thread:interrupt-thread ours (lambda () (throw 'left :left))))
-                          (apply function arguments)))
-    (unwind-protect (is (eq :left (catch 'left (funcall log :info :one))))
-      (sb-int:unencapsulate 'clgrpc.base::start-journal 'leave))
+    (with-replaced (('clgrpc.base::start-journal
+                     (lambda (function &rest arguments)
+                       (when (eq ours sb-thread:*current-thread*)
+                         (sb-thread:interrupt-thread ours (lambda () (throw 'left :left))))
+                       (apply function arguments))))
+      (is (eq :left (catch 'left (funcall log :info :one)))))
     (funcall log :info :two)
     (is (flush-log :timeout 20))
     (is (= 2 count))))

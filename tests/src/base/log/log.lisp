@@ -170,13 +170,11 @@ is the function's error."
   "The C library finds the name of a foreign function under a lock. A thread that is unwound there
 keeps it: each later backtrace waits for ever, as does the end of each thread of a reserve."
   (let ((interrupted '()) (*log-function* (constantly nil)))
-    (sb-int:encapsulate 'sb-debug:list-backtrace 'asks
-                        (lambda (function &rest arguments)
-                          (push sb-sys:*interrupts-enabled* interrupted)
-                          (apply function arguments)))
-    (unwind-protect
-         (log-condition :error :asked (make-condition 'simple-error :format-control "broken"))
-      (sb-int:unencapsulate 'sb-debug:list-backtrace 'asks))
+    (with-replaced (('sb-debug:list-backtrace
+                     (lambda (function &rest arguments)
+                       (push sb-sys:*interrupts-enabled* interrupted)
+                       (apply function arguments))))
+      (log-condition :error :asked (make-condition 'simple-error :format-control "broken")))
     (is (equal '(nil) interrupted))))
 
 (test backtraces-are-few-in-a-second

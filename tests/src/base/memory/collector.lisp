@@ -169,12 +169,10 @@ is due when there is twice as much."
 (test where-the-world-cannot-be-stopped-no-pages-are-returned
   "The thread that returns pages step by step would never come to an end."
   (let ((steps 0))
-    (flet ((encapsulate (name function) (sb-int:encapsulate name 'unknown function)))
-      (encapsulate 'clgrpc.base::stoppable-world-p (constantly nil))
-      (encapsulate 'clgrpc.base::return-some-pages (lambda (function page)
-                                                     (declare (ignore function))
-                                                     (if (< (incf steps) 10) page nil)))
-      (unwind-protect (clgrpc.base::return-free-pages)
-        (sb-int:unencapsulate 'clgrpc.base::return-some-pages 'unknown)
-        (sb-int:unencapsulate 'clgrpc.base::stoppable-world-p 'unknown)))
+    (with-replaced (('clgrpc.base::stoppable-world-p (constantly nil))
+                    ('clgrpc.base::return-some-pages
+                     (lambda (function page)
+                       (declare (ignore function))
+                       (if (< (incf steps) 10) page nil))))
+      (clgrpc.base::return-free-pages))
     (is (= 0 steps))))

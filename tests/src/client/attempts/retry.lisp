@@ -157,14 +157,13 @@ or new."
   "Call FUNCTION while the next COUNT connections that servers accept are closed as soon as they
 are."
   (let ((left (list count)))
-    (sb-int:encapsulate 'wire:open-link 'resets
-                        (lambda (original owner loop transport role &rest more)
-                          (cond ((and (eq role :server) (plusp (sb-ext:atomic-decf (car left))))
-                                 (loop:close-byte-channel transport)
-                                 (error "closed for the test"))
-                                (t (apply original owner loop transport role more)))))
-    (unwind-protect (funcall function)
-      (sb-int:unencapsulate 'wire:open-link 'resets))))
+    (with-replaced (('wire:open-link
+                     (lambda (original owner loop transport role &rest more)
+                       (cond ((and (eq role :server) (plusp (sb-ext:atomic-decf (car left))))
+                              (loop:close-byte-channel transport)
+                              (error "closed for the test"))
+                             (t (apply original owner loop transport role more))))))
+      (funcall function))))
 
 (defun turn-away-all (server)
   "Have the connections of SERVER end in order."

@@ -43,12 +43,11 @@
 
 (defun call-before-closing (descriptor function thunk)
   "Call THUNK; when DESCRIPTOR is about to be closed, call FUNCTION."
-  (sb-int:encapsulate 'os:close-descriptor 'watched
-                      (lambda (original closed)
-                        (when (eql closed descriptor) (funcall function))
-                        (funcall original closed)))
-  (unwind-protect (funcall thunk)
-    (sb-int:unencapsulate 'os:close-descriptor 'watched)))
+  (with-replaced (('os:close-descriptor
+                   (lambda (original closed)
+                     (when (eql closed descriptor) (funcall function))
+                     (funcall original closed))))
+    (funcall thunk)))
 
 (defun echoed-p (socket)
   "True if a peer returns an octet that is sent by SOCKET, which may be connecting."

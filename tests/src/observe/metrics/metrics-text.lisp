@@ -84,10 +84,9 @@
 
 (test the-process-is-asked-once-a-reading
   (let ((count 0))
-    (sb-int:encapsulate 'clgrpc.os:read-process 'count
-                        (lambda (function) (incf count) (funcall function)))
-    (unwind-protect (text-of (grpc:make-metrics))
-      (sb-int:unencapsulate 'clgrpc.os:read-process 'count))
+    (with-replaced (('clgrpc.os:read-process
+                     (lambda (function) (incf count) (funcall function))))
+      (text-of (grpc:make-metrics)))
     (is (= 1 count))))
 
 (test promtool-takes-the-text

@@ -23,13 +23,11 @@
                              :key #'sb-thread:thread-name :test #'equal)
           while closer
           do (sb-thread:join-thread closer :default nil))
-    (sb-int:encapsulate 'calling::make-closer 'fails-once
-                        (lambda (function)
-                          (if (shiftf failed t) (funcall function) (error "on purpose"))))
-    (unwind-protect
-         (let ((*log-function* (constantly nil)))
-           (loop repeat 2
-                 do (calling:end-elsewhere (lambda () (sb-thread:signal-semaphore done)))))
-      (sb-int:unencapsulate 'calling::make-closer 'fails-once))
+    (with-replaced (('calling::make-closer
+                     (lambda (function)
+                       (if (shiftf failed t) (funcall function) (error "on purpose")))))
+      (let ((*log-function* (constantly nil)))
+        (loop repeat 2
+              do (calling:end-elsewhere (lambda () (sb-thread:signal-semaphore done))))))
     (is-true failed)
     (is-true (sb-thread:wait-on-semaphore done :n 2 :timeout 30))))

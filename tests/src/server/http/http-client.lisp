@@ -154,14 +154,12 @@ arguments that waits until it has, and returns its request."
 (test credentials-are-read-with-the-server
   "Those by which it agrees to HTTP/1.1 as well, if it does: connections need not read the files."
   (let ((roles '()))
-    (sb-int:encapsulate 'clgrpc.loop:check-credentials 'note-role
-                        (lambda (function credentials role)
-                          (push role roles)
-                          (funcall function credentials role)))
-    (unwind-protect
-         (dolist (http1 '(t nil))
-           (with-web (server :options (:credentials (certified "server") :http1 http1))))
-      (sb-int:unencapsulate 'clgrpc.loop:check-credentials 'note-role))
+    (with-replaced (('clgrpc.loop:check-credentials
+                     (lambda (function credentials role)
+                       (push role roles)
+                       (funcall function credentials role))))
+      (dolist (http1 '(t nil))
+        (with-web (server :options (:credentials (certified "server") :http1 http1)))))
     (is (equal '(:http-server :server) (reverse roles)))))
 
 (test servers-without-http1-over-tls
