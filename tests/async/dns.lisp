@@ -34,15 +34,13 @@
 (test reverse-lookups-that-go-wrong
   "An error, such as for a name that is not text, is an answer as well: the loop does not wait on."
   (let ((told '()))
-    (sb-int:encapsulate 'os:lookup-name 'fails (lambda (function octets)
-                                                 (declare (ignore function octets))
-                                                 (error 'mishap)))
-    (unwind-protect
-         (with-program ()
-           (reverse-dns-lookup "127.0.0.1" (lambda (name service)
-                                             (push (list name service) told))
-                               :event-cb (lambda (event) (push (type-of event) told))))
-      (sb-int:unencapsulate 'os:lookup-name 'fails))
+    (with-replaced (('os:lookup-name (lambda (function octets)
+                                       (declare (ignore function octets))
+                                       (error 'mishap))))
+      (with-program ()
+        (reverse-dns-lookup "127.0.0.1" (lambda (name service)
+                                          (push (list name service) told))
+                            :event-cb (lambda (event) (push (type-of event) told)))))
     (is (equal '(dns-error) told))))
 
 (test reverse-lookups

@@ -116,13 +116,12 @@ on with."
       (catch 'interrupted
         (raft::with-snapshot-receiver (member snapshot-receiver) (throw 'interrupted nil)))
       (is-true (free-p))
-      (sb-int:encapsulate 'raft::occupy-snapshot-receiver 'interrupt
-                          (lambda (function &rest arguments)
-                            (apply function arguments)
-                            (throw 'interrupted nil)))
-      (unwind-protect (catch 'interrupted
-                             (raft::with-snapshot-receiver (member snapshot-receiver) nil))
-        (sb-int:unencapsulate 'raft::occupy-snapshot-receiver 'interrupt))
+      (with-replaced (('raft::occupy-snapshot-receiver
+                       (lambda (function &rest arguments)
+                         (apply function arguments)
+                         (throw 'interrupted nil))))
+        (catch 'interrupted
+               (raft::with-snapshot-receiver (member snapshot-receiver) nil)))
       (is-true (free-p))
       (is (eq snapshot-receiver (raft::local-member-snapshot-receiver member))))
     (let ((member (raft::make-local-member "G" "B" (make-instance 'interrupted-state))))

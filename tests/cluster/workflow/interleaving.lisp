@@ -482,12 +482,11 @@ ago."
 
 (defun call-in-store-time (affair function)
   "Call FUNCTION while the steady time of all nodes is that of the store of AFFAIR."
-  (sb-int:encapsulate 'workflow::steady-ms 'store-time
-                      (lambda (function)
-                        (declare (ignore function))
-                        (floor (place-now (affair-place affair)) 1000000)))
-  (unwind-protect (funcall function)
-    (sb-int:unencapsulate 'workflow::steady-ms 'store-time)))
+  (with-replaced (('workflow::steady-ms
+                   (lambda (function)
+                     (declare (ignore function))
+                     (floor (place-now (affair-place affair)) 1000000))))
+    (funcall function)))
 
 (defun set-a-clock (affair)
   (let ((entry (one-of affair (affair-nodes affair))))

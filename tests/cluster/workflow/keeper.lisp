@@ -106,15 +106,14 @@ this when it looks; counts of other sessions stay."
                        (alexandria:hash-table-alist
                         (workflow::task-queue-loads (workflow::node-task-queue node))))))
         (is (= 1 (length (claim node stays '("a")))))
-        (sb-int:encapsulate 'workflow::note-granted 'end
-                            (lambda (function &rest arguments)
-                              (etcd:remove-entry (workflow::node-etcd node)
-                                                 (workflow::session-key node ends))
-                              ;; as the watch of the index does
-                              (workflow::forget-session node ends)
-                              (apply function arguments)))
-        (unwind-protect (is (= 1 (length (claim node ends '("a")))))
-          (sb-int:unencapsulate 'workflow::note-granted 'end))
+        (with-replaced (('workflow::note-granted
+                         (lambda (function &rest arguments)
+                           (etcd:remove-entry (workflow::node-etcd node)
+                                              (workflow::session-key node ends))
+                           ;; as the watch of the index does
+                           (workflow::forget-session node ends)
+                           (apply function arguments))))
+          (is (= 1 (length (claim node ends '("a"))))))
         (is (= 4 (length (counted))))
         (workflow::sweep-sessions node)
         (is (equal (list (cons stays 1) (cons stays 1)) (counted)))))))
@@ -124,9 +123,8 @@ this when it looks; counts of other sessions stay."
 entry of the first, which would have a share of the timers, goes."
   (with-idle-node (node 150000)
     (workflow::keep-membership node)
-    (sb-int:encapsulate 'etcd:lease-alive-p 'seem-ended (constantly nil))
-    (unwind-protect (workflow::keep-membership node)
-      (sb-int:unencapsulate 'etcd:lease-alive-p 'seem-ended))
+    (with-replaced (('etcd:lease-alive-p (constantly nil)))
+      (workflow::keep-membership node))
     (is (equal (list (etcd:lease-id (workflow::membership-lease (workflow::node-membership node))))
                (etcd:list-leases (workflow::node-etcd node))))
     (is (= 1 (etcd:count-entries (workflow::node-etcd node)
@@ -142,12 +140,11 @@ that."
         (is (every #'integerp times) "all shards are its own")
         (fill times nil)
         (setf (workflow::wakeup-lost-watch (workflow::node-wakeup node)) t)
-        (sb-int:encapsulate 'workflow::end-claims-of-lost-sessions 'fail
-                            (lambda (function node)
-                              (declare (ignore function node))
-                              (error 'etcd:unavailable :text "broken by the test")))
-        (unwind-protect (signals etcd:unavailable (run-once))
-          (sb-int:unencapsulate 'workflow::end-claims-of-lost-sessions 'fail))
+        (with-replaced (('workflow::end-claims-of-lost-sessions
+                         (lambda (function node)
+                           (declare (ignore function node))
+                           (error 'etcd:unavailable :text "broken by the test"))))
+          (signals etcd:unavailable (run-once)))
         (is (every #'integerp times))))))
 
 (test a-closed-node-watches-nothing
@@ -187,20 +184,17 @@ begins at that time. Neither leaves a watch to the client of the store."
   (with-idle-node (node 1000000 :max-sessions-per-identity 2)
     (let ((names 0))
       (dotimes (i 2000) (workflow::note-session node (format nil "~X.~D" i (floor i 2))))
-      (sb-int:encapsulate 'workflow::session-owner 'count
-                          (lambda (function session)
-                            (incf names)
-                            (funcall function session)))
-      (unwind-protect
-           (progn
-             (signals backlog-full (workflow::reserve-session node "a.7"))
-             (workflow::forget-session node "E.7")
-             (workflow::forget-session node "E.7")
-             (workflow::note-session node "F.7")
-             (finishes (workflow::reserve-session node "a.7"))
-             (signals backlog-full (workflow::reserve-session node "b.7"))
-             (is (> 20 names)))
-        (sb-int:unencapsulate 'workflow::session-owner 'count))
+      (with-replaced (('workflow::session-owner
+                       (lambda (function session)
+                         (incf names)
+                         (funcall function session))))
+        (signals backlog-full (workflow::reserve-session node "a.7"))
+        (workflow::forget-session node "E.7")
+        (workflow::forget-session node "E.7")
+        (workflow::note-session node "F.7")
+        (finishes (workflow::reserve-session node "a.7"))
+        (signals backlog-full (workflow::reserve-session node "b.7"))
+        (is (> 20 names)))
       (loop for session in (alexandria:hash-table-keys (workflow::node-session-records node))
             do (workflow::forget-session node session))
       (is (zerop (hash-table-count (workflow::node-owners node)))))))

@@ -988,26 +988,24 @@ what comes, each once and in order; one peer cannot have them all."
     (start-workflow node "w" '((:signal "x") (:signal "x")))
     (let ((first t) (numbers '()) (feed (workflow::node-feed node))
           (prefix (workflow::node-key node "state" "")))
-      (sb-int:encapsulate 'etcd:watch 'end
-                          (lambda (function &rest arguments)
-                            (let ((watch (apply function arguments)) (options (cddr arguments)))
-                              (when (and first (equal prefix (getf options :prefix)))
-                                (setf first nil)
-                                (etcd:cancel-watch watch)
-                                (funcall (getf options :on-end)
-                                         (make-condition 'etcd:compacted :text "at once")))
-                              watch)))
-      (unwind-protect
-           (let ((watcher (watch-workflow (lambda (change) (push (pb:change-number change) numbers))
-                                          node "w")))
-             (is-true (wait-until (lambda ()
-                                    (let ((watch (workflow::feed-watch feed)))
-                                      (and (not first) numbers watch
-                                           (etcd:watch-open-p watch))))))
-             (signal-workflow node "w" "x" nil)
-             (is-true (wait-until (lambda () (equal '(2 1) numbers))))
-             (end-watching watcher))
-        (sb-int:unencapsulate 'etcd:watch 'end)))))
+      (with-replaced (('etcd:watch
+                       (lambda (function &rest arguments)
+                         (let ((watch (apply function arguments)) (options (cddr arguments)))
+                           (when (and first (equal prefix (getf options :prefix)))
+                             (setf first nil)
+                             (etcd:cancel-watch watch)
+                             (funcall (getf options :on-end)
+                                      (make-condition 'etcd:compacted :text "at once")))
+                           watch))))
+        (let ((watcher (watch-workflow (lambda (change) (push (pb:change-number change) numbers))
+                                       node "w")))
+          (is-true (wait-until (lambda ()
+                                 (let ((watch (workflow::feed-watch feed)))
+                                   (and (not first) numbers watch
+                                        (etcd:watch-open-p watch))))))
+          (signal-workflow node "w" "x" nil)
+          (is-true (wait-until (lambda () (equal '(2 1) numbers))))
+          (end-watching watcher))))))
 
 (test watches-that-are-not-read-leave-threads-to-others
   "Watches of all that go on from an early revision may wait for their peers on threads of the
@@ -1046,24 +1044,22 @@ store's client: 32 of them. Others end then, and their peers may ask again."
                                 :etcd (workflow::node-etcd node) :namespace "other"
                                 :root (workflow::root-of "other")
                                 :limits (workflow::make-limits))))
-      (sb-int:encapsulate 'etcd:watch 'refuse
-                          (lambda (function &rest arguments)
-                            (declare (ignore function arguments))
-                            (error 'etcd:unavailable :text "by the test")))
-      (unwind-protect (signals etcd:unavailable (workflow::ensure-index-watch other))
-        (sb-int:unencapsulate 'etcd:watch 'refuse))
+      (with-replaced (('etcd:watch
+                       (lambda (function &rest arguments)
+                         (declare (ignore function arguments))
+                         (error 'etcd:unavailable :text "by the test"))))
+        (signals etcd:unavailable (workflow::ensure-index-watch other)))
       (is-false (workflow::ready-list-watched (workflow::node-ready-list other))))))
 
 (test a-sweep-that-fails-is-made-again
   "Whatever a node meets when it looks after the timers of others, it does so again."
   (with-memory-node (node)
     (without-log
-      (sb-int:encapsulate 'workflow::sweep-timers 'fail
-                          (lambda (function &rest arguments)
-                            (declare (ignore function arguments))
-                            (error "by the test")))
-      (unwind-protect (is (eql workflow::+sweep-seconds+ (workflow::sweep-now-and-then node)))
-        (sb-int:unencapsulate 'workflow::sweep-timers 'fail)))))
+      (with-replaced (('workflow::sweep-timers
+                       (lambda (function &rest arguments)
+                         (declare (ignore function arguments))
+                         (error "by the test"))))
+        (is (eql workflow::+sweep-seconds+ (workflow::sweep-now-and-then node)))))))
 
 (defun watches-of-the-store ()
   "How many watches *ETCD* has."
@@ -1178,16 +1174,14 @@ on."
            (unwind-protect
                 (with-nodes (node) ()
                   (flet ((start (condition)
-                           (sb-int:encapsulate 'etcd:transact 'refuse
-                                               (lambda (function &rest arguments)
-                                                 (declare (ignore function arguments))
-                                                 (error condition :text "as etcd says")))
-                           (unwind-protect
-                                (handler-case (start-workflow node "w" '("a"))
-                                  (workflow-error (condition)
-                                    (list (type-of condition)
-                                          (and (workflow::passing-p condition) t))))
-                             (sb-int:unencapsulate 'etcd:transact 'refuse))))
+                           (with-replaced (('etcd:transact
+                                            (lambda (function &rest arguments)
+                                              (declare (ignore function arguments))
+                                              (error condition :text "as etcd says"))))
+                             (handler-case (start-workflow node "w" '("a"))
+                               (workflow-error (condition)
+                                 (list (type-of condition)
+                                       (and (workflow::passing-p condition) t)))))))
                     (is (equal '(store-full nil) (start 'etcd:space-exceeded)))
                     (is (equal '(store-forbids nil) (start 'etcd:access-denied)))
                     (is (equal '(store-unavailable t) (start 'etcd:unavailable)))

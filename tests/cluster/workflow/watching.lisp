@@ -44,47 +44,42 @@ two of one revision. No watch sends what it is told."
 (test many-watches-that-take-nothing-hold-little
   "The more watches there are the fewer changes wait for each, then it ends."
   (let ((feed (workflow::make-feed)) (ended '()))
-    (sb-int:encapsulate 'workflow::send-waiting 'take-nothing (constantly nil))
-    (sb-int:encapsulate 'workflow::end-subscription 'note
-                        (lambda (function subscription condition)
-                          (declare (ignore function condition))
-                          (push subscription ended)))
-    (unwind-protect
-         (loop for (count most) in '((0 1000) (1 1000) (1000 1000) (10000 100) (20000 50))
-               for subscription = (workflow::make-subscription nil "" "")
-               do (setf (workflow::feed-count feed) count
-                        (workflow::subscription-live subscription) t
-                        ended '())
-                  (dotimes (i most)
-                    (workflow::queue-change feed subscription (pb:make-change)))
-                  (is (null ended) "~D wait with ~D watches" most count)
-                  (workflow::queue-change feed subscription (pb:make-change))
-                  (is (equal (list subscription) ended)))
-      (sb-int:unencapsulate 'workflow::end-subscription 'note)
-      (sb-int:unencapsulate 'workflow::send-waiting 'take-nothing))))
+    (with-replaced (('workflow::send-waiting (constantly nil))
+                    ('workflow::end-subscription
+                     (lambda (function subscription condition)
+                       (declare (ignore function condition))
+                       (push subscription ended))))
+      (loop for (count most) in '((0 1000) (1 1000) (1000 1000) (10000 100) (20000 50))
+            for subscription = (workflow::make-subscription nil "" "")
+            do (setf (workflow::feed-count feed) count
+                     (workflow::subscription-live subscription) t
+                     ended '())
+               (dotimes (i most)
+                 (workflow::queue-change feed subscription (pb:make-change)))
+               (is (null ended) "~D wait with ~D watches" most count)
+               (workflow::queue-change feed subscription (pb:make-change))
+               (is (equal (list subscription) ended))))))
 
 (test watches-of-unwound-threads-end
   "A watch that was not returned ends."
   (with-memory-node (node)
     (let ((watchers '()) (returned '()) (points 0))
-      (sb-int:encapsulate 'workflow::make-watcher 'keep
-                          (lambda (function &rest arguments)
-                            (let ((watcher (apply function arguments)))
-                              (push watcher watchers)
-                              watcher)))
-      (unwind-protect
-           (setf points
-                 (support:interrupt-at-each-call
-                  '(loop:add-job loop:wake-job workflow::await-watcher loop:await-until)
-                  (lambda () (push (watch-workflow #'identity node nil) returned))
-                  (lambda (name)
-                    (declare (ignore name))
-                    (mapc #'end-watching (shiftf returned '()))
-                    ;; they take no more jobs
-                    (is (every (lambda (background)
-                                 (loop:job-ended (loop:add-job background #'list)))
-                               (mapcar #'workflow::watcher-background watchers))))))
-        (sb-int:unencapsulate 'workflow::make-watcher 'keep))
+      (with-replaced (('workflow::make-watcher
+                       (lambda (function &rest arguments)
+                         (let ((watcher (apply function arguments)))
+                           (push watcher watchers)
+                           watcher))))
+        (setf points
+              (support:interrupt-at-each-call
+               '(loop:add-job loop:wake-job workflow::await-watcher loop:await-until)
+               (lambda () (push (watch-workflow #'identity node nil) returned))
+               (lambda (name)
+                 (declare (ignore name))
+                 (mapc #'end-watching (shiftf returned '()))
+                 ;; they take no more jobs
+                 (is (every (lambda (background)
+                              (loop:job-ended (loop:add-job background #'list)))
+                            (mapcar #'workflow::watcher-background watchers)))))))
       (is (<= 3 points)))))
 
 (test requests-of-unwound-threads-hold-up-no-other
@@ -106,24 +101,22 @@ that are counted and send nothing would hold up all."
 
 (defun call-deleting (function id)
   "Call FUNCTION; before a payload of the workflow ID is read, that is deleted."
-  (sb-int:encapsulate 'workflow::fetch-payload 'delete
-                      (lambda (function node state key)
-                        (when (string= id (pb:workflow-state-id state))
-                          (workflow:delete-workflow node id))
-                        (funcall function node state key)))
-  (unwind-protect (funcall function)
-    (sb-int:unencapsulate 'workflow::fetch-payload 'delete)))
+  (with-replaced (('workflow::fetch-payload
+                   (lambda (function node state key)
+                     (when (string= id (pb:workflow-state-id state))
+                       (workflow:delete-workflow node id))
+                     (funcall function node state key))))
+    (funcall function)))
 
 (defun call-missing-one (function)
   "Call FUNCTION; the first payload that is read has gone since its state was read."
   (let ((missed nil))
-    (sb-int:encapsulate 'workflow::fetch-payload 'miss
-                        (lambda (function &rest arguments)
-                          (if (shiftf missed t)
-                              (apply function arguments)
-                              (make-octets 0))))
-    (unwind-protect (funcall function)
-      (sb-int:unencapsulate 'workflow::fetch-payload 'miss))))
+    (with-replaced (('workflow::fetch-payload
+                     (lambda (function &rest arguments)
+                       (if (shiftf missed t)
+                           (apply function arguments)
+                           (make-octets 0)))))
+      (funcall function))))
 
 (defun do-a-task (node result)
   "Do the task \"a\" with RESULT."

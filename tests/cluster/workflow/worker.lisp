@@ -233,14 +233,13 @@ there is room: no attempt is lost by that."
 each of TEXTS."
   (alexandria:with-gensyms (left lock)
     `(let ((,left ,texts) (,lock (sb-thread:make-mutex)))
-       (sb-int:encapsulate ',name 'refuse
-                           (lambda (function &rest arguments)
-                             (let ((text (sb-thread:with-mutex (,lock) (pop ,left))))
-                               (if text
-                                   (clgrpc.status:fail :resource-exhausted text)
-                                   (apply function arguments)))))
-       (unwind-protect (progn ,@body)
-         (sb-int:unencapsulate ',name 'refuse)))))
+       (with-replaced ((',name
+                        (lambda (function &rest arguments)
+                          (let ((text (sb-thread:with-mutex (,lock) (pop ,left))))
+                            (if text
+                                (clgrpc.status:fail :resource-exhausted text)
+                                (apply function arguments))))))
+         ,@body))))
 
 (test a-node-with-too-much-to-do-loses-no-result
   "What a worker has done is reported until the node has room for the report; a watch goes on, too."

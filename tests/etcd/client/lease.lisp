@@ -58,35 +58,30 @@ another is opened."
                                                        (handler-case (etcd:renew-lease lease)
                                                          (etcd:lease-not-found () :gone))))))))))
         (is (= 60 (etcd:renew-lease (first leases))))
-        (sb-int:encapsulate 'clgrpc.etcd::open-renewals 'count
-                            (lambda (function &rest arguments)
-                              (incf opened)
-                              (apply function arguments)))
-        (unwind-protect
-             (progn
-               (etcd:revoke-lease (first leases))
-               (is (equal (append '(:gone :gone :gone) (make-list 15 :initial-element 60))
-                          (renew-all)))
-               (is (= 0 opened))
-               (let ((stream (clgrpc.etcd::renewal-stream-of etcd)))
-                 (clgrpc.etcd::end-renewals stream (clgrpc.etcd::renewal-stream-call stream)))
-               (is (= 60 (etcd:renew-lease (second leases))))
-               (is (= 1 opened)))
-          (sb-int:unencapsulate 'clgrpc.etcd::open-renewals 'count))))))
+        (with-replaced (('clgrpc.etcd::open-renewals
+                         (lambda (function &rest arguments)
+                           (incf opened)
+                           (apply function arguments))))
+          (etcd:revoke-lease (first leases))
+          (is (equal (append '(:gone :gone :gone) (make-list 15 :initial-element 60))
+                     (renew-all)))
+          (is (= 0 opened))
+          (let ((stream (clgrpc.etcd::renewal-stream-of etcd)))
+            (clgrpc.etcd::end-renewals stream (clgrpc.etcd::renewal-stream-call stream)))
+          (is (= 60 (etcd:renew-lease (second leases))))
+          (is (= 1 opened)))))))
 
 (store-test leases-are-renewed-together
   (with-store (store)
     (let ((leases (loop repeat 450 collect (etcd:grant-lease *etcd* 60 :keep-alive nil)))
           (asked 0))
       (etcd:revoke-lease (elt leases 7))
-      (sb-int:encapsulate 'clgrpc.etcd::ask-for-renewals 'count
-                          (lambda (function &rest arguments)
-                            (incf asked)
-                            (apply function arguments)))
-      (unwind-protect
-           (is (equal (loop for i below 450 collect (if (= i 7) nil 60))
-                      (etcd:renew-leases leases)))
-        (sb-int:unencapsulate 'clgrpc.etcd::ask-for-renewals 'count))
+      (with-replaced (('clgrpc.etcd::ask-for-renewals
+                       (lambda (function &rest arguments)
+                         (incf asked)
+                         (apply function arguments))))
+        (is (equal (loop for i below 450 collect (if (= i 7) nil 60))
+                   (etcd:renew-leases leases))))
       (is (= 3 asked))
       (is (null (etcd:renew-leases '()))))))
 
@@ -405,18 +400,16 @@ user's, which cannot even be printed, and not with a status."
     (call-with-failing-client
      (lambda (etcd)
        (let ((runs 0))
-         (sb-int:encapsulate 'clgrpc.etcd::keep-leases 'count
-                             (lambda (function keepalive)
-                               (prog1 (funcall function keepalive) (incf runs))))
-         (unwind-protect
-              (let* ((lease (etcd:grant-lease etcd 60)) (end (lease-end lease)))
-                ;; the job has seen the lease, and rests
-                (is-true (wait-until (lambda () (plusp runs))))
-                (setf (clgrpc.etcd::renewal-next-ns (clgrpc.etcd::lease-renewal lease))
-                      (base:monotonic-ns))
-                (loop:wake-job (clgrpc.etcd::keepalive-job (clgrpc.etcd::keepalive-of etcd)))
-                (is-true (wait-until (lambda () (< end (lease-end lease))))))
-           (sb-int:unencapsulate 'clgrpc.etcd::keep-leases 'count))))
+         (with-replaced (('clgrpc.etcd::keep-leases
+                          (lambda (function keepalive)
+                            (prog1 (funcall function keepalive) (incf runs)))))
+           (let* ((lease (etcd:grant-lease etcd 60)) (end (lease-end lease)))
+             ;; the job has seen the lease, and rests
+             (is-true (wait-until (lambda () (plusp runs))))
+             (setf (clgrpc.etcd::renewal-next-ns (clgrpc.etcd::lease-renewal lease))
+                   (base:monotonic-ns))
+             (loop:wake-job (clgrpc.etcd::keepalive-job (clgrpc.etcd::keepalive-of etcd)))
+             (is-true (wait-until (lambda () (< end (lease-end lease)))))))))
      store "KeepAlive")))
 
 (test watches-begin-after-an-error-of-the-channel

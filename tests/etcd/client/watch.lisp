@@ -138,16 +138,13 @@ back."
             do (etcd:transact *etcd* :then (loop for i below 4
                                                  collect `(:put ,(format nil "f/~D" i) ,value))))
       (etcd:compact *etcd* first)
-      (sb-int:encapsulate 'clgrpc.etcd::note-response 'count
-                          (lambda (function watch response)
-                            (when (pb:watch-response-fragment response) (incf fragments))
-                            (funcall function watch response)))
-      (unwind-protect
-           (progn
-             (etcd:watch *etcd* (lambda (changes revision) (push (cons revision changes) heard))
-                         :prefix "f/" :revision first)
-             (is-true (wait-until (lambda () (= 6 (length heard))))))
-        (sb-int:unencapsulate 'clgrpc.etcd::note-response 'count))
+      (with-replaced (('clgrpc.etcd::note-response
+                       (lambda (function watch response)
+                         (when (pb:watch-response-fragment response) (incf fragments))
+                         (funcall function watch response))))
+        (etcd:watch *etcd* (lambda (changes revision) (push (cons revision changes) heard))
+                    :prefix "f/" :revision first)
+        (is-true (wait-until (lambda () (= 6 (length heard))))))
       (is (plusp fragments))
       (is (equal '(1 4 4 4 4 4) (mapcar #'length (mapcar #'rest (reverse heard)))))
       (is (equal (loop for i to 5 collect (+ i first)) (reverse (mapcar #'first heard)))))))
@@ -197,20 +194,19 @@ back."
 to watch there."
   (with-stand-in (store other)
     (let ((watch (hear :key "a")) (asking nil) (early nil))
-      (sb-int:encapsulate 'clgrpc.etcd::creation 'ask
-                          (lambda (function watch)
-                            (setf asking (sb-thread:make-thread
-                                          (lambda ()
-                                            (clgrpc.etcd::ask-for-progress
-                                             watch (clgrpc.etcd::watch-call watch)
-                                             (loop:notice-end +patience+)))))
-                            (sleep 0.1)
-                            (setf early (not (sb-thread:thread-alive-p asking)))
-                            (funcall function watch)))
-      (unwind-protect (progn (break-streams store)
-                             (is-true (wait-until (lambda () asking)))
-                             (sb-thread:join-thread asking))
-        (sb-int:unencapsulate 'clgrpc.etcd::creation 'ask))
+      (with-replaced (('clgrpc.etcd::creation
+                       (lambda (function watch)
+                         (setf asking (sb-thread:make-thread
+                                       (lambda ()
+                                         (clgrpc.etcd::ask-for-progress
+                                          watch (clgrpc.etcd::watch-call watch)
+                                          (loop:notice-end +patience+)))))
+                         (sleep 0.1)
+                         (setf early (not (sb-thread:thread-alive-p asking)))
+                         (funcall function watch))))
+        (break-streams store)
+        (is-true (wait-until (lambda () asking)))
+        (sb-thread:join-thread asking))
       (is-false early)
       (is-true (etcd:await-progress watch :timeout +patience+)))))
 

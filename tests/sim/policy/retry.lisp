@@ -141,14 +141,12 @@
   (let* ((channel (open-channel (address 1) (retry-config 3 0.05 0.2)))
          (other (start-call channel :call "y")))
     (server-tests:with-log (:call-failed)
-      (sb-int:encapsulate 'clgrpc.attempt::retry-delay-ns 'fail
-                          (lambda (function &rest arguments)
-                            (declare (ignore function arguments))
-                            (error "There is no such delay.")))
-      (unwind-protect
-           (let ((result (make-call channel :call "x" :timeout nil)))
-             (ended result :internal)
-             (is (search "There is no such delay." (result-message result))))
-        (sb-int:unencapsulate 'clgrpc.attempt::retry-delay-ns 'fail)))
+      (with-replaced (('clgrpc.attempt::retry-delay-ns
+                       (lambda (function &rest arguments)
+                         (declare (ignore function arguments))
+                         (error "There is no such delay."))))
+        (let ((result (make-call channel :call "x" :timeout nil)))
+          (ended result :internal)
+          (is (search "There is no such delay." (result-message result))))))
     (ok (result-of other))
     (is (= 1 (length (lines 1))))))

@@ -121,18 +121,16 @@ answer, the round does not count."
   (call-with-workers
    1
    (lambda (workers target)
-     (sb-int:encapsulate 'tools::sleep-unless-ended 'terminate
-                         (lambda (function &rest arguments)
-                           (terminate-this)
-                           (apply function arguments)))
-     (unwind-protect
-          (let ((run (load:call-terminable
-                      (lambda ()
-                        (tools::drive-workers workers target
-                                              :seconds 100 :warm-up-seconds 100)))))
-            (is (eq :terminated (load:run-ended-early run)))
-            (is (> 50 (/ (load:run-duration-ns run) 1000000000))))
-       (sb-int:unencapsulate 'tools::sleep-unless-ended 'terminate))
+     (with-replaced (('tools::sleep-unless-ended
+                      (lambda (function &rest arguments)
+                        (terminate-this)
+                        (apply function arguments))))
+       (let ((run (load:call-terminable
+                   (lambda ()
+                     (tools::drive-workers workers target
+                                           :seconds 100 :warm-up-seconds 100)))))
+         (is (eq :terminated (load:run-ended-early run)))
+         (is (> 50 (/ (load:run-duration-ns run) 1000000000)))))
      (let ((silent (grpc:start-server (make-instance 'silent-worker))) (made 0))
        (unwind-protect
             (let ((run (tools::repeat-rounds

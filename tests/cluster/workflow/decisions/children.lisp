@@ -196,16 +196,13 @@
   "Why children cannot be begun is kept up to the octets of any reason."
   (let ((text (make-string 1500 :initial-element #\x)))
     (with-memory-node (node)
-      (sb-int:encapsulate 'workflow::check-child-inputs 'refuse
-                          (lambda (function &rest arguments)
-                            (declare (ignore function arguments))
-                            (workflow::refuse :invalid-request "~A" text)))
-      (unwind-protect
-           (progn
-             (start-workflow node "w" '((:parallel ((:signal "x")))))
-             (is (eq :failed (await-workflow node "w")))
-             (is (search text (pb:workflow-state-reason (state-of node "w")))))
-        (sb-int:unencapsulate 'workflow::check-child-inputs 'refuse)))))
+      (with-replaced (('workflow::check-child-inputs
+                       (lambda (function &rest arguments)
+                         (declare (ignore function arguments))
+                         (workflow::refuse :invalid-request "~A" text))))
+        (start-workflow node "w" '((:parallel ((:signal "x")))))
+        (is (eq :failed (await-workflow node "w")))
+        (is (search text (pb:workflow-state-reason (state-of node "w"))))))))
 
 (test many-children-in-several-transactions
   "100 children, whose beginnings take several transactions, all begin and join, whose inputs and
@@ -241,16 +238,13 @@ results are a transaction's."
                    do (cancel-workflow node (workflow::child-id "w" 1 place)))))
       (is-true (wait-until (lambda () (eq :joining (pb:step-state-status (step-state))))))
       ;; the node's own jobs leave their errands where they are meanwhile
-      (sb-int:encapsulate 'workflow::do-errands 'wait (constantly '()))
-      (unwind-protect
-           (progn
-             (cancel 0 70)
-             (workflow::tell-parents
-              node (loop for shard below workflow::+shards+
-                         append (remove-if #'stringp
-                                           (workflow::due-page node shard nil
-                                                               (workflow::node-now node))))))
-        (sb-int:unencapsulate 'workflow::do-errands 'wait))
+      (with-replaced (('workflow::do-errands (constantly '())))
+        (cancel 0 70)
+        (workflow::tell-parents
+         node (loop for shard below workflow::+shards+
+                    append (remove-if #'stringp
+                                      (workflow::due-page node shard nil
+                                                          (workflow::node-now node))))))
       (is (= 70 (count :cancelled (pb:step-state-children (step-state))
                        :key #'pb:child-state-status)))
       (cancel 70 100)

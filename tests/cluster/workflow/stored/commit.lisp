@@ -115,28 +115,26 @@ has come."
     (workflow:start-workflow node "w" '((:signal "go") (:signal "on")))
     (let ((early (workflow::fetch-entry node "w")))
       (workflow:signal-workflow node "w" "go" "x" :signal-id "1")
-      (sb-int:encapsulate 'workflow::read-stale 'early
-                          (lambda (function &rest arguments)
-                            (declare (ignore function arguments))
-                            (list early)))
-      (unwind-protect
-           (flet ((change (decision)
-                    (workflow::forget-states node)
-                    (workflow::change-workflow node "w" decision)))
-             ;; refused by what was: the first signal had not come
-             (is (= 3 (pb:workflow-state-version
-                       (workflow::draft-state
-                        (change (lambda (draft)
-                                  (if (= 1 (pb:workflow-state-version
-                                            (workflow::draft-state draft)))
-                                      (workflow::refuse :claim-lost "not yet")
-                                      (workflow::cancel-state draft "over"))))))))
-             ;; what was says that it runs, and is not put
-             (signals workflow:workflow-closed
-               (change (lambda (draft) (workflow::note-signal draft "on" "" 0))))
-             (is (eq :cancelled (pb:workflow-state-status
-                                 (workflow::entry-state (workflow::fetch-entry node "w"))))))
-        (sb-int:unencapsulate 'workflow::read-stale 'early)))))
+      (with-replaced (('workflow::read-stale
+                       (lambda (function &rest arguments)
+                         (declare (ignore function arguments))
+                         (list early))))
+        (flet ((change (decision)
+                 (workflow::forget-states node)
+                 (workflow::change-workflow node "w" decision)))
+          ;; refused by what was: the first signal had not come
+          (is (= 3 (pb:workflow-state-version
+                    (workflow::draft-state
+                     (change (lambda (draft)
+                               (if (= 1 (pb:workflow-state-version
+                                         (workflow::draft-state draft)))
+                                   (workflow::refuse :claim-lost "not yet")
+                                   (workflow::cancel-state draft "over"))))))))
+          ;; what was says that it runs, and is not put
+          (signals workflow:workflow-closed
+            (change (lambda (draft) (workflow::note-signal draft "on" "" 0))))
+          (is (eq :cancelled (pb:workflow-state-status
+                              (workflow::entry-state (workflow::fetch-entry node "w"))))))))))
 
 (test a-node-knows-what-can-be-claimed
   "What is newer counts, whatever is told first."
@@ -165,13 +163,11 @@ has come."
     (let ((session (open-a-session node)) (requests 0))
       (is-true (wait-until (lambda ()
                              (workflow::ready-list-watched (workflow::node-ready-list node)))))
-      (sb-int:encapsulate 'workflow::fetch-ready 'count
-                          (lambda (function &rest arguments)
-                            (incf requests)
-                            (apply function arguments)))
-      (unwind-protect
-           (progn (is (null (claim node session '("a") :wait 0.1)))
-                  (is (zerop requests))
-                  (is (null (claim node session '("a"))))
-                  (is (= 1 requests) "one that does not wait asks the store"))
-        (sb-int:unencapsulate 'workflow::fetch-ready 'count)))))
+      (with-replaced (('workflow::fetch-ready
+                       (lambda (function &rest arguments)
+                         (incf requests)
+                         (apply function arguments))))
+        (is (null (claim node session '("a") :wait 0.1)))
+        (is (zerop requests))
+        (is (null (claim node session '("a"))))
+        (is (= 1 requests) "one that does not wait asks the store")))))
