@@ -13,9 +13,7 @@
 (defun call-with-mutant (name function body)
   "Call BODY while NAME, the name of a function, means FUNCTION, of that function and its
 arguments."
-  (unwind-protect (progn (sb-int:encapsulate name 'mutant function)
-                         (funcall body))
-    (sb-int:unencapsulate name 'mutant)))
+  (with-replaced ((name function)) (funcall body)))
 
 (test a-wrong-answer-is-found-and-its-story-told
   (let ((story (call-with-mutant 'handle-ask

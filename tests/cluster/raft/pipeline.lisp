@@ -168,9 +168,7 @@ takes what its windows are, and as much again, which the member's end queues: 5.
 (defun call-with-stand-in (name function body)
   "Call BODY while NAME, the name of a function, means FUNCTION, of that function and its
 arguments."
-  (unwind-protect (progn (sb-int:encapsulate name 'stand-in function)
-                         (funcall body))
-    (sb-int:unencapsulate name 'stand-in)))
+  (with-replaced ((name function)) (funcall body)))
 
 (test a-stream-with-less-room-than-it-said
   "What it refuses though it had room is sent later, in its turn, and the answers are those to it."

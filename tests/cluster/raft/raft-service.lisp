@@ -121,7 +121,7 @@ on with."
                          (apply function arguments)
                          (throw 'interrupted nil))))
         (catch 'interrupted
-               (raft::with-snapshot-receiver (member snapshot-receiver) nil)))
+          (raft::with-snapshot-receiver (member snapshot-receiver) nil)))
       (is-true (free-p))
       (is (eq snapshot-receiver (raft::local-member-snapshot-receiver member))))
     (let ((member (raft::make-local-member "G" "B" (make-instance 'interrupted-state))))
