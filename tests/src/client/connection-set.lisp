@@ -162,13 +162,10 @@ that share connections and have OPTIONS besides."
                  (is (search "refused" (grpc:rpc-error-message error))))
                (is (= 1 (fact second :failed-connects)))
                (is (< 10 (fact second :next-attempt)))
-               (let ((server (start-probe (list :ask #'double) :listen address)))
-                 (unwind-protect
-                      (progn
-                        (grpc:reset-back-off first)
-                        (is (= 4 (number-of (ask second (note 2) :wait-for-ready t))))
-                        (is (= 4 (number-of (ask first (note 2) :wait-for-ready t)))))
-                   (grpc:stop-server server))))
+               (with-started (server (start-probe (list :ask #'double) :listen address))
+                 (grpc:reset-back-off first)
+                 (is (= 4 (number-of (ask second (note 2) :wait-for-ready t))))
+                 (is (= 4 (number-of (ask first (note 2) :wait-for-ready t))))))
           (grpc:close-channel first)
           (grpc:close-channel second))))))
 

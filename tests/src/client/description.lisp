@@ -9,35 +9,33 @@
 
 (test a-channel-tells-of-its-addresses
   "States, calls under way, attempts it was picked for and those that failed."
-  (let ((server (start-probe (list :ask (lambda (note call)
-                                          (if (zerop (number-of note))
-                                              (grpc:fail :not-found "nothing")
-                                              (double note call)))
-                                   :chat #'echo))))
-    (unwind-protect
-         (grpc:with-channel (channel (grpc:server-address server))
-           (multiple-value-bind (addresses facts) (grpc:channel-addresses channel)
-             (is (null addresses))
-             (is (eq :idle (getf facts :state)))
-             (is (string= (grpc:server-address server) (getf facts :target))))
-           (dotimes (i 5) (ask channel (note 1) :timeout 10))
-           (signals grpc:not-found (ask channel (note 0) :timeout 10))
-           (grpc:with-call (call (lab.bench:chat channel :open :timeout 10))
-             (speak call 3)
-             (multiple-value-bind (addresses facts) (grpc:channel-addresses channel)
-               (is (equal `((:address ,(grpc:server-address server) :state :ready :connections 1
-                             :calls 1 :picks 7 :failures 1 :failed-connects 0))
-                          addresses))
-               (is (eq :ready (getf facts :state)))
-               (is (string= "pick_first" (getf facts :policy)))
-               (is (eql 0 (getf facts :waiting)))))
-           (let ((text (with-output-to-string (stream) (describe channel stream))))
-             (is (search (format nil "a channel to ~A, ready, 0 calls waiting"
-                                 (grpc:server-address server))
-                         text))
-             (is (search "pick_first" text))
-             (is (search "ready, 1 connection, 0 calls, 7 picked" text) "~A" text)))
-      (grpc:stop-server server))))
+  (with-started (server (start-probe (list :ask (lambda (note call)
+                                                  (if (zerop (number-of note))
+                                                      (grpc:fail :not-found "nothing")
+                                                      (double note call)))
+                                           :chat #'echo)))
+    (grpc:with-channel (channel (grpc:server-address server))
+      (multiple-value-bind (addresses facts) (grpc:channel-addresses channel)
+        (is (null addresses))
+        (is (eq :idle (getf facts :state)))
+        (is (string= (grpc:server-address server) (getf facts :target))))
+      (dotimes (i 5) (ask channel (note 1) :timeout 10))
+      (signals grpc:not-found (ask channel (note 0) :timeout 10))
+      (grpc:with-call (call (lab.bench:chat channel :open :timeout 10))
+        (speak call 3)
+        (multiple-value-bind (addresses facts) (grpc:channel-addresses channel)
+          (is (equal `((:address ,(grpc:server-address server) :state :ready :connections 1
+                        :calls 1 :picks 7 :failures 1 :failed-connects 0))
+                     addresses))
+          (is (eq :ready (getf facts :state)))
+          (is (string= "pick_first" (getf facts :policy)))
+          (is (eql 0 (getf facts :waiting)))))
+      (let ((text (with-output-to-string (stream) (describe channel stream))))
+        (is (search (format nil "a channel to ~A, ready, 0 calls waiting"
+                            (grpc:server-address server))
+                    text))
+        (is (search "pick_first" text))
+        (is (search "ready, 1 connection, 0 calls, 7 picked" text) "~A" text)))))
 
 (test a-channel-tells-why-it-waits
   "The reason, and when it tries again."

@@ -64,20 +64,18 @@ one's stack still has is no garbage."
 
 (test the-last-dropped-channel-ends-the-threads
   (with-log ()
-    (let ((server (start-probe (list :ask #'double))))
-      (unwind-protect
-           (dolist (address (list (grpc:server-address server) "127.0.0.1:1"))
-             (let ((threads (our-threads)))
-               (sb-thread:join-thread
-                (sb-thread:make-thread
-                 (lambda () (caught (ask (grpc:make-channel address) (note 1))) nil)))
-               ;; what an earlier test has dropped may be found now as well
-               (is-true (collect-until (lambda ()
-                                         (find address (events-of :channel-not-closed)
-                                               :key (lambda (event) (getf event :target))
-                                               :test #'string=))))
-               (is-true (collect-until (lambda () (<= (our-threads) threads))))))
-        (grpc:stop-server server)))))
+    (with-started (server (start-probe (list :ask #'double)))
+      (dolist (address (list (grpc:server-address server) "127.0.0.1:1"))
+        (let ((threads (our-threads)))
+          (sb-thread:join-thread
+           (sb-thread:make-thread
+            (lambda () (caught (ask (grpc:make-channel address) (note 1))) nil)))
+          ;; what an earlier test has dropped may be found now as well
+          (is-true (collect-until (lambda ()
+                                    (find address (events-of :channel-not-closed)
+                                          :key (lambda (event) (getf event :target))
+                                          :test #'string=))))
+          (is-true (collect-until (lambda () (<= (our-threads) threads)))))))))
 
 (test calls-outlive-the-channel-that-is-dropped
   "While a call is open its channel is not closed, though nobody else has it; then it is."

@@ -101,15 +101,13 @@
 (test names-and-families
   "localhost by name, and IPv6."
   (dolist (listen '("localhost:0" "[::1]:0"))
-    (let ((server (start-probe (list :ask #'double) :listen listen)))
-      (unwind-protect
-           (let* ((address (grpc:server-address server))
-                  (port (subseq address (position #\: address :from-end t))))
-             (grpc:with-channel (channel (if (char= #\l (char listen 0))
-                                             (concatenate 'string "localhost" port)
-                                             address))
-               (is (= 2 (number-of (ask channel (note 1)))))))
-        (grpc:stop-server server)))))
+    (with-started (server (start-probe (list :ask #'double) :listen listen))
+      (let* ((address (grpc:server-address server))
+             (port (subseq address (position #\: address :from-end t))))
+        (grpc:with-channel (channel (if (char= #\l (char listen 0))
+                                        (concatenate 'string "localhost" port)
+                                        address))
+          (is (= 2 (number-of (ask channel (note 1))))))))))
 
 (test unknown-host
   (grpc:with-channel (channel "no-such-host.invalid:80")

@@ -117,21 +117,19 @@
 
 (test timers-of-channels-within-the-image-take-no-loop
   "They are on a loop that there is, which a network channel gets all the same."
-  (let ((server (start-probe (list :chat #'echo))))
-    (unwind-protect
-         (grpc:with-channel (within (grpc:server-address server))
-           (declare (ignorable within))
-           (let* ((inside (grpc:server-channel server)) (chat (chat inside :open :timeout 60)))
-             (unwind-protect
-                  (progn
-                    (grpc:send chat (note 1))
-                    (is (= 1 (number-of (grpc:receive chat))))
-                    (is (= 1 (length (calling::client-loops))))
-                    (is (equal '(1 1)
-                               (list (calling::client-loop-timers (first (calling::client-loops)))
-                                     (calling::client-loop-channels
-                                      (first (calling::client-loops)))))))
-               (grpc:cancel chat)
-               (grpc:close-channel inside)))
-           (is (= 0 (calling::client-loop-timers (first (calling::client-loops))))))
-      (grpc:stop-server server :drain 0))))
+  (with-started (server (start-probe (list :chat #'echo)) :drain 0)
+    (grpc:with-channel (within (grpc:server-address server))
+      (declare (ignorable within))
+      (let* ((inside (grpc:server-channel server)) (chat (chat inside :open :timeout 60)))
+        (unwind-protect
+             (progn
+               (grpc:send chat (note 1))
+               (is (= 1 (number-of (grpc:receive chat))))
+               (is (= 1 (length (calling::client-loops))))
+               (is (equal '(1 1)
+                          (list (calling::client-loop-timers (first (calling::client-loops)))
+                                (calling::client-loop-channels
+                                 (first (calling::client-loops)))))))
+          (grpc:cancel chat)
+          (grpc:close-channel inside)))
+      (is (= 0 (calling::client-loop-timers (first (calling::client-loops))))))))

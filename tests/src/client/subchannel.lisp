@@ -36,16 +36,13 @@
         (grpc:cancel cancelled)
         (is (< (settled (lambda () asked)) 100))
         (is (typep (caught (ask channel (note 1) :timeout 1)) 'grpc:rpc-error))
-        (let ((server (start-probe (list :ask #'double :chat #'echo) :listen address)))
-          (unwind-protect
-               (progn
-                 (is (= 8 (number-of (grpc:await future))))
-                 (is (equal (loop for i from 1 to 1000 collect i) (numbers chat)))
-                 (is (= 8 (number-of (grpc:receive open))))
-                 (grpc:close-send open)
-                 (is (null (grpc:receive open)))
-                 (is (typep (caught (grpc:receive cancelled)) 'grpc:cancelled)))
-            (grpc:stop-server server)))))))
+        (with-started (server (start-probe (list :ask #'double :chat #'echo) :listen address))
+          (is (= 8 (number-of (grpc:await future))))
+          (is (equal (loop for i from 1 to 1000 collect i) (numbers chat)))
+          (is (= 8 (number-of (grpc:receive open))))
+          (grpc:close-send open)
+          (is (null (grpc:receive open)))
+          (is (typep (caught (grpc:receive cancelled)) 'grpc:cancelled)))))))
 
 (test reconnect
   "A server that goes and comes back is found again, over and over."

@@ -148,18 +148,16 @@
 
 (test tls-slow-handshake
   ;; somebody who says nothing, and a server that says nothing
-  (let ((server (start-probe '() :credentials (credentials "server")
-                                 :preface-timeout-seconds 0.2)))
-    (unwind-protect
-         (let ((socket (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)))
-           (multiple-value-bind (host port) (os:parse-address (grpc:server-address server))
-             (sb-bsd-sockets:socket-connect socket (sb-bsd-sockets:make-inet-address host) port))
-           (is (= 0 (nth-value 1 (sb-bsd-sockets:socket-receive
-                                  socket nil 100 :element-type '(unsigned-byte 8)))))
-           (sb-bsd-sockets:socket-close socket)
-           (is-true (wait-until (lambda ()
-                                  (zerop (getf (grpc:server-statistics server) :connections))))))
-      (grpc:stop-server server :drain 0)))
+  (with-started (server (start-probe '() :credentials (credentials "server")
+                                         :preface-timeout-seconds 0.2) :drain 0)
+    (let ((socket (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)))
+      (multiple-value-bind (host port) (os:parse-address (grpc:server-address server))
+        (sb-bsd-sockets:socket-connect socket (sb-bsd-sockets:make-inet-address host) port))
+      (is (= 0 (nth-value 1 (sb-bsd-sockets:socket-receive
+                             socket nil 100 :element-type '(unsigned-byte 8)))))
+      (sb-bsd-sockets:socket-close socket)
+      (is-true (wait-until (lambda ()
+                             (zerop (getf (grpc:server-statistics server) :connections)))))))
   (support:with-silent-listener (address)
     (grpc:with-channel (channel address :credentials (trusting nil) :preface-timeout-seconds 0.2)
       (let ((error (caught (ask channel (note 1)))))

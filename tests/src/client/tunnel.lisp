@@ -284,16 +284,14 @@ any buffer pass both ways."
 
 (test tls-by-a-proxy
   "TLS is spoken with the server, whose certificate must have the name of the target."
-  (let ((server (start-probe (list :ask #'double) :credentials (credentials "server"))))
-    (unwind-protect
-         (with-proxy (url (grpc:server-address server) (constantly *established*))
-           (grpc:with-channel (channel "localhost:50051" :proxy url :credentials (trusting nil))
-             (is (= 42 (number-of (ask channel (note 21))))))
-           (grpc:with-channel (channel "greeters.example:50051" :proxy url
-                                       :credentials (trusting nil))
-             (is (search "not for greeters.example"
-                         (grpc:rpc-error-message (caught (ask channel (note 21))))))))
-      (grpc:stop-server server))))
+  (with-started (server (start-probe (list :ask #'double) :credentials (credentials "server")))
+    (with-proxy (url (grpc:server-address server) (constantly *established*))
+      (grpc:with-channel (channel "localhost:50051" :proxy url :credentials (trusting nil))
+        (is (= 42 (number-of (ask channel (note 21))))))
+      (grpc:with-channel (channel "greeters.example:50051" :proxy url
+                                  :credentials (trusting nil))
+        (is (search "not for greeters.example"
+                    (grpc:rpc-error-message (caught (ask channel (note 21))))))))))
 
 (defun scripted-byte-channel (reads written)
   "A byte channel that reads the octets of READS, a list, one after another, and at its end nothing

@@ -15,17 +15,15 @@ front of a probe with HANDLERS."
   (call-with-log
    '()
    (lambda ()
-     (let ((behind (apply #'start-probe handlers options)))
-       (unwind-protect
-            (grpc:with-channel (inner (grpc:server-address behind))
-              (let* ((service (grpc:make-gateway-service inner :methods methods))
-                     (server (grpc:start-server service
-                                                :protocols '(:grpc :grpc-web :connect :rest))))
-                (unwind-protect
-                     (grpc:with-channel (channel (grpc:server-address server))
-                       (funcall function channel server service))
-                  (grpc:stop-server server :drain 5))))
-         (grpc:stop-server behind :drain 5))))))
+     (with-started (behind (apply #'start-probe handlers options) :drain 5)
+       (grpc:with-channel (inner (grpc:server-address behind))
+         (let* ((service (grpc:make-gateway-service inner :methods methods))
+                (server (grpc:start-server service
+                                           :protocols '(:grpc :grpc-web :connect :rest))))
+           (unwind-protect
+                (grpc:with-channel (channel (grpc:server-address server))
+                  (funcall function channel server service))
+             (grpc:stop-server server :drain 5))))))))
 
 (defmacro with-gateway ((channel server &key (service (gensym "SERVICE")) (methods ''()))
                         (&rest handlers)

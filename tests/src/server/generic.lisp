@@ -7,10 +7,9 @@
   (call-with-log
    '()
    (lambda ()
-     (let ((server (grpc:start-server (cons service services))))
-       (unwind-protect (grpc:with-channel (channel (grpc:server-address server))
-                         (funcall function channel server))
-         (grpc:stop-server server :drain 5))))))
+     (with-started (server (grpc:start-server (cons service services)) :drain 5)
+       (grpc:with-channel (channel (grpc:server-address server))
+         (funcall function channel server))))))
 
 (defun echo-raw (method stream call)
   "Send each message back, behind the path of METHOD."

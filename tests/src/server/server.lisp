@@ -29,16 +29,13 @@
 
 (test several-addresses
   "IPv4, IPv6, a name; all serve."
-  (let ((server (start-probe (list :ask #'double)
-                             :listen '("127.0.0.1:0" "[::1]:0" "localhost:0"))))
-    (unwind-protect
-         (progn
-           (is (= 3 (length (grpc:server-addresses server))))
-           (is (uiop:string-prefix-p "[::1]:" (second (grpc:server-addresses server))))
-           (dolist (address (grpc:server-addresses server))
-             (grpc:with-channel (channel address)
-               (is (= 2 (number-of (ask channel (note 1))))))))
-      (grpc:stop-server server))))
+  (with-started (server (start-probe (list :ask #'double)
+                                     :listen '("127.0.0.1:0" "[::1]:0" "localhost:0")))
+    (is (= 3 (length (grpc:server-addresses server))))
+    (is (uiop:string-prefix-p "[::1]:" (second (grpc:server-addresses server))))
+    (dolist (address (grpc:server-addresses server))
+      (grpc:with-channel (channel address)
+        (is (= 2 (number-of (ask channel (note 1)))))))))
 
 (test another-object-is-not-a-server
   (signals grpc:misuse (grpc:stop-server nil))

@@ -28,17 +28,22 @@ without one is not implemented."))
   "Start a server of a probe with HANDLERS, and OPTIONS as for START-SERVER."
   (apply #'grpc:start-server (apply #'make-probe handlers) options))
 
+(defmacro with-started ((server form &rest stop) &body body)
+  "Evaluate BODY with SERVER the value of FORM, a running server, which is stopped at the end with
+STOP, options of STOP-SERVER."
+  `(let ((,server ,form))
+     (unwind-protect (progn ,@body)
+       (grpc:stop-server ,server ,@stop))))
+
 (defun call-with-probe (function handlers server-options channel-options events)
   (call-with-log
    events
    (lambda ()
-     (let ((server (apply #'start-probe handlers server-options)))
-       (unwind-protect
-            (let ((channel (apply #'grpc:make-channel (grpc:server-address server)
-                                  channel-options)))
-              (unwind-protect (funcall function channel server)
-                (grpc:close-channel channel)))
-         (grpc:stop-server server :drain 5))))))
+     (with-started (server (apply #'start-probe handlers server-options) :drain 5)
+       (let ((channel (apply #'grpc:make-channel (grpc:server-address server)
+                             channel-options)))
+         (unwind-protect (funcall function channel server)
+           (grpc:close-channel channel)))))))
 
 (defmacro with-probe ((channel &key (server (gensym "SERVER")) options channel-options events)
                       (&rest handlers)

@@ -109,11 +109,9 @@
            (grpc:set-health-status service "lab.Bench" :unknown)
            (is (null (ignore-errors (grpc:start-server (list (make-probe) service)
                                                        :listen (grpc:server-address other)))))
-           (let ((server (grpc:start-server (list (make-probe) service))))
-             (unwind-protect
-                  (progn (is (eq :not-serving (grpc:health-status service "")))
-                         (is (eq :unknown (grpc:health-status service "lab.Bench"))))
-               (grpc:stop-server server :drain 0))))
+           (with-started (server (grpc:start-server (list (make-probe) service)) :drain 0)
+             (is (eq :not-serving (grpc:health-status service "")))
+             (is (eq :unknown (grpc:health-status service "lab.Bench")))))
       (grpc:stop-server other :drain 0))))
 
 (test names-of-no-service-are-logged

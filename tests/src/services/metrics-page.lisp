@@ -54,13 +54,11 @@
 
 (test metrics-are-at-the-path-that-is-said
   "And at no other."
-  (let ((server (grpc:start-server '() :http (list (grpc:metrics-handler
-                                                    (grpc:make-metrics)
-                                                    :path "/internal/metrics")))))
-    (unwind-protect
-         (progn (is (search "HTTP/1.1 200" (curl server "/internal/metrics" "-i")))
-                (is (search "HTTP/1.1 404" (curl server "/metrics" "-i"))))
-      (grpc:stop-server server :drain 0)))
+  (with-started (server (grpc:start-server '() :http (list (grpc:metrics-handler
+                                                            (grpc:make-metrics)
+                                                            :path "/internal/metrics"))) :drain 0)
+    (is (search "HTTP/1.1 200" (curl server "/internal/metrics" "-i")))
+    (is (search "HTTP/1.1 404" (curl server "/metrics" "-i"))))
   (signals error (grpc:metrics-handler nil)))
 
 (test scrapes-and-probes-are-in-no-trace-and-no-log

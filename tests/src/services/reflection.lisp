@@ -5,10 +5,8 @@
 
 (defun call-with-reflection (function)
   "Call FUNCTION with a channel to a server of a probe with reflection."
-  (let ((server (grpc:start-server (cons (make-probe) (grpc:reflection-services)))))
-    (unwind-protect
-         (grpc:with-channel (channel (grpc:server-address server)) (funcall function channel))
-      (grpc:stop-server server))))
+  (with-started (server (grpc:start-server (cons (make-probe) (grpc:reflection-services))))
+    (grpc:with-channel (channel (grpc:server-address server)) (funcall function channel))))
 
 (defun reflect (channel &rest requests)
   "Ask version v1 for REQUESTS, plists of one field, on one stream; return what the answers hold as

@@ -152,20 +152,16 @@ connections, and one peer has half of that."
   (with-log ()
     (let ((open (os:open-descriptor-count)))
       (with-descriptor-limit (400)
-        (let ((server (start-probe (list :ask #'answer) :raise-descriptor-limit nil)))
-          (unwind-protect
-               (let ((allowed (server::admission-max-connections (admission-of server)))
-                     (event (first (events-of :max-connections-lowered))))
-                 (is (<= (- 400 open 110) allowed (- 400 open 90)))
-                 (is (= (ceiling allowed 2) (server::admission-max-per-peer (admission-of server))))
-                 (is (= allowed (getf event :max-connections)))
-                 (is (= 400 (getf event :limit) (os:descriptor-limit))))
-            (grpc:stop-server server)))
-        (let ((server (start-probe (list :ask #'answer) :max-connections 500)))
-          (unwind-protect
-               (progn (is (= 500 (server::admission-max-connections (admission-of server))))
-                      (is (< 500 (os:descriptor-limit)) "the limit is raised"))
-            (grpc:stop-server server)))))))
+        (with-started (server (start-probe (list :ask #'answer) :raise-descriptor-limit nil))
+          (let ((allowed (server::admission-max-connections (admission-of server)))
+                (event (first (events-of :max-connections-lowered))))
+            (is (<= (- 400 open 110) allowed (- 400 open 90)))
+            (is (= (ceiling allowed 2) (server::admission-max-per-peer (admission-of server))))
+            (is (= allowed (getf event :max-connections)))
+            (is (= 400 (getf event :limit) (os:descriptor-limit)))))
+        (with-started (server (start-probe (list :ask #'answer) :max-connections 500))
+          (is (= 500 (server::admission-max-connections (admission-of server))))
+          (is (< 500 (os:descriptor-limit)) "the limit is raised"))))))
 
 (test descriptors-of-one-address
   "Connections of one address, more than there are descriptors for, which others in the process use

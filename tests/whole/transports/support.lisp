@@ -24,12 +24,10 @@ evaluates BODY."
 server."))
 
 (defun call-over-wire (function service server-options channel-options)
-  (let ((server (apply #'grpc:start-server service server-options)))
-    (unwind-protect
-         (let ((channel (apply #'grpc:make-channel (grpc:server-address server) channel-options)))
-           (unwind-protect (funcall function channel server)
-             (grpc:close-channel channel)))
-      (grpc:stop-server server :drain 5))))
+  (with-started (server (apply #'grpc:start-server service server-options) :drain 5)
+    (let ((channel (apply #'grpc:make-channel (grpc:server-address server) channel-options)))
+      (unwind-protect (funcall function channel server)
+        (grpc:close-channel channel)))))
 
 (defmethod call-over ((transport (eql :tcp)) function service server-options channel-options)
   (call-over-wire function service (list* :listen "127.0.0.1:0" server-options) channel-options))

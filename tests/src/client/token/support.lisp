@@ -58,19 +58,18 @@
 (defun call-with-endpoint (answer function server-options)
   "Call FUNCTION with the URL of a token endpoint whose requests ANSWER, a function of the form's
 alist and the request, answers as a handler of HTTP."
-  (let ((server (apply #'grpc:start-server '()
-                       :http (list (grpc:http-handler
-                                    "/oauth/token"
-                                    (lambda (request)
-                                      (funcall answer
-                                               (form-alist (grpc:http-request-body request))
-                                               request))
-                                    :methods '("POST")))
-                       server-options)))
-    (unwind-protect (funcall function (format nil "http~:[~;s~]://~A/oauth/token"
-                                              (getf server-options :credentials)
-                                              (grpc:server-address server)))
-      (grpc:stop-server server :drain 5))))
+  (with-started (server (apply #'grpc:start-server '()
+                               :http (list (grpc:http-handler
+                                            "/oauth/token"
+                                            (lambda (request)
+                                              (funcall answer
+                                                       (form-alist (grpc:http-request-body request))
+                                                       request))
+                                            :methods '("POST")))
+                               server-options) :drain 5)
+    (funcall function (format nil "http~:[~;s~]://~A/oauth/token"
+                              (getf server-options :credentials)
+                              (grpc:server-address server)))))
 
 (defmacro with-endpoint ((url answer &rest server-options) &body body)
   `(with-log ()

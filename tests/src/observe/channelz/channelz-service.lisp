@@ -8,11 +8,9 @@
 
 (defun call-with-channelz (function)
   "Call FUNCTION with a channel to a server that only serves channelz."
-  (let ((server (grpc:start-server (make-instance 'grpc:channelz-service))))
-    (unwind-protect
-         (grpc:with-channel (channelz (grpc:server-address server))
-           (funcall function channelz))
-      (grpc:stop-server server :drain 0))))
+  (with-started (server (grpc:start-server (make-instance 'grpc:channelz-service)) :drain 0)
+    (grpc:with-channel (channelz (grpc:server-address server))
+      (funcall function channelz))))
 
 (defmacro with-channelz ((channelz) &body body)
   `(call-with-channelz (lambda (,channelz) ,@body)))

@@ -51,15 +51,12 @@ first."
   "Call FUNCTION with a channel over the network, then with one within the image, to a server of
 HANDLERS; both ends have LOG."
   (with-log ()
-    (let ((server (start-probe handlers :observer log)))
-      (unwind-protect
-           (progn
-             (grpc:with-channel (channel (grpc:server-address server) :observer log)
-               (funcall function channel :wire))
-             (let ((channel (grpc:server-channel server :observer log)))
-               (unwind-protect (funcall function channel :inproc)
-                 (grpc:close-channel channel))))
-        (grpc:stop-server server :drain 5)))))
+    (with-started (server (start-probe handlers :observer log) :drain 5)
+      (grpc:with-channel (channel (grpc:server-address server) :observer log)
+        (funcall function channel :wire))
+      (let ((channel (grpc:server-channel server :observer log)))
+        (unwind-protect (funcall function channel :inproc)
+          (grpc:close-channel channel))))))
 
 (defun settled-entries (entries count)
   "The ENTRIES that the function of WITH-BINARY-LOG returns, once there are COUNT."

@@ -274,11 +274,9 @@ follows is not looked at."
   "A server that has nothing for HTTP/1.1, or is told not to speak it, says so by HTTP/2's GOAWAY,
 and ends the connection."
   (dolist (options (list '() (list :http (web-handlers) :http1 nil)))
-    (let ((server (apply #'start-probe (list :ask #'double) options)))
-      (unwind-protect
-           (is-true (search "the peer speaks HTTP/1.1"
-                            (answers server "GET /a HTTP/1.1|Host: a||")))
-        (grpc:stop-server server :drain 0)))))
+    (with-started (server (apply #'start-probe (list :ask #'double) options) :drain 0)
+      (is-true (search "the peer speaks HTTP/1.1"
+                       (answers server "GET /a HTTP/1.1|Host: a||"))))))
 
 (test slow-requests-over-http1
   "A head and a body have their time, however they come; an idle connection ends without a word."

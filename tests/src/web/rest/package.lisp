@@ -5,7 +5,7 @@
   (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:rest #:clgrpc.rest) (#:grpc #:clgrpc)
                     (#:support #:clgrpc.tests.support) (#:library #:clgrpc.tests.library)
                     (#:library-methods #:clgrpc.tests.library.library))
-  (:import-from #:clgrpc.tests.server #:curl)
+  (:import-from #:clgrpc.tests.server #:curl #:with-started)
   ;; for other tests
   (:export #:bound #:library-methods #:library-router))
 

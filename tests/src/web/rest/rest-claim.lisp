@@ -55,15 +55,13 @@ status, for each version of HTTP, at a server of the library with OPTIONS."
                           ,@body))))
 
 (defun call-with-library (options function)
-  (let ((server (apply #'grpc:start-server (make-instance 'library-service)
-                       :listen "127.0.0.1:0" :protocols '(:grpc :rest) options)))
-    (unwind-protect
-         (dolist (version '("--http1.1" "--http2-prior-knowledge"))
-           (funcall function
-                    (lambda (path &rest arguments)
-                      (string-right-trim "|" (apply #'curl server path version
-                                              "-w" " %{http_code}" arguments)))))
-      (grpc:stop-server server))))
+  (with-started (server (apply #'grpc:start-server (make-instance 'library-service)
+                               :listen "127.0.0.1:0" :protocols '(:grpc :rest) options))
+    (dolist (version '("--http1.1" "--http2-prior-knowledge"))
+      (funcall function
+               (lambda (path &rest arguments)
+                 (string-right-trim "|" (apply #'curl server path version
+                                         "-w" " %{http_code}" arguments)))))))
 
 (test requests-call-and-answers-come
   (with-library (ask)
