@@ -100,8 +100,7 @@ max-held-octets, with 4 MB each: others go on while they last."
   "Messages of no octets cannot pile up either."
   (let ((go-on (make-signal)) (count 0))
     (with-probe (channel :options *small-windows*)
-        (:collect (lambda (stream call)
-                    (declare (ignore call))
+        (:collect (handling (stream)
                     (await-signal go-on)
                     (grpc:do-messages (note stream (note count)) (incf count))))
       (let ((sent 0) (empty (note 0)))
@@ -156,8 +155,7 @@ max-held-octets, with 4 MB each: others go on while they last."
 come at once."
   (let ((came (make-signal)))
     (with-probe (channel)
-        (:collect (lambda (stream call)
-                    (declare (ignore call))
+        (:collect (handling (stream)
                     (let ((sum 0))
                       (grpc:do-messages (note stream (note sum))
                         (incf sum (number-of note))
@@ -182,8 +180,7 @@ come at once."
   "Short and long messages, in bursts and with pauses, arrive whole and in order."
   (let* ((seed (random 1000000 (make-random-state t)))
          (random (sb-ext:seed-random-state seed))
-         (handler (lambda (stream call)
-                    (declare (ignore call))
+         (handler (handling (stream)
                     (let ((next 0) (octets 0))
                       (grpc:do-messages (note stream (note octets))
                         (unless (= next (number-of note)) (grpc:fail :data-loss "out of order"))

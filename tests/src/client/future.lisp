@@ -142,7 +142,7 @@ once."
 
 (test long-replies-of-futures
   "One thread decodes a long reply, whoever asks for it; completions get the same one."
-  (with-probe (channel) (:ask (lambda (note call) (declare (ignore call)) note))
+  (with-probe (channel) (:ask (handling (note) note))
     (let ((done (make-signal)) (attached nil)
           (future (grpc:call-async #'lab.bench:ask channel (note 1 :body 100000) :timeout 20)))
       (grpc:attach future (lambda (reply error)

@@ -128,7 +128,6 @@ one's stack still has is no garbage."
 (test allocation-per-call
   "Both ends of a unary call together stay under a sane bound; the exact figure is for the
 benchmarks."
-  (with-probe (channel :options '(:execution :inline)) (:ask (lambda (note call)
-                                                               (declare (ignore call))
+  (with-probe (channel :options '(:execution :inline)) (:ask (handling (note)
                                                                note))
     (is (< (octets-per-call channel 2000) 2000))))

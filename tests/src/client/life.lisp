@@ -53,13 +53,13 @@
   (with-probe (channel :options '(:min-ping-interval-seconds 0)
                        :channel-options '(:keepalive-seconds 0.02 :keepalive-timeout-seconds 5
                                           :min-keepalive-seconds 0))
-      (:ask (lambda (note call) (declare (ignore call)) (sleep 0.5) note))
+      (:ask (handling (note) (sleep 0.5) note))
     (is (= 3 (number-of (ask channel (note 3)))))))
 
 (test silent-clients-are-given-up
   (with-probe (channel :server server
                        :options '(:keepalive-seconds 0.05 :keepalive-timeout-seconds 0.05))
-      (:ask (lambda (note call) (declare (ignore call)) note))
+      (:ask (handling (note) note))
     (with-raw-client (peer (grpc:server-address server))
       (await-peer peer (lambda () (http2:connection-ready-p (peer-http2 peer))))
       (is (= 1 (connections server)))
@@ -121,7 +121,7 @@
                                                   (() (:max-connection-idle-seconds 0.1)))
         do (with-probe (channel :server server :options server-options
                                 :channel-options channel-options)
-               (:ask (lambda (note call) (declare (ignore call)) note))
+               (:ask (handling (note) note))
              (is (= 1 (number-of (ask channel (note 1)))))
              (is (wait-until (lambda () (zerop (connections server)))))
              (is (wait-until (lambda () (eq :idle (grpc:channel-state channel)))))
@@ -130,7 +130,7 @@
 (test quiet-connections-shrink
   "What a connection has grown for a burst it gives up when it has been quiet for a while."
   (with-probe (channel :server server :options '(:max-connection-idle-seconds 4))
-      (:ask (lambda (note call) (declare (ignore call)) note))
+      (:ask (handling (note) note))
     (flet ((burst ()
              (let ((futures (loop for i below 100
                                   collect (grpc:call-async #'lab.bench:ask channel (note i)))))
@@ -147,7 +147,7 @@
 (test calls-keep-their-connection
   "Idleness does not end a connection that has a call, however quiet it is."
   (with-probe (channel :server server :options '(:max-connection-idle-seconds 0.05))
-      (:ask (lambda (note call) (declare (ignore call)) (sleep 0.5) note))
+      (:ask (handling (note) (sleep 0.5) note))
     (is (= 5 (number-of (ask channel (note 5)))))))
 
 (test old-connections-are-left

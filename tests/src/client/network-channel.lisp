@@ -120,8 +120,7 @@
   "All open calls end with :cancelled, at both ends, wherever they were."
   (let ((running (make-signal)) (seen (make-signal)))
     (with-probe (channel :server server :options '(:max-concurrent-streams 3))
-        (:chat (lambda (stream call)
-                 (declare (ignore call))
+        (:chat (handling (stream)
                  (signal-it running)
                  (handler-case (grpc:receive stream)
                    (grpc:cancelled (error) (signal-it seen) (error error)))))
@@ -142,8 +141,7 @@
   "Closing ends the calls of a connection that the server is draining, too."
   (let ((running (make-signal)) (seen (make-signal)))
     (with-probe (kept) ()
-      (let ((server (start-probe (list :chat (lambda (stream call)
-                                               (declare (ignore call))
+      (let ((server (start-probe (list :chat (handling (stream)
                                                (signal-it running)
                                                (handler-case (grpc:receive stream)
                                                  (grpc:cancelled () (signal-it seen) nil)))))))

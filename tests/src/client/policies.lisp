@@ -85,8 +85,7 @@ CHAT as well."
   (let ((servers (loop for i below count
                        collect (let ((name (princ-to-string i)))
                                  (start-probe
-                                  (list :ask (lambda (note call)
-                                               (declare (ignore call))
+                                  (list :ask (handling (note)
                                                (note (number-of note) :text name))
                                         :chat (lambda (stream call)
                                                 (grpc:do-messages (note stream)

@@ -89,8 +89,7 @@
   "Two threads that wait for answers on two channels run their loops themselves, at once."
   (let ((release (make-signal)) (begun (make-signal)))
     (with-probe (first :server server :options '(:execution :blocking))
-        (:ask (lambda (note call)
-                (declare (ignore call))
+        (:ask (handling (note)
                 (when (plusp (number-of note))
                   (signal-it begun)
                   (await-signal release))

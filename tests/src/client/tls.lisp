@@ -49,8 +49,7 @@
     (is (equal '(7 8) (numbers (chat channel (list (note 7) (note 8))))))))
 
 (test tls-long-messages
-  (with-tls-probe (channel) (:ask (lambda (note call)
-                                    (declare (ignore call))
+  (with-tls-probe (channel) (:ask (handling (note)
                                     note))
     (dolist (size '(16384 1000000 4000000))
       (is (= size (length (lab:note-body (ask channel (note 1 :body size)))))))))

@@ -107,8 +107,7 @@
 
 (test tracer-server
   (with-traced-probe (channel "server" :server server)
-      (:ask (lambda (note call)
-              (declare (ignore call))
+      (:ask (handling (note)
               (when (= 2 (number-of note)) (grpc:fail :aborted "no"))
               note))
     (ask channel (note 1))
@@ -150,7 +149,7 @@
 
 (test tracer-http-large
   "Output that the peer takes in parts is told frame by frame all the same."
-  (with-traced-probe (channel "http") (:ask (lambda (note call) (declare (ignore call)) note))
+  (with-traced-probe (channel "http") (:ask (handling (note) note))
     (is (= 3000000 (length (lab:note-body (ask channel (note 1 :body 3000000))))))
     (dolist (role '(:client :server))
       (flet ((octets (event)
@@ -166,8 +165,7 @@
 (test tracer-flowctl
   (let ((go-on (make-signal)) (sent 0))
     (with-traced-probe (channel "flowctl" :options '(:stream-window-octets 65535))
-        (:chat (lambda (stream call)
-                 (declare (ignore call))
+        (:chat (handling (stream)
                  (await-signal go-on)
                  (grpc:do-messages (note stream))))
       (let ((call (chat channel (lambda ()
@@ -193,7 +191,7 @@
   (with-traced-probe (channel "http_keepalive" :options '(:min-ping-interval-seconds 0)
                                                :channel-options '(:keepalive-seconds 0.02
                                                                   :min-keepalive-seconds 0))
-      (:ask (lambda (note call) (declare (ignore call)) (sleep 0.3) note))
+      (:ask (handling (note) (sleep 0.3) note))
     (ask channel (note 1))
     (is (traced :keepalive-ping))
     (is (traced :frame-sent :frame "PING" :role :client :flags nil))
@@ -208,7 +206,7 @@
 
 (test tracer-loop
   (with-traced-probe (channel "loop")
-      (:ask (lambda (note call) (declare (ignore call)) (sleep 0.3) note))
+      (:ask (handling (note) (sleep 0.3) note))
     (ask channel (note 1))
     (is (traced :overtaken))
     (is (traced-once :method-blocks :method "/lab.Bench/Ask"))))

@@ -259,8 +259,7 @@ or nil. Where those say 200 the rest is for the server at ADDRESS."
 (test calls-by-a-proxy
   "The proxy hears the target as it was written, which is not looked up here; messages longer than
 any buffer pass both ways."
-  (let ((server (start-probe (list :ask (lambda (note call)
-                                          (declare (ignore call))
+  (let ((server (start-probe (list :ask (handling (note)
                                           note))))
         (heads '()))
     (unwind-protect
@@ -399,8 +398,7 @@ those that come later, in as many pieces as there is room for."
   (nth-value 1 (os:parse-address address)))
 
 (defmacro with-echo-server ((server) &body body)
-  `(let ((,server (start-probe (list :ask (lambda (note call)
-                                            (declare (ignore call))
+  `(let ((,server (start-probe (list :ask (handling (note)
                                             note)
                                      :watch #'count-up))))
      (unwind-protect (progn ,@body)

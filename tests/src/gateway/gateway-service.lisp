@@ -216,8 +216,7 @@ have the threads of their own server."
 (test requests-that-end-by-an-error-cancel-the-call-behind
   "An error that is none of a call ends the thread that sends requests on: then the server behind
 does not wait for the rest of them."
-  (with-gateway (channel server) (:collect (lambda (stream call)
-                                             (declare (ignore call))
+  (with-gateway (channel server) (:collect (handling (stream)
                                              (grpc:do-messages (message stream))
                                              (note 1)))
     (let ((forwarded (collect channel :open :timeout 60)))
@@ -268,8 +267,7 @@ server's mistake; none of it is an error of the gateway, whose log they could fi
 (test raw-messages-have-their-room-promised
   "One that becomes JSON, or is made of it, is decoded on the way, which may take many times its
 octets: so only where the heap has room for that, however short it is. What takes little goes on."
-  (let ((behind (start-probe (list :ask (lambda (request call)
-                                          (declare (ignore call))
+  (let ((behind (start-probe (list :ask (handling (request)
                                           (note 1 :body (number-of request)))))))
     (grpc:with-channel (inner (grpc:server-address behind))
       (let* ((server (grpc:start-server (grpc:make-gateway-service inner :methods (bench-methods))

@@ -4,8 +4,8 @@
   (:use #:cl #:clgrpc.base #:clgrpc.tests.form)
   (:local-nicknames (#:grpc #:clgrpc) (#:protobuf #:clgrpc.protobuf))
   (:import-from #:clgrpc.tests.server
-                #:start-probe #:with-started #:call-with-log #:ask #:watch #:collect #:chat #:curl
-                #:note #:number-of #:make-signal #:signal-it #:await-signal #:wait-until))
+                #:handling #:start-probe #:with-started #:call-with-log #:ask #:watch #:collect
+                #:chat #:curl #:note #:number-of #:make-signal #:signal-it #:await-signal #:wait-until))
 
 (in-package #:clgrpc.tests.gateway)
 

@@ -5,8 +5,7 @@
 
 (test unary-handlers-run-on-the-callers-thread
   (let ((thread nil))
-    (with-inproc (channel) (:ask (lambda (note call)
-                                   (declare (ignore call))
+    (with-inproc (channel) (:ask (handling (note)
                                    (setf thread sb-thread:*current-thread*)
                                    note))
       (lab.bench:ask channel (note 1))

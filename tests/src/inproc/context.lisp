@@ -8,8 +8,7 @@
 
 (test handlers-see-no-context-of-callers
   (with-inproc (channel)
-      (:ask (lambda (note call)
-              (declare (ignore call))
+      (:ask (handling (note)
               (signal 'simple-condition)
               (note (if (or (find-restart 'of-the-caller) (find-restart 'rpc:retry-call)) 1 0)
                     :text (lab:note-text note))))
@@ -113,8 +112,7 @@ producer is unwound."
   "With *DEBUG-ON-ERROR* the debugger's restarts are those of the wire."
   (let ((tries 0) (seen '()))
     (with-inproc (channel)
-        (:ask (lambda (note call)
-                (declare (ignore call))
+        (:ask (handling (note)
                 (if (= 1 (incf tries)) (error "Once.") note)))
       (let ((grpc:*debug-on-error* t)
             (*debugger-hook* nil)
@@ -145,8 +143,7 @@ producer is unwound."
   "Though the handler runs on the thread of its caller, who gets the timeout when the time is over,
 as on a wire; unless it is of the handler, which handles it or leaves it to nobody."
   (with-inproc (channel :events (:handler-error))
-      (:ask (lambda (note call)
-              (declare (ignore call))
+      (:ask (handling (note)
               (case (number-of note)
                 (1 (loop (sleep 0.01)))
                 (2 (handler-case (sb-ext:with-timeout 0.05 (loop (sleep 0.01)))
@@ -184,8 +181,7 @@ its call; the time limit is that of the first caller, or of a handler between th
   (with-inproc (inner)
       (:ask (lambda (note call) (declare (ignore note call)) (loop (sleep 0.01))))
     (with-inproc (outer :channel-options *retrying*)
-        (:ask (lambda (note call)
-                (declare (ignore call))
+        (:ask (handling (note)
                 (if (= 1 (number-of note))
                     (ask inner note)
                     (progn (is (eq :time-over (outcome-in 0.1 (lambda () (ask inner note)))))

@@ -30,8 +30,7 @@
 (test services-within-handlers-are-just-called
   "A method that is called in a handler is a function: no copies, no other call."
   (let ((inner nil) (same nil) (call-of-outer nil))
-    (with-service (service :ask (lambda (note call)
-                                  (declare (ignore call))
+    (with-service (service :ask (handling (note)
                                   (setf same note)
                                   note))
       (setf inner service)

@@ -28,8 +28,7 @@
 (test calls-of-a-former-server-end-with-the-channel
   "Its name leads elsewhere since that server stops, but calls of it are open."
   (let* ((begun (sb-thread:make-semaphore)) (go-on (sb-thread:make-semaphore))
-         (server (server-at "inproc:former" :ask (lambda (note call)
-                                                   (declare (ignore call))
+         (server (server-at "inproc:former" :ask (handling (note)
                                                    (sb-thread:signal-semaphore begun)
                                                    (sb-thread:wait-on-semaphore
                                                     go-on :timeout +patience+)

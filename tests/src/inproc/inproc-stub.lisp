@@ -22,7 +22,7 @@
   "However the call is made, the server has none under way once its request was refused."
   (dolist (options '(() (:threads t)))
     (with-inproc (channel :channel-options options)
-        (:ask (lambda (note call) (declare (ignore call)) note)
+        (:ask (handling (note) note)
          :watch (lambda (note call) (grpc:send call note)))
       (signals grpc:misuse (ask channel 5))
       (signals grpc:misuse (ask channel 5 :values '(:a 1)))
@@ -33,8 +33,7 @@
 (test errors-say-what-calls-were-at
   "Without times, but with the stage."
   (with-inproc (channel)
-      (:ask (lambda (note call)
-              (declare (ignore call))
+      (:ask (handling (note)
               (when (= 1 (number-of note)) (grpc:fail :not-found "none"))
               note))
     (let ((error (caught (ask channel (note 1)))))

@@ -11,7 +11,7 @@ answers, alone and in streams, which nobody serializes here."
             in `((() (:max-send-octets ,limit)) (() (:max-receive-octets ,limit))
                  ((:max-receive-octets ,limit) ()) ((:max-send-octets ,limit) ()))
           do (with-inproc (channel :options options :channel-options channel-options)
-                 (:ask (lambda (note call) (declare (ignore call)) note)
+                 (:ask (handling (note) note)
                   :chat #'echo)
                (flet ((lone (octets) (ask channel (note 1 :body octets)))
                       (streamed (octets) (numbers (chat channel (list (note 1 :body octets))))))

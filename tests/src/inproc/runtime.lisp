@@ -16,8 +16,7 @@
 (test timers-of-deadlines-end-with-their-calls
   "Also that of a call which is ended while it is set: it would keep the call until the deadline."
   (let ((timers '()) (client nil))
-    (with-inproc (channel) (:ask (lambda (note call)
-                                   (declare (ignore call))
+    (with-inproc (channel) (:ask (handling (note)
                                    note))
       (with-replaced (('inproc::register
                        (lambda (function call-pair)
@@ -59,8 +58,7 @@ is closed releases it, even if a timeout ends the closing."
 (test what-is-closed-as-it-acquires-a-loop-releases-it-once
   "A second release, when the collector finds the channel, would stop the loop of other channels."
   (let ((events '()) (closer nil))
-    (with-inproc (channel) (:ask (lambda (note call)
-                                   (declare (ignore call))
+    (with-inproc (channel) (:ask (handling (note)
                                    note))
       (with-replaced (('calling:when-dropped
                        (lambda (function &rest arguments)

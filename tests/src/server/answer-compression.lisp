@@ -135,8 +135,7 @@ is long, whatever that has said of its length; not for a short one."
 (test compressed-streams-of-requests
   (dolist (execution '(:auto :blocking))
     (with-raw-calls (peer :execution execution)
-        (:collect (lambda (stream call)
-                    (declare (ignore call))
+        (:collect (handling (stream)
                     (note (loop for note = (grpc:receive stream)
                                 while note
                                 count (grpc:received-compressed-p stream))))

@@ -36,8 +36,7 @@
        (grpc:invoke channel (grpc:generic-method "lab.Bench/Watch")
                     (grpc:raw-message (octets-of)) :timeout 20)))
    (grpc:make-generic-service #'echo-raw)
-   (make-probe :ask (lambda (request call)
-                      (declare (ignore call))
+   (make-probe :ask (handling (request)
                       (note (* 2 (number-of request)))))))
 
 (test generic-methods-are-called-and-served
@@ -172,8 +171,7 @@ says, for handlers that know nothing of it, with an interceptor around them."
                                                 (assert (or (eq value call)
                                                             (typep value 'lab:note)))
                                                 value)))))
-      (:ask (lambda (note call)
-              (declare (ignore call))
+      (:ask (handling (note)
               (lab:make-note :text (format nil "~A!" (lab:note-text note)) :number 5)))
     (grpc:with-channel (lines (grpc:server-address server) :codec "lab-lines")
       (flet ((answer (channel text)
@@ -193,7 +191,7 @@ says, for handlers that know nothing of it, with an interceptor around them."
   "Its name was seen before on the connection, in a header block that came again and again: once it
 is registered it is known there."
   (with-raw-calls (peer)
-      (:ask (lambda (note call) (declare (ignore call)) note))
+      (:ask (handling (note) note))
     (let ((name (format nil "lab-later-~D" (random (expt 10 9))))) ; it stays registered
       (flet ((answer ()
                (ask-raw peer "/lab.Bench/Ask"
@@ -215,7 +213,7 @@ is registered it is known there."
 is no such thing, too long, or cut short ends its call; the server goes on."
   (register-lines)
   (with-raw-calls (peer :max-receive-octets 1000)
-      (:ask (lambda (note call) (declare (ignore call)) note))
+      (:ask (handling (note) note))
     (flet ((answer (data &key (type "application/grpc+lab-lines"))
              (ask-raw peer "/lab.Bench/Ask" :content-type type :data data))
            (lines (text) (framed (string-octets text))))

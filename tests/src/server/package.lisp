@@ -20,7 +20,7 @@
    #:numbers #:with-threads #:with-log #:events-of #:elapsed-seconds #:caught #:route-named
    ;; service.lisp
    #:probe #:make-probe #:with-probe #:probe-server #:ask #:watch #:collect #:chat
-   #:start-probe #:with-started #:ask-and-pass-on #:check-failing-function
+   #:handling #:start-probe #:with-started #:ask-and-pass-on #:check-failing-function
    ;; peer.lisp
    #:peer #:peer-http2 #:peer-goaway #:peer-closed #:peer-exchanges #:flush-peer #:send-octets
    #:await-peer #:exchange #:exchange-stream #:exchange-headers #:exchange-data-octets

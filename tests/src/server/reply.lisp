@@ -178,7 +178,7 @@ reply is misuse."
 (test a-reply-that-repeats
   "Once the peer's table holds them, reply headers are two octets and trailers one: 9 + 2 for
 HEADERS, 9 and the message for DATA, 9 + 1 for the trailers."
-  (with-probe (channel :server server) (:ask (lambda (note call) (declare (ignore call)) note))
+  (with-probe (channel :server server) (:ask (handling (note) note))
     (declare (ignorable channel))
     (with-raw-client (peer (grpc:server-address server))
       (let* ((message (note-octets 7))

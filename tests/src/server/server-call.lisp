@@ -418,8 +418,7 @@ if it was the loop's thread."
   "Without a message, with any message, and with details that are octets."
   (let ((details (octets-of 0 1 254 255)))
     (with-probe (channel)
-        (:ask (lambda (note call)
-                (declare (ignore call))
+        (:ask (handling (note)
                 (let ((status (grpc:code-status (number-of note))))
                   (if (string= "" (lab:note-text note))
                       (grpc:fail status "")

@@ -144,8 +144,7 @@ start; nothing is logged of a service with a handler."
   "Past the time calls end with :unavailable, at both ends, and the server stops."
   (let ((running (make-signal)) (seen (make-signal)))
     (with-probe (channel :server server)
-        (:chat (lambda (stream call)
-                 (declare (ignore call))
+        (:chat (handling (stream)
                  (signal-it running)
                  (handler-bind ((grpc:rpc-error (lambda (error)
                                                   (declare (ignore error))

@@ -24,6 +24,12 @@ without one is not implemented."))
   "A service with HANDLERS, a plist from :ask, :watch, :collect, :chat and :peek to functions."
   (apply #'make-instance 'probe handlers))
 
+(defmacro handling ((request) &body body)
+  "A handler with the parameter REQUEST, a message or a stream, whose BODY does not need its call."
+  `(lambda (,request call)
+     (declare (ignore call))
+     ,@body))
+
 (defun start-probe (handlers &rest options)
   "Start a server of a probe with HANDLERS, and OPTIONS as for START-SERVER."
   (apply #'grpc:start-server (apply #'make-probe handlers) options))
@@ -88,8 +94,7 @@ observer must call. PLACE is :wire or :image."
                                        (lambda (peer)
                                          (declare (ignore peer))
                                          (sb-ext:atomic-incf (car connections)))))
-         (server (start-probe (list :ask (lambda (note call)
-                                           (declare (ignore call))
+         (server (start-probe (list :ask (handling (note)
                                            (note (1+ (number-of note)))))
                               :listen (if (eq :wire place)
                                           "127.0.0.1:0"

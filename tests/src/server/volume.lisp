@@ -212,8 +212,7 @@ their handlers read, all get what was sent."
                                                        :connection-window-octets 131072
                                                        :max-receive-octets 100000
                                                        :max-held-octets limit))
-        (:collect (lambda (stream call)
-                    (declare (ignore call))
+        (:collect (handling (stream)
                     (await-signal gate)
                     (note (length (numbers stream)))))
       (let ((peak 0) (count 20))

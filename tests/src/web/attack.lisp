@@ -37,14 +37,13 @@ holds nothing afterwards."
   "Evaluate BODY with SERVER, of all protocols, and CALLS how often a handler was called."
   `(let ((,calls 0))
      (with-all-protocols (,server ,@options)
-         (:ask (lambda (request call) (declare (ignore call)) (incf ,calls) request)
+         (:ask (handling (request) (incf ,calls) request)
           :watch (lambda (request call) (declare (ignore request call)) (incf ,calls) nil)
-          :collect (lambda (stream call)
-                     (declare (ignore call))
+          :collect (handling (stream)
                      (grpc:do-messages (message stream) message)
                      (incf ,calls)
                      (note 1))
-          :peek (lambda (request call) (declare (ignore call)) (incf ,calls) request))
+          :peek (handling (request) (incf ,calls) request))
        ,@body)))
 
 (defparameter *good-requests*
@@ -100,9 +99,9 @@ a text, whose lines end with | as well."
 of; the connection ends, and what is behind is not read as a request."
   (let ((calls 0))
     (with-all-protocols (server)
-        (:ask (lambda (request call) (declare (ignore call)) (incf calls) request)
+        (:ask (handling (request) (incf calls) request)
          :collect (lambda (stream call) (declare (ignore stream call)) (incf calls) (note 1))
-         :peek (lambda (request call) (declare (ignore call)) (incf calls) request))
+         :peek (handling (request) (incf calls) request))
       (dolist (row *good-requests*)
         (loop for (fields form) in *two-ways*
               do (let* ((body (fourth row))
@@ -126,13 +125,12 @@ of; the connection ends, and what is behind is not read as a request."
   "What is no chunk ends the call and is answered with 400, not with an error of the server's."
   (let ((calls 0))
     (with-all-protocols (server)
-        (:ask (lambda (request call) (declare (ignore call)) (incf calls) request)
-         :collect (lambda (stream call)
-                    (declare (ignore call))
+        (:ask (handling (request) (incf calls) request)
+         :collect (handling (stream)
                     (grpc:do-messages (message stream) message)
                     (incf calls)
                     (note 1))
-         :peek (lambda (request call) (declare (ignore call)) (incf calls) request))
+         :peek (handling (request) (incf calls) request))
       (dolist (row *good-requests*)
         (dolist (broken *broken-chunks*)
           (let ((text (answers server (concatenate
@@ -173,7 +171,7 @@ answered. A body that is whole may be followed by another request."
 it pretends to be; and such a page can read no answer."
   (let ((calls 0))
     (with-all-protocols (server :origins '("https://a.example"))
-        (:ask (lambda (request call) (declare (ignore call)) (incf calls) request)
+        (:ask (handling (request) (incf calls) request)
          :watch (lambda (request call) (declare (ignore request call)) (incf calls) nil))
       (dolist (path '("/lab.Bench/Ask" "/lab.Bench/Watch" "/v1/ask" "/v1/watch"))
         (dolist (type '("text/plain" "text/plain; application/json"
@@ -367,7 +365,7 @@ then does not renew it. A message that is whole does, so that a stream may take 
   "It is refused with 400, and what is said is short, whatever the protocol."
   (let ((calls 0))
     (with-all-protocols (server)
-        (:ask (lambda (request call) (declare (ignore call)) (incf calls) request))
+        (:ask (handling (request) (incf calls) request))
       (loop for (body word) in *bad-json*
             do (dolist (row (list (assoc :connect *good-requests*) (assoc :rest *good-requests*)))
                  (let ((text (answers server (request-text row (format nil "Content-Length: ~D|~
@@ -403,9 +401,8 @@ then does not renew it. A message that is whole does, so that a stream may take 
 so is one that is not compressed as it says."
   (let ((long (bomb 5000000)) (calls 0))
     (with-all-protocols (server :max-receive-octets 100000)
-        (:ask (lambda (request call) (declare (ignore call)) (incf calls) request)
-         :collect (lambda (stream call)
-                    (declare (ignore call))
+        (:ask (handling (request) (incf calls) request)
+         :collect (handling (stream)
                     (grpc:do-messages (message stream) (incf calls))
                     (note 1)))
       (flet ((post (row header body)
@@ -464,8 +461,7 @@ as one from behind a gateway, is not a mistake of the client's body."
   "Those of a peer that owes time for others, in each protocol; and nothing else of it does."
   (with-all-protocols (server)
       (:ask #'double :peek #'double
-       :collect (lambda (stream call)
-                  (declare (ignore call))
+       :collect (handling (stream)
                   (grpc:do-messages (message stream) message)
                   (note 1)))
     (with-plain-socket (socket (grpc:server-address server))

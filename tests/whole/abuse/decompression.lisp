@@ -176,7 +176,7 @@ longer than their deadlines. Another connection is served meanwhile."
   "Who sends what compresses well, a megabyte at a time, in each direction."
   (with-probe (channel :server server :channel-options '(:compression :gzip)
                        :options '(:compression :gzip))
-      (:ask (lambda (note call) (declare (ignore call)) note))
+      (:ask (handling (note) note))
     (let ((text (json-text 1000000)))
       (is (< 8 (/ (length text) (length (compressed-frame (ascii-octets text)))) 14)
           "~D octets become ~D" (length text) (length (compressed-frame (ascii-octets text))))

@@ -127,8 +127,7 @@ others are served all the while."
 (defun answer-within-process ()
   "Have 60 threads get five answers of 4 MB each from a handler in this process; print how many were
 given, refused, and ended otherwise."
-  (let* ((server (start-probe (list :ask (lambda (note call)
-                                           (declare (ignore call))
+  (let* ((server (start-probe (list :ask (handling (note)
                                            (note 1 :body (number-of note))))))
          (channel (grpc:server-channel server))
          (given (list 0)) (refused (list 0)) (others (list 0)))

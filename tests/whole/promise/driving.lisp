@@ -19,8 +19,7 @@
 signal, has been given for it, and says by the third that it has begun."
   (let ((release (make-signal)) (begun (make-signal)))
     (funcall function
-             (lambda (note call)
-               (declare (ignore call))
+             (handling (note)
                (when (plusp (number-of note))
                  (signal-it begun)
                  (await-signal release))
@@ -172,8 +171,7 @@ it, and runs the loop, though its answer has not come: nobody else would."
   "A handler's own calls are driven by a reserve thread, at once."
   (let ((channel-box (list nil)) (drivers (list '())))
     (with-probe (channel)
-        (:ask (lambda (note call)
-                (declare (ignore call))
+        (:ask (handling (note)
                 (if (plusp (number-of note))
                     (let ((answer (ask (car channel-box) (note (1- (number-of note))))))
                       (push (clgrpc.loop::driving-owner

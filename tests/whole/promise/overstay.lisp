@@ -87,8 +87,7 @@ machine's in one of a few rounds."
   (loop for (execution name) in '((:inline "clgrpc server 1") (:blocking "clgrpc reserve"))
         do (let ((names (list '())))
              (with-probe (channel :options (list :execution execution))
-                 (:ask (lambda (note call)
-                         (declare (ignore call))
+                 (:ask (handling (note)
                          (sb-ext:atomic-push (sb-thread:thread-name sb-thread:*current-thread*)
                                              (car names))
                          note))
@@ -129,8 +128,7 @@ machine's in one of a few rounds."
   "How often each status comes of two hundred calls at once whose handlers call their own server: a
 list of (status count). A call waits for a thread of the reserve for WAIT-SECONDS."
   (let ((inner nil) (channel-box (list nil)))
-    (setf inner (lambda (note call)
-                  (declare (ignore call))
+    (setf inner (handling (note)
                   (if (plusp (number-of note))
                       (ask-and-pass-on (car channel-box) (note (1- (number-of note)))
                                        :timeout 60)

@@ -69,8 +69,7 @@ its own server."
         :watch (lambda (note call)
                  (dotimes (i (number-of note))
                    (grpc:send call (note i :body (lab:note-body note)))))
-        :collect (lambda (stream call)
-                   (declare (ignore call))
+        :collect (handling (stream)
                    (note (reduce #'+ (numbers stream))))
         :chat #'chat-either-way))
 

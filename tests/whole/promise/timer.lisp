@@ -157,8 +157,7 @@ beside how late this machine wakes its threads meanwhile."
 
 (test timers-run-while-messages-are-sent
   "Sending from outside takes the loop for a moment each time, and what is gathered is swept up."
-  (with-probe (channel) (:chat (lambda (stream call)
-                                 (declare (ignore call))
+  (with-probe (channel) (:chat (handling (stream)
                                  (grpc:do-messages (note stream))))
     (let ((call (chat channel :open :timeout 60)))
       (grpc:send call (note 0))
@@ -185,7 +184,7 @@ beside how late this machine wakes its threads meanwhile."
 (test timers-run-when-the-first-handler-is-late
   "The methods are never known to block, and the watchdog is used to quick ones."
   (with-probe (channel :server server :options '(:execution :inline))
-      (:ask (lambda (note call) (declare (ignore call)) (busy-for (number-of note)) note))
+      (:ask (handling (note) (busy-for (number-of note)) note))
     (check-timely "handlers that compute, after quick ones" (server-loop server)
                   (lambda (over-p)
                     (dotimes (i 300) (ask channel (note 0)))
@@ -194,8 +193,7 @@ beside how late this machine wakes its threads meanwhile."
 (test timers-run-in-a-long-turn
   "Many handlers in one turn, none of which overstays."
   (with-probe (channel :server server :options '(:execution :inline))
-      (:ask (lambda (note call)
-              (declare (ignore call))
+      (:ask (handling (note)
               (busy-for (/ (number-of note) 1000))
               note))
     (dolist (us '(20 300 800))
@@ -239,8 +237,7 @@ for anybody else to notice."
 (test timers-run-while-handlers-call
   (let ((inner (list nil)))
     (with-probe (channel :server server)
-        (:ask (lambda (note call)
-                (declare (ignore call))
+        (:ask (handling (note)
                 (sleepy (note (if (plusp (number-of note)) 0 50)) nil)
                 (if (plusp (number-of note)) (ask (car inner) (note 0)) note)))
       (setf (car inner) channel)

@@ -164,8 +164,7 @@ the machine is busy, that has begun, and the call is made once more."
   "Those that were sent before one has begun, and those that come later."
   (let ((lists (make-array 2 :initial-element '())) (both (make-signal)))
     (with-hedging (channel cancelled :attempts 2)
-        (:collect (lambda (stream call)
-                    (declare (ignore call))
+        (:collect (handling (stream)
                     (let ((number (note-attempt)))
                       (when (= 1 number) (signal-it both))
                       (grpc:do-messages (note stream)
@@ -184,8 +183,7 @@ the machine is busy, that has begun, and the call is made once more."
   "A later change by the caller, or by the handler of an attempt, is not seen."
   (let ((seen '()) (first (make-signal)) (go (make-signal)))
     (with-hedging (channel cancelled :attempts 2 :delay 8)
-        (:ask (lambda (note call)
-                (declare (ignore call))
+        (:ask (handling (note)
                 (push (number-of note) seen)
                 (setf (lab:note-number note) 100)
                 (when (zerop (note-attempt))

@@ -287,8 +287,7 @@ thread's call on that channel ends in time. Then the first goes on."
         (debugged (sb-thread:make-semaphore)) (continued (sb-thread:make-semaphore)))
     (with-transport (channel)
         (:ask #'double
-         :collect (lambda (stream call)
-                    (declare (ignore call))
+         :collect (handling (stream)
                     (sb-thread:signal-semaphore begun)
                     (sb-thread:wait-on-semaphore answer :timeout 60)
                     (note (reduce #'+ (numbers stream)))))

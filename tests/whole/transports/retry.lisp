@@ -153,8 +153,7 @@
   (with-transport (channel :channel-options
                            (retry-config
                             :more '(:retry-throttling (:max-tokens 4 :token-ratio 1))))
-      (:ask (lambda (note call)
-              (declare (ignore call))
+      (:ask (handling (note)
               (note-attempt)
               (if (plusp (number-of note)) note (grpc:fail :unavailable "no"))))
     (attempts-made)

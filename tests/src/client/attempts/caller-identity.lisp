@@ -57,8 +57,7 @@
   "Further attempts ask a function on another thread, which may wait."
   (let ((threads '()) (count 0))
     (with-told-probe (channel :service-config *retry-unavailable*)
-        (:ask (lambda (note call)
-                (declare (ignore call))
+        (:ask (handling (note)
                 (when (< (incf count) 2) (grpc:fail :unavailable "not yet"))
                 note))
       (ask channel (note 1) :call-credentials (lambda (path)

@@ -44,8 +44,7 @@
                                         (when (= 1 (number-of request))
                                           (grpc:fail :permission-denied "no"))
                                         (funcall next request)))))
-        (:ask (lambda (note call)
-                (declare (ignore call))
+        (:ask (handling (note)
                 (setf ran (number-of note))
                 (when (= 2 ran) (grpc:fail :not-found ""))
                 note))
@@ -104,8 +103,7 @@
                                                            (incf (car ends))
                                                            (signal-it ended))))
                                      call))))))
-        (:ask (lambda (note call)
-                (declare (ignore call))
+        (:ask (handling (note)
                 (if (<= 0 (decf failures)) (grpc:fail :unavailable "not yet") note))
          :watch #'count-up
          :chat #'echo

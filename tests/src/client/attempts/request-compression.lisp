@@ -47,8 +47,7 @@
                  (grpc:send call (note (if (grpc:received-compressed-p call) 1 0)
                                        :body (lab:note-body note))
                             :compress (and (plusp (number-of note)) t))))
-       :collect (lambda (stream call)
-                  (declare (ignore call))
+       :collect (handling (stream)
                   (note (loop for note = (grpc:receive stream)
                               while note
                               count (grpc:received-compressed-p stream)))))
@@ -68,7 +67,7 @@
   "Many threads, whose messages must not mix."
   (with-probe (channel :options '(:compression :gzip :loops 2)
                        :channel-options '(:compression :gzip))
-      (:ask (lambda (note call) (declare (ignore call)) note))
+      (:ask (handling (note) note))
     (with-threads (i 8)
       (let ((random (sb-ext:seed-random-state i)))
         (loop repeat 50

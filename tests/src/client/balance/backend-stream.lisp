@@ -131,8 +131,7 @@ whether it says before that all is well.")
   "Call FUNCTION with a channel by round_robin whose only server's health has MOODS, and that."
   (let* ((service (make-instance 'moody-health :moods moods))
          (server (grpc:start-server
-                  (list (make-probe :ask (lambda (note call)
-                                           (declare (ignore call))
+                  (list (make-probe :ask (handling (note)
                                            (note (number-of note))))
                         service)
                   :listen "127.0.0.1:0")))

@@ -31,8 +31,7 @@
                         for name in '("0" "1")
                         collect (let ((name name))
                                   (grpc:start-server
-                                   (list (make-probe :ask (lambda (note call)
-                                                            (declare (ignore call))
+                                   (list (make-probe :ask (handling (note)
                                                             (note (number-of note) :text name)))
                                          health)
                                    :listen "127.0.0.1:0")))))

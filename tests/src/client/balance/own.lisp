@@ -40,8 +40,7 @@
                              (grpc:make-failure "no server can be reached")))))))
 
 (test a-policy-of-ones-own
-  (with-probe (channel :server server) (:ask (lambda (note call)
-                                               (declare (ignore call))
+  (with-probe (channel :server server) (:ask (handling (note)
                                                (note (number-of note))))
     (let ((target (grpc:server-address server)))
       (dolist (options '((:balance :calmest)

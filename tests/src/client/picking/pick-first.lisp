@@ -133,7 +133,7 @@
   "It had failed, but then another was connected to, so it is held by no back-off when that goes
 away (gRFC A61: the other subchannels, and their back-off, end with the first that is ready)."
   (flet ((serve (address)
-           (grpc:start-server (make-probe :ask (lambda (note call) (declare (ignore call)) note))
+           (grpc:start-server (make-probe :ask (handling (note) note))
                               :listen address)))
     (let* ((first (serve "127.0.0.1:0"))
            (second (serve "127.0.0.1:0"))

@@ -257,7 +257,7 @@ them."
   (with-binary-log (log entries :filter "*")
     (with-probe (channel :options (list :observer log :compression :gzip)
                          :channel-options (list :observer log :compression :gzip))
-        (:ask (lambda (note call) (declare (ignore call)) note))
+        (:ask (handling (note) note))
       (ask channel (note 4 :body 5000))
       (let ((all (settled-entries entries 12)) (size (grpc:serialized-size (note 4 :body 5000))))
         (dolist (logger '(:client :server))

@@ -26,8 +26,7 @@ config of all methods; what the channel counts, all instruments; and what the se
 
 (defun failing-first (count)
   "A handler that fails COUNT times with :unavailable before it answers."
-  (lambda (note call)
-    (declare (ignore call))
+  (handling (note)
     (when (plusp count)
       (decf count)
       (grpc:fail :unavailable "not yet"))

@@ -20,8 +20,7 @@
 
 (test calls-by-method-and-status
   (with-metrics (channel client server
-                         :ask (lambda (note call)
-                                (declare (ignore call))
+                         :ask (handling (note)
                                 (if (= 13 (number-of note))
                                     (grpc:fail :not-found "no")
                                     (note (* 2 (number-of note)))))
@@ -76,8 +75,7 @@
 
 (test a-loop-that-is-held-up-loses-its-baton
   (with-metrics (channel client server
-                         :ask (lambda (note call)
-                                (declare (ignore call))
+                         :ask (handling (note)
                                 (sleep 1)
                                 note))
     (let ((slow (sb-thread:make-thread (lambda () (ask channel (note 1))))))
@@ -89,8 +87,7 @@
 (test calls-of-one-turn-that-end-alike-are-counted-together
   "Statuses come and go often enough that the runs of a turn do not suffice."
   (with-metrics (channel client server
-                         :ask (lambda (note call)
-                                (declare (ignore call))
+                         :ask (handling (note)
                                 (case (mod (number-of note) 3)
                                   (0 (grpc:fail :not-found "no"))
                                   (1 (grpc:fail :aborted "no"))
@@ -110,8 +107,7 @@
   "Three calls one after the other take at least as long as their handlers wait, and together no
 longer than the caller waits."
   (with-metrics (channel client server
-                         :ask (lambda (note call)
-                                (declare (ignore call))
+                         :ask (handling (note)
                                 (sleep 0.02)
                                 note))
     (let ((start (monotonic-ns)))

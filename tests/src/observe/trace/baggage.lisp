@@ -134,8 +134,7 @@ entries of baggage it has, and a function that returns the last baggage that a h
 
 (test baggage-is-neither-sent-nor-read-unless-asked-for
   (let ((seen :nothing))
-    (with-traced (channel tracing) (:ask (lambda (request call)
-                                           (declare (ignore call))
+    (with-traced (channel tracing) (:ask (handling (request)
                                            (setf seen (grpc:current-baggage))
                                            request))
       (grpc:with-baggage ("a" "1") (ask channel (note 1)))

@@ -90,8 +90,7 @@
 (test a-handler-in-its-callers-thread-is-not-in-the-callers-span
   (let ((seen nil))
     (with-traced (channel tracing :place :image)
-        (:ask (lambda (note call)
-                (declare (ignore call))
+        (:ask (handling (note)
                 (setf seen (here))
                 note))
       (grpc:with-span ("work" :tracing tracing)

@@ -46,8 +46,7 @@ not stop between them. Each is a note with its number."
   "While much of a link's output is not sent its calls do not begin; they do when it is."
   (let ((begun '()))
     (with-server-loop (server-loop :options '(:max-unsent-octets 65536 :max-queued-octets 65536))
-        (:ask (lambda (note call)
-                (declare (ignore call))
+        (:ask (handling (note)
                 (push (number-of note) begun)
                 (note 1 :body 100000)))
       (comes server-loop)
@@ -65,8 +64,7 @@ not stop between them. Each is a note with its number."
 places before later ones."
   (let ((begun '()))
     (with-server-loop (server-loop :options '(:max-unsent-octets 65536 :max-queued-octets 65536))
-        (:ask (lambda (note call)
-                (declare (ignore call))
+        (:ask (handling (note)
                 (push (number-of note) begun)
                 (note 1 :body 100000)))
       (comes server-loop)

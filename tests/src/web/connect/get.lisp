@@ -7,8 +7,7 @@
   "A GET, which any page may send, reaches no handler of a method that may have effects."
   (let ((calls 0))
     (with-web-probe (server)
-        (:ask (lambda (request call)
-                (declare (ignore call))
+        (:ask (handling (request)
                 (incf calls)
                 request))
       (dolist (version *versions*)

@@ -57,8 +57,7 @@
                  (:internal "internal" 500) (:unavailable "unavailable" 503)
                  (:data-loss "data_loss" 500) (:unauthenticated "unauthenticated" 401))))
     (with-web-probe (server)
-        (:ask (lambda (request call)
-                (declare (ignore call))
+        (:ask (handling (request)
                 (grpc:fail (first (nth (number-of request) table)) "")))
       (loop for (nil code http-status) in table
             for number from 0
@@ -90,8 +89,7 @@
   "Bad JSON, bad Protocol Buffers, a bad timeout and a wrong version reach no handler."
   (let ((calls 0))
     (with-web-probe (server)
-        (:ask (lambda (request call)
-                (declare (ignore call))
+        (:ask (handling (request)
                 (incf calls)
                 request))
       (dolist (version *versions*)
