@@ -204,8 +204,7 @@ unless the system keeps a handler's thread from running. So at least eight of te
   "By the caller, by the handler, by the end of the server: all say what they were at."
   (let ((running (make-signal)))
     (with-probe (channel :server server)
-        (:ask (lambda (note call)
-                (declare (ignore note call))
+        (:ask (handling ()
                 (grpc:fail :not-found "no such note"))
          :chat (lambda (stream call)
                  (grpc:send call (note 1))

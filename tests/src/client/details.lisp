@@ -59,8 +59,7 @@
         (broken (google.protobuf:make-any :type-url "type.googleapis.com/lab.Note"
                                           :value (octets-of 255))))
     (with-probe (back)
-        (:ask (lambda (note call)
-                (declare (ignore note call))
+        (:ask (handling ()
                 (grpc:fail :aborted "no" :details (list unknown broken))))
       (with-probe (channel)
           (:ask (handling (note)

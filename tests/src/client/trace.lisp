@@ -45,8 +45,7 @@
 (test tracer-call
   (with-traced-probe (channel "call")
       (:ask #'double
-       :watch (lambda (note call)
-                (declare (ignore note call))
+       :watch (handling ()
                 (grpc:fail :not-found "none")))
     (ask channel (note 1))
     (caught (grpc:receive (watch channel (note 1))))

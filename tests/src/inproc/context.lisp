@@ -22,8 +22,7 @@
 
 (test outermost-restarts-stay
   "Whoever is in the debugger can leave to the top level."
-  (with-inproc (channel) (:ask (lambda (note call)
-                                 (declare (ignore note call))
+  (with-inproc (channel) (:ask (handling ()
                                  (note (length (restart-names)))))
     (is (plusp (sb-thread:join-thread
                 (sb-thread:make-thread
@@ -162,8 +161,7 @@ as on a wire; unless it is of the handler, which handles it or leaves it to nobo
 (test a-time-limit-ends-the-report-of-an-error
   "There the condition handlers are those of neither end: the timeout was lost, or the debugger
 entered."
-  (with-inproc (channel) (:ask (lambda (note call)
-                                 (declare (ignore note call))
+  (with-inproc (channel) (:ask (handling ()
                                  (error "broken")))
     (let ((*log-function* (lambda (&rest event)
                             (declare (ignore event))
@@ -179,7 +177,7 @@ entered."
   "Handlers that call each other run on one thread, as does that of an attempt within the relay of
 its call; the time limit is that of the first caller, or of a handler between them."
   (with-inproc (inner)
-      (:ask (lambda (note call) (declare (ignore note call)) (loop (sleep 0.01))))
+      (:ask (handling () (loop (sleep 0.01))))
     (with-inproc (outer :channel-options *retrying*)
         (:ask (handling (note)
                 (if (= 1 (number-of note))

@@ -64,8 +64,7 @@
                                :retry-policy (:max-attempts 3 :initial-backoff 100
                                               :max-backoff 100 :backoff-multiplier 2
                                               :retryable-status-codes (:unavailable)))))))
-        (:ask (lambda (note call)
-                (declare (ignore note call))
+        (:ask (handling ()
                 (signal-it begun)
                 (grpc:fail :unavailable "no")))
       (let ((call (grpc:call-async #'lab.bench:ask channel (note 1))))

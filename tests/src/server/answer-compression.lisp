@@ -81,8 +81,7 @@
   "A handler that began on the loop gives it up before a message of its request is decompressed that
 is long, whatever that has said of its length; not for a short one."
   (with-raw-calls (peer :execution :inline)
-      (:ask (lambda (note call)
-              (declare (ignore note call))
+      (:ask (handling ()
               (note (if (keeps-loop-p) 1 2))))
     (flet ((answer (encoding data)
              (number-of (second (first (unpacked (ask-raw peer "/lab.Bench/Ask" :data data

@@ -342,7 +342,7 @@ that tells whether all echoes of a call ran on the loop."
   "An error becomes :internal without its text; its backtrace is logged once."
   (dolist (execution '(:inline :blocking))
     (with-probe (channel :options (list :execution execution) :events (:handler-error))
-        (:ask (lambda (note call) (declare (ignore note call)) (error "secret ~D" 42)))
+        (:ask (handling () (error "secret ~D" 42)))
       (let ((error (caught (ask channel (note 1)))))
         (is (typep error 'grpc:internal))
         (is (not (search "secret" (grpc:rpc-error-message error)))))
@@ -440,7 +440,7 @@ if it was the loop's thread."
   "What cannot be sent as it is does not stay without an answer."
   (let ((odd nil))
     (with-probe (channel :events (:handler-error))
-        (:ask (lambda (note call) (declare (ignore note call)) (funcall odd)))
+        (:ask (handling () (funcall odd)))
       (flet ((status (function)
                (setf odd function)
                (grpc:rpc-error-status (caught (ask channel (note 1) :timeout 5)))))

@@ -24,11 +24,13 @@ without one is not implemented."))
   "A service with HANDLERS, a plist from :ask, :watch, :collect, :chat and :peek to functions."
   (apply #'make-instance 'probe handlers))
 
-(defmacro handling ((request) &body body)
-  "A handler with the parameter REQUEST, a message or a stream, whose BODY does not need its call."
-  `(lambda (,request call)
-     (declare (ignore call))
-     ,@body))
+(defmacro handling ((&optional (request nil request-p)) &body body)
+  "A handler with the parameter REQUEST, a message or a stream, whose BODY does not need its call;
+without the parameter BODY does not need that either."
+  (let ((parameter (if request-p request 'request)))
+    `(lambda (,parameter call)
+       (declare (ignore call ,@(unless request-p (list parameter))))
+       ,@body)))
 
 (defun start-probe (handlers &rest options)
   "Start a server of a probe with HANDLERS, and OPTIONS as for START-SERVER."

@@ -191,8 +191,7 @@ connection, though together they have sent several times its window."
     (with-probe (channel :server server :options '(:stream-window-octets 65535
                                                    :connection-window-octets 131072))
         (:ask #'double
-         :chat (lambda (stream call)
-                 (declare (ignore stream call))
+         :chat (handling ()
                  (await-signal gate)
                  nil))
       (let ((calls (loop repeat 20 collect (chat channel (endless (note 1 :body 10000))))))

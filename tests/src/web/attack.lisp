@@ -38,7 +38,7 @@ holds nothing afterwards."
   `(let ((,calls 0))
      (with-all-protocols (,server ,@options)
          (:ask (handling (request) (incf ,calls) request)
-          :watch (lambda (request call) (declare (ignore request call)) (incf ,calls) nil)
+          :watch (handling () (incf ,calls) nil)
           :collect (handling (stream)
                      (grpc:do-messages (message stream) message)
                      (incf ,calls)
@@ -100,7 +100,7 @@ of; the connection ends, and what is behind is not read as a request."
   (let ((calls 0))
     (with-all-protocols (server)
         (:ask (handling (request) (incf calls) request)
-         :collect (lambda (stream call) (declare (ignore stream call)) (incf calls) (note 1))
+         :collect (handling () (incf calls) (note 1))
          :peek (handling (request) (incf calls) request))
       (dolist (row *good-requests*)
         (loop for (fields form) in *two-ways*
@@ -172,7 +172,7 @@ it pretends to be; and such a page can read no answer."
   (let ((calls 0))
     (with-all-protocols (server :origins '("https://a.example"))
         (:ask (handling (request) (incf calls) request)
-         :watch (lambda (request call) (declare (ignore request call)) (incf calls) nil))
+         :watch (handling () (incf calls) nil))
       (dolist (path '("/lab.Bench/Ask" "/lab.Bench/Watch" "/v1/ask" "/v1/watch"))
         (dolist (type '("text/plain" "text/plain; application/json"
                         "multipart/form-data; boundary=x"
@@ -430,8 +430,7 @@ so is one that is not compressed as it says."
 as one from behind a gateway, is not a mistake of the client's body."
   (let ((error nil))
     (with-all-protocols (server)
-        (:ask (lambda (request call)
-                (declare (ignore request call))
+        (:ask (handling ()
                 (apply #'grpc:fail error)))
       (loop for (its status text limit-of-rest) in
             '((:connect 500 "compressed message is corrupt")

@@ -193,7 +193,7 @@ longer than their deadlines. Another connection is served meanwhile."
 (test clients-have-no-budget
   "A client has chosen its server: answers that compress well never wait."
   (with-probe (channel :options '(:compression :gzip))
-      (:ask (lambda (note call) (declare (ignore note call)) (note 1 :body 1000000)))
+      (:ask (handling () (note 1 :body 1000000)))
     (multiple-value-bind (reply call) (ask channel (note 1))
       (is (= 1000000 (length (lab:note-body reply))))
       (is-true (grpc:received-compressed-p call))

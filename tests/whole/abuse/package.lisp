@@ -18,8 +18,8 @@
   (:import-from #:clgrpc.tests.server
                 #:+patience+ #:make-signal #:signal-it #:await-signal #:wait-until #:server-links
                 #:held-octets #:note #:note-octets #:number-of #:numbers #:with-log #:events-of
-                #:elapsed-seconds #:caught #:framed #:handling #:start-probe #:with-probe #:with-started
-                #:ask #:watch #:collect #:chat)
+                #:elapsed-seconds #:caught #:framed #:handling #:start-probe #:with-probe
+                #:with-started #:ask #:watch #:collect #:chat)
   (:export
    ;; attacker.lisp
    #:with-evil-server #:opening-octets

@@ -189,8 +189,7 @@ thread on which a function is called for a retry, of which the call hears at onc
                         (let ((count 0))
                           (with-told-probe (channel :call-credentials credentials
                                                     :service-config *retry-unavailable*)
-                              (:ask (lambda (note call)
-                                      (declare (ignore note call))
+                              (:ask (handling ()
                                       (incf count)
                                       (grpc:fail :unavailable "again")))
                             (values (grpc:rpc-error-status

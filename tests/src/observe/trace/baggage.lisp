@@ -84,8 +84,7 @@ entries of baggage it has, and a function that returns the last baggage that a h
     (with-traced (channel tracing :place place
                                   :tracing-options (:propagators '(:tracecontext :baggage)
                                                     :sampler sampler))
-        (:ask (lambda (request call)
-                (declare (ignore request call))
+        (:ask (handling ()
                 (setf seen (grpc:current-baggage))
                 (note (length seen))))
       (funcall function channel (lambda () seen)))))

@@ -149,8 +149,7 @@
              (declare (ignore level))
              (sb-ext:atomic-push (cons event plist) (car events))))
       (with-traced (channel tracing)
-          (:ask (lambda (note call)
-                  (declare (ignore note call))
+          (:ask (handling ()
                   (setf seen (here))
                   (error "it broke")))
         (grpc:add-log-listener #'listener)
@@ -190,8 +189,7 @@ first: lists of the event and what it says."
                                                 (when (grpc:call-value (grpc:attempt-call attempt)
                                                                        'broken)
                                                   (error "it broke"))))))
-            (:ask (lambda (note call)
-                    (declare (ignore note call))
+            (:ask (handling ()
                     (grpc:fail :not-found "no"
                                :trailers `(("x-long" . ,(make-string 2000
                                                                      :initial-element #\x))))))

@@ -159,8 +159,7 @@ the image, both traced by TRACING."
 (test statuses-of-calls-are-those-of-spans
   (dolist (place '(:wire :image))
     (with-traced (channel tracing :place place)
-        (:ask (lambda (note call)
-                (declare (ignore note call))
+        (:ask (handling ()
                 (grpc:fail :not-found "no such note")))
       (signals grpc:not-found (ask channel (note 1)))
       (let ((spans (drained tracing 3)))

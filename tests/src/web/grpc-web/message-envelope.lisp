@@ -27,8 +27,7 @@
 (test numbers-of-statuses-that-have-no-keyword
   "A handler's number above 16 goes out as it is, here and with gRPC."
   (with-probe (channel :server server :options (list :protocols '(:grpc :grpc-web)))
-      (:ask (lambda (request call)
-              (declare (ignore request call))
+      (:ask (handling ()
               (grpc:fail 99 "odd" :details (list (lab:make-note :number 7)))))
     (let ((error (handler-case (lab.bench:ask channel (note 1))
                    (grpc:rpc-error (error) error))))
