@@ -29,9 +29,8 @@ write it as WRITE-SOCKET-DATA does, from any thread. CLOSE calls CLOSE-SOCKET; :
 (document-functions
   stream-socket "The socket of the ASYNC-IO-STREAM given.")
 
-(defmethod print-object ((stream async-io-stream) to)
-  (print-unreadable-object (stream to :type t)
-    (format to "~A, ~D octet~:P unread" (stream-socket stream) (unread-octets stream))))
+(define-printer (stream async-io-stream)
+  "~A, ~D octet~:P unread" (stream-socket stream) (unread-octets stream))
 
 (defun socket-stream (socket)
   "Return SOCKET, one made with :STREAM true, as the ASYNC-IO-STREAM that its read callback gets.

@@ -8,9 +8,8 @@
   (listener nil :type (or null loop:listener)) ; accepts its connections
   (closed nil :type boolean))           ; it accepts no more
 
-(defmethod print-object ((server server) stream)
-  (print-unreadable-object (server stream :type t)
-    (format stream "~A~:[~; closed~]" (server-address server) (%server-closed server))))
+(define-printer (server server)
+  "~A~:[~; closed~]" (server-address server) (%server-closed server))
 
 (defun server-address (server)
   "The address that SERVER listens on, as text, with the port it really has. From any thread."

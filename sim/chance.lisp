@@ -12,9 +12,8 @@
 
 (declaim (sb-ext:freeze-type chance))
 
-(defmethod print-object ((chance chance) stream)
-  (print-unreadable-object (chance stream :type t)
-    (format stream "~16,'0X" (chance-state chance))))
+(define-printer (chance chance)
+  "~16,'0X" (chance-state chance))
 
 (define-hot (mix :inline t) ((z word)) word
   (let* ((z (ldb (byte 64 0) (* (logxor z (ash z -30)) #xBF58476D1CE4E5B9)))

@@ -18,13 +18,11 @@
 
 (declaim (sb-ext:freeze-type plan event-queue))
 
-(defmethod print-object ((plan plan) stream)
-  (print-unreadable-object (plan stream :type t)
-    (format stream "at ~,6F s" (ns-seconds (plan-due plan)))))
+(define-printer (plan plan)
+  "at ~,6F s" (ns-seconds (plan-due plan)))
 
-(defmethod print-object ((event-queue event-queue) stream)
-  (print-unreadable-object (event-queue stream :type t)
-    (format stream "~D plans" (event-queue-count event-queue))))
+(define-printer (event-queue event-queue)
+  "~D plans" (event-queue-count event-queue))
 
 (define-hot (before-p :inline t) ((a plan) (b plan)) boolean
   (or (< (plan-due a) (plan-due b))

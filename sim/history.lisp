@@ -20,14 +20,11 @@ ARGUMENTS are integers, symbols, strings and octets."
 
 (declaim (sb-ext:freeze-type entry history))
 
-(defmethod print-object ((entry entry) stream)
-  (print-unreadable-object (entry stream :type t)
-    (format stream "~@[~A: ~]~(~A~)" (entry-where entry) (entry-event entry))))
+(define-printer (entry entry)
+  "~@[~A: ~]~(~A~)" (entry-where entry) (entry-event entry))
 
-(defmethod print-object ((history history) stream)
-  (print-unreadable-object (history stream :type t)
-    (format stream "~D entries, ~16,'0X" (length (history-entries history))
-            (history-digest history))))
+(define-printer (history history)
+  "~D entries, ~16,'0X" (length (history-entries history)) (history-digest history))
 
 ;;; The digest: FNV-1a of 64 bits, over words
 

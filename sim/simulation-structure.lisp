@@ -124,36 +124,29 @@ the function given to ADD-HOST.")
 
 (defvar *simulation* nil "The simulation that this thread is in, or NIL.")
 
-(defmethod print-object ((simulation simulation) stream)
-  (print-unreadable-object (simulation stream :type t)
-    (format stream "seed ~D, ~D steps, at ~,6F s" (simulation-seed simulation)
-            (simulation-steps simulation) (elapsed-seconds simulation))))
+(define-printer (simulation simulation)
+  "seed ~D, ~D steps, at ~,6F s" (simulation-seed simulation) (simulation-steps simulation)
+  (elapsed-seconds simulation))
 
-(defmethod print-object ((host host) stream)
-  (print-unreadable-object (host stream :type t)
-    (format stream "~A ~:[down~;up~]" (host-name host) (host-up host))))
+(define-printer (host host)
+  "~A ~:[down~;up~]" (host-name host) (host-up host))
 
-(defmethod print-object ((socket socket) stream)
-  (print-unreadable-object (socket stream :type t)
-    (format stream "~A:~D ~(~A~)" (host-name (socket-host socket)) (socket-port socket)
-            (socket-state socket))))
+(define-printer (socket socket)
+  "~A:~D ~(~A~)" (host-name (socket-host socket)) (socket-port socket) (socket-state socket))
 
 (defmethod print-object ((pending pending) stream)
   (print-unreadable-object (pending stream :type t)
     (write-string (host-name (pending-host pending)) stream)))
 
-(defmethod print-object ((running running-loop) stream)
-  (print-unreadable-object (running stream :type t)
-    (format stream "~A of ~A" (loop:event-loop-name (running-loop-loop running))
-            (host-name (running-loop-host running)))))
+(define-printer (running running-loop)
+  "~A of ~A" (loop:event-loop-name (running-loop-loop running))
+  (host-name (running-loop-host running)))
 
-(defmethod print-object ((task task) stream)
-  (print-unreadable-object (task stream :type t)
-    (format stream "~A ~(~A~)" (task-name task) (task-state task))))
+(define-printer (task task)
+  "~A ~(~A~)" (task-name task) (task-state task))
 
-(defmethod print-object ((worker worker) stream)
-  (print-unreadable-object (worker stream :type t)
-    (format stream "~@[~A~]" (worker-task worker))))
+(define-printer (worker worker)
+  "~@[~A~]" (worker-task worker))
 
 (define-condition simulation-error (clgrpc-error)
   ((text :initarg :text :reader simulation-error-text)) ; the error

@@ -45,10 +45,9 @@
 
 (declaim (sb-ext:freeze-type watcher informer))
 
-(defmethod print-object ((informer informer) stream)
-  (print-unreadable-object (informer stream :type t)
-    (format stream "~A, ~A, ~D watchers" (informer-cluster informer) (informer-view informer)
-            (length (informer-watchers informer)))))
+(define-printer (informer informer)
+  "~A, ~A, ~D watchers" (informer-cluster informer) (informer-view informer)
+  (length (informer-watchers informer)))
 
 (defmacro with-informer ((informer) &body body)
   `(sb-thread:with-mutex ((informer-lock ,informer)) ,@body))

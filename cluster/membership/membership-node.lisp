@@ -87,10 +87,9 @@ thread."
 another when NODE has joined again. From any thread."
   (with-node-lock (node) (node-%lease node)))
 
-(defmethod print-object ((node node) stream)
-  (print-unreadable-object (node stream :type t)
-    (format stream "~A of ~A, ~(~A~), generation ~D" (node-name node) (node-cluster node)
-            (node-%state node) (node-%generation node))))
+(define-printer (node node)
+  "~A of ~A, ~(~A~), generation ~D" (node-name node) (node-cluster node) (node-%state node)
+  (node-%generation node))
 
 (defun node-members (node)
   "Return two values: the members that NODE knows, a list by name, and the revision of the store at

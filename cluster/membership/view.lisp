@@ -46,10 +46,8 @@ was last.")
 
 (declaim (sb-ext:freeze-type view))
 
-(defmethod print-object ((view view) stream)
-  (print-unreadable-object (view stream :type t)
-    (format stream "~D members, revision ~D" (hash-table-count (view-members view))
-            (view-revision view))))
+(define-printer (view view)
+  "~D members, revision ~D" (hash-table-count (view-members view)) (view-revision view))
 
 (defun view-list (view)
   "The members of VIEW, by name."

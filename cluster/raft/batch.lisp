@@ -18,13 +18,11 @@
 
 (declaim (sb-ext:freeze-type queued-request batch))
 
-(defmethod print-object ((queued-request queued-request) stream)
-  (print-unreadable-object (queued-request stream :type t)
-    (format stream "~D entries" (queued-request-entries queued-request))))
+(define-printer (queued-request queued-request)
+  "~D entries" (queued-request-entries queued-request))
 
-(defmethod print-object ((batch batch) stream)
-  (print-unreadable-object (batch stream :type t)
-    (format stream "of ~D" (length (batch-queued-requests batch)))))
+(define-printer (batch batch)
+  "of ~D" (length (batch-queued-requests batch)))
 
 (defun queued-request-entries (queued-request)
   "How many entries the request of QUEUED-REQUEST has."

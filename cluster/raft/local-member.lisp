@@ -18,10 +18,9 @@
 
 (declaim (sb-ext:freeze-type local-member))
 
-(defmethod print-object ((member local-member) stream)
-  (print-unreadable-object (member stream :type t)
-    (format stream "~A of ~A~@[, ~A~]" (local-member-name member) (local-member-group member)
-            (local-member-snapshot-receiver member))))
+(define-printer (member local-member)
+  "~A of ~A~@[, ~A~]" (local-member-name member) (local-member-group member)
+  (local-member-snapshot-receiver member))
 
 (defconstant +longest-keeping-seconds+ 10
   "How long a stream waits until the part of another stream is kept or installed.")

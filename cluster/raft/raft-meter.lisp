@@ -50,10 +50,8 @@
 
 (declaim (sb-ext:freeze-type meter))
 
-(defmethod print-object ((meter meter) stream)
-  (print-unreadable-object (meter stream :type t)
-    (format stream "~A: ~D answered, ~D failed" (meter-name meter) (meter-messages meter)
-            (meter-failures meter))))
+(define-printer (meter meter)
+  "~A: ~D answered, ~D failed" (meter-name meter) (meter-messages meter) (meter-failures meter))
 
 (defun note-sent (meter message entries octets)
   "A MESSAGE, its name, with ENTRIES and OCTETS of data was sent."

@@ -36,10 +36,9 @@
 
 (declaim (sb-ext:freeze-type pipe))
 
-(defmethod print-object ((pipe pipe) stream)
-  (print-unreadable-object (pipe stream :type t)
-    (format stream "~D entries, ~:D octets, ~D batches sent" (pipe-entries pipe)
-            (pipe-octets pipe) (pipe-sent-count pipe))))
+(define-printer (pipe pipe)
+  "~D entries, ~:D octets, ~D batches sent" (pipe-entries pipe) (pipe-octets pipe)
+  (pipe-sent-count pipe))
 
 (defclass peer ()
   ((name :initarg :name :reader peer-name) ; the member's
@@ -64,10 +63,8 @@
   peer-sender "The name of the member that sends to PEER."
   peer-channel "The channel of PEER, for other services of that member.")
 
-(defmethod print-object ((peer peer) stream)
-  (print-unreadable-object (peer stream :type t)
-    (format stream "~A, ~(~A~), ~A" (peer-name peer) (calling:channel-state (peer-channel peer))
-            (peer-pipe peer))))
+(define-printer (peer peer)
+  "~A, ~(~A~), ~A" (peer-name peer) (calling:channel-state (peer-channel peer)) (peer-pipe peer))
 
 (defun begin-to-connect (channel)
   "Make CHANNEL connect, without waiting."

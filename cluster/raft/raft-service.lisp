@@ -44,9 +44,8 @@ may send as any member. A snapshot that is longer than MAX-SNAPSHOT-OCTETS is re
                  :open (not allow-p)
                  :max-snapshot-octets max-snapshot-octets :chunk-seconds chunk-seconds))
 
-(defmethod print-object ((service raft-service) stream)
-  (print-unreadable-object (service stream :type t)
-    (format stream "~D group~:P" (hash-table-count (service-groups service)))))
+(define-printer (service raft-service)
+  "~D group~:P" (hash-table-count (service-groups service)))
 
 (defun add-group (service group name state)
   "Add the member NAME of GROUP, both strings, to SERVICE. It answers Raft's messages for that

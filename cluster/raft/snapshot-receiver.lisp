@@ -30,11 +30,10 @@
 
 (declaim (sb-ext:freeze-type snapshot-delivery snapshot-receiver))
 
-(defmethod print-object ((snapshot-receiver snapshot-receiver) stream)
-  (print-unreadable-object (snapshot-receiver stream :type t)
-    (format stream "~:D of ~:D octets, up to entry ~D" (snapshot-receiver-offset snapshot-receiver)
-            (v1:snapshot-header-octets (snapshot-receiver-header snapshot-receiver))
-            (v1:snapshot-header-last-included-index (snapshot-receiver-header snapshot-receiver)))))
+(define-printer (snapshot-receiver snapshot-receiver)
+  "~:D of ~:D octets, up to entry ~D" (snapshot-receiver-offset snapshot-receiver)
+  (v1:snapshot-header-octets (snapshot-receiver-header snapshot-receiver))
+  (v1:snapshot-header-last-included-index (snapshot-receiver-header snapshot-receiver)))
 
 (defun snapshot-identity (header)
   (list (v1:snapshot-header-last-included-index header)

@@ -45,10 +45,8 @@ period.")
 
 (declaim (sb-ext:freeze-type date-step dates))
 
-(defmethod print-object ((dates dates) stream)
-  (print-unreadable-object (dates stream :type t)
-    (format stream "~A of ~D other nodes" (dates-offset dates)
-            (hash-table-count (dates-others dates)))))
+(define-printer (dates dates)
+  "~A of ~D other nodes" (dates-offset dates) (hash-table-count (dates-others dates)))
 
 (defun steady-ms ()
   "The time of a clock that no program sets, and that advances while the machine is suspended."

@@ -26,9 +26,8 @@ result, and the removal of its errand.")
 
 (declaim (sb-ext:freeze-type errand))
 
-(defmethod print-object ((errand errand) stream)
-  (print-unreadable-object (errand stream :type t)
-    (format stream "~A ~A" (errand-name errand) (errand-id errand))))
+(define-printer (errand errand)
+  "~A ~A" (errand-name errand) (errand-id errand))
 
 (defun note-errand-done (draft errand)
   "Note that ERRAND is done by DRAFT."

@@ -17,9 +17,8 @@
 (document-functions
   router-p "True of routers, as MAKE-ROUTER returns.")
 
-(defmethod print-object ((router router) stream)
-  (print-unreadable-object (router stream :type t)
-    (format stream "~{~A~^, ~}" (mapcar #'car (router-groups router)))))
+(define-printer (router router)
+  "~{~A~^, ~}" (mapcar #'car (router-groups router)))
 
 (defun make-router (groups)
   "Return a router to GROUPS, a list of (NAME . CHANNEL): a name, a string, which stays that

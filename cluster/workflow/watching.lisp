@@ -40,11 +40,10 @@ client need threads, too.")
 
 (declaim (sb-ext:freeze-type subscription))
 
-(defmethod print-object ((subscription subscription) stream)
-  (print-unreadable-object (subscription stream :type t)
-    (format stream "~A, ~D waiting~:[~;, live~]~:[~;, ended~]" (subscription-id subscription)
-            (subscription-waiting subscription) (subscription-live subscription)
-            (subscription-ended subscription))))
+(define-printer (subscription subscription)
+  "~A, ~D waiting~:[~;, live~]~:[~;, ended~]" (subscription-id subscription)
+  (subscription-waiting subscription) (subscription-live subscription)
+  (subscription-ended subscription))
 
 (defun newest-change (entry)
   "The Change that has made the state in ENTRY."

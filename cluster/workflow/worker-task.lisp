@@ -15,10 +15,9 @@
 this."
   task-p "True of tasks.")
 
-(defmethod print-object ((task task) stream)
-  (print-unreadable-object (task stream :type t)
-    (format stream "~A of ~A, attempt ~D~:[~;, lost~]" (task-kind task) (task-id task)
-            (task-attempt task) (task-lost task))))
+(define-printer (task task)
+  "~A of ~A, attempt ~D~:[~;, lost~]" (task-kind task) (task-id task) (task-attempt task)
+  (task-lost task))
 
 (defun task-id (task)
   "Return the id of the workflow that TASK is of, a string. From any thread."

@@ -48,10 +48,9 @@ lease.")
   make-worker "Make the structure; see START-WORKER."
   worker-p "True of workers.")
 
-(defmethod print-object ((worker worker) stream)
-  (print-unreadable-object (worker stream :type t)
-    (format stream "~A ~(~A~), ~D running, session ~A" (worker-name worker) (worker-state worker)
-            (length (worker-held worker)) (worker-session worker))))
+(define-printer (worker worker)
+  "~A ~(~A~), ~D running, session ~A" (worker-name worker) (worker-state worker)
+  (length (worker-held worker)) (worker-session worker))
 
 (defmacro with-worker ((worker) &body body)
   "Evaluate BODY, which reads or changes WORKER, under its lock; wake the threads that wait."

@@ -141,10 +141,9 @@ any thread."
   ;; where its job runs, which calls FUNCTION
   (background (loop:make-background "clgrpc workflow watcher") :read-only t))
 
-(defmethod print-object ((watcher watcher) stream)
-  (print-unreadable-object (watcher stream :type t)
-    (format stream "~:[~;ended, ~]~A after ~D" (watcher-ended watcher) (watcher-id watcher)
-            (watcher-after watcher))))
+(define-printer (watcher watcher)
+  "~:[~;ended, ~]~A after ~D" (watcher-ended watcher) (watcher-id watcher)
+  (watcher-after watcher))
 
 (defun of-all-p (watcher)
   (string= "" (watcher-id watcher)))

@@ -187,10 +187,9 @@ change."
    (lock :initform (sb-thread:make-mutex :name "clgrpc workflow") :reader node-lock)) ; of the above
   (:documentation "The service clgrpc.workflow.v1.Workflow, see MAKE-WORKFLOW-SERVICE."))
 
-(defmethod print-object ((node workflow-service) stream)
-  (print-unreadable-object (node stream :type t)
-    (format stream "~A~:[~; closed~], ~D running, ~D ready" (node-root node)
-            (task-queue-closed (node-task-queue node)) (node-running node) (node-ready node))))
+(define-printer (node workflow-service)
+  "~A~:[~; closed~], ~D running, ~D ready" (node-root node)
+  (task-queue-closed (node-task-queue node)) (node-running node) (node-ready node))
 
 (defmethod server:min-ping-seconds ((node workflow-service))
   1/2)

@@ -28,9 +28,8 @@
 
 (declaim (sb-ext:freeze-type keepalive))
 
-(defmethod print-object ((keepalive keepalive) stream)
-  (print-unreadable-object (keepalive stream :type t)
-    (format stream "~D leases" (hash-table-count (keepalive-leases keepalive)))))
+(define-printer (keepalive keepalive)
+  "~D leases" (hash-table-count (keepalive-leases keepalive)))
 
 (defun keepalive-of (etcd)
   "The keepalive of ETCD, made when it is first needed."

@@ -47,10 +47,8 @@
   lease-id "The number of LEASE, as etcd shows it in hexadecimal."
   lease-seconds "Return the seconds that LEASE lasts unless it is renewed.")
 
-(defmethod print-object ((lease lease) stream)
-  (print-unreadable-object (lease stream :type t)
-    (format stream "~(~X~), ~D s~:[~;, ended~]" (lease-id lease) (lease-seconds lease)
-            (lease-ended lease))))
+(define-printer (lease lease)
+  "~(~X~), ~D s~:[~;, ended~]" (lease-id lease) (lease-seconds lease) (lease-ended lease))
 
 (defparameter *suspension* #'suspended-ns
   "The function that returns how long the machine has been suspended, in nanoseconds.")

@@ -43,9 +43,8 @@
   mirror-watch "Return the watch that reports the changes of MIRROR, for AWAIT-PROGRESS; nil while
 MIRROR has no watch.")
 
-(defmethod print-object ((mirror mirror) stream)
-  (print-unreadable-object (mirror stream :type t)
-    (format stream "~{~(~S~) ~S~^ ~}~:[~;, ended~]" (mirror-range mirror) (mirror-ended mirror))))
+(define-printer (mirror mirror)
+  "~{~(~S~) ~S~^ ~}~:[~;, ended~]" (mirror-range mirror) (mirror-ended mirror))
 
 (defmacro with-mirror ((mirror) &body body)
   "Evaluate BODY with the lock of MIRROR. It is not interrupted."

@@ -32,9 +32,8 @@
 
 (declaim (sb-ext:freeze-type multiplex))
 
-(defmethod print-object ((multiplex multiplex) stream)
-  (print-unreadable-object (multiplex stream :type t)
-    (format stream "~D watches" (hash-table-count (multiplex-watches multiplex)))))
+(define-printer (multiplex multiplex)
+  "~D watches" (hash-table-count (multiplex-watches multiplex)))
 
 (defmacro with-multiplex ((multiplex) &body body)
   "Evaluate BODY with the lock of MULTIPLEX. It is not interrupted: WITH-TIMEOUT may unwind a user's

@@ -34,9 +34,8 @@ ENTRY-CHANGED the revision of the removal."
   change-previous "Return the entry as it was before the change, if the watch has :previous and the
 entry is not compacted; nil if it did not exist.")
 
-(defmethod print-object ((change change) stream)
-  (print-unreadable-object (change stream :type t)
-    (format stream "~(~A~) ~A" (change-kind change) (change-entry change))))
+(define-printer (change change)
+  "~(~A~) ~A" (change-kind change) (change-entry change))
 
 (defstruct (watch (:constructor %make-watch) (:copier nil))
   "A watch of a range of keys, see the function WATCH."

@@ -24,12 +24,10 @@
 
 (declaim (sb-ext:freeze-type table-entry endpoint-table))
 
-(defmethod print-object ((endpoint-table endpoint-table) stream)
-  (print-unreadable-object (endpoint-table stream :type t)
-    (format stream "~A, ~D server~:P~:[~;, with a service config~]"
-            (endpoint-table-name endpoint-table)
-            (hash-table-count (endpoint-table-table-entries endpoint-table))
-            (endpoint-table-config endpoint-table))))
+(define-printer (endpoint-table endpoint-table)
+  "~A, ~D server~:P~:[~;, with a service config~]" (endpoint-table-name endpoint-table)
+  (hash-table-count (endpoint-table-table-entries endpoint-table))
+  (endpoint-table-config endpoint-table))
 
 (defun table-entry-key (entry)
   "The key of ENTRY as a string with a character for each octet."

@@ -42,10 +42,8 @@
 
 (declaim (sb-ext:freeze-type lookup hosts))
 
-(defmethod print-object ((hosts hosts) stream)
-  (print-unreadable-object (hosts stream :type t)
-    (format stream "~D name~:P, ~D asked for" (hash-table-count (hosts-table hosts))
-            (hosts-asking hosts))))
+(define-printer (hosts hosts)
+  "~D name~:P, ~D asked for" (hash-table-count (hosts-table hosts)) (hosts-asking hosts))
 
 (defun know-hosts (hosts addresses)
   "Make ADDRESSES, texts with names in them, the addresses that HOSTS looks up."

@@ -71,10 +71,8 @@ the entry is missing, because etcd has not accepted it yet or has lost it; :serv
            :registering)
           (t (endpoint-state (registration-endpoint registration))))))
 
-(defmethod print-object ((registration registration) stream)
-  (print-unreadable-object (registration stream :type t)
-    (format stream "~A ~(~A~)" (registration-key registration)
-            (registration-state registration))))
+(define-printer (registration registration)
+  "~A ~(~A~)" (registration-key registration) (registration-state registration))
 
 (defmacro with-registration ((registration) &body body)
   "Evaluate BODY, which changes REGISTRATION, under its lock and without interrupts, and wake the

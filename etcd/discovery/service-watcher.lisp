@@ -51,10 +51,9 @@ changes.")
 
 (declaim (sb-ext:freeze-type service-watcher))
 
-(defmethod print-object ((service-watcher service-watcher) stream)
-  (print-unreadable-object (service-watcher stream :type t)
-    (format stream "~A, for ~D resolver~:P" (service-watcher-endpoint-table service-watcher)
-            (length (service-watcher-resolvers service-watcher)))))
+(define-printer (service-watcher service-watcher)
+  "~A, for ~D resolver~:P" (service-watcher-endpoint-table service-watcher)
+  (length (service-watcher-resolvers service-watcher)))
 
 (defmacro with-service-watcher ((service-watcher) &body body)
   "Evaluate BODY, which changes SERVICE-WATCHER, under its lock; then its job handles the change."

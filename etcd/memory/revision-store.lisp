@@ -62,9 +62,8 @@
                :records (make-array 64 :adjustable t :fill-pointer 1
                                     :initial-element (make-record nil #()))))
 
-(defmethod print-object ((store store) stream)
-  (print-unreadable-object (store stream :type t)
-    (format stream "~D item~:P, revision ~D" (tree-size (newest store)) (store-revision store))))
+(define-printer (store store)
+  "~D item~:P, revision ~D" (tree-size (newest store)) (store-revision store))
 
 (defmacro define-refusals (&body rows)
   "Define REFUSE, a function of the name of a refusal: rows of NAME, status and text."

@@ -40,9 +40,8 @@
 
 (declaim (sb-ext:freeze-type item node))
 
-(defmethod print-object ((node node) stream)
-  (print-unreadable-object (node stream :type t)
-    (format stream "~D item~:P" (node-size node))))
+(define-printer (node node)
+  "~D item~:P" (node-size node))
 
 (defconstant +delta+ 3 "A subtree has at most this many times as many items as its neighbour.")
 (defconstant +ratio+ 2

@@ -34,10 +34,9 @@
 
 (declaim (sb-ext:freeze-type watch))
 
-(defmethod print-object ((watch watch) stream)
-  (print-unreadable-object (watch stream :type t)
-    (format stream "~D, next revision ~D~:[~;, dropped~]" (watch-number watch) (watch-next watch)
-            (watch-dropped watch))))
+(define-printer (watch watch)
+  "~D, next revision ~D~:[~;, dropped~]" (watch-number watch) (watch-next watch)
+  (watch-dropped watch))
 
 (defun place-of-range (start serial)
   "The key of a range that begins at START, in a tree of ranges, which is sorted by the starts. It

@@ -18,9 +18,8 @@
   fifo-items "The list of the items in FIFO, oldest first. It is FIFO's own list; do not change
 it.")
 
-(defmethod print-object ((fifo fifo) stream)
-  (print-unreadable-object (fifo stream :type t)
-    (format stream "~D items" (length (fifo-items fifo)))))
+(define-printer (fifo fifo)
+  "~D items" (length (fifo-items fifo)))
 
 (defun enqueue (item fifo)
   "Append ITEM to FIFO."

@@ -8,7 +8,7 @@
   (:import-from #:sb-ext #:defglobal #:compare-and-swap #:atomic-incf #:atomic-decf)
   (:export
    ;; policy.lisp
-   #:define-hot #:define-leaf #:leaves #:document-functions
+   #:define-hot #:define-leaf #:leaves #:document-functions #:define-printer
    ;; interrupt.lisp
    #:uninterrupted #:with-undoing
    ;; version.lisp

@@ -4,7 +4,7 @@
 ;;;; their callers have checked every bound, and (LEAVES) lists them all, so that the fuzz tests can
 ;;;; name them.
 ;;;;
-;;;; DEFINE-FLAGS and DOCUMENT-FUNCTIONS are here because they, too, are for definitions of every
+;;;; DOCUMENT-FUNCTIONS and DEFINE-PRINTER are here because they, too, are for definitions of every
 ;;;; folder.
 
 (in-package #:clgrpc.base)
@@ -75,3 +75,11 @@ turns."
   `(setf ,@(loop for (name text) on names-and-texts by #'cddr
                  collect `(documentation ',name 'function)
                  collect text)))
+
+(defmacro define-printer ((object type) &body control-and-arguments)
+  "Let PRINT-OBJECT write an OBJECT of TYPE between #< and >: its type, and what FORMAT makes of
+CONTROL-AND-ARGUMENTS, forms that may refer to OBJECT."
+  (let ((stream (gensym "STREAM")))
+    `(defmethod print-object ((,object ,type) ,stream)
+       (print-unreadable-object (,object ,stream :type t)
+         (format ,stream ,@control-and-arguments)))))

@@ -30,10 +30,8 @@ thread."
 LIMIT octets and ROOM messages; its octets are charged to OCTET-BUDGET."
   replay-messages "The messages that a replay keeps, newest first.")
 
-(defmethod print-object ((replay replay) stream)
-  (print-unreadable-object (replay stream :type t)
-    (format stream "~D messages, ~D octets" (length (replay-messages replay))
-            (replay-octets replay))))
+(define-printer (replay replay)
+  "~D messages, ~D octets" (length (replay-messages replay)) (replay-octets replay))
 
 (defun keep-message (replay message size total)
   "Keep MESSAGE, of SIZE octets, in REPLAY and return true; return false if there is no room for it,

@@ -21,9 +21,8 @@
 
 (declaim (sb-ext:freeze-type method-table))
 
-(defmethod print-object ((table method-table) stream)
-  (print-unreadable-object (table stream :type t)
-    (format stream "~D methods found" (length (method-table-found table)))))
+(define-printer (table method-table)
+  "~D methods found" (length (method-table-found table)))
 
 (defstruct (subchannel-pool (:constructor make-subchannel-pool (key)) (:copier nil))
   "The connection sets that channels that are alike share on their loop; see connection-set.lisp."
@@ -34,10 +33,8 @@
 
 (declaim (sb-ext:freeze-type subchannel-pool))
 
-(defmethod print-object ((subchannel-pool subchannel-pool) stream)
-  (print-unreadable-object (subchannel-pool stream :type t)
-    (format stream "~D connection sets"
-            (hash-table-count (subchannel-pool-connection-sets subchannel-pool)))))
+(define-printer (subchannel-pool subchannel-pool)
+  "~D connection sets" (hash-table-count (subchannel-pool-connection-sets subchannel-pool)))
 
 (defstruct (resolution (:constructor make-resolution (resolver)) (:copier nil))
   "The resolution of a channel's target to backends; see core.lisp."
@@ -49,10 +46,8 @@
   (awaited nil :type boolean)           ; connect to its next answer
   (back-off (make-back-off) :type back-off :read-only t)) ; of a resolver that fails
 
-(defmethod print-object ((resolution resolution) stream)
-  (print-unreadable-object (resolution stream :type t)
-    (format stream "~A, ~D backends" (resolution-resolver resolution)
-            (length (resolution-backends resolution)))))
+(define-printer (resolution resolution)
+  "~A, ~D backends" (resolution-resolver resolution) (length (resolution-backends resolution)))
 
 (defstruct (stream-queue (:copier nil))
   "The calls of a channel that wait for a stream: heads of rings of QUEUED-ATTEMPTs, and their
@@ -72,9 +67,8 @@ number; see stream-queue.lisp."
 
 (declaim (sb-ext:freeze-type resolution stream-queue idle-watch))
 
-(defmethod print-object ((stream-queue stream-queue) stream)
-  (print-unreadable-object (stream-queue stream :type t)
-    (format stream "~D wait" (stream-queue-count stream-queue))))
+(define-printer (stream-queue stream-queue)
+  "~D wait" (stream-queue-count stream-queue))
 
 (defstruct (core (:include wire:endpoint)
                  (:constructor make-core
@@ -147,9 +141,8 @@ number; see stream-queue.lisp."
 (defglobal **cores** (make-registry)
   "The cores of the channels that are open, a registry.")
 
-(defmethod print-object ((core core) stream)
-  (print-unreadable-object (core stream :type t)
-    (format stream "~A ~(~A~)~@[, ~A~]" (core-name core) (core-state core) (core-last-error core))))
+(define-printer (core core)
+  "~A ~(~A~)~@[, ~A~]" (core-name core) (core-state core) (core-last-error core))
 
 (defun core-now (core)
   (loop:event-loop-now (core-loop core)))
@@ -247,9 +240,8 @@ resolver that has just failed is asked later anyhow."
   (state nil :type connectivity :read-only t) ; of the subchannel meanwhile
   (text "" :type string :read-only t))  ; for people
 
-(defmethod print-object ((veto veto) stream)
-  (print-unreadable-object (veto stream :type t)
-    (format stream "~(~A, ~A~): ~A" (veto-name veto) (veto-state veto) (veto-text veto))))
+(define-printer (veto veto)
+  "~(~A, ~A~): ~A" (veto-name veto) (veto-state veto) (veto-text veto))
 
 (defstruct (connection-set (:copier nil))
   "The connections to one of some addresses, and the attempts to make them; see
@@ -314,10 +306,9 @@ SETTINGS arrive is used (gRFC A61)."
 
 (declaim (sb-ext:freeze-type connect-round))
 
-(defmethod print-object ((connect-round connect-round) stream)
-  (print-unreadable-object (connect-round stream :type t)
-    (format stream "~A, ~D link~:P" (connect-round-connector connect-round)
-            (length (connect-round-links connect-round)))))
+(define-printer (connect-round connect-round)
+  "~A, ~D link~:P" (connect-round-connector connect-round)
+  (length (connect-round-links connect-round)))
 
 (defun addresses-text (addresses)
   "ADDRESSES, the kernel's, for people."
@@ -344,17 +335,14 @@ SETTINGS arrive is used (gRFC A61)."
                         :child (channel-trace-number (subchannel-channel-trace subchannel))
                         :child-name (server-text subchannel))))
 
-(defmethod print-object ((connection-set connection-set) stream)
-  (print-unreadable-object (connection-set stream :type t)
-    (format stream "~A ~(~A~), of ~D subchannel~:P~@[, ~A~]"
-            (addresses-text (connection-set-addresses connection-set))
-            (connection-set-link-state connection-set)
-            (length (connection-set-owners connection-set))
-            (connection-set-failure connection-set))))
+(define-printer (connection-set connection-set)
+  "~A ~(~A~), of ~D subchannel~:P~@[, ~A~]"
+  (addresses-text (connection-set-addresses connection-set))
+  (connection-set-link-state connection-set) (length (connection-set-owners connection-set))
+  (connection-set-failure connection-set))
 
-(defmethod print-object ((subchannel subchannel) stream)
-  (print-unreadable-object (subchannel stream :type t)
-    (format stream "~A ~(~A~)" (server-text subchannel) (subchannel-state subchannel))))
+(define-printer (subchannel subchannel)
+  "~A ~(~A~)" (server-text subchannel) (subchannel-state subchannel))
 
 (defstruct (client-failure (:include attempt:attempt-failure)
                            (:constructor make-client-failure
@@ -415,11 +403,9 @@ again with it."
 
 (declaim (sb-ext:freeze-type attempt))
 
-(defmethod print-object ((attempt attempt) stream)
-  (print-unreadable-object (attempt stream :type t)
-    (format stream "~D~@[ of ~A~] on ~A" (1+ (attempt-number attempt))
-            (and (attempt-call attempt) (rpc:call-path (attempt-call attempt)))
-            (attempt-stream attempt))))
+(define-printer (attempt attempt)
+  "~D~@[ of ~A~] on ~A" (1+ (attempt-number attempt))
+  (and (attempt-call attempt) (rpc:call-path (attempt-call attempt))) (attempt-stream attempt))
 
 (rpc:define-own-part parts (client client-call wire:wire-parts)
   "The parts of a call on the client."

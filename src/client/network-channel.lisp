@@ -12,9 +12,8 @@
 (defclass intercepted-channel (interception wire-channel) ()
   (:documentation "A channel over the network whose calls go through interceptors."))
 
-(defmethod print-object ((channel wire-channel) stream)
-  (print-unreadable-object (channel stream :type t)
-    (format stream "~A ~(~A~)" (channel-target channel) (channel-state channel))))
+(define-printer (channel wire-channel)
+  "~A ~(~A~)" (channel-target channel) (channel-state channel))
 
 ;;; Of cores as well, whose internal calls have call credentials
 

@@ -24,9 +24,8 @@ the end of the wait."
 
 (declaim (sb-ext:freeze-type wait-clock))
 
-(defmethod print-object ((clock wait-clock) stream)
-  (print-unreadable-object (clock stream :type t)
-    (format stream "~(~A~), ~D attempts" (wait-clock-stage clock) (wait-clock-attempts clock))))
+(define-printer (clock wait-clock)
+  "~(~A~), ~D attempts" (wait-clock-stage clock) (wait-clock-attempts clock))
 
 (defun clock-totals (clock now)
   "A fresh vector of the nanoseconds that CLOCK, a channel's, has been in each stage until NOW."

@@ -20,9 +20,8 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
 (defmethod method:channel-target ((channel inproc-channel))
   (inproc-core-target (channel-inproc-core channel)))
 
-(defmethod print-object ((channel inproc-channel) stream)
-  (print-unreadable-object (channel stream :type t)
-    (format stream "~A ~(~A~)" (method:channel-target channel) (calling:channel-state channel))))
+(define-printer (channel inproc-channel)
+  "~A ~(~A~)" (method:channel-target channel) (calling:channel-state channel))
 
 (defmethod credentials:channel-secure-p ((channel inproc-channel))
   t)

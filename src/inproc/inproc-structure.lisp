@@ -34,10 +34,9 @@
 
 (declaim (sb-ext:freeze-type callee))
 
-(defmethod print-object ((callee callee) stream)
-  (print-unreadable-object (callee stream :type t)
-    (format stream "~:[~;~:*~A ~]~(~A~) ~{~(~A~)~^ ~}" (callee-name callee) (callee-state callee)
-            (mapcar (lambda (service) (class-name (class-of service))) (callee-services callee)))))
+(define-printer (callee callee)
+  "~:[~;~:*~A ~]~(~A~) ~{~(~A~)~^ ~}" (callee-name callee) (callee-state callee)
+  (mapcar (lambda (service) (class-name (class-of service))) (callee-services callee)))
 
 (defstruct (inproc-core (:copier nil))
   "The data that all calls of a channel share."
@@ -77,10 +76,9 @@
 
 (declaim (sb-ext:freeze-type call-counts))
 
-(defmethod print-object ((call-counts call-counts) stream)
-  (print-unreadable-object (call-counts stream :type t)
-    (format stream "~D octets there, ~D back" (call-counts-requests call-counts)
-            (call-counts-responses call-counts))))
+(define-printer (call-counts call-counts)
+  "~D octets there, ~D back" (call-counts-requests call-counts)
+  (call-counts-responses call-counts))
 
 (defstruct (consumer (:constructor make-consumer (function handlers restarts call)) (:copier nil))
   "A function of the client's user that a handler calls on its client's thread, and the context in

@@ -20,9 +20,8 @@
 the first."
   back-off-timer "The timer of BACK-OFF while it waits for the next attempt, or nil.")
 
-(defmethod print-object ((back-off back-off) stream)
-  (print-unreadable-object (back-off stream :type t)
-    (format stream "~,3F s~:[~; runs~]" (back-off-seconds back-off) (back-off-timer back-off))))
+(define-printer (back-off back-off)
+  "~,3F s~:[~; runs~]" (back-off-seconds back-off) (back-off-timer back-off))
 
 (defun next-wait (back-off first most factor jitter random-state)
   "The seconds until the next attempt: FIRST, then FACTOR times as many after each failure, at most

@@ -22,9 +22,8 @@
 
 (declaim (sb-ext:freeze-type function-queue))
 
-(defmethod print-object ((function-queue function-queue) stream)
-  (print-unreadable-object (function-queue stream :type t)
-    (format stream "~D" (ash (function-queue-count function-queue) -1))))
+(define-printer (function-queue function-queue)
+  "~D" (ash (function-queue-count function-queue) -1))
 
 (defstruct (driving (:copier nil))
   "The data of a caller-driven loop about its callers. See driving.lisp and, for the last four
@@ -44,9 +43,8 @@ slots, gathering.lisp."
 
 (declaim (sb-ext:freeze-type driving))
 
-(defmethod print-object ((driving driving) stream)
-  (print-unreadable-object (driving stream :type t)
-    (format stream "~D calls, ~D waiters" (driving-calls driving) (driving-waiters driving))))
+(define-printer (driving driving)
+  "~D calls, ~D waiters" (driving-calls driving) (driving-waiters driving))
 
 (defstruct (event-loop (:constructor %make-event-loop
                            (name clock poller random reserve driving spin-state run))
@@ -205,10 +203,9 @@ loop.")
   "True if this thread runs LOOP, even while it has lent the baton and not lost it."
   (eq sb-thread:*current-thread* (event-loop-thread loop)))
 
-(defmethod print-object ((loop event-loop) stream)
-  (print-unreadable-object (loop stream :type t)
-    (format stream "~A ~(~A~), ~D connections, ~D turns" (event-loop-name loop)
-            (event-loop-state loop) (event-loop-connections loop) (event-loop-turns loop))))
+(define-printer (loop event-loop)
+  "~A ~(~A~), ~D connections, ~D turns" (event-loop-name loop) (event-loop-state loop)
+  (event-loop-connections loop) (event-loop-turns loop))
 
 ;;; Sources
 

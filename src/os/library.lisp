@@ -20,10 +20,8 @@
 
 (declaim (sb-ext:freeze-type library))
 
-(defmethod print-object ((library library) stream)
-  (print-unreadable-object (library stream :type t)
-    (format stream "~A ~:[not ~;~]open" (first (library-files library))
-            (library-addresses library))))
+(define-printer (library library)
+  "~A ~:[not ~;~]open" (first (library-files library)) (library-addresses library))
 
 (defglobal **libraries** '())
 

@@ -19,9 +19,8 @@
 
 (declaim (sb-ext:freeze-type process))
 
-(defmethod print-object ((process process) stream)
-  (print-unreadable-object (process stream :type t)
-    (format stream "~D threads" (process-threads process))))
+(define-printer (process process)
+  "~D threads" (process-threads process))
 
 (defun system-figure (number)
   "The value of sysconf for NUMBER, or nil."

@@ -55,9 +55,8 @@
   (functions '() :type list :read-only t) ; without arguments
   (state :idle :type (member :idle :under-way :wanted))) ; :wanted: under way, and once more
 
-(defmethod print-object ((reloader reloader) stream)
-  (print-unreadable-object (reloader stream :type t)
-    (format stream "~(~A~)" (reloader-state reloader))))
+(define-printer (reloader reloader)
+  "~(~A~)" (reloader-state reloader))
 
 (defun reload (ending server functions)
   "Call FUNCTIONS, one after the other; inform the service manager of the beginning and the end,

@@ -212,12 +212,11 @@ Signal MISUSE if SOURCE is not valid as :observer.")
                              append (if (listp checked) checked (list checked)))
                        :from-end t)))
 
-(defmethod print-object ((observer observer) stream)
-  (print-unreadable-object (observer stream :type t)
-    (format stream "~{~(~A~)~^ ~}"
-            (loop for row in *observations*
-                  when (funcall (observer-name "OBSERVER-~A" (observation-name row)) observer)
-                    collect (observation-name row)))))
+(define-printer (observer observer)
+  "~{~(~A~)~^ ~}"
+  (loop for row in *observations*
+        when (funcall (observer-name "OBSERVER-~A" (observation-name row)) observer)
+          collect (observation-name row)))
 
 (defmacro observe (name observer &rest arguments)
   "Report the observation NAME with ARGUMENTS to OBSERVER, an observer or nil. ARGUMENTS are

@@ -21,9 +21,8 @@ messages is limited too.")
 
 (declaim (sb-ext:freeze-type arrival))
 
-(defmethod print-object ((arrival arrival) stream)
-  (print-unreadable-object (arrival stream :type t)
-    (format stream "~D octets charged" (arrival-size arrival))))
+(define-printer (arrival arrival)
+  "~D octets charged" (arrival-size arrival))
 
 (defstruct (gate (:copier nil))
   "The place where threads sleep that wait for a call."

@@ -50,17 +50,14 @@ requests that repeat it. Protocols include this structure."
 
 (declaim (sb-ext:freeze-type protocol))
 
-(defmethod print-object ((protocol protocol) stream)
-  (print-unreadable-object (protocol stream :type t)
-    (format stream "~(~A~)" (protocol-name protocol))))
+(define-printer (protocol protocol)
+  "~(~A~)" (protocol-name protocol))
 
-(defmethod print-object ((manner manner) stream)
-  (print-unreadable-object (manner stream :type t)
-    (format stream "~(~A~)" (manner-name manner))))
+(define-printer (manner manner)
+  "~(~A~)" (manner-name manner))
 
-(defmethod print-object ((claim claim) stream)
-  (print-unreadable-object (claim stream :type t)
-    (format stream "~(~A~) ~A" (manner-name (claim-manner claim)) (claim-route claim))))
+(define-printer (claim claim)
+  "~(~A~) ~A" (manner-name (claim-manner claim)) (claim-route claim))
 
 (document-functions
   protocol-name "The keyword of PROTOCOL in the :PROTOCOLS of START-SERVER."

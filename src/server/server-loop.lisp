@@ -32,10 +32,8 @@
 
 (declaim (sb-ext:freeze-type server-loop))
 
-(defmethod print-object ((server-loop server-loop) stream)
-  (print-unreadable-object (server-loop stream :type t)
-    (format stream "~D links, ~D calls" (server-loop-link-count server-loop)
-            (server-loop-calls server-loop))))
+(define-printer (server-loop server-loop)
+  "~D links, ~D calls" (server-loop-link-count server-loop) (server-loop-calls server-loop))
 
 (defun server-loop-call-counts (server-loop)
   "Return four values: how many calls of SERVER-LOOP have begun, succeeded and failed, and when the

@@ -14,10 +14,9 @@
 
 (declaim (sb-ext:freeze-type server-route))
 
-(defmethod print-object ((route server-route) stream)
-  (print-unreadable-object (route stream :type t)
-    (format stream "~:[unknown~;~:*~A~] ~(~A~)~:[~; (blocks)~]" (route-method route)
-            (route-execution route) (route-blocks route))))
+(define-printer (route server-route)
+  "~:[unknown~;~:*~A~] ~(~A~)~:[~; (blocks)~]" (route-method route) (route-execution route)
+  (route-blocks route))
 
 ;;; Methods in a codec
 

@@ -12,10 +12,9 @@
         (server-admission server) (make-admission options (options-max-connections options)))
   (bound-account server))
 
-(defmethod print-object ((server wire-server) stream)
-  (print-unreadable-object (server stream :type t)
-    (format stream "~(~A~)~{ ~A~} ~{~(~A~)~^ ~}" (server-state server) (server-addresses server)
-            (mapcar (lambda (service) (class-name (class-of service))) (server-services server)))))
+(define-printer (server wire-server)
+  "~(~A~)~{ ~A~} ~{~(~A~)~^ ~}" (server-state server) (server-addresses server)
+  (mapcar (lambda (service) (class-name (class-of service))) (server-services server)))
 
 (defun note-server-event (server text &rest arguments)
   "Add an event of SERVER to its channelz trace: TEXT, a control string, with ARGUMENTS."

@@ -35,9 +35,8 @@ watches.")
   (status nil :type symbol)             ; :serving, :not-serving or :unknown
   (watchers (make-ring) :type ring :read-only t)) ; the head of the list of its watchers
 
-(defmethod print-object ((entry entry) stream)
-  (print-unreadable-object (entry stream :type t)
-    (format stream "~(~A~)" (entry-status entry))))
+(define-printer (entry entry)
+  "~(~A~)" (entry-status entry))
 
 (defstruct (watcher (:include ring) (:constructor %make-watcher) (:copier nil))
   "A call of Watch, in the list of its name's watchers."

@@ -38,9 +38,8 @@ compressed if GZIP: an HTTP status, headers and octets."
   ;; the last of each kind: in Prometheus's format, OpenMetrics, and both with gzip
   (answers (make-array 4 :initial-element nil) :type simple-vector :read-only t))
 
-(defmethod print-object ((scrapes scrapes) stream)
-  (print-unreadable-object (scrapes stream :type t)
-    (format stream "~D left" (floor (scrapes-left scrapes)))))
+(define-printer (scrapes scrapes)
+  "~D left" (floor (scrapes-left scrapes)))
 
 (defun answer-anew-p (scrapes now-ns)
   "True if an answer may be made at NOW-NS, which is counted."

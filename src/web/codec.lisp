@@ -17,9 +17,8 @@
 
 (declaim (sb-ext:freeze-type codec))
 
-(defmethod print-object ((codec codec) stream)
-  (print-unreadable-object (codec stream :type t)
-    (format stream "~(~A~)" (codec-name codec))))
+(define-printer (codec codec)
+  "~(~A~)" (codec-name codec))
 
 (define-hot decode-proto ((call server:server-call) (octets octets) (start index) (end index))
     (values t fixnum)

@@ -11,9 +11,8 @@
 
 (declaim (sb-ext:freeze-type form))
 
-(defmethod print-object ((form form) stream)
-  (print-unreadable-object (form stream :type t)
-    (format stream "~A, ~(~A~)" (form-codec form) (form-kind form))))
+(define-printer (form form)
+  "~A, ~(~A~)" (form-codec form) (form-kind form))
 
 (defun make-forms (rows origins)
   "A table from content type to form, of a server with ORIGINS. ROWS are lists of a content type, a

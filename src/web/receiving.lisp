@@ -21,9 +21,8 @@
 
 (declaim (sb-ext:freeze-type notes))
 
-(defmethod print-object ((notes notes) stream)
-  (print-unreadable-object (notes stream :type t)
-    (format stream "~D octets of a body" (notes-fill notes))))
+(define-printer (notes notes)
+  "~D octets of a body" (notes-fill notes))
 
 (define-hot (call-web-notes :inline t) ((call server:server-call)) notes
   "The notes of CALL, made now if there are none."

@@ -33,9 +33,8 @@ long that the loop should not do it.")
 
 (declaim (sb-ext:freeze-type parcel))
 
-(defmethod print-object ((parcel parcel) stream)
-  (print-unreadable-object (parcel stream :type t)
-    (format stream "~D octets" (parcel-end parcel))))
+(define-printer (parcel parcel)
+  "~D octets" (parcel-end parcel))
 
 (declaim (type octets **taken**))
 (defglobal **taken** (make-octets 0))   ; of a parcel whose octets were taken

@@ -22,9 +22,8 @@
 
 (declaim (sb-ext:freeze-type hour))
 
-(defmethod print-object ((hour hour) stream)
-  (print-unreadable-object (hour stream :type t)
-    (format stream "~D looks" (hour-looks hour))))
+(define-printer (hour hour)
+  "~D looks" (hour-looks hour))
 
 (defun take-look (hour metrics now)
   "Add a reading of METRICS to HOUR. NOW is the time by the monotonic clock."

@@ -46,14 +46,12 @@ begins.")
 
 (declaim (sb-ext:freeze-type sample sample-set))
 
-(defmethod print-object ((sample sample) stream)
-  (print-unreadable-object (sample stream :type t)
-    (format stream "~D ~A ~,3F s" (sample-number sample) (getf (sample-plist sample) :method)
-            (ns-seconds (sample-ns sample)))))
+(define-printer (sample sample)
+  "~D ~A ~,3F s" (sample-number sample) (getf (sample-plist sample) :method)
+  (ns-seconds (sample-ns sample)))
 
-(defmethod print-object ((sample-set sample-set) stream)
-  (print-unreadable-object (sample-set stream :type t)
-    (format stream "~D calls" (length (sample-set-calls sample-set)))))
+(define-printer (sample-set sample-set)
+  "~D calls" (length (sample-set-calls sample-set)))
 
 (declaim (type (simple-array sb-ext:word (1)) **numbered**))
 (define-load-time-global **numbered**   ; how many calls have been kept; atomic

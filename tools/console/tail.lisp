@@ -38,17 +38,14 @@
 
 (declaim (sb-ext:freeze-type entry event-ring tail))
 
-(defmethod print-object ((ring event-ring) stream)
-  (print-unreadable-object (ring stream :type t)
-    (format stream "~D events" (event-ring-count ring))))
+(define-printer (ring event-ring)
+  "~D events" (event-ring-count ring))
 
-(defmethod print-object ((entry entry) stream)
-  (print-unreadable-object (entry stream :type t)
-    (format stream "~D ~(~A ~A~)" (entry-number entry) (entry-level entry) (entry-event entry))))
+(define-printer (entry entry)
+  "~D ~(~A ~A~)" (entry-number entry) (entry-level entry) (entry-event entry))
 
-(defmethod print-object ((tail tail) stream)
-  (print-unreadable-object (tail stream :type t)
-    (format stream "~D events" (tail-count tail))))
+(define-printer (tail tail)
+  "~D events" (tail-count tail))
 
 (defun entry-text (key value)
   "VALUE of an event, whose name is KEY, as the log writes it."

@@ -40,14 +40,12 @@ count thousands takes long.")
 
 (declaim (sb-ext:freeze-type series update-stream))
 
-(defmethod print-object ((series series) stream)
-  (print-unreadable-object (series stream :type t)
-    (format stream "~D ~{~A~^ ~}" (series-number series) (series-attributes series))))
+(define-printer (series series)
+  "~D ~{~A~^ ~}" (series-number series) (series-attributes series))
 
-(defmethod print-object ((update-stream update-stream) stream)
-  (print-unreadable-object (update-stream stream :type t)
-    (format stream "~D series, ~D updates" (hash-table-count (update-stream-series update-stream))
-            (update-stream-count update-stream))))
+(define-printer (update-stream update-stream)
+  "~D series, ~D updates" (hash-table-count (update-stream-series update-stream))
+  (update-stream-count update-stream))
 
 ;;; JSON
 

@@ -27,10 +27,9 @@ last.")
 
 (declaim (sb-ext:freeze-type viewer))
 
-(defmethod print-object ((viewer viewer) stream)
-  (print-unreadable-object (viewer stream :type t)
-    (format stream "~:[behind~;current~], ~D updates wait" (viewer-current viewer)
-            (length (viewer-waiting viewer)))))
+(define-printer (viewer viewer)
+  "~:[behind~;current~], ~D updates wait" (viewer-current viewer)
+  (length (viewer-waiting viewer)))
 
 (defun viewer-open-p (viewer)
   (exchange:response-open-p (viewer-request viewer)))

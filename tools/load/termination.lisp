@@ -11,9 +11,8 @@
 
 (defvar *termination* nil "The TERMINATION of the runs that this thread makes, or nil.")
 
-(defmethod print-object ((termination termination) stream)
-  (print-unreadable-object (termination stream :type t)
-    (format stream "~:[~;noted~]" (termination-noted termination))))
+(define-printer (termination termination)
+  "~:[~;noted~]" (termination-noted termination))
 
 (defun terminated-p ()
   "True if SIGTERM has come since CALL-TERMINABLE was called."

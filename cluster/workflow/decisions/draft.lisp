@@ -30,11 +30,10 @@
   (%make-draft :old state :state (protobuf:copy-message state) :now now :chance chance
                :revision revision :limits limits))
 
-(defmethod print-object ((draft draft) stream)
-  (print-unreadable-object (draft stream :type t)
-    (format stream "~A ~(~A~) ~{~(~A~)~^ ~}" (pb:workflow-state-id (draft-state draft))
-            (pb:workflow-state-status (draft-state draft))
-            (reverse (mapcar #'pb:event-kind (draft-events draft))))))
+(define-printer (draft draft)
+  "~A ~(~A~) ~{~(~A~)~^ ~}" (pb:workflow-state-id (draft-state draft))
+  (pb:workflow-state-status (draft-state draft))
+  (reverse (mapcar #'pb:event-kind (draft-events draft))))
 
 (defun add-event (draft kind &key step (fence 0) (worker "") (text ""))
   "KIND of event happens in DRAFT, to STEP, a StepState or nil."

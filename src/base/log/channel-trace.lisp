@@ -41,10 +41,9 @@
 
 (declaim (sb-ext:freeze-type channel-event))
 
-(defmethod print-object ((event channel-event) stream)
-  (print-unreadable-object (event stream :type t)
-    (format stream "~D ~(~A~) ~A" (channel-event-place event) (channel-event-severity event)
-            (channel-event-text event))))
+(define-printer (event channel-event)
+  "~D ~(~A~) ~A" (channel-event-place event) (channel-event-severity event)
+  (channel-event-text event))
 
 (defstruct (channel-trace (:constructor make-channel-trace (born-ns &aux (number (new-number))))
                           (:copier nil))
@@ -67,10 +66,8 @@ nanoseconds."
   channel-event-child "The number of the subchannel that CHANNEL-EVENT is about, or nil."
   channel-event-child-name "The name of the subchannel that CHANNEL-EVENT is about, or \"\".")
 
-(defmethod print-object ((channel-trace channel-trace) stream)
-  (print-unreadable-object (channel-trace stream :type t)
-    (format stream "~D, ~D events" (channel-trace-number channel-trace)
-            (channel-trace-count channel-trace))))
+(define-printer (channel-trace channel-trace)
+  "~D, ~D events" (channel-trace-number channel-trace) (channel-trace-count channel-trace))
 
 (defun channel-trace-count (channel-trace)
   "The number of events of CHANNEL-TRACE so far."

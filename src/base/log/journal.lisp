@@ -38,10 +38,8 @@ for each entry would cost more than the entries.")
   (running nil :type boolean)           ; true while there is a thread
   (ending nil :type boolean))           ; true while it must not wait for more
 
-(defmethod print-object ((journal journal) stream)
-  (print-unreadable-object (journal stream :type t)
-    (format stream "~D entries wait, ~D dropped" (journal-count journal)
-            (journal-dropped journal))))
+(define-printer (journal journal)
+  "~D entries wait, ~D dropped" (journal-count journal) (journal-dropped journal))
 
 ;;; Lost entries
 

@@ -15,9 +15,8 @@
   (meaning "" :type string)             ; the subject of its events
   (mask 0 :type fixnum))                ; its bit
 
-(defmethod print-object ((tracer tracer) stream)
-  (print-unreadable-object (tracer stream :type t)
-    (format stream "~A: ~A" (tracer-text tracer) (tracer-meaning tracer))))
+(define-printer (tracer tracer)
+  "~A: ~A" (tracer-text tracer) (tracer-meaning tracer))
 
 (document-functions
   tracer-name "The keyword of TRACER, an element of TRACERS."

@@ -46,9 +46,8 @@ ACCOUNT is charged with more than ACCOUNT-MOST; nil for no function. SETFable.")
   (+ (ldb (byte 48 0) (account-held account))
      (account-own account)))
 
-(defmethod print-object ((account account) stream)
-  (print-unreadable-object (account stream :type t)
-    (format stream "~D octets" (account-sum account))))
+(define-printer (account account)
+  "~D octets" (account-sum account))
 
 (defun tell-accounts-above (account change)
   "Charge the accounts that ACCOUNT is part of with CHANGE, which may be negative."

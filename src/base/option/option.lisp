@@ -27,11 +27,9 @@
   (unit "" :type string)                ; of the value, as text
   (reason "" :type string))             ; its purpose, understood when it is shown alone
 
-(defmethod print-object ((row option-row) stream)
-  (print-unreadable-object (row stream :type t)
-    (format stream "~(~A~) ~A~@[ from ~A~]~@[ to ~A~] ~A" (option-row-name row)
-            (option-row-default row) (option-row-minimum row) (option-row-maximum row)
-            (option-row-unit row))))
+(define-printer (row option-row)
+  "~(~A~) ~A~@[ from ~A~]~@[ to ~A~] ~A" (option-row-name row) (option-row-default row)
+  (option-row-minimum row) (option-row-maximum row) (option-row-unit row))
 
 (document-functions
   option-row-name "The keyword that START-SERVER and MAKE-CHANNEL take."

@@ -11,9 +11,8 @@
   (class nil :type symbol :read-only t) ; of its balancers
   (parser nil :type (or symbol function) :read-only t)) ; see REGISTER-POLICY
 
-(defmethod print-object ((policy policy) stream)
-  (print-unreadable-object (policy stream :type t)
-    (format stream "~S~{ ~A~}" (policy-keyword policy) (policy-names policy))))
+(define-printer (policy policy)
+  "~S~{ ~A~}" (policy-keyword policy) (policy-names policy))
 
 (defglobal **policies** '())            ; a list of POLICY
 

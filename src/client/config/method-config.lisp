@@ -41,13 +41,12 @@
   method-config-retry "The RETRY-POLICY of the method, or nil."
   method-config-hedging "The HEDGING-POLICY of the method, or nil.")
 
-(defmethod print-object ((config method-config) stream)
-  (print-unreadable-object (config stream :type t)
-    (format stream "~@[timeout ~A~]~:[~; wait for ready~]~@[ ~A~]~@[ ~A~]"
-            (and (method-config-timeout-ns config)
-                 (duration-text (method-config-timeout-ns config)))
-            (eq t (method-config-wait-for-ready config))
-            (method-config-retry config) (method-config-hedging config))))
+(define-printer (config method-config)
+  "~@[timeout ~A~]~:[~; wait for ready~]~@[ ~A~]~@[ ~A~]"
+  (and (method-config-timeout-ns config)
+       (duration-text (method-config-timeout-ns config)))
+  (eq t (method-config-wait-for-ready config)) (method-config-retry config)
+  (method-config-hedging config))
 
 ;;; Statuses
 

@@ -32,11 +32,10 @@ are alike."
   throttling-max-tokens "The count of tokens at first, and at most, in thousandths."
   throttling-token-ratio "The thousandths of a token that a call which ends with :ok adds.")
 
-(defmethod print-object ((config service-config) stream)
-  (print-unreadable-object (config stream :type t)
-    (format stream "~D methods~@[, ~A~]" (hash-table-count (service-config-methods config))
-            (and (service-config-balancing config)
-                 (policy-config-name (service-config-balancing config))))))
+(define-printer (config service-config)
+  "~D methods~@[, ~A~]" (hash-table-count (service-config-methods config))
+  (and (service-config-balancing config)
+       (policy-config-name (service-config-balancing config))))
 
 (defun parse-throttling (object path)
   "The THROTTLING in OBJECT, at PATH. Its ratio is cut to thousandths, but is at least one."

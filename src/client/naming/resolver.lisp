@@ -23,9 +23,8 @@
   backend-key "The addresses of BACKEND as text, sorted: the same for the same server."
   backend-attributes "The attributes that the resolver gives for BACKEND, a plist.")
 
-(defmethod print-object ((backend backend) stream)
-  (print-unreadable-object (backend stream :type t)
-    (format stream "~A~{ ~S~}" (backend-key backend) (backend-attributes backend))))
+(define-printer (backend backend)
+  "~A~{ ~S~}" (backend-key backend) (backend-attributes backend))
 
 (defun addresses-key (addresses)
   "The key of a backend with ADDRESSES, the kernel's, in any order (gRFC A61)."

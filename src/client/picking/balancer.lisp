@@ -70,9 +70,8 @@ and similar functions. From any thread."
 (document-functions
   new-picker "As MAKE-PICKER, for a FUNCTION that signals no errors.")
 
-(defmethod print-object ((failure failure) stream)
-  (print-unreadable-object (failure stream :type t)
-    (format stream "~(~A~): ~A" (failure-status failure) (failure-text failure))))
+(define-printer (failure failure)
+  "~(~A~): ~A" (failure-status failure) (failure-text failure))
 
 (defmethod print-object ((picker picker) stream)
   (print-unreadable-object (picker stream :type t)

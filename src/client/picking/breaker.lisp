@@ -34,10 +34,9 @@
 
 (declaim (sb-ext:freeze-type breaker))
 
-(defmethod print-object ((breaker breaker) stream)
-  (print-unreadable-object (breaker stream :type t)
-    (format stream "~(~A~), ~D of ~D calls failed" (breaker-state breaker)
-            (reduce #'+ (breaker-failures breaker)) (reduce #'+ (breaker-calls breaker)))))
+(define-printer (breaker breaker)
+  "~(~A~), ~D of ~D calls failed" (breaker-state breaker) (reduce #'+ (breaker-failures breaker))
+  (reduce #'+ (breaker-calls breaker)))
 
 (defun clear-window (breaker)
   "Forget the calls that BREAKER has counted."

@@ -26,10 +26,8 @@
 
 (declaim (sb-ext:freeze-type queued-attempt))
 
-(defmethod print-object ((queued-attempt queued-attempt) stream)
-  (print-unreadable-object (queued-attempt stream :type t)
-    (format stream "~D~@[ for ~A~]" (queued-attempt-number queued-attempt)
-            (queued-attempt-server queued-attempt))))
+(define-printer (queued-attempt queued-attempt)
+  "~D~@[ for ~A~]" (queued-attempt-number queued-attempt) (queued-attempt-server queued-attempt))
 
 (defun choosy-p (core)
   "True if each pick of CORE's picker is for one call, so that waiting calls delay no others."

@@ -23,9 +23,8 @@
 
 (declaim (sb-ext:freeze-type tunnel))
 
-(defmethod print-object ((tunnel tunnel) stream)
-  (print-unreadable-object (tunnel stream :type t)
-    (format stream "~(~A~)" (tunnel-state tunnel))))
+(define-printer (tunnel tunnel)
+  "~(~A~)" (tunnel-state tunnel))
 
 (defun fail-tunnel (byte-channel tunnel text)
   "TUNNEL, of BYTE-CHANNEL, has failed, for the reason TEXT."

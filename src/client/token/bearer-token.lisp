@@ -10,9 +10,8 @@
   (declare (ignore request))
   (fixed-credentials-metadata credentials))
 
-(defmethod print-object ((credentials fixed-credentials) stream)
-  (print-unreadable-object (credentials stream :type t)
-    (format stream "~{~A~^, ~}" (mapcar #'car (fixed-credentials-metadata credentials)))))
+(define-printer (credentials fixed-credentials)
+  "~{~A~^, ~}" (mapcar #'car (fixed-credentials-metadata credentials)))
 
 (defun token-metadata (token)
   "The metadata that send TOKEN, a string."

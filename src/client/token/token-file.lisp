@@ -12,9 +12,8 @@ again.")
    (seconds :initarg :seconds :reader token-file-seconds)) ; between readings, or nil
   (:documentation "Call credentials with a token from a file; see TOKEN-FILE."))
 
-(defmethod print-object ((credentials file-credentials) stream)
-  (print-unreadable-object (credentials stream :type t)
-    (format stream "~A" (token-file-path credentials))))
+(define-printer (credentials file-credentials)
+  "~A" (token-file-path credentials))
 
 (define-keyword-function token-file (path &key seconds)
   "Return call credentials, for :call-credentials of a channel or stub, that send the token in the

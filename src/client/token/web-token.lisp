@@ -67,9 +67,8 @@ KEY-ID, a string, is the member `kid` of its header if it is not nil."
   (:documentation "Call credentials of JSON Web Tokens that the client signs; see
 SELF-SIGNED-TOKEN."))
 
-(defmethod print-object ((signer self-signed-credentials) stream)
-  (print-unreadable-object (signer stream :type t)
-    (format stream "issuer ~A, key ~A" (signer-issuer signer) (signer-what signer))))
+(define-printer (signer self-signed-credentials)
+  "issuer ~A, key ~A" (signer-issuer signer) (signer-what signer))
 
 (defun key-text (key)
   "The text of KEY, PEM as a string or the name of a file; and a name for errors."

@@ -20,9 +20,8 @@
 
 (declaim (sb-ext:freeze-type plain-answer answer-head))
 
-(defmethod print-object ((head answer-head) stream)
-  (print-unreadable-object (head stream :type t)
-    (format stream "~D" (answer-head-http-status head))))
+(define-printer (head answer-head)
+  "~D" (answer-head-http-status head))
 
 (defun make-answer-head (http-status headers)
   "Return the head of answers with HTTP-STATUS and HEADERS, an alist of strings, written once."

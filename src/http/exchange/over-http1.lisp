@@ -53,9 +53,8 @@
 
 (declaim (sb-ext:freeze-type http-loop http1-connection http1-request))
 
-(defmethod print-object ((state http1-connection) stream)
-  (print-unreadable-object (state stream :type t)
-    (format stream "~A, ~(~A~)" (loop:connection-peer (state-socket state)) (state-phase state))))
+(define-printer (state http1-connection)
+  "~A, ~(~A~)" (loop:connection-peer (state-socket state)) (state-phase state))
 
 (defconstant +http1-octets+ 1024
   "The memory of a connection that speaks HTTP/1.1 and has no request.")

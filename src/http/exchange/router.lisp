@@ -16,9 +16,8 @@
 
 (declaim (sb-ext:freeze-type http-handler))
 
-(defmethod print-object ((handler http-handler) stream)
-  (print-unreadable-object (handler stream :type t)
-    (format stream "~{~A~^, ~} ~A" (http-handler-methods handler) (http-handler-path handler))))
+(define-printer (handler http-handler)
+  "~{~A~^, ~} ~A" (http-handler-methods handler) (http-handler-path handler))
 
 (define-keyword-function http-handler (path function &key (methods '("GET" "HEAD")) execution quiet)
   "Return a handler for START-SERVER's :http, which answers requests over HTTP/1.1 and HTTP/2.
@@ -69,10 +68,9 @@ QUIET      true: traces have no spans of the requests, and access logs only thos
 
 (declaim (sb-ext:freeze-type router-entry router))
 
-(defmethod print-object ((router router) stream)
-  (print-unreadable-object (router stream :type t)
-    (format stream "~D handlers~:[~;, fallback~]" (hash-table-count (router-entries router))
-            (router-fallback router))))
+(define-printer (router router)
+  "~D handlers~:[~;, fallback~]" (hash-table-count (router-entries router))
+  (router-fallback router))
 
 (defun add-handler (router handler route)
   "Add HANDLER, with the owner's ROUTE for it, to ROUTER. Signal MISUSE if ROUTER has a handler for

@@ -36,10 +36,9 @@ the list has no room."
   field-list-overflow-p "True if the block was larger than the decoder's limits for lists: the rest
 is missing.")
 
-(defmethod print-object ((list field-list) stream)
-  (print-unreadable-object (list stream :type t)
-    (format stream "~D field~:P, ~D octets~:[~;, overflow~]" (field-list-count list)
-            (field-list-octets list) (field-list-overflow-p list))))
+(define-printer (list field-list)
+  "~D field~:P, ~D octets~:[~;, overflow~]" (field-list-count list) (field-list-octets list)
+  (field-list-overflow-p list))
 
 (define-hot (restart-field-list :inline t) ((list field-list)) index
   "Empty LIST but leave its old fields in the vector; return their number, for TRIM-FIELD-LIST."

@@ -40,9 +40,8 @@
   parser-body-end "The end of the part of the body that an event :body reports."
   parser-trailers "The fields after a chunked body, HPACK's, once the message is complete.")
 
-(defmethod print-object ((parser parser) stream)
-  (print-unreadable-object (parser stream :type t)
-    (format stream "~(~A, ~A~)" (parser-role parser) (parser-state parser))))
+(define-printer (parser parser)
+  "~(~A, ~A~)" (parser-role parser) (parser-state parser))
 
 (defun make-parser (role &key (max-head-octets 16384) (max-fields 100))
   "Return a parser of requests, if ROLE is :server, or of responses, if it is :client. Heads, and

@@ -257,10 +257,9 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   "True until STREAM is closed in both directions or reset."
   (< (stream-state stream) +closed+))
 
-(defmethod print-object ((stream stream) output)
-  (print-unreadable-object (stream output :type t)
-    (format output "~D ~(~A~)~[~:;, ~:*~D octets queued~]" (stream-id stream)
-            (stream-state-name stream) (stream-queued-octets stream))))
+(define-printer (stream stream)
+  "~D ~(~A~)~[~:;, ~:*~D octets queued~]" (stream-id stream) (stream-state-name stream)
+  (stream-queued-octets stream))
 
 (defmethod print-object ((connection connection) output)
   (print-unreadable-object (connection output :type t :identity t)

@@ -55,18 +55,15 @@
   message-question "The question of MESSAGE, or nil if it has none or several."
   message-records "The records of MESSAGE's section of answers, a list.")
 
-(defmethod print-object ((record record) stream)
-  (print-unreadable-object (record stream :type t)
-    (format stream "~A, type ~D" (name-text (record-name record)) (record-type record))))
+(define-printer (record record)
+  "~A, type ~D" (name-text (record-name record)) (record-type record))
 
-(defmethod print-object ((question question) stream)
-  (print-unreadable-object (question stream :type t)
-    (format stream "~A, type ~D" (name-text (question-name question)) (question-type question))))
+(define-printer (question question)
+  "~A, type ~D" (name-text (question-name question)) (question-type question))
 
-(defmethod print-object ((message message) stream)
-  (print-unreadable-object (message stream :type t)
-    (format stream "~D, code ~D, ~D record~:P" (message-id message) (message-code message)
-            (length (message-records message)))))
+(define-printer (message message)
+  "~D, code ~D, ~D record~:P" (message-id message) (message-code message)
+  (length (message-records message)))
 
 ;;; Writing
 

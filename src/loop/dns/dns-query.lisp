@@ -34,9 +34,8 @@
 
 (declaim (sb-ext:freeze-type query))
 
-(defmethod print-object ((query query) stream)
-  (print-unreadable-object (query stream :type t)
-    (format stream "~A ~A" (name-text (query-name query)) (type-text (query-type query)))))
+(define-printer (query query)
+  "~A ~A" (name-text (query-name query)) (type-text (query-type query)))
 
 (defun ask (loop servers name type timeout-ns function)
   "Ask SERVERS, addresses of the kernel's, for the records of TYPE of NAME, octets. Then \(FUNCTION

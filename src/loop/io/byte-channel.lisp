@@ -57,10 +57,9 @@ cannot be used any more; or NIL. SETFable by the kind's functions.")
   (print-unreadable-object (kind stream :type t)
     (write-string (byte-channel-kind-name kind) stream)))
 
-(defmethod print-object ((byte-channel byte-channel) stream)
-  (print-unreadable-object (byte-channel stream :type t)
-    (format stream "~A ~A~:[~; closed~]" (byte-channel-kind-name (byte-channel-kind byte-channel))
-            (byte-channel-peer byte-channel) (minusp (byte-channel-descriptor byte-channel)))))
+(define-printer (byte-channel byte-channel)
+  "~A ~A~:[~; closed~]" (byte-channel-kind-name (byte-channel-kind byte-channel))
+  (byte-channel-peer byte-channel) (minusp (byte-channel-descriptor byte-channel)))
 
 (define-hot (byte-channel-read :inline t)
     ((byte-channel byte-channel) (octets octets) (start index) (end index))

@@ -38,10 +38,8 @@ longest backlog.")
 (document-functions
   listener-address "The address that LISTENER listens on, as text, with the port it really has.")
 
-(defmethod print-object ((listener listener) stream)
-  (print-unreadable-object (listener stream :type t)
-    (format stream "~A~:[~; closed~]" (listener-address listener)
-            (minusp (listener-socket listener)))))
+(define-printer (listener listener)
+  "~A~:[~; closed~]" (listener-address listener) (minusp (listener-socket listener)))
 
 (defun listener-network (listener)
   (event-loop-network (listener-loop listener)))

@@ -66,9 +66,8 @@ possible.")
 
 (declaim (sb-ext:freeze-type spin-state))
 
-(defmethod print-object ((spin-state spin-state) stream)
-  (print-unreadable-object (spin-state stream :type t)
-    (format stream "~:[sleeps~;spins~]" (plusp (spin-state-credit spin-state)))))
+(define-printer (spin-state spin-state)
+  "~:[sleeps~;spins~]" (plusp (spin-state-credit spin-state)))
 
 (declaim (type fixnum **callers-trials**))
 (sb-ext:define-load-time-global **callers-trials** 0) ; begun on all loops of the process; atomic

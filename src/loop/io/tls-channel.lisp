@@ -66,10 +66,9 @@ none."
   security-peer-certificate "The CERTIFICATE that the other end has shown; nil without one. It was
 verified, unless the credentials have :verify nil.")
 
-(defmethod print-object ((security security) stream)
-  (print-unreadable-object (security stream :type t)
-    (format stream "~A ~A~@[ ~A~]" (security-protocol security) (security-cipher security)
-            (security-peer-certificate security))))
+(define-printer (security security)
+  "~A ~A~@[ ~A~]" (security-protocol security) (security-cipher security)
+  (security-peer-certificate security))
 
 (defstruct (tls (:constructor make-tls
                     (&key inner role used-credentials context server server-name resumable-until
@@ -101,9 +100,8 @@ verified, unless the credentials have :verify nil.")
 
 (declaim (sb-ext:freeze-type tls))
 
-(defmethod print-object ((tls tls) stream)
-  (print-unreadable-object (tls stream :type t)
-    (format stream "~(~A~) ~(~A~)" (tls-role tls) (tls-state tls))))
+(define-printer (tls tls)
+  "~(~A~) ~(~A~)" (tls-role tls) (tls-state tls))
 
 (define-hot (tls-state-of :inline t) ((byte-channel byte-channel)) tls
   (the tls (byte-channel-state byte-channel)))

@@ -41,9 +41,8 @@
 (defmethod print-object ((ticket ticket) stream)
   (print-unreadable-object (ticket stream :type t :identity t)))
 
-(defmethod print-object ((context context) stream)
-  (print-unreadable-object (context stream :type t)
-    (format stream "~D tickets" (hash-table-count (context-tickets context)))))
+(define-printer (context context)
+  "~D tickets" (hash-table-count (context-tickets context)))
 
 (defstruct (tls-credentials (:constructor %make-tls-credentials) (:copier nil))
   "The certificate that one end shows, and the certificates that it trusts. The function

@@ -57,10 +57,9 @@
 
 (declaim (sb-ext:freeze-type address-query))
 
-(defmethod print-object ((address-query address-query) stream)
-  (print-unreadable-object (address-query stream :type t)
-    (format stream "~A, ~D asker~:P" (car (address-query-key address-query))
-            (length (address-query-askers address-query)))))
+(define-printer (address-query address-query)
+  "~A, ~D asker~:P" (car (address-query-key address-query))
+  (length (address-query-askers address-query)))
 
 (declaim (type list **address-queries**))
 (defglobal **address-queries** '())     ; those without an answer

@@ -47,15 +47,13 @@ before.")
 (document-functions
   job-ended "True once END-JOB was called for JOB.")
 
-(defmethod print-object ((background background) stream)
-  (print-unreadable-object (background stream :type t)
-    (format stream "~A, ~D jobs~:[~;, ended~]" (background-name background)
-            (length (background-jobs background)) (background-ended background))))
+(define-printer (background background)
+  "~A, ~D jobs~:[~;, ended~]" (background-name background) (length (background-jobs background))
+  (background-ended background))
 
-(defmethod print-object ((job job) stream)
-  (print-unreadable-object (job stream :type t)
-    (format stream "of ~A, ~:[idle~;running~]~:[~;, ended~]"
-            (background-name (job-background job)) (job-running job) (job-ended job))))
+(define-printer (job job)
+  "of ~A, ~:[idle~;running~]~:[~;, ended~]" (background-name (job-background job))
+  (job-running job) (job-ended job))
 
 (defun make-background (name &key (threads (option-default :reserve-threads)))
   "Return a BACKGROUND without jobs. At most THREADS of its jobs run at once; NAME, a string, is the

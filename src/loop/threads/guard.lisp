@@ -24,9 +24,8 @@
 
 (declaim (sb-ext:freeze-type errors))
 
-(defmethod print-object ((errors errors) stream)
-  (print-unreadable-object (errors stream :type t)
-    (format stream "~D logged, ~D not" (errors-logged errors) (errors-unlogged errors))))
+(define-printer (errors errors)
+  "~D logged, ~D not" (errors-logged errors) (errors-unlogged errors))
 
 (defun log-guarded (errors event condition plist)
   "Log EVENT with CONDITION and PLIST, unless the place of ERRORS has logged enough."

@@ -56,11 +56,9 @@
   "The number of threads that RESERVE may have."
   (+ (reserve-limit reserve) (reserve-runners reserve)))
 
-(defmethod print-object ((reserve reserve) stream)
-  (print-unreadable-object (reserve stream :type t)
-    (format stream "~D of ~D threads, ~D waiting~:[~; closed~]" (reserve-count reserve)
-            (max-threads reserve) (share-waiting (reserve-root reserve))
-            (reserve-closed reserve))))
+(define-printer (reserve reserve)
+  "~D of ~D threads, ~D waiting~:[~; closed~]" (reserve-count reserve) (max-threads reserve)
+  (share-waiting (reserve-root reserve)) (reserve-closed reserve))
 
 (defglobal **exiting** nil)
 

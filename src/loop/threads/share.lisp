@@ -45,9 +45,8 @@
   make-share "Return a new share; see the type SHARE and MAKE-RESERVE."
   share-running "The number of functions of SHARE that run now.")
 
-(defmethod print-object ((share share) stream)
-  (print-unreadable-object (share stream :type t)
-    (format stream "~D running, ~D waiting" (share-running share) (share-waiting share))))
+(define-printer (share share)
+  "~D running, ~D waiting" (share-running share) (share-waiting share))
 
 (defmacro do-wholes ((variable share) &body body)
   "Do BODY with VARIABLE bound to SHARE, to its whole, and so on to the root."

@@ -42,10 +42,9 @@ other arguments. From any thread."
   (make-instance 'access-log :threshold (round (* ratio +chances+)) :failures (and failures t)
                              :function function :exemplar exemplar))
 
-(defmethod print-object ((log access-log) stream)
-  (print-unreadable-object (log stream :type t)
-    (format stream "~,2F %~:[~; and failures~]"
-            (* 100 (/ (access-log-threshold log) +chances+)) (access-log-failures log))))
+(define-printer (log access-log)
+  "~,2F %~:[~; and failures~]" (* 100 (/ (access-log-threshold log) +chances+))
+  (access-log-failures log))
 
 ;;; Chance
 
@@ -93,9 +92,8 @@ together.")
 
 (declaim (sb-ext:freeze-type failures))
 
-(defmethod print-object ((failures failures) stream)
-  (print-unreadable-object (failures stream :type t)
-    (format stream "of ~D peers" (hash-table-count (failures-counts failures)))))
+(define-printer (failures failures)
+  "of ~D peers" (hash-table-count (failures-counts failures)))
 
 (defun tell-failures (failures)
   "The second of FAILURES is over: log how many were not logged, and forget them."

@@ -135,11 +135,9 @@ contents; FLUSH-LOG waits until it is done. From any thread."
 be. From any thread."
   (aref (the (simple-array sb-ext:word (2)) (binary-log-counts log)) 1))
 
-(defmethod print-object ((log binary-log) stream)
-  (print-unreadable-object (log stream :type t)
-    (format stream "~:[~;of ~:*~A, ~]~D dropped"
-            (and (binary-log-file log) (entry-file-name (binary-log-file log)))
-            (binary-log-dropped log))))
+(define-printer (log binary-log)
+  "~:[~;of ~:*~A, ~]~D dropped"
+  (and (binary-log-file log) (entry-file-name (binary-log-file log))) (binary-log-dropped log))
 
 (defconstant +longest-entry+ (expt 2 26)
   "A longer entry is taken for a file that is not a binary log.")

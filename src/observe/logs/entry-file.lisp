@@ -31,9 +31,8 @@
 
 (declaim (sb-ext:freeze-type entry-file))
 
-(defmethod print-object ((file entry-file) stream)
-  (print-unreadable-object (file stream :type t)
-    (format stream "~A, ~D octets" (entry-file-name file) (entry-file-size file))))
+(define-printer (file entry-file)
+  "~A, ~D octets" (entry-file-name file) (entry-file-size file))
 
 (defun entry-path (file &optional number)
   "The path of FILE, or of the older one with NUMBER, as octets."

@@ -83,9 +83,8 @@ true if some are omitted."
 
 (declaim (sb-ext:freeze-type dense))
 
-(defmethod print-object ((dense dense) stream)
-  (print-unreadable-object (dense stream :type t)
-    (format stream "~D octets of ~(~A~)" (length (dense-octets dense)) (dense-encoding dense))))
+(define-printer (dense dense)
+  "~D octets of ~(~A~)" (length (dense-octets dense)) (dense-encoding dense))
 
 (defun expand (dense)
   "The whole entry DENSE as octets."

@@ -22,9 +22,8 @@
 
 (declaim (sb-ext:freeze-type scale))
 
-(defmethod print-object ((scale scale) stream)
-  (print-unreadable-object (scale stream :type t)
-    (format stream "~D bounds" (length (scale-bounds scale)))))
+(define-printer (scale scale)
+  "~D bounds" (length (scale-bounds scale)))
 
 (defun make-scale (bounds &key (unit 1))
   "A scale with BOUNDS, ascending rationals in the instrument's unit, for integers of UNIT each."

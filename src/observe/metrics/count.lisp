@@ -17,9 +17,8 @@
 
 (declaim (sb-ext:freeze-type exemplar))
 
-(defmethod print-object ((exemplar exemplar) stream)
-  (print-unreadable-object (exemplar stream :type t)
-    (format stream "~D ~S" (exemplar-value exemplar) (exemplar-labels exemplar))))
+(define-printer (exemplar exemplar)
+  "~D ~S" (exemplar-value exemplar) (exemplar-labels exemplar))
 
 (defun labels-of (exemplar call)
   "The labels of CALL's exemplar, from EXEMPLAR, of MAKE-METRICS; nil if there are none."

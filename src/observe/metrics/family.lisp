@@ -25,14 +25,12 @@
 
 (declaim (sb-ext:freeze-type family point))
 
-(defmethod print-object ((family family) stream)
-  (print-unreadable-object (family stream :type t)
-    (format stream "~A, ~D point~:P" (family-name family) (length (family-points family)))))
+(define-printer (family family)
+  "~A, ~D point~:P" (family-name family) (length (family-points family)))
 
-(defmethod print-object ((point point) stream)
-  (print-unreadable-object (point stream :type t)
-    (format stream "~{~A~^ ~} ~A" (mapcar #'cdr (point-attributes point))
-            (or (point-value point) (point-count point)))))
+(define-printer (point point)
+  "~{~A~^ ~} ~A" (mapcar #'cdr (point-attributes point))
+  (or (point-value point) (point-count point)))
 
 (defun point-count (point)
   "How many values POINT, a histogram's, has recorded."

@@ -22,9 +22,8 @@
   (default t :type boolean :read-only t) ; it is on unless :disable names it
   (text "" :type string :read-only t))  ; for people
 
-(defmethod print-object ((instrument instrument) stream)
-  (print-unreadable-object (instrument stream :type t)
-    (format stream "~A ~(~A~)" (instrument-name instrument) (instrument-kind instrument))))
+(define-printer (instrument instrument)
+  "~A ~(~A~)" (instrument-name instrument) (instrument-kind instrument))
 
 (defglobal **instruments** '())         ; in the order of the table
 

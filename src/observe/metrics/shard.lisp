@@ -105,23 +105,19 @@ row is a name and how many cells it has."
 (defmethod print-object ((series series) stream)
   (print-unreadable-object (series stream :type t :identity t)))
 
-(defmethod print-object ((run run) stream)
-  (print-unreadable-object (run stream :type t)
-    (format stream "~D ~A" (run-count run) (run-status run))))
+(define-printer (run run)
+  "~D ~A" (run-count run) (run-status run))
 
 (defmethod print-object ((method-record method-record) stream)
   (print-unreadable-object (method-record stream :type t)
     (write-string (method-record-method method-record) stream)))
 
-(defmethod print-object ((target-record target-record) stream)
-  (print-unreadable-object (target-record stream :type t)
-    (format stream "~(~A~)~@[ ~A~]~@[ ~A~]" (target-record-role target-record)
-            (target-record-target target-record) (target-record-protocol target-record))))
+(define-printer (target-record target-record)
+  "~(~A~)~@[ ~A~]~@[ ~A~]" (target-record-role target-record)
+  (target-record-target target-record) (target-record-protocol target-record))
 
-(defmethod print-object ((shard shard) stream)
-  (print-unreadable-object (shard stream :type t)
-    (format stream "~D target record~:P~@[ of ~A~]" (length (shard-target-records shard))
-            (shard-loop shard))))
+(define-printer (shard shard)
+  "~D target record~:P~@[ of ~A~]" (length (shard-target-records shard)) (shard-loop shard))
 
 (define-hot status-number ((status symbol)) (mod 17)
   "The code of STATUS; that of :unknown if it is not one."

@@ -44,9 +44,8 @@
 (defmethod print-object ((row row) stream)
   (print-unreadable-object (row stream :type t) (format stream "~S" (row-values row))))
 
-(defmethod print-object ((custom custom) stream)
-  (print-unreadable-object (custom stream :type t)
-    (format stream "~A ~(~A~)" (custom-name custom) (custom-kind custom))))
+(define-printer (custom custom)
+  "~A ~(~A~)" (custom-name custom) (custom-kind custom))
 
 (defun shown-bound (bound)
   "BOUND in the form of points. Of a single float this is the double float of the same digits: 0.1

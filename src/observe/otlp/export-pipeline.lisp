@@ -20,9 +20,8 @@
   (contents nil :read-only t)           ; the argument of the pipeline's REQUEST
   (items 0 :type index :read-only t))   ; how many points or spans that is
 
-(defmethod print-object ((batch batch) stream)
-  (print-unreadable-object (batch stream :type t)
-    (format stream "~D item~:P" (batch-items batch))))
+(define-printer (batch batch)
+  "~D item~:P" (batch-items batch))
 
 (defstruct (tally (:copier nil))
   "The outcomes of the points or spans of a pipeline."
@@ -33,10 +32,9 @@
   (requests 0 :type (unsigned-byte 62)) ; exports that were tried
   (failures 0 :type (unsigned-byte 62))) ; of these, that failed
 
-(defmethod print-object ((tally tally) stream)
-  (print-unreadable-object (tally stream :type t)
-    (format stream "~D exported, ~D rejected, ~D dropped" (tally-exported tally)
-            (tally-rejected tally) (+ (tally-dropped tally) (tally-overflowed tally)))))
+(define-printer (tally tally)
+  "~D exported, ~D rejected, ~D dropped" (tally-exported tally) (tally-rejected tally)
+  (+ (tally-dropped tally) (tally-overflowed tally)))
 
 (defstruct (pipeline (:copier nil))
   "The way of one signal to the collector."
@@ -72,10 +70,9 @@
 
 (declaim (sb-ext:freeze-type batch tally pipeline))
 
-(defmethod print-object ((pipeline pipeline) stream)
-  (print-unreadable-object (pipeline stream :type t)
-    (format stream "~(~A~) to ~A, ~A" (pipeline-signal pipeline) (pipeline-target pipeline)
-            (pipeline-tally pipeline))))
+(define-printer (pipeline pipeline)
+  "~(~A~) to ~A, ~A" (pipeline-signal pipeline) (pipeline-target pipeline)
+  (pipeline-tally pipeline))
 
 ;;; Telling
 

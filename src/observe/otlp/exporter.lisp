@@ -15,9 +15,8 @@
    (ring :initform nil :accessor exporter-ring)) ; that it has as the ON-BATCH of TRACING, or nil
   (:documentation "A sender of metrics and spans to a collector: see MAKE-OTLP-EXPORTER."))
 
-(defmethod print-object ((exporter otlp-exporter) stream)
-  (print-unreadable-object (exporter stream :type t)
-    (format stream "~{~A~^, ~}" (exporter-pipelines exporter))))
+(define-printer (exporter otlp-exporter)
+  "~{~A~^, ~}" (exporter-pipelines exporter))
 
 ;;; The exporter's own metrics
 

@@ -21,13 +21,11 @@
 
 (declaim (sb-ext:freeze-type node queue))
 
-(defmethod print-object ((node node) stream)
-  (print-unreadable-object (node stream :type t)
-    (format stream "~D of ~A" (node-depth node) (node-span node))))
+(define-printer (node node)
+  "~D of ~A" (node-depth node) (node-span node))
 
-(defmethod print-object ((queue queue) stream)
-  (print-unreadable-object (queue stream :type t)
-    (format stream "~D spans, ~D dropped" (queue-length queue) (queue-dropped queue))))
+(define-printer (queue queue)
+  "~D spans, ~D dropped" (queue-length queue) (queue-dropped queue))
 
 (defun queue-length (queue)
   "How many spans wait in QUEUE."

@@ -70,10 +70,9 @@ any thread."
   "True if the trace of CONTEXT, a value of CURRENT-TRACE, is recorded. From any thread."
   (context-sampled context))
 
-(defmethod print-object ((context trace-context) stream)
-  (print-unreadable-object (context stream :type t)
-    (format stream "~A ~A~:[~; sampled~]~:[~; remote~]" (trace-id context) (span-id context)
-            (context-sampled context) (context-remote context))))
+(define-printer (context trace-context)
+  "~A ~A~:[~; sampled~]~:[~; remote~]" (trace-id context) (span-id context)
+  (context-sampled context) (context-remote context))
 
 (defun id-octets (&rest ids)
   "IDS, each in eight octets, the first first."

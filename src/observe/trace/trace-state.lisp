@@ -30,9 +30,8 @@ it is longer than +MOST-STATE-OCTETS+.")
 
 (declaim (sb-ext:freeze-type member-bounds))
 
-(defmethod print-object ((place member-bounds) stream)
-  (print-unreadable-object (place stream :type t)
-    (format stream "~D to ~D" (member-bounds-start place) (member-bounds-end place))))
+(define-printer (place member-bounds)
+  "~D to ~D" (member-bounds-start place) (member-bounds-end place))
 
 (define-hot (lower-or-digit-p :inline t) ((char character)) boolean
   (or (char<= #\a char #\z) (char<= #\0 char #\9)))

@@ -20,11 +20,9 @@
 
 (declaim (sb-ext:freeze-type tracing))
 
-(defmethod print-object ((tracing tracing) stream)
-  (print-unreadable-object (tracing stream :type t)
-    (format stream "~(~{~A~^ ~}~), ~D spans wait, ~D dropped" (tracing-propagators tracing)
-            (loop for queue in (all-queues tracing) sum (queue-length queue))
-            (spans-dropped tracing))))
+(define-printer (tracing tracing)
+  "~(~{~A~^ ~}~), ~D spans wait, ~D dropped" (tracing-propagators tracing)
+  (loop for queue in (all-queues tracing) sum (queue-length queue)) (spans-dropped tracing))
 
 (declaim (type (or null tracing) **tracing**))
 (defglobal **tracing** nil

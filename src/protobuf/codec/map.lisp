@@ -19,10 +19,9 @@
   (count 0 :type index)                 ; how many entries there are
   (index nil :type (or null key-index))) ; from keys to places, if there are many
 
-(defmethod print-object ((map proto-map) stream)
-  (print-unreadable-object (map stream :type t)
-    (format stream "~(~A~) → ~(~A~), ~D entr~:@P" (proto-map-key-kind map)
-            (proto-map-value-kind map) (proto-map-count map))))
+(define-printer (map proto-map)
+  "~(~A~) → ~(~A~), ~D entr~:@P" (proto-map-key-kind map) (proto-map-value-kind map)
+  (proto-map-count map))
 
 (defun map-position (map key)
   "The position of KEY in MAP, or nil."

@@ -87,9 +87,8 @@ overwrite up to nine octets after the end, if the vector has them.")
   "Note that a message type or an extension has a new definition."
   (sb-ext:atomic-incf **epoch**))
 
-(defmethod print-object ((type message-type) stream)
-  (print-unreadable-object (type stream :type t)
-    (format stream "~A~:[ (not defined)~;~]" (message-type-name type) (message-type-layout type))))
+(define-printer (type message-type)
+  "~A~:[ (not defined)~;~]" (message-type-name type) (message-type-layout type))
 
 (defmethod print-object ((layout layout) stream)
   (print-unreadable-object (layout stream :type t) (princ (layout-structure layout) stream)))

@@ -17,9 +17,8 @@
 (document-functions
   type-pool-files "The descriptors of the files that POOL was made of.")
 
-(defmethod print-object ((pool type-pool) stream)
-  (print-unreadable-object (pool stream :type t)
-    (format stream "~D message type~:P" (hash-table-count (type-pool-messages pool)))))
+(define-printer (pool type-pool)
+  "~D message type~:P" (hash-table-count (type-pool-messages pool)))
 
 (defun find-pool-type (pool full-name)
   "Return the message type FULL-NAME of POOL, or the one of the image if POOL has none, or nil. It

@@ -40,11 +40,9 @@ continued with another attempt; nil while ATTEMPT runs. From any thread."
   attempt-message "The text of the status that ATTEMPT has ended with; empty while it runs. From any
 thread.")
 
-(defmethod print-object ((attempt attempt) stream)
-  (print-unreadable-object (attempt stream :type t)
-    (format stream "~D of ~A~@[ to ~A~] ~:[runs~;~:*~(~A~)~]" (1+ (attempt-number attempt))
-            (call-path (attempt-call attempt))
-            (attempt-peer attempt) (attempt-status attempt))))
+(define-printer (attempt attempt)
+  "~D of ~A~@[ to ~A~] ~:[runs~;~:*~(~A~)~]" (1+ (attempt-number attempt))
+  (call-path (attempt-call attempt)) (attempt-peer attempt) (attempt-status attempt))
 
 (defun attempt-request-metadata (attempt)
   "The metadata that ATTEMPT sends, an alist; at first those of the call's user. SETFable by an

@@ -83,10 +83,9 @@ not a 32-bit integer without leading zeros. Nil for nil, if an attempt has ended
   (throttling nil :type config:throttling :read-only t) ; of the service config
   (tokens 0 :type sb-ext:word))         ; in thousandths; atomic
 
-(defmethod print-object ((throttle throttle) stream)
-  (print-unreadable-object (throttle stream :type t)
-    (format stream "~,3F of ~,3F tokens" (/ (throttle-tokens throttle) 1000)
-            (/ (config:throttling-max-tokens (throttle-throttling throttle)) 1000))))
+(define-printer (throttle throttle)
+  "~,3F of ~,3F tokens" (/ (throttle-tokens throttle) 1000)
+  (/ (config:throttling-max-tokens (throttle-throttling throttle)) 1000))
 
 (defun current-throttle (throttle config)
   "The throttle for CONFIG, a SERVICE-CONFIG or nil. It is THROTTLE, a throttle or nil, if that has

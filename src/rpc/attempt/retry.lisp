@@ -69,10 +69,9 @@ structure."
   ;; the server's pushback: the nanoseconds to wait, :NEVER, or nil
   (pushback nil :type (or null (eql :never) (integer 0)) :read-only t))
 
-(defmethod print-object ((failure attempt-failure) stream)
-  (print-unreadable-object (failure stream :type t)
-    (format stream "~(~A ~A~) ~A" (attempt-failure-status failure) (attempt-failure-reach failure)
-            (attempt-failure-message failure))))
+(define-printer (failure attempt-failure)
+  "~(~A ~A~) ~A" (attempt-failure-status failure) (attempt-failure-reach failure)
+  (attempt-failure-message failure))
 
 (defstruct (retries (:constructor make-retries (policy limit &optional running)) (:copier nil))
   "The state of a call that is tried more than once, or may be. A transport may include this
@@ -91,10 +90,9 @@ structure."
   (since-ns 0 :type nanoseconds)        ; since when no attempt runs, or last was so
   (idle-ns 0 :type nanoseconds))        ; how long no attempt ran while a time was awaited
 
-(defmethod print-object ((retries retries) stream)
-  (print-unreadable-object (retries stream :type t)
-    (format stream "~D of ~D attempts, ~D under way" (retries-issued retries)
-            (retries-limit retries) (length (retries-running retries)))))
+(define-printer (retries retries)
+  "~D of ~D attempts, ~D under way" (retries-issued retries) (retries-limit retries)
+  (length (retries-running retries)))
 
 (defun retries-hedged-p (retries)
   "True if the attempts of RETRIES after the first are hedges."

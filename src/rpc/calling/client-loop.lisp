@@ -28,9 +28,8 @@ each garbage collection 30 µs longer.")
   (pool nil :read-only t)               ; the data they share
   (channels 0 :type fixnum))            ; how many there are
 
-(defmethod print-object ((group group) stream)
-  (print-unreadable-object (group stream :type t)
-    (format stream "~D channel~:P" (group-channels group))))
+(define-printer (group group)
+  "~D channel~:P" (group-channels group))
 
 (defstruct (client-loop (:constructor make-client-loop (loop reserve)) (:copier nil))
   "A loop that channels use."
@@ -40,10 +39,8 @@ each garbage collection 30 µs longer.")
   (timers 0 :type fixnum)               ; how many channels within the image have timers on LOOP
   (groups '() :type list))              ; of channels on LOOP that share something
 
-(defmethod print-object ((client-loop client-loop) stream)
-  (print-unreadable-object (client-loop stream :type t)
-    (format stream "~A, ~D channels" (client-loop-loop client-loop)
-            (client-loop-channels client-loop))))
+(define-printer (client-loop client-loop)
+  "~A, ~D channels" (client-loop-loop client-loop) (client-loop-channels client-loop))
 
 (defun client-loops (&optional (world loop:*world*))
   "Every CLIENT-LOOP of WORLD, the newest first."

@@ -40,10 +40,8 @@ image the channel's target. From any thread.")
 image. False otherwise; then the channel's user has allowed that. From any thread."
   (credentials-request-secure request))
 
-(defmethod print-object ((request credentials-request) stream)
-  (print-unreadable-object (request stream :type t)
-    (format stream "~A at ~A" (credentials-request-path request)
-            (credentials-request-authority request))))
+(define-printer (request credentials-request)
+  "~A at ~A" (credentials-request-path request) (credentials-request-authority request))
 
 (defun credentials-request-audience (request)
   "The URL of the called service, \"https://HOST/package.Service\", as the audience of a token: a
@@ -99,9 +97,8 @@ any thread."
       (first credentials)
       (make-instance 'composite-credentials :parts credentials)))
 
-(defmethod print-object ((credentials composite-credentials) stream)
-  (print-unreadable-object (credentials stream :type t)
-    (format stream "~{~A~^, ~}" (composite-credentials-parts credentials))))
+(define-printer (credentials composite-credentials)
+  "~{~A~^, ~}" (composite-credentials-parts credentials))
 
 (defun waiting-credentials-p (credentials)
   "True if functions that may wait are among CREDENTIALS."

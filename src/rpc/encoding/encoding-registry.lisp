@@ -24,9 +24,8 @@
   encoding-name "The keyword by which users name ENCODING."
   encoding-text "The name of ENCODING in headers.")
 
-(defmethod print-object ((encoding encoding) stream)
-  (print-unreadable-object (encoding stream :type t)
-    (format stream "~(~A~)" (encoding-name encoding))))
+(define-printer (encoding encoding)
+  "~(~A~)" (encoding-name encoding))
 
 (defun zlib-encoding (format)
   "The encoding FORMAT, of OS:ZLIB-FORMAT."

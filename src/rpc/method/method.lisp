@@ -38,9 +38,8 @@
   rpc-method-quiet "True if logs and traces omit METHOD's calls that end with :ok."
   rpc-method-kind "The kind of METHOD: :unary, :client-streaming, :server-streaming or :bidi.")
 
-(defmethod print-object ((method rpc-method) stream)
-  (print-unreadable-object (method stream :type t)
-    (format stream "~A ~(~A~)" (rpc-method-path method) (rpc-method-kind method))))
+(define-printer (method rpc-method)
+  "~A ~(~A~)" (rpc-method-path method) (rpc-method-kind method))
 
 (defclass service ()
   ((direct-channel :initform nil :accessor direct-channel)) ; by which it is called without a server

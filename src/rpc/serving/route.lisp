@@ -15,9 +15,8 @@
   (interceptors '() :type list)         ; around it, the outermost first
   (long-octets 0 :type index))          ; of its recent answers, 0 if all were short
 
-(defmethod print-object ((route route) stream)
-  (print-unreadable-object (route stream :type t)
-    (format stream "~:[unknown~;~:*~A~]" (route-method route))))
+(define-printer (route route)
+  "~:[unknown~;~:*~A~]" (route-method route))
 
 ;;; Which methods give long answers, see room.lisp: a hint that several threads set without a lock
 

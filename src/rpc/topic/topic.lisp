@@ -82,21 +82,15 @@
   topic-position "The number of the last message that was broadcast to TOPIC, from 1; 0 before the
 first. From any thread.")
 
-(defmethod print-object ((topic topic) stream)
-  (print-unreadable-object (topic stream :type t)
-    (format stream "~D subscribers, ~D messages~:[~;, closed~]"
-            (hash-table-count (topic-subscriptions topic)) (topic-position topic)
-            (topic-closing topic))))
+(define-printer (topic topic)
+  "~D subscribers, ~D messages~:[~;, closed~]" (hash-table-count (topic-subscriptions topic))
+  (topic-position topic) (topic-closing topic))
 
-(defmethod print-object ((subscriber subscriber) stream)
-  (print-unreadable-object (subscriber stream :type t)
-    (format stream "~A, ~D topics" (subscriber-call subscriber)
-            (length (subscriber-topics subscriber)))))
+(define-printer (subscriber subscriber)
+  "~A, ~D topics" (subscriber-call subscriber) (length (subscriber-topics subscriber)))
 
-(defmethod print-object ((subscription subscription) stream)
-  (print-unreadable-object (subscription stream :type t)
-    (format stream "~A, ~D wait" (subscription-call subscription)
-            (subscription-count subscription))))
+(define-printer (subscription subscription)
+  "~A, ~D wait" (subscription-call subscription) (subscription-count subscription))
 
 (define-keyword-function make-topic (&key (slow :end) (queue 100) (past 0))
   "Return a topic: BROADCAST sends messages to it, and all calls that SUBSCRIBE receive them.

@@ -27,10 +27,8 @@ admission's ring GONE."
   (ready (make-ring) :type ring :read-only t) ; the permits of the others
   (peer-views '() :type list))          ; an alist from server loop to PEER-VIEW
 
-(defmethod print-object ((entry peer-entry) stream)
-  (print-unreadable-object (entry stream :type t)
-    (format stream "~A ~D connections" (peer-entry-name entry)
-            (owner-usage-count (peer-entry-connections entry)))))
+(define-printer (entry peer-entry)
+  "~A ~D connections" (peer-entry-name entry) (owner-usage-count (peer-entry-connections entry)))
 
 (defstruct (peer-view (:copier nil))
   "A peer as one server loop sees it. Only that loop touches it."
@@ -67,10 +65,8 @@ the server's options."
 
 (declaim (sb-ext:freeze-type admission))
 
-(defmethod print-object ((admission admission) stream)
-  (print-unreadable-object (admission stream :type t)
-    (format stream "~D peers, ~A" (hash-table-count (admission-peers admission))
-            (admission-connections admission))))
+(define-printer (admission admission)
+  "~D peers, ~A" (hash-table-count (admission-peers admission)) (admission-connections admission))
 
 (defun make-admission (options connections)
   "An admission for a server with OPTIONS that may have so many CONNECTIONS."

@@ -42,9 +42,8 @@ an ordinary call take.")
 
 (declaim (sb-ext:freeze-type decompression-budget))
 
-(defmethod print-object ((budget decompression-budget) stream)
-  (print-unreadable-object (budget stream :type t)
-    (format stream "owes until ~D" (decompression-budget-due-ns budget))))
+(define-printer (budget decompression-budget)
+  "owes until ~D" (decompression-budget-due-ns budget))
 
 (declaim (type (or null sb-thread:semaphore) **timed-turns**))
 (defglobal **timed-turns** nil)         ; those of all peers

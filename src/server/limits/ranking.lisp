@@ -19,9 +19,8 @@
   "Return an owner usage of OWNER, without a place."
   (isolate-ring (%make-owner-usage owner)))
 
-(defmethod print-object ((owner-usage owner-usage) stream)
-  (print-unreadable-object (owner-usage stream :type t)
-    (format stream "~D of ~A" (owner-usage-count owner-usage) (owner-usage-owner owner-usage))))
+(define-printer (owner-usage owner-usage)
+  "~D of ~A" (owner-usage-count owner-usage) (owner-usage-owner owner-usage))
 
 (defstruct (ranking (:constructor make-ranking ()) (:copier nil))
   "Owners ordered by the number of their places; see the head of the file."
@@ -32,9 +31,8 @@
 
 (declaim (sb-ext:freeze-type owner-usage ranking))
 
-(defmethod print-object ((ranking ranking) stream)
-  (print-unreadable-object (ranking stream :type t)
-    (format stream "~D, ~D of one" (ranking-total ranking) (ranking-most ranking))))
+(define-printer (ranking ranking)
+  "~D, ~D of one" (ranking-total ranking) (ranking-most ranking))
 
 (document-functions
   make-ranking "Return a ranking without owner usages."

@@ -28,9 +28,8 @@
 (document-functions
   router-routes "The routes of ROUTER in the order in which they were given.")
 
-(defmethod print-object ((router router) stream)
-  (print-unreadable-object (router stream :type t)
-    (format stream "~D route~:P" (length (router-routes router)))))
+(define-printer (router router)
+  "~D route~:P" (length (router-routes router)))
 
 (defun route-suffix (route)
   "The verb that ends ROUTE's template, or nil."
