@@ -4,7 +4,8 @@
 ;;;; (RFC 4343).
 ;;;;
 ;;;; In a message the end of a name may be a pointer to octets before it. Each pointer must lead to
-;;;; a place before all that was read of the name so far, so reading a name terminates.
+;;;; a place before all that was read of the name so far, so reading a name terminates. A name has
+;;;; few pointers: a server could make all names of a message lead through the same 8,000.
 
 (in-package #:clgrpc.dns)
 
@@ -30,6 +31,9 @@ PARSE-MESSAGE.")
   "Octets of a name (RFC 1035 section 2.3.4).")
 (defconstant +longest-label+ 63
   "Octets of a label (RFC 1035 section 2.3.4).")
+
+(defconstant +most-pointers+ 127
+  "Pointers of a name: it has no more labels.")
 
 (defun name-octets (text)
   "The name for TEXT, such as \"example.org\" or \"example.org.\". Signal MISUSE if TEXT is not a
@@ -71,8 +75,9 @@ MALFORMED-MESSAGE if no name is there."
         (fill 0)
         (at start)
         (lowest start)                  ; where the part that is being read begins
+        (pointers 0)                    ; that were followed
         (after nil))                    ; where the name ends, once a pointer was followed
-    (declare (type index fill at lowest))
+    (declare (type index fill at lowest pointers))
     (flet ((octet (at)
              (if (< at end) (aref octets at) (bad-message at "it ends within a name"))))
       (loop
@@ -93,6 +98,8 @@ MALFORMED-MESSAGE if no name is there."
                  (let ((target (logior (ash (logand length #x3F) 8) (octet (1+ at)))))
                    (unless (< target lowest)
                      (bad-message at "a name's end is not before it"))
+                   (when (< +most-pointers+ (incf pointers))
+                     (bad-message at "a name has more than ~D pointers" +most-pointers+))
                    (unless after (setf after (+ at 2)))
                    (setf at target
                          lowest target)))

@@ -54,3 +54,13 @@
                 (name-at (join (subseq labels 0 192) (octets-of 0) (octets-of 63) (make-octets 63)
                                (octets-of #xC0 0))
                          193)))))
+
+(test names-have-few-pointers
+  "A message of many names that all lead through the same pointers would take a while to read."
+  (flet ((name-behind (count)
+           ;; the root, COUNT pointers, each to the one before it, and the name
+           (name-at (apply #'join (octets-of 0) (octets-of #xC0 0)
+                           (loop for i from 1 below count collect (octets-of #xC0 (1- (* 2 i)))))
+                    (1- (* 2 count)))))
+    (is (equal '("" 255) (name-behind 127)))
+    (is (search "more than 127 pointers" (name-behind 128)))))
