@@ -111,6 +111,20 @@ names the text, if there is no list or one is damaged."
 (defun asn1-octets (string)
   (foreign-octets (asn1-string-get0-data string) (asn1-string-length string)))
 
+(defun octets-number (octets &optional (start 0) (end (length octets)))
+  "The integer that OCTETS from START to END are, the most significant first. It is made of its two
+halves: octet by octet, a serial number of 100,000 octets, which an attacker's certificate may have,
+would take seconds."
+  (declare (type octets octets) (type index start end))
+  (if (<= (- end start) 7)
+      (loop with number of-type (unsigned-byte 56) = 0
+            for i from start below end
+            do (setf number (logior (ash number 8) (aref octets i)))
+            finally (return number))
+      (let ((middle (ash (+ start end) -1)))
+        (logior (ash (octets-number octets start middle) (* 8 (- end middle)))
+                (octets-number octets middle end)))))
+
 (defun octets-latin (octets)
   (map 'string #'code-char octets))
 
@@ -175,8 +189,7 @@ names the text, if there is no list or one is damaged."
   (list :subject (x509-name-text (x509-get-subject-name x509))
         :issuer (x509-name-text (x509-get-issuer-name x509))
         :names (x509-alternative-names x509)
-        :serial-number (reduce (lambda (sum octet) (+ (* 256 sum) octet))
-                               (asn1-octets (x509-get-serial-number x509)))
+        :serial-number (octets-number (asn1-octets (x509-get-serial-number x509)))
         :not-before (x509-time (x509-get0-not-before x509))
         :not-after (x509-time (x509-get0-not-after x509))))
 

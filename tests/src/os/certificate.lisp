@@ -29,6 +29,39 @@
     (is (< 0 (os:certificate-serial-number certificate) (expt 2 64)))
     (is (search "CN=client" (princ-to-string certificate)))))
 
+(defun der-element (tag &rest parts)
+  "The DER of TAG and PARTS, octets, of 65,536 octets at least."
+  (let* ((contents (apply #'concatenate 'octets parts)) (length (length contents)))
+    (concatenate 'octets (octets-of tag #x83 (ldb (byte 8 16) length) (ldb (byte 8 8) length)
+                                    (ldb (byte 8 0) length))
+                 contents)))
+
+(defun with-serial-number (der octets)
+  "DER, of a certificate of 256 octets at least with a serial number of less than 128 octets, with
+the serial number OCTETS; its signature is wrong then."
+  (let* ((tbs 4)                        ; the header of the part that is signed
+         (tbs-end (+ tbs 4 (u16be der (+ tbs 2))))
+         (serial (+ tbs 4 5)))          ; after the version
+    (assert (and (= #x82 (aref der 1) (aref der (1+ tbs))) (= 2 (aref der serial))))
+    (der-element #x30
+                 (der-element #x30 (subseq der (+ tbs 4) serial) (der-element 2 octets)
+                              (subseq der (+ serial 2 (aref der (1+ serial))) tbs-end))
+                 (subseq der tbs-end))))
+
+(test a-serial-number-of-any-length-is-read-at-once
+  "A server that nobody trusts may show a certificate with one of 100,000 octets, and its names are
+read to be told."
+  (let* ((octets (let ((octets (make-octets 66000)))
+                   (dotimes (i 66000 octets) (setf (aref octets i) (1+ (mod i 100))))))
+         (certificate (os:make-certificate
+                       (with-serial-number (os:certificate-der (certificate-named "client.pem"))
+                         octets)))
+         (before (sb-ext:get-bytes-consed)))
+    (is (equal "O=clgrpc tests,CN=client" (os:certificate-subject certificate)))
+    (is (> 50000000 (- (sb-ext:get-bytes-consed) before)))
+    (is (string= (format nil "~(~{~2,'0X~}~)" (coerce octets 'list))
+                 (format nil "0~(~X~)" (os:certificate-serial-number certificate))))))
+
 (test certificate-without-names
   (is (equal '() (os:certificate-names (certificate-named "ca.pem")))))
 
