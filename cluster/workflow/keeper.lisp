@@ -42,7 +42,7 @@
 (defun note-index-change (node change revision)
   "Note CHANGE of the index, made at REVISION."
   (let* ((put (eq :put (etcd:change-kind change)))
-         (parts (rest (key-parts (node-root node) (etcd:entry-key (etcd:change-entry change)))))
+         (parts (rest (entry-parts (etcd:change-entry change) (node-root node))))
          (name (first parts)) (what (second parts)))
     (cond ((null what))                 ; none of ours
           ((string= "ready" name) (note-ready-change node (rest parts) put revision))
@@ -63,10 +63,11 @@
   (let* ((prefix (node-key node "index/sessions" "")) (over (open-sessions node))
          (revision
            (etcd:map-entries (lambda (entry)
-                               (let ((session (subseq (etcd:entry-key entry) (length prefix))))
-                                 (remhash session over)
-                                 (note-session node session (etcd:entry-lease entry)
-                                               (etcd:entry-changed entry))))
+                               (let ((session (entry-name entry prefix)))
+                                 (when session
+                                   (remhash session over)
+                                   (note-session node session (etcd:entry-lease entry)
+                                                 (etcd:entry-changed entry)))))
                              (node-etcd node) :prefix prefix :keys-only t)))
     (loop for session being the hash-keys of over do (forget-session node session))
     revision))
@@ -140,8 +141,11 @@
   "The sessions that have claimed tasks."
   (let ((prefix (node-key node "claims" "")) (sessions '()))
     (etcd:map-entries (lambda (entry)
-                        (let ((session (first (key-parts prefix (etcd:entry-key entry)))))
-                          (unless (equal session (first sessions)) (push session sessions))))
+                        (let ((session (first (entry-parts entry prefix))))
+                          (when (and session
+                                     (name-p session)
+                                     (not (equal session (first sessions))))
+                            (push session sessions))))
                       (node-etcd node) :prefix prefix :keys-only t)
     sessions))
 
@@ -207,13 +211,12 @@ nodes."
   "Note the nodes that exist now."
   (let* ((prefix (node-key node "index/nodes" ""))
          (entries (etcd:fetch-entries (node-etcd node) :prefix prefix))
-         (names (loop for entry in entries
-                      collect (subseq (etcd:entry-key entry) (length prefix)))))
-    (dolist (name (set-difference (other-nodes (node-dates node)) names :test #'string=))
+         (names (loop for entry in entries collect (entry-name entry prefix))))
+    (dolist (name (set-difference (other-nodes (node-dates node)) names :test #'equal))
       (note-node node name nil))
     (loop for entry in entries
           for name in names
-          do (note-node node name entry))))
+          when name do (note-node node name entry))))
 
 (defun drop-lease (node seconds)
   "End the lease of NODE's entry, if it has one; at once if the store answers within SECONDS. A

@@ -93,6 +93,11 @@ characters. WHAT names the thing in the error."
     (refuse :invalid-request "~A has a / or a control character" what))
   name)
 
+(defun name-p (text)
+  "True if TEXT may be part of a key, see CHECK-NAME."
+  (handler-case (check-name text "a name")
+    (workflow-error () nil)))
+
 (defun short-text (text)
   "TEXT, or the beginning of it that is kept."
   (if (<= (utf8-length text) +longest-text+)

@@ -76,7 +76,7 @@ ones."
       (setf (ready-list-partial list) nil
             (ready-list-watched list) nil))
     (etcd:map-entries (lambda (entry)
-                        (let ((parts (key-parts prefix (etcd:entry-key entry))))
+                        (let ((parts (entry-parts entry prefix)))
                           (note-ready-entry list (first parts) (rest parts)
                                             (etcd:entry-changed entry))))
                       (node-etcd node) :prefix prefix :keys-only t :limit (1+ +most-ready+))

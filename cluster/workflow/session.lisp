@@ -66,7 +66,8 @@ Return its name and how long it lasts."
   "The ids of the workflows of which SESSION has claimed a task."
   (let ((prefix (node-key node "claims" session "")))
     (loop for entry in (etcd:fetch-entries (node-etcd node) :prefix prefix :keys-only t)
-          collect (subseq (etcd:entry-key entry) (length prefix)))))
+          for id = (entry-name entry prefix)
+          when id collect id)))
 
 (defun claims-in-force (node session)
   "The claims of SESSION, a list of (ID . FENCE) and one of their times, in milliseconds since

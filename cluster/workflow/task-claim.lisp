@@ -49,7 +49,8 @@ fewer than COUNT, since the watch may not have reported the newest tasks yet."
          (ids '()))
     (flet ((gather (from to)
              (etcd:map-entries (lambda (entry)
-                                 (push (first (last (key-parts "" (etcd:entry-key entry)))) ids))
+                                 (let ((name (entry-name entry prefix)))
+                                   (when name (push (first (last (key-parts "" name))) ids))))
                                (node-etcd node) :from from :to to :keys-only t
                                                 :limit (- count (length ids)))))
       (gather start (format nil "~Ag" prefix))

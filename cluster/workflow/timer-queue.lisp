@@ -111,22 +111,23 @@ workflow, a string, or an ERRAND; nil if the key has another form."
 
 (defun due-page (node shard from before)
   "Three values for a page of SHARD's keys that begins at FROM: the items due before BEFORE, see
-DUE-ITEM; the time of the first later item, or nil; and the last key of the page if more items may
-be due after it."
+DUE-ITEM; the time of the first later item, or nil; and the key, octets, at which the next page
+begins, if more items may be due there."
   (let ((prefix (node-key node "index/due" (shard-text shard) ""))
         (count 0) (items '()) (next nil) (last nil))
     (etcd:map-entries (lambda (entry)
-                        (let* ((parts (key-parts prefix (etcd:entry-key entry)))
-                               (time (text-time (first parts)))
+                        (let* ((parts (entry-parts entry prefix))
+                               (time (and parts (text-time (first parts))))
                                (item (due-item node entry (rest parts))))
                           (incf count)
-                          (setf last (etcd:entry-key entry))
+                          (setf last (etcd:entry-key-octets entry))
                           (cond ((or (null time) (null item)))
                                 ((<= time before) (push item items))
                                 ((null next) (setf next time)))))
                       (node-etcd node) :from (or from prefix) :to (key-behind prefix)
                                        :limit +due-page+)
-    (values (nreverse items) next (and (null next) (= count +due-page+) last))))
+    (values (nreverse items) next
+            (and (null next) (= count +due-page+) (concatenate 'octets last (octets-of 0))))))
 
 (defun do-items (node items)
   "Do ITEMS, of DUE-PAGE. Return true if some must be done later."
@@ -142,17 +143,17 @@ milliseconds since 1970, or nil. Signal SPACE-EXCEEDED after the last item if th
   (let ((from nil) (again nil) (full nil))
     (flet ((note-again (ms) (setf again (min ms (or again ms)))))
       (loop
-        (multiple-value-bind (items next last)
+        (multiple-value-bind (items next more)
             (due-page node shard from (- (node-now node) late-ms))
           (handler-case (when (do-items node items)
                           (note-again (+ (node-now node) (* 1000 +stuck-seconds+))))
             ;; ended workflows that are to be deleted may come later
             (etcd:space-exceeded (condition) (setf full condition)))
           (when next (note-again next))
-          (when (or (null last) (task-queue-closed (node-task-queue node)))
+          (when (or (null more) (task-queue-closed (node-task-queue node)))
             (when full (error full))
             (return again))
-          (setf from (format nil "~A~C" last (code-char 0))))))))
+          (setf from more))))))
 
 (defun do-due (node &key (late-ms 0))
   "Do the due items of all shards, by LATE-MS at least."

@@ -46,9 +46,9 @@ client need threads, too.")
   (subscription-ended subscription))
 
 (defun newest-change (entry)
-  "The Change that has made the state in ENTRY."
-  (let* ((state (entry-state entry)) (changes (pb:workflow-state-changes state)))
-    (told-change state (elt changes (1- (length changes))) (etcd:entry-changed entry))))
+  "The Change that has made the state in ENTRY; nil if no node has put ENTRY."
+  (let* ((state (readable-state entry)) (changes (and state (pb:workflow-state-changes state))))
+    (and state (told-change state (elt changes (1- (length changes))) (etcd:entry-changed entry)))))
 
 (defun told-change (state change revision)
   "CHANGE, of the history of STATE, in the form for users; REVISION is that of STATE."
@@ -103,16 +103,18 @@ of one workflow, whose history remains."
           (t (make-condition 'store-unavailable :text (bounded-text condition))))))
 
 (defun message-of (entry others revision)
-  "The message of a watch about ENTRY, a state of REVISION; OTHERS are later entries of the same
-revision."
+  "The message of a watch about ENTRY, a state of REVISION, or nil if no node has put ENTRY; OTHERS
+are later entries of the same revision."
   (let ((change (newest-change entry)))
-    (setf (pb:change-resume-revision change) (if others revision (1+ revision)))
-    change))
+    (when change
+      (setf (pb:change-resume-revision change) (if others revision (1+ revision)))
+      change)))
 
 (defun messages-of (changes revision)
   "The messages of a watch about CHANGES, of states, all of REVISION."
   (loop for (change . others) on changes
-        collect (message-of (etcd:change-entry change) others revision)))
+        for message = (message-of (etcd:change-entry change) others revision)
+        when message collect message))
 
 ;;; A subscription
 
@@ -196,10 +198,13 @@ with that, since its workflow does. Its lock is held."
   "Queue CHANGES of states, made at REVISION, for the subscriptions that want them."
   (loop for (change . others) on changes
         for entry = (etcd:change-entry change)
-        for id = (key-id (etcd:entry-key entry))
-        for subscriptions = (sb-thread:with-mutex ((feed-lock feed)) (subscriptions-for feed id))
+        for name = (entry-name entry "")
+        for subscriptions = (and name
+                                 (sb-thread:with-mutex ((feed-lock feed))
+                                   (subscriptions-for feed (key-id name))))
         for message = (and subscriptions (message-of entry others revision))
-        do (dolist (subscription subscriptions) (queue-change feed subscription message))))
+        when message
+          do (dolist (subscription subscriptions) (queue-change feed subscription message))))
 
 (defun end-subscriptions (subscriptions condition)
   "The watch of the store that has served SUBSCRIPTIONS has ended with CONDITION."

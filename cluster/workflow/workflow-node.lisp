@@ -206,16 +206,20 @@ change."
             (others (etcd:fetch-entries (node-etcd node) :prefix prefix)))
         (begin-date dates
                     (loop for entry in others
+                          for name = (entry-name entry prefix)
                           for (machine common) = (entry-dates entry)
-                          when (and machine common)
-                            collect (list (subseq (etcd:entry-key entry) (length prefix))
-                                          machine common))
+                          when (and name machine common)
+                            collect (list name machine common))
                     (and stored (first (entry-dates stored))))))))
 
 (defun entry-dates (entry)
-  "The dates in ENTRY's value, a list; nil if the value has another form."
-  (mapcar (lambda (text) (parse-integer text :junk-allowed t))
-          (uiop:split-string (octets-string (etcd:entry-value entry)))))
+  "The dates in ENTRY's value, a list, with nil for each part of it that is not a date; none if the
+value is not text."
+  (flet ((date (text)
+           (let ((ms (parse-integer text :junk-allowed t)))
+             (and ms (<= 0 ms +longest-ms+) ms))))
+    (handler-case (mapcar #'date (uiop:split-string (etcd:entry-text entry)))
+      (invalid-utf8 () '()))))
 
 (defun node-now (node)
   "The nodes' date at NODE, in milliseconds since 1970."

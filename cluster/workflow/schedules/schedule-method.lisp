@@ -21,12 +21,14 @@
                                                 prefix
                                                 (format nil "~A~A~C" prefix after (code-char 0)))
                                       :to (key-behind prefix) :limit (1+ limit)))
-         (states (mapcar #'entry-schedule entries))
-         (page (subseq states 0 (min limit (length states)))))
+         (page (subseq entries 0 (min limit (length entries)))))
     (pb:make-list-schedules-reply
-     :schedules page
-     :next (if (rest (nthcdr (1- limit) states))
-               (pb:schedule-state-id (first (last page)))
+     :schedules (loop for entry in page
+                      for state = (readable-schedule entry)
+                      when state collect state)
+     :next (if (nthcdr limit entries)
+               (or (some (lambda (entry) (entry-name entry prefix)) (reverse page))
+                   (refuse :store-unavailable "entries of another program fill the schedules"))
                ""))))
 
 (define-answer methods:pause-schedule :operate (node request)

@@ -29,6 +29,14 @@
 (defun entry-schedule (entry)
   (and entry (protobuf:parse-message 'pb:schedule-state (etcd:entry-value entry))))
 
+(defun readable-schedule (entry)
+  "As ENTRY-SCHEDULE, but nil, with a warning, if the value of ENTRY is not a schedule."
+  (handler-case (let ((state (entry-schedule entry)))
+                  (and (string/= "" (pb:schedule-state-id state)) state))
+    (protobuf:protobuf-error (condition)
+      (log-event :warning :workflow-unreadable :entry entry :condition (bounded-text condition))
+      nil)))
+
 (defun fetch-schedule (node id)
   "The entry of the schedule ID, or nil if the schedule does not exist."
   (etcd:fetch (node-etcd node) (schedule-key (node-root node) id)))

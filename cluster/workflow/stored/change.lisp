@@ -14,6 +14,14 @@ stored form.")
   "The WorkflowState in ENTRY, or nil if that is."
   (and entry (protobuf:parse-message 'pb:workflow-state (etcd:entry-value entry))))
 
+(defun readable-state (entry)
+  "As ENTRY-STATE, but nil, with a warning, if the value of ENTRY is not a state of a workflow."
+  (handler-case (let ((state (entry-state entry)))
+                  (and state (plusp (length (pb:workflow-state-changes state))) state))
+    (protobuf:protobuf-error (condition)
+      (log-event :warning :workflow-unreadable :entry entry :condition (bounded-text condition))
+      nil)))
+
 (defun entry-revision (entry)
   (if entry (etcd:entry-changed entry) 0))
 

@@ -96,6 +96,20 @@ ones."
   "The parts of KEY below ROOT."
   (uiop:split-string (subseq key (length root)) :separator "/"))
 
+;;; Other programs may put any keys and values there. What no node has put is passed over: one such
+;;; entry must not keep nodes from all others.
+
+(defun entry-name (entry prefix)
+  "The key of ENTRY after PREFIX, with which it begins; nil if it is not UTF-8, so that no node has
+put it."
+  (handler-case (subseq (etcd:entry-key entry) (length prefix))
+    (invalid-utf8 () nil)))
+
+(defun entry-parts (entry root)
+  "The parts of ENTRY's key below ROOT; none if no node has put it."
+  (let ((name (entry-name entry root)))
+    (and name (key-parts "" name))))
+
 (defun key-id (key)
   "The last part of KEY: the id of a workflow."
   (subseq key (1+ (position #\/ key :from-end t))))

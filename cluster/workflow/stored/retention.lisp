@@ -42,10 +42,11 @@ its AGE. Nil for another key."
 (defun count-ended (retention root entry sign)
   "Add the octets of the workflow of ENTRY in the index, times SIGN, to the sums of RETENTION, whose
 lock is held."
-  (let ((period (period-of root (etcd:entry-key entry))) (sums (retention-sums retention)))
+  (let* ((index-entry (entry-index-entry entry ""))
+         (period (and index-entry (period-of root (index-entry-position index-entry))))
+         (sums (retention-sums retention)))
     (when (and period
-               (>= 0 (incf (gethash period sums 0)
-                           (* sign (index-entry-octets (entry-index-entry entry ""))))))
+               (>= 0 (incf (gethash period sums 0) (* sign (index-entry-octets index-entry)))))
       (remhash period sums))))
 
 (defun note-ended-change (retention root change)
@@ -137,7 +138,7 @@ into MOST octets after others of SUM octets."
   (let ((prefix (node-key node "by" (period-status period) "")) (ids '()))
     (etcd:map-entries (lambda (entry)
                         (let ((entry (entry-index-entry entry prefix)))
-                          (when (< most (incf sum (index-entry-octets entry)))
+                          (when (and entry (< most (incf sum (index-entry-octets entry))))
                             (push (index-entry-id entry) ids))))
                       (node-etcd node) :from (node-key node "by" period) :to (key-behind prefix))
     ids))

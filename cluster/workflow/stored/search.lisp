@@ -29,12 +29,14 @@
     (subseq position (1+ (position #\/ position)))))
 
 (defun entry-index-entry (entry prefix)
-  "The index-entry in ENTRY of the store, whose key begins with PREFIX."
-  (let ((text (octets-string (etcd:entry-value entry))))
+  "The index-entry in ENTRY of the store, whose key begins with PREFIX; nil if no node has put it."
+  (let ((position (entry-name entry prefix))
+        (text (handler-case (etcd:entry-text entry) (invalid-utf8 () ""))))
     (multiple-value-bind (ended space) (parse-integer text :junk-allowed t)
       (multiple-value-bind (octets end) (parse-integer text :start space :junk-allowed t)
-        (make-index-entry :position (subseq (etcd:entry-key entry) (length prefix))
-                          :ended ended :octets octets :type (subseq text (1+ end)))))))
+        (when (and position (find #\/ position) ended octets (< end (length text)))
+          (make-index-entry :position position :ended ended :octets octets
+                            :type (subseq text (1+ end))))))))
 
 ;;; Requests
 
@@ -99,11 +101,18 @@ parts for STATUSES, in order; and true if there may be more."
                                                         :limit most)))))
          (lists (loop for part in parts
                       for prefix in prefixes
-                      collect (mapcar (lambda (entry) (entry-index-entry entry prefix)) part)))
+                      collect (loop for entry in part
+                                    for index-entry = (entry-index-entry entry prefix)
+                                    when index-entry collect index-entry)))
          ;; nothing is known after the last entry of a part that has more
-         (known (loop for list in lists
-                      when (= most (length list))
-                        collect (index-entry-position (first (last list)))))
+         (known (loop for part in parts
+                      for list in lists
+                      when (= most (length part))
+                        collect (if list
+                                    (index-entry-position (first (last list)))
+                                    (refuse :store-unavailable
+                                            "entries of another program fill the index of ~
+                                             workflows"))))
          (end (first (sort known #'string<))))
     (values (loop for index-entry in (sort (apply #'append lists) #'string<
                                            :key #'index-entry-position)
@@ -150,5 +159,6 @@ next page begins, or \"\"."
     (multiple-value-bind (found next) (find-entries node request limit)
       (pb:make-list-reply
        :workflows (loop for entry in (fetch-states node (mapcar #'index-entry-id found))
-                        when entry collect (summary (entry-state entry)))
+                        for state = (readable-state entry)
+                        when state collect (summary state))
        :next next))))

@@ -198,3 +198,78 @@ begins at that time. Neither leaves a watch to the client of the store."
       (loop for session in (alexandria:hash-table-keys (workflow::node-session-records node))
             do (workflow::forget-session node session))
       (is (zerop (hash-table-count (workflow::node-owners node)))))))
+
+;;; Entries of other programs
+
+(defparameter *foreign-entries*
+  (flet ((octets (&rest parts)
+           (apply #'concatenate 'base:octets
+                  (mapcar (lambda (part) (if (stringp part) (string-octets part) part)) parts))))
+    (let ((bad #(255 254)) (time (workflow::time-text 1)) (age (workflow::age-text 1)))
+      `((,(octets "state/" bad) "") (,(octets "state/a") ,bad) (,(octets "state/b") "")
+        (,(octets "index/" bad) "")
+        (,(octets "index/ready/ours/0/" time "/" bad) "")
+        (,(octets "index/ready/" bad) "")
+        (,(octets "index/due/0/" time "/" bad) "") (,(octets "index/due/" bad) "")
+        (,(octets "index/sessions/" bad) "")
+        (,(octets "index/nodes/" bad) "1 2") (,(octets "index/nodes/a") ,bad)
+        (,(octets "index/nodes/b") "1 99999999999999999999999999")
+        (,(octets "index/nodes/c") "99999999999999999999999999 1")
+        (,(octets "date") ,bad)
+        (,(octets "claims/" bad "/a") "") (,(octets "claims//a") "")
+        (,(octets "claims/a" #(1) "/a") "") (,(octets "claims/a/" bad) "")
+        (,(octets "by/completed/" age "/" bad) "1 1 t") (,(octets "by/completed/" age "/a") "")
+        (,(octets "by/completed/" age "/b") ,bad) (,(octets "by/failed/" age "/a") "1 1 t")
+        (,(octets "by/completed/0") "1 1 t")
+        (,(octets "schedules/a") ,bad) (,(octets "schedules/" bad) ""))))
+  "Keys of which some are not UTF-8, below the root of a namespace, and values that are not theirs.")
+
+(defun put-foreign-entries (etcd namespace)
+  (loop with root = (string-octets (workflow::root-of namespace))
+        for (key value) in *foreign-entries*
+        do (etcd:put etcd (concatenate 'base:octets root key)
+                     (if (stringp value) value (coerce value 'base:octets)))))
+
+(defun use-all-of (node mark)
+  "Use what NODE does by its store, for workflows whose ids begin with MARK."
+  (flet ((id (name) (format nil "~A-~A" mark name)))
+    (start-workflow node (id "timer") '((:wait 1/10)))
+    (is (eq :completed (await-workflow node (id "timer") :timeout +patience+)))
+    (start-workflow node (id "task") '("ours"))
+    (let* ((session (open-a-session node))
+           (tasks (claim node session '("ours") :wait +patience+)))
+      (is (equal (list (id "task")) (mapcar #'pb:task-id tasks)))
+      (end-of-session node session))
+    (let ((tasks (claim node (open-a-session node) '("ours") :wait +patience+)))
+      (is (equal (list (id "task")) (mapcar #'pb:task-id tasks)) "it is not given to another"))
+    (let ((listed '()))
+      (map-workflows (lambda (summary) (push (pb:workflow-summary-id summary) listed)) node)
+      (is (subsetp (list (id "timer") (id "task")) listed :test #'string=)))
+    (map-schedules (lambda (schedule) (fail "~S" schedule)) node)
+    (let* ((seen '())
+           (watcher (watch-workflow (lambda (change) (push (pb:change-id change) seen))
+                                    node nil :revision 1)))
+      (unwind-protect
+           (is-true (wait-until (lambda () (member (id "task") seen :test #'string=))))
+        (end-watching watcher)))
+    (finishes (workflow::sweep-sessions node))
+    (finishes (workflow::sweep-timers node))
+    (finishes (workflow::read-ended node))))
+
+(test entries-of-other-programs-stop-no-node
+  "Neither one that begins beside them nor one under whose feet they are put."
+  (dolist (before '(t nil))
+    (let* ((engine (memory:make-engine)) (etcd (memory:connect engine)))
+      (unwind-protect
+           (progn
+             (when before (put-foreign-entries etcd "default"))
+             (let ((node (make-workflow-service etcd)))
+               (unwind-protect
+                    (progn
+                      (unless before
+                        (use-all-of node "first")
+                        (put-foreign-entries etcd "default"))
+                      (use-all-of node "then"))
+                 (close-workflow-service node))))
+        (etcd:close-etcd etcd)
+        (memory:close-engine engine)))))

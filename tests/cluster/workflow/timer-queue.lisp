@@ -17,9 +17,9 @@ due: a page that has it is full, too."
         (put "a" "b" "c")
         (dotimes (i count) (put (format nil "w~D" i)))
         (is (= count (loop with from = nil
-                           for (items nil last)
+                           for (items nil more)
                              = (multiple-value-list
                                 (workflow::due-page node 0 from (1+ time)))
                            sum (length items)
-                           while last
-                           do (setf from (format nil "~A~C" last (code-char 0))))))))))
+                           while more
+                           do (setf from more))))))))
