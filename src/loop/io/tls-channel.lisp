@@ -20,7 +20,8 @@
 ;;;;
 ;;;; Records that the inner byte channel did not take wait in TAIL. Their data, OWED octets, do not
 ;;;; count as written before they are sent. So the connection offers those octets again and sees as
-;;;; much back-pressure as without TLS.
+;;;; much back-pressure as without TLS. Records of the handshake have no such data: the reads that
+;;;; continue it send them, too.
 
 (in-package #:clgrpc.loop)
 
@@ -490,7 +491,16 @@ data."
                   (t (when (= result +broken+)
                        (setf (byte-channel-failure byte-channel)
                              (byte-channel-failure (tls-inner tls))))
-                     (answer result (/= result +wants-read+))))))))))
+                     (answer (if (tls-tail tls) (offer-tail tls result) result)
+                             (/= result +wants-read+))))))))))
+
+(defun offer-tail (tls result)
+  "The answer of a read of TLS, whose inner read has returned RESULT. During the handshake the peer
+may wait for the octets of TAIL, while the connection has nothing to write and would not send them."
+  (let ((sent (if (eq :handshaking (tls-state tls)) (send-tail tls) 0)))
+    (if (or (zerop sent) (= sent +wants-read+))
+        result
+        sent)))
 
 (defun end-of-records (byte-channel tls)
   "Handle the end of the inner byte channel, whether the peer has announced it or not."

@@ -430,6 +430,63 @@ handshakes, so a later one takes them, and no event follows: the output leaves a
                                    (subseq (buffer-octets got) (buffer-start got)
                                            (buffer-end got)))))))))))
 
+(defmacro with-shaking-connection ((connection end loop role) &body body)
+  "Do BODY with CONNECTION of ROLE on LOOP, which stands still, over END."
+  `(with-still-loop (,loop)
+     (let* ((,end (make-end))
+            (,connection (make-connection
+                          ,loop
+                          (make-tls-byte-channel ,loop
+                                                 (make-byte-channel **memory** 1000001 "memory"
+                                                                    ,end)
+                                                 ,(ecase role
+                                                    (:client '(client-credentials))
+                                                    (:server '(server-credentials)))
+                                                 ,role :server-name "localhost")
+                          (make-handler :input #'takes-all))))
+       ,@body)))
+
+(test a-handshake-goes-on-when-there-is-room
+  "A server has nothing to write yet, and the kernel takes a part of its first flight. The rest leaves
+when there is room, though nothing comes that could be read."
+  (with-still-loops (theirs)
+    (with-ends ((client theirs (client-credentials) :client))
+      (with-shaking-connection (connection server loop :server)
+        (setf (end-room server) 100)
+        (write-end client (octets-of))
+        (carry client server)
+        (clgrpc.loop::note-event connection clgrpc.loop:+readable+)
+        (make-turn-of loop)
+        (is (= 100 (carry server client)))
+        (dolist (room '(200 100000))
+          (setf (end-room server) room)
+          (clgrpc.loop::note-event connection clgrpc.loop:+writable+)
+          (make-turn-of loop)
+          (carry server client))
+        (read-end client)
+        (is-true (established-p client))))))
+
+(test a-handshake-begins-when-a-proxy-lets-it
+  "The connection to a proxy takes nothing until its answer was read. That comes in a turn that has
+done its share of handshakes, so a later one reads it, and no event follows."
+  (with-still-loops (theirs)
+    (with-ends ((server theirs (server-credentials) :server))
+      (with-shaking-connection (connection client loop :client)
+        (flet ((refuse () (setf (end-fault client) clgrpc.loop:+wants-read+)))
+          (append-octets (connection-output connection) (octets-of 1 2 3))
+          (refuse)
+          (make-turn-of loop)
+          (clgrpc.loop::note-event connection clgrpc.loop:+readable+)
+          (setf (clgrpc.loop::event-loop-slow-turn loop) (1+ (event-loop-turns loop))
+                (clgrpc.loop::event-loop-slow-ns loop) +ns-per-second+)
+          (refuse)
+          (make-turn-of loop)
+          (is (= 0 (carry client server)))
+          (make-turn-of loop)
+          (is (plusp (carry client server)))
+          (read-end server)
+          (is (plusp (carry server client))))))))
+
 (test tls-endless-handshakes-end
   "A peer may be slow and wordy, but not for long, and its octets are taken in small parts."
   (with-still-loops (loop)
