@@ -36,6 +36,24 @@
     (is (null (search "allow-origin" (post server "/lab.Bench/Ask" "application/json" "{}" "-i"
                                            "-H" "origin: https://b.example"))))))
 
+(test only-preflights-are-answered-as-such
+  "Their method is OPTIONS, and what they ask for is how the path is called."
+  (loop for protocol in '(:grpc-web :connect)
+        do (with-probe (channel :server server
+                                :options (list :protocols (list :grpc protocol) :origins :any))
+               (:ask #'double)
+             (loop for (verb asked preflight) in '(("OPTIONS" "POST" t) ("OPTIONS" "PUT" nil)
+                                                   ("OPTIONS" nil nil) ("PUT" "POST" nil)
+                                                   ("GET" "POST" nil))
+                   do (let ((text (apply #'curl-text server "/lab.Bench/Ask" "-i" "-X" verb
+                                         "-H" "origin: https://a.example"
+                                         (and asked
+                                              (list "-H" (format nil
+                                                                 "access-control-request-method: ~A"
+                                                                 asked))))))
+                        (is (eq preflight (and (search " 204 " text) t)) "~A ~A ~A: ~A" protocol
+                            verb asked text))))))
+
 (test wrong-origins-are-misuse
   (dolist (origins '("https://a.example" :all ("a.example") ("https://a.example/") (5)
                      ("https://a.example" "b.example")))

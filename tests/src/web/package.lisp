@@ -5,6 +5,7 @@
   (:local-nicknames (#:grpc #:clgrpc) (#:server #:clgrpc.server)
                     (#:support #:clgrpc.tests.support) (#:rest #:clgrpc.rest)
                     (#:web #:clgrpc.web) (#:wire #:clgrpc.wire)
+                    (#:metrics #:clgrpc.metrics)
                     (#:memory #:clgrpc.tests.world) (#:dialogue #:clgrpc.tests.dialogue))
   (:import-from #:clgrpc.tests.server
                 #:with-probe #:curl #:note #:number-of #:framed #:note-octets #:make-signal

@@ -67,6 +67,38 @@ nil if it changes nothing."
     (is (= 7000 (pb:workflow-state-ended-unix-ms state)))
     (is (= 7 (pb:workflow-state-version state)))))
 
+(defun events-of (draft)
+  "What the history says of DRAFT: of each event its kind, the number and attempt of its step, its
+fence, its worker and its text."
+  (loop for event in (reverse (workflow::draft-events draft))
+        collect (list (pb:event-kind event) (pb:event-step event) (pb:event-attempt event)
+                      (pb:event-fence event) (pb:event-worker event) (pb:event-text event))))
+
+(test events-say-what-has-happened-to-which-step
+  (let ((state (workflow::draft-state (begun '((:task "a" :attempts 2 :backoff 1) (:signal "go")
+                                               (:wait 1) "b")))))
+    (macrolet ((rows (&rest rows)
+                 `(progn
+                    ,@(loop for (now decision . events) in rows
+                            collect `(is (equal ',events (events-of (becomes state ,now ,decision)))
+                                         "~S" ',decision)))))
+      (rows (1 (workflow::claim-step "s" '("a")) (:step-claimed 1 1 1 "s" ""))
+            (2 (workflow::report-failure 1 "no" nil) (:attempt-failed 1 1 1 "" "no"))
+            (5000 (workflow::note-time) (:step-ready 1 1 0 "" ""))
+            (6000 (workflow::claim-step "s" '("a")) (:step-claimed 1 2 2 "s" ""))
+            (6000 (workflow::give-back 2) (:attempt-given-back 1 2 2 "" ""))
+            (6000 (workflow::claim-step "s" '("a")) (:step-claimed 1 2 3 "s" ""))
+            (6000 (workflow::lose-claim "s" nil)
+             (:attempt-lost 1 2 3 "" "the session s has ended or lost the task"))
+            (6000 (workflow::claim-step "s" '("a")) (:step-claimed 1 2 4 "s" ""))
+            (6000 (workflow::report-result 4 (make-octets 0) '()) (:step-done 1 2 4 "" ""))
+            (6000 (workflow::note-signal "go" "signal/x" 0)
+             (:signalled 0 0 0 "" "go") (:step-done 2 0 0 "" ""))
+            (8000 (workflow::note-time) (:step-done 3 0 0 "" ""))
+            (8000 (workflow::claim-step "s" '("b")) (:step-claimed 4 1 5 "s" ""))
+            (8000 (workflow::report-failure 5 "bad" t)
+             (:step-failed 4 1 5 "" "bad") (:ended 0 0 0 "" "step 4, b: bad"))))))
+
 (test reports-count-once
   "The same report again changes nothing, whatever has become of the workflow; one of a claim that
 is over is refused."

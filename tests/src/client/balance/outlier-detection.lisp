@@ -124,6 +124,26 @@
     (is (search "childPolicy" (config-error-path
                                "[{\"outlier_detection_experimental\":{}}]")))))
 
+(test defaults-of-outlier-detection
+  "gRFC A50: each algorithm has its own."
+  (let ((config (config:policy-config-value
+                 (parse "[{\"outlier_detection_experimental\":{
+                           \"successRateEjection\":{},\"failurePercentageEjection\":{},
+                           \"childPolicy\":[{\"round_robin\":{}}]}}]"))))
+    (is (equal (list (seconds-ns 10) (seconds-ns 30) (seconds-ns 300) 10)
+               (list (balance::detection-interval-ns config) (balance::detection-base-ns config)
+                     (balance::detection-most-ns config)
+                     (balance::detection-most-percent config))))
+    (loop for (algorithm . expected) in (list (list (balance::detection-success-rate config)
+                                                    1900 100 5 100)
+                                              (list (balance::detection-failure-percentage config)
+                                                    85 100 5 50))
+          do (is (equal expected
+                        (list (balance::algorithm-factor algorithm)
+                              (balance::algorithm-enforcement algorithm)
+                              (balance::algorithm-hosts algorithm)
+                              (balance::algorithm-volume algorithm)))))))
+
 (test only-servers-with-enough-calls-count-as-hosts
   "gRFC A50, failure percentage, 1: of three servers two have had enough calls."
   (with-core (core)

@@ -50,6 +50,20 @@
     (bring core :ready 1)
     (is (eq :ready (state core)))))
 
+(test a-priority-that-is-needed-again-stays
+  "The 15 minutes after which it would have ended do not count once it serves again."
+  (with-core (core)
+    (update core (prioritized "high" "low")
+            (backend 1 :path '("high")) (backend 2 :path '("low")))
+    (bring core :transient-failure 1)
+    (bring core :ready 2)
+    (bring core :ready 1)
+    (elapse core 600)
+    (bring core :transient-failure 1)
+    (is (eq (member-to core 2) (pick core)))
+    (elapse core 901)
+    (is (eq (member-to core 2) (pick core)))))
+
 (test priority-configs
   (is (search "priorities[1]" (config-error-path
                                "[{\"priority_experimental\":{\"children\":

@@ -58,6 +58,23 @@
     (elapse core 2)
     (is (even-p core) "of one a weight is not known")))
 
+(test reports-in-trailers-count-unless-they-come-on-streams
+  (loop for (out-of-band counts) in '(("false" t) ("true" nil))
+        do (with-core (core)
+             (update core (format nil "[{\"weighted_round_robin\":{\"enableOobLoadReport\":~A}}]"
+                                  out-of-band)
+                     1)
+             (let ((one (member-to core 1))
+                   (trailers (report-trailers
+                              (encode-base64
+                               (clgrpc.protobuf:serialize
+                                (report :cpu-utilization 0.5d0 :rps-fractional 100d0))))))
+               (bring core :ready 1)
+               (dolist (trailers (list nil trailers))
+                 (funcall (client::subchannel-listener one) :a one :ok trailers))
+               (is (eq counts
+                       (not (null (balance::note-last-ns (client:subchannel-note one))))))))))
+
 (test stale-weights-are-counted
   "Those of ready servers whose last report is as old as a weight may be; one that has never sent a
 report is not among them."

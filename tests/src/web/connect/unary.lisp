@@ -12,6 +12,48 @@
                           version *status*))))
     (is (wait-until (lambda () (= 2 (getf (grpc:server-statistics server) :calls)))))))
 
+(test octets-of-unary-answers-are-counted
+  "Those of the message, in JSON as in Protocol Buffers."
+  (let ((metrics (grpc:make-metrics)))
+    (with-web-probe (server :observer metrics) (:ask #'double)
+      (with-octets-file (file (grpc:serialize (note 1)))
+        (post server "/lab.Bench/Ask" "application/json" "{\"number\":21}")
+        (post server "/lab.Bench/Ask" "application/proto" file))
+      (flet ((sum (name)
+               (let ((family (find name (metrics:collect metrics) :key #'metrics:family-name
+                                                                  :test #'string=)))
+                 (and family (reduce #'+ (metrics:family-points family)
+                                     :key #'metrics:point-sum)))))
+        (is-true (wait-until
+                  (lambda ()
+                    (eql (+ (length "{\"number\":\"42\"}") 2)
+                         (sum "grpc.server.call.sent_total_compressed_message_size")))))
+        (is (eql (+ (length "{\"number\":21}") 2)
+                 (sum "grpc.server.call.rcvd_total_compressed_message_size")))))))
+
+(test a-call-is-of-the-first-version-of-connect
+  (with-web-probe (server) (:ask #'double)
+    (loop for (version shown) in '((nil nil) ("1" nil) ("2" "\"2\"") ("" "\"\"")
+                                   ("01234567890123456789" "\"01234567890123456789\"")
+                                   ("012345678901234567890" "\"01234567890123456789\"…"))
+          do (is (equal (if shown
+                            (list "invalid_argument"
+                                  (format nil "the version of Connect is 1, not ~A" shown))
+                            '(nil nil))
+                        (let ((answer (parse-json
+                                       (apply #'post server "/lab.Bench/Ask" "application/json"
+                                              "{\"number\":21}"
+                                              (and version
+                                                   (list "-H"
+                                                         (if (string= "" version)
+                                                             "connect-protocol-version;"
+                                                             (format nil
+                                                                     "connect-protocol-version: ~A"
+                                                                     version))))))))
+                          (loop for name in '("code" "message")
+                                collect (cdr (assoc name answer :test #'string=)))))
+                 "~S" version))))
+
 (test a-unary-call-in-protobuf
   "The body is the message, without an envelope."
   (with-web-probe (server) (:ask #'double)

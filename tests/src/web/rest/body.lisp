@@ -17,6 +17,22 @@
      ("Scan" "{\"name\":\"b\",\"scan\":{\"contentType\":\"image/x\",\"data\":\"YWJj\"}}"))
     (("POST" "/v1/books/b:scan") ("Scan" "{\"name\":\"b\",\"scan\":{}}"))))
 
+(test bodies-are-json-in-utf-8
+  (loop for (type status) in '((nil nil) ("application/json" nil) ("APPLICATION/JSON" nil)
+                               ("application/json; charset=utf-8" nil)
+                               ("application/json;charset=UTF8" nil)
+                               ("application/json; charset=\"utf-8\"; version=1" nil)
+                               ("application/json; version=1; charset=us-ascii" nil)
+                               ("application/json; version=1" nil) ("application/json;" nil)
+                               ("application/json; charset=latin1" 415)
+                               ("application/json; version=1; charset=utf-16" 415)
+                               ("text/json" 415) ("application/jsonp" 415) ("" 415)
+                               ("charset=utf-8" 415))
+        do (is (eql status (handler-case (progn (rest::check-json-type type) nil)
+                             (request-error (condition)
+                               (request-error-http-status condition))))
+               "~S" type)))
+
 (test wrong-bodies-are-refused
   (requests (library-router)
     (("PUT" "/v1/books/b" :body "{") (400 "the body"))

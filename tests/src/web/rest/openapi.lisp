@@ -51,6 +51,21 @@ has its schema."
       (is (at document "components" "schemas" (subseq reference (length "#/components/schemas/")))
           "~A" reference))))
 
+(test bodies-are-json-or-whatever-they-are
+  "A google.api.HttpBody has any type. A stream of answers has a type for each form."
+  (let ((paths (at (document) "paths")))
+    (flet ((types (path verb &rest way) (mapcar #'car (apply #'at paths path verb way))))
+      (loop for (path verb . asked) in '(("/v1/books/{name}" "put" "application/json")
+                                         ("/v1/shelves/{shelf_name.1}/books" "post"
+                                          "application/json")
+                                         ("/v1/books/{name}:scan" "post" "*/*"))
+            do (is (equal asked (types path verb "requestBody" "content")) "~A" path))
+      (loop for (path verb . answers) in '(("/v1/books/{name}" "get" "application/json")
+                                           ("/v1/books/{name}:scan" "post" "*/*")
+                                           ("/v1/files/{name}:watch" "get" "application/json"
+                                            "application/x-ndjson" "text/event-stream"))
+            do (is (equal answers (types path verb "responses" "200" "content")) "~A" path)))))
+
 (defun judged-document (octets)
   "What openapi.py says of the OpenAPI document OCTETS, and its exit code."
   (multiple-value-bind (output error-output code)

@@ -218,6 +218,11 @@ status, for each version of HTTP, at a server of the library with OPTIONS."
       (is (at document "paths" "/v1/books/{name}" "get"))
       (is (at document "paths" "/clgrpc.tests.library.Library/Silent" "post")))))
 
+(test requests-for-the-document-are-quiet
+  "Logs and traces leave them out."
+  (is-true (clgrpc.exchange:http-handler-quiet
+            (openapi-handler "/openapi.json" (make-instance 'library-service)))))
+
 (test a-document-is-not-made-for-each-request
   "To make it takes milliseconds: who asks for thousands gets the last once more, and soon a new
 one. One that cannot be made is an error, and the last is kept."

@@ -96,6 +96,15 @@ b" 2) (": b" 1) ("a: *b" 1) ("a: !!str b" 1)
   (dolist (text '("nULL" "tRUE" "yes" "-1" "1.5" "1e3" "0x1" "9999999999999999999"))
     (is (equal text (parse-yaml text)) "~A" text)))
 
+(test characters-that-begin-no-text
+  "These begin something that is not read here. Elsewhere in a text they are its own."
+  (loop for character across "&*!|>%@`[{"
+        for text = (string character)
+        do (is (search (format nil "cannot begin with ~S" text)
+                       (handler-case (princ-to-string (parse-yaml (format nil "~Ax" text)))
+                         (rule-error (condition) (princ-to-string condition)))))
+           (is (equal (format nil "x~A" text) (parse-yaml (format nil "x~A" text))))))
+
 (test wrong-configs-are-refused
   (dolist (text '("http: x" "http:
   rules: x" "http:

@@ -1,0 +1,19 @@
+;;;; What a node counts, and under which names.
+
+(in-package #:clgrpc.tests.workflow)
+(in-suite :clgrpc.workflow)
+
+(test steps-are-counted-by-kind
+  "A task by its own kind, any other step by what it waits for."
+  (let ((draft (begun '("a" (:wait 1) (:until 5000000) (:signal "go") (:parallel ("b"))))))
+    (is (equal '("a" "(time)" "(time)" "(signal)" "(children)" "(none)")
+               (loop for number from 1 to 6 collect (workflow::step-kind draft number))))))
+
+(test figures-of-the-store-are-of-the-last-node
+  "The nodes of a namespace read the same store; that which was opened last knows it best."
+  (with-memory-node (one :namespace "a")
+    (with-memory-node (two :namespace "a")
+      (with-memory-node (three :namespace "b")
+        (is (equal (list (list three "b") (list two "a"))
+                   (workflow::store-counts
+                    (workflow::make-instruments :nodes (list three two one)) #'identity)))))))
