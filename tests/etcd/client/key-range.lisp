@@ -22,6 +22,12 @@
   (signals misuse (clgrpc.etcd::key-octets ""))
   (signals misuse (clgrpc.etcd::key-octets :a)))
 
+(test keys-are-printed-as-far-as-80-characters
+  (loop for (length printed) in '((80 "\"~A\"") (81 "\"~A\"…"))
+        for key = (base:string-octets (make-string length :initial-element #\k))
+        do (is (equal (format nil printed (make-string 80 :initial-element #\k))
+                      (with-output-to-string (stream) (clgrpc.etcd::write-key key stream))))))
+
 (test keys-that-are-no-text-are-printed
   "Entries and watches of a log or a debugger may have keys of other programs."
   (let ((engine (let ((base:*log-function* nil)) (memory:make-engine)))

@@ -78,6 +78,15 @@ withdrawn again, and its lease is not kept alive."
       (wrong "greeter" :etcd etcd :address "127.0.0.1:1"
                        :metadata `(("a" . ,(make-string 70000 :initial-element #\a)))))))
 
+(test weights-are-from-1-to-65535
+  (loop for (weight right) in '((nil t) (0 nil) (1 t) (65535 t) (65536 nil) (1.0 nil) ("1" nil))
+        do (is (eq right (handler-case
+                             (eql weight (discovery:endpoint-weight
+                                          (discovery::checked-endpoint :address "127.0.0.1:1"
+                                                                       :weight weight)))
+                           (misuse () nil)))
+               "~S" weight)))
+
 (test registrations-are-made-anew
   "When the lease was revoked, when the key was removed, when etcd was away for longer than the
 lease, and when it comes back without its data."

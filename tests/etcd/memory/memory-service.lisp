@@ -9,8 +9,9 @@
 
 (test clients-of-an-engine
   (with-engine (engine)
-    (is (equal '("memory") (mapcar (lambda (member) (getf member :name))
-                                   (etcd:list-members *etcd*))))
+    (let ((members (etcd:list-members *etcd*)))
+      (is (equal '("memory") (mapcar (lambda (member) (getf member :name)) members)))
+      (is (equal '(1) (mapcar (lambda (member) (getf member :id)) members))))
     (let ((other (memory:connect engine :timeout 3)))
       (etcd:put other "a" "1")
       (is (= 2 (memory:engine-revision engine)))

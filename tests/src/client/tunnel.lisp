@@ -122,6 +122,80 @@ octets, the outcome, and what of ANSWER was not consumed."
                                            ((unsigned-byte 8) (list part))))
                                        parts)))
 
+(defun puppet-byte-channel (say hear)
+  "A byte channel that writes as SAY returns for the octets, and reads as HEAR does, which is given
+their start and end, too."
+  (loop:make-byte-channel
+   (loop:make-byte-channel-kind
+    :name "puppet" :shutdown #'identity :close #'identity
+    :write (lambda (byte-channel octets start end)
+             (declare (ignore byte-channel))
+             (funcall say (subseq octets start end)))
+    :read (lambda (byte-channel octets start end)
+            (declare (ignore byte-channel))
+            (funcall hear octets start end)))
+   -1 "puppet"))
+
+(test a-dialogue-needs-several-writes-and-reads
+  "What the connection to the proxy answers, the tunnel's user hears; each octet is written once."
+  (let* ((say '()) (hear '()) (said (make-octets 0)) (octets (make-octets 100))
+         (tunnel (proxy::make-tunnel-byte-channel
+                  (puppet-byte-channel
+                   (lambda (octets)
+                     (let ((result (pop say)))
+                       (when (plusp result)
+                         (setf said (joined-octets said (subseq octets 0 result))))
+                       result))
+                   (lambda (octets start end)
+                     (let ((result (pop hear)))
+                       (cond ((integerp result) result)
+                             (t (replace octets result :start1 start :end1 end)
+                                (length result))))))
+                  (dialogue-proxy "http://p:1")))
+         (whole (nth-value 2 (funcall (proxy::make-dialogue (dialogue-proxy "http://p:1"))
+                                      (make-octets 0) 0 0))))
+    (flet ((write-with (&rest results)
+             (setf say results)
+             (loop:byte-channel-write tunnel octets 0 10))
+           (read-with (&rest results)
+             (setf hear results)
+             (loop:byte-channel-read tunnel octets 0 100)))
+      (is (= loop:+wants-write+ (write-with 5)))
+      (dolist (result (list loop:+wants-write+ loop:+wants-read+ loop:+broken+))
+        (is (= result (write-with result))))
+      (is (= loop:+wants-read+ (write-with (- (length whole) 5))))
+      (is (equalp whole said))
+      (is (= loop:+wants-read+ (write-with)) "nothing of it is left")
+      (is (= loop:+wants-read+ (read-with (http-answer "HTTP/1.1 200" "") loop:+wants-read+)))
+      (is (= loop:+wants-write+ (write-with loop:+wants-write+)) "it is open")
+      (is (= 10 (write-with 10)))
+      (is (equalp (joined-octets whole (subseq octets 0 10)) said)))))
+
+(test an-answer-of-a-proxy-has-a-longest-length
+  "It is as long as the tunnel has room for, or longer."
+  (loop for (length result failure) in (list (list proxy::+proxy-answer-octets+ 0 nil)
+                                             (list (1+ proxy::+proxy-answer-octets+)
+                                                   loop:+broken+ "too long"))
+        do (let* ((empty (length (http-answer "HTTP/1.1 200" "X: " "")))
+                  (answer (http-answer "HTTP/1.1 200"
+                                       (format nil "X: ~A" (make-string (- length empty)
+                                                                        :initial-element #\x))
+                                       ""))
+                  (at 0)
+                  (tunnel (proxy::make-tunnel-byte-channel
+                           (puppet-byte-channel
+                            #'length
+                            (lambda (octets start end)
+                              (let ((count (min 1000 (- end start) (- length at))))
+                                (replace octets answer :start1 start :start2 at
+                                                       :end2 (incf at count))
+                                count)))
+                           (dialogue-proxy "http://p:1"))))
+             (is (= result (loop:byte-channel-read tunnel (make-octets 10) 0 10)))
+             (is (equal failure (and (loop:byte-channel-failure tunnel)
+                                     (search "too long" (loop:byte-channel-failure tunnel))
+                                     "too long"))))))
+
 (test what-connect-says
   "The request of CONNECT, and each answer to it, however it arrives."
   (let ((proxy (dialogue-proxy "http://me:p%40ss@p:1")))

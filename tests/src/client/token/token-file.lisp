@@ -48,8 +48,15 @@
         (is (eq :ok (status-of-token credentials)))
         (uiop:delete-file-if-exists path))))
   (with-log ()
-    (is (eq :unavailable (status-of-token (grpc:token-file (uiop:temporary-directory)
-                                                           :seconds 10)))))
+    (loop for (path text) in (list (list "/nonexistent/token"
+                                         "in /nonexistent/token cannot be read: there is no such")
+                                   (list (uiop:temporary-directory)
+                                         (format nil "in ~A cannot be read: "
+                                                 (uiop:temporary-directory))))
+          do (multiple-value-bind (status said)
+                 (status-of-token (grpc:token-file path :seconds 10))
+               (is (eq :unavailable status))
+               (is (and said (search text said)) "~S is not in ~S" text said))))
   (loop for (text . arguments) in `((,(web-token -5)) ("opaque") ("") (,(format nil "~%~%"))
                                     ("" :seconds 10) ("a b" :seconds 10)
                                     (,(make-string 70000 :initial-element #\a) :seconds 10)

@@ -197,6 +197,16 @@ longer than the caller waits."
                          (metrics:family-points
                           (family metrics "grpc.client.attempt.duration"))))))))
 
+(test targets-are-other-once-there-are-many
+  (let ((metrics (grpc:make-metrics)))
+    (flet ((kept (target kept) (metrics::kept-target metrics target kept)))
+      (is (string= "other" (kept "none" nil)))
+      (loop for number below metrics::+most-targets+
+            for target = (format nil "t~D" number)
+            do (is (string= target (kept target t))))
+      (is (string= "other" (kept "more" t)))
+      (is (string= "t0" (kept "t0" nil)) "that is known"))))
+
 (test reading-holds-up-no-loop-that-counts
   "Reading takes long where there are many methods, and takes no lock."
   (let ((metrics (grpc:make-metrics)))
@@ -244,7 +254,12 @@ longer than the caller waits."
     (loop repeat 2
           do (with-probe (channel :channel-options (list :observer metrics)) (:ask #'double)
                (ask channel (note 1))))
-    (is (equal '(("lab.Bench/Ask" "OK" 2)) (points metrics "grpc.client.call.duration")))))
+    (is (equal '(("lab.Bench/Ask" "OK" 2)) (points metrics "grpc.client.call.duration")))
+    ;; the next loop counts in its place
+    (let ((shards (length (metrics::metrics-shards metrics))))
+      (with-probe (channel :channel-options (list :observer metrics)) (:ask #'double)
+        (ask channel (note 1)))
+      (is (= shards (length (metrics::metrics-shards metrics)))))))
 
 (test exemplars-go-with-their-bucket
   "A duration has an exemplar in its own bucket; a size has none, since the exemplar is a duration."

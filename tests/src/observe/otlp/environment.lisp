@@ -82,6 +82,16 @@
                   (events-of :otlp-variable-ignored))
           "headers may be secret"))))
 
+(test numbers-are-of-at-most-12-digits
+  (loop for (text number) in '(("0" 0) ("007" 7) ("999999999999" 999999999999)
+                               ("1000000000000" nil) ("-1" nil) ("+1" nil) ("1.0" nil) ("1 2" nil))
+        do (with-log ()
+             (is (eql number (otlp::read-count "N" (variables "N" text))) "~A" text)
+             (is (equal (if number '() (list (list "N" text "must be an integer")))
+                        (loop for event in (events-of :otlp-variable-ignored)
+                              collect (list (getf event :name) (getf event :value)
+                                            (getf event :reason))))))))
+
 (test signals-that-are-not-wanted
   (is-true (otlp::exported-p :metrics (variables "OTEL_TRACES_EXPORTER" "none")))
   (is-false (otlp::exported-p :traces (variables "OTEL_TRACES_EXPORTER" "none")))

@@ -132,7 +132,10 @@ ARGUMENTS, from the number in the request, if that is not negative. EVENTS as in
         (is (= 100 count))
         (is (equal '(1 1) (list (subscribers topic)
                                 (getf (grpc:topic-statistics topic) :ended))))
-        (is (typep (caught (grpc:do-messages (note slow))) 'grpc:resource-exhausted))
+        (let ((condition (caught (grpc:do-messages (note slow)))))
+          (is (typep condition 'grpc:resource-exhausted))
+          (is (equal "the messages of the stream are not read"
+                     (grpc:rpc-error-message condition))))
         (grpc:close-topic topic)
         (sb-thread:join-thread reader)))))
 
