@@ -73,6 +73,21 @@
     (signals misuse (delay #'list :loop (clgrpc.async::handle-loop server)))
     (with-program () nil)))
 
+(test nothing-begins-on-a-loop-that-has-stopped
+  (let ((loop nil))
+    (with-program () (setf loop *event-loop*))
+    (macrolet ((refused (&rest forms)
+                 `(progn ,@(loop for form in forms
+                                 collect `(signals misuse (,@form :loop loop) "~S" ',form)))))
+      (refused (delay #'list) (interval #'list) (make-event #'list) (idle #'list)
+               (make-notifier #'list) (poll 0 #'list)
+               (dns-lookup "127.0.0.1" #'list) (dns-lookup "a.example" #'list)
+               (reverse-dns-lookup "127.0.0.1" #'list)
+               (tcp-server "127.0.0.1" 0 #'list) (tcp-connect "127.0.0.1" 1 #'list)
+               (signal-handler +sigusr1+ #'list) (free-signal-handler +sigusr1+)
+               (clear-signal-handlers)))
+    (is (eq :stopped (getf (stats :loop loop) :state)))))
+
 (test one-program-a-thread-and-many-threads
   (with-program ()
     (signals misuse (with-event-loop () nil))
@@ -220,6 +235,20 @@
         (delay (lambda () (send-signal +sigusr1+)))))
     (is (equal '(:second) got))
     (is (= 1 reset))))
+
+(test to-cancel-what-was-replaced-changes-nothing
+  (let ((got '()))
+    (with-program ()
+      (let ((first (signal-handler +sigusr1+ (lambda (number)
+                                               (declare (ignore number))
+                                               (push :first got)))))
+        (signal-handler +sigusr1+ (lambda (number)
+                                    (push :second got)
+                                    (free-signal-handler number)))
+        (cancel first))
+      (is (= 1 (getf (stats) :uses)))
+      (delay (lambda () (when (plusp (getf (stats) :uses)) (send-signal +sigusr1+)))))
+    (is (equal '(:second) got))))
 
 (test a-signal-handler-suspends-another
   "One that other code has set has the signal again when no loop handles it."

@@ -140,6 +140,14 @@
       (call server #'list :data (octets-of 255 10 103 111 111 100 10)))
     (is (equal '("good" :bad) told))))
 
+(test characters-that-are-not-whole-yet
+  "Only the last one may be held back, and no octet of ASCII is."
+  (loop for (text cut expected) in '(("ab" 2 2) ("a" 1 1) ("" 0 0) ("aé" 2 1) ("aé" 3 1) ("aéb" 4 4)
+                                     ("a€" 3 1) ("a€" 4 1) ("éé" 3 2) ("é" 1 1) ("é" 2 2))
+        do (is (= expected
+                  (clgrpc.async::last-character (string-octets text) 0 cut))
+               "~S ~D" text cut)))
+
 (test sockets-without-streams
   (with-server (server #'list)
     (signals misuse (tcp-server "127.0.0.1" 0 #'list :stream t :in-place t))

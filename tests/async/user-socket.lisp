@@ -145,6 +145,19 @@
       (call server #'list :data "hello"))
     (is (equal '(5 :enabled) steps))))
 
+(test failures-that-nobody-takes-are-logged
+  (let ((logged '()))
+    (with-events (events)
+      (with-program ()
+        (let* ((server (tcp-server "127.0.0.1" 0 #'list)) (port (server-port server)))
+          (close-tcp-server server)
+          (delay (lambda () (tcp-connect "127.0.0.1" port #'list)))))
+      (setf logged (events)))
+    (destructuring-bind (level name &key socket reason) (first logged)
+      (is (equal '(:info :socket-failed) (list level name)))
+      (is (typep socket 'socket))
+      (is (search "refused" reason)))))
+
 (test read-time-out
   (let ((told '()))
     (with-server (server (lambda (socket octets)

@@ -39,7 +39,13 @@ are none."
       (dns-tests:set-records server "a.test" dns:+a+ "10.0.0.7" "10.0.0.8")
       (let ((start (sim:now)))
         (is (equal '("10.0.0.7:50051" "10.0.0.8:50051") (lookup address "a.test")))
-        (is (< 0.2 (- (sim:now) start) 0.21)))
+        (is (< 0.2 (- (sim:now) start) 0.21))
+        (is (equal '(("names" "home") ("names" "home") ("home" "names") ("home" "names"))
+                   (loop for entry across (sim::history-entries
+                                           (sim::simulation-history simulation))
+                         when (eq :datagram (sim::entry-event entry))
+                           collect (list (sim::entry-where entry)
+                                         (first (sim::entry-arguments entry)))))))
       (is (equal :no-data (first (lookup address "b.test")))))))
 
 (test datagrams-that-are-lost-are-sent-again

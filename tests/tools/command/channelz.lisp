@@ -66,6 +66,21 @@ which has greeted once, and the channel that it was called on."
          (is-true (search (format nil "ADDRESSES~2%") output) "~A" output))))
    'forgetful-channelz))
 
+(test a-server-of-channelz-has-time-to-answer
+  (let ((timeouts '()))
+    (grpc:with-channel (channel "127.0.0.1:1"
+                                :interceptors
+                                (list (lambda (method request options next)
+                                        (declare (ignore method request next))
+                                        (push (getf options :timeout) timeouts)
+                                        (grpc:fail :aborted "enough"))))
+      (loop for (function . arguments) in '((tools::ask-for-channels) (tools::ask-for-servers)
+                                            (tools::ask-for-server-sockets 1)
+                                            (tools::ask-for-channel 1) (tools::ask-for-subchannel 1)
+                                            (tools::ask-for-server 1) (tools::ask-for-socket 1))
+            do (signals grpc:aborted (apply function channel arguments))))
+    (is (equal (make-list 7 :initial-element tools::+channelz-seconds+) timeouts))))
+
 (test channelz-says-what-is-wrong
   (call-with-channelz-server
    (lambda (address channel)

@@ -189,6 +189,40 @@ is asked."
                                (search "too many workflows"
                                        (second (start (format nil "w~D" (incf i)) "sleep"))))))))))
 
+(test values-of-a-node-s-options
+  "What each means, or why it is refused."
+  (loop for (function . rows)
+          in '((tools::parse-label
+                ("zone=a" ("zone" . "a")) ("zone=" ("zone" . "")) ("a=b=c" ("a" . "b=c"))
+                ("=a" "NAME=VALUE is expected, not \"=a\"")
+                ("zone" "NAME=VALUE is expected, not \"zone\""))
+               (tools::parse-permission
+                ("start=a.example" (:start . "a.example")) ("READ=*" (:read . "*"))
+                ("work:mail=anyone" ((:work "mail") . "anyone"))
+                ("operate=spiffe://a/b:c" (:operate . "spiffe://a/b:c"))
+                ("=*" "ROLE=PATTERN is expected, not \"=*\"")
+                ("read" "ROLE=PATTERN is expected, not \"read\"")
+                ("write=*" "\"write\" is not a role: they are start, work")
+                ("read:mail=*" "") ("read=" ""))
+               (tools::parse-limit
+                ("max-running=5" (:max-running 5)) ("MAX-RUNNING=5" (:max-running 5))
+                ("retention-seconds=none" (:retention-seconds nil))
+                ("max-store-share=0.5" (:max-store-share 1/2))
+                ("max-running" "a limit is NAME=VALUE, not \"max-running\"")
+                ("max-walking=5" "\"max-walking\" is not a limit; they are ")
+                ("max-running=x" "a number is expected, or none") ("max-running=-1" ""))
+               (tools::parse-store
+                ("memory" "memory") ("etcd:127.0.0.1:1" "etcd:127.0.0.1:1") ("disk" "")))
+        do (loop for (text expected) in rows
+                 do (multiple-value-bind (value refusal)
+                        (handler-case (funcall function text)
+                          (tools::usage-error (condition) (values nil (princ-to-string condition))))
+                      (if (and (stringp expected) (not (equal text expected)))
+                          (is (and refusal (search expected refusal)) "~A ~S: ~S ~S" function text
+                              value refusal)
+                          (is (equal expected value) "~A ~S: ~S ~S" function text value
+                              refusal))))))
+
 (test schedules-by-the-command-line
   (with-cluster-node (ada address "ada" "memory" "--worker")
     (flet ((said (code what &rest arguments)
@@ -208,6 +242,12 @@ is asked."
         (dolist (text '("each 1 s" "0 3 * * *" "03:00:00.000Z"))
           (is (search text output) "~A is not in ~A" text output)))
       (is (search "\"task\": \"echo\"" (said 0 "schedule" "night" "--json")))
+      (let ((lines (remove "" (uiop:split-string (said 0 "schedules" "--json")
+                                                 :separator '(#\Newline))
+                           :test #'string=)))
+        (is (equal '("night" "s")
+                   (loop for line in lines
+                         collect (cdr (assoc "id" (base:parse-json line) :test #'string=))))))
       (said 0 "pause-schedule" "night")
       (is (search "paused" (said 0 "schedule" "night")))
       (said 0 "resume-schedule" "night")

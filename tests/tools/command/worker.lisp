@@ -37,6 +37,19 @@
 (defun latency-count (stats)
   (testing:histogram-data-count (testing:client-stats-latencies stats)))
 
+(test figures-are-taken-once-if-they-are-reset
+  (grpc:with-channel (channel "127.0.0.1:1")
+    (let ((worker-channel (tools::make-worker-channel :channel channel)))
+      (flet ((figures (reset)
+               (multiple-value-bind (latencies results)
+                   (tools::take-figures worker-channel reset)
+                 (list (load:histogram-count latencies) results))))
+        (dolist (status '(:ok :ok :unavailable))
+          (tools::note-result worker-channel status 0))
+        (is (equal '(2 ((14 . 1) (0 . 2))) (figures nil)))
+        (is (equal '(2 ((14 . 1) (0 . 2))) (figures t)))
+        (is (equal '(0 nil) (figures nil)))))))
+
 (defun rate-of (stats)
   "How many calls a second STATS count."
   (/ (latency-count stats) (testing:client-stats-time-elapsed stats)))

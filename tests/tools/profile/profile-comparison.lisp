@@ -44,8 +44,9 @@
   (let ((other (some-profile :extra '((("name" . "tls") ("ns" . 90000000))))))
     (is (equal "more" (cdr (assoc "tls" (verdicts (some-profile) other "subsystem")
                                   :test #'string=))))
-    (is (equal "less" (cdr (assoc "tls" (verdicts other (some-profile) "subsystem")
-                                  :test #'string=))))))
+    (is (equal '(("server" . "same") ("http2" . "same") ("tls" . "less"))
+               (verdicts other (some-profile) "subsystem"))
+        "in the order in which the profiles name them")))
 
 (defun rounds-profile (&rest server-ns)
   "A profile of a round for each of SERVER-NS, that of the middle one itself."

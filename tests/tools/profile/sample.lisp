@@ -41,6 +41,13 @@
                  (12541 47548190000000 "compiled since" "(unknown)"))
                (reverse found)))))
 
+(test a-program-without-a-map-has-no-names
+  (let ((symbolizer (profile::make-symbolizer :program "/opt/other")))
+    (is (null (profile::lisp-name symbolizer 5 t)))
+    (is (null (profile::lisp-name symbolizer 5 nil)))
+    (is (equal "(unknown)" (profile::frame-name (profile::name-frame symbolizer 5 "[unknown]"
+                                                                     "/opt/other"))))))
+
 (test sums-of-samples
   (let ((sums (profile::sum-samples (recorded-samples) (symbolizer) 0 47548185000000000)))
     (is (= 3 (profile::sums-samples sums)))

@@ -1,0 +1,20 @@
+;;;; The names of functions in a map for perf.
+
+(in-package #:clgrpc.tests.program)
+(in-suite :clgrpc.program)
+
+(test names-of-functions-are-one-line-each
+  "Of any form, however long it is."
+  (flet ((long (name) (intern (make-string 60 :initial-element name) '#:clgrpc.tests.program)))
+    (loop for (name label)
+            in `((car "car") ("a text" "\"a text\"") ("two
+lines" "\"two lines\"") ((setf car) "(setf car)") (program:end "clgrpc.program:end")
+                 ((lambda (list) :in car) "(lambda (list) :in car)")
+                 ((1 2 3 4 5 6) "(1 2 3 4 5 6)") ((1 2 3 4 5 6 7) "(1 2 3 4 5 6 ...)")
+                 ((1 (2 (3 (4)))) "(1 (2 (3 (4))))") ((1 (2 (3 (4 (5))))) "(1 (2 (3 (4 #))))")
+                 ((,(long #\X) ,(long #\Y) ,(long #\Z))
+                  ,(format nil "(~@{clgrpc.tests.program::~A~^ ~})"
+                           (make-string 60 :initial-element #\x)
+                           (make-string 60 :initial-element #\y)
+                           (make-string 60 :initial-element #\z))))
+          do (is (equal label (program::function-label name))))))
