@@ -181,3 +181,14 @@ SERVER; a packet takes a millisecond."
             (is (not (sim:left-p peer)))
             (sim:hang-up peer)
             (signals grpc:unavailable (grpc:await future))))))))
+
+(test ports-are-chosen-in-turn
+  "From the first to the last, and then the first again; one that is in use is passed over."
+  (sim:with-simulation (simulation)
+    (let ((host (sim:add-host "chooser")))
+      (flet ((next () (sim::free-port host)))
+        (setf (sim::host-next-port host) 65533)
+        (is (equal (list 65534 65535 sim::+first-port+) (list (next) (next) (next))))
+        (setf (gethash (+ 1 sim::+first-port+) (sim::host-ports host)) t)
+        (is (= (+ 2 sim::+first-port+) (next)))
+        (remhash (+ 1 sim::+first-port+) (sim::host-ports host))))))

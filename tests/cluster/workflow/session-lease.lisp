@@ -56,6 +56,29 @@ its own for the rest of the session, and a heartbeat takes that back."
           (beat-all)
           (is (equal (list shared) (leases)) "they are taken back"))))))
 
+(test a-job-of-leases-outlives-its-errors
+  "Those of the store the keeper logs; others are logged here. It goes on in either case."
+  (with-memory-node (node)
+    (open-a-session node)
+    (loop for (condition logged)
+            in `((,(make-condition 'etcd:etcd-error) nil)
+                 (,(make-condition 'workflow-error) nil)
+                 (,(make-condition 'simple-error :format-control "odd") t))
+          do (let ((events '()))
+               (flet ((listen-to (level name &rest plist)
+                        (when (eq :workflow-heartbeat-error name)
+                          (push (list level (getf plist :condition)) events))))
+                 (base:add-log-listener #'listen-to)
+                 (unwind-protect
+                      (without-log
+                        (is (<= 1/8 (workflow::attend-session-leases
+                                     node (lambda (node)
+                                            (declare (ignore node))
+                                            (error condition)))
+                                1/2)))
+                   (base:remove-log-listener #'listen-to)))
+               (is (equal (and logged '((:error "odd"))) events) "~S" condition)))))
+
 (test a-node-that-is-not-certain-asks
   "A lease that was not renewed lately is renewed before a heartbeat is answered; one that has ended
 is not used."
