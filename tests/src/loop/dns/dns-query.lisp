@@ -71,6 +71,17 @@
       (is (eq :server-failed outcome))
       (is (search "not for the question" text)))))
 
+(test answers-that-are-truncated-over-tcp-too-are-failures
+  "Not answers that there are no records: those would drop a service config."
+  (with-server-and-loop (server loop)
+    (set-records server "a.test" +a+ "1.2.3.4")
+    (set-manner server (constantly (lambda (answer)
+                                     (setf (aref answer 2) (logior 2 (aref answer 2)))
+                                     (list answer))))
+    (multiple-value-bind (outcome text) (ask-and-wait loop (list server) "a.test" +a+)
+      (is (eq :server-failed outcome))
+      (is (search "cut off" text)))))
+
 (test lost-questions-are-asked-again
   (with-server-and-loop (server loop)
     (set-records server "a.test" +a+ "1.2.3.4")
