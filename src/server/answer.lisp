@@ -59,7 +59,7 @@ false: then POST-REPLY must be called with the baton lent. On the loop."
   "Charge CALL's link with COUNT octets of its answer, which are posted to the loop. A negative
 COUNT reduces the charge, because the octets have arrived there."
   (let ((link (the server-link (server-call-link call))))
-    (sb-ext:atomic-incf (server-link-coming link) count)
+    (sb-ext:atomic-incf (server-link-posted link) count)
     (cond ((minusp count)
            (discharge-account (server-link-account link) (- count))
            (look-at-held-up link))

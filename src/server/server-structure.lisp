@@ -55,7 +55,7 @@ listeners.")
 (defstruct (server-link (:include link) (:constructor make-server-link (loop options owner))
                         (:copier nil))
   "A connection of a server's."
-  (coming 0 :type sb-ext:word)          ; octets of answers on their way to the loop; atomic
+  (posted 0 :type sb-ext:word)          ; octets of answers on their way to the loop; atomic
   (place 0 :type index)                 ; its place among the links of its server loop
   (permit nil)                          ; of admission.lisp: its place among the connections
   (peer-view nil)                       ; of admission.lisp: its peer, as its server loop sees it

@@ -69,7 +69,7 @@ is 1309."
   "True if no more calls of LINK may begin, since too many answers wait for its peer to receive
 them."
   (let* ((http2 (server-link-http2 link))
-         (waiting (+ (the index (server-link-coming link))
+         (waiting (+ (the index (server-link-posted link))
                      (if http2
                          (http2:counters-queued-octets (http2:connection-counters http2))
                          0))))
