@@ -39,7 +39,7 @@ slots, gathering.lisp."
   (sent-ns 0 :type nanoseconds)         ; when the last message was sent from outside the loop
   (burst 0 :type index)                 ; messages sent in a row, each soon after the one before
   (gathered-ns 0 :type nanoseconds)     ; since when output waits for more; 0 if none does
-  (sweeper 0 :type sb-ext:word))        ; 1 while a sweeper is there or about to come; atomic
+  (flusher 0 :type sb-ext:word))        ; 1 while a flusher is there or about to come; atomic
 
 (declaim (sb-ext:freeze-type driving))
 

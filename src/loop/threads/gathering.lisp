@@ -5,13 +5,13 @@
 ;;;;   - the loop is used for anything else: the sender waits, ends its side or begins a call; a
 ;;;;     timer is due; another thread takes the loop;
 ;;;;   - +GATHERING-NS+ have passed.
-;;;; If the sender then does something else for long, a sweeper sends the output: a reserve thread
+;;;; If the sender then does something else for long, a flusher sends the output: a reserve thread
 ;;;; that sends output that has waited long enough. It starts with a burst, and ends after several
 ;;;; checks that have found nothing.
 ;;;;
 ;;;; Only a thread that has the baton sets GATHERED-NS, and only with GATHERED-NS set may it give up
 ;;;; a loop that has output. No output is forgotten: a thread that gathers first sets GATHERED-NS
-;;;; and then checks whether there is a sweeper; a sweeper first announces that it leaves (SWEEPER
+;;;; and then checks whether there is a flusher; a flusher first announces that it leaves (SWEEPER
 ;;;; is 0) and then checks GATHERED-NS. A full barrier stands between, on both sides.
 
 (in-package #:clgrpc.loop)
@@ -24,7 +24,7 @@ each message is cheap enough.")
 (defconstant +gathering-ns+ 150000
   "Output waits for more output no longer than this and the time to wake a thread, some 50 µs.")
 (defconstant +empty-looks+ 5
-  "After this many checks in a row without gathered output the sweeper leaves.")
+  "After this many checks in a row without gathered output the flusher leaves.")
 
 (define-hot run-to-send ((loop event-loop) (function function)) (values t boolean)
   "As RUN-NOW, for FUNCTION that sends one of perhaps many messages: its output may be gathered.
@@ -64,19 +64,21 @@ LOOP and sent a message on it."
                   (>= (connection-unsent connection) +flush-octets+))))
 
 (define-hot begin-gathering ((loop event-loop) (now nanoseconds)) boolean
-  "Gather the output of LOOP from NOW on, if a sweeper will send it in the end. Return true if so."
+  "Gather the output of LOOP from NOW on, if a flusher will send it in the end. Return true if so."
   (let ((driving (driving-of loop)))
     (setf (driving-gathered-ns driving) now)
     (sb-thread:barrier (:memory))
-    (or (plusp (driving-sweeper driving))
-        (plusp (compare-and-swap (driving-sweeper driving) 0 1))
-        (and (run-on-reserve (event-loop-reserve loop) (lambda () (sweep loop)) :if-busy :exceed) t)
+    (or (plusp (driving-flusher driving))
+        (plusp (compare-and-swap (driving-flusher driving) 0 1))
+        (and (run-on-reserve (event-loop-reserve loop) (lambda () (flush-later loop))
+                             :if-busy :exceed)
+             t)
         (progn                          ; the reserve is closed
-          (setf (driving-sweeper driving) 0
+          (setf (driving-flusher driving) 0
                 (driving-gathered-ns driving) 0)
           nil))))
 
-(defun sweep (loop)
+(defun flush-later (loop)
   "Send the output gathered on LOOP once it has waited long enough, until none has been gathered for
 a while."
   (let ((driving (driving-of loop)) (empty 0) (pause-ns +gathering-ns+))
@@ -86,20 +88,20 @@ a while."
                     (age (- (the nanoseconds (funcall (event-loop-clock loop))) since)))
                (setf pause-ns +gathering-ns+)
                (cond ((zerop since)
-                      (when (and (> (incf empty) +empty-looks+) (leave-sweeping-p driving))
+                      (when (and (> (incf empty) +empty-looks+) (leave-flushing-p driving))
                         (return)))
                      (t (setf empty 0)
                         (if (< age +gathering-ns+)
                             (setf pause-ns (- +gathering-ns+ age))
                             (send-gathered loop))))))))
 
-(defun leave-sweeping-p (driving)
-  "True if the sweeper of the loop of DRIVING, which this thread is, may leave."
-  (setf (driving-sweeper driving) 0)
+(defun leave-flushing-p (driving)
+  "True if the flusher of the loop of DRIVING, which this thread is, may leave."
+  (setf (driving-flusher driving) 0)
   (sb-thread:barrier (:memory))
   (or (zerop (driving-gathered-ns driving))
       ;; there may be another already
-      (plusp (compare-and-swap (driving-sweeper driving) 0 1))))
+      (plusp (compare-and-swap (driving-flusher driving) 0 1))))
 
 (defun send-gathered (loop)
   "Send the output gathered on LOOP, unless another thread runs LOOP and so sends it."

@@ -172,7 +172,7 @@ come at once."
             (is (< best 0.02) "~D messages came after ~,1F ms" count (* 1000 best)))))
       (let ((loop (client:core-loop (client::channel-core channel))))
         (is (wait-until (lambda ()
-                          (zerop (clgrpc.loop::driving-sweeper
+                          (zerop (clgrpc.loop::driving-flusher
                                   (clgrpc.loop::event-loop-driving loop)))))
             "nobody looks for more of them for long")))))
 

@@ -5,7 +5,7 @@
 ;;;; Who may run a loop (src/loop): its own thread or the one that called RUN-EVENT-LOOP; a reserve
 ;;;; thread that was asked for by a post, a waiter, the watchdog or a late handler; a caller that
 ;;;; drives; a thread that takes it for a moment (RUN-BRIEFLY) to begin a call or to send; the
-;;;; sweeper of what was gathered; user code on the loop that waits and drives on.
+;;;; flusher of what was gathered; user code on the loop that waits and drives on.
 
 (in-package #:clgrpc.tests.promise)
 (in-suite :clgrpc.promise)
