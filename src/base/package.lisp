@@ -77,7 +77,8 @@
    ;; keyword-function.lisp, arity.lisp
    #:define-keyword-function #:accepted-keywords #:check-arity #:check-arities
    ;; log/printable.lisp
-   #:printable-text #:quoted-octets #:write-printable #:unsafe-char-p #:bounded-text #:with-bounded-text
+   #:printable-text #:quoted-octets #:write-printable #:unsafe-char-p #:bounded-text
+   #:with-bounded-text
    ;; log/channel-trace.lisp
    #:new-number #:channel-trace #:make-channel-trace #:channel-trace-number #:channel-trace-born-ns
    #:channel-trace-count #:note-channel-event #:channel-events

@@ -151,7 +151,9 @@ replaces a missing member and null, which Go writes for empty values."
         unless (typep count '(unsigned-byte 62))
           do (reject-run "the count of a status is not an integer")
         collect (load:make-status-row :name name :count count
-                                      :code (or (position name load:*status-names* :test #'string=) 2)
+                                      :code (or (position name load:*status-names*
+                                                          :test #'string=)
+                                                2)
                                       :latency (or (gethash name by-status)
                                                    (load:make-histogram)))))
 

@@ -353,7 +353,7 @@
                protobuf::%put-varint protobuf::%put-short-varint
                protobuf::%count-varints protobuf::%count-ends protobuf::%copy-elements
                protobuf::%count-fields protobuf::%carve-1 protobuf::%carve-2
-               protobuf::%count-ends-512
+               protobuf::%count-ends-512 protobuf::%copy-512
                protobuf::%read-strings protobuf::%put-strings
                protobuf::%sizes-512-int32 protobuf::%sizes-512-uint32 protobuf::%sizes-512-int64
                protobuf::%sizes-512-sint32 protobuf::%sizes-512-sint64
