@@ -178,7 +178,8 @@ held tasks that do not belong to its session any more."
   (when (heartbeat-stream-call stream) (end-call (heartbeat-stream-call stream) condition)))
 
 (defun answer-heartbeat (stream lost)
-  "Answer a heartbeat on STREAM, whose worker has LOST some of what it held. The next one may come."
+  "Answer a heartbeat on STREAM: the tasks LOST do not belong to its worker any more. The next
+heartbeat may come."
   (setf (heartbeat-stream-busy stream) nil)
   (handler-case (rpc:try-send (heartbeat-stream-call stream) (pb:make-heartbeat-reply :lost lost))
     (status:rpc-error ())))             ; its worker has gone

@@ -325,7 +325,7 @@ SUBSCRIPTION has ended, or is ended here because too many threads wait for room.
                  (sb-thread:with-mutex ((feed-lock feed)) (decf (feed-senders feed)))))
               (t (end-subscription subscription
                                    (make-condition 'store-unavailable
-                                                   :text "too many watches wait for their peers"))
+                                                   :text "too many watches wait for room to send"))
                  nil))
       (status:rpc-error () nil))))
 

@@ -20,7 +20,7 @@
     (make-meter
      :streams (counter "etcd.client.watch.streams" "{stream}"
                        "Streams that watches have opened: one for each, and one after each break.")
-     :changes (counter "etcd.client.watch.changes" "{change}" "Changes that watches have told.")
+     :changes (counter "etcd.client.watch.changes" "{change}" "Changes that watches have reported.")
      :losses (counter "etcd.client.lease.losses" "{lease}"
                       "Leases that were kept alive and have ended, or may have.")
      :tokens (counter "etcd.client.tokens" "{token}"

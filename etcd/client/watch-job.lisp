@@ -277,4 +277,4 @@ those of its client, or if WATCH ends. From any thread but that of the watch's f
                   do (loop:await-notice (watch-bell watch) (watch-lock watch) again))
             (when (there-p) (return (watch-progress watch))))))
       (when (<= end (loop:world-now))
-        (error 'unavailable :text "etcd has not told the progress of the watch in time")))))
+        (error 'unavailable :text "etcd has not reported the progress of the watch in time")))))

@@ -38,7 +38,7 @@
              :servers (instrument #'metrics:make-gauge "clgrpc.discovery.servers" "{server}"
                                   "Servers of the service that etcd has." "clgrpc.state")
              :changes (instrument #'metrics:make-counter "clgrpc.discovery.changes" "{change}"
-                                  "Changes of the service that etcd has told." "clgrpc.change")
+                                  "Changes of the service that etcd has reported." "clgrpc.change")
              :ignored (instrument #'metrics:make-counter "clgrpc.discovery.ignored" "{entry}"
                                   "Entries of the service that do not describe a server.")
              :failures (instrument #'metrics:make-counter "clgrpc.discovery.failures" "{failure}"

@@ -63,7 +63,7 @@ PARSE-JSON returns it; if Metadata is not an object, its value has the name \"\"
     (and (stringp value) (<= 1 (length value) +longest-word+) value)))
 
 (defun foreign-members (object)
-  "The members of OBJECT, an alist, that have no slots of an endpoint's."
+  "The members of OBJECT, an alist, for which an endpoint has no slot."
   (remove-if (lambda (name) (member name *own-members* :test #'string-equal)) object :key #'car))
 
 (define-keyword-function endpoint-text (address labels &key (state :serving) metadata)

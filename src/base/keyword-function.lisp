@@ -54,8 +54,8 @@ parameters, and &key with KNOWN, a list of keywords, or :any."
 
 (defmacro define-keyword-function (name lambda-list documentation &body body)
   "Define the function NAME with LAMBDA-LIST, which has &key, and may have &rest before that. NAME
-is a symbol, or (symbol :hint text). Before BODY the arguments are checked by CHECK-KEYWORDS, with
-the hint. With &allow-other-keys BODY checks which keywords are known. For `describe', for editors
+is a symbol, or (symbol :hint text). Before BODY, CHECK-KEYWORDS checks the arguments; text is its
+HINT. With &allow-other-keys BODY checks which keywords are known. For `describe', for editors
 and for the compiler's warnings the function has this LAMBDA-LIST."
   (destructuring-bind (name &key hint) (if (consp name) name (list name))
     (multiple-value-bind (required known) (split-at-keywords lambda-list)

@@ -471,7 +471,7 @@ the shortest wait."
 (defun close-core (core)
   "Unless CORE was ended before, end it and release its client loop, even if a non-local exit ends
 the wait. Not on its loop."
-  (sb-sys:without-interrupts            ; who closes it gives up its loop
+  (sb-sys:without-interrupts            ; a core that is closed gives up its loop
     (when (sb-thread:with-mutex ((core-lock core)) (shiftf (core-open core) nil))
       (trace-event :channel :channel-closed :target (core-name core))
       (quit-registry core **cores**)

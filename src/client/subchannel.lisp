@@ -120,7 +120,7 @@ order applies to the next attempt."
       (:ready (leave-addresses connection-set))
       (:connecting
        (when (or new (addresses-beyond old addresses))
-         (end-connect-rounds connection-set "its address is the server's no more")
+         (end-connect-rounds connection-set "the server's addresses have changed")
          (begin-connect-round connection-set)))
       (:transient-failure (when new (end-wait connection-set))))))
 
@@ -149,7 +149,7 @@ one of them it stays until that connection ends. Else SUBCHANNEL moves to anothe
   "Move SUBCHANNEL to the connection set for its addresses; its calls on the old one continue."
   (when (plusp (subchannel-open-calls subchannel))
     (pushnew (subchannel-connection-set subchannel) (subchannel-former-sets subchannel)))
-  (leave-connection-set subchannel "its address is the server's no more")
+  (leave-connection-set subchannel "the server's addresses have changed")
   (join-connection-set subchannel))
 
 (defun send-misplaceds-away (connection-set)
@@ -165,7 +165,7 @@ one of them it stays until that connection ends. Else SUBCHANNEL moves to anothe
     (unless (find-address (connection-set-addresses connection-set) (client-link-peer link))
       (setf (client-link-draining link) t
             (connection-set-useless connection-set) 0) ; the server is not to blame
-      (drain-link connection-set link "its address is the server's no more")))
+      (drain-link connection-set link "the server's addresses have changed")))
   (mapc #'connect (connection-set-owners connection-set)))
 
 ;;; Streams

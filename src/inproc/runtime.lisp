@@ -21,7 +21,7 @@ channel is closed."
 
 (defun release-inproc-core (inproc-core)
   "Release the client loop of INPROC-CORE, which needs no timers and threads any more."
-  (sb-sys:without-interrupts            ; what acquires the loop releases it
+  (sb-sys:without-interrupts            ; a loop that is taken out is released
     (let ((event-loop (sb-thread:with-mutex ((inproc-core-lock inproc-core))
                         (sb-ext:cancel-finalization inproc-core) ; also that of an ENSURE-LOOP
                         (shiftf (inproc-core-loop inproc-core) nil))))

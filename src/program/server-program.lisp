@@ -18,9 +18,10 @@
               "Write a binary log (gRFC A16) to FILE, of all calls or of those that
       GRPC_BINARY_LOG_FILTER selects; `clgrpc binlog FILE` prints it. FILE is begun again at the
       start, when it has --binary-log-octets, and at SIGHUP; the former file becomes FILE.1.")
-  (binary-log-octets "N" (integer-parser 1 1000000000000) 100000000 "How long FILE may get.")
+  (binary-log-octets "N" (integer-parser 1 1000000000000) 100000000
+                     "How long the file of --binary-log may get.")
   (binary-log-files "N" (integer-parser 0 1000000) 4
-                    "How many older files are kept: FILE.1, FILE.2 and so on.")
+                    "How many older files of --binary-log are kept: FILE.1, FILE.2 and so on.")
   (channelz "[true|false]" #'parse-boolean nil
             "Serve channelz as well, which shows the channels, servers and connections of the
       process, with states and counts, to any caller.")

@@ -8,7 +8,7 @@
              "The least severe events that go to the standard error: debug, info, warning or error;
       or none. GRPC_TRACE switches on tracers, as doc/observability.md has them.")
   (log-format "FORMAT" (choice-parser :text :json) :text
-              "How: a line of text, or of JSON, for each event.")
+              "The form of the log: a line of text, or of JSON, for each event.")
   (access-log "[RATIO]" #'parse-ratio nil
               "Log each call, or a share from 0 to 1 of them and all that fail; doc/observability.md
 lists the fields of the events. The level of the log is info at least.")

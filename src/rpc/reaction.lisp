@@ -33,8 +33,8 @@ again when there is room."
   nil)
 
 (define-hot due-callback ((call call) (reactions reactions) (over boolean)) (or null function)
-  "The callback of CALL, other than that for messages, that must run next. Unless OVER is true it is
-not one that waits for the last message or for the end of CALL."
+  "The callback of CALL, other than that for messages, that must run next. If OVER is false, that is
+the callback for room or none: the others wait for the last message or for the end of CALL."
   (cond ((not over) (due-on-writable call reactions))
         ((and (reactions-on-half-close reactions) (all-received-p call))
          (shiftf (reactions-on-half-close reactions) nil))

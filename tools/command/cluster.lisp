@@ -84,21 +84,24 @@ that is not nil. Give up when no node could be reached for TIMEOUT seconds."
       ((task "--task") "KIND" #'identity '()
        "Start a workflow of this task; may be given several times, for one after another.")
       (request "JSON" #'identity nil
-               "Start this instead, a clgrpc.workflow.v1.StartRequest without id; @ reads it from
-      the standard input.")
+               "What to start instead of --task: a clgrpc.workflow.v1.StartRequest without id; @
+      reads it from the standard input.")
       (input "TEXT" #'identity nil
              "The input of the first step, or the payload of the signal; @ reads it from the
       standard input.")
-      (reason "TEXT" #'identity "" "Why it is cancelled.")
-      (cancel "[true|false]" #'parse-boolean nil "Cancel it before it is deleted, if it runs.")
+      (reason "TEXT" #'identity "" "Why the workflow is cancelled.")
+      (cancel "[true|false]" #'parse-boolean nil "With delete, cancel the workflow first if it
+      runs.")
       (cron "TIMES" #'identity nil
             "When the schedule starts a workflow, in UTC: minute, hour, day of the month, month, day
       of the week, such as \"0 3 * * *\".")
-      (every "DURATION" #'parse-seconds nil "How often it starts one instead.")
+      (every "DURATION" #'parse-seconds nil "How often the schedule starts a workflow,
+      instead of --cron.")
       (overlap "skip|allow" (choice-parser :skip :allow) :skip
-               "Whether it starts one while the last one runs.")
+               "Whether the schedule starts a workflow while its last one runs.")
       (catch-up "N" (integer-parser 1 100) 1
-                "How many of the times that passed while there was no node are made up for.")
+                "When no node ran for a while: how many of the times of the schedule that passed
+      meanwhile start a workflow late.")
       (count "N" (integer-parser 1 (expt 10 9)) nil
              "The number of changes after which to stop watching; the most workflows to show.")
       (timeout "DURATION" #'parse-seconds 10

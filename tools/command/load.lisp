@@ -182,7 +182,7 @@ grpc.testing.BenchmarkService."
   (loop for (given name) in `((,(< 1 rounds) "--rounds") (,total "-n") (,max-duration "-x")
                               (,(not (eq :const load-schedule)) "--load-schedule"))
         when given
-          do (refuse "--knee makes runs of its own, of -z; ~A does not go with it" name))
+          do (refuse "--knee makes several runs, each as long as -z; ~A does not go with it" name))
   (when (and rps (< rps 1/2)) (refuse "--knee searches rates from 0.5 calls a second on"))
   (let* ((options (list* :rps (or rps 100) :duration (or duration 5) options))
          (plan (apply #'make-load-plan options)))
@@ -322,7 +322,7 @@ the run, print the reason on standard error and return the RUN without it."
       asked.")
       (protoset "FILE" #'identity nil "The same from a compiled FileDescriptorSet.")
       ((import-path nil "-i" "--import-paths") "DIR[:DIR…]" #'parse-directories nil
-       "Where the imports of --proto are found first.")
+       "The directories where the imports of --proto are looked for first.")
       (connections "N" (integer-parser 1 100000) nil
                    "Connections; workers are spread over them. By default 1, or with a --balance
       that shares calls one to each address.")
@@ -335,18 +335,21 @@ the run, print the reason on standard error and return the RUN without it."
                      "How the rate changes: const; step, by --load-step every --load-step-duration;
       line, by --load-step a second.")
       (load-start "N" #'parse-rate nil "The rate to begin with.")
-      (load-step "N" #'parse-step nil "The number that is added; may be negative.")
-      (load-end "N" #'parse-rate nil "The rate at which it stays.")
+      (load-step "N" #'parse-step nil "How much each step adds to the rate; may be
+      negative.")
+      (load-end "N" #'parse-rate nil "The rate at which the changes end.")
       (load-step-duration "DURATION" #'parse-seconds 1 "How long a step of the rate is.")
       (load-max-duration "DURATION" #'parse-duration nil "The time after which the rate stays the
       same.")
       (concurrency-schedule "KIND" (choice-parser :const :step :line) :const
                             "How the number of workers changes, as --load-schedule.")
       (concurrency-start "N" #'parse-rate nil "The workers to begin with.")
-      (concurrency-step "N" #'parse-step nil "The number of workers that is added; may be
+      (concurrency-step "N" #'parse-step nil "How many workers each step adds; may be
       negative.")
-      (concurrency-end "N" #'parse-rate nil "The number at which it stays.")
-      (concurrency-step-duration "DURATION" #'parse-seconds 1 "How long such a step is.")
+      (concurrency-end "N" #'parse-rate nil "The number of workers at which the changes
+      end.")
+      (concurrency-step-duration "DURATION" #'parse-seconds 1 "How long a step of the
+      number of workers is.")
       (concurrency-max-duration "DURATION" #'parse-duration nil "The time after which the number
       stays the same.")
       (async "[BOOLEAN]" #'parse-boolean nil
@@ -373,7 +376,8 @@ the run, print the reason on standard error and return the RUN without it."
       (stream-call-count "N" (integer-parser 1 1000000000) nil
                          "How many messages a stream sends, those of the data over and over; or,
       where only the server streams, receives before it is cancelled.")
-      (stream-interval "DURATION" #'parse-duration 0 "Between two messages that a stream sends.")
+      (stream-interval "DURATION" #'parse-duration 0 "The time between two messages
+      that a stream sends.")
       (stream-call-duration "DURATION" #'parse-duration 0
                             "For how long a stream sends or, where only the server streams, receives
       before it is cancelled.")

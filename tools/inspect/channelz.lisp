@@ -299,8 +299,8 @@ aligned to the right; the last column is not padded."
           ((string= what "sockets")
            (let ((refs (ask-for-server-sockets grpc-channel (number))))
              (show refs #'write-socket-refs "sockets" refs)))
-          (t (refuse "there is no ~S; there are all, channels, channel ID, subchannel ID, servers, ~
-                      server ID, sockets SERVER and socket ID" what)))))
+          (t (refuse "~S cannot be shown; give all, channels, channel ID, subchannel ID, servers, ~
+                      server ID, sockets SERVER or socket ID" what)))))
 
 (define-command "channelz"
     (((address "ADDRESS" (address-parser 1) "Where a server serves channelz.")

@@ -115,7 +115,7 @@ the annotations of REST. Its types are not made again."
              (let ((name (google.protobuf:file-descriptor-proto-name file)))
                (unless (or (gethash name files) (every-image-has-p name))
                  (when (= *most-files* (hash-table-count files))
-                   (fail-command "the server's files are more than ~D" *most-files*))
+                   (fail-command "the server has more than ~D files" *most-files*))
                  (setf (gethash name files) file)
                  (map nil (lambda (name) (push name wanted))
                       (google.protobuf:file-descriptor-proto-dependency file))))))

@@ -136,7 +136,7 @@ is then counted as under way."
     (unless (loop:future-done-p (commit-future commit))
       (loop:reject-future (commit-future commit)
                           (make-condition 'etcd:unavailable :perhaps-done t
-                                                            :text "its sender was left"))))
+                                          :text "a timeout or the like has stopped its sender"))))
   (when (more-to-send-p group)
     (etcd:run-in-background (node-etcd node) (lambda () (send-commits node group)))))
 

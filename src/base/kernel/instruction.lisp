@@ -69,7 +69,7 @@
     '((:bzhi :rmv 2 nil 1 #xF5)
       (:pdep :rvm 2 #xF2 1 #xF5) (:pext :rvm 2 #xF3 1 #xF5) (:shrx :rmv 2 #xF2 1 #xF7)
       (:kmovq-to :rm 1 #xF2 1 #x93) (:kmovq :rm 1 #xF2 1 #x92) (:kortestq :rm 1 nil 1 #x98))
-    "The same of instructions for general and mask registers.")
+    "Instructions for general and mask registers; rows as in *INSTRUCTIONS-512*.")
 
   (defun register-number (operand)
     (if (consp operand) (cdr operand) (sb-c:tn-offset operand)))

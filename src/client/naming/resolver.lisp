@@ -227,7 +227,7 @@ other method has returned.")
       (clear-fifo (resolver-errands resolver))
       (setf (resolver-running resolver) nil
             (resolver-asked resolver) nil))
-    (push-failure resolver "no thread is free for it")))
+    (push-failure resolver "no thread is free for the resolver")))
 
 (defun send-on-errand (resolver function)
   "Call FUNCTION with RESOLVER on a reserve thread, after the functions queued before. An error in

@@ -55,7 +55,7 @@ to its weight, the attribute :weight or 1; likewise the second among the others,
           (t
            (setf (pick-first-subchannel balancer) nil)
            (when subchannel
-             (close-subchannel subchannel "its addresses are the servers' no more"))
+             (close-subchannel subchannel "there are no servers any more"))
            (publish balancer :transient-failure (make-failure "there are no servers"))))))
 
 (defun note-attributes (subchannel)

@@ -38,7 +38,7 @@
   parser-message "The MESSAGE whose head PARSER has read last, or nil."
   parser-body-start "The start of the part of the body that an event :body reports."
   parser-body-end "The end of the part of the body that an event :body reports."
-  parser-trailers "The fields after a chunked body, HPACK's, once the message is complete.")
+  parser-trailers "The trailers after a chunked body, HPACK's fields, once MESSAGE is complete.")
 
 (define-printer (parser parser)
   "~(~A, ~A~)" (parser-role parser) (parser-state parser))
@@ -187,7 +187,7 @@ request")))))
 9110 section 15.2), the next response belongs to the next request."
   (cond ((and (< (message-status message) 200) (/= 101 (message-status message)))
          (when (< +most-interim+ (incf (parser-interim parser)))
-           (bad-message 502 "responses of 1xx do not end")))
+           (bad-message 502 "there are too many 1xx responses in a row")))
         (t (setf (parser-interim parser) 0)
            (pop (parser-requests parser)))))
 

@@ -97,7 +97,7 @@ MALFORMED-MESSAGE if no name is there."
                 ((<= #xC0 length)
                  (let ((target (logior (ash (logand length #x3F) 8) (octet (1+ at)))))
                    (unless (< target lowest)
-                     (bad-message at "a name's end is not before it"))
+                     (bad-message at "a pointer does not lead to an earlier place"))
                    (when (< +most-pointers+ (incf pointers))
                      (bad-message at "a name has more than ~D pointers" +most-pointers+))
                    (unless after (setf after (+ at 2)))

@@ -174,7 +174,7 @@ to undo the charge. From any thread."
 may have by CHANGE: by 1 if one of them runs a loop that its own thread has left, by -1 if that loop
 has stopped. From any thread."
   (declare (type function function))
-  (sb-sys:without-interrupts            ; what FUNCTION notes is counted
+  (sb-sys:without-interrupts            ; a change that FUNCTION notes is counted
     (when (sb-thread:with-mutex ((reserve-lock reserve))
             (when (funcall function)
               (incf (reserve-runners reserve) change)))

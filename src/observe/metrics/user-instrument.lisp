@@ -238,7 +238,7 @@ are shown as strings. Signal MISUSE for invalid arguments. From any thread."
 ADD. From any thread."
   (unless (and (custom-p instrument) (member (custom-kind instrument) '(:histogram :gauge))
                (null (custom-function instrument)))
-    (misuse "~S is nothing to record in." instrument))
+    (misuse "~S is neither a histogram nor a gauge to record in." instrument))
   (check-number instrument number)
   (let ((row (row-of instrument values)))
     (if (eq :gauge (custom-kind instrument))

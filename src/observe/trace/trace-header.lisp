@@ -103,8 +103,8 @@ their number."
     (values end count)))
 
 (define-hot joined-baggage ((texts list)) simple-base-string
-  "TEXTS, values of FIELD-BAGGAGE, as one baggage, without the members that are too much. A peer may
-have many texts joined in each request: they are not parsed again."
+  "TEXTS, values of FIELD-BAGGAGE, as one baggage, without the members beyond its limits. A peer may
+send many such headers in each request, so the joined text is not parsed again."
   (let ((joined (make-string +most-joined-octets+ :element-type 'base-char)) (at 0) (members 0))
     (declare (type index at members) (dynamic-extent joined))
     (dolist (text (remove "" texts :test #'string=))

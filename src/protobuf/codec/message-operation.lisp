@@ -121,8 +121,8 @@ exits non-locally."
      (partial t nil))
     message
   "Return the message of TYPE whose serialized form is the octets START to END. It may be at most
-DEPTH levels deep, with messages that occupy at most DECODED-OCTETS of memory over eight times its
-size. Signal PROTOBUF-ERROR, also if a required field is missing, unless PARTIAL."
+DEPTH levels deep, with messages that occupy at most DECODED-OCTETS of memory beyond eight times
+its size. Signal PROTOBUF-ERROR, also if a required field is missing, unless PARTIAL."
   (values (parse-received type octets start end depth decoded-octets nil :partial partial)))
 
 (define-compiler-macro parse-octets (&whole form type octets start end &rest options)
@@ -143,7 +143,7 @@ size. Signal PROTOBUF-ERROR, also if a required field is missing, unless PARTIAL
 type) whose serialized form is OCTETS, a vector of octets, from START to END. With INTO, a message
 of TYPE, it is merged into INTO as by MERGE-MESSAGE and INTO is returned; invalid octets leave INTO
 unchanged. MAX-MESSAGE-DEPTH levels may be nested; the messages inside may take MAX-DECODED-OCTETS
-of memory over eight times END - START; both are rows of OPTION-TABLE. Signal PROTOBUF-ERROR if
+of memory beyond eight times END - START; both are rows of OPTION-TABLE. Signal PROTOBUF-ERROR if
 OCTETS are not such a message, and REQUIRED-FIELD-MISSING unless PARTIAL. From any thread; with INTO
 from one thread at a time for INTO."
   (when (stringp octets)

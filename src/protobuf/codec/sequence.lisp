@@ -353,8 +353,8 @@ TYPE is a form for its enum type."
                 (scalar-putter scalar) #',(funcall name "PUT"))))))
 
   (defun kernel-function (verb scalar)
-    "The kernel (varint-kernel.lisp) that does VERB for the varints of SCALAR. Unsigned numbers use
-the kernels of signed ones if they have 64 bits, and for reading."
+    "The kernel (varint-kernel.lisp) that does VERB for the varints of SCALAR. The kernels of int64
+serve uint64, too; of those of int32 only the one that reads serves uint32."
     (let ((kind (scalar-kind scalar)))
       (kind-function verb (cond ((eq kind :uint64) :int64)
                                 ((and (eq kind :uint32) (search "UNPACK" verb)) :int32)

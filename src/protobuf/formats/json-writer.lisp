@@ -307,8 +307,8 @@ MESSAGE-PRINT-ERROR if MESSAGE has no form in JSON (it has an invalid Timestamp,
 FieldMask, an empty Value, an Any of an unknown type or a string that is not UTF-8), if the text is
 longer than MAX-OCTETS, or if messages, including those in Anys, nest deeper than MAX-MESSAGE-DEPTH
 levels. Signal PROTOBUF-ERROR if the octets in an Any are not a message of its type, or if the
-messages in Anys occupy more than MAX-DECODED-OCTETS of memory over eight times their size. Source:
-protobuf.dev, ProtoJSON format. From any thread, while no other thread changes MESSAGE."
+messages in Anys occupy more than MAX-DECODED-OCTETS of memory beyond eight times their size.
+Source: protobuf.dev, ProtoJSON format. From any thread, while no other thread changes MESSAGE."
   (unless (typep indent '(or null (integer 0 16)))
     (misuse "INDENT is a number of spaces from 0 to 16, not ~S." indent))
   (if (and (not defaults) (<= 2 max-octets) (empty-message-p (current message)))

@@ -193,7 +193,7 @@ it is one and fewer than DEPTH levels are used, else as a literal."
 breaks. UNKNOWN: write unknown fields too, by number; by default they are omitted. The message in an
 Any is written out if FINDER, a function from full name to message type or nil, knows its type, its
 octets are such a message, and its limits hold: it nests at most MAX-MESSAGE-DEPTH levels below
-MESSAGE and, together with other Anys, occupies at most MAX-DECODED-OCTETS of memory over eight
+MESSAGE and, together with other Anys, occupies at most MAX-DECODED-OCTETS of memory beyond eight
 times its size. Otherwise type and octets are written. Signal MESSAGE-PRINT-ERROR if MESSAGE itself
 nests deeper, or the text has more than MAX-OCTETS. Source: protobuf.dev, Text Format Language
 Specification. From any thread, while no other thread changes MESSAGE."

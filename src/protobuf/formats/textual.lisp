@@ -240,7 +240,7 @@ name of a type after the last slash."
 ;;; Writing
 
 (defconstant +text-octets+ (expt 2 26)
-  "The default of the most octets of a text, for writers and readers.")
+  "The default limit of a text's octets, for writers and readers.")
 
 (defstruct (writing (:copier nil))
   "The output of a message as a text, and its limits."

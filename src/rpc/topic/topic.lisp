@@ -310,14 +310,14 @@ thread."
 
 (defun past-from (topic from)
   "The messages of TOPIC after the one with the number FROM, or with :past all that are kept. Signal
-:out-of-range if one of them is kept no more, or no message has the number FROM yet. The lock is
+:out-of-range if one of them is no longer kept, or no message has the number FROM yet. The lock is
 held."
   (let* ((kept (fifo-items (topic-past topic)))
          (before (- (topic-position topic) (topic-past-count topic))))
     (cond ((eq :past from) (copy-list kept))
           ((<= before from (topic-position topic)) (copy-list (nthcdr (- from before) kept)))
           (t (status:fail :out-of-range
-                          (format nil "the messages from after ~D to ~D are kept, not from after ~D"
+                          (format nil "subscriptions can begin after message ~D to ~D, not after ~D"
                                   before (topic-position topic) from))))))
 
 (defun subscribe (topic call &key from)
@@ -326,7 +326,7 @@ ends, or UNSUBSCRIBE. Return CALL, as the value for the handler to return; CALL 
 FROM  the first message for CALL: nil, the default, for the next one that is broadcast; :past for
       the oldest that is kept; an integer for the one after the message with this number
       (TOPIC-POSITION), for a client that resumes
-Signal :out-of-range, which ends CALL, if some of these messages are kept no more, or FROM is
+Signal :out-of-range, which ends CALL, if some of these messages are no longer kept, or FROM is
 greater than the number of the last; MISUSE for a wrong argument. If TOPIC is closed CALL ends as
 its other calls did. Until then only topics, of which a call may have several, may send on CALL and
 set its ON-WRITABLE. From any thread, but of one call by one thread at a time."

@@ -257,7 +257,8 @@ second value lists the permits that were dismissed for it, each as (PERMIT . OPT
     (complain server-loop option (peer-entry-name (permit-entry permit)))
     (loop:post (server-link-loop link)
                (lambda ()
-                 (wire:close-link link (format nil "others need the place (~(~A~))" option)
+                 (wire:close-link link (format nil "closed in favour of another connection (~(~A~))"
+                                               option)
                                   :how :expel)))))
 
 (defun admit (server-loop byte-channel)
