@@ -43,6 +43,29 @@
                             :event-cb (lambda (event) (push (type-of event) told)))))
     (is (equal '(dns-error) told))))
 
+(defun reverse-lookup-answers ()
+  "What the callbacks of a reverse look-up of 127.0.0.1 are given, or the text of the error."
+  (let ((told '()))
+    (with-program ()
+      (reverse-dns-lookup "127.0.0.1" (lambda (&rest arguments) (push arguments told))
+                          :event-cb (lambda (event) (push (princ-to-string event) told))))
+    told))
+
+(test a-reverse-lookup-has-one-answer
+  "The name, or the reason why it was not looked up."
+  (sb-int:encapsulate 'os:lookup-name 'knows (lambda (function octets)
+                                               (declare (ignore function octets))
+                                               (values "a.example" "none" nil)))
+  (unwind-protect
+       (progn
+         (is (equal '(("a.example" "none")) (reverse-lookup-answers)))
+         (sb-int:encapsulate 'loop:run-on-resolver 'refuses (constantly nil))
+         (let ((told (reverse-lookup-answers)))
+           (is (= 1 (length told)))
+           (is (search "too many look-ups are waiting" (first told)))))
+    (sb-int:unencapsulate 'loop:run-on-resolver 'refuses)
+    (sb-int:unencapsulate 'os:lookup-name 'knows)))
+
 (test reverse-lookups
   (let ((host nil))
     (with-program ()

@@ -182,6 +182,17 @@ SERVER; a packet takes a millisecond."
             (sim:hang-up peer)
             (signals grpc:unavailable (grpc:await future))))))))
 
+(test a-partition-is-between-two-hosts
+  (sim:with-simulation (simulation)
+    (let ((hosts (loop for name in '("a" "b" "c") collect (sim:add-host name))))
+      (destructuring-bind (a b c) hosts
+        (declare (ignore c))
+        (sim:partition a b)
+        (dolist (one hosts)
+          (dolist (other hosts)
+            (is (eq (and (subsetp (list one other) (list a b)) (not (eq one other)))
+                    (and (sim::parted-p simulation one other) t)))))))))
+
 (test ports-are-chosen-in-turn
   "From the first to the last, and then the first again; one that is in use is passed over."
   (sim:with-simulation (simulation)

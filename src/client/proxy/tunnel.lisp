@@ -70,9 +70,7 @@ write does."
   "Copy the octets that came after the proxy's last answer into OCTETS, from START to END. Return
 their number."
   (let* ((input (tunnel-input tunnel))
-         (count (if input
-                    (min (- end start) (- (tunnel-input-end tunnel) (tunnel-input-start tunnel)))
-                    0)))
+         (count (min (- end start) (- (tunnel-input-end tunnel) (tunnel-input-start tunnel)))))
     (when input
       (replace octets input :start1 start :start2 (tunnel-input-start tunnel)
                             :end2 (incf (tunnel-input-start tunnel) count))
@@ -111,10 +109,9 @@ their number."
 
 (defun read-tunnel (byte-channel octets start end)
   (let ((tunnel (loop:byte-channel-state byte-channel)))
-    (case (tunnel-state tunnel)
-      (:open (read-open tunnel octets start end))
-      (:failed loop:+broken+)
-      (t (talk byte-channel tunnel octets start end)))))
+    (if (eq :open (tunnel-state tunnel))
+        (read-open tunnel octets start end)
+        (talk byte-channel tunnel octets start end))))
 
 (defun write-tunnel (byte-channel octets start end)
   (let ((tunnel (loop:byte-channel-state byte-channel)))

@@ -135,9 +135,23 @@
 (test long-lists-are-refused
   (with-health (server service channel)
     (dotimes (i 100) (grpc:set-health-status service (format nil "s~D" i) :serving))
-    (is (typep (caught (health-methods:list channel (health:make-health-list-request)
-                                            :timeout +patience+))
-               'grpc:resource-exhausted))))
+    (let ((condition (caught (health-methods:list channel (health:make-health-list-request)
+                                                  :timeout +patience+))))
+      (is (typep condition 'grpc:resource-exhausted))
+      (is (equal "more than 100 services" (grpc:rpc-error-message condition))))))
+
+(test watchers-of-another-name-are-left
+  "What becomes known is known to those of its name, which has capitals or not."
+  (with-health (server service channel)
+    (let ((call (watch-health channel "Late")) (other (watch-health channel "late")))
+      (is (eq :service-unknown (next-status call)))
+      (is (eq :service-unknown (next-status other)))
+      (grpc:set-health-status service "Late" :not-serving)
+      (is (eq :not-serving (next-status call)))
+      (grpc:set-health-status service "late" :serving)
+      (is (eq :serving (next-status other)))
+      (grpc:cancel call)
+      (grpc:cancel other))))
 
 (defun watcher-lists (service)
   "The heads of the lists of watchers that SERVICE has."

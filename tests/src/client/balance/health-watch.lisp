@@ -23,6 +23,23 @@
         (is (eq :transient-failure (judge :lost :unavailable)))
         (is (eq :ready (judge :unimplemented)))))))
 
+(test facts-about-health
+  "What channelz shows of a subchannel; nothing, if no health is checked."
+  (with-core (core)
+    (update core "[{\"round_robin\":{}}]" 1)
+    (let ((one (member-to core 1)) (policy (policy-of core)))
+      (flet ((facts () (client:subchannel-facts policy one)))
+        (bring core :ready 1)
+        (is (null (facts)))
+        (setf (balance::leaf-policy-health policy) "svc")
+        (is (equal '(:health :serving) (facts)))
+        (balance::judge-health one "svc" :begun nil)
+        (is (equal '(:health :connecting) (facts)))
+        (balance::judge-health one "svc" :lost :unavailable)
+        (is (equal '(:health :transient-failure) (facts)))
+        (bring core :idle 1)
+        (is (equal '(:health :not-connected) (facts)))))))
+
 (test servers-that-do-not-serve-have-no-calls
   "Over sockets: calls leave a server that says it does not serve, and come back."
   (let* ((healths (list (make-instance 'grpc:health-service)

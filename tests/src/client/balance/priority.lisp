@@ -64,6 +64,27 @@
     (elapse core 901)
     (is (eq (member-to core 2) (pick core)))))
 
+(test a-priority-that-ended-has-no-time-left
+  "The one of the same name that a later config brings does not end at its time."
+  (with-core (core)
+    (flet ((prefer (&rest names)
+             (update core (apply #'prioritized names)
+                     (backend 1 :path '("high")) (backend 2 :path '("low")))))
+      (prefer "high" "low")
+      (bring core :transient-failure 1)
+      (bring core :ready 2)
+      (bring core :ready 1)
+      (elapse core 600)                 ; 300 more, and the lower one ends
+      (prefer "high")
+      (is (= 1 (length (live core))))
+      (prefer "high" "low")
+      (bring core :transient-failure 1)
+      (bring core :ready 2)
+      (elapse core 301)
+      (is (eq (member-to core 2) (pick core)))
+      (prefer "high")
+      (is (= 1 (length (live core))) "it ends as others do"))))
+
 (test priority-configs
   (is (search "priorities[1]" (config-error-path
                                "[{\"priority_experimental\":{\"children\":

@@ -227,6 +227,24 @@
                   :test #'string=)))
       (is (equal '("1 is down" "2 is down") (sort texts #'string<))))))
 
+(test calls-go-on-around-the-ring
+  "To the next entry of a server that has not failed; after the last comes the first."
+  (with-core (core)
+    (update core *ring* 1 2 3)
+    (dolist (number '(1 2 3)) (client:connect (member-to core number)))
+    (bring core :transient-failure 1)
+    (bring core :ready 2 3)
+    (let* ((failed (member-to core 1))
+           (ring (balance::ring-hash-ring (policy-of core)))
+           (servers (balance::ring-servers ring))
+           (count (length servers)))
+      (dotimes (start count)
+        (let ((next (loop for i from start
+                          for server = (svref servers (mod i count))
+                          unless (eq failed server) return server)))
+          (unless (eq next (balance::pick-by-key (policy-of core) ring start))
+            (fail "from ~D" start)))))))
+
 (test a-ring-is-of-the-servers-that-there-is-room-for
   (let ((policy "{\"ring_hash\":{\"requestHashHeader\":\"x-key\"}}"))
     (tests:with-core (core puppet :pick-first :options (:max-subchannels 2))

@@ -92,6 +92,17 @@
                               collect (list (getf event :name) (getf event :value)
                                             (getf event :reason))))))))
 
+(test compressions-of-the-environment
+  (loop for (text compression) in '(("gzip" :gzip) ("GZIP" :gzip) ("none" :identity)
+                                    ("None" :identity) ("" nil) ("deflate" nil))
+        do (with-log ()
+             (is (eq compression
+                     (otlp::read-compression
+                      :traces (variables "OTEL_EXPORTER_OTLP_COMPRESSION" text)))
+                 "~A" text)
+             (is (= (if (equal "deflate" text) 1 0)
+                    (length (events-of :otlp-variable-ignored)))))))
+
 (test signals-that-are-not-wanted
   (is-true (otlp::exported-p :metrics (variables "OTEL_TRACES_EXPORTER" "none")))
   (is-false (otlp::exported-p :traces (variables "OTEL_TRACES_EXPORTER" "none")))

@@ -28,7 +28,9 @@
     (is (search "there is no option --listne (is it --listen?); `clgrpc sample --help` lists"
                 (complaint-of "--listne" "x")))
     (is (search "--listen needs a value" (complaint-of "--listen")))
-    (is (search "one argument too many" (complaint-of "more")))))
+    (is (search "one argument too many" (complaint-of "more")))
+    (is (equal "there is one argument too many: \"{}\"" (complaint-of "{}"))
+        "-d is another command's")))
 
 (test options-of-other-programs
   "A hint names the option that a command has instead, if it has one."

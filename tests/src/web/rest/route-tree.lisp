@@ -53,6 +53,13 @@
     (is (equal '("Any") (butlast (requested router "PUT" "/v1/x"))))
     (is (equal '("Silent") (butlast (requested router "POST" "/v1/x"))))))
 
+(test each-method-is-allowed-once
+  "That of several routes for a path, too; GET allows HEAD."
+  (is (equal '("DELETE" "GET" "HEAD")
+             (rest::allowed-verbs (list "GET" (copy-seq "DELETE") (copy-seq "DELETE")
+                                        (copy-seq "GET")))))
+  (is (equal '("PUT") (rest::allowed-verbs (list "PUT" (copy-seq "PUT"))))))
+
 (test long-paths-cost-what-their-length-does
   "A path of many segments sees each node of the tree once."
   (let* ((rules (list (list :get (format nil "~{~A~}" (make-list 40 :initial-element "/a")))

@@ -105,6 +105,13 @@ b" 2) (": b" 1) ("a: *b" 1) ("a: !!str b" 1)
                          (rule-error (condition) (princ-to-string condition)))))
            (is (equal (format nil "x~A" text) (parse-yaml (format nil "x~A" text))))))
 
+(test colons-in-keys-and-texts
+  "A key ends at a colon before a blank, or at the end of its line."
+  (loop for (text . expected) in '(("a:b: c" ("a:b" . "c")) ("a:b:" ("a:b" . :null))
+                                   ("a::b: c:d" ("a::b" . "c:d")) ("'a: b': c" ("a: b" . "c")))
+        do (is (equal (list (first expected)) (parse-yaml text)) "~S" text))
+  (is (equal "a:b" (parse-yaml "a:b"))))
+
 (test wrong-configs-are-refused
   (dolist (text '("http: x" "http:
   rules: x" "http:
