@@ -197,6 +197,14 @@ longer than the caller waits."
                          (metrics:family-points
                           (family metrics "grpc.client.attempt.duration"))))))))
 
+(test what-loops-count-alike-is-added-up
+  "Attributes are the same if they have the same names and values, whichever list they are."
+  (flet ((attributes (value) (list (cons (copy-seq "grpc.method") (copy-seq value)))))
+    (is (equal (list (cons (attributes "a") '(11 22)) (cons (attributes "b") '(5 6)))
+               (metrics::merge-cells (list (cons (attributes "a") '(1 2))
+                                           (cons (attributes "b") '(5 6))
+                                           (cons (attributes "a") '(10 20))))))))
+
 (test targets-are-other-once-there-are-many
   (let ((metrics (grpc:make-metrics)))
     (flet ((kept (target kept) (metrics::kept-target metrics target kept)))
