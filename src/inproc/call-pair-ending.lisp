@@ -121,7 +121,7 @@ channel is closed; return its status."
   "Start the timer of the deadline of CALL-PAIR's call, and register the call with its callee: from
 now on no thread of the client's checks it."
   (sb-sys:without-interrupts            ; the thread that registers it checks its end
-    (unless (shiftf (call-pair-registered call-pair) t)
+    (when (null (compare-and-swap (call-pair-registered call-pair) nil t))
       (let* ((callee (call-pair-callee call-pair))
              (call (call-pair-server call-pair))
              (inproc-core (call-inproc-core call))

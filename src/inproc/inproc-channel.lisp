@@ -117,6 +117,7 @@ it, or nil if no server listens on its name."
         (dolist (call-pair (callee-open-call-pairs callee))
           (when (eq inproc-core (call-inproc-core (call-pair-server call-pair)))
             (rpc:abort-as (call-pair-client call-pair) :channel-closed))))
+      (end-waiting inproc-core)
       (release-inproc-core inproc-core)
       (dolist (function (channel-state-functions channel))
         (calling:tell-state function :shutdown))))

@@ -245,7 +245,9 @@ are those of INVOKE."
              (t (finish-blocking call-pair channel method request options))))
       (:server-streaming
        (send-only-request call-pair request)
-       (when (eq :threads (inproc-core-execution inproc-core)) (begin-elsewhere call-pair))
+       (if (eq :threads (inproc-core-execution inproc-core))
+           (begin-elsewhere call-pair)
+           (look-after call-pair))
        client)
       (:client-streaming
        (cond ((null generator)

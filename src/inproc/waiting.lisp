@@ -2,7 +2,9 @@
 ;;;; when the client waits for it, so that it needs no thread of its own. But the client may wait
 ;;;; for something else, such as an effect of the handler; over the wire the handler would begin at
 ;;;; once. So each open call whose client does not wait is checked: if it has not begun some time
-;;;; after it was opened, it begins elsewhere.
+;;;; after it was opened, it begins elsewhere. A server stream begins only when its client consumes
+;;;; it, but is registered with its callee: so it ends by its deadline, or with its server, even if
+;;;; its client has forgotten it. CLOSE-CHANNEL ends the calls that wait.
 ;;;;
 ;;;; A call costs no timer. It is put into one of several lists of its inproc core, that of the
 ;;;; place of the thread that opens it (call-tally.lisp). When the next call is put there, those
@@ -33,8 +35,28 @@ wait for it."
       (loop for old = (svref places place)
             do (setf (cdr cell) (member-if #'waiting-p old))
             until (eq old (compare-and-swap (svref places place) old cell)))
-      (unless (inproc-core-watched inproc-core) (watch inproc-core))))
+      (unless (inproc-core-watched inproc-core) (watch inproc-core))
+      ;; the thread that closes the channel may have looked for calls before
+      (unless (inproc-core-open inproc-core) (end-waiting inproc-core))))
   nil)
+
+(defun empty-place (places place)
+  "Empty the index PLACE of PLACES; return the call pairs that were in it."
+  (loop for old = (svref places place)
+        until (eq old (compare-and-swap (svref places place) old '()))
+        finally (return old)))
+
+(defun end-waiting (inproc-core &optional (call-pairs '()))
+  "End the calls of INPROC-CORE, whose channel is closed, that have not begun: those of CALL-PAIRS
+and those in its places."
+  (flet ((end (call-pairs)
+           (dolist (call-pair call-pairs)
+             (when (waiting-p call-pair)
+               (rpc:abort-as (call-pair-client call-pair) :channel-closed)))))
+    (end call-pairs)
+    (let ((places (inproc-core-waiting inproc-core)))
+      (loop for place below (length places) by +place-words+
+            do (end (empty-place places place))))))
 
 (defun watch (inproc-core)
   "Start the timer that looks after the calls of INPROC-CORE, unless it is running."
@@ -46,15 +68,15 @@ wait for it."
   (start-core-timer inproc-core timer
                     (status:deadline-in +longest-wait-ns+ (inproc-core-now inproc-core))))
 
-(defun empty-place (places place)
-  "Empty the index PLACE of PLACES; return the call pairs that were in it."
-  (loop for old = (svref places place)
-        until (eq old (compare-and-swap (svref places place) old '()))
-        finally (return old)))
+(defun stop-waiting (call-pair)
+  "Begin the call of CALL-PAIR elsewhere, or register it if it is a server stream."
+  (if (rpc:takes-one-p (call-pair-server call-pair))
+      (register call-pair)
+      (begin-elsewhere call-pair)))
 
 (defun look-around (inproc-core)
-  "Begin elsewhere those calls of INPROC-CORE that have waited for long enough. On the client's
-loop."
+  "Begin elsewhere, or register, those calls of INPROC-CORE that have waited for long enough. On the
+client's loop."
   (let ((overdue '()) (left nil) (places (inproc-core-waiting inproc-core)))
     (loop for place below (length places) by +place-words+
           do (dolist (call-pair (empty-place places place))
@@ -64,10 +86,11 @@ loop."
                                 left t)
                           (sb-ext:atomic-push call-pair (svref places place)))))))
     (when (and overdue (inproc-core-open inproc-core))
-      (run-on-client-reserve inproc-core (lambda () (mapc #'begin-elsewhere overdue))))
+      (run-on-client-reserve inproc-core (lambda () (mapc #'stop-waiting overdue))))
     (setf (inproc-core-watched inproc-core) nil)
     (sb-thread:barrier (:memory))
     ;; a thread that opens a call from now on finds that no timer runs
-    (when (or left (loop for place below (length places) by +place-words+
-                           thereis (svref places place)))
-      (watch inproc-core))))
+    (cond ((not (inproc-core-open inproc-core)) (end-waiting inproc-core overdue))
+          ((or left (loop for place below (length places) by +place-words+
+                            thereis (svref places place)))
+           (watch inproc-core)))))

@@ -478,6 +478,9 @@ begins."
     (numbers (watch channel (note 3)))
     (is (wait-until (lambda () (= 6 (getf (grpc:server-statistics server) :calls)))))))
 
+(defun count-without-end (note call)
+  (loop (grpc:send call note)))
+
 (define-case draining-servers ()
   "They let calls under way end and take no others."
   (with-transport (channel :server server) (:ask #'double :chat #'echo)
@@ -523,6 +526,22 @@ begins."
             (signal-it go-on)
             (is (eql 4 (ended caller)))
             (is (eq t (ended stopper)))))))))
+
+(define-case forgotten-streams-end ()
+  "A server stream that its client opens and forgets ends by its deadline, with its channel or by
+the end of its server's drain."
+  (flet ((forget (&key (drain +patience+) (timeout 1000) close status)
+           (with-transport (channel :server server) (:watch #'count-without-end :ask #'double)
+             (let ((call (lab.bench:watch channel (note 1) :timeout timeout)))
+               ;; after this the server has the call before
+               (ask channel (note 1))
+               (when close (grpc:close-channel channel))
+               (is (eq (= drain +patience+) (grpc:stop-server server :drain drain)))
+               (is-true (wait-until (lambda () (grpc:call-status call))))
+               (is (eq status (grpc:call-status call)))))))
+    (forget :timeout 0.1 :status :deadline-exceeded)
+    (forget :close t :status :cancelled)
+    (forget :drain 0.1 :status :unavailable)))
 
 (define-case servers-stopped-by-themselves ()
   "STOP-SERVER in a handler or callback of the server returns at once. The call ends as all others
