@@ -312,12 +312,13 @@ any thread."
   "End CALL, a handler's, with STATUS, a keyword; MESSAGE is its text, DETAILS a list of
 messages or octets for grpc-status-details-bin, TRAILERS an alist added to (call-trailers CALL). For
 handlers that have returned their call. If CALL has ended already, do nothing. Signal MISUSE for
-invalid arguments, and for :ok if CALL needs an answer. From any thread."
+invalid arguments, and for :ok if CALL has one answer, which REPLY sends, also after REPLY and after
+the end of CALL. From any thread."
   (check-call call)
   (status-code status)
   (check-metadata trailers)
   (unless (stringp message) (misuse "The message of a status is a string, not ~S." message))
-  (when (and (eq :ok status) (null (call-status call)) (call-rpc-method call) (answers-once-p call))
+  (when (and (eq :ok status) (call-rpc-method call) (answers-once-p call))
     (misuse "~A has one answer, which REPLY sends; FINISH ends it only with an error." call))
   (operate finish call status message (details-octets details status message) trailers)
   nil)

@@ -273,6 +273,29 @@ does not stand for an answer."
           (is (equal '(:deadline-exceeded nil nil) (texts-of 5 :timeout 0.05)))))
       (mapc #'sb-thread:join-thread threads))))
 
+(define-case finish-is-no-reply ()
+  "For a call with one answer FINISH with :ok is misuse, before the reply, right after it and after
+the end; with another status it does nothing after the reply."
+  (let ((refusals '()) (threads '()))
+    (flet ((refused-p (call)
+             (handler-case (progn (grpc:finish call) nil)
+               (grpc:misuse () t))))
+      (with-transport (channel)
+          (:ask (lambda (note call)
+                  (push (sb-thread:make-thread
+                         (lambda ()
+                           (push (refused-p call) refusals)
+                           (grpc:reply call note)
+                           (push (refused-p call) refusals)
+                           (grpc:finish call :status :internal)
+                           (wait-until (lambda () (grpc:call-status call)))
+                           (push (refused-p call) refusals)))
+                        threads)
+                  call))
+        (dotimes (i 20) (is (= i (number-of (ask channel (note i))))))
+        (mapc #'sb-thread:join-thread threads)
+        (is (equal (make-list 60 :initial-element t) refusals))))))
+
 (define-case messages-have-one-receiver ()
   "After ON-MESSAGE, RECEIVE and DO-MESSAGES are misuse; before it a thread may receive the first
 messages."
