@@ -25,10 +25,13 @@
            (not (eq :waiting (call-pair-phase (call-call-pair call)))))
       (plusp (sending-room call))))
 
-(define-hot may-wait-p ((call-pair call-pair)) boolean
-  "False if this thread, which sends on CALL-PAIR, runs both ends of it: while it waited no thread
-would make room."
-  (not (eq (call-pair-phase call-pair) sb-thread:*current-thread*)))
+(define-hot may-wait-p ((call inproc-call)) boolean
+  "False if this thread, which sends on CALL, runs both ends of it, or a callback of CALL, which may
+run on the thread of the other end: while it waited no thread would make room."
+  (let ((reactions (call-inproc-reactions call)))
+    (not (or (eq (call-pair-phase (call-call-pair call)) sb-thread:*current-thread*)
+             (and reactions
+                  (eq (inproc-reactions-runner reactions) sb-thread:*current-thread*))))))
 
 (define-hot want-room ((call inproc-call)) null
   "Note that the sender of CALL waits for room."

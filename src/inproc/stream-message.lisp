@@ -30,7 +30,7 @@ callback runs, or if other messages wait before this one."
   "Give MESSAGE, which CALL sends, to RECEIVER and return true; return false if there is no room."
   (cond ((or (room-left-p call)
              (and wait-p
-                  (or (not (may-wait-p (call-call-pair call)))
+                  (or (not (may-wait-p call))
                       (progn (want-room call)
                              (rpc:wait-for-call call #'rpc:room-p)
                              (rpc:may-send-p call nil)))))

@@ -48,23 +48,24 @@ for a handler's call. From any thread."
   nil)
 
 (defun refuse-receiver (call)
-  (misuse "The messages of ~A go to the function of ON-MESSAGE; RECEIVE and DO-MESSAGES get none."
+  (misuse "The messages of ~A go to the function of ON-MESSAGE; RECEIVE and DO-MESSAGES get none. ~
+           To treat the first messages differently, receive them before ON-MESSAGE, or let its ~
+           function set another one."
           call))
 
 (declaim (inline check-receiver))
 (defun check-receiver (call)
-  "Signal MISUSE if CALL's messages go to the function of ON-MESSAGE. The code of CALL itself may
-receive: its callbacks do not run at once."
+  "Signal MISUSE if CALL's messages go to the function of ON-MESSAGE."
   (let ((reactions (call-reactions call)))
-    (when (and reactions (reactions-on-message reactions) (not (eq call *call*)))
+    (when (and reactions (reactions-on-message reactions))
       (refuse-receiver call))))
 
 (defun receive (call)
   "Return the next message of CALL, or nil after the last one. Wait until a message arrives. On a
 client, signal the call's RPC-ERROR once it has ended with a status other than :ok; in a handler,
 signal it once the call was cancelled or its deadline passed. Only one thread at a time may receive
-on a call. Signal MISUSE after ON-MESSAGE, except in the handler and the callbacks of CALL. Never
-call it on a loop's thread with nothing to receive."
+on a call. Signal MISUSE after ON-MESSAGE. Never call it on a loop's thread with nothing to
+receive."
   (check-call call)
   (check-receiver call)
   (operate receive call))
@@ -232,7 +233,7 @@ LATE is a form for a CALL whose loop has stopped."
 (define-callback on-message reactions-on-message
   "Call FUNCTION with each message of CALL that arrives, first with those that are waiting already.
 In a handler messages wait while more than the send budget (options-send-budget-octets) of its
-answers is queued. From then on RECEIVE signals MISUSE, except in the handler and the callbacks."
+answers is queued. From then on RECEIVE signals MISUSE."
   :at-once t)
 
 (define-callback on-half-close reactions-on-half-close

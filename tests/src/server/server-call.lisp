@@ -534,7 +534,7 @@ its user chooses what becomes of the call."
 
 (test inline-handlers-may-wait
   "An inline handler, or a callback, that waits in our API has another thread run the loop."
-  (let ((waiting (make-signal)))
+  (let ((waiting (make-signal)) (other nil))
     (with-probe (channel :options '(:execution :inline))
         (:chat (lambda (stream call)
                  (signal-it waiting)
@@ -544,21 +544,23 @@ its user chooses what becomes of the call."
                                      (lambda (note)
                                        (declare (ignore note))
                                        (signal-it waiting)
-                                       (grpc:reply call (grpc:receive stream))))
+                                       (grpc:reply call (grpc:receive other))))
                     call)
          :ask #'double)
       (let ((chats (loop repeat 3 collect (chat channel :open)))
             (collect (collect channel :open)))
+        (setf other (chat channel :open))
         (grpc:send collect (note 1))
-        (is (await-signal waiting :count 4))
+        (is (await-signal waiting :count 5))
         (is (= 2 (number-of (ask channel (note 1)))))
         (dolist (chat chats)
           (grpc:send chat (note 5))
           (is (= 5 (number-of (grpc:receive chat))))
           (grpc:close-send chat)
           (is (null (grpc:receive chat))))
-        (grpc:send collect (note 7))
-        (is (= 7 (number-of (grpc:receive collect))))))))
+        (grpc:send other (note 7))
+        (is (= 7 (number-of (grpc:receive collect))))
+        (grpc:cancel other)))))
 
 (test callbacks-may-replace-callbacks
   "A callback sets others while it runs; an error in one ends the call."

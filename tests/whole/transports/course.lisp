@@ -314,6 +314,45 @@ messages."
         ;; it cancels a call that is left by an error, so it comes last
         (signals grpc:misuse (grpc:do-messages (note call) note))))))
 
+(define-case handlers-receive-before-on-message ()
+  "After ON-MESSAGE, RECEIVE is misuse in the callbacks of a call and in its handler, too; the
+function of ON-MESSAGE may set another one."
+  (let ((refusals '()))
+    (flet ((note-refusal (stream)
+             (push (handler-case (grpc:receive stream)
+                     (grpc:misuse () :misuse))
+                   refusals)))
+      (with-transport (channel)
+          (:chat (lambda (stream call)
+                   (grpc:on-message
+                    stream
+                    (lambda (first)
+                      (note-refusal stream)
+                      (grpc:on-message stream (lambda (note)
+                                                (grpc:send call (note (+ (number-of first)
+                                                                         (number-of note))))))))
+                   (note-refusal stream)
+                   (grpc:on-half-close stream (lambda () (grpc:finish call)))
+                   call))
+        (is (equal '(102 103) (numbers (chat channel (mapcar #'note '(100 2 3))))))
+        (is (equal '(:misuse :misuse) refusals))))))
+
+(define-case callbacks-send-without-waiting ()
+  "A callback that sends more than its budget to a client that does not receive yet queues it."
+  (with-transport (channel)
+      (:chat (lambda (stream call)
+               (grpc:on-message stream (lambda (note)
+                                         (dotimes (i 40)
+                                           (grpc:send call (note (number-of note) :body 20000)))))
+               (grpc:on-half-close stream (lambda () (grpc:finish call)))
+               call))
+    ;; a channel within the image knows from the first call where the handler may begin
+    (dotimes (i 3)
+      (grpc:with-call (call (chat channel :open))
+        (grpc:send call (note 1))
+        (grpc:close-send call)
+        (is (= 40 (length (numbers call))))))))
+
 (define-case requests-are-messages ()
   "An element nil of a sequence of requests would end the stream, so it is misuse before the call
 begins."
