@@ -198,6 +198,9 @@ server, and needs no port. Signal MISUSE if TEXT is not an address. From any thr
               (integer "a port is a part of it, HOST:PORT")
               (cons "write several addresses as one: ipv4:10.0.0.1:50051,10.0.0.2:50051")
               (standard-object "SERVER-ADDRESS returns that of a server"))))
+  (when (find-if (lambda (char) (<= #xD800 (char-code char) #xDFFF)) text)
+    (misuse "~A is not an address: it has a surrogate, which is no character."
+            (printable-text text :quoted t)))
   (let ((scheme (find-scheme text))
         (colon (position #\: text)))
     (cond (scheme

@@ -69,7 +69,10 @@
                   (complaint "etcd:///shop"))))
     (is (search "only channels" (complaint "dns://8.8.8.8/host:80")))
     (is (search "HOST:PORT" (complaint "host")))
-    (is (search "107" (complaint "unix:")))))
+    (is (search "107" (complaint "unix:")))
+    (dolist (form '("~A:80" "a~Ab:80" "dns:///~A:80" "unix:/~A" "unix-abstract:~A" "ipv4:~A:80"
+                    "~A" "dns://~A/a:80"))
+      (is (search "a surrogate" (complaint (format nil form (code-char #xD800)))) form))))
 
 (test targets-for-channels
   "They may name a DNS server, and need no port."
