@@ -94,6 +94,11 @@ remains."
         (query-text query) text)
   (next-try query))
 
+(defun server-failed (query outcome text)
+  "As TRY-FAILED, of a server that has answered: the only server is not asked again."
+  (when (null (rest (query-servers query))) (setf (query-tries query) 0))
+  (try-failed query outcome text))
+
 (defun next-try (query)
   "Ask the next server, unless all hope is lost."
   (leave-try query)
@@ -159,7 +164,11 @@ question."
            (when (eq :tcp carrier)
              (try-failed query :server-failed
                          (server-text query "the answer is not for the question"))))
-          ((and (message-truncated-p message) (eq :udp carrier)) (ask-over-tcp query))
+          ((message-truncated-p message)
+           (if (eq :udp carrier)
+               (ask-over-tcp query)
+               (server-failed query :server-failed
+                              (server-text query "the answer over TCP is truncated"))))
           ((and (query-extended query) (member (message-code message) '(1 4)))
            ;; it may be older than RFC 6891
            (setf (query-extended query) nil
@@ -173,9 +182,7 @@ question."
           (t (multiple-value-bind (outcome data)
                  (message-outcome message (query-name query) (query-type query))
                (case outcome
-                 ((:server-failed :refused)
-                  (when (null (rest (query-servers query))) (setf (query-tries query) 0))
-                  (try-failed query outcome data))
+                 ((:server-failed :refused) (server-failed query outcome data))
                  (t (finish query outcome data))))))))
 
 ;;; TCP (RFC 7766): each message after its length, two octets

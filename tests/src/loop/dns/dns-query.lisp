@@ -165,6 +165,23 @@
                (is (eq :found (ask-and-wait loop (list server other) "a.test" +a+))))
       (is (= 4 (length (name-server-asked server))) "those that refuse are not asked again"))))
 
+(test answers-truncated-over-tcp-are-a-servers-failure
+  "They have no records, but that says nothing of the name: the next server is asked."
+  (with-name-server (other)
+    (with-server-and-loop (server loop)
+      (set-records server "a.test" +a+ "1.2.3.4")
+      (set-records other "a.test" +a+ "5.6.7.8")
+      (set-manner server (constantly (lambda (answer)
+                                       (let ((octets (copy-seq answer)))
+                                         (setf (aref octets 2) (logior 2 (aref octets 2)))
+                                         (list octets)))))
+      (multiple-value-bind (outcome text) (ask-and-wait loop (list server) "a.test" +a+)
+        (is (eq :server-failed outcome))
+        (is (search "truncated" text)))
+      (is (equal '(("a.test" 1 :udp) ("a.test" 1 :tcp)) (name-server-asked server)))
+      (is (equalp '(:found (#(5 6 7 8)))
+                  (multiple-value-list (ask-and-wait loop (list server other) "a.test" +a+)))))))
+
 (test servers-that-are-not-there
   (with-loops (loop) ()
     (let ((server (make-name-server
