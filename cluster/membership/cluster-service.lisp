@@ -135,4 +135,6 @@ given."
       (rpc:on-writable call
                        (lambda () (telling-watchers (informer) (tell-watcher informer watcher))))
       (add-watcher informer watcher)
+      ;; the watchers may have been dismissed just before
+      (when (service-stopping service) (dismiss-watcher watcher))
       call)))

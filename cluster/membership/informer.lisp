@@ -245,10 +245,13 @@ of INFORMER may just be late, so the store is asked only if the view has not rea
       (end-catch-up informer watcher nil)
       (etcd:run-in-background (informer-store informer) (lambda () (etcd:cancel-watch catch-up))))))
 
+(defun dismiss-watcher (watcher)
+  "End the call of WATCHER, since the server stops."
+  (rpc:finish (watcher-call watcher) :status :unavailable :message "the node is stopping"))
+
 (defun dismiss-watchers (informer)
-  "End the calls of all watchers, since the server stops."
-  (dolist (watcher (with-informer (informer) (copy-list (informer-watchers informer))))
-    (rpc:finish (watcher-call watcher) :status :unavailable :message "the node is stopping")))
+  "As DISMISS-WATCHER, of all watchers."
+  (mapc #'dismiss-watcher (with-informer (informer) (copy-list (informer-watchers informer)))))
 
 ;;; Following the store
 

@@ -140,6 +140,24 @@ told, it reads them again, is told each change once, and nothing once it is clos
         (grpc:stop-server server :drain 0)
         (close-cluster-service service)))))
 
+(test a-watch-that-begins-as-the-server-stops-ends
+  "It comes when the other watchers have been dismissed, and the server does not wait for it."
+  (with-store (store)
+    (let* ((service (make-open-service))
+           (server (grpc:start-server service)))
+      (sb-int:encapsulate 'cluster::check-revision 'stop
+                          (lambda (original &rest arguments)
+                            (multiple-value-prog1 (apply original arguments)
+                              (server:note-server-stopping service server))))
+      (unwind-protect
+           (grpc:with-channel (channel (grpc:server-address server))
+             (grpc:with-call (call (watch-members channel))
+               (is-true (wait-until (lambda () (grpc:call-status call))))
+               (is (eq :unavailable (grpc:call-status call)))))
+        (sb-int:unencapsulate 'cluster::check-revision 'stop)
+        (grpc:stop-server server :drain 0)
+        (close-cluster-service service)))))
+
 (defmacro with-service-here ((channel informer) &body body)
   "Evaluate BODY with CHANNEL, within the image, to a cluster service on *ETCD*, which has
 INFORMER."

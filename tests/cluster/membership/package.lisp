@@ -10,6 +10,7 @@
                     (#:discovery #:clgrpc.discovery)
                     (#:support #:clgrpc.tests.support) (#:os #:clgrpc.os)
                     (#:memory #:clgrpc.memory) (#:loop #:clgrpc.loop) (#:base #:clgrpc.base)
+                    (#:server #:clgrpc.server)
                     (#:pb #:clgrpc.cluster.v1) (#:methods #:clgrpc.cluster.v1.cluster)))
 
 (in-package #:clgrpc.tests.cluster)
