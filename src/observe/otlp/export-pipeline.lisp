@@ -47,6 +47,8 @@
   ;; a function without arguments that returns batches of the present data
   (take nil :type function :read-only t)
   (request nil :type function :read-only t) ; of a batch's contents, returns the message
+  ;; of a batch's contents, a list, returns those items that can be encoded; nil if a batch is whole
+  (sift nil :type (or null function) :read-only t)
   ;; of CHANNEL, a request and options of a stub, returns how many items were rejected, and why
   (export nil :type function :read-only t)
   (overflow nil :type function :read-only t) ; returns how many items have found no room
@@ -144,9 +146,22 @@ CHANNEL had no connection meanwhile, if that is known."
                               thereis (getf address :last-error)))))
     (format nil "~A~@[: ~A~]" (status:rpc-error-message error) reason)))
 
+(defun sift-batch (pipeline batch error)
+  "BATCH, the first that waits in PIPELINE, has ended with ERROR. If that is because some of its
+items cannot be encoded, drop these, let the others wait in its place, and return true."
+  (let* ((sift (pipeline-sift pipeline))
+         (contents (batch-contents batch))
+         (sound (and sift (typep error 'error) (funcall sift contents))))
+    (when (and sound (< (length sound) (length contents)))
+      (let ((lost (set-difference contents sound)))
+        (drop-batch pipeline (make-batch lost (length lost))
+                    (format nil "it cannot be encoded: ~A" (bounded-text error))))
+      (setf (first (pipeline-waiting pipeline)) (make-batch sound (length sound)))
+      t)))
+
 (defun try-batch (pipeline batch)
-  "Send BATCH of PIPELINE. Return :done if it has ended, successfully or not, or the seconds to wait
-until it may be tried again."
+  "Send BATCH of PIPELINE. Return :done if it has ended, successfully or not; :sifted if a part of
+it waits in its place; or the seconds to wait until it may be tried again."
   (flet ((fail ()
            (incf (tally-failures (pipeline-tally pipeline)))
            (incf (pipeline-failures pipeline))
@@ -166,9 +181,10 @@ until it may be tried again."
                                      (status:rpc-error-message error)))
                  :done)))
       ((or error storage-condition) (error)
-        (fail)
-        (drop-batch pipeline batch (bounded-text error))
-        :done)
+        (cond ((sift-batch pipeline batch error) :sifted)
+              (t (fail)
+                 (drop-batch pipeline batch (bounded-text error))
+                 :done)))
       (:no-error (&rest values)
         (declare (ignore values))
         (funcall (pipeline-count pipeline) :succeeded 1)
@@ -184,10 +200,11 @@ wait until the first may be tried again."
     (let ((batch (first (pipeline-waiting pipeline))))
       (when (null batch) (return nil))
       (let ((outcome (try-batch pipeline batch)))
-        (unless (eq :done outcome)
-          (unless (pipeline-keeps pipeline) (setf (pipeline-waiting pipeline) '()))
-          (return outcome)))
-      (pop (pipeline-waiting pipeline)))))
+        (case outcome
+          (:done (pop (pipeline-waiting pipeline)))
+          (:sifted)
+          (t (unless (pipeline-keeps pipeline) (setf (pipeline-waiting pipeline) '()))
+             (return outcome)))))))
 
 (defun run-round (pipeline)
   "Send the waiting batches of PIPELINE, and then the present data. Return nil if nothing waits any

@@ -154,6 +154,7 @@ the reason."
                            5)
      :take (lambda () (span-batches (trace:drain tracing) (min limit +most-batch-spans+)))
      :request (lambda (spans) (spans-request spans resource))
+     :sift (lambda (spans) (remove-if-not #'encodable-p spans))
      :export #'export-spans :keeps t :queued (lambda () (trace:spans-waiting tracing))
      :overflow (lambda () (max 0 (- (trace:spans-dropped tracing) before))))))
 

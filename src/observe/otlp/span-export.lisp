@@ -53,6 +53,10 @@ another process; and, if REMOTE, that it is."
      :dropped-links-count (trace:span-dropped-links span)
      :status (status-message span))))
 
+(defun encodable-p (span)
+  "True if SPAN can be sent: the user may have changed an attribute, a vector, after it was given."
+  (and (ignore-errors (protobuf:serialize (span-message span))) t))
+
 (defun spans-request (spans resource)
   "The request that reports SPANS, a list, to a collector. RESOURCE is a message."
   (trace-collector:make-export-trace-service-request

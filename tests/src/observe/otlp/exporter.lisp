@@ -162,6 +162,27 @@
         (is (= 3 (collector-asked collector)))
         (is (= 25 (statistic exporter :traces :exported)))))))
 
+(test a-span-that-cannot-be-encoded-is-lost-alone
+  "The others of its batch arrive; it is counted and logged."
+  (with-log (:otlp-dropped)
+    (with-collector (collector address)
+      (let ((tracing (grpc:make-tracing :sampler :always-on)))
+        (with-exporter (exporter address :tracing tracing)
+          (end-spans tracing 3)
+          (end-spans tracing 1 "bad")
+          (end-spans tracing 3)
+          (sb-int:encapsulate 'otlp::span-message 'fail-for-one
+                              (lambda (original span)
+                                (if (string= "bad" (trace:span-name span))
+                                    (error "there is no such message")
+                                    (funcall original span))))
+          (unwind-protect (is-true (grpc:flush-exporter exporter :timeout +patience+))
+            (sb-int:unencapsulate 'otlp::span-message 'fail-for-one))
+          (is (= 6 (distinct (spans-taken collector))))
+          (is (= 6 (statistic exporter :traces :exported)))
+          (is (= 1 (statistic exporter :traces :dropped)))
+          (is (= 1 (length (events-of :otlp-dropped)))))))))
+
 (test a-full-batch-hastens-the-export
   (with-collector (collector address)
     (let ((tracing (grpc:make-tracing :sampler :always-on :batch-spans 20)))
