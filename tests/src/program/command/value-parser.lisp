@@ -17,3 +17,11 @@
   (is (search "from 1 to 10" (complaint (lambda () (funcall (command:integer-parser 1 10) "11")))))
   (is (search "one of text, json"
               (complaint (lambda () (funcall (command:choice-parser :text :json) "xml"))))))
+
+(test lists-of-addresses
+  "An empty list is one empty address, which is refused: UIOP splits the empty text into nothing."
+  (is (equal '("127.0.0.1:1" "unix:/a") (funcall (command:addresses-parser 1)
+                                                 "127.0.0.1:1,unix:/a")))
+  (dolist (wrong '("" "," "127.0.0.1:1,"))
+    (is (search "is not an address"
+                (complaint (lambda () (funcall (command:addresses-parser 1) wrong)))))))
