@@ -93,9 +93,8 @@ CREDENTIALS cannot be used. From any thread."
                      (loop:find-scheme target))))
     (if (and scheme (loop:scheme-open scheme))
         (funcall (loop:scheme-open scheme) target arguments)
-        (sb-sys:without-interrupts      ; the loop that it acquires is given back with the channel
-          (make-wire-channel target arguments credentials compression interceptors call-credentials
-                             plaintext-credentials balance service-config proxy)))))
+        (make-wire-channel target arguments credentials compression interceptors call-credentials
+                           plaintext-credentials balance service-config proxy))))
 
 (defun make-wire-channel (target arguments credentials compression interceptors call-credentials
                           plaintext-credentials balance service-config proxy)
@@ -132,45 +131,61 @@ CREDENTIALS cannot be used. From any thread."
          (pool-key (and (options-share-connections options)
                         (pool-key options credentials resolver
                                   (hpack:field-value-string authority)
-                                  (getf arguments :observer))))
-         (core (multiple-value-bind (event-loop subchannel-pool)
-                   ;; last, since it is given back only with the channel
-                   (acquire-client-loop options pool-key #'make-subchannel-pool)
-                 (new-core :name target :loop event-loop :subchannel-pool subchannel-pool
-                           :options options
-                           :observer (rpc:observer-for observers
-                                                       :role :client
-                                                       :target (if own-resolver
-                                                                   target
-                                                                   (canonical-target target))
-                                                       :loop event-loop)
-                           :credentials credentials :call-credentials call-credentials
-                           :plaintext-credentials (and plaintext-credentials t)
-                           :encoding encoding :codec codec :authority authority
-                           :user-agent user-agent
-                           :resolution (make-resolution resolver)
-                           :balancing balancing :default-config config
-                           :receive-limit (getf arguments :max-receive-octets)
-                           :attempt-interceptors attempt-interceptors
-                           :channel-trace (make-channel-trace
-                                         (loop:read-clock event-loop))))))
-    (setf (core-balancer core) (make-instance 'switch :parent core))
-    (add-guard core)
-    (trace-event :channel :channel-made :target target)
-    (note-channel-event (core-channel-trace core) (channel-trace-born-ns (core-channel-trace core))
-                        "channel created")
-    (unless (loop:simulated-p) (enter-registry core **cores**)) ; only its own loop answers
-    (loop:end-before-save core #'close-core)
-    (let ((channel (apply #'make-instance
-                          (if (or interceptors call-credentials)
-                              'intercepted-channel
-                              'wire-channel)
-                          :target target :core core
-                          (when (or interceptors call-credentials)
-                            (list :interceptors interceptors
-                                  :call-credentials call-credentials)))))
-      (when-dropped channel target (lambda () (when (core-open core) (drop-core core) t)))
-      channel)))
+                                  (getf arguments :observer)))))
+    (open-wire-channel
+     target options pool-key observers (if own-resolver target (canonical-target target))
+     (when (or interceptors call-credentials)
+       (list :interceptors interceptors :call-credentials call-credentials))
+     :credentials credentials :call-credentials call-credentials
+     :plaintext-credentials (and plaintext-credentials t)
+     :encoding encoding :codec codec :authority authority :user-agent user-agent
+     :resolution (make-resolution resolver) :balancing balancing :default-config config
+     :receive-limit (getf arguments :max-receive-octets)
+     :attempt-interceptors attempt-interceptors)))
+
+(defun open-wire-channel (target options pool-key observers canonical-target interception
+                          &rest arguments)
+  "A channel to TARGET, all parts of which have been checked, on a client loop that is acquired now
+and released with the channel. INTERCEPTION are the initargs of an INTERCEPTED-CHANNEL, or nil;
+ARGUMENTS those of its core."
+  (sb-sys:without-interrupts            ; the loop is released with the channel, or now
+    (multiple-value-bind (event-loop subchannel-pool)
+        (acquire-client-loop options pool-key #'make-subchannel-pool)
+      (let ((core nil) (channel nil))
+        (unwind-protect
+             (progn
+               (setf core (apply #'new-core
+                                 :name target :loop event-loop :subchannel-pool subchannel-pool
+                                 :options options
+                                 :observer (rpc:observer-for observers :role :client
+                                                                       :target canonical-target
+                                                                       :loop event-loop)
+                                 :channel-trace (make-channel-trace (loop:read-clock event-loop))
+                                 arguments)
+                     (core-balancer core) (make-instance 'switch :parent core))
+               (add-guard core)
+               (tell-made core)
+               (setf channel (channel-of core interception)))
+          (unless channel
+            (if core
+                (close-core core)
+                (release-client-loop event-loop pool-key))))
+        channel))))
+
+(defun tell-made (core)
+  "Report that CORE was made, and enter it where others look for channels."
+  (trace-event :channel :channel-made :target (core-name core))
+  (note-channel-event (core-channel-trace core) (channel-trace-born-ns (core-channel-trace core))
+                      "channel created")
+  (unless (loop:simulated-p) (enter-registry core **cores**)) ; only its own loop answers
+  (loop:end-before-save core #'close-core))
+
+(defun channel-of (core interception)
+  "The channel of CORE; INTERCEPTION as for OPEN-WIRE-CHANNEL."
+  (let ((channel (apply #'make-instance (if interception 'intercepted-channel 'wire-channel)
+                        :target (core-name core) :core core interception)))
+    (when-dropped channel (core-name core) (lambda () (when (core-open core) (drop-core core) t)))
+    channel))
 
 (defun canonical-target (target)
   "TARGET, with the default scheme if it has none (gRPC's naming document)."

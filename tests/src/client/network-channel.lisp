@@ -43,6 +43,34 @@
     (mapc #'grpc:close-channel made)
     (is (= users (loop-users)))))
 
+(defclass failing-observer () ())
+
+(defmethod rpc:check-observer ((source failing-observer))
+  source)
+
+(defmethod rpc:observer-for ((source failing-observer) &key &allow-other-keys)
+  (error "no observer"))
+
+(test errors-leave-no-loop-behind
+  "The last parts of a channel are made for its loop, and may fail."
+  (let ((users (loop-users)))
+    (signals error (grpc:make-channel "127.0.0.1:80" :observer (make-instance 'failing-observer)))
+    (is (= users (loop-users)))))
+
+(defvar *interrupts-seen* '() "Whether interrupts were on, each time that a WATCHFUL was made.")
+
+(grpc:define-resolver watchful nil ()
+  (:documentation "Notes whether it is made with interrupts on."))
+
+(defmethod initialize-instance :after ((resolver watchful) &key)
+  (push sb-sys:*interrupts-enabled* *interrupts-seen*))
+
+(test interrupts-are-on-while-the-parts-of-a-channel-are-made
+  "That may take long: files are read, and the user's resolver is made."
+  (let ((*interrupts-seen* '()))
+    (grpc:close-channel (grpc:make-channel "watchful:x" :resolvers '(("watchful" . watchful))))
+    (is (equal '(t) *interrupts-seen*))))
+
 (test wrong-names-are-misuse
   ;; they become the :authority of calls; the threads of channels are not left to nobody
   (let ((before (loop-users)))
