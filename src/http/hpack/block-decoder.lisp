@@ -277,8 +277,9 @@ sensitive."
     (when (field-sensitive-p field) (return-from repeat-of nil)))
   (make-repeat (subseq (field-list-fields list) 0 (field-list-count list))
                (field-list-octets list)
-               ;; the layers above have a vector of the fields as well
-               (+ +repeat-octets+ octets (* 16 (field-list-count list))
+               ;; the layers above have a vector of the fields as well, and may have parts of their
+               ;; texts, such as the path
+               (+ +repeat-octets+ octets (* 16 (field-list-count list)) (field-list-octets list)
                   (own-fields-octets decoder list))))
 
 (define-hot store-block ((decoder decoder) (cache simple-vector) (hash hash) (octets octets)

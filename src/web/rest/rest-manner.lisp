@@ -14,8 +14,6 @@
   (rule nil :type route :read-only t)   ; by which it calls
   (match nil :type match :read-only t)  ; of its path
   (query nil :type (or null string) :read-only t) ; as it came
-  ;; of QUERY, once they have been read for a body of several messages
-  (parameters :unread :type (or list (eql :unread)))
   (content-type nil :type (or null string) :read-only t) ; of its body
   ;; how a stream of answers is sent, or nil if there is one answer, or a stream of raw ones
   (form nil :type (member nil :array :lines :events) :read-only t))
@@ -28,18 +26,21 @@
 
 (defun claim-parameters (claim)
   "The QUERY-PARAMETERS of CLAIM. Signal REQUEST-ERROR if they are wrong."
-  (if (eq :unread (rest-claim-parameters claim))
-      (query-parameters (rest-claim-rule claim) (rest-claim-query claim))
-      (rest-claim-parameters claim)))
+  (query-parameters (rest-claim-rule claim) (rest-claim-query claim)))
+
+(defun call-parameters (call claim)
+  "The parameters of CALL, which CLAIM describes: those that it keeps, or else CLAIM-PARAMETERS."
+  (multiple-value-bind (parameters kept) (rpc:call-value call 'parameters)
+    (if kept parameters (claim-parameters claim))))
 
 (defconstant +parameter-octets+ 128
   "The approximate memory of a parameter in addition to its text.")
 
 (defun keep-parameters (call claim)
-  "Read the parameters of CLAIM once for all messages of CALL's body, and charge CALL for them.
-Signal REQUEST-ERROR if they are wrong."
+  "Read the parameters of CLAIM once for all messages of CALL's body, and charge CALL, which keeps
+them, for them: other calls may have the same CLAIM. Signal REQUEST-ERROR if they are wrong."
   (let ((parameters (claim-parameters claim)))
-    (setf (rest-claim-parameters claim) parameters)
+    (setf (rpc:call-value call 'parameters) parameters)
     (when parameters
       (wire:hold call (+ (* 4 (length (rest-claim-query claim)))
                          (* +parameter-octets+
@@ -59,7 +60,7 @@ Signal REQUEST-ERROR if they are wrong."
                    call (- end start)
                    (lambda ()
                      (apply #'bind-message (rest-claim-rule claim) (rest-claim-match claim)
-                            (claim-parameters claim) (subseq-octets octets start end)
+                            (call-parameters call claim) (subseq-octets octets start end)
                             (rest-claim-content-type claim) (web:reading-limits call))))
       (request-error (condition)
         (error 'protobuf:protobuf-error :text (error-line condition))))))

@@ -81,3 +81,31 @@ take many times their octets."
            (is (< 20000 (support:walk-octets link #'clgrpc.tests.server:other-p))
                "~A was not decoded" (first row))
            (check-kept link (first row))))))))
+
+(defun literal-path (path)
+  "The octets of the field :path with PATH, which the table keeps."
+  (let ((rest (- (length path) 127)))
+    (concatenate 'octets (list #x44 #x7F (logior #x80 (logand #x7F rest)) (ash rest -7))
+                 (ascii-octets path))))
+
+(test claims-that-blocks-remember-are-charged
+  "A header block that a peer repeats keeps the claim of its request, with a copy of the path and
+the query. Many blocks share a path in the table."
+  (call-with-rules
+   (lambda (&aux (*others* (append *shared* *others*)))
+     (with-server-loop (server-loop) (:ask #'double)
+       (speak-all server-loop)
+       (comes server-loop)
+       (let ((link (link-of memory:*end* server-loop)) (id 1)
+             (path (format nil "/v1/ask?$x=~A" (make-string 3900 :initial-element #\x))))
+         (flet ((request (&rest parts)
+                  (memory:say memory:*world* memory:*end*
+                              (apply #'raw-request id '(#x83 #x86) parts))
+                  (incf id 2)))
+           (request (literal-path path))
+           (loop for i from 33 repeat 16
+                 do (loop repeat 3 do (request '(#xBE) (list #x0F #x04 1 i)))))
+         (is (null (wire::link-failure link)))
+         (is (< 20000 (support:walk-octets link #'clgrpc.tests.server:other-p))
+             "the claims were not kept")
+         (check-kept link "claims"))))))

@@ -13,7 +13,8 @@
                 #:held-octets #:handling
                 #:with-plain-socket #:connect-socket #:close-socket #:say-text
                 #:hear-octets #:wire-text #:answers #:hear-all
-                #:with-server-loop #:connects #:answer-http #:*others* #:check-kept))
+                #:with-server-loop #:connects #:answer-http #:*others* #:check-kept
+                #:comes #:link-of #:raw-request))
 
 (in-package #:clgrpc.tests.web)
 
