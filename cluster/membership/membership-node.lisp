@@ -222,7 +222,7 @@ that only now."
       (note-entry node member))))
 
 (defun note-entry (node member)
-  "Note that MEMBER, or nothing if that is nil, has the entry of NODE's name."
+  "Note that the entry of NODE's name is MEMBER's or, if MEMBER is nil, does not exist."
   (let ((generation (node-generation node)))
     (cond ((null member) (note-entry-gone node generation))
           ((< generation (member-generation member)) (supersede node member)))))

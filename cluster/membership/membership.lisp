@@ -44,7 +44,8 @@ store."
       (list :changed key '= (etcd:entry-changed entry))
       (list :absent key)))
 
-(defconstant +generation-entries+ 64 "So many entries a cluster has for its generations.")
+(defconstant +generation-entries+ 64
+  "The number of entries in which a cluster keeps its generations.")
 
 (defun generation-key (cluster name)
   "The key of the entry that has the generations of NAME and of others."

@@ -19,7 +19,7 @@
   (bell (sb-thread:make-waitqueue :name "clgrpc raft peer") :read-only t) ; there is room
   (waiting (make-fifo) :type fifo) ; queued requests that are not sent yet
   (sent (make-fifo) :type fifo) ; batches that are not answered yet
-  (held nil :type (or null batch))      ; for which the stream had no room; it comes behind SENT
+  (held nil :type (or null batch))      ; for which the stream had no room; it comes after SENT
   (sent-count 0 :type index)            ; how many are in SENT
   (entries 0 :type index)               ; in WAITING, HELD and SENT
   (octets 0 :type (unsigned-byte 62))   ; of data in these

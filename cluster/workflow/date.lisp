@@ -23,8 +23,8 @@
 (defconstant +lonely-proof-ms+ 600000
   "How long a date that is further away must be asked for before a node that is alone accepts it.")
 (defconstant +common-proof-ms+ 30000
-  "The same for a node among others. Each of them reports its machine's date three times in this
-period.")
+  "How long such a date must be asked for before a node among others accepts it. Each of these
+reports its machine's date three times in this period.")
 (defconstant +longest-outage-ms+ 86400000
   "How far the date, in ms, may be behind the machine's so that an outage explains the difference.")
 

@@ -201,8 +201,8 @@ knows something newer. The lock is held."
                node))
 
 (defun note-kept (node session session-lease revision stream)
-  "NODE has put the key of SESSION with SESSION-LEASE at REVISION, because of a heartbeat on STREAM,
-or of its opening if that is nil."
+  "NODE has put the key of SESSION with SESSION-LEASE at REVISION, because of a heartbeat on STREAM
+or, if STREAM is nil, because it was opened."
   (sb-thread:with-mutex ((node-lock node))
     (let ((record (find-record node session)))
       (when (and record (<= (session-record-revision record) revision))

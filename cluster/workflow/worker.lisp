@@ -160,7 +160,7 @@ closes."
     (when call (rpc:cancel call))))
 
 (defun fail-unanswered (call)
-  "Signal the workflow error that is why no answer has come on CALL."
+  "Signal a workflow error with the reason why no answer has come on CALL."
   (with-workflow-errors
     (case (rpc:call-status call)
       ((nil) (status:fail :deadline-exceeded "no heartbeat was answered in time"))

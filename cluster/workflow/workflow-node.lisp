@@ -122,9 +122,9 @@ LOCK guards SUMS and LOST."
   (lock (sb-thread:make-mutex :name "clgrpc workflow retention") :read-only t) ; of some below
   ;; by period: the sum of the octets of the workflows that began in it
   (sums (make-hash-table :test 'equal) :type hash-table :read-only t)
-  (lost nil :type boolean)              ; SUMS follow the store no longer
+  (lost nil :type boolean)              ; SUMS do not follow the store any more
   (watch nil)                           ; that SUMS follow, or nil; the keeper's
-  (vain-checks 0 :type index))          ; that had no progress of it, in a row; the keeper's
+  (vain-checks 0 :type index))          ; checks in a row without progress of WATCH; the keeper's
 
 (defstruct (feed (:copier nil))
   "The source of changes for the watches at a node, see watching.lisp. LOCK guards the slots that

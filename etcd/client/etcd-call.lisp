@@ -28,7 +28,7 @@
 (defstruct (cancellation-token (:copier nil))
   "The call or pause that a thread waits for, so that another thread can end it."
   (call nil)                            ; that it waits for now, or nil
-  (over nil :type boolean)              ; it is to wait for none any more
+  (over nil :type boolean)              ; the thread must not wait any more
   (lock (sb-thread:make-mutex :name "clgrpc etcd cancellation token") :read-only t) ; of both
   (bell (sb-thread:make-waitqueue :name "clgrpc etcd cancellation token")
         :read-only t)) ; OVER is true

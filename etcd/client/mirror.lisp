@@ -12,8 +12,8 @@
 (defconstant +mirror-pause-seconds+ 1/2 "How long a mirror waits before it fetches entries again.")
 (defconstant +mirror-reach-seconds+ 5
   "How long the connection to etcd may take before the user of a mirror gets an error.")
-(defconstant +mirror-page+ 100 "So many entries are fetched at a time.")
-(defconstant +shortest-mirror-page+ 4 "So many after failures, since each entry may have 1.5 MB.")
+(defconstant +mirror-page+ 100 "The number of entries that one request fetches.")
+(defconstant +shortest-mirror-page+ 4 "The same after failures: each entry may have 1.5 MB.")
 
 (defstruct (mirror (:constructor %make-mirror (etcd function range most on-end on-error))
                    (:copier nil))

@@ -7,9 +7,9 @@
 
 (in-package #:clgrpc.discovery)
 
-(defconstant +longest-endpoint+ 65536 "So many octets a server's text has at most.")
+(defconstant +longest-endpoint+ 65536 "The most octets of a server's text.")
 (defconstant +longest-word+ 512
-  "So many characters an address, a zone and a hash key have at most.")
+  "The most characters of an address, a zone or a hash key.")
 (defconstant +most-weight+ 65535 "The largest weight.")
 
 (defstruct (endpoint (:copier nil))

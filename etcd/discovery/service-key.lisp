@@ -4,7 +4,7 @@
 
 (in-package #:clgrpc.discovery)
 
-(defconstant +longest-name+ 512 "So many characters a service's name has at most.")
+(defconstant +longest-name+ 512 "The most characters of a service's name.")
 
 (defun check-name (name)
   "Return NAME if it is valid for a service; else signal MISUSE."

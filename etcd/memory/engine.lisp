@@ -12,7 +12,7 @@
 (in-package #:clgrpc.memory)
 
 (defconstant +called-at-once+ 16
-  "So many listeners the thread that has made a revision calls itself.")
+  "The most listeners that the thread which has made a revision calls itself.")
 
 (defclass engine (pb:kv pb:lease pb:watch pb:cluster pb:maintenance)
   ((store :initarg :store :reader engine-store) ; its contents
@@ -143,8 +143,8 @@ whose lock is held: the thread that was to call them may have been interrupted."
       (leave-due-calls engine now))))
 
 (defun seconds-to-wait (engine)
-  "For how many seconds the job of ENGINE, whose lock is held, has nothing to do; nil if until it is
-woken."
+  "The seconds until the job of ENGINE, whose lock is held, has something to do; nil if it may wait
+until it is woken."
   (let ((look (next-look-ns (engine-store engine))))
     (when (or look (plusp (hash-table-count (engine-listeners engine))))
       (ns-seconds (max 0 (min +tick-ns+ (- (or look most-positive-fixnum)

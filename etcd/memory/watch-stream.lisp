@@ -27,7 +27,7 @@
   "How many changes a thread scans at once, if it has other things to do.")
 (defconstant +longest-watched-key+ 4096
   "The most octets of a watch's first key and of its end, which are kept as long as the watch.")
-(defconstant +drops-at-once+ 500 "So many watches of a stream that has ended are dropped at once.")
+(defconstant +drops-at-once+ 500 "How many watches of an ended stream are dropped at a time.")
 
 (defstruct (watching (:include listener) (:constructor make-watching (engine call)) (:copier nil))
   "A stream of watches."
@@ -67,9 +67,9 @@
   "The changes that a watch has found and must send, and its position in the store."
   (watch nil :type watch :read-only t)  ; that looks
   (events '() :type list)               ; changes that it has found, the last first
-  (octets 0 :type (integer 0))          ; that these are taken to need
-  (revision 0 :type (signed-byte 64))   ; at which it goes on
-  (passed 0 :type index)                ; behind so many of the changes of that
+  (octets 0 :type (integer 0))          ; that EVENTS are taken to need
+  (revision 0 :type (signed-byte 64))   ; at which it continues
+  (passed 0 :type index)                ; after so many changes of REVISION
   (count 0 :type index))                ; changes that it has looked at
 
 (declaim (sb-ext:freeze-type scan))

@@ -93,8 +93,8 @@ number; see stream-queue.lisp."
   (user-agent nil :type (or null hpack:field) :read-only t) ; likewise, if not **USER-AGENT**
   (encoding nil :type (or null encoding:encoding) :read-only t) ; of requests, by default
   (codec nil :type (or null encoding:message-codec) :read-only t) ; of messages, or nil
-  (refused '() :type list)              ; the encodings that some server is known not to read, and
-                                        ; no server to read; changed by one store
+  (refused '() :type list)              ; encodings that none of the servers whose list is
+                                        ; known accepts; changed by one store
   (resolution (make-resolution nil) :type resolution :read-only t) ; how its target is resolved
   (config nil :type (or null config:service-config)) ; in force, once the resolver has answered
   (default-config nil :type (or null config:service-config) :read-only t) ; if the resolver has none

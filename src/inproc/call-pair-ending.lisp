@@ -120,7 +120,7 @@ channel is closed; return its status."
 (defun register (call-pair)
   "Start the timer of the deadline of CALL-PAIR's call, and register the call with its callee: from
 now on no thread of the client's checks it."
-  (sb-sys:without-interrupts            ; the thread that registers it checks its end
+  (sb-sys:without-interrupts            ; a thread that registers a call checks its end
     (when (null (compare-and-swap (call-pair-registered call-pair) nil t))
       (let* ((callee (call-pair-callee call-pair))
              (call (call-pair-server call-pair))

@@ -96,7 +96,7 @@ has set SCHEDULED. Interrupts are off; during callbacks they are on if the calle
     (loop
       (ecase (inproc-reactions-scheduled reactions)
         ((nil)
-         (when (sb-sys:without-interrupts ; the thread that sets it runs them
+         (when (sb-sys:without-interrupts ; a thread that sets SCHEDULED runs all
                  (when (null (compare-and-swap (inproc-reactions-scheduled reactions) nil t))
                    (unless (and (loop-p execution) (post-run-due execution call))
                      (sb-sys:allow-with-interrupts (run-due call)))

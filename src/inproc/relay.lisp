@@ -62,7 +62,7 @@
   (number 0 :type index :read-only t)   ; how many attempts came before it
   ;; for interceptors, if the channel has some for its method, while it runs
   (view nil :type (or null attempt:attempt))
-  (sent nil :type cons)                 ; a cons of the relay's list: the next request is behind it
+  (sent nil :type cons)                 ; a cons of the relay's list: the next request is after it
   (closed nil :type boolean))           ; it was told that there are no more requests
 
 (defstruct (relay (:include attempt:retries) (:constructor %make-relay) (:copier nil))
@@ -116,7 +116,7 @@ there are no more. The other ARGUMENTS are slots."
 again."
   (loop
     (case (relay-state relay)
-      ((nil) (sb-sys:without-interrupts ; the thread that sets it runs
+      ((nil) (sb-sys:without-interrupts ; a thread that sets STATE runs ADVANCE
                (when (null (compare-and-swap (relay-state relay) nil t))
                  (return-from wake (sb-sys:allow-with-interrupts (run-relay relay))))))
       ((t) (when (eq t (compare-and-swap (relay-state relay) t :again)) (return)))

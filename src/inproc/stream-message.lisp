@@ -14,7 +14,7 @@ callback runs, or if other messages wait before this one."
          (inproc-reactions-on-message reactions)
          (eq :caller (inproc-core-execution (call-inproc-core receiver)))
          (null (inproc-reactions-scheduled reactions))
-         (sb-sys:without-interrupts     ; the thread that sets it runs them
+         (sb-sys:without-interrupts     ; a thread that sets SCHEDULED runs all
            (when (null (compare-and-swap (inproc-reactions-scheduled reactions) nil t))
              (let ((message (and (not (rpc:messages-wait-p receiver))
                                  (null (mailbox-message receiver))

@@ -60,7 +60,7 @@ and those in its places."
 
 (defun watch (inproc-core)
   "Start the timer that looks after the calls of INPROC-CORE, unless it is running."
-  (sb-sys:without-interrupts            ; the thread that sets it starts the timer
+  (sb-sys:without-interrupts            ; a thread that sets WATCHED starts the timer
     (when (null (compare-and-swap (inproc-core-watched inproc-core) nil t))
       (ring-later (make-timer #'look-around inproc-core) inproc-core))))
 

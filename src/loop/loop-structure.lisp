@@ -83,7 +83,7 @@ slots, gathering.lisp."
   (left nil :type boolean)              ; its own thread has left it for good; RESERVE's lock
   (blind nil :type boolean)             ; events were fetched and then lost
   (lock (sb-thread:make-mutex :name "clgrpc loop") :read-only t) ; for STATE, STRAYS
-  ;; told when STATE changes
+  ;; notified when STATE changes
   (stopped (sb-thread:make-waitqueue :name "clgrpc loop stopped") :read-only t)
   ;; turns that take long; see watchdog.lisp
   (long-turn 0 :type (unsigned-byte 62)) ; the TURNS of a turn that two looks have seen

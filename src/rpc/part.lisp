@@ -13,7 +13,7 @@ messages is limited too.")
 (defstruct (arrival (:copier nil))
   "Messages that arrived together, or one message."
   (next nil :type (or null arrival))    ; older in a stack, newer in a queue
-  (item nil)                            ; octets with short messages, each behind four octets of
+  (item nil)                            ; octets with short messages, each after four octets of
                                         ; its length, or one message, as the operation DECODE has it
   (size 0 :type index)                  ; charged to the call until the last message is taken
   (at 0 :type index)                    ; where the next of the short messages begins

@@ -65,7 +65,7 @@ method. RECEIVED is nil, or the length of the received message that FUNCTION dec
   (when long (operate note-long-message call long))
   (let ((promised nil))
     (with-undoing (nil (when promised (settle-octets octets)))
-      (sb-sys:without-interrupts        ; but where it waits
+      (sb-sys:without-interrupts        ; except while it waits
         (sb-sys:allow-with-interrupts (ensure-promise call octets options received))
         (setf promised t))
       (funcall function))))

@@ -178,7 +178,7 @@ if there is neither, and no protocol other than gRPC. EXECUTION is that of START
     (and (or handlers fallback (server-protocols server)) router)))
 
 (defun make-server-loop-http (server router)
-  "The data of HTTP on one loop of SERVER, which answers by ROUTER; nil if that is nil."
+  "The data of HTTP on one loop of SERVER, which answers by ROUTER; nil if ROUTER is nil."
   (and router
        (exchange:make-http-loop :router router :sink **exchange-sink**
                                 :options (server-options server))))

@@ -59,6 +59,7 @@ request is not a preflight, or asks for another method. ORIGINS are those of STA
   (if (consp origins) '(("vary" . "origin")) '()))
 
 (defun exposing (cors names)
-  "CORS, of ORIGIN-HEADERS, with NAMES, of headers that the page may read; nil if that is nil."
+  "CORS, a value of ORIGIN-HEADERS, with the NAMES of headers that the page may read; nil if CORS is
+nil."
   (and cors
        (acons "access-control-expose-headers" (format nil "~{~A~^,~}" names) cors)))

@@ -130,7 +130,7 @@ LOOP has stopped. On LOOP."
 ;;; Observing
 
 (defun sample-set-of-loop (console loop)
-  "The sample set of CONSOLE for LOOP, or for threads without one if that is nil."
+  "The sample set of CONSOLE for LOOP or, if LOOP is nil, for threads without a loop."
   (sb-thread:with-mutex ((console-lock console))
     (flet ((its-loop (entry) (and (car entry) (sb-ext:weak-pointer-value (car entry)))))
       (setf (console-sample-sets console)

@@ -13,7 +13,7 @@
       (let* ((equals (position #\= line :start at))
              (name (string-left-trim ", " (subseq line at equals)))
              (value (make-string-output-stream)))
-        (setf at (+ 2 equals))          ; behind the quote
+        (setf at (+ 2 equals))          ; after the quote
         (loop for char = (char line at)
               until (char= #\" char)
               do (when (char= #\\ char)

@@ -25,8 +25,8 @@
 
 (defun call-terminable (function)
   "Call FUNCTION, without arguments, while SIGTERM does not end the process but is noted: see
-TERMINATED-P and CALL-UNTIL-TERMINATION. Then SIGTERM does what it did before. Within FUNCTION
-this has no effect."
+TERMINATED-P and CALL-UNTIL-TERMINATION. Afterwards SIGTERM does what it did before. A call of
+this within FUNCTION only calls its own function."
   (if *termination*
       (funcall function)
       (let* ((loop (loop:make-event-loop :name "clgrpc load signals"))

@@ -11,7 +11,7 @@
 stored form.")
 
 (defun entry-state (entry)
-  "The WorkflowState in ENTRY, or nil if that is."
+  "The WorkflowState in ENTRY, or nil if ENTRY is nil."
   (and entry (protobuf:parse-message 'pb:workflow-state (etcd:entry-value entry))))
 
 (defun readable-state (entry)

@@ -42,7 +42,7 @@ through which it grew.")
     (let ((old (svref **shelves** shelf)))
       (declare (type list old))
       (cond ((null old) (return nil))
-            ((sb-sys:without-interrupts ; the count is that of the shelves
+            ((sb-sys:without-interrupts ; shelf and count change together
                (when (eq old (compare-and-swap (svref **shelves** shelf) old (rest old)))
                  (atomic-decf (car **stored**) (shelf-length shelf))
                  t))

@@ -134,7 +134,7 @@ and the exponent E of the first: NUMBER is about d.ddd × 10^E."
   "NANOS billionths, from 1, in the form of FLOAT-DECIMAL."
   (let* ((small (< nanos 1000000))
          (digits nanos)
-         (places (if small (1- (digit-count nanos)) 9)) ; so many of the digits are behind the point
+         (places (if small (1- (digit-count nanos)) 9)) ; digits after the point
          (exponent (- 9 places))
          (sign (if negative 1 0)))
     (declare (type (unsigned-byte 50) digits) (type (integer 0 9) places exponent))

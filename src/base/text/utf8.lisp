@@ -232,7 +232,7 @@ octets."
     (loop
       (multiple-value-setq (i at) (%encode-run string i octets at))
       (when (= i count) (return))
-      (let ((end (if (avx2-p) (min count (+ i 16)) count))) ; lanes may go on behind
+      (let ((end (if (avx2-p) (min count (+ i 16)) count))) ; then lanes may go on
         (multiple-value-setq (i at) (%encode-wide string i end octets at))
         (when (or (= i count) (< i end)) (return))))
     (flet ((put (octet)

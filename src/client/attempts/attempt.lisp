@@ -265,7 +265,7 @@ attempt fails with FAILURE."
 
 (defun record-failure (call number link failure)
   "Record FAILURE of an attempt of CALL for FAILED-ATTEMPTS. NUMBER others came before it. It was on
-LINK, or had no stream if that is nil."
+LINK or, if LINK is nil, had no stream."
   (rpc:note-failed-attempt call number (and link (client-link-peer link))
                            (client-failure-status failure) (client-failure-message failure)
                            (ns-seconds (since call (client-call-born-ns call)))))

@@ -92,7 +92,7 @@ REQUIRED, it must be there and not be empty."
 
 (defconstant +most-multiplier+ 1000000
   "The largest backoffMultiplier that counts: with it the longest wait follows the first. The
-inverse is the smallest that counts, with almost no second wait.")
+smallest that counts is its inverse, with which the second wait is almost 0.")
 
 (defun parse-retry-policy (object path)
   "The RETRY-POLICY in OBJECT, at PATH."

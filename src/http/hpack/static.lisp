@@ -8,7 +8,7 @@
 (defconstant +static-count+ 61 "The last index of the static table; the dynamic one follows.")
 
 (defconstant +static-name-only+ 128
-  "In an answer of STATIC-MATCH: added to the index if only the name is that entry's.")
+  "Added to the index that STATIC-MATCH returns if only the name is equal to that entry's.")
 
 (declaim (type simple-vector **static-fields** **static-names**))
 
@@ -38,7 +38,7 @@
                    ("refresh") ("retry-after") ("server") ("set-cookie")
                    ("strict-transport-security") ("transfer-encoding") ("user-agent") ("vary")
                    ("via") ("www-authenticate"))))))
-  "In a result of STATIC-MATCH: added to the index if that entry has only the name in common.")
+  "The fields of the static table (RFC 7541 appendix A) by index, from 1.")
 
 (define-load-time-global **static-names**
     (let* ((longest (loop for index from 1 to +static-count+

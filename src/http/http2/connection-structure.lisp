@@ -57,7 +57,7 @@ default that does nothing, except ON-OUTPUT, which has no default.
 connection began, and the state of its rate limits (rate-limit.lisp)."
   (queued-octets 0 :type index)         ; DATA that waits for windows or a turn
   (control-frames 0 :type event-count)  ; answers in the output, with some that have left lately
-  (later-control-frames 0 :type event-count) ; those of them that are behind CONTROL-MARK
+  (later-control-frames 0 :type event-count) ; those of them that are after CONTROL-MARK
   (control-mark 0 :type event-count)    ; a place in the output, as SENT-OCTETS counts
   (block-octets 0 :type index)          ; of the header block that is being collected
   (streams-opened 0 :type event-count)  ; by either side
@@ -181,7 +181,7 @@ connection began, and the state of its rate limits (rate-limit.lisp)."
   "Octets queued on a stream."
   (octets (make-octets 0) :type octets) ; that hold them
   (start 0 :type index)                 ; the first that is not sent yet
-  (end 0 :type index)                   ; behind the last
+  (end 0 :type index)                   ; after the last
   (storable nil :type boolean)          ; whether OCTETS go back to the store of clgrpc.base
   (next nil :type (or null segment)))   ; in the stream's queue
 

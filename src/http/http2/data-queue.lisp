@@ -83,7 +83,7 @@ been ended."
              (join-ring connection stream)
              (funcall (sink-on-queued (connection-sink connection)) connection)))
           (t (when storable (give-octets-back octets))
-             (when (and end-stream-p (= start end)) ; behind a queue
+             (when (and end-stream-p (= start end)) ; after a queue
                (set-stream-flag stream +queue-ends+)))))
   nil)
 

@@ -32,7 +32,8 @@ be woken first.")
   "The time that a loop spins because a caller of its process has begun a trial: the caller may sleep
 in the first wait of that.")
 (defconstant +answers+ 4
-  "The number of waits through which it does so, unless one of them is longer.")
+  "The number of waits in a row through which a loop spins for that reason, unless one of them is
+longer.")
 (defconstant +longest-look-ns+ 5000
   "A look that takes longer was interrupted by another thread.")
 (defconstant +trials+ 192
@@ -45,22 +46,24 @@ possible.")
 (defconstant +least-pause+ 16
   "The least number of waits that a loop sleeps through between two trials.")
 (defconstant +longest-pause+ 128
-  "The longest pause, in waits, for a loop with a thread of its own: fewer than +TRIALS+.")
+  "The longest pause between trials, in waits, of a loop with a thread of its own: fewer than
++TRIALS+.")
 (defconstant +longest-driven-pause+ 8192
-  "The most, for a loop that a caller drives.")
+  "The longest pause between trials, in waits, of a loop that a caller drives.")
 (defconstant +wins+ 256
-  "After how many successes spinning is tried again soon when it has ceased to be useful.")
+  "How many waits spinning must have shortened so that, when it ceases to be useful, the next trial
+comes soon.")
 
 (defstruct (spin-state (:copier nil))
   "The data of a loop about its waits."
   (token 0 :type os:event-token)        ; of the only source that had an event last; 0 if not one
-  (streak 0 :type (integer 0 8))        ; waits in a row that ended so, as far as they matter
-  (credit 0 :type (integer 0 4))        ; so many failures are left until the loop spins no more
+  (streak 0 :type (integer 0 8))        ; waits in a row that ended by TOKEN, up to +STEADY+
+  (credit 0 :type (integer 0 4))        ; failures left until the loop stops spinning
   (trials 0 :type (integer 0 192))      ; waits left of the trial under way
   (pause 16 :type (integer 16 8192))   ; waits between this trial and the next
-  (left 16 :type (integer 0 8192))     ; of these, those that are still to come
-  (wins 0 :type (integer 0 256))        ; waits that spinning has paid for since the last trial
-  (answered 0 :type fixnum)             ; trials of callers after which this loop had its own
+  (left 16 :type (integer 0 8192))     ; waits left of the present pause
+  (wins 0 :type (integer 0 256))        ; waits that spinning has shortened, up to +WINS+
+  (answered 0 :type fixnum)             ; **CALLERS-TRIALS** when this loop last answered one
   (sent 0 :type (unsigned-byte 62))     ; octets that the loop had sent when it last waited
   (spun-ns 0 :type (unsigned-byte 62))) ; how long it has spun, in all
 
@@ -70,7 +73,7 @@ possible.")
   "~:[sleeps~;spins~]" (plusp (spin-state-credit spin-state)))
 
 (declaim (type fixnum **callers-trials**))
-(sb-ext:define-load-time-global **callers-trials** 0) ; begun on all loops of the process; atomic
+(sb-ext:define-load-time-global **callers-trials** 0) ; begun by callers in the process; atomic
 
 (defun make-spin-state-if-useful ()
   "A spin state, or nil for a loop that never spins."
@@ -110,7 +113,7 @@ is 0."
   "The time for which the wait that begins now may spin; DRIVEN is true if a caller drives the
 loop."
   (cond ((= +credit+ (spin-state-credit spin-state)) +spin-ns+)
-        ;; one pause has both ends sleep; to be there again takes the time that the other one wakes
+        ;; after one pause both ends sleep: this one spins until the other one has been woken
         ((plusp (spin-state-credit spin-state)) +trial-ns+)
         ((< (spin-state-streak spin-state) +steady+) 0)
         ((and (not driven) (/= **callers-trials** (spin-state-answered spin-state)))

@@ -64,7 +64,7 @@ TLS-CREDENTIALS has an argument for each slot but the last four, and explains it
   ;; the client's, the server's, and that of servers which speak HTTP/1.1 as well
   (contexts (list nil nil nil) :type list :read-only t)
   (looking nil :type boolean)           ; a thread looks at the files
-  ;; told when it has
+  ;; notified when LOOKING becomes nil
   (looked (sb-thread:make-waitqueue :name "clgrpc credentials checked") :read-only t)
   (lock (sb-thread:make-mutex :name "clgrpc credentials") :read-only t)) ; for reloading
 

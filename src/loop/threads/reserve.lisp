@@ -36,7 +36,7 @@
   (max-queue 0 :type index :read-only t) ; functions that may wait
   (idle-seconds 0 :type real :read-only t) ; an idle thread ends after so long
   (lock (sb-thread:make-mutex :name "clgrpc reserve") :read-only t) ; for all that follows
-  ;; told when a thread ends
+  ;; notified when a thread ends
   (ended (sb-thread:make-waitqueue :name "clgrpc reserve ended") :read-only t)
   (idle '() :type list)                 ; workers, the one that went idle last first
   (root nil :type share :read-only t)   ; the share of all its threads

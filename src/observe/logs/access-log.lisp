@@ -50,7 +50,7 @@ other arguments. From any thread."
 
 (defun make-draw (threshold event-loop)
   "A function without arguments that returns true THRESHOLD times of +CHANCES+, at random. It is
-called on EVENT-LOOP; from any thread if that is nil."
+called on EVENT-LOOP or, if EVENT-LOOP is nil, from any thread."
   (declare (type (integer 0 #.+chances+) threshold))
   (cond ((zerop threshold) (constantly nil))
         ((= threshold +chances+) (constantly t))

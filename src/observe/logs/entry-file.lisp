@@ -135,7 +135,7 @@ error as a text, or nil if the position is END."
   "Forget the entries that FILE has gathered."
   (let ((gathered (entry-file-gathered file)))
     (if (< (* 4 +gathered-octets+) (length (buffer-octets gathered)))
-        (setf (entry-file-gathered file) (make-buffer)) ; a long entry has made the other long
+        (setf (entry-file-gathered file) (make-buffer)) ; a long entry had made the old one long
         (clear-buffer gathered))))
 
 (defun write-gathered (file)

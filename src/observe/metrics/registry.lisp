@@ -10,7 +10,7 @@
   "The most targets that channels are counted by; all others have the target \"other\".")
 
 (defconstant +most-labels+ 64
-  "So many texts a target record counts apart, such as reasons of disconnections.")
+  "How many texts, such as reasons of disconnections, a target record counts separately.")
 
 (defclass metrics ()
   ((instruments :initarg :instruments :reader metrics-instruments) ; that are on
@@ -100,7 +100,7 @@ METRICS-TEXT and COLLECT read the counts. Signal MISUSE for a wrong argument. Fr
     (t (misuse "~A is a function or nil, not ~S." name function))))
 
 (defun keeper (names)
-  "A function that is true of the names that NAMES, see MAKE-METRICS, keeps; all if that is nil."
+  "A function that is true of the names that NAMES, see MAKE-METRICS, keeps: all if NAMES is nil."
   (typecase names
     (null (constantly t))
     (cons (unless (every (lambda (name) (typep name '(or string symbol))) names)

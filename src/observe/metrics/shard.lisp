@@ -44,7 +44,7 @@ row is a name and how many cells it has."
 
 (defstruct (series (:constructor make-series (cells)) (:copier nil))
   "The counts of the calls, or attempts, of one method that end with one status."
-  (cells nil :type cells :read-only t)  ; histograms, one behind the other
+  (cells nil :type cells :read-only t)  ; histograms, one after the other
   ;; by bucket of the first of them the last EXEMPLAR, once there is one
   (exemplars nil :type (or null simple-vector)))
 
@@ -60,7 +60,8 @@ row is a name and how many cells it has."
   ;; of a client's attempts likewise
   (attempts (make-array +statuses+ :initial-element nil) :type simple-vector :read-only t))
 
-(defconstant +runs+ 16 "So many runs a target record has at a time, before it reads the clock.")
+(defconstant +runs+ 16
+  "The most runs of a target record. When all are in use, it reads the clock and counts them.")
 
 (defstruct (run (:copier nil))
   "Calls of a server's that have begun in one turn and ended alike since output was last sent."

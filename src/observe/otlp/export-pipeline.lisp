@@ -26,8 +26,8 @@
 (defstruct (tally (:copier nil))
   "The outcomes of the points or spans of a pipeline."
   (exported 0 :type (unsigned-byte 62)) ; that the collector has taken
-  (rejected 0 :type (unsigned-byte 62)) ; that it says it has not, though the export was right
-  (dropped 0 :type (unsigned-byte 62))  ; of exports that failed for good, or did not come about
+  (rejected 0 :type (unsigned-byte 62)) ; that it has refused in an answer of status ok
+  (dropped 0 :type (unsigned-byte 62))  ; of exports that failed for good or were not tried
   (overflowed 0 :type (unsigned-byte 62)) ; that found the queue full, and were never taken
   (requests 0 :type (unsigned-byte 62)) ; exports that were tried
   (failures 0 :type (unsigned-byte 62))) ; of these, that failed

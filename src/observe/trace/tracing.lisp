@@ -44,7 +44,7 @@ another time."
 (pushnew 'renew-offset sb-ext:*init-hooks*)
 
 (defun new-queue (tracing loop)
-  "A queue of TRACING for LOOP, or for the threads that run none if that is nil."
+  "A queue of TRACING for LOOP or, if LOOP is nil, for the threads that run no loop."
   (let ((clock (if loop
                    (lambda () (loop:read-clock loop))
                    (loop:world-clock loop:*world*))))
@@ -67,7 +67,7 @@ another time."
   (setf (tracing-on-batch tracing) (check-on-batch function)))
 
 (defun queue-for (tracing loop)
-  "The queue of TRACING for LOOP, or for the threads that run none if that is nil."
+  "The queue of TRACING for LOOP or, if LOOP is nil, for the threads that run no loop."
   (if (null loop)
       (tracing-shared tracing)
       (flet ((find-queue ()

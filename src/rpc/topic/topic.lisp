@@ -171,7 +171,7 @@ where this waits for room: if an interrupt leaves it there, MESSAGE is not sent.
 (defun send-next (subscription)
   "Send the next message of SUBSCRIPTION, or end its call if it must end; return true if there may
 be more to do at once. Interrupts are off, but may be allowed."
-  (sb-sys:without-interrupts            ; they are not allowed while it has a message
+  (sb-sys:without-interrupts            ; none while this thread has a message
     (let ((message (next-waiting subscription))
           (call (subscription-call subscription))
           (done nil))
@@ -179,7 +179,7 @@ be more to do at once. Interrupts are off, but may be allowed."
              (unwind-protect
                   (multiple-value-bind (sent condition)
                       (loop:guarding (:topic-error :call call)
-                        ;; the time of who broadcasts may be over while the call sends
+                        ;; a timeout of the broadcaster may end while the call sends
                         (handler-bind ((sb-ext:timeout #'loop:pass-timeout))
                           (sb-sys:allow-with-interrupts (send-message call message))))
                     (when condition (note-unsent subscription condition))
