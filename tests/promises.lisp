@@ -487,7 +487,7 @@ status 415"
   ("A call leaves its topics, of which it may have several, when it ends"
    "topic" "subscribers-come-and-go"
    "src/rpc/topic/topic.lisp" "while topic do (unsubscribe topic call)" "while topic")
-  ("ends with `:out-of-range` if that is kept no more"
+  ("ends with `:out-of-range` if that is no longer kept"
    "topic" "positions"
    "src/rpc/topic/topic.lisp" "((<= before from (topic-position topic))"
    "((<= 0 from (topic-position topic))")

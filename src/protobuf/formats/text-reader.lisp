@@ -346,7 +346,7 @@ its message."
   (items '() :type list))               ; of repeated slots, the latest first, by slot
 
 (defun note-text-field (input partial-message slot)
-  "Make sure that SLOT may stand (again)."
+  "Note that the field of SLOT occurs; signal an error if it must not occur, or not twice."
   (unless (member slot (partial-message-slots partial-message) :test #'eq)
     (let ((oneof (slot-oneof slot)))
       (when (and oneof (/= 0 (oneof-case-of (partial-message-message partial-message) oneof)))
