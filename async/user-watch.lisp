@@ -26,11 +26,11 @@ function's value. LOOP does not sleep meanwhile. EVENT-CB gets errors in FUNCTIO
     (with-callback (idler (%idler-event-cb idler)) (funcall (%idler-callback idler)))))
 
 (defun idler-freed-p (idler)
-  "True if IDLER's function is called no more. On its loop."
+  "True if IDLER's function is not called any more. On its loop."
   (eq :idle (handle-use idler)))
 
 (defun free-idler (idler)
-  "End IDLER: its function is called no more. From any thread."
+  "End IDLER: its function is not called any more. From any thread."
   (cancel idler))
 
 (defmethod cancel ((idler idler) &optional text)
@@ -45,7 +45,7 @@ function's value. LOOP does not sleep meanwhile. EVENT-CB gets errors in FUNCTIO
   (callback nil :type callback)         ; the function, without arguments
   (event-cb nil :type callback)         ; gets errors in CALLBACK
   (single-shot t :type boolean)         ; the first call frees it
-  (freed nil :type boolean))            ; it calls CALLBACK no more
+  (freed nil :type boolean))            ; it does not call CALLBACK any more
 
 (defun make-notifier (function &key event-cb (single-shot t) (loop *event-loop*))
   "Return a notifier: each TRIGGER-NOTIFIER of it, in any thread, calls FUNCTION, without arguments,
@@ -77,11 +77,11 @@ From any thread."
   (end-use notifier))
 
 (defun free-notifier (notifier)
-  "End NOTIFIER: its function is called no more. From any thread."
+  "End NOTIFIER: its function is not called any more. From any thread."
   (cancel notifier))
 
 (defun notifier-freed-p (notifier)
-  "True if NOTIFIER's function is called no more. From any thread."
+  "True if NOTIFIER's function is not called any more. From any thread."
   (%notifier-freed notifier))
 
 (defmethod cancel ((notifier notifier) &optional text)
@@ -157,7 +157,7 @@ it already. On LOOP."
   (cancel watch))
 
 (defun poller-freed-p (watch)
-  "True if the descriptor of WATCH, which POLL has returned, is watched no more. On its loop."
+  "True if WATCH, which POLL has returned, does not watch its descriptor any more. On its loop."
   (eq :idle (handle-use watch)))
 
 (defmethod cancel ((watch descriptor-watch) &optional text)

@@ -263,7 +263,7 @@ with that, since its workflow does. Its lock is held."
       (push subscription (gethash (subscription-id subscription) (feed-subscriptions feed))))))
 
 (defun forget-watch (node subscription)
-  "SUBSCRIPTION watches no more."
+  "Forget SUBSCRIPTION, which has ended."
   (let* ((feed (node-feed node)) (subscriptions (feed-subscriptions feed))
          (id (subscription-id subscription)) (peer (subscription-peer subscription)))
     (sb-thread:with-mutex ((feed-lock feed))

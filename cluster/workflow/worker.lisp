@@ -310,8 +310,8 @@ so that another attempt is useless."
 ;;; A task that was lost with its worker again and again may itself end the worker. It is done
 ;;; alone: when the other attempts have ended, while no more tasks are claimed; tasks that came
 ;;; meanwhile are given back. An attempt that hangs may never end, so the task is given back if it
-;;; has waited for some time, twice as long after each time, and a task whose attempt is over counts
-;;; no more, though its function has not returned.
+;;; has waited for some time, twice as long after each time, and a task whose attempt is over does
+;;; not count, though its function has not returned.
 
 (defun suspect-p (task)
   (<= +free-losses+ (task-losses task)))

@@ -225,7 +225,7 @@ has ended."
                                            :key (registration-key registration))
                        (registration-seconds registration))
     ;; every error, such as one of an interceptor of the client's channel: without this job the
-    ;; server would be registered no more
+    ;; server would lose its registration
     (error (condition)
       (with-registration (registration)
         (setf (registration-failure registration) condition))

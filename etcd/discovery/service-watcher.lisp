@@ -18,7 +18,7 @@
 (defconstant +settle-ms+ 20
   "How long changes after the first are awaited before they are passed on.")
 (defconstant +servers-per-ms+ 50
-  "With many servers the pause is one millisecond for each so many of them.")
+  "With many servers the pause is one millisecond for each group of this size.")
 (defconstant +refetch-seconds+ 30 "How often a list is fetched again that was too long, at most.")
 (defconstant +ask-seconds+ 10 "How often etcd is asked for the revision up to which it has sent
 changes.")

@@ -26,8 +26,8 @@
   (previous nil :type boolean :read-only t) ; send the entry before a change, too
   (fragment nil :type boolean :read-only t) ; a revision may be sent in several responses
   (progress nil :type boolean :read-only t) ; send progress now and then
-  (next 0 :type (signed-byte 64))       ; the revision from which on it has told nothing
-  (passed 0 :type index)                ; but so many of the changes of that one
+  (next 0 :type (signed-byte 64))       ; the revision from which on it has sent nothing
+  (passed 0 :type index)                ; except the first changes of that: how many
   (caught-up nil :type boolean)         ; see above
   (dropped nil :type boolean)           ; it is no longer in the tree
   (sent-ns 0 :type (integer 0)))        ; when something was sent last

@@ -183,7 +183,7 @@ CONNECTION-SET come first in turn."
 
 (defun map-own-streams (function subchannel)
   "Call FUNCTION with each stream that is for a call of SUBCHANNEL, also on connection sets that it
-uses no more."
+does not use any more."
   (declare (type function function))
   (dolist (connection-set (cons (subchannel-connection-set subchannel)
                                 (subchannel-former-sets subchannel)))

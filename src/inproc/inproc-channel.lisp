@@ -86,7 +86,7 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
 ;;; Channels
 
 (defun keep-former-callee (inproc-core callee)
-  "Keep CALLEE, to which the name of INPROC-CORE leads no more, while it has open calls."
+  "Keep CALLEE, to which the name of INPROC-CORE led before, while it has open calls."
   (flet ((over-p (callee) (zerop (tally-open (callee-tally callee)))))
     (sb-ext:atomic-update (inproc-core-former inproc-core)
                           (lambda (callees) (remove-if #'over-p (adjoin callee callees))))))

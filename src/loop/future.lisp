@@ -167,8 +167,8 @@ run users' functions.")
 
 (declaim (type (or null function) **carrier**))
 (defglobal **carrier** nil
-  "A function that wraps each function attached to a future, so that this runs in the context of
-now, such as tracing's; or nil.")
+  "A function that wraps each function attached to a future, so that it runs in the context, such as
+tracing's, in which it was attached; or nil.")
 
 (defun add-unless-settled (future function)
   "Attach FUNCTION to FUTURE and return true; return false if FUTURE is settled."

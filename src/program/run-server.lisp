@@ -65,8 +65,8 @@ with which that list begins."
 take to be read.")
 
 (defun write-everything ()
-  "Have the log and the standard streams written. Return false if that takes too long because the
-reader has stopped reading but still exists, such as a pager that waits for a key."
+  "Write the waiting output of the log and the standard streams. Return false if that takes too long
+because the reader has stopped reading but still exists, such as a pager that waits for a key."
   (flet ((finish (&rest streams)
            (dolist (stream streams)
              (handler-case (finish-output stream)

@@ -21,7 +21,7 @@
   (step 0d0 :type double-float)         ; what is added a step, or a second of a line
   (end nil :type (or null double-float)) ; its last value; NIL for no limit
   (step-seconds 1d0 :type double-float) ; how long a step takes
-  (max-seconds nil :type (or null double-float))) ; after which it changes no more
+  (max-seconds nil :type (or null double-float))) ; after which it stays the same
 
 (declaim (sb-ext:freeze-type schedule))
 

@@ -70,7 +70,7 @@ Calls take their requests from it in turn."
   (samples 4096 :type (and index (integer 2)))
   ;; the part that does not count
   (warm-up-ns 0 :type nanoseconds)      ; calls that begin earlier do not count
-  (skip-first 0 :type quantity)    ; nor do so many calls after that
+  (skip-first 0 :type quantity)    ; nor does this number of calls after that
   ;; streams of requests
   ;; per call; nil for those of the payload, once each
   (messages nil :type (or null (and quantity (integer 1))))

@@ -47,7 +47,7 @@ thread."
         until (string= "" after)))
 
 (defun pause-schedule (channel id &key timeout)
-  "Have the schedule ID start nothing until RESUME-SCHEDULE; nothing happens if it is paused. Signal
+  "Make the schedule ID start nothing until RESUME-SCHEDULE; nothing happens if it is paused. Signal
 SCHEDULE-NOT-FOUND, or another WORKFLOW-ERROR after TIMEOUT seconds (10). From any thread."
   (ask #'methods:pause-schedule channel (pb:make-pause-schedule-request :id id) timeout)
   nil)

@@ -16,7 +16,7 @@
   (out-of-band nil :type boolean :read-only t) ; servers send reports on streams
   (interval-ns 0 :type nanoseconds :read-only t) ; between two of these reports
   (blackout-ns 0 :type nanoseconds :read-only t) ; from the first report until it counts
-  (expiration-ns 0 :type nanoseconds :read-only t) ; from the last report until it counts no more
+  (expiration-ns 0 :type nanoseconds :read-only t) ; from the last report until it expires
   (update-ns 0 :type nanoseconds :read-only t) ; between two renewals of the weights
   ;; the utilization added by an error per call
   (penalty 1d0 :type (double-float 0d0 #.+most-load+) :read-only t))

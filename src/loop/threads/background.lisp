@@ -40,7 +40,7 @@ before.")
   (running nil :type boolean)           ; a thread runs it, or is about to
   (thread nil)                          ; the thread that runs it
   (failure nil :type (or null condition)) ; the failure that was logged and continues
-  (ended nil :type boolean))            ; it is to run no more
+  (ended nil :type boolean))            ; it must not run again
 
 (declaim (sb-ext:freeze-type background job))
 

@@ -253,7 +253,7 @@ lock is held."
 
 (defun log-dense-content (record call type octets start end encoding limit)
   "Log a message of CALL that is compressed by ENCODING as an entry of TYPE, LIMIT octets of it."
-  ;; of so many octets LIMIT come if the peer has compressed them with any sense
+  ;; these octets give LIMIT ones when decompressed, unless compression made them longer
   (let* ((last (min end (+ start 65536 (* 2 limit))))
          (told (operate told-size call))
          (dense (make-dense :head (entry-octets record type '())

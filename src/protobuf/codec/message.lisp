@@ -221,7 +221,7 @@ such type is defined. From any thread."
 ;;; The layout of a message stands on the property list of its structure's name; a cache by the
 ;;; address of SBCL's own layout of the structure, checked, takes a fifth of the time. A definition
 ;;; replaces the cache after it has changed the property list, so a thread that has read the list
-;;; before enters what it read in a cache that is used no more.
+;;; before enters what it read in a cache that nothing uses any more.
 
 (declaim (type (simple-vector 512) **layout-cache**))
 (defglobal **layout-cache** (make-array 512 :initial-element nil))

@@ -69,7 +69,7 @@ the server's options."
   "~D peers, ~A" (hash-table-count (admission-peers admission)) (admission-connections admission))
 
 (defun make-admission (options connections)
-  "An admission for a server with OPTIONS that may have so many CONNECTIONS."
+  "An admission for a server with OPTIONS; it admits at most CONNECTIONS connections."
   (let ((fewer (< connections (options-max-connections options)))
         (most (options-max-connections-per-peer options)))
     (%make-admission :max-connections connections :derived connections

@@ -13,7 +13,7 @@
   "The parameters that a query may have, empty ones included.")
 
 (defconstant +most-steps+ 32
-  "The fields that may lead to the one of a parameter.")
+  "The most names in the path of a parameter.")
 
 (defconstant +most-names+ 40
   "The most names that a query may have in all: of parameters that differ from the previous one, and
