@@ -8,8 +8,9 @@
 ;;;; until it is ready again, although it connects again by itself meanwhile (gRFC A62). A backend
 ;;;; that the resolver repeats counts once.
 ;;;;
-;;;; Each step is proportional to the number of backends. So in a large fleet the connecting is
-;;;; spread over the turns of the loop, and all changes of a turn are published together at its end.
+;;;; The cost of each step is proportional to the number of backends. So in a large fleet connecting
+;;;; is spread over the turns of the loop, and all changes of a turn are published together, at its
+;;;; end.
 
 (in-package #:clgrpc.balance)
 

@@ -100,7 +100,7 @@ octets; the code of the replacement character, and 1, if there is no character."
 
 (defun lenient-string (octets)
   "The string encoded by OCTETS in UTF-8, with a replacement character for each octet that is not
-UTF-8. SBCL's own decoder allocates some 300 octets for each of these."
+UTF-8. SBCL's own decoder allocates some 300 octets for each such octet."
   (handler-case (octets-string octets)
     (invalid-utf8 ()
       (let ((string (make-string (length octets))) (count 0) (at 0))
