@@ -139,7 +139,7 @@ that is not loaded (:DATA)."
    :rooms ("http" "limits"))
   ("src/client/config" ("clgrpc/config"))
   ("src/client" ("clgrpc-tests/server" "clgrpc-tests/dns")
-   :first ("support" "response" "retry" "resolver") :rooms ("attempts" "naming" "picking"))
+   :first ("support" "response" "retry" "resolver") :rooms ("attempts" "naming" "picking" "proxy"))
   ("src/client/balance" ("clgrpc-tests/client") :first ("support"))
   ("src/rpc/topic" ("clgrpc-tests/server") :first ("topic"))
   ("src/client/token" ("clgrpc-tests/server" "sb-bsd-sockets")

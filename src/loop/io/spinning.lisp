@@ -29,8 +29,8 @@
   "The time that a caller spins in a trial, and a loop whose last spin failed: its peer may have to
 be woken first.")
 (defconstant +answer-ns+ 100000
-  "The time that a loop spins because a caller of its process has begun a trial: the caller may sleep
-in the first wait of that.")
+  "The time that a loop spins because a caller of its process has begun a trial: the caller may
+sleep in the first wait of that.")
 (defconstant +answers+ 4
   "The number of waits in a row through which a loop spins for that reason, unless one of them is
 longer.")
