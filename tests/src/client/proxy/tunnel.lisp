@@ -140,7 +140,7 @@ their start and end, too."
 (test a-dialogue-needs-several-writes-and-reads
   "What the connection to the proxy answers, the tunnel's user hears; each octet is written once."
   (let* ((say '()) (hear '()) (said (make-octets 0)) (octets (make-octets 100))
-         (tunnel (proxy::make-tunnel-byte-channel
+         (tunnel (proxy:make-tunnel-byte-channel
                   (puppet-byte-channel
                    (lambda (octets)
                      (let ((result (pop say)))
@@ -174,16 +174,15 @@ their start and end, too."
 
 (test an-answer-of-a-proxy-has-a-longest-length
   "It is as long as the tunnel has room for, or longer."
-  (loop for (length result failure) in (list (list proxy::+proxy-answer-octets+ 0 nil)
-                                             (list (1+ proxy::+proxy-answer-octets+)
-                                                   loop:+broken+ "too long"))
+  (loop for (length result failure) in (list (list 16384 0 nil)
+                                             (list 16385 loop:+broken+ "too long"))
         do (let* ((empty (length (http-answer "HTTP/1.1 200" "X: " "")))
                   (answer (http-answer "HTTP/1.1 200"
                                        (format nil "X: ~A" (make-string (- length empty)
                                                                         :initial-element #\x))
                                        ""))
                   (at 0)
-                  (tunnel (proxy::make-tunnel-byte-channel
+                  (tunnel (proxy:make-tunnel-byte-channel
                            (puppet-byte-channel
                             #'length
                             (lambda (octets start end)
