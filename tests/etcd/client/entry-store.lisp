@@ -218,6 +218,7 @@ so does what is asked for then, at once, also as a user who has no token yet."
   (support:with-silent-listener (address)
     (etcd:with-etcd (etcd address :timeout 60)
       (let ((ada (etcd:as-user etcd "ada" "secret")))
+        (clgrpc.etcd::add-ending etcd #'list) ; as a lease or a watch does
         (etcd:close-after etcd 1/2)
         (dolist (client (list etcd etcd ada ada))
           (is (> 20 (seconds-of (signals etcd:unavailable (etcd:fetch client "a"))))))))))

@@ -60,6 +60,15 @@
                      ("functions" . #((("name" . "clgrpc.server::make-server-call")
                                        ("share" . 0.9d0) ("octetsPerCall" . 180d0))))))))))
 
+(test each-table-has-a-name
+  "For readers who do not see what is above it."
+  (let ((text (with-output-to-string (stream)
+                (profile:write-profile-page (some-whole-profile) stream
+                                            :before (some-profile)))))
+    (dolist (name '("system call" "waits" "functions"))
+      (is (search (format nil "aria-label=~S" name) text) "~A" name))
+    (is (not (search "aria-label=\"Table\"" text)))))
+
 (test scripts-and-styles-need-no-escapes
   "Text of a page is escaped, that of its script as well."
   (dolist (text (list profile::*flame-script* profile::*flame-style*))
