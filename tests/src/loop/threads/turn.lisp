@@ -244,3 +244,24 @@ that sends more after each answer gets half of the time, and the functions keep 
         (is (< 1 (position :newcomer ran) 20) "~A" ran)
         (is (<= 20 newcomers many) "newcomers have run ~D times" newcomers)
         (is (equal (loop for i below many collect i) (remove :newcomer ran)))))))
+
+(test newcomers-come-before-what-was-left
+  "A connection whose input was left from an earlier turn waits for those that have become ready
+since, even if it is the only one."
+  (loop for left in '(0 1 2 5)
+        do (with-still-loop (loop :clock (constantly +noon-ns+))
+             (flet ((fill-ready (start items)
+                      (replace (clgrpc.loop::event-loop-ready loop) items :start1 start)
+                      (setf (clgrpc.loop::event-loop-ready-count loop) (+ start (length items)))))
+               (setf (clgrpc.loop::event-loop-ready loop) (make-array 16 :initial-element 0))
+               (fill-ready 0 (loop for i below left collect i))
+               (sb-int:encapsulate 'clgrpc.loop::dispatch-events 'bring
+                                   (lambda (function loop count)
+                                     (declare (ignore function loop count))
+                                     (fill-ready left '(:a :b))))
+               (unwind-protect (clgrpc.loop::note-events loop 0)
+                 (sb-int:unencapsulate 'clgrpc.loop::dispatch-events 'bring))
+               (is (equalp (coerce (append '(:a :b) (loop for i below left collect i)) 'vector)
+                           (subseq (clgrpc.loop::event-loop-ready loop) 0
+                                   (clgrpc.loop::event-loop-ready-count loop))))
+               (setf (clgrpc.loop::event-loop-ready-count loop) 0)))))
