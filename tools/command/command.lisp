@@ -102,7 +102,8 @@ characters only, and not longer than *LONGEST-TEXT*."
 
 (defun run-command (arguments)
   "Run the command line ARGUMENTS, a list of strings; return the exit code: 0, 1 if the command
-failed, 2 if the arguments are wrong."
+failed, 2 if the arguments are wrong. An error that no code has foreseen is a failure, too: the
+backtrace of it could have a server's text in it, with control sequences of terminals."
   (let* ((name (first arguments))
          (command (and name (find-command name))))
     (handler-case
@@ -120,4 +121,8 @@ failed, 2 if the arguments are wrong."
       (usage-error (error) (complain (and command name) error) 2)
       ((or clgrpc-error stream-error) (error)
         (complain (and command name) error)
+        1)
+      ((or error storage-condition) (condition)
+        (complain (and command name)
+                  (format nil "an error of clgrpc itself: ~A" (bounded-text condition)))
         1))))

@@ -8,25 +8,41 @@
 
 ;;; Asking
 
+(defparameter *most-items* 200000 "The most objects of a kind that we ask a server for.")
+
+(defun told (part what)
+  "PART, a part of a server's answer. Signal a FAILURE, which calls it WHAT, if the server has left
+it out."
+  (or part (fail-command "the server's channelz leaves out ~A" what)))
+
+(defun data-of (reader object)
+  "The data that READER reads of OBJECT."
+  (told (funcall (the function reader) object) "the data of an object"))
+
 (defun all-pages (ask items number end)
   "All items, from several responses. ASK is a function of the id to start with that returns a
 response; ITEMS returns the items of a response, NUMBER the id of an item, and END true for the last
-response."
+response. Signal a FAILURE if there are more than *MOST-ITEMS*."
   (declare (type function ask items number end))
-  (loop with start = 0
+  (loop with start = 0 and count = 0
         for response = (funcall ask start)
         for page = (coerce (funcall items response) 'list)
         append page
+        do (when (< *most-items* (incf count (length page)))
+             (fail-command "the server's channelz lists more than ~D objects" *most-items*))
         ;; a server that gives nothing new would be asked for ever
         until (or (funcall end response) (null page)
                   (< (funcall number (first (last page))) start))
         do (setf start (1+ (funcall number (first (last page)))))))
 
 (defun channel-id (channel)
-  (channelz:channel-ref-channel-id (channelz:channel-ref channel)))
+  (channelz:channel-ref-channel-id (told (channelz:channel-ref channel) "the id of a channel")))
 
 (defun server-id (server)
-  (channelz:server-ref-server-id (channelz:server-ref server)))
+  (channelz:server-ref-server-id (told (channelz:server-ref server) "the id of a server")))
+
+(defun server-name (server)
+  (channelz:server-ref-name (told (channelz:server-ref server) "the name of a server")))
 
 (defun ask-for-channels (grpc-channel)
   (all-pages (lambda (start)
@@ -54,28 +70,32 @@ response."
              #'channelz:get-server-sockets-response-end))
 
 (defun ask-for-channel (grpc-channel number)
-  (channelz:get-channel-response-channel
-   (channelz-methods:get-channel grpc-channel
-                                 (channelz:make-get-channel-request :channel-id number)
-                                 :timeout +channelz-seconds+)))
+  (told (channelz:get-channel-response-channel
+         (channelz-methods:get-channel grpc-channel
+                                       (channelz:make-get-channel-request :channel-id number)
+                                       :timeout +channelz-seconds+))
+        "the channel"))
 
 (defun ask-for-subchannel (grpc-channel number)
-  (channelz:get-subchannel-response-subchannel
-   (channelz-methods:get-subchannel grpc-channel
-                                    (channelz:make-get-subchannel-request :subchannel-id number)
-                                    :timeout +channelz-seconds+)))
+  (told (channelz:get-subchannel-response-subchannel
+         (channelz-methods:get-subchannel
+          grpc-channel (channelz:make-get-subchannel-request :subchannel-id number)
+          :timeout +channelz-seconds+))
+        "the subchannel"))
 
 (defun ask-for-server (grpc-channel number)
-  (channelz:get-server-response-server
-   (channelz-methods:get-server grpc-channel
-                                (channelz:make-get-server-request :server-id number)
-                                :timeout +channelz-seconds+)))
+  (told (channelz:get-server-response-server
+         (channelz-methods:get-server grpc-channel
+                                      (channelz:make-get-server-request :server-id number)
+                                      :timeout +channelz-seconds+))
+        "the server"))
 
 (defun ask-for-socket (grpc-channel number)
-  (channelz:get-socket-response-socket
-   (channelz-methods:get-socket grpc-channel
-                                (channelz:make-get-socket-request :socket-id number)
-                                :timeout +channelz-seconds+)))
+  (told (channelz:get-socket-response-socket
+         (channelz-methods:get-socket grpc-channel
+                                      (channelz:make-get-socket-request :socket-id number)
+                                      :timeout +channelz-seconds+))
+        "the socket"))
 
 ;;; Tables
 
@@ -144,7 +164,7 @@ aligned to the right; the last column is not padded."
 (defun write-channels (channels)
   (write-table '("ID" "STATE" "STARTED" "OK" "FAILED" "TARGET")
                (loop for channel in channels
-                     for data = (channelz:channel-data channel)
+                     for data = (data-of #'channelz:channel-data channel)
                      collect `(,(channel-id channel) ,@(data-row data)
                                ,(channelz:channel-data-target data)))))
 
@@ -167,7 +187,7 @@ aligned to the right; the last column is not padded."
                                      refs))))
 
 (defun write-channel (channel grpc-channel)
-  (write-data (channelz:channel-data channel))
+  (write-data (data-of #'channelz:channel-data channel))
   (let ((refs (coerce (channelz:channel-subchannel-ref channel) 'list)))
     (when refs
       (format t "~%subchannels:~%")
@@ -178,20 +198,21 @@ aligned to the right; the last column is not padded."
                          for subchannel = (handler-case (ask-for-subchannel grpc-channel number)
                                             (grpc:not-found () nil))
                          when subchannel
-                           collect `(,number ,@(data-row (channelz:subchannel-data subchannel))
+                           collect `(,number ,@(data-row (data-of #'channelz:subchannel-data
+                                                                  subchannel))
                                      ,(channelz:subchannel-ref-name ref))))))
   (write-socket-refs "sockets" (channelz:channel-socket-ref channel))
-  (write-trace (channelz:channel-data-trace (channelz:channel-data channel))))
+  (write-trace (channelz:channel-data-trace (data-of #'channelz:channel-data channel))))
 
 (defun write-subchannel (subchannel)
-  (write-data (channelz:subchannel-data subchannel))
+  (write-data (data-of #'channelz:subchannel-data subchannel))
   (write-socket-refs "sockets" (channelz:subchannel-socket-ref subchannel))
-  (write-trace (channelz:channel-data-trace (channelz:subchannel-data subchannel))))
+  (write-trace (channelz:channel-data-trace (data-of #'channelz:subchannel-data subchannel))))
 
 (defun write-servers (servers)
   (write-table '("ID" "STARTED" "OK" "FAILED" "LISTENS ON")
                (loop for server in servers
-                     for data = (channelz:server-data server)
+                     for data = (data-of #'channelz:server-data server)
                      collect (list (server-id server) (channelz:server-data-calls-started data)
                                    (channelz:server-data-calls-succeeded data)
                                    (channelz:server-data-calls-failed data)
@@ -200,8 +221,8 @@ aligned to the right; the last column is not padded."
                                                 (channelz:server-listen-socket server)))))))
 
 (defun write-server (server)
-  (let ((data (channelz:server-data server)))
-    (write-facts "server" (channelz:server-ref-name (channelz:server-ref server))
+  (let ((data (data-of #'channelz:server-data server)))
+    (write-facts "server" (server-name server)
                  "calls" (format nil "~D started, ~D succeeded, ~D failed"
                                  (channelz:server-data-calls-started data)
                                  (channelz:server-data-calls-succeeded data)
@@ -224,10 +245,11 @@ aligned to the right; the last column is not padded."
           (t "not TLS"))))
 
 (defun write-socket (socket)
-  (let ((data (channelz:socket-data socket)))
+  (let ((data (data-of #'channelz:socket-data socket)))
     (flet ((window (value) (if value (google.protobuf:int64-value-value value) "?")))
       (write-facts
-       "socket" (channelz:socket-ref-name (channelz:socket-ref socket))
+       "socket" (channelz:socket-ref-name (told (channelz:socket-ref socket)
+                                                "the name of a socket"))
        "security" (security-text (channelz:socket-security socket))
        "streams" (format nil "~D started, ~D succeeded, ~D failed"
                          (channelz:socket-data-streams-started data)

@@ -26,9 +26,9 @@
   (figures '() :type list :read-only t)) ; an alist of *PROCESS-METRICS*, likewise
 
 (defun server-reading (channel server)
-  (let ((data (channelz:server-data server)))
+  (let ((data (data-of #'channelz:server-data server)))
     (make-reading :kind "server" :number (server-id server)
-                  :name (channelz:server-ref-name (channelz:server-ref server))
+                  :name (server-name server)
                   :connections (handler-case
                                    (length (ask-for-server-sockets channel (server-id server)))
                                  (grpc:not-found () 0)) ; it has just gone
@@ -37,7 +37,7 @@
                   :failed (channelz:server-data-calls-failed data))))
 
 (defun channel-reading (channel-message)
-  (let ((data (channelz:channel-data channel-message)))
+  (let ((data (data-of #'channelz:channel-data channel-message)))
     (make-reading :kind "channel" :number (channel-id channel-message)
                   :name (channelz:channel-data-target data)
                   :state (connectivity-name data)

@@ -81,6 +81,45 @@ which has greeted once, and the channel that it was called on."
             do (signals grpc:aborted (apply function channel arguments))))
     (is (equal (make-list 7 :initial-element tools::+channelz-seconds+) timeouts))))
 
+(sb-ext:defglobal **told-channels** '()) ; what the next class answers
+
+(defclass strange-channelz (grpc:channelz-service) ())
+
+(defmethod grpc.channelz.v1.channelz:get-top-channels ((service strange-channelz) request &key)
+  (declare (ignore request))
+  (grpc.channelz.v1:make-get-top-channels-response :channel **told-channels** :end t))
+
+(test channelz-takes-no-harm-from-a-server
+  "Parts that it leaves out, and more channels than there can be, end the command like other
+failures, without a backtrace in which its text would be. So do errors that nobody has foreseen."
+  (let ((escape (format nil "~C[31m" #\Escape)) (ref nil))
+    (flet ((channel (&rest data)
+             (grpc.channelz.v1:make-channel
+              :ref ref
+              :data (and data (apply #'grpc.channelz.v1:make-channel-data :target escape data))))
+           (complaint (channels &key (most tools::*most-items*))
+             (setf **told-channels** channels)
+             (call-with-channelz-server
+              (lambda (address channel)
+                (declare (ignore channel))
+                (let ((tools::*most-items* most))
+                  (multiple-value-bind (code output errors)
+                      (run-line "channelz" address "channels")
+                    (declare (ignore output))
+                    (is (= 1 code))
+                    (is (not (find #\Escape errors)))
+                    errors)))
+              'strange-channelz)))
+      (is (search "leaves out the id" (complaint (list (channel :calls-started 1)))))
+      (setf ref (grpc.channelz.v1:make-channel-ref :channel-id 7))
+      (is (search "leaves out the data" (complaint (list (channel)))))
+      (is (search "more than 2 objects"
+                  (complaint (loop repeat 3 collect (channel :calls-started 1)) :most 2)))
+      (with-replaced (('tools::ask-for-channels (lambda (&rest arguments)
+                                                  (declare (ignore arguments))
+                                                  (error "~A" escape))))
+        (is (search "an error of clgrpc itself: \\x1b" (complaint '())))))))
+
 (test channelz-says-what-is-wrong
   (call-with-channelz-server
    (lambda (address channel)
