@@ -692,6 +692,9 @@ read between two of them"
 "))
 
 (define-promises "doc/cluster/workflows.md"
+  ("Keys and values that another program has put among those of a namespace"
+   "workflow" "entries-of-other-programs-stop-no-node"
+   "cluster/workflow/stored/key.lisp" "(clgrpc-error () nil)" "(program-error () nil)")
   ("A loss does not count as a failure"
    "workflow" "losses-are-not-failures"
    "cluster/workflow/decisions/decision.lisp" "(decf (pb:step-state-attempts step))" "nil")
@@ -781,6 +784,9 @@ read between two of them"
    "((right-p (exchange:http-request-parameter request \"token\")) :address)" "(t :address)"))
 
 (define-promises nil
+  ("octets of a handshake that the kernel does not take at once leave when there is room"
+   "loop" "a-handshake-goes-on-when-there-is-room"
+   "src/loop/io/tls-channel.lisp" "(if (eq :handshaking (tls-state tls)) (send-tail tls) 0)" "0")
   ("the function of an outer interceptor sees an incoming message first, and an outgoing one last"
    "rpc" "filters-are-in-the-order-of-interceptors"
    "src/rpc/messaging.lisp" "(combined outgoing (outlet-filter outlet))"

@@ -130,8 +130,10 @@ If one cannot be begun, the step fails."
   (let ((prefix (data-key (node-root node) (pb:workflow-state-id state)
                           (payload-key state (format nil "child/~D/" number)))))
     (loop for entry in (etcd:fetch-entries (node-etcd node) :prefix prefix)
-          collect (cons (parse-integer (etcd:entry-key entry) :start (length prefix))
-                        (protobuf:parse-message 'pb:child-result (etcd:entry-value entry))))))
+          for place = (parse-integer (or (entry-name entry prefix) "") :junk-allowed t)
+          when place
+            collect (cons place
+                          (protobuf:parse-message 'pb:child-result (etcd:entry-value entry))))))
 
 (defun tell-parent (node id number ends errands)
   "Report ENDS, CHILD-ENDs of its step NUMBER, to the workflow ID, as ERRANDS ask."

@@ -106,7 +106,7 @@ workflow, a string, or an ERRAND; nil if the key has another form."
     (cond (more nil)
           (second
            (make-errand :name first :id second :octets (etcd:entry-value entry)
-                        :key (subseq (etcd:entry-key entry) (length (node-root node)))))
+                        :key (entry-name entry (node-root node))))
           (t first))))
 
 (defun due-page (node shard from before)
@@ -127,7 +127,7 @@ begins, if more items may be due there."
                       (node-etcd node) :from (or from prefix) :to (key-behind prefix)
                                        :limit +due-page+)
     (values (nreverse items) next
-            (and (null next) (= count +due-page+) (concatenate 'octets last (octets-of 0))))))
+            (and (null next) (= count +due-page+) (concatenate 'octets last (make-octets 1))))))
 
 (defun do-items (node items)
   "Do ITEMS, of DUE-PAGE. Return true if some must be done later."

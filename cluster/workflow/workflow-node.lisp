@@ -213,13 +213,11 @@ change."
                     (and stored (first (entry-dates stored))))))))
 
 (defun entry-dates (entry)
-  "The dates in ENTRY's value, a list, with nil for each part of it that is not a date; none if the
-value is not text."
+  "The dates in ENTRY's value, a list, with nil for each part of it that is not a date."
   (flet ((date (text)
            (let ((ms (parse-integer text :junk-allowed t)))
              (and ms (<= 0 ms +longest-ms+) ms))))
-    (handler-case (mapcar #'date (uiop:split-string (etcd:entry-text entry)))
-      (invalid-utf8 () '()))))
+    (mapcar #'date (uiop:split-string (entry-text entry)))))
 
 (defun node-now (node)
   "The nodes' date at NODE, in milliseconds since 1970."

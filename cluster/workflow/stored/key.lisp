@@ -102,8 +102,13 @@ ones."
 (defun entry-name (entry prefix)
   "The key of ENTRY after PREFIX, with which it begins; nil if it is not UTF-8, so that no node has
 put it."
-  (handler-case (subseq (etcd:entry-key entry) (length prefix))
-    (invalid-utf8 () nil)))
+  (handler-case (subseq (octets-string (etcd:entry-key-octets entry)) (length prefix))
+    (clgrpc-error () nil)))
+
+(defun entry-text (entry)
+  "The value of ENTRY as text; empty if it is not UTF-8, so that no node has put it."
+  (handler-case (octets-string (etcd:entry-value entry))
+    (clgrpc-error () "")))
 
 (defun entry-parts (entry root)
   "The parts of ENTRY's key below ROOT; none if no node has put it."

@@ -30,8 +30,7 @@
 
 (defun entry-index-entry (entry prefix)
   "The index-entry in ENTRY of the store, whose key begins with PREFIX; nil if no node has put it."
-  (let ((position (entry-name entry prefix))
-        (text (handler-case (etcd:entry-text entry) (invalid-utf8 () ""))))
+  (let ((position (entry-name entry prefix)) (text (entry-text entry)))
     (multiple-value-bind (ended space) (parse-integer text :junk-allowed t)
       (multiple-value-bind (octets end) (parse-integer text :start space :junk-allowed t)
         (when (and position (find #\/ position) ended octets (< end (length text)))

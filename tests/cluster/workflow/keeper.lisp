@@ -222,7 +222,7 @@ begins at that time. Neither leaves a watch to the client of the store."
         (,(octets "by/completed/" age "/b") ,bad) (,(octets "by/failed/" age "/a") "1 1 t")
         (,(octets "by/completed/0") "1 1 t")
         (,(octets "schedules/a") ,bad) (,(octets "schedules/" bad) ""))))
-  "Keys, some of them not UTF-8, below the root of a namespace, and values that are not theirs.")
+  "Keys below the root of a namespace, of which some are not UTF-8, and values that no node puts.")
 
 (defun put-foreign-entries (etcd namespace)
   (loop with root = (string-octets (workflow::root-of namespace))
