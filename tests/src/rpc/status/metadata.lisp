@@ -3,6 +3,24 @@
 (in-package #:clgrpc.tests.rpc)
 (in-suite :clgrpc.status)
 
+(test entries-that-may-be-sent
+  "Those that a user may send are those that a gateway may forward."
+  (loop for (name value right)
+          in `(("x" "" t) ("x" "a" t) ("x" " ~" t) ("x" ,(string (code-char 31)) nil)
+               ("x" ,(string (code-char 127)) nil) ("x" "é" nil) ("a.b_c-9" "a" t) ("A" "a" nil)
+               ("a b" "a" nil) ("" "a" nil) ("x-bin" ,(octets-of 0 255) t) ("-bin" "a" t)
+               ("grpc-x" "a" nil) ("grpc-retry-pushback-ms" "1" t) ("grpcx" "a" t)
+               ,@(loop for name in '("content-type" "te" "host" "connection" "transfer-encoding"
+                                     "keep-alive" "proxy-connection" "upgrade" "content-length"
+                                     "user-agent")
+                       collect (list name "a" nil)
+                       collect (list (concatenate 'string name "s") "a" t)))
+        for metadata = (list (cons name value))
+        do (is (equalp (and right metadata) (status:sendable-metadata metadata)) "~S" metadata)
+           (is (eq right (handler-case (and (status:check-metadata metadata) t)
+                           (misuse () nil)))
+               "~S" metadata)))
+
 (test metadata-refused
   "What gRPC reserves, or HTTP/2 cannot carry, is the caller's error, named."
   (dolist (bad '((("Upper" . "x")) (("" . "x")) ((":path" . "/")) (("grpc-status" . "0"))
