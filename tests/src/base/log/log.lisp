@@ -65,6 +65,18 @@
     (finishes (log-event :info :started))
     (is (= 1 calls))))
 
+(test backtraces-have-a-rate
+  "The last of a second's is due, the next is not, and in another second one is again."
+  (loop with most = clgrpc.base::+backtraces+
+        ;; a second that began an hour ahead lasts as long as the test
+        for (age-seconds count due) in `((-3600 0 t) (-3600 ,(1- most) t) (-3600 ,most nil)
+                                         (2 ,most t))
+        do (setf (gethash :test-of-rates clgrpc.base::**backtraces**)
+                 (list (- (monotonic-ns) (* age-seconds 1000000000)) count))
+           (is (eq due (and (clgrpc.base::backtrace-due-p :test-of-rates) t))
+               "~D s, ~D" age-seconds count)
+        finally (remhash :test-of-rates clgrpc.base::**backtraces**)))
+
 (defmacro with-log-listener ((listener) &body body)
   "Evaluate BODY while LISTENER is a log listener."
   (let ((function (gensym "LISTENER")))
