@@ -38,6 +38,28 @@
         (grpc:unavailable (error)
           (is (search "the client of etcd is closed" (grpc:rpc-error-message error))))))))
 
+(test failures-to-read-are-logged
+  "Those of etcd as warnings, since they may pass; others as errors."
+  (with-memory (engine)
+    (with-servers (servers 1)
+      (put-server (first servers))
+      (with-name (channel)
+        (is (= 0 (who channel)))
+        (let ((service-watcher (first clgrpc.discovery::**service-watchers**)))
+          (loop for (type level) in '((etcd:etcd-error :warning) (simple-condition :error))
+                do (let ((logged '()))
+                     (flet ((listen-to (level event &key name &allow-other-keys)
+                              (push (list level event name) logged)))
+                       (clgrpc.base:add-log-listener #'listen-to)
+                       (unwind-protect
+                            (let ((clgrpc.base:*log-function* nil))
+                              (clgrpc.discovery::note-read-failure service-watcher
+                                                                   (make-condition type)))
+                         (clgrpc.base:remove-log-listener #'listen-to)))
+                     (is (equal (list (list level :discovery-failed "greeter"))
+                                (remove :discovery-failed logged :key #'second
+                                                                 :test-not #'eq))))))))))
+
 (test a-name-that-nobody-resolves-any-more-leaves-nothing
   "After the end of its last channel the client of etcd holds nothing for it."
   (with-memory (engine)

@@ -143,6 +143,8 @@
           (refused 400 "application/json" "{\"number\":[]}")
           (is (search "the message cannot be parsed: number: "
                       (post server "/lab.Bench/Ask" "application/json" "{\"number\":[]}")))
+          (is (null (search "parsed: :" (post server "/lab.Bench/Ask" "application/json" "{")))
+              "where no field is at fault")
           (refused 400 "application/proto" "abc")
           (refused 400 "application/json" "{}" "-H" "connect-timeout-ms: 1x")
           (refused 400 "application/json" "{}" "-H" "connect-timeout-ms: 10000000000")
