@@ -105,27 +105,49 @@ returns its rows. It ends the chapter.")
                         (nth-value 1 (chapter-parts file mark)))
                "~A is not what the code says; (clgrpc.tests.chapters::renew-tables)" file)))
 
+(defun event-at (word more)
+  "The event that a source logs by WORD with MORE, its next tokens: its name and the levels that it
+may have, as texts such as \":goaway\"; nil if there is none, or it is a tracer's."
+  (cond ((string= word "guarding") (list (first more) ":error"))
+        ((string= word "warn-of") (list (second more)))
+        ((member word '("log-event" "log-condition") :test #'string=)
+         (loop for token in more
+               if (member token '(":debug" ":info" ":warning" ":error") :test #'string=)
+                 collect token into levels
+               else if (string= ":trace" token)
+                      do (return nil)
+               ;; else a variable has the name or the level
+               else if (or levels (char= #\: (char token 0)))
+                      do (return (and levels (char= #\: (char token 0)) (cons token levels)))))))
+
 (defun logged-events ()
-  "The names of the events that the sources log, but for those of tracers, as texts such as
-\":goaway\"."
-  (let ((names '()))
-    (flet ((note-event (word second third)
-             (let ((name (cond ((string= word "guarding") second)
-                               ((string= word "warn-of") third)
-                               ((and (member word '("log-event" "log-condition") :test #'string=)
-                                     (string/= ":trace" second))
-                                third))))
-               (when (and name (char= #\: (char name 0))) (pushnew name names :test #'string=)))))
-      (dolist (path (mapcan #'clgrpc.tests.architecture:folder-files
-                            (clgrpc.tests.architecture:folders))
-                    names)
-        (loop for (word second third) on (clgrpc.tests.architecture:code-tokens
-                                          (uiop:read-file-string path :external-format :utf-8))
-              while third do (note-event word second third))))))
+  "The events that the sources log, but for those of tracers, as lists that EVENT-AT returns."
+  (let ((events '()))
+    (dolist (path (mapcan #'clgrpc.tests.architecture:folder-files
+                          (clgrpc.tests.architecture:folders))
+                  events)
+      (loop for (word . more) on (clgrpc.tests.architecture:code-tokens
+                                  (uiop:read-file-string path :external-format :utf-8))
+            for event = (event-at word (subseq more 0 (min 8 (length more))))
+            when (and event (first event) (char= #\: (char (first event) 0)))
+              do (pushnew event events :test #'equal)))))
+
+(defun told-level (name lines)
+  "What the row for the event NAME among LINES, those of a chapter, says of its level; nil without
+such a row."
+  (loop with mark = (format nil "`~A`" name)
+        for line in lines
+        for (nil names level) = (and (uiop:string-prefix-p "| `:" line)
+                                     (uiop:split-string line :separator "|"))
+        when (and names (search mark names)) return level))
 
 (test the-events-of-the-log-are-told
-  (let ((chapter (uiop:read-file-string (support:root-file "doc/observability.md")
-                                        :external-format :utf-8)))
-    (dolist (name (logged-events))
-      (is (search (format nil "`~A`" name) chapter)
-          "doc/observability.md does not tell of the event ~A" name))))
+  "Each has a row of the table, which has the levels with which it is logged."
+  (let ((lines (uiop:read-file-lines (support:root-file "doc/observability.md")
+                                     :external-format :utf-8)))
+    (loop for (name . levels) in (logged-events)
+          for told = (told-level name lines)
+          do (is-true told "doc/observability.md does not tell of the event ~A" name)
+             (dolist (level levels)
+               (is (or (null told) (search (subseq level 1) told))
+                   "doc/observability.md tells that ~A is ~A, not ~A" name told level)))))
