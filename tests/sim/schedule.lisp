@@ -17,6 +17,21 @@
         (is-true (sim:wait-until (lambda () (member 2 seen))))))
     (is (> 20 (ns-seconds (- (monotonic-ns) start))))))
 
+(test what-does-not-happen-is-not-awaited-for-ever
+  "After so many steps, or so much time, a wait fails, and the simulation ends as always."
+  (flet ((complaint (seconds &rest options)
+           (handler-case
+               (progn (sim:call-with-simulation
+                       (lambda (simulation)
+                         (declare (ignore simulation))
+                         (sim:start-task "busy" (lambda () (loop (sim:wait-for seconds))))
+                         (sim:wait-until (constantly nil)))
+                       :limit (getf options :limit 1000000) :steps (getf options :steps 100000))
+                      nil)
+             (sim:simulation-hang (condition) (princ-to-string condition)))))
+    (is (search "it made 1000 steps" (complaint 0.001 :steps 1000)))
+    (is (search "nothing happened until 100" (complaint 1 :limit 100)))))
+
 (test tasks-take-turns
   "One runs at a time, in an order that the seed says, and each goes on where it waited."
   (flet ((order (seed)
