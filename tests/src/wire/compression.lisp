@@ -43,3 +43,24 @@
              (is (= 2 (accepted))))
         (setf encoding::**encodings** before))
       (is (= 1 (accepted))))))
+
+(test turns-are-given-back
+  "However a function ends that had one; one that was not taken is not given back."
+  (flet ((turns-left (function &rest more)
+           (let ((semaphore (sb-thread:make-semaphore :count 1)))
+             (catch 'unwound
+               (apply #'wire:call-by-turns semaphore
+                      (lambda ()
+                        (is (= 0 (sb-thread:semaphore-count semaphore)))
+                        (funcall function))
+                      more))
+             (sb-thread:semaphore-count semaphore))))
+    (is (= 1 (turns-left (constantly nil))))
+    (is (= 1 (turns-left (lambda () (throw 'unwound nil)))))
+    (is (= 1 (turns-left (constantly nil)
+                         (lambda (semaphore turn)
+                           (declare (ignore semaphore turn))
+                           (throw 'unwound nil)))))
+    (is (equal '(1 2) (multiple-value-list
+                       (wire:call-by-turns (sb-thread:make-semaphore :count 1)
+                                           (lambda () (values 1 2))))))))
