@@ -41,6 +41,8 @@ address."
   '(("http" :http 80) ("socks5" :socks5 1080) ("socks5h" :socks5 1080))
   "The schemes of URLs of proxies, each with the protocol and the default port.")
 
+(defconstant +longest-socks-text+ 255 "Octets of each text that SOCKS5 sends (RFC 1928, 1929).")
+
 (defun parse-proxy (url origin host port)
   "The PROXY to HOST and PORT with URL, of the form http://[USER:PASSWORD@]HOST[:PORT] or with
 socks5:// instead. Signal MISUSE, which names ORIGIN and no password, if URL is not valid."
@@ -60,6 +62,11 @@ socks5:// instead. Signal MISUSE, which names ORIGIN and no password, if URL is 
                (password (decoded (if colon (subseq secret (1+ colon)) ""))))
           (when (or (and secret (null user)) (null password))
             (refuse "since no two hexadecimal digits follow a % in its user or password"))
+          (when (and (eq :socks5 kind)
+                     (some (lambda (text) (< +longest-socks-text+ (length (string-octets text))))
+                           (list host (or user "") password)))
+            (misuse "~A cannot be used: SOCKS5 takes the name of a host, a user and a password of ~
+                     ~D octets at most." origin +longest-socks-text+))
           (make-proxy :kind kind :host host :port port :user user :password password
                       :target (loop:parse-target
                                (host-and-port its-host (or its-port default-port)))))))))

@@ -74,9 +74,9 @@ answer."
   (coerce list 'octets))
 
 (defun text-with-length (text)
-  "A list of the number of TEXT's octets, 255 at most, and these octets."
+  "A list of the number of TEXT's octets, +LONGEST-SOCKS-TEXT+ at most, and these octets."
   (let ((octets (string-octets text)))
-    (cons (min 255 (length octets)) (coerce (subseq octets 0 (min 255 (length octets))) 'list))))
+    (cons (length octets) (coerce octets 'list))))
 
 (defun socks-request (proxy)
   "The octets that ask PROXY for a connection (RFC 1928 section 4)."

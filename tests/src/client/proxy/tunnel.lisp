@@ -81,6 +81,12 @@ none in any case."
     (is (search "https_proxy" (handler-case
                                   (environment-proxy-text "a" '("https_proxy" "ftp://p"))
                                 (grpc:misuse (error) (princ-to-string error)))))
+    (dolist (long (list (format nil "socks5://u:~A@p:1" (make-string 256 :initial-element #\s))
+                        (format nil "socks5://~A:s@p:1" (make-string 256 :initial-element #\u))))
+      (is (search "255 octets" (text "a:1" :proxy long))))
+    (is (search "255 octets" (text (format nil "~A:1" (make-string 256 :initial-element #\a))
+                                   :proxy "socks5://p:1"))
+        "it would be cut, which names another host")
     (dolist (target '("unix:/run/a.sock" "ipv4:10.0.0.1:1,10.0.0.2:1" "dns://10.0.0.1/a:1"))
       (text target :proxy "http://p:1"))))
 
